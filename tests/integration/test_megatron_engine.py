@@ -1,0 +1,101 @@
+"""Megatron on the host: verl's own engine under every kind of parallelism, against transformers."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.integration
+PROCESS = Path(__file__).with_name("megatron_process.py")
+LAYOUTS = {"one": (1, 1, 1), "tp2": (2, 2, 1), "pp2": (2, 1, 2), "dp2": (2, 1, 1)}
+
+
+def sequences() -> list[list[int]]:
+    rng = random.Random(3)
+    return [[rng.randrange(256) for _ in range(n)] for n in (5, 17, 40, 3, 90, 33, 64, 12)]
+
+
+def run(folder: Path, model: Path, layout: str, updates: int) -> list[dict[str, Any]]:
+    world, tp, pp = LAYOUTS[layout]
+    case = {"model": str(model), "out": str(folder), "world": world, "tp": tp, "pp": pp,
+            "updates": updates, "sequences": sequences()}  # fmt: skip
+    (folder / "case.json").write_text(json.dumps(case))
+    env = os.environ | {"VERL_PLATFORM": "cpu", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "ignore", str(PROCESS), str(folder / "case.json")]
+    ranks = [
+        subprocess.Popen([*command, str(r)], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for r in range(world)
+    ]
+    outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * world, "\n".join(outputs)[-4000:]
+    return [torch.load(folder / f"rank{r}.pt", weights_only=False) for r in range(world)]
+
+
+def reference_logprobs(model: Path, weights: dict[str, torch.Tensor] | None) -> list[torch.Tensor]:
+    """transformers in fp32 on the weights rounded to bf16; entry t is the logprob of token t + 1."""
+    from transformers import AutoModelForCausalLM
+
+    reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16, attn_implementation="eager").float()
+    if weights is not None:
+        missing = reference.load_state_dict({k: v.float() for k, v in weights.items()}, strict=False).missing_keys
+        assert set(missing) <= {"lm_head.weight"}
+    rows = []
+    with torch.no_grad():
+        for ids in (torch.tensor(s) for s in sequences()):
+            logits = reference(ids[None]).logits[0, :-1].log_softmax(-1)
+            rows.append(logits.gather(1, ids[1:, None])[:, 0])
+    return rows
+
+
+def measured_logprobs(results: list[dict[str, Any]], step: int) -> list[torch.Tensor]:
+    """Gather the ranks' log-probabilities in the order of `sequences()`; data ranks took every dp-th."""
+    owners = [r["logprobs"][step] for r in results if r["logprobs"]]
+    return [owners[i % len(owners)][i // len(owners)][:-1] for i in range(len(sequences()))]
+
+
+@pytest.fixture(scope="module")
+def runs(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    return {
+        name: run(tmp_path_factory.mktemp(name), nano / "model", name, updates=4) for name in LAYOUTS
+    }
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_logprobs_agree_with_transformers_before_and_after_updates(
+    runs: dict[str, list[dict[str, Any]]], nano: Path, layout: str
+) -> None:
+    results = runs[layout]
+    for step, weights in ((0, None), (-1, results[0]["weights"])):
+        expected = torch.cat(reference_logprobs(nano / "model", weights))
+        measured = torch.cat(measured_logprobs(results, step))
+        assert (measured - expected).abs().max() < 2e-2
+        assert torch.corrcoef(torch.stack([measured.exp(), expected.exp()]))[0, 1] > 0.9999
+
+
+def losses(results: list[dict[str, Any]]) -> torch.Tensor:
+    """The loss of each update: the mean over data-parallel ranks."""
+    return torch.tensor([r["losses"] for r in results if r["losses"]]).mean(0)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_learns_alike(runs: dict[str, list[dict[str, Any]]], layout: str) -> None:
+    one, other = losses(runs["one"]), losses(runs[layout])
+    assert other[-1] < other[0] - 0.5
+    assert torch.allclose(one, other, atol=1e-2), (one, other)
+
+
+def test_export_without_updates_is_the_model_bit_for_bit(nano: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    exported = run(tmp_path, nano / "model", "one", updates=0)[0]["weights"]
+    original = load_file(nano / "model" / "model.safetensors")
+    for name, tensor in exported.items():
+        assert torch.equal(tensor, original[name].to(torch.bfloat16)), name
