@@ -36,7 +36,8 @@ setup(
     entry_points={
         # Imported (never called) by `import verl`: keep what it points at tiny.
         "verl.plugins": ["seamless_verl = seamless_verl.platform.plugin"],
-        # Called in every vLLM process: front end, engine core, workers.
+        # Both are called in every vLLM process: front end, engine core, workers.
+        "vllm.platform_plugins": ["seamless_verl_cpu = seamless_verl.platform.vllm_cpu:host_platform"],
         "vllm.general_plugins": ["seamless_verl_cpu = seamless_verl.platform.vllm_cpu:register"],
     },
 )

@@ -1,0 +1,81 @@
+"""Which cores a process's devices are: on the host, device i is the i-th core the job may use.
+
+Two variables carry this between processes, both comma lists of indices:
+`SEAMLESS_CPU_CORES` the job's cores, written once where the job starts (device i is its i-th entry);
+`SEAMLESS_VISIBLE_DEVICES` the devices of one process, written by verl as it writes
+`CUDA_VISIBLE_DEVICES` on CUDA. Pure: reads a mapping, returns tuples, touches no process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from seamless_verl.errors import ConfigError
+
+CPU_CORES = "SEAMLESS_CPU_CORES"
+VISIBLE_DEVICES = "SEAMLESS_VISIBLE_DEVICES"
+
+
+def parse_indices(key: str, text: str) -> tuple[int, ...]:
+    """Return the distinct indices in a comma list such as "1,0", in its own order.
+
+    Raises:
+        ConfigError: an entry is no index, the list is empty, or an index comes twice.
+    """
+    entries = [entry.strip() for entry in text.split(",")]
+    if not all(entry.isascii() and entry.isdigit() for entry in entries):
+        raise ConfigError(key, text, "it is no comma list of indices", f'Write it as {key}="0,1"')
+    indices = tuple(int(entry) for entry in entries)
+    if len(set(indices)) != len(indices):
+        raise ConfigError(key, text, "an index comes twice", "Name each one once")
+    return indices
+
+
+def job_cores(environ: Mapping[str, str]) -> tuple[int, ...]:
+    """Return the job's cores, device i at position i.
+
+    Raises:
+        ConfigError: `SEAMLESS_CPU_CORES` is malformed, or not set where devices were given.
+    """
+    stated = environ.get(CPU_CORES)
+    if stated is None:
+        reason = f"{VISIBLE_DEVICES} is set, so the job's cores must be known"
+        raise ConfigError(CPU_CORES, None, reason, f'Export {CPU_CORES}="0,1" where the job starts')
+    return parse_indices(CPU_CORES, stated)
+
+
+def device_cores(environ: Mapping[str, str]) -> tuple[int, ...] | None:
+    """Return the core of each visible device, in the order the devices are named.
+
+    None when `SEAMLESS_VISIBLE_DEVICES` is not set: this process was given no devices, so nothing
+    of it is pinned.
+
+    Raises:
+        ConfigError: a list is malformed or missing, or a device is none of the job's.
+    """
+    stated = environ.get(VISIBLE_DEVICES)
+    if stated is None:
+        return None
+    cores, devices = job_cores(environ), parse_indices(VISIBLE_DEVICES, stated)
+    missing = [device for device in devices if device >= len(cores)]
+    if missing:
+        found = f"device {missing[0]} does not exist: the job has {len(cores)} cores {list(cores)}"
+        raise ConfigError(VISIBLE_DEVICES, stated, found, f"Ask for fewer devices, or widen {CPU_CORES}")
+    return tuple(cores[device] for device in devices)
+
+
+def core_of_rank(cores: tuple[int, ...], rank: int) -> int:
+    """Return the core of the process's `rank`-th worker: one worker, one device, one core.
+
+    Raises:
+        ConfigError: there are more workers than devices.
+    """
+    if rank >= len(cores):
+        reason = f"worker {rank} has no device of its own, there are {len(cores)}"
+        raise ConfigError(VISIBLE_DEVICES, list(cores), reason, "Lower tensor, pipeline or data parallelism")
+    return cores[rank]
+
+
+def thread_binding(cores: tuple[int, ...]) -> str:
+    """Return vLLM's spelling of one core a rank (`VLLM_CPU_OMP_THREADS_BIND`): "0|1"."""
+    return "|".join(str(core) for core in cores)

