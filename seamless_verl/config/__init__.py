@@ -1,0 +1,17 @@
+"""The `seamless:` node, its defaults beside verl's, and the checks that a run passes before it starts."""
+
+from __future__ import annotations
+
+from seamless_verl.config.checks import RefusedConfigError, preflight
+from seamless_verl.config.schema import CpuConfig, Layout, SeamlessConfig, usable_cores
+from seamless_verl.config.search_path import register_search_path
+
+__all__ = [
+    "CpuConfig",
+    "Layout",
+    "RefusedConfigError",
+    "SeamlessConfig",
+    "preflight",
+    "register_search_path",
+    "usable_cores",
+]

@@ -1,0 +1,90 @@
+"""Finding a model's config.json, locally or in the hub's cache, without transformers."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from seamless_verl.config.checks.settings import Settings
+from seamless_verl.config.checks.tables import DERIVED_HEAD_DIM
+from seamless_verl.errors import ConfigError
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+def model_config(settings: Settings, node: str) -> Mapping[str, Any] | None:
+    """The model's config.json with verl's override_config applied.
+
+    None when it cannot be read before the run: a hub id that is not in the cache, or a remote path.
+    Raises ConfigError when the path cannot be a model.
+    """
+    key = f"{node}.hf_config_path" if settings.get(f"{node}.hf_config_path") else f"{node}.path"
+    folder = locate(key, settings.text(key))
+    if folder is None:
+        return None
+    overrides = settings.get(f"{node}.override_config", {})
+    return {**_read(key, folder), **overrides.get("model_config", overrides)}
+
+
+def locate(key: str, path: str) -> Path | None:
+    """The local folder of a model path; None when it is remote. ConfigError when it is nowhere."""
+    if "://" in path:
+        return None
+    if os.path.isdir(path):
+        return Path(path)
+    expanded = os.path.expanduser(path)
+    if expanded != path and os.path.isdir(expanded):
+        raise ConfigError(key, path, "the ~ is not expanded by transformers", f"Set {key}={expanded}")
+    if os.path.exists(path):
+        raise ConfigError(key, path, "is a file", f"Set {key} to the folder that holds config.json")
+    if not HUB_ID.fullmatch(path):
+        raise ConfigError(key, path, "does not exist", f"Set {key} to a model folder or a hub id")
+    return _cached(key, path)
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The language model's part of a config, which multimodal models nest."""
+    nested = config.get("text_config")
+    return nested if isinstance(nested, Mapping) else config
+
+
+def head_dim(config: Mapping[str, Any]) -> int | None:
+    """Size of one attention head; None when the config leaves it to a default, or has latent attention."""
+    text = text_config(config)
+    if text.get("kv_lora_rank"):
+        return None
+    if text.get("head_dim"):
+        return int(text["head_dim"])
+    heads, hidden = text.get("num_attention_heads"), text.get("hidden_size")
+    derived = text.get("model_type", config.get("model_type")) in DERIVED_HEAD_DIM
+    return hidden // heads if derived and heads and hidden else None
+
+
+def _cached(key: str, hub_id: str) -> Path | None:
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(hub_id, "config.json")
+    if isinstance(found, str):
+        return Path(found).parent
+    offline = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
+    if offline.upper() in ("1", "ON", "YES", "TRUE"):
+        reason = "is neither a folder nor in the hub's cache, and HF_HUB_OFFLINE is set"
+        raise ConfigError(key, hub_id, reason, f"Set {key} to a model folder, or unset HF_HUB_OFFLINE")
+    return None
+
+
+def _read(key: str, folder: Path) -> dict[str, Any]:
+    file = folder / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(key, str(folder), "has no config.json", f"Set {key} to a model folder") from None
+    except ValueError as error:
+        raise ConfigError(key, str(folder), f"config.json is not JSON: {error}", "Mend the file") from error
+    if not isinstance(config, dict):
+        raise ConfigError(key, str(folder), "config.json is not an object", "Mend the file")
+    return config

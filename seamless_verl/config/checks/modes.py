@@ -1,0 +1,81 @@
+"""The trainer mode, and what each mode cannot do without."""
+
+from __future__ import annotations
+
+from seamless_verl.config.checks.problem import Problem
+from seamless_verl.config.checks.roles import has_reward_model, has_standalone_rollout, seamless_layout
+from seamless_verl.config.checks.settings import Settings, check
+from seamless_verl.config.schema import Layout, nearest
+
+VERL_MODES = ("sync", "colocate_async", "separate_async")
+MODES = (*VERL_MODES, "seamless")
+MODE_KEY = "trainer.v1.trainer_mode"
+ROLLOUT = "actor_rollout_ref.rollout"
+
+
+@check
+def check_mode(settings: Settings) -> list[Problem]:
+    """A known mode, and verl's v1 trainer under ours."""
+    mode = settings.mode
+    if mode not in MODES:
+        return [Problem(MODE_KEY, mode, "is not a trainer mode", nearest(mode, list(MODES)))]
+    if mode == "seamless" and not settings.flag("trainer.use_v1", True):
+        way_out = f"Remove trainer.use_v1=False, or set {MODE_KEY}=sync for verl's legacy trainer"
+        return [Problem("trainer.use_v1", False, "the seamless trainer is a v1 trainer", way_out)]
+    return []
+
+
+@check
+def check_seamless(settings: Settings) -> list[Problem]:
+    """The `seamless:` node, in every mode: a mistake there is a mistake whoever reads it."""
+    seamless = settings.seamless
+    if settings.mode != "seamless":
+        return []
+    nodes = settings.integer(f"{ROLLOUT}.nnodes", 0, least=0)
+    if seamless.layout is Layout.COLOCATED and nodes > 0:
+        reason, way_out = (
+            "is not used by seamless.layout=colocated",
+            "Set seamless.layout=auto to use the pool",
+        )
+        return [Problem(f"{ROLLOUT}.nnodes", nodes, reason, way_out, warning=True)]
+    return _someone_generates(settings)
+
+
+@check
+def check_standalone_pool(settings: Settings) -> list[Problem]:
+    """A standalone rollout pool has devices, and weights that can reach them."""
+    if settings.mode not in MODES or not has_standalone_rollout(settings):
+        return []
+    return [*_pool_size(settings), *_weight_transfer(settings), *_reward_model(settings)]
+
+
+def _pool_size(settings: Settings) -> list[Problem]:
+    reason = f"{settings.mode} generates on a pool of its own, which has no devices"
+    return [
+        Problem(f"{ROLLOUT}.{name}", 0, reason, f"Set {ROLLOUT}.{name}=1 or more")
+        for name in ("nnodes", "n_gpus_per_node")
+        if settings.integer(f"{ROLLOUT}.{name}", 0, least=0) == 0
+    ]
+
+
+def _weight_transfer(settings: Settings) -> list[Problem]:
+    key = f"{ROLLOUT}.checkpoint_engine.backend"
+    if settings.get(key, "naive") != "naive":
+        return []
+    reason = "reaches only engines on the trainer's own devices"
+    return [Problem(key, "naive", reason, f"Set {key}={'nccl' if settings.host.accelerator else 'gloo'}")]
+
+
+def _reward_model(settings: Settings) -> list[Problem]:
+    key = "reward.reward_model.enable_resource_pool"
+    if not has_reward_model(settings) or settings.flag(key):
+        return []
+    return [Problem(key, False, "a standalone rollout never pauses to make room for it", f"Set {key}=True")]
+
+
+def _someone_generates(settings: Settings) -> list[Problem]:
+    key = "actor_rollout_ref.hybrid_engine"
+    if seamless_layout(settings) is Layout.DISAGGREGATED or settings.flag(key, True):
+        return []
+    way_out = f"Remove it, or give generation a pool: {ROLLOUT}.nnodes=1 {ROLLOUT}.n_gpus_per_node=1"
+    return [Problem(key, False, "leaves nothing to generate in the colocated layout", way_out)]

@@ -1,0 +1,47 @@
+"""Which of verl's optional roles a config asks for (verl/trainer/ppo/utils.py, by the same rules)."""
+
+from __future__ import annotations
+
+from seamless_verl.config.checks.settings import Settings
+from seamless_verl.config.schema import Layout
+
+
+def needs_critic(settings: Settings) -> bool:
+    enable = settings.get("critic.enable")
+    return settings.get("algorithm.adv_estimator") == "gae" if enable is None else bool(enable)
+
+
+def needs_reference(settings: Settings) -> bool:
+    in_reward = settings.flag("algorithm.use_kl_in_reward")
+    return in_reward or settings.flag("actor_rollout_ref.actor.use_kl_loss")
+
+
+def has_reward_model(settings: Settings) -> bool:
+    legacy = settings.get("reward_model.enable")
+    return bool(settings.get("reward.reward_model.enable", False) if legacy is None else legacy)
+
+
+def has_teacher(settings: Settings) -> bool:
+    return settings.flag("distillation.enabled")
+
+
+def uses_megatron(settings: Settings) -> bool:
+    return settings.text("actor_rollout_ref.actor.strategy") == "megatron"
+
+
+def has_standalone_rollout(settings: Settings) -> bool:
+    """Whether generation has a device pool of its own."""
+    if settings.mode == "seamless":
+        return seamless_layout(settings) is Layout.DISAGGREGATED
+    return settings.mode == "separate_async"
+
+
+def has_hybrid_rollout(settings: Settings) -> bool:
+    """Whether rollout engines share the trainer's devices."""
+    return not has_standalone_rollout(settings) or settings.flag("actor_rollout_ref.hybrid_engine", True)
+
+
+def seamless_layout(settings: Settings) -> Layout:
+    nodes = settings.integer("actor_rollout_ref.rollout.nnodes", 0, least=0)
+    per_node = settings.integer("actor_rollout_ref.rollout.n_gpus_per_node", 0, least=0)
+    return settings.seamless.layout_for(nodes, per_node)

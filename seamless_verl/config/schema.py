@@ -1,0 +1,124 @@
+"""The `seamless:` node, parsed once into frozen dataclasses.
+
+Invariant: a parsed config holds only known keys with values of the stated types; whoever holds one
+need not check again. The defaults equal those of `seamless.yaml`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from enum import Enum
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from seamless_verl.errors import ConfigError
+
+
+class Layout(str, Enum):
+    """Where the `seamless` trainer generates."""
+
+    AUTO = "auto"
+    """disaggregated when verl's rollout pool has devices, else colocated"""
+    COLOCATED = "colocated"
+    """on the trainer's own devices"""
+    DISAGGREGATED = "disaggregated"
+    """on a standalone pool of rollout devices"""
+
+
+@dataclass(frozen=True)
+class CpuConfig:
+    """The CPU platform's devices."""
+
+    devices: int | None = None
+    pin: bool = True
+
+    @property
+    def device_count(self) -> int:
+        """Devices to declare: as asked, else one for each core this process may use."""
+        return usable_cores() if self.devices is None else self.devices
+
+
+@dataclass(frozen=True)
+class SeamlessConfig:
+    """Everything the `seamless:` node can say. `max_staleness` is in weight versions; 0 is on-policy."""
+
+    layout: Layout = Layout.AUTO
+    max_staleness: int = 1
+    cpu: CpuConfig = field(default_factory=CpuConfig)
+    plot: bool = False
+
+    @classmethod
+    def parse(cls, node: DictConfig | Mapping[str, Any] | None) -> SeamlessConfig:
+        """The node of a composed config; None, as when a config has no such node, gives the defaults.
+
+        Raises ConfigError for an unknown key, a missing value or a value of another type.
+        """
+        values = _known(node, cls, "seamless")
+        cpu = _known(values.get("cpu"), CpuConfig, "seamless.cpu")
+        return cls(
+            layout=_layout(values.get("layout", Layout.AUTO.value)),
+            max_staleness=_integer("seamless.max_staleness", values.get("max_staleness", 1), least=0),
+            cpu=CpuConfig(
+                devices=_optional_integer("seamless.cpu.devices", cpu.get("devices"), least=1),
+                pin=_flag("seamless.cpu.pin", cpu.get("pin", True)),
+            ),
+            plot=_flag("seamless.plot", values.get("plot", False)),
+        )
+
+    def layout_for(self, rollout_nodes: int, devices_per_node: int) -> Layout:
+        """COLOCATED or DISAGGREGATED, given the size of verl's standalone rollout pool."""
+        if self.layout is not Layout.AUTO:
+            return self.layout
+        return Layout.DISAGGREGATED if rollout_nodes * devices_per_node > 0 else Layout.COLOCATED
+
+
+def usable_cores() -> int:
+    """Cores this process may run on, which a container can make fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def nearest(name: str, valid: list[str]) -> str:
+    """A way out for a mistyped name: the nearest valid one when there is one, and all of them."""
+    near = get_close_matches(name, valid, n=1)
+    hint = f"Did you mean {near[0]}? " if near else ""
+    return f"{hint}Valid: {', '.join(valid)}"
+
+
+def _known(node: object, cls: type[Any], prefix: str) -> dict[str, Any]:
+    tree = OmegaConf.to_container(node, resolve=True) if isinstance(node, DictConfig) else node
+    if tree is None:
+        return {}
+    valid = [f.name for f in fields(cls)]
+    if not isinstance(tree, Mapping):
+        raise ConfigError(prefix, tree, "must be a node with keys", nearest("", valid))
+    for name, value in tree.items():
+        if name not in valid:
+            raise ConfigError(f"{prefix}.{name}", value, "is not a known key", nearest(str(name), valid))
+    return dict(tree)
+
+
+def _layout(value: object) -> Layout:
+    valid = [layout.value for layout in Layout]
+    if value not in valid:
+        raise ConfigError("seamless.layout", value, "is not a layout", nearest(str(value), valid))
+    return Layout(value)
+
+
+def _integer(key: str, value: object, *, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(key, value, f"must be a whole number of at least {least}", f"Set {key}={least}")
+    return value
+
+
+def _optional_integer(key: str, value: object, *, least: int) -> int | None:
+    return None if value is None else _integer(key, value, least=least)
+
+
+def _flag(key: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(key, value, "must be true or false", f"Set {key}=true or {key}=false")
+    return value

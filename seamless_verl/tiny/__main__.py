@@ -1,0 +1,45 @@
+"""`python -m seamless_verl.tiny --size nano --seed 0 --out DIR [--task arithmetic --train 2048 --val 128]`.
+
+Writes `DIR/model`, and with a task `DIR/train.parquet` and `DIR/val.parquet`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from seamless_verl.errors import ConfigError
+from seamless_verl.tiny.models import SIZES, make_model
+from seamless_verl.tiny.task import make_arithmetic
+
+TASKS = {"arithmetic": make_arithmetic}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 0, or 2 with one line on standard error for a setting that cannot work."""
+    options = _parser().parse_args(arguments)
+    try:
+        make_model(options.size, options.seed, options.out / "model")
+        if options.task:
+            TASKS[options.task](options.out, options.seed, options.train, options.val)
+    except ConfigError as error:
+        print(error, file=sys.stderr)  # noqa: T201
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m seamless_verl.tiny", description="Make a tiny model.")
+    parser.add_argument("--size", choices=SIZES, default="nano")
+    parser.add_argument("--seed", type=int, default=0, help="of the weights and of the data")
+    parser.add_argument("--out", type=Path, required=True, help="folder for model/ and the parquet files")
+    parser.add_argument("--task", choices=TASKS, help="write data for this task as well")
+    parser.add_argument("--train", type=int, default=2048, help="rows of train.parquet")
+    parser.add_argument("--val", type=int, default=128, help="rows of val.parquet")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""Qwen3-style causal language models with random weights, made from a seed in about a second.
+
+Shapes divide by two wherever tensor or pipeline parallelism of two cuts (heads, key-value heads, layers,
+vocabulary), and head sizes are ones that vLLM's CPU attention has kernels for (32 and up).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from seamless_verl.errors import ConfigError
+from seamless_verl.tiny.files import replaced_folder
+from seamless_verl.tiny.tokenizer import END_OF_TURN, PAD, VOCAB_SIZE, make_tokenizer, token_id
+
+if TYPE_CHECKING:
+    from transformers import Qwen3Config
+
+MAX_POSITIONS = 8192
+"""Longest sequence, in tokens."""
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """One row of the table of sizes; `heads` and `kv_heads` count attention heads of `head_dim` each."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp: int
+
+
+SIZES = {
+    "nano": ModelSize(hidden=128, layers=2, heads=4, kv_heads=2, head_dim=32, mlp=256),
+    "small": ModelSize(hidden=256, layers=4, heads=8, kv_heads=4, head_dim=32, mlp=704),
+    "medium": ModelSize(hidden=512, layers=6, heads=8, kv_heads=4, head_dim=64, mlp=1536),
+}
+"""About 0.4, 3.1 and 19.3 million parameters."""
+
+
+def size_named(size: str) -> ModelSize:
+    """The row of `SIZES`; ConfigError for a name that is not there."""
+    if size not in SIZES:
+        raise ConfigError("size", size, "no such model size", f"Choose one of {', '.join(SIZES)}")
+    return SIZES[size]
+
+
+def model_config(size: str) -> Qwen3Config:
+    """The Hugging Face config of a size (untied embeddings, so that pipeline stages share no weight)."""
+    from transformers import Qwen3Config
+
+    shape = size_named(size)
+    return Qwen3Config(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.mlp,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        max_position_embeddings=MAX_POSITIONS,
+        rope_theta=10000.0,
+        tie_word_embeddings=False,
+        eos_token_id=token_id(END_OF_TURN),
+        pad_token_id=token_id(PAD),
+        dtype="float32",
+    )
+
+
+def make_model(size: str, seed: int, path: str | Path) -> Path:
+    """Writes a model and its tokenizer to the folder `path`, replacing a model that is there.
+
+    The files (config, generation config, float32 safetensors, tokenizer) depend on `size` and `seed`
+    alone, byte for byte. Returns the folder. ConfigError for an unknown size, or when `path` holds
+    something other than a model.
+    """
+    config = model_config(size)
+    with replaced_folder(Path(path), marker="config.json") as folder:
+        _write_weights(config, seed, folder)
+        make_tokenizer().save_pretrained(folder)
+    return Path(path)
+
+
+def _write_weights(config: Qwen3Config, seed: int, folder: Path) -> None:
+    import torch
+    from transformers import GenerationConfig, Qwen3ForCausalLM
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen3ForCausalLM(config)
+    model.generation_config = GenerationConfig(
+        eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id, do_sample=True
+    )
+    model.save_pretrained(folder)

@@ -1,0 +1,76 @@
+"""The validation curve: one number for each validation, kept in a file beside the checkpoints.
+
+The file is JSON lines of `{"step": int, "metric": str, "value": float}`, appended as training goes;
+a resumed run continues it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+FILE = "validation_curve.jsonl"
+WIDTH, HEIGHT = 60, 12  # of the text plot, in characters
+
+
+@dataclass(frozen=True)
+class Point:
+    """The value of `metric` after `step` updates."""
+
+    step: int
+    metric: str
+    value: float
+
+
+class ValidationCurve:
+    """The curve of one run; `path` is its only state."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def beside(cls, checkpoints: str) -> ValidationCurve:
+        return cls(Path(checkpoints) / FILE)
+
+    def add(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append the mean reward of a validation, taken from verl's validation metrics."""
+        name = headline(metrics)
+        if name is None:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a") as file:
+            file.write(json.dumps({"step": step, "metric": name, "value": float(metrics[name])}) + "\n")
+
+    def points(self) -> list[Point]:
+        """All points by step; of two at one step, as after a resume, the later one counts."""
+        if not self.path.exists():
+            return []
+        rows = [json.loads(line) for line in self.path.read_text().splitlines()]
+        latest = {row["step"]: Point(row["step"], row["metric"], row["value"]) for row in rows}
+        return [latest[step] for step in sorted(latest)]
+
+
+def headline(metrics: Mapping[str, float]) -> str | None:
+    """The name of the mean reward among verl's validation metrics, None when there is none."""
+    rewards = [name for name in metrics if "/reward/mean@" in name]
+    return min(rewards, default=None)
+
+
+def text_plot(points: list[Point]) -> str:
+    """The curve in characters, with its first and last value."""
+    if len(points) < 2:
+        return "no validation curve: fewer than two validations"
+    first, last = points[0], points[-1]
+    low, high = min(p.value for p in points), max(p.value for p in points)
+    rows = [[" "] * WIDTH for _ in range(HEIGHT)]
+    for point in points:
+        x = round((point.step - first.step) / (last.step - first.step) * (WIDTH - 1))
+        y = round((point.value - low) / ((high - low) or 1.0) * (HEIGHT - 1))
+        rows[HEIGHT - 1 - y][x] = "*"
+    labels = {0: f"{high:8.3f}", HEIGHT - 1: f"{low:8.3f}"}
+    body = [f"{labels.get(i, ''):>8} |{''.join(row)}" for i, row in enumerate(rows)]
+    axis = f"{'':>8} +{'-' * WIDTH}\n{'':>9} step {first.step:<{WIDTH - 12}}{last.step:>6}"
+    times = f", {last.value / first.value:.1f} times" if first.value > 0 else ""
+    return "\n".join([first.metric, *body, axis, f"from {first.value:.3f} to {last.value:.3f}{times}"])

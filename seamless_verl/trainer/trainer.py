@@ -1,0 +1,96 @@
+"""The `seamless` trainer: one asynchronous PPO trainer for every layout.
+
+Built on verl's PPOTrainer, which asks for no standalone pool, so that colocated, disaggregated and
+multiplexed layouts differ in data and not in class. State it owns: the weight version, which is
+verl's `global_steps` at the last commit, and the validation curve.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+from omegaconf import DictConfig
+from verl.trainer.ppo.utils import Role
+from verl.trainer.ppo.v1 import trainer_base
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
+from verl.utils.debug import marked_timer
+
+from seamless_verl.config.schema import Layout, SeamlessConfig
+from seamless_verl.trainer.curve import ValidationCurve
+from seamless_verl.trainer.host import rebound
+from seamless_verl.trainer.layouts import Colocated, Disaggregated, RolloutPlace
+from seamless_verl.trainer.replay_buffer import SeamlessReplayBuffer
+from seamless_verl.trainer.workers import SeamlessActorWorker, SeamlessCriticWorker, SeamlessWorkerGroup
+
+ACTOR_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy)
+
+
+@register_trainer("seamless")
+class SeamlessTrainer(PPOTrainer):
+    """PPO with generation and training overlapped as far as `seamless.max_staleness` allows."""
+
+    def __init__(self, config: DictConfig) -> None:
+        self.seamless = SeamlessConfig.parse(config.get("seamless"))
+        rollout = config.actor_rollout_ref.rollout
+        self.layout = self.seamless.layout_for(rollout.nnodes, rollout.n_gpus_per_node)
+        self._enable_hybrid_replicas = self.layout is Layout.COLOCATED  # read by verl's _setup
+        self.curve = ValidationCurve.beside(config.trainer.default_local_dir)
+        self.place: RolloutPlace
+        super().__init__(config)
+
+    def _build_replay_buffer(self) -> SeamlessReplayBuffer:
+        return SeamlessReplayBuffer(
+            max_staleness=self.seamless.max_staleness,
+            trainer_mode=self.trainer_mode,
+            trainer_config=self.config.trainer.v1.get(self.trainer_mode, {}),
+            sampler_kwargs=self.config.trainer.v1.sampler.sampler_kwargs,
+            refill_fn=self._add_prompts_to_generate,
+            filter_groups_metric=self._resolve_filter_groups_metric(),
+        )
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        classes = dict.fromkeys(ACTOR_ROLES, SeamlessActorWorker) | {Role.Critic: SeamlessCriticWorker}
+        for role in self.role_worker_mapping:
+            if role in classes:
+                self.role_worker_mapping[role] = ray.remote(classes[role])
+
+    def _setup(self) -> None:
+        with rebound(trainer_base, RayWorkerGroup=SeamlessWorkerGroup):
+            super()._setup()
+        if self.layout is Layout.COLOCATED:
+            self.place = Colocated(self.llm_server_manager, self.checkpoint_manager)
+        else:
+            self.place = Disaggregated.launch(self.config, self.actor_rollout_wg)
+
+    def get_llm_client(self) -> Any:
+        return self.place.client()
+
+    def _rollout_server_managers(self) -> list[Any]:
+        return [self.place.servers]
+
+    def _get_n_gpus_for_throughput(self) -> int:
+        rollout = self.config.actor_rollout_ref.rollout
+        alone = 0 if self.layout is Layout.COLOCATED else rollout.nnodes * rollout.n_gpus_per_node
+        return int(self.resource_pool_manager.get_n_gpus() + alone)
+
+    def on_init_end(self) -> None:
+        self.place.commit(self.global_steps)  # of the checkpoint just loaded, or of the initial model
+
+    def on_train_begin(self) -> None:
+        self._add_async_warmup_batches(self.seamless.max_staleness)
+
+    def on_sample_end(self) -> None:
+        self.place.before_training()
+        if self.curr_step_profile:
+            self._stop_rollout_profiling()
+
+    def on_step_end(self) -> None:
+        with marked_timer("update_weights", self.timing_raw, color="red"):
+            self._pending_sync_metrics = self.place.commit(self.global_steps)
+
+    def _validate(self) -> dict[str, float]:
+        metrics: dict[str, float] = super()._validate()
+        self.curve.add(self.global_steps, metrics)
+        return metrics

@@ -1,0 +1,70 @@
+"""The tables of the config checks are what the installed hosts say."""
+
+from __future__ import annotations
+
+import ast
+from importlib.metadata import version
+
+import pytest
+from packaging.version import Version
+
+from seamless_verl.config.checks.modes import VERL_MODES
+from seamless_verl.config.checks.tables import (
+    DERIVED_HEAD_DIM,
+    MBRIDGE_MODEL_TYPES,
+    VERIFIED_CPU,
+    VLLM_CPU_HEAD_SIZES,
+)
+from seamless_verl.config.checks.versions import installed
+from seamless_verl.config.search_path import verl_config_dir
+
+
+@pytest.mark.integration
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_mbridge_model_types() -> None:
+    from mbridge import AutoBridge
+
+    assert version("mbridge") == "0.15.1"
+    assert sorted(AutoBridge.list_supported_models()) == sorted(MBRIDGE_MODEL_TYPES)
+
+
+@pytest.mark.integration
+def test_vllm_cpu_head_sizes() -> None:
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    assert tuple(CPUAttentionBackend.get_supported_head_sizes()) == VLLM_CPU_HEAD_SIZES
+    assert CPUAttentionBackend.supports_head_size(32) and not CPUAttentionBackend.supports_head_size(16)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("kind", DERIVED_HEAD_DIM)
+def test_head_dim_is_derived(kind: str) -> None:
+    """transformers gives these types no head size of their own when config.json has none."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.for_model(kind, hidden_size=96, num_attention_heads=2, num_key_value_heads=2)
+    assert (getattr(config, "head_dim", None) or 48) == 48
+
+
+def test_verl_modes() -> None:
+    """Every trainer that verl 0.9.1 registers, read from its source without importing it."""
+    folder = verl_config_dir().parent / "ppo" / "v1"
+    names = [
+        call.args[0].value
+        for file in folder.glob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.ClassDef)
+        for call in node.decorator_list
+        if isinstance(call, ast.Call) and getattr(call.func, "id", None) == "register_trainer"
+        if isinstance(call.args[0], ast.Constant)
+    ]
+    assert sorted(names) == sorted(VERL_MODES)
+
+
+def test_installed_versions_were_verified() -> None:
+    for name, verified in VERIFIED_CPU.items():
+        found = installed(verified)
+        assert found is not None, name
+        assert verified.newest is not None
+        release = Version(Version(found).public)
+        assert Version(verified.oldest) <= release <= Version(verified.newest), (name, found)

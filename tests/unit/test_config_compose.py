@@ -1,0 +1,129 @@
+"""Our config is verl's, with one node added, one trainer mode added and two defaults chosen."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import hydra
+import pytest
+from config_cases import TINY, compose_ours, compose_verl, refused, tiny_files
+from omegaconf import OmegaConf
+
+from seamless_verl.config import preflight, register_search_path
+
+HEAVY = ("torch", "ray", "verl", "vllm", "megatron", "mbridge", "transformers", "transfer_queue")
+MIXED = (
+    "data.train_batch_size=64",
+    "actor@actor_rollout_ref.actor=dp_actor",
+    "+new.key=1",
+    "~critic",
+    "++trainer.logger=[console]",
+)
+MAIN = (
+    f"HEAVY = {HEAVY!r}"
+    + """
+import sys
+import hydra
+from seamless_verl.config import preflight, register_search_path
+register_search_path()
+
+@hydra.main(config_path="pkg://seamless_verl.config", config_name="seamless_ppo_trainer", version_base=None)
+def main(config):
+    try:
+        preflight(config, devices=1, accelerator=False)
+    except ValueError:
+        pass
+    heavy = [name for name in HEAVY if name in sys.modules]
+    sys.stdout.write(f"ran {config.trainer.v1.trainer_mode} {config.data.train_batch_size} {heavy}\\n")
+
+main()
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ((), ("model_engine=megatron",)),
+        (("model_engine=dp",), ("model_engine=dp",)),
+        (MIXED, ("model_engine=megatron", *MIXED)),
+    ],
+)
+def test_vanilla_config_is_verls_own(ours: tuple[str, ...], theirs: tuple[str, ...]) -> None:
+    """Law 7: in one of verl's modes nothing but the added nodes differs, by interpolation or by value."""
+    mine, verls = compose_ours("trainer.v1.trainer_mode=sync", *ours), compose_verl(*theirs)
+    for resolve in (False, True):
+        tree = OmegaConf.to_container(mine, resolve=resolve)
+        assert isinstance(tree, dict)
+        assert set(tree.pop("seamless")) == {"layout", "max_staleness", "cpu", "plot"}
+        assert set(tree["trainer"]["v1"].pop("seamless")) == {"parameter_sync_step", "num_warmup_batches"}
+        assert tree == OmegaConf.to_container(verls, resolve=resolve)
+
+
+def test_a_whole_config_passes_and_is_refused(tmp_path: Path) -> None:
+    config = compose_ours(*TINY, *tiny_files(tmp_path))
+    assert preflight(config, devices=1, accelerator=False) == []
+    config.data.train_batch_size = 10
+    assert [problem.key for problem in refused(config)] == ["data.train_batch_size"]
+
+
+def test_our_defaults() -> None:
+    config = compose_ours("seamless.max_staleness=3")
+    assert config.model_engine == config.actor_rollout_ref.actor.strategy == "megatron"
+    assert config.trainer.v1.trainer_mode == "seamless"
+    assert OmegaConf.to_container(config.trainer.v1.seamless, resolve=True) == {
+        "parameter_sync_step": 1,
+        "num_warmup_batches": 3,
+    }
+
+
+def test_multirun_imports_nothing_heavy(tmp_path: Path) -> None:
+    """The whole way to a refused run, twice over, in a process of its own."""
+    (tmp_path / "main.py").write_text(MAIN)
+    command = [sys.executable, "main.py", "-m", "data.train_batch_size=8,16", "hydra.sweep.dir=swept"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert "ran seamless 8 []" in done.stdout and "ran seamless 16 []" in done.stdout, done.stderr
+    assert (tmp_path / "swept" / "1" / ".hydra" / "config.yaml").is_file()
+
+
+@pytest.fixture
+def run_main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs `hydra.main` on a command line in this process and returns what it printed."""
+    register_search_path()
+
+    def run(*arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["main", *arguments])
+        decorate = hydra.main("pkg://seamless_verl.config", "seamless_ppo_trainer", version_base=None)
+        # `--help` ends the process.
+        with suppress(SystemExit):
+            decorate(lambda config: sys.stdout.write(f"ran {config.data.train_batch_size}"))()
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_a_users_own_config_builds_on_ours(tmp_path: Path, run_main: Callable[..., str]) -> None:
+    (tmp_path / "task.yaml").write_text(
+        "defaults: [seamless_ppo_trainer, _self_]\ndata: {train_batch_size: 24}\n"
+    )
+    quiet = ("hydra/job_logging=none", "hydra/hydra_logging=none")
+    out = tmp_path / "out"
+    said = run_main("--config-path", str(tmp_path), "--config-name", "task", f"hydra.run.dir={out}", *quiet)
+    assert said == "ran 24"
+    assert (out / ".hydra" / "overrides.yaml").is_file()
+
+
+def test_hydra_information(run_main: Callable[..., str]) -> None:
+    job = run_main("--cfg", "job", "model_engine=dp", "trainer.v1.trainer_mode=sync")
+    assert "max_staleness: 1" in job and "strategy: fsdp" in job and "ran " not in job
+    assert "model_engine: dp, megatron, torchtitan, veomni" in run_main("--help")
+
+
+def test_importing_the_config_imports_nothing_heavy() -> None:
+    code = f"import sys, seamless_verl.config; print([m for m in {HEAVY!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr

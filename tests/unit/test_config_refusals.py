@@ -1,0 +1,335 @@
+"""Each bad input is refused with its key, its value and a way out; a good one passes."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+from config_cases import ROW, assert_refused, refused, tiny_run, write_model, write_rows
+
+from seamless_verl.config import RefusedConfigError, preflight, usable_cores
+from seamless_verl.errors import ConfigError
+
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+PATH = "actor_rollout_ref.model.path"
+POOL = (f"{ROLLOUT}.nnodes=1", f"{ROLLOUT}.n_gpus_per_node=1", f"{ROLLOUT}.checkpoint_engine.backend=gloo")
+SEPARATE = (
+    "trainer.v1.trainer_mode=separate_async",
+    *POOL,
+    "trainer.v1.separate_async.parameter_sync_step=2",
+)
+STATIC = (
+    f"{ACTOR}.use_dynamic_bsz=False",
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu=4",
+    f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=8",
+)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("trainer.v1.trainer_mode=sync",),
+        ("trainer.v1.trainer_mode=colocate_async",),
+        STATIC,
+        ("trainer.v1.seamless.parameter_sync_step=2",),
+    ],
+)
+def test_a_tiny_run_passes(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    assert preflight(tiny_run(tmp_path, *overrides), devices=1, accelerator=False) == []
+
+
+@pytest.mark.parametrize("overrides", [SEPARATE, POOL])
+def test_a_standalone_pool_passes_on_two_devices(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    config = tiny_run(tmp_path, *overrides)
+    assert preflight(config, devices=2, accelerator=False) == []
+    assert preflight(config, devices=None, accelerator=False) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "value", "way_out"),
+    [
+        ("trainer.v1.trainer_mode=sinc", "trainer.v1.trainer_mode", "sinc", "Did you mean sync?"),
+        (
+            "trainer.v1.trainer_mode=x",
+            "trainer.v1.trainer_mode",
+            "x",
+            "colocate_async, separate_async, seamless",
+        ),
+        ("trainer.use_v1=False", "trainer.use_v1", False, "trainer.v1.trainer_mode=sync"),
+        (f"{ROLLOUT}.name=???", f"{ROLLOUT}.name", "???", f"Add {ROLLOUT}.name=vllm"),
+        ("data.train_batch_size=???", "data.train_batch_size", "???", "Add data.train_batch_size="),
+        ("data.train_batch_size=many", "data.train_batch_size", "many", "Set data.train_batch_size=1"),
+        ("data.train_batch_size=10", "data.train_batch_size", 10, "Set data.train_batch_size=12"),
+        (
+            "trainer.v1.seamless.parameter_sync_step=3",
+            "data.train_batch_size",
+            8,
+            "Set data.train_batch_size=12",
+        ),
+        (f"{ACTOR}.megatron.dtype=float32", f"{ACTOR}.megatron.dtype", "float32", "dtype=bfloat16"),
+        (f"{ROLLOUT}.name=sglang", f"{ROLLOUT}.name", "sglang", f"Set {ROLLOUT}.name=vllm"),
+        (
+            f"{ROLLOUT}.checkpoint_engine.backend=nccl",
+            f"{ROLLOUT}.checkpoint_engine.backend",
+            "nccl",
+            "=gloo",
+        ),
+        (
+            "actor_rollout_ref.hybrid_engine=False",
+            "actor_rollout_ref.hybrid_engine",
+            False,
+            f"{ROLLOUT}.nnodes=1",
+        ),
+        (
+            f"{ACTOR}.megatron.vanilla_mbridge=False",
+            f"{ACTOR}.megatron.vanilla_mbridge",
+            False,
+            "mbridge=True",
+        ),
+        ("++seamless.layuot=auto", "seamless.layuot", "auto", "Did you mean layout?"),
+        (f"{PATH}=/no/such/model", PATH, "/no/such/model", f"Set {PATH} to a model folder"),
+        (f"{PATH}=./model", PATH, "./model", f"Set {PATH} to a model folder"),
+        (
+            "algorithm.adv_estimator=gae",
+            "critic.model.path",
+            "~/models/deepseek-llm-7b-chat",
+            "adv_estimator=grpo",
+        ),
+        (
+            "data.train_files=/no/train.parquet",
+            "data.train_files",
+            "/no/train.parquet",
+            "Set data.train_files",
+        ),
+        ("data.val_files=null", "data.val_files", None, "Set data.val_files=<file>.parquet"),
+        ("data.train_batch_size=128", "data.train_batch_size", 128, "Set data.train_batch_size=64 or less"),
+        ("data.prompt_key=messages", "data.train_files", None, "Set data.prompt_key to the column"),
+    ],
+)
+def test_refused(tmp_path: Path, overrides: str, key: str, value: object, way_out: str) -> None:
+    config = tiny_run(tmp_path, overrides)
+    if key == "data.train_files" and value is None:
+        problems = refused(config)
+        assert [p.key for p in problems] == ["data.train_files", "data.val_files"]
+        assert way_out in problems[0].way_out and "lacks the column messages" in str(problems[0])
+        return
+    assert_refused(config, key, value, way_out)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "value", "way_out"),
+    [
+        ((*SEPARATE, "data.train_batch_size=16"), "data.train_batch_size", 16, "Set data.train_batch_size=8"),
+        ((*SEPARATE, f"{ROLLOUT}.nnodes=0"), f"{ROLLOUT}.nnodes", 0, f"Set {ROLLOUT}.nnodes=1"),
+        (
+            (*SEPARATE, f"{ROLLOUT}.checkpoint_engine.backend=naive"),
+            f"{ROLLOUT}.checkpoint_engine.backend",
+            "naive",
+            "backend=gloo",
+        ),
+        (("seamless.layout=disaggregated", *POOL[1:]), f"{ROLLOUT}.nnodes", 0, f"Set {ROLLOUT}.nnodes=1"),
+        (
+            (*SEPARATE, "trainer.n_gpus_per_node=2", f"{ROLLOUT}.n_gpus_per_node=1"),
+            "trainer.n_gpus_per_node",
+            2,
+            "Lower trainer.n_gpus_per_node",
+        ),
+        (
+            (
+                "trainer.n_gpus_per_node=2",
+                f"{ACTOR}.megatron.pipeline_model_parallel_size=4",
+                "actor_rollout_ref.model.override_config.num_hidden_layers=4",
+            ),
+            f"{ACTOR}.megatron.pipeline_model_parallel_size",
+            4,
+            "a multiple of 4",
+        ),
+        (
+            ("trainer.n_gpus_per_node=2", f"{ACTOR}.megatron.expert_model_parallel_size=4"),
+            f"{ACTOR}.megatron.expert_model_parallel_size",
+            4,
+            "a multiple of 4",
+        ),
+        (
+            (f"{ACTOR}.megatron.virtual_pipeline_model_parallel_size=2",),
+            f"{ACTOR}.megatron.virtual_pipeline_model_parallel_size",
+            2,
+            "pipeline_model_parallel_size=2",
+        ),
+        (
+            (f"{ROLLOUT}.tensor_model_parallel_size=2",),
+            f"{ROLLOUT}.tensor_model_parallel_size",
+            2,
+            "TP x DP x PP divides 1",
+        ),
+        (
+            ("trainer.n_gpus_per_node=2", f"{ROLLOUT}.n=1", f"{ACTOR}.ppo_mini_batch_size=1"),
+            f"{ACTOR}.ppo_mini_batch_size",
+            1,
+            "a multiple of 2",
+        ),
+        (
+            (*STATIC, f"{ACTOR}.ppo_micro_batch_size_per_gpu=3"),
+            f"{ACTOR}.ppo_micro_batch_size_per_gpu",
+            3,
+            "a divisor of 16",
+        ),
+        (
+            (*STATIC, f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=3"),
+            f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu",
+            3,
+            "a divisor of 32",
+        ),
+        (
+            (*STATIC, f"{ACTOR}.ppo_micro_batch_size=4"),
+            f"{ACTOR}.ppo_micro_batch_size",
+            4,
+            f"Remove {ACTOR}.ppo_micro_batch_size",
+        ),
+        (
+            (*STATIC, f"{ROLLOUT}.log_prob_use_dynamic_bsz=True"),
+            f"{ROLLOUT}.log_prob_use_dynamic_bsz",
+            True,
+            f"{ROLLOUT}.log_prob_use_dynamic_bsz=False",
+        ),
+        (
+            (f"{ACTOR}.use_kl_loss=True", "actor_rollout_ref.ref.log_prob_use_dynamic_bsz=False"),
+            "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu",
+            None,
+            "log_prob_micro_batch_size_per_gpu=1",
+        ),
+        (
+            ("trainer.v1.trainer_mode=sync", "data.gen_batch_size=3"),
+            "data.gen_batch_size",
+            3,
+            "set data.gen_batch_size=8",
+        ),
+    ],
+)
+def test_refused_together(
+    tmp_path: Path, overrides: tuple[str, ...], key: str, value: object, way_out: str
+) -> None:
+    assert_refused(tiny_run(tmp_path, *overrides), key, value, way_out, devices=2)
+
+
+def test_broken_interpolation_names_its_key(tmp_path: Path) -> None:
+    config = tiny_run(tmp_path, "data.train_batch_size=${no.such.key}")
+    with pytest.raises(ConfigError, match=r"data\.train_batch_size=None: cannot be resolved"):
+        preflight(config, devices=1, accelerator=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]},
+            "mbridge has no bridge for model_type 'gpt2'",
+        ),
+        ({"head_dim": 16}, "head size (head_dim) is 16"),
+        ({"head_dim": None, "model_type": "qwen2", "num_attention_heads": 8}, "head size (head_dim) is 16"),
+        ({"architectures": ["A", "B"]}, "must name one architecture"),
+        ({"architectures": None}, "must name one architecture"),
+    ],
+)
+def test_refused_model(tmp_path: Path, changes: dict[str, object], said: str) -> None:
+    config = tiny_run(tmp_path)
+    folder = write_model(tmp_path / "model", **changes)
+    assert_refused(config, PATH, str(folder), "")
+    assert said in str(refused(config)[0])
+
+
+@pytest.mark.parametrize("size", [32, 64, 128])
+def test_head_sizes_that_run(tmp_path: Path, size: int) -> None:
+    config = tiny_run(tmp_path)
+    write_model(tmp_path / "model", head_dim=size)
+    assert preflight(config, devices=1, accelerator=False) == []
+
+
+def test_model_folder_without_a_config(tmp_path: Path) -> None:
+    config = tiny_run(tmp_path)
+    (tmp_path / "model" / "config.json").write_text("{")
+    assert "config.json is not JSON" in str(refused(config)[0])
+    (tmp_path / "model" / "config.json").unlink()
+    assert "has no config.json" in str(refused(config)[0])
+
+
+def test_home_is_not_expanded_for_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config = tiny_run(tmp_path, f"{PATH}=~/model")
+    assert_refused(config, PATH, "~/model", f"Set {PATH}={tmp_path}/model")
+
+
+def test_hub_id_is_refused_only_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny_run(tmp_path, f"{PATH}=seamless-test/not-in-any-cache")
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.delenv("TRANSFORMERS_OFFLINE", raising=False)
+    assert preflight(config, devices=1, accelerator=False) == []
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert_refused(config, PATH, "seamless-test/not-in-any-cache", "unset HF_HUB_OFFLINE")
+
+
+@pytest.mark.parametrize("column", ["prompt", "data_source", "reward_model"])
+def test_missing_column(tmp_path: Path, column: str) -> None:
+    config = tiny_run(tmp_path)
+    file = write_rows(tmp_path / "train.parquet", {name: ROW[name] for name in ROW if name != column})
+    assert_refused(
+        config, "data.train_files", str(file), "the file with columns prompt, data_source, reward_model"
+    )
+    assert f"lacks the column {column} " in str(refused(config)[0])
+
+
+def test_missing_answer_and_unreadable_file(tmp_path: Path) -> None:
+    config = tiny_run(tmp_path)
+    file = write_rows(tmp_path / "val.parquet", {**ROW, "reward_model": {"style": "rule"}})
+    assert_refused(config, "data.val_files", str(file), "reward_model.ground_truth")
+    file.write_text("not parquet")
+    assert_refused(config, "data.val_files", str(file), "Set data.val_files to a parquet file")
+
+
+def test_a_data_set_or_reward_of_the_users_own_has_its_own_columns(tmp_path: Path) -> None:
+    config = tiny_run(tmp_path, "data.custom_cls.path=mine.py")
+    write_rows(tmp_path / "train.parquet", {"anything": 1})
+    assert preflight(config, devices=1, accelerator=False) == []
+
+
+def test_cores_are_devices_only_while_pinned(tmp_path: Path) -> None:
+    many = usable_cores() + 1
+    assert_refused(
+        tiny_run(tmp_path, f"seamless.cpu.devices={many}"),
+        "seamless.cpu.devices",
+        many,
+        "seamless.cpu.pin=false",
+    )
+    shared = tiny_run(tmp_path, f"seamless.cpu.devices={many}", "seamless.cpu.pin=false")
+    (warning,) = preflight(shared, devices=many, accelerator=False)
+    assert f"seamless.cpu.devices={many}" in warning
+
+
+def test_ignored_pool_is_a_warning(tmp_path: Path) -> None:
+    config = tiny_run(tmp_path, "seamless.layout=colocated", *POOL)
+    (warning,) = preflight(config, devices=1, accelerator=False)
+    assert f"{ROLLOUT}.nnodes=1" in warning
+
+
+def test_model_must_divide(tmp_path: Path) -> None:
+    config = tiny_run(tmp_path, "trainer.n_gpus_per_node=8", f"{ROLLOUT}.tensor_model_parallel_size=8")
+    assert_refused(config, f"{ROLLOUT}.tensor_model_parallel_size", 8, "a divisor of 4", devices=8)
+    config = tiny_run(
+        tmp_path, "trainer.n_gpus_per_node=4", f"{ACTOR}.megatron.pipeline_model_parallel_size=4"
+    )
+    assert_refused(config, f"{ACTOR}.megatron.pipeline_model_parallel_size", 4, "a divisor of 2", devices=4)
+
+
+def test_all_problems_come_at_once_and_survive_pickling(tmp_path: Path) -> None:
+    config = tiny_run(
+        tmp_path, f"{PATH}=/no/model", "data.train_batch_size=10", "data.val_files=/no/val.parquet"
+    )
+    problems = refused(config)
+    assert [p.key for p in problems] == [PATH, "data.val_files", "data.train_batch_size"]
+    error = RefusedConfigError(*problems)
+    assert isinstance(error, ConfigError) and error.key == PATH
+    assert str(error).splitlines() == [str(problem) for problem in problems]
+    copy = pickle.loads(pickle.dumps(error))
+    assert copy.problems == problems and str(copy) == str(error)

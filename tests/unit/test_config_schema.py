@@ -1,0 +1,66 @@
+"""The `seamless:` node: its defaults, what it refuses, and what follows from it."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+from config_cases import compose_ours
+from omegaconf import OmegaConf
+
+from seamless_verl.config import CpuConfig, Layout, SeamlessConfig, usable_cores
+from seamless_verl.errors import ConfigError
+
+
+def test_yaml_and_dataclass_have_the_same_defaults() -> None:
+    assert SeamlessConfig.parse(compose_ours().seamless) == SeamlessConfig() == SeamlessConfig.parse(None)
+
+
+def test_values_are_read() -> None:
+    node = {"layout": "disaggregated", "max_staleness": 0, "cpu": {"devices": 3, "pin": False}, "plot": True}
+    parsed = SeamlessConfig(Layout.DISAGGREGATED, 0, CpuConfig(3, False), True)
+    assert SeamlessConfig.parse(node) == SeamlessConfig.parse(OmegaConf.create(node)) == parsed
+    assert pickle.loads(pickle.dumps(parsed)) == parsed
+
+
+@pytest.mark.parametrize(
+    ("node", "key", "way_out"),
+    [
+        ({"layuot": "auto"}, "seamless.layuot", "Did you mean layout?"),
+        ({"cpu": {"device": 2}}, "seamless.cpu.device", "Did you mean devices?"),
+        ({"layout": "colocate"}, "seamless.layout", "Did you mean colocated?"),
+        ({"layout": ["auto"]}, "seamless.layout", "Valid: auto, colocated, disaggregated"),
+        ({"max_staleness": -1}, "seamless.max_staleness", "Set seamless.max_staleness=0"),
+        ({"max_staleness": True}, "seamless.max_staleness", "Set seamless.max_staleness=0"),
+        ({"max_staleness": "???"}, "seamless.max_staleness", "Set seamless.max_staleness=0"),
+        ({"cpu": {"devices": 0}}, "seamless.cpu.devices", "Set seamless.cpu.devices=1"),
+        ({"cpu": {"pin": 1}}, "seamless.cpu.pin", "Set seamless.cpu.pin=true"),
+        ({"cpu": 2}, "seamless.cpu", "Valid: devices, pin"),
+        ({"plot": "yes"}, "seamless.plot", "Set seamless.plot=true"),
+    ],
+)
+def test_refused(node: dict[str, Any], key: str, way_out: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        SeamlessConfig.parse(node)
+    assert caught.value.key == key
+    assert way_out in caught.value.way_out
+
+
+@pytest.mark.parametrize(
+    ("asked", "pool", "layout"),
+    [
+        (Layout.AUTO, (0, 8), Layout.COLOCATED),
+        (Layout.AUTO, (1, 0), Layout.COLOCATED),
+        (Layout.AUTO, (1, 2), Layout.DISAGGREGATED),
+        (Layout.COLOCATED, (1, 2), Layout.COLOCATED),
+        (Layout.DISAGGREGATED, (0, 0), Layout.DISAGGREGATED),
+    ],
+)
+def test_layout(asked: Layout, pool: tuple[int, int], layout: Layout) -> None:
+    assert SeamlessConfig(layout=asked).layout_for(*pool) is layout
+
+
+def test_devices_default_to_usable_cores() -> None:
+    assert CpuConfig().device_count == usable_cores() >= 1
+    assert CpuConfig(devices=5).device_count == 5
