@@ -83,7 +83,7 @@ def test_exactly_what_divides_is_accepted(
     rollout["nnodes"], rollout["n_gpus_per_node"] = (1, pool) if pool else (0, 8)
 
     standalone = mode == "separate_async" or (mode == "seamless" and pool > 0)
-    pools = [world, pool] if standalone else [world]
+    pools = [world] * (mode == "separate_async" or not standalone) + [pool] * standalone
     fits = world % (tp * pp * cp) == 0 and world % (tp * ep * pp) == 0
     fits = fits and all(size > 0 and size % rollout_tp == 0 for size in pools)
     if mode == "separate_async":

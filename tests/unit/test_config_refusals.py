@@ -6,7 +6,7 @@ import pickle
 from pathlib import Path
 
 import pytest
-from config_cases import ROW, assert_refused, refused, tiny_run, write_model, write_rows
+from config_cases import assert_refused, refused, tiny_run
 
 from seamless_verl.config import RefusedConfigError, preflight, usable_cores
 from seamless_verl.errors import ConfigError
@@ -105,17 +105,10 @@ def test_a_standalone_pool_passes_on_two_devices(tmp_path: Path, overrides: tupl
         ),
         ("data.val_files=null", "data.val_files", None, "Set data.val_files=<file>.parquet"),
         ("data.train_batch_size=128", "data.train_batch_size", 128, "Set data.train_batch_size=64 or less"),
-        ("data.prompt_key=messages", "data.train_files", None, "Set data.prompt_key to the column"),
     ],
 )
 def test_refused(tmp_path: Path, overrides: str, key: str, value: object, way_out: str) -> None:
-    config = tiny_run(tmp_path, overrides)
-    if key == "data.train_files" and value is None:
-        problems = refused(config)
-        assert [p.key for p in problems] == ["data.train_files", "data.val_files"]
-        assert way_out in problems[0].way_out and "lacks the column messages" in str(problems[0])
-        return
-    assert_refused(config, key, value, way_out)
+    assert_refused(tiny_run(tmp_path, overrides), key, value, way_out)
 
 
 @pytest.mark.parametrize(
@@ -220,80 +213,6 @@ def test_broken_interpolation_names_its_key(tmp_path: Path) -> None:
         preflight(config, devices=1, accelerator=False)
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        (
-            {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]},
-            "mbridge has no bridge for model_type 'gpt2'",
-        ),
-        ({"head_dim": 16}, "head size (head_dim) is 16"),
-        ({"head_dim": None, "model_type": "qwen2", "num_attention_heads": 8}, "head size (head_dim) is 16"),
-        ({"architectures": ["A", "B"]}, "must name one architecture"),
-        ({"architectures": None}, "must name one architecture"),
-    ],
-)
-def test_refused_model(tmp_path: Path, changes: dict[str, object], said: str) -> None:
-    config = tiny_run(tmp_path)
-    folder = write_model(tmp_path / "model", **changes)
-    assert_refused(config, PATH, str(folder), "")
-    assert said in str(refused(config)[0])
-
-
-@pytest.mark.parametrize("size", [32, 64, 128])
-def test_head_sizes_that_run(tmp_path: Path, size: int) -> None:
-    config = tiny_run(tmp_path)
-    write_model(tmp_path / "model", head_dim=size)
-    assert preflight(config, devices=1, accelerator=False) == []
-
-
-def test_model_folder_without_a_config(tmp_path: Path) -> None:
-    config = tiny_run(tmp_path)
-    (tmp_path / "model" / "config.json").write_text("{")
-    assert "config.json is not JSON" in str(refused(config)[0])
-    (tmp_path / "model" / "config.json").unlink()
-    assert "has no config.json" in str(refused(config)[0])
-
-
-def test_home_is_not_expanded_for_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    config = tiny_run(tmp_path, f"{PATH}=~/model")
-    assert_refused(config, PATH, "~/model", f"Set {PATH}={tmp_path}/model")
-
-
-def test_hub_id_is_refused_only_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = tiny_run(tmp_path, f"{PATH}=seamless-test/not-in-any-cache")
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    monkeypatch.delenv("TRANSFORMERS_OFFLINE", raising=False)
-    assert preflight(config, devices=1, accelerator=False) == []
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert_refused(config, PATH, "seamless-test/not-in-any-cache", "unset HF_HUB_OFFLINE")
-
-
-@pytest.mark.parametrize("column", ["prompt", "data_source", "reward_model"])
-def test_missing_column(tmp_path: Path, column: str) -> None:
-    config = tiny_run(tmp_path)
-    file = write_rows(tmp_path / "train.parquet", {name: ROW[name] for name in ROW if name != column})
-    assert_refused(
-        config, "data.train_files", str(file), "the file with columns prompt, data_source, reward_model"
-    )
-    assert f"lacks the column {column} " in str(refused(config)[0])
-
-
-def test_missing_answer_and_unreadable_file(tmp_path: Path) -> None:
-    config = tiny_run(tmp_path)
-    file = write_rows(tmp_path / "val.parquet", {**ROW, "reward_model": {"style": "rule"}})
-    assert_refused(config, "data.val_files", str(file), "reward_model.ground_truth")
-    file.write_text("not parquet")
-    assert_refused(config, "data.val_files", str(file), "Set data.val_files to a parquet file")
-
-
-def test_a_data_set_or_reward_of_the_users_own_has_its_own_columns(tmp_path: Path) -> None:
-    config = tiny_run(tmp_path, "data.custom_cls.path=mine.py")
-    write_rows(tmp_path / "train.parquet", {"anything": 1})
-    assert preflight(config, devices=1, accelerator=False) == []
-
-
 def test_cores_are_devices_only_while_pinned(tmp_path: Path) -> None:
     many = usable_cores() + 1
     assert_refused(
@@ -320,6 +239,21 @@ def test_model_must_divide(tmp_path: Path) -> None:
         tmp_path, "trainer.n_gpus_per_node=4", f"{ACTOR}.megatron.pipeline_model_parallel_size=4"
     )
     assert_refused(config, f"{ACTOR}.megatron.pipeline_model_parallel_size", 4, "a divisor of 2", devices=4)
+
+
+def test_a_replica_need_not_divide_a_trainer_it_does_not_live_on(tmp_path: Path) -> None:
+    wide = (*POOL, f"{ROLLOUT}.n_gpus_per_node=2", f"{ROLLOUT}.tensor_model_parallel_size=2")
+    assert preflight(tiny_run(tmp_path, *wide), devices=3, accelerator=False) == []
+    separate = ("trainer.v1.trainer_mode=separate_async", "trainer.v1.separate_async.parameter_sync_step=2")
+    assert_refused(
+        tiny_run(tmp_path, *wide, *separate),
+        f"{ROLLOUT}.tensor_model_parallel_size",
+        2,
+        "TP x DP x PP divides 1",
+        devices=3,
+    )
+    apart = tiny_run(tmp_path, *wide, *separate, "actor_rollout_ref.hybrid_engine=False")
+    assert preflight(apart, devices=3, accelerator=False) == []
 
 
 def test_all_problems_come_at_once_and_survive_pickling(tmp_path: Path) -> None:

@@ -61,9 +61,9 @@ def check_mini_batch(settings: Settings) -> list[Problem]:
 
 @check
 def check_critic_batch(settings: Settings) -> list[Problem]:
-    """The critic's mini-batches divide a local update as the actor's do."""
+    """The critic's mini-batches, when they differ from the actor's, divide a local update too."""
     key = "critic.ppo_mini_batch_size"
-    if not needs_critic(settings) or settings.get(key) is None:
+    if not needs_critic(settings) or settings.get(key) in (None, settings.integer(MINI)):
         return []
     train, mini = settings.integer(TRAIN), settings.integer(key)
     unit = mini * settings.integer(sync_step_key(settings), 1)

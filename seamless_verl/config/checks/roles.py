@@ -37,8 +37,10 @@ def has_standalone_rollout(settings: Settings) -> bool:
 
 
 def has_hybrid_rollout(settings: Settings) -> bool:
-    """Whether rollout engines share the trainer's devices."""
-    return not has_standalone_rollout(settings) or settings.flag("actor_rollout_ref.hybrid_engine", True)
+    """Whether rollout engines share the trainer's devices; verl's separate_async may have both kinds."""
+    if settings.mode == "separate_async":
+        return settings.flag("actor_rollout_ref.hybrid_engine", True)
+    return not has_standalone_rollout(settings)
 
 
 def seamless_layout(settings: Settings) -> Layout:

@@ -1,0 +1,140 @@
+"""A real AsyncLLM under verl's worker extension, for the tests of this folder."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import torch
+
+T = TypeVar("T")
+EXTENSION = "verl.workers.rollout.vllm_rollout.utils.vLLMColocateWorkerExtension"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One generation: token ids and, for each generated one, its logprob at sampling."""
+
+    prompt: list[int]
+    tokens: list[int]
+    logprobs: list[float]
+    finish: str | None
+
+
+@dataclass
+class Engine:
+    """The engine and the one event loop it lives on."""
+
+    llm: Any
+    runner: asyncio.Runner
+    replica: str
+    numbers: list[int] = field(default_factory=list)
+
+    def run(self, task: Coroutine[Any, Any, T]) -> T:
+        return self.runner.run(task)
+
+    async def stream(self, prompt: list[int], tokens: int) -> AsyncIterator[Sample]:
+        """Every output of one request at temperature 1; the last one is the whole generation."""
+        from vllm import SamplingParams
+
+        self.numbers.append(len(self.numbers))
+        seed = self.numbers[-1]
+        params = SamplingParams(
+            temperature=1.0, max_tokens=tokens, ignore_eos=True, logprobs=0, detokenize=False, seed=seed
+        )
+        async for output in self.llm.generate({"prompt_token_ids": prompt}, params, request_id=str(seed)):
+            one = output.outputs[0]
+            ids = list(one.token_ids)
+            logprobs = [entry[token].logprob for entry, token in zip(one.logprobs, ids, strict=True)]
+            yield Sample(prompt, ids, logprobs, one.finish_reason)
+
+    async def sample(self, prompt: list[int], tokens: int) -> Sample:
+        async for last in self.stream(prompt, tokens):
+            pass
+        return last
+
+    async def samples(self, prompts: list[list[int]], tokens: int) -> list[Sample]:
+        return await asyncio.gather(*(self.sample(prompt, tokens) for prompt in prompts))
+
+    async def update(self, weights: Mapping[str, torch.Tensor], bucket_mb: int) -> None:
+        """Send weights as verl does between colocated processes: its own sender, shared memory."""
+        from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
+
+        job = os.environ["VERL_RAY_JOB_ID"]
+        handle = f"ipc:///tmp/rl-colocate-zmq-{job}-replica-{self.replica}-rank-0.sock"
+        sender = BucketedWeightSender(handle, bucket_size_mb=bucket_mb, use_shm=True)
+        sending = asyncio.to_thread(asyncio.run, sender.async_send_weights(iter(weights.items())))
+        receiving: Awaitable[Any] = self.llm.collective_rpc(
+            "update_weights_from_ipc", kwargs={"use_shm": True}
+        )
+        await asyncio.gather(sending, receiving)
+        await self.llm.reset_prefix_cache()
+
+
+@asynccontextmanager
+async def no_generation(engine: Engine, mode: str) -> AsyncIterator[None]:
+    """Generation paused inside the block."""
+    await engine.llm.pause_generation(mode=mode)
+    try:
+        yield
+    finally:
+        await engine.llm.resume_generation()
+
+
+def start(model: Path, runner: asyncio.Runner, **options: Any) -> Engine:
+    """Bring up an engine for `model` in fp32, as verl's server would: mp executor, its extension, eager."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    settings: dict[str, Any] = {
+        "dtype": "float32",
+        "skip_tokenizer_init": True,
+        "enforce_eager": True,
+        "enable_sleep_mode": True,
+        "max_model_len": 1024,
+        "max_num_seqs": 16,
+        "kv_cache_memory_bytes": 32 << 20,
+        "distributed_executor_backend": "mp",
+        "worker_extension_cls": EXTENSION,
+        "disable_log_stats": True,
+        **options,
+    }
+
+    async def build() -> Any:
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(model), **settings))
+
+    return Engine(runner.run(build()), runner, os.environ["VERL_REPLICA_RANK"])
+
+
+def processes(name: str) -> list[psutil.Process]:
+    """This test's descendants whose command line names a vLLM role, such as "EngineCore"."""
+    children = psutil.Process().children(recursive=True)
+    return sorted((p for p in children if name in " ".join(p.cmdline())), key=lambda p: p.pid)
+
+
+def allowed_cores(process: psutil.Process) -> set[int]:
+    """Union of the cores that the process's threads may run on."""
+    tasks = Path(f"/proc/{process.pid}/task").iterdir()
+    return set().union(*(os.sched_getaffinity(int(task.name)) for task in tasks))
+
+
+def reference_logprobs(model: Any, sample: Sample) -> torch.Tensor:
+    """Transformers' fp32 logprob of each generated token, shape (tokens,)."""
+    ids = torch.tensor([sample.prompt + sample.tokens])
+    with torch.no_grad():
+        logits = model(ids).logits[0, len(sample.prompt) - 1 : -1].float()
+    return logits.log_softmax(-1).gather(1, torch.tensor(sample.tokens)[:, None])[:, 0]
+
+
+def largest_error(model: Any, samples: list[Sample]) -> float:
+    """Largest absolute difference between the engine's logprobs and the model's."""
+    return max(
+        (reference_logprobs(model, sample) - torch.tensor(sample.logprobs)).abs().max().item()
+        for sample in samples
+    )
