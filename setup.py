@@ -30,7 +30,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=find_packages(include=["seamless_verl", "seamless_verl.*"]),
-    package_data={"seamless_verl": ["py.typed", "config/*.yaml"]},
+    package_data={"seamless_verl": ["py.typed", "config/*.yaml", "config/platform/*.yaml", "tiny/*.jinja"]},
     install_requires=["verl>=0.9.1"],
     extras_require={"cpu": CPU, "dev": DEV},
     entry_points={

@@ -8,7 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from verl.workers.engine import EngineRegistry
-from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead, MegatronEngineWithValueHead
+from verl.workers.engine.megatron.transformer_impl import (
+    MegatronEngineWithLMHead,
+    MegatronEngineWithValueHead,
+)
 
 from seamless_verl.platform.megatron.adapt import adapt_megatron
 from seamless_verl.platform.process_group import default_to_gloo

@@ -18,6 +18,7 @@ def prepare(environ: MutableMapping[str, str], *, cores: Collection[int], device
         "VERL_PLATFORM": "cpu",
         "TORCHDYNAMO_DISABLE": "1",
         "OMP_NUM_THREADS": "1",
+        "TQ_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         CPU_CORES: ",".join(str(core) for core in sorted(cores)),
         DEVICES: str(devices),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FILE = "validation_curve.jsonl"
+TITLE = "validation curve"
 WIDTH, HEIGHT = 60, 12  # of the text plot, in characters
 
 
@@ -61,7 +62,7 @@ def headline(metrics: Mapping[str, float]) -> str | None:
 def text_plot(points: list[Point]) -> str:
     """The curve in characters, with its first and last value."""
     if len(points) < 2:
-        return "no validation curve: fewer than two validations"
+        return f"{TITLE}: fewer than two validations"
     first, last = points[0], points[-1]
     low, high = min(p.value for p in points), max(p.value for p in points)
     rows = [[" "] * WIDTH for _ in range(HEIGHT)]
@@ -73,4 +74,6 @@ def text_plot(points: list[Point]) -> str:
     body = [f"{labels.get(i, ''):>8} |{''.join(row)}" for i, row in enumerate(rows)]
     axis = f"{'':>8} +{'-' * WIDTH}\n{'':>9} step {first.step:<{WIDTH - 12}}{last.step:>6}"
     times = f", {last.value / first.value:.1f} times" if first.value > 0 else ""
-    return "\n".join([first.metric, *body, axis, f"from {first.value:.3f} to {last.value:.3f}{times}"])
+    return "\n".join(
+        [f"{TITLE}: {first.metric}", *body, axis, f"from {first.value:.3f} to {last.value:.3f}{times}"]
+    )

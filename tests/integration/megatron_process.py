@@ -89,7 +89,9 @@ def main() -> None:
     logprobs()
     for _ in range(case.get("updates", 0)):
         with engine.train_mode():
-            out = engine.train_batch(batch_of(local_share(case["sequences"])), loss_function=partial(sft_loss, config=None))
+            out = engine.train_batch(
+                batch_of(local_share(case["sequences"])), loss_function=partial(sft_loss, config=None)
+            )
         if engine.is_mp_src_rank_with_outputs():
             result["losses"].append(sum(out["loss"]))
         logprobs()

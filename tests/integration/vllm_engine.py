@@ -34,7 +34,8 @@ class Engine:
     llm: Any
     runner: asyncio.Runner
     replica: str
-    numbers: list[int] = field(default_factory=list)
+    first: list[Sample] = field(default_factory=list)
+    requests: int = 0
 
     def run(self, task: Coroutine[Any, Any, T]) -> T:
         return self.runner.run(task)
@@ -43,8 +44,8 @@ class Engine:
         """Every output of one request at temperature 1; the last one is the whole generation."""
         from vllm import SamplingParams
 
-        self.numbers.append(len(self.numbers))
-        seed = self.numbers[-1]
+        self.requests += 1
+        seed = self.requests
         params = SamplingParams(
             temperature=1.0, max_tokens=tokens, ignore_eos=True, logprobs=0, detokenize=False, seed=seed
         )

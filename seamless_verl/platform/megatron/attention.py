@@ -22,7 +22,9 @@ class SDPAttention(nn.Module):
     [s, b, heads * d / tp]; packed ("thd"), they are [t, heads / tp, d] and [t, heads * d / tp].
     """
 
-    def __init__(self, config: Any, layer_number: int, *_: Any, softmax_scale: float | None = None, **__: Any):
+    def __init__(
+        self, config: Any, layer_number: int, *_: Any, softmax_scale: float | None = None, **__: Any
+    ):
         super().__init__()
         self.scale = softmax_scale or 1.0 / math.sqrt(config.kv_channels)
         self.dropout = config.attention_dropout
@@ -53,7 +55,14 @@ class SDPAttention(nn.Module):
         dropout = self.dropout if self.training else 0.0
         gqa = q.shape[1] != k.shape[1]
         return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=mask is None, scale=self.scale, enable_gqa=gqa
+            q,
+            k,
+            v,
+            attn_mask=mask,
+            dropout_p=dropout,
+            is_causal=mask is None,
+            scale=self.scale,
+            enable_gqa=gqa,
         )
 
 

@@ -1,0 +1,52 @@
+# Sourced by the scripts: makes .venv from the lock file, once. Afterwards $PYTHON runs everything.
+# A second run finds the stamp of the same lock and setup and installs nothing.
+
+ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
+VENV="$ROOT/.venv"
+PYTHON="$VENV/bin/python"
+LOCK="$ROOT/requirements/cpu.lock"
+
+say() { printf '\033[1m%s\033[0m\n' "$*" >&2; }
+
+die() { printf '%s\n' "$*" >&2; exit 2; }
+
+find_python() {
+  local candidate
+  for candidate in "${SEAMLESS_PYTHON:-}" python3.11 python3; do
+    [ -n "$candidate" ] || continue
+    if "$candidate" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then
+      echo "$candidate"
+      return
+    fi
+  done
+  die "SEAMLESS_PYTHON=${SEAMLESS_PYTHON:-}: the lock file is for Python 3.11 and none was found. Install it, or set SEAMLESS_PYTHON to its command."
+}
+
+stamp_of() { cat "$LOCK" "$ROOT/setup.py" "$ROOT/scripts/lib/environment.sh" | sha256sum | cut -c1-16; }
+
+# uv installs the same lock in a tenth of pip's time; where it cannot, pip does.
+install_lock() {
+  export UV_FIND_LINKS="${UV_FIND_LINKS:-${PIP_FIND_LINKS:-}}" UV_LINK_MODE="${UV_LINK_MODE:-copy}"
+  if "$PYTHON" -m pip install --quiet uv==0.13.8 &&
+    "$VENV/bin/uv" pip install --python "$PYTHON" --no-deps -r "$LOCK"; then
+    return
+  fi
+  say "uv did not manage; pip takes over"
+  "$PYTHON" -m pip install --no-deps --progress-bar on -r "$LOCK" || die \
+    "requirements/cpu.lock: could not be installed. torch 2.13.0+cpu is among it: set PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL to where PyTorch's CPU builds are."
+}
+
+ensure_environment() {
+  local stamp
+  stamp="$VENV/.seamless-$(stamp_of)"
+  [ -e "$stamp" ] && return
+  say "[1/3] Python environment in .venv"
+  [ -x "$PYTHON" ] || "$(find_python)" -m venv "$VENV"
+  say "[2/3] The stack: verl, Megatron-core, vLLM for the CPU, Ray, TransferQueue ($(wc -l <"$LOCK") packages)"
+  install_lock
+  say "[3/3] This package"
+  "$PYTHON" "$ROOT/scripts/lib/vllm_alias.py"
+  "$PYTHON" -m pip install --quiet --no-deps --no-build-isolation --editable "$ROOT"
+  rm -f "$VENV"/.seamless-*
+  touch "$stamp"
+}
