@@ -64,7 +64,7 @@ def run(config: DictConfig) -> None:
     for warning in preflight(config, devices=devices, accelerator=not cpu):
         logger.warning(warning)
     if devices is not None:
-        prepare(os.environ, cores=os.sched_getaffinity(0), devices=devices)
+        prepare(os.environ, cores=os.sched_getaffinity(0), devices=devices, pin=seamless.cpu.pin)
     before = CheckpointsBefore.of(config.trainer.default_local_dir)
     try:
         train(config)

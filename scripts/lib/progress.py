@@ -45,9 +45,7 @@ def digest(line: str) -> str | None:
 
 def main(log: str, command: list[str]) -> int:
     start, shown, tail, curve = time.monotonic(), set(), deque(maxlen=40), False
-    child = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-    )
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda n, _: child.send_signal(n))
     assert child.stdout is not None

@@ -3,7 +3,8 @@
 Two variables carry this between processes, both comma lists of indices:
 `SEAMLESS_CPU_CORES` the job's cores, written once where the job starts (device i is its i-th entry);
 `SEAMLESS_VISIBLE_DEVICES` the devices of one process, written by verl as it writes
-`CUDA_VISIBLE_DEVICES` on CUDA. Pure: reads a mapping, returns tuples, touches no process.
+`CUDA_VISIBLE_DEVICES` on CUDA. `SEAMLESS_CPU_PIN=0` lets devices share all cores (`seamless.cpu.pin`).
+Pure: reads a mapping, returns tuples, touches no process.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from seamless_verl.errors import ConfigError
 
 CPU_CORES = "SEAMLESS_CPU_CORES"
 VISIBLE_DEVICES = "SEAMLESS_VISIBLE_DEVICES"
+PIN = "SEAMLESS_CPU_PIN"
 
 
 def parse_indices(key: str, text: str) -> tuple[int, ...]:
@@ -47,14 +49,13 @@ def job_cores(environ: Mapping[str, str]) -> tuple[int, ...]:
 def device_cores(environ: Mapping[str, str]) -> tuple[int, ...] | None:
     """Return the core of each visible device, in the order the devices are named.
 
-    None when `SEAMLESS_VISIBLE_DEVICES` is not set: this process was given no devices, so nothing
-    of it is pinned.
+    None when nothing is to be pinned: this process was given no devices, or pinning is off.
 
     Raises:
         ConfigError: a list is malformed or missing, or a device is none of the job's.
     """
     stated = environ.get(VISIBLE_DEVICES)
-    if stated is None:
+    if stated is None or environ.get(PIN) == "0":
         return None
     cores, devices = job_cores(environ), parse_indices(VISIBLE_DEVICES, stated)
     missing = [device for device in devices if device >= len(cores)]

@@ -1,46 +1,30 @@
 """verl's Megatron engine on the host: registered for device `cpu` when verl imports this module.
 
-verl imports it as `actor_rollout_ref.model.external_lib` (and `critic.model.external_lib`).
+verl imports it as `actor_rollout_ref.model.external_lib` (and `critic.model.external_lib`) in every
+process that reads the model's config; only members of a worker group build engines, so only they
+pay for importing Megatron.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import os
 
-from verl.workers.engine import EngineRegistry
-from verl.workers.engine.megatron.transformer_impl import (
-    MegatronEngineWithLMHead,
-    MegatronEngineWithValueHead,
-)
-
-from seamless_verl.platform.megatron.adapt import adapt_megatron
 from seamless_verl.platform.process_group import default_to_gloo
 
-
-class HostMegatronEngine(MegatronEngineWithLMHead):
-    """Megatron's language model engine, with Megatron adapted before its state and before its model."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        adapt_megatron()
-        super().__init__(*args, **kwargs)
-
-    def initialize(self) -> Any:
-        adapt_megatron()  # again: verl has imported more of Megatron since
-        return super().initialize()
+WORKER_GROUP = "WG_BACKEND"  # verl sets it in the processes of its worker groups
 
 
-class HostMegatronValueEngine(MegatronEngineWithValueHead):
-    """Megatron's value model engine, adapted in the same two places."""
+def register_engines() -> None:
+    """Register the host engines with verl, once."""
+    from verl.workers.engine import EngineRegistry
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        adapt_megatron()
-        super().__init__(*args, **kwargs)
+    from seamless_verl.platform.megatron.engines import HostMegatronEngine, HostMegatronValueEngine
 
-    def initialize(self) -> Any:
-        adapt_megatron()
-        return super().initialize()
+    default_to_gloo()
+    for model_type, engine in (("language_model", HostMegatronEngine), ("value_model", HostMegatronValueEngine)):
+        if "cpu" not in EngineRegistry._engines[model_type]["megatron"]:
+            EngineRegistry.register(model_type=model_type, backend="megatron", device="cpu")(engine)
 
 
-default_to_gloo()
-EngineRegistry.register(model_type="language_model", backend="megatron", device="cpu")(HostMegatronEngine)
-EngineRegistry.register(model_type="value_model", backend="megatron", device="cpu")(HostMegatronValueEngine)
+if WORKER_GROUP in os.environ:
+    register_engines()

@@ -115,9 +115,7 @@ class GlooCheckpointEngine(CheckpointEngine):
             if tensor.numel():
                 self.group.broadcast([tensor], dist.BroadcastOptions()).wait()
 
-    async def receive_weights(
-        self, global_steps: int | None = None
-    ) -> AsyncGenerator[tuple[str, torch.Tensor], None]:
+    async def receive_weights(self, global_steps: int | None = None) -> AsyncGenerator[tuple[str, torch.Tensor], None]:
         async for name, weight in merge_weight_chunks(self.chunks(), self.bucket_size):
             yield name, weight
 

@@ -21,9 +21,7 @@ def pin_process(cores: Collection[int]) -> None:
         os.sched_setaffinity(0, cores)
     except OSError as error:
         way_out = f"Set {CPU_CORES} to cores that `taskset -cp $$` lists"
-        raise ConfigError(
-            CPU_CORES, sorted(cores), f"cannot be pinned to: {error.strerror}", way_out
-        ) from error
+        raise ConfigError(CPU_CORES, sorted(cores), f"cannot be pinned to: {error.strerror}", way_out) from error
     for task in Path("/proc/self/task").iterdir():
         # A thread may end between being listed and being moved.
         with suppress(ProcessLookupError):

@@ -74,6 +74,4 @@ def text_plot(points: list[Point]) -> str:
     body = [f"{labels.get(i, ''):>8} |{''.join(row)}" for i, row in enumerate(rows)]
     axis = f"{'':>8} +{'-' * WIDTH}\n{'':>9} step {first.step:<{WIDTH - 12}}{last.step:>6}"
     times = f", {last.value / first.value:.1f} times" if first.value > 0 else ""
-    return "\n".join(
-        [f"{TITLE}: {first.metric}", *body, axis, f"from {first.value:.3f} to {last.value:.3f}{times}"]
-    )
+    return "\n".join([f"{TITLE}: {first.metric}", *body, axis, f"from {first.value:.3f} to {last.value:.3f}{times}"])

@@ -26,9 +26,7 @@ def rebound(module: ModuleType, **names: Any) -> Iterator[None]:
     """
     missing = [name for name in names if name not in vars(module)]
     if missing:
-        raise HostMovedError(
-            "seamless-trainer", f"{module.__name__}:{missing[0]}", WRITTEN_FOR, "no such name"
-        )
+        raise HostMovedError("seamless-trainer", f"{module.__name__}:{missing[0]}", WRITTEN_FOR, "no such name")
     before = {name: vars(module)[name] for name in names}
     vars(module).update(names)
     try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import ray
+import transfer_queue as tq
 from omegaconf import DictConfig
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import trainer_base
@@ -90,7 +91,26 @@ class SeamlessTrainer(PPOTrainer):
         with marked_timer("update_weights", self.timing_raw, color="red"):
             self._pending_sync_metrics = self.place.commit(self.global_steps)
 
+    def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        batch = super()._compute_old_log_prob(batch, metrics)
+        metrics.update(logprob_difference(batch))
+        return batch
+
     def _validate(self) -> dict[str, float]:
         metrics: dict[str, float] = super()._validate()
         self.curve.add(self.global_steps, metrics)
         return metrics
+
+
+def logprob_difference(batch: Any) -> dict[str, float]:
+    """The largest |logprob| difference of trainer and rollout over the generated tokens of a batch.
+
+    Zero when the rollout's logprobs are used as the old ones (`bypass_mode`).
+    """
+    fields = ["old_log_probs", "rollout_log_probs", "response_mask"]
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+    if "rollout_log_probs" not in data:
+        return {}
+    old, rollout, mask = (data[field].values() for field in fields)
+    difference = (old - rollout).abs() * mask
+    return {"training/rollout_logprob_diff_max": float(difference.max())}

@@ -6,7 +6,6 @@ output folder. Every rank writes what it has to `<out>/rank<r>.pt`.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import sys
@@ -73,8 +72,10 @@ def main() -> None:
     from verl.utils.distributed import initialize_global_process_group_ray
     from verl.workers.utils.losses import sft_loss
 
+    from seamless_verl.platform.engine import register_engines
+
     torch.set_num_threads(1)
-    importlib.import_module("seamless_verl.platform.engine")
+    register_engines()
     initialize_global_process_group_ray()
     engine = build_engine(case)
     engine.initialize()

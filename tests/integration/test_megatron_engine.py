@@ -31,9 +31,7 @@ def run(folder: Path, model: Path, layout: str, updates: int) -> list[dict[str, 
     env = os.environ | {"VERL_PLATFORM": "cpu", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "ignore", str(PROCESS), str(folder / "case.json")]
     ranks = [
-        subprocess.Popen(
-            [*command, str(r)], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        subprocess.Popen([*command, str(r)], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for r in range(world)
     ]
     outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
@@ -45,13 +43,9 @@ def reference_logprobs(model: Path, weights: dict[str, torch.Tensor] | None) -> 
     """transformers in fp32 on the weights rounded to bf16; entry t is the logprob of token t + 1."""
     from transformers import AutoModelForCausalLM
 
-    reference = AutoModelForCausalLM.from_pretrained(
-        model, dtype=torch.bfloat16, attn_implementation="eager"
-    ).float()
+    reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16, attn_implementation="eager").float()
     if weights is not None:
-        missing = reference.load_state_dict(
-            {k: v.float() for k, v in weights.items()}, strict=False
-        ).missing_keys
+        missing = reference.load_state_dict({k: v.float() for k, v in weights.items()}, strict=False).missing_keys
         assert set(missing) <= {"lm_head.weight"}
     rows = []
     with torch.no_grad():

@@ -76,9 +76,7 @@ def test_an_update_takes_effect_exactly(engine: Engine, loaded: Any, bucket_mb: 
     assert largest_error(loaded, samples) > FAR, "the old weights would not have been told apart"
 
 
-@pytest.mark.parametrize(
-    "only", ["layers.1.mlp.down_proj", "layers.0.self_attn.k_proj", "lm_head", "embed_tokens"]
-)
+@pytest.mark.parametrize("only", ["layers.1.mlp.down_proj", "layers.0.self_attn.k_proj", "lm_head", "embed_tokens"])
 def test_part_of_the_weights_can_be_updated(engine: Engine, loaded: Any, only: str) -> None:
     engine.run(engine.update(dict(loaded.named_parameters()), bucket_mb=16))
     renewed, weights = redrawn(loaded, seed=3, only=only)

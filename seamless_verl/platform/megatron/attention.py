@@ -22,9 +22,7 @@ class SDPAttention(nn.Module):
     [s, b, heads * d / tp]; packed ("thd"), they are [t, heads / tp, d] and [t, heads * d / tp].
     """
 
-    def __init__(
-        self, config: Any, layer_number: int, *_: Any, softmax_scale: float | None = None, **__: Any
-    ):
+    def __init__(self, config: Any, layer_number: int, *_: Any, softmax_scale: float | None = None, **__: Any):
         super().__init__()
         self.scale = softmax_scale or 1.0 / math.sqrt(config.kv_channels)
         self.dropout = config.attention_dropout

@@ -1,0 +1,49 @@
+"""verl's two Megatron engines, with Megatron adapted before its state and before its model.
+
+Twice, because verl imports more of Megatron between the two.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead, MegatronEngineWithValueHead
+
+from seamless_verl.platform.cores import CPU_CORES, VISIBLE_DEVICES, device_cores
+from seamless_verl.platform.megatron.adapt import adapt_megatron
+from seamless_verl.platform.pinning import pin_process
+
+
+class OnHost:
+    """What the host adds to an engine: adaptations, and the core of its device."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        adapt_megatron()
+        pin_to_device()
+        super().__init__(*args, **kwargs)
+
+    def initialize(self) -> Any:
+        adapt_megatron()
+        return super().initialize()  # type: ignore[misc]
+
+
+class HostMegatronEngine(OnHost, MegatronEngineWithLMHead):
+    """Megatron's language model engine on the host."""
+
+
+class HostMegatronValueEngine(OnHost, MegatronEngineWithValueHead):
+    """Megatron's value model engine on the host."""
+
+
+def pin_to_device() -> None:
+    """Keep this process on the core of the device that Ray gave it; outside Ray, leave it be."""
+    import ray
+
+    devices = ray.get_runtime_context().get_accelerator_ids().get("GPU", []) if ray.is_initialized() else []
+    if not devices:
+        return
+    job = {CPU_CORES: ",".join(map(str, sorted(os.sched_getaffinity(0)))), **os.environ}
+    cores = device_cores({**job, VISIBLE_DEVICES: ",".join(devices)})
+    if cores is not None:
+        pin_process(cores)

@@ -1,0 +1,117 @@
+"""The main job end to end: both layouts, agreement of trainer and rollout, checkpoints, clean exits."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from job import SEAMLESS, Job, run
+
+pytestmark = pytest.mark.integration
+POOL = {
+    "actor_rollout_ref__rollout__nnodes": 1,
+    "actor_rollout_ref__rollout__n_gpus_per_node": 1,
+    "actor_rollout_ref__rollout__checkpoint_engine__backend": "gloo",
+}
+MEGATRON = "actor_rollout_ref__actor__megatron__"
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        pytest.param(
+            {f"{MEGATRON}tensor_model_parallel_size": 2, "actor_rollout_ref__rollout__tensor_model_parallel_size": 2},
+            id="tp2",
+        ),
+        pytest.param({f"{MEGATRON}pipeline_model_parallel_size": 2}, id="pp2"),
+    ],
+)
+def test_trainer_and_rollout_agree_at_every_step(nano: Path, tmp_path: Path, sizes: dict[str, Any]) -> None:
+    """On-policy, so each batch is generated right after a weight update with the weights that score it."""
+    job = run(
+        tmp_path,
+        nano,
+        **sizes,
+        trainer__n_gpus_per_node=2,
+        trainer__total_training_steps=4,
+        seamless__max_staleness=0,
+    )
+    steps = job.metrics()
+    assert steps.keys() == {1, 2, 3, 4}
+    for metrics in steps.values():
+        assert metrics["training/rollout_logprob_diff_max"] < 2e-2
+        assert metrics["training/rollout_actor_probs_pearson_corr"] > 0.9999
+        assert metrics["training/off_policy/trajectory_staleness_worst/max"] == 0
+        assert metrics["actor/grad_norm"] > 0
+
+
+@pytest.fixture(scope="module")
+def disaggregated(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    return run(
+        tmp_path_factory.mktemp("disaggregated"),
+        nano,
+        **POOL,
+        trainer__total_training_steps=6,
+        trainer__save_freq=6,
+        trainer__test_freq=3,
+        trainer__val_before_train=True,
+        seamless__max_staleness=1,
+        seamless__plot=True,
+        actor_rollout_ref__actor__checkpoint__save_contents="[model,optimizer,extra,hf_model]",
+    )
+
+
+def test_disaggregated_trains_within_its_staleness_bound(disaggregated: Job) -> None:
+    steps = disaggregated.metrics()
+    assert steps.keys() == set(range(7))
+    worst = [steps[i]["training/off_policy/trajectory_staleness_worst/max"] for i in range(1, 7)]
+    assert max(worst) <= 1
+    assert "validation curve" in disaggregated.log()
+
+
+def test_the_hf_checkpoint_loads_in_plain_transformers(disaggregated: Job, nano: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    (folder,) = (disaggregated.folder / "checkpoints" / "global_step_6").rglob("huggingface")
+    trained = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    original = AutoModelForCausalLM.from_pretrained(nano / "model", dtype=torch.float32)
+    ids = AutoTokenizer.from_pretrained(folder)("3+4=", return_tensors="pt").input_ids
+    with torch.no_grad():
+        assert not torch.allclose(trained(ids).logits, original(ids).logits, atol=1e-3)
+
+
+def test_nothing_is_left_of_a_finished_run(disaggregated: Job) -> None:
+    assert leftovers(disaggregated) == []
+
+
+@pytest.mark.parametrize(("moment", "number"), [("Started a local Ray", signal.SIGINT), ("step:2 ", signal.SIGTERM)])
+def test_a_stopped_run_leaves_nothing(nano: Path, tmp_path: Path, moment: str, number: int) -> None:
+    overrides = {"trainer.total_training_steps": 1000, "trainer.save_freq": 1}
+    job = Job(tmp_path, nano, SEAMLESS, overrides, {}).start()
+    job.wait_for(moment)
+    code = job.stop(number)
+    assert code == 130, job.log()[-3000:]
+    assert leftovers(job) == []
+    tracker = tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt"
+    saved = sorted(int(p.name.split("_")[-1]) for p in tracker.parent.glob("global_step_*"))
+    assert not saved or max(saved) <= int(tracker.read_text())
+
+
+def leftovers(job: Job) -> list[str]:
+    """Processes that mention this run's folder, and Ray's sessions of supervisors that are gone."""
+    mine = []
+    for process in psutil.process_iter(["cmdline"]):
+        if process.pid != os.getpid() and str(job.folder) in " ".join(process.info["cmdline"] or []):
+            mine.append(str(process))
+    return mine + ray_processes()
+
+
+def ray_processes() -> list[str]:
+    names = ("raylet", "gcs_server", "VLLM::", "ray::")
+    found = (p.info for p in psutil.process_iter(["pid", "name", "cmdline"]))
+    return [str(i) for i in found if any(n in f"{i['name']} {' '.join(i['cmdline'] or [])}"[:80] for n in names)]

@@ -1,0 +1,66 @@
+"""verl's own trainers on the CPU platform, and law 7: installing the plugin changes nothing in verl."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from job import SUPPORT, VERL, Job, comparable, run
+
+pytestmark = pytest.mark.integration
+DETERMINISTIC: dict[str, Any] = {
+    "trainer__v1__trainer_mode": "sync",
+    "trainer__total_training_steps": 4,
+    "data__seed": 1,
+    "actor_rollout_ref__rollout__agent__agent_loop_config_path": SUPPORT / "agent_loops.yaml",
+    "actor_rollout_ref__rollout__agent__default_agent_loop": "seeded",
+    "actor_rollout_ref__rollout__enable_prefix_caching": False,
+    "trainer__v1__sampler__custom_sampler__path": SUPPORT / "seeded.py",
+    "trainer__v1__sampler__custom_sampler__name": "CanonicalReplayBuffer",
+}
+
+
+@pytest.fixture(scope="module")
+def plain(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """Four `sync` steps with the package installed as usual, and a checkpoint after the second."""
+    folder = tmp_path_factory.mktemp("plain")
+    return run(folder, nano, VERL, **DETERMINISTIC, trainer__save_freq=2)
+
+
+def test_the_installed_package_changes_nothing_in_verl(plain: Job, nano: Path, tmp_path: Path) -> None:
+    env = {"VERL_USE_EXTERNAL_PLUGINS": "none", "VERL_USE_EXTERNAL_MODULES": "seamless_verl.platform.plugin"}
+    alone = run(tmp_path, nano, VERL, env, **DETERMINISTIC, trainer__save_freq=2)
+    assert alone.metrics().keys() == plain.metrics().keys() == {1, 2, 3, 4}
+    for step, metrics in plain.metrics().items():
+        assert comparable(alone.metrics()[step]) == comparable(metrics)
+
+
+def test_a_resumed_sync_run_equals_an_uninterrupted_one(plain: Job, nano: Path, tmp_path: Path) -> None:
+    shutil.copytree(plain.folder / "checkpoints", tmp_path / "checkpoints")
+    (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("2")
+    shutil.rmtree(tmp_path / "checkpoints" / "global_step_4")
+    resumed = run(tmp_path, nano, VERL, **DETERMINISTIC, trainer__resume_mode="auto")
+    assert resumed.metrics().keys() == {3, 4}
+    for step, metrics in resumed.metrics().items():
+        assert comparable(metrics) == comparable(plain.metrics()[step])
+
+
+def test_separate_async_with_lending(nano: Path, tmp_path: Path) -> None:
+    """verl's best mode: a standalone replica, and a trainer whose device is lent between steps."""
+    job = run(
+        tmp_path,
+        nano,
+        VERL,
+        trainer__v1__trainer_mode="separate_async",
+        trainer__v1__separate_async__parameter_sync_step=2,
+        trainer__v1__separate_async__hybrid_rollout__enable_switch=True,
+        trainer__total_training_steps=3,
+        actor_rollout_ref__actor__ppo_mini_batch_size=4,
+        actor_rollout_ref__rollout__nnodes=1,
+        actor_rollout_ref__rollout__n_gpus_per_node=1,
+        actor_rollout_ref__rollout__checkpoint_engine__backend="gloo",
+    )
+    assert job.metrics().keys() == {1, 2, 3}
+    assert all(metrics["actor/grad_norm"] > 0 for metrics in job.metrics().values())
