@@ -69,10 +69,10 @@ class Job:
             "PYTHONPATH": str(SUPPORT),
             "VERL_FILE_LOGGER_PATH": str(self.folder / "metrics.jsonl"),
         }
-        log = (self.folder / "log.txt").open("w")
-        self.process = subprocess.Popen(
-            self.command(), cwd=self.folder, env=env | self.env, stdout=log, stderr=subprocess.STDOUT, text=True
-        )
+        with (self.folder / "log.txt").open("w") as log:
+            self.process = subprocess.Popen(
+                self.command(), cwd=self.folder, env=env | self.env, stdout=log, stderr=subprocess.STDOUT, text=True
+            )
         return self
 
     def finish(self, timeout: float = 420) -> Job:

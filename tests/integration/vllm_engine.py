@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping
 from contextlib import asynccontextmanager
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 
 import psutil
 import torch
+import zmq
 
 T = TypeVar("T")
 EXTENSION = "verl.workers.rollout.vllm_rollout.utils.vLLMColocateWorkerExtension"
@@ -56,9 +58,11 @@ class Engine:
             yield Sample(prompt, ids, logprobs, one.finish_reason)
 
     async def sample(self, prompt: list[int], tokens: int) -> Sample:
-        async for last in self.stream(prompt, tokens):
-            pass
-        return last
+        return [output async for output in self.stream(prompt, tokens)][-1]
+
+    async def torch_threads(self) -> list[int]:
+        """Threads that torch computes with, in each worker."""
+        return await self.llm.collective_rpc(lambda worker: torch.get_num_threads())
 
     async def samples(self, prompts: list[list[int]], tokens: int) -> list[Sample]:
         return await asyncio.gather(*(self.sample(prompt, tokens) for prompt in prompts))
@@ -72,8 +76,17 @@ class Engine:
         sender = BucketedWeightSender(handle, bucket_size_mb=bucket_mb, use_shm=True)
         sending = asyncio.to_thread(asyncio.run, sender.async_send_weights(iter(weights.items())))
         receiving: Awaitable[Any] = self.llm.collective_rpc("update_weights_from_ipc", kwargs={"use_shm": True})
+        # Without a limit a receiver that failed would leave verl's sender waiting for ever.
+        zmq.Context.instance().setsockopt(zmq.RCVTIMEO, 20_000)
         await asyncio.gather(sending, receiving)
         await self.llm.reset_prefix_cache()
+
+    def close(self) -> None:
+        """Stop the engine, and let go of what it and verl's sender leave open, here and not in a later test."""
+        self.llm.shutdown()
+        self.llm = None
+        gc.collect()
+        zmq.Context.instance().term()
 
 
 @asynccontextmanager
