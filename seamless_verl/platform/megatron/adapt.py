@@ -53,7 +53,7 @@ MODULE_STAYS = Adaptation(
     "megatron.core.transformer.module:MegatronModule.cuda",
     MCORE,
     "bridges move a built model to the accelerator by model.cuda(device)",
-    "(self, device: Union[int, torch.device, NoneType] = None) -> Self",
+    "(self, device: int | torch.device | None = None) -> Self",
 )
 ADAPTATIONS = (HOST_TORCH, RNG_NOW, *TENSOR_TYPES, SPEC_PROVIDER, MODULE_STAYS)
 

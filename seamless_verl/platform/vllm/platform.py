@@ -11,7 +11,7 @@ from typing import Any
 
 from vllm.platforms.cpu import CpuPlatform
 
-from seamless_verl.platform.cores import CPU_CORES, core_of_rank, device_cores, thread_binding
+from seamless_verl.platform.cores import CPU_CORES, VISIBLE_DEVICES, core_of_rank, device_cores, thread_binding
 
 WORKER = "seamless_verl.platform.vllm.worker.HostWorker"
 
@@ -24,17 +24,16 @@ class HostPlatform(CpuPlatform):  # type: ignore[misc]
         super().check_and_update_config(vllm_config)
         # The processes to come inherit this: once pinned, their own affinity no longer tells.
         os.environ.setdefault(CPU_CORES, ",".join(map(str, sorted(os.sched_getaffinity(0)))))
-        cores = device_cores(os.environ)
-        if cores is not None:
-            place_engine(vllm_config.parallel_config, cores)
+        if VISIBLE_DEVICES in os.environ:
+            place_engine(vllm_config.parallel_config, device_cores(os.environ))
 
     def is_sleep_mode_available(self) -> bool:
         """Yes: the scheduler pauses and the worker keeps its memory, so verl's default config runs."""
         return True
 
 
-def place_engine(parallel: Any, cores: tuple[int, ...]) -> None:
-    """Give every worker of the engine one of `cores`.
+def place_engine(parallel: Any, cores: tuple[int, ...] | None) -> None:
+    """Give every worker of the engine one of `cores`, or with None leave all of them free.
 
     An engine of one device runs its worker inside the engine's core process. A worker process of
     its own would contend with it: both spin for a second after every message, and on a host they
@@ -43,9 +42,10 @@ def place_engine(parallel: Any, cores: tuple[int, ...]) -> None:
     Raises:
         ConfigError: the engine has more workers than the server has devices.
     """
-    workers = parallel.local_world_size * (parallel.data_parallel_size_local or 1)
-    core_of_rank(cores, workers - 1)
+    if cores is not None:
+        core_of_rank(cores, parallel.local_world_size * (parallel.data_parallel_size_local or 1) - 1)
+    # Its default, "auto", would put every engine of the host on the same core.
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind" if cores is None else thread_binding(cores)
     parallel.worker_cls = WORKER
-    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = thread_binding(cores)
     if parallel.world_size == 1:
         parallel.distributed_executor_backend = "uni"

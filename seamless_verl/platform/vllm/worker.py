@@ -19,7 +19,7 @@ class HostWorker(CPUWorker):  # type: ignore[misc]
         cores = device_cores(os.environ)
         if cores is not None:
             pin_process({core_of_rank(cores, device_index(vllm_config.parallel_config, local_rank))})
-            torch.set_num_threads(1)
+        torch.set_num_threads(1)
         super().__init__(vllm_config, local_rank, *args, **kwargs)
 
     def sleep(self, level: int = 1) -> None:

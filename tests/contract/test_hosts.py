@@ -1,0 +1,69 @@
+"""What we rely on in host libraries, pinned: an upgrade fails here, by the name of what moved."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any
+
+import pytest
+
+from seamless_verl.platform.adaptation import Adaptation
+from seamless_verl.platform.megatron.adapt import ADAPTATIONS as MEGATRON
+from seamless_verl.platform.process_group import DEFAULT_BACKEND
+
+BASE = "verl.trainer.ppo.v1.trainer_base:PPOTrainer."
+# Methods of verl that our subclasses override, and calls they make, with the signatures they were written for.
+OVERRIDDEN = {
+    BASE + "__init__": "(self, config: omegaconf.dictconfig.DictConfig)",
+    BASE + "_build_replay_buffer": "(self) -> verl.trainer.ppo.v1.replay_buffer.ReplayBuffer",
+    BASE + "_init_resource_pool_mgr": "(self)",
+    BASE + "_setup": "(self)",
+    BASE + "get_llm_client": "(self) -> verl.workers.rollout.llm_server.LLMServerClient",
+    BASE + "_rollout_server_managers": "(self) -> list",
+    BASE + "_get_n_gpus_for_throughput": "(self) -> int",
+    BASE + "_add_async_warmup_batches": "(self, num_warmup_batches: int | float) -> None",
+    BASE + "_compute_old_log_prob": "(self, batch: transfer_queue.metadata.KVBatchMeta, metrics: dict)"
+    " -> transfer_queue.metadata.KVBatchMeta",
+    BASE + "_validate": "(self) -> dict[str, float]",
+    BASE + "on_init_end": "(self)",
+    BASE + "on_train_begin": "(self)",
+    BASE + "on_sample_end": "(self)",
+    BASE + "on_step_end": "(self)",
+    "verl.trainer.main_ppo:run_ppo": "(config, task_runner_class) -> None",
+    "verl.trainer.ppo.v1.trainer_base:register_trainer": "(name: str)",
+    "verl.workers.rollout.llm_server:LLMServerManager.get_client": "(self, client_cls: "
+    "type[verl.workers.rollout.llm_server.LLMServerClient] | None = None, **kwargs)"
+    " -> verl.workers.rollout.llm_server.LLMServerClient",
+    "verl.checkpoint_engine.base:CheckpointEngineManager.update_weights": "(self, global_steps: int = None)",
+    "verl.checkpoint_engine.base:CheckpointEngine.build_topology": "(actor_wg_world_size: int, rollout_world_size: int,"
+    " metadata: list[dict]) -> tuple[dict[str, list[typing.Any]], dict[str, list[typing.Any]]]",
+    "verl.workers.engine_workers:TrainingWorker.__init__": "(self, config: verl.workers.config.engine.TrainingWorkerConfig)",
+}
+
+
+@pytest.mark.parametrize("symbol", OVERRIDDEN)
+def test_verl_still_has_what_we_override(symbol: str) -> None:
+    found: Any = Adaptation("seamless-trainer", symbol, "verl 0.9.1", "overridden").verify()
+    assert str(inspect.signature(inspect.unwrap(found))) == OVERRIDDEN[symbol]
+
+
+@pytest.mark.parametrize("name", ["RayWorkerGroup", "PPOTrainer", "register_trainer"])
+def test_the_names_rebound_while_verl_sets_up_are_there(name: str) -> None:
+    assert name in vars(importlib.import_module("verl.trainer.ppo.v1.trainer_base"))
+
+
+@pytest.mark.parametrize("adaptation", [*MEGATRON, DEFAULT_BACKEND], ids=lambda a: f"{a.name}-{a.symbol.split(':')[1]}")
+def test_every_adapted_symbol_is_where_it_was(adaptation: Adaptation) -> None:
+    adaptation.verify()
+    assert adaptation.written_for and adaptation.reason
+
+
+def test_the_platform_answers_all_that_verl_asks_of_one() -> None:
+    from verl.plugin.platform import PlatformBase, PlatformRegistry
+
+    platform = PlatformRegistry.get("cpu")
+    assert platform is not None and not getattr(platform, "__abstractmethods__", None)
+    asked = {n for n, v in vars(PlatformBase).items() if getattr(v, "__isabstractmethod__", False)}
+    assert asked <= set(vars(platform))
+    assert PlatformRegistry.registered_names()[-1] == "cpu"  # probed last: never beside an accelerator

