@@ -45,8 +45,8 @@ ensure_environment() {
   say "[2/3] The stack: verl, Megatron-core, vLLM for the CPU, Ray, TransferQueue ($(wc -l <"$LOCK") packages)"
   install_lock
   say "[3/3] This package"
-  "$PYTHON" "$ROOT/scripts/lib/vllm_alias.py"
   "$PYTHON" -m pip install --quiet --no-deps --no-build-isolation --editable "$ROOT"
+  "$PYTHON" -m seamless_verl.platform.vllm_alias
   rm -f "$VENV"/.seamless-*
   touch "$stamp"
 }

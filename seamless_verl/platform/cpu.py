@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from verl.plugin.platform import PlatformBase
 
+from seamless_verl.platform.cores import VISIBLE_DEVICES
 from seamless_verl.platform.host_device import HOST_DEVICE
-
-VISIBLE_DEVICES = "SEAMLESS_VISIBLE_DEVICES"
 
 
 class HostIndex(str):

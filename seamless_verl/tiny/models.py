@@ -21,6 +21,12 @@ MAX_POSITIONS = 8192
 """Longest sequence, in tokens."""
 
 
+WEIGHT_GAIN, HEAD_STD = 2.25, 0.02
+"""Scales of the random weights, chosen for learning from reward alone: layers strong enough that the last
+position feels every token of the prompt from the first update, and a head so weak that sampling starts
+nearly uniform, whatever the seed."""
+
+
 @dataclass(frozen=True)
 class ModelSize:
     """One row of the table of sizes; `heads` and `kv_heads` count attention heads of `head_dim` each."""
@@ -31,6 +37,11 @@ class ModelSize:
     kv_heads: int
     head_dim: int
     mlp: int
+
+    @property
+    def weight_std(self) -> float:
+        """Standard deviation of all initial weights but the head's."""
+        return round(WEIGHT_GAIN / self.hidden**0.5, 4)
 
 
 SIZES = {
@@ -61,6 +72,7 @@ def model_config(size: str) -> Qwen3Config:
         num_attention_heads=shape.heads,
         num_key_value_heads=shape.kv_heads,
         head_dim=shape.head_dim,
+        initializer_range=shape.weight_std,
         max_position_embeddings=MAX_POSITIONS,
         rope_theta=10000.0,
         tie_word_embeddings=False,
@@ -91,6 +103,7 @@ def _write_weights(config: Qwen3Config, seed: int, folder: Path) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config)
+        torch.nn.init.normal_(model.lm_head.weight, std=HEAD_STD)
     model.generation_config = GenerationConfig(
         eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id, do_sample=True
     )

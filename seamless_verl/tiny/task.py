@@ -1,7 +1,8 @@
 """A task small enough for a random model to learn by reinforcement alone: sums of two digits.
 
-`a+b=` with a one-digit answer: 55 questions, drawn uniformly. A model that always gives the commonest
-answer is right 18% of the time, one that guesses a digit 10%.
+`a+b=` where the sum has one digit. The sum is drawn evenly from 0 to 9 and then split evenly, so always
+giving one answer, or guessing a digit, is right 10% of the time. There are only 55 questions, and
+validation draws from the same ones: what is measured is learning from reward, not generalization.
 """
 
 from __future__ import annotations
@@ -10,16 +11,27 @@ import random
 from pathlib import Path
 from typing import Any
 
+from seamless_verl.errors import ConfigError
 from seamless_verl.tiny.files import replaced_file
 
 DATA_SOURCE = "arithmetic"
-QUESTIONS = tuple((a, b) for a in range(10) for b in range(10 - a))
 
 
 def arithmetic_rows(split: str, seed: int, count: int) -> list[dict[str, Any]]:
-    """`count` rows in verl's format; the same `split`, `seed` and `count` give the same rows."""
+    """`count` rows in verl's format, the same for the same arguments; a longer list begins with the shorter.
+
+    Raises ConfigError when `count` is not positive, since verl cannot load an empty file.
+    """
+    if count < 1:
+        raise ConfigError(split, count, "there must be at least one row", "Ask for one or more")
     draw = random.Random(f"{DATA_SOURCE}/{split}/{seed}")
-    return [_row(split, index, *draw.choice(QUESTIONS)) for index in range(count)]
+    return [_row(split, index, *_question(draw)) for index in range(count)]
+
+
+def _question(draw: random.Random) -> tuple[int, int]:
+    total = draw.randint(0, 9)
+    first = draw.randint(0, total)
+    return first, total - first
 
 
 def _row(split: str, index: int, a: int, b: int) -> dict[str, Any]:
@@ -42,6 +54,7 @@ def write_parquet(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def make_arithmetic(folder: str | Path, seed: int, train: int, val: int) -> None:
-    """Writes `train.parquet` and `val.parquet` with that many rows each."""
-    for split, count in (("train", train), ("val", val)):
-        write_parquet(Path(folder) / f"{split}.parquet", arithmetic_rows(split, seed, count))
+    """Writes `train.parquet` and `val.parquet` with that many rows each; ConfigError for fewer than one."""
+    splits = {split: arithmetic_rows(split, seed, count) for split, count in (("train", train), ("val", val))}
+    for split, rows in splits.items():
+        write_parquet(Path(folder) / f"{split}.parquet", rows)

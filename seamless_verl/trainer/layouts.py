@@ -50,8 +50,7 @@ class Disaggregated(RolloutPlace):
     """Replicas on devices of their own: they generate while the trainer computes."""
 
     @classmethod
-    def launch(cls, config: Any, actor_group: Any) -> Disaggregated:
-        servers = LLMServerManager.create(config=config)
+    def of(cls, servers: LLMServerManager, config: Any, actor_group: Any) -> Disaggregated:
         engine = omega_conf_to_dataclass(config.actor_rollout_ref.rollout.checkpoint_engine)
         return cls(servers, CheckpointEngineManager(engine, actor_group, servers.get_replicas()))
 

@@ -16,12 +16,14 @@ from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.utils.debug import marked_timer
+from verl.workers.rollout.llm_server import LLMServerManager
 
 from seamless_verl.config.schema import Layout, SeamlessConfig
 from seamless_verl.trainer.curve import ValidationCurve
 from seamless_verl.trainer.host import rebound
 from seamless_verl.trainer.layouts import Colocated, Disaggregated, RolloutPlace
 from seamless_verl.trainer.replay_buffer import SeamlessReplayBuffer
+from seamless_verl.trainer.startup import Concurrently
 from seamless_verl.trainer.workers import SeamlessActorWorker, SeamlessCriticWorker, SeamlessWorkerGroup
 
 ACTOR_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy)
@@ -38,6 +40,7 @@ class SeamlessTrainer(PPOTrainer):
         self._enable_hybrid_replicas = self.layout is Layout.COLOCATED  # read by verl's _setup
         self.curve = ValidationCurve.beside(config.trainer.default_local_dir)
         self.place: RolloutPlace
+        self.servers: Concurrently[LLMServerManager]
         super().__init__(config)
 
     def _build_replay_buffer(self) -> SeamlessReplayBuffer:
@@ -58,12 +61,28 @@ class SeamlessTrainer(PPOTrainer):
                 self.role_worker_mapping[role] = ray.remote(classes[role])
 
     def _setup(self) -> None:
-        with rebound(trainer_base, RayWorkerGroup=SeamlessWorkerGroup):
+        SeamlessWorkerGroup.on_spawn = self._start_servers
+        with rebound(trainer_base, RayWorkerGroup=SeamlessWorkerGroup, LLMServerManager=StartedServers(self)):
             super()._setup()
         if self.layout is Layout.COLOCATED:
             self.place = Colocated(self.llm_server_manager, self.checkpoint_manager)
         else:
-            self.place = Disaggregated.launch(self.config, self.actor_rollout_wg)
+            self.place = Disaggregated.of(self.servers.result(), self.config, self.actor_rollout_wg)
+
+    def _start_servers(self, groups: dict[str, Any]) -> None:
+        """Launch the replicas beside the trainer's engines, once their processes exist.
+
+        Not on an accelerator that both would share: vLLM sizes its cache by the memory it finds free.
+        """
+        group = next((g for role, g in groups.items() if role.startswith("actor")), None)
+        if group is None or hasattr(self, "servers"):
+            return
+        if self.layout is Layout.DISAGGREGATED:
+            self.servers = Concurrently("rollout", lambda: LLMServerManager.create(config=self.config))
+        elif self.config.trainer.device == "cpu":
+            self.servers = Concurrently(
+                "rollout", lambda: LLMServerManager.create(config=self.config, worker_group=group)
+            )
 
     def get_llm_client(self) -> Any:
         return self.place.client()
@@ -100,6 +119,20 @@ class SeamlessTrainer(PPOTrainer):
         metrics: dict[str, float] = super()._validate()
         self.curve.add(self.global_steps, metrics)
         return metrics
+
+
+class StartedServers:
+    """verl's LLMServerManager as `_setup` calls it, when the replicas may have been started already."""
+
+    def __init__(self, trainer: SeamlessTrainer) -> None:
+        self.trainer = trainer
+
+    def create(self, **kwargs: Any) -> LLMServerManager:
+        started = getattr(self.trainer, "servers", None)
+        return started.result() if started is not None else LLMServerManager.create(**kwargs)
+
+    def create_empty(self, **kwargs: Any) -> LLMServerManager:
+        return LLMServerManager.create_empty(**kwargs)
 
 
 def logprob_difference(batch: Any) -> dict[str, float]:

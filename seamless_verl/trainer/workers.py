@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from verl.experimental.separation.engine_workers import DetachActorWorker
@@ -23,4 +24,12 @@ class SeamlessCriticWorker(TrainingWorker):
 
 
 class SeamlessWorkerGroup(RayWorkerGroup):
-    """The processes of one resource pool."""
+    """The processes of one resource pool; says when they exist, before any of them builds a model."""
+
+    on_spawn: Callable[[dict[str, RayWorkerGroup]], None] | None = None  # set by the trainer for one set-up
+
+    def spawn(self, prefix_set: Any) -> dict[str, RayWorkerGroup]:
+        groups: dict[str, RayWorkerGroup] = super().spawn(prefix_set)
+        if SeamlessWorkerGroup.on_spawn is not None:
+            SeamlessWorkerGroup.on_spawn(groups)
+        return groups

@@ -11,6 +11,7 @@ import pytest
 from seamless_verl.platform.adaptation import Adaptation
 from seamless_verl.platform.megatron.adapt import ADAPTATIONS as MEGATRON
 from seamless_verl.platform.process_group import DEFAULT_BACKEND
+from seamless_verl.platform.vllm.adaptations import ADAPTATIONS as VLLM
 
 BASE = "verl.trainer.ppo.v1.trainer_base:PPOTrainer."
 # Methods of verl that our subclasses override, and calls they make, with the signatures they were written for.
@@ -48,12 +49,14 @@ def test_verl_still_has_what_we_override(symbol: str) -> None:
     assert str(inspect.signature(inspect.unwrap(found))) == OVERRIDDEN[symbol]
 
 
-@pytest.mark.parametrize("name", ["RayWorkerGroup", "PPOTrainer", "register_trainer"])
+@pytest.mark.parametrize("name", ["RayWorkerGroup", "LLMServerManager", "register_trainer"])
 def test_the_names_rebound_while_verl_sets_up_are_there(name: str) -> None:
     assert name in vars(importlib.import_module("verl.trainer.ppo.v1.trainer_base"))
 
 
-@pytest.mark.parametrize("adaptation", [*MEGATRON, DEFAULT_BACKEND], ids=lambda a: f"{a.name}-{a.symbol.split(':')[1]}")
+@pytest.mark.parametrize(
+    "adaptation", [*MEGATRON, *VLLM, DEFAULT_BACKEND], ids=lambda a: f"{a.name}-{a.symbol.split(':')[1]}"
+)
 def test_every_adapted_symbol_is_where_it_was(adaptation: Adaptation) -> None:
     adaptation.verify()
     assert adaptation.written_for and adaptation.reason

@@ -1,0 +1,38 @@
+"""Makes what the arithmetic recipe trains on: `model/`, `train.parquet` and `val.parquet` in one folder.
+
+    python recipes/arithmetic_grpo/data.py --out DIR [--size nano] [--seed 0] [--train 4096] [--val 128]
+
+For a task of your own, write rows with the same columns: `data_source`, `prompt` (chat messages),
+`ability`, `reward_model` (`style`, `ground_truth`) and `extra_info` (`index`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from seamless_verl.errors import ConfigError
+from seamless_verl.tiny import SIZES, make_arithmetic, make_model
+
+
+def main() -> int:
+    """Exit code 0, or 2 with one line on standard error for a setting that cannot work."""
+    parser = argparse.ArgumentParser(description="Make the arithmetic recipe's model and data.")
+    parser.add_argument("--out", type=Path, required=True, help="folder for model/ and the parquet files")
+    parser.add_argument("--size", choices=SIZES, default="nano")
+    parser.add_argument("--seed", type=int, default=0, help="of the weights and of the data")
+    parser.add_argument("--train", type=int, default=4096, help="questions to train on")
+    parser.add_argument("--val", type=int, default=128, help="questions to validate on")
+    options = parser.parse_args()
+    try:
+        make_model(options.size, options.seed, options.out / "model")
+        make_arithmetic(options.out, options.seed, options.train, options.val)
+    except ConfigError as error:
+        print(error, file=sys.stderr)  # noqa: T201
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

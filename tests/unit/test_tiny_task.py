@@ -1,0 +1,151 @@
+"""The arithmetic data in verl's format, its command line, and the recipe's reward."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from seamless_verl.errors import ConfigError
+from seamless_verl.tiny import make_arithmetic
+from seamless_verl.tiny.__main__ import main
+from seamless_verl.tiny.files import replaced_file
+from seamless_verl.tiny.task import arithmetic_rows
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "arithmetic_grpo"
+SPLITS = ("train.parquet", "val.parquet")
+
+
+def load_reward() -> ModuleType:
+    """Loads the file by its path, as verl does."""
+    spec = importlib.util.spec_from_file_location("arithmetic_reward", RECIPE / "reward.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+REWARD = load_reward()
+
+
+def grade(response: str, truth: str = "8") -> tuple[float, float]:
+    result = REWARD.compute_score("arithmetic", response, truth, {"index": 0}, unused=None)
+    return result["score"], result["acc"]
+
+
+@pytest.mark.parametrize("file", SPLITS)
+def test_rows_have_the_columns_verl_reads(nano: Path, file: str) -> None:
+    rows: list[dict[str, Any]] = parquet.read_table(nano / file).to_pylist()
+    assert rows
+    for index, row in enumerate(rows):
+        assert set(row) == {"data_source", "prompt", "ability", "reward_model", "extra_info"}
+        assert row["extra_info"] == {"split": file.split(".")[0], "index": index}
+        [message] = row["prompt"]
+        first, second = message["content"].removesuffix("=").split("+")
+        assert message["role"] == "user"
+        assert row["reward_model"] == {"style": "rule", "ground_truth": str(int(first) + int(second))}
+
+
+def test_files_depend_on_the_seed_alone(tmp_path: Path) -> None:
+    for name, seed in (("a", 5), ("b", 5), ("c", 6)):
+        make_arithmetic(tmp_path / name, seed, 64, 64)
+    first, again, other = ([(tmp_path / name / file).read_bytes() for file in SPLITS] for name in "abc")
+    assert first == again
+    assert all(ours != theirs for ours, theirs in zip(first, other, strict=True))
+    assert sorted(entry.name for entry in (tmp_path / "a").iterdir()) == list(SPLITS)
+
+
+def test_splits_are_drawn_apart_and_more_rows_begin_with_the_fewer() -> None:
+    questions = {split: [row["prompt"] for row in arithmetic_rows(split, 0, 64)] for split in ("train", "val")}
+    assert questions["train"] != questions["val"]
+    assert arithmetic_rows("train", 0, 128)[:64] == arithmetic_rows("train", 0, 64)
+
+
+def test_no_answer_is_common_enough_to_be_a_strategy() -> None:
+    answers = Counter(row["reward_model"]["ground_truth"] for row in arithmetic_rows("train", 0, 4096))
+    assert set(answers) == set("0123456789")
+    assert max(answers.values()) < 0.12 * 4096
+
+
+def test_an_empty_split_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="val=0"):
+        make_arithmetic(tmp_path, 0, 16, 0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    target = tmp_path / "data"
+    target.write_text("old")
+    with pytest.raises(RuntimeError, match="torn"), replaced_file(target) as temporary:
+        temporary.write_text("half")
+        raise RuntimeError("torn")
+    assert target.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_the_command_writes_model_and_data(tmp_path: Path) -> None:
+    arguments = ["--out", str(tmp_path), "--task", "arithmetic", "--train", "8", "--val", "4"]
+    assert main(arguments) == 0
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["model", *SPLITS]
+    assert [parquet.read_table(tmp_path / file).num_rows for file in SPLITS] == [8, 4]
+
+
+def test_the_command_ends_with_two_and_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "model").write_text("a file")
+    assert main(["--out", str(tmp_path)]) == 2
+    assert "Name a new or empty folder" in capsys.readouterr().err
+
+
+def test_the_recipe_script_answers_without_loading_a_model() -> None:
+    help_text = subprocess.run(
+        [sys.executable, str(RECIPE / "data.py"), "--help"], check=True, capture_output=True, text=True, timeout=60
+    ).stdout
+    assert "--train" in help_text and "--val" in help_text
+
+
+def test_importing_the_package_loads_no_heavy_library() -> None:
+    code = "import sys, seamless_verl.tiny; sys.exit(bool({'torch', 'transformers', 'pyarrow'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("response", "score", "acc"),
+    [
+        ("8", 1.0, 1.0),
+        ("8abc", 0.85, 1.0),
+        ("8 8", 0.8 + 0.2 / 3, 1.0),
+        ("7", 0.1 + 0.2 * 2 / 3 + 0.1, 0.0),
+        ("6", 0.1 + 0.2 / 3 + 0.1, 0.0),
+        ("5", 0.2, 0.0),
+        ("08", 0.1 + 0.2 + 0.05, 0.0),
+        ("88", 0.15, 0.0),
+        ("", 0.0, 0.0),
+        (" 8", 0.0, 0.0),
+        ("x8", 0.0, 0.0),
+        ("-8", 0.0, 0.0),
+        ("\u0668", 0.0, 0.0),
+        ("\ufffd8", 0.0, 0.0),
+    ],
+)
+def test_reward_of(response: str, score: float, acc: float) -> None:
+    assert grade(response) == (pytest.approx(score), acc)
+
+
+@given(st.text(), st.integers(0, 9))
+def test_any_wrong_answer_is_worth_at_most_half_of_any_right_one(response: str, truth: int) -> None:
+    score, acc = grade(response, str(truth))
+    assert 0.8 < score <= 1.0 if acc else 0.0 <= score <= 0.4
+
+
+def test_a_very_long_number_is_graded() -> None:
+    score, acc = grade("8" * 10_000)
+    assert (score, acc) == (pytest.approx(0.1, abs=1e-4), 0.0)
