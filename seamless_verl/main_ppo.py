@@ -41,10 +41,15 @@ def main() -> int:
 
 
 def with_cpu_group(arguments: list[str]) -> list[str]:
-    """The command line with the CPU platform's config group, before the user's own overrides."""
+    """The command line with the CPU platform's config group, among the user's own overrides.
+
+    Beside the first of them, since hydra's parser takes all overrides from one place.
+    """
     if any(argument.lstrip("+") == CPU_GROUP for argument in arguments):
         return arguments
-    return [arguments[0], f"+{CPU_GROUP}", *arguments[1:]]
+    overrides = (i for i, a in enumerate(arguments) if i and "=" in a and not a.startswith("-"))
+    place = next(overrides, len(arguments))
+    return [*arguments[:place], f"+{CPU_GROUP}", *arguments[place:]]
 
 
 def run_or_refuse(config: DictConfig) -> None:

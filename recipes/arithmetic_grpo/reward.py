@@ -2,7 +2,7 @@
 
 A model with random weights almost never answers rightly, so it is led there: something for beginning with
 a digit, more for coming within two of the sum, and a little for stopping soon after the number. Every
-wrong answer scores at most 0.4 and every right one at least 0.8, so no way of being wrong pays.
+wrong answer scores at most 0.35 and every right one at least 0.8, so no way of being wrong pays.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ vocabulary), and head sizes are ones that vLLM's CPU attention has kernels for (
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +22,7 @@ MAX_POSITIONS = 8192
 """Longest sequence, in tokens."""
 
 
-WEIGHT_GAIN, HEAD_STD = 2.25, 0.02
+WEIGHT_GAIN, HEAD_STD = 0.9, 0.02
 """Scales of the random weights, chosen for learning from reward alone: layers strong enough that the last
 position feels every token of the prompt from the first update, and a head so weak that sampling starts
 nearly uniform, whatever the seed."""
@@ -41,7 +42,7 @@ class ModelSize:
     @property
     def weight_std(self) -> float:
         """Standard deviation of all initial weights but the head's."""
-        return round(WEIGHT_GAIN / self.hidden**0.5, 4)
+        return round(WEIGHT_GAIN / math.sqrt(self.hidden), 4)
 
 
 SIZES = {

@@ -1,7 +1,7 @@
 """Where the `seamless` trainer generates, and what a weight commit means there.
 
-Both layouts answer the same three questions: through which client agents generate, what happens
-before the trainer computes, and how a version of the weights is committed to the replicas.
+Both layouts answer the same two questions: what happens before the trainer computes, and how a
+version of the weights is committed to the replicas.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from verl.checkpoint_engine import CheckpointEngineManager
 from verl.utils.config import omega_conf_to_dataclass
-from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerManager
+from verl.workers.rollout.llm_server import LLMServerManager
 
 
 class RolloutPlace(ABC):
@@ -19,10 +19,6 @@ class RolloutPlace(ABC):
 
     def __init__(self, servers: LLMServerManager, transfer: CheckpointEngineManager) -> None:
         self.servers, self.transfer = servers, transfer
-
-    def client(self) -> FullyAsyncLLMServerClient:
-        """A client that continues a generation cut by a weight update."""
-        return self.servers.get_client(client_cls=FullyAsyncLLMServerClient)
 
     @abstractmethod
     def before_training(self) -> None:

@@ -1,22 +1,62 @@
-"""The actor that runs the training: verl's, after it has learned the name of our trainer."""
+"""The actor that runs the training: verl's, with our trainer and with what can start together started so."""
 
 from __future__ import annotations
 
 import ray
-from omegaconf import DictConfig
+import transfer_queue as tq
+from omegaconf import DictConfig, OmegaConf
 from verl.trainer.main_ppo import TaskRunnerV1
+from verl.utils.logging_utils import configure_verl_logging
 
 from seamless_verl.trainer.host import plain_class
+from seamless_verl.trainer.startup import Concurrently
 
 
 class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
     """verl's task runner for the `seamless` trainer."""
 
+    agent_loops: Concurrently[None] | None = None
+
     def run(self, config: DictConfig) -> None:
         """Train to the end; the trainer registers itself as it is imported, in this process alone."""
-        import seamless_verl.trainer.trainer  # noqa: F401
+        configure_verl_logging()
+        config.transfer_queue.enable = True
+        OmegaConf.resolve(config)
+        self.config = config
+        queue = Concurrently("transfer-queue", lambda: tq.init(config.transfer_queue))
+        from seamless_verl.trainer.trainer import SeamlessTrainer
 
-        super().run(config)
+        queue.result()
+        succeeded = False
+        try:
+            self.trainer = SeamlessTrainer(config)
+            self.trainer.when_rewards_are_up = self.start_agent_loops
+            self.trainer.init()
+            self.init_agent_loop_manager()
+            self.trainer.fit(self.agent_loop_manager)
+            succeeded = True
+        finally:
+            self.close(succeeded)
+
+    def start_agent_loops(self) -> None:
+        """Start the agent loops while the replicas start: they need only the balancer and the rewards."""
+        if not self.config.distillation.enabled:
+            self.agent_loops = Concurrently("agent-loops", super().init_agent_loop_manager)
+
+    def init_agent_loop_manager(self) -> None:
+        if self.agent_loops is None:
+            super().init_agent_loop_manager()
+        else:
+            self.agent_loops.result()
+
+    def close(self, succeeded: bool) -> None:
+        """Close the loggers, then the queue, also when the trainer was never built."""
+        try:
+            tracking = getattr(self.trainer, "logger", None)
+            if tracking is not None:
+                tracking.finish(exit_code=0 if succeeded else 1)
+        finally:
+            tq.close()
 
 
 def task_runner_class() -> type:

@@ -7,6 +7,7 @@ verl's `global_steps` at the last commit, and the validation curve.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -23,6 +24,7 @@ from seamless_verl.trainer.curve import ValidationCurve
 from seamless_verl.trainer.host import rebound
 from seamless_verl.trainer.layouts import Colocated, Disaggregated, RolloutPlace
 from seamless_verl.trainer.replay_buffer import SeamlessReplayBuffer
+from seamless_verl.trainer.servers import SeamlessServers
 from seamless_verl.trainer.startup import Concurrently
 from seamless_verl.trainer.workers import SeamlessActorWorker, SeamlessCriticWorker, SeamlessWorkerGroup
 
@@ -40,7 +42,9 @@ class SeamlessTrainer(PPOTrainer):
         self._enable_hybrid_replicas = self.layout is Layout.COLOCATED  # read by verl's _setup
         self.curve = ValidationCurve.beside(config.trainer.default_local_dir)
         self.place: RolloutPlace
-        self.servers: Concurrently[LLMServerManager]
+        self.servers: SeamlessServers
+        self.launched: Concurrently[SeamlessServers]
+        self.when_rewards_are_up: Callable[[], None] = lambda: None  # set by the task runner
         super().__init__(config)
 
     def _build_replay_buffer(self) -> SeamlessReplayBuffer:
@@ -64,28 +68,34 @@ class SeamlessTrainer(PPOTrainer):
         SeamlessWorkerGroup.on_spawn = self._start_servers
         with rebound(trainer_base, RayWorkerGroup=SeamlessWorkerGroup, LLMServerManager=StartedServers(self)):
             super()._setup()
+        servers = self.launched.result()
         if self.layout is Layout.COLOCATED:
-            self.place = Colocated(self.llm_server_manager, self.checkpoint_manager)
+            self.place = Colocated(servers, self.checkpoint_manager)
         else:
-            self.place = Disaggregated.of(self.servers.result(), self.config, self.actor_rollout_wg)
+            self.place = Disaggregated.of(servers, self.config, self.actor_rollout_wg)
 
     def _start_servers(self, groups: dict[str, Any]) -> None:
         """Launch the replicas beside the trainer's engines, once their processes exist.
 
         Not on an accelerator that both would share: vLLM sizes its cache by the memory it finds free.
         """
-        group = next((g for role, g in groups.items() if role.startswith("actor")), None)
-        if group is None or hasattr(self, "servers"):
+        actors = next((group for role, group in groups.items() if role.startswith("actor")), None)
+        if actors is None or hasattr(self, "servers"):
             return
-        if self.layout is Layout.DISAGGREGATED:
-            self.servers = Concurrently("rollout", lambda: LLMServerManager.create(config=self.config))
-        elif self.config.trainer.device == "cpu":
-            self.servers = Concurrently(
-                "rollout", lambda: LLMServerManager.create(config=self.config, worker_group=group)
-            )
+        colocated = self.layout is Layout.COLOCATED
+        self.servers = SeamlessServers(self.config, worker_group=actors if colocated else None).open_balancer()
+        if not colocated or self.config.trainer.device == "cpu":
+            self.launched = Concurrently("rollout", self.servers.launch)
+
+    def launch_servers(self) -> SeamlessServers:
+        """The replicas when verl's set-up reaches them: launched by now, or launched here."""
+        self.when_rewards_are_up()
+        if not hasattr(self, "launched"):
+            self.launched = Concurrently("rollout", self.servers.launch)
+        return self.launched.result()
 
     def get_llm_client(self) -> Any:
-        return self.place.client()
+        return self.servers.client()
 
     def _rollout_server_managers(self) -> list[Any]:
         return [self.place.servers]
@@ -122,16 +132,17 @@ class SeamlessTrainer(PPOTrainer):
 
 
 class StartedServers:
-    """verl's LLMServerManager as `_setup` calls it, when the replicas may have been started already."""
+    """verl's LLMServerManager as `_setup` calls it, for replicas that may have been started already."""
 
     def __init__(self, trainer: SeamlessTrainer) -> None:
         self.trainer = trainer
 
-    def create(self, **kwargs: Any) -> LLMServerManager:
-        started = getattr(self.trainer, "servers", None)
-        return started.result() if started is not None else LLMServerManager.create(**kwargs)
+    def create(self, **_: Any) -> SeamlessServers:
+        return self.trainer.launch_servers()
 
     def create_empty(self, **kwargs: Any) -> LLMServerManager:
+        """The trainer's own devices have no replicas; those of the pool need not be waited for yet."""
+        self.trainer.when_rewards_are_up()
         return LLMServerManager.create_empty(**kwargs)
 
 

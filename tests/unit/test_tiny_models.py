@@ -75,7 +75,7 @@ def test_an_untrained_model_starts_near_uniform(nano: Path) -> None:
 
 
 def test_an_unknown_size_names_the_choices(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="size='huge'.*nano, small, medium"):
+    with pytest.raises(ConfigError, match=r"size='huge'.*nano, small, medium"):
         make_model("huge", 0, tmp_path / "model")
 
 
