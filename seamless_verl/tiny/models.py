@@ -23,9 +23,9 @@ MAX_POSITIONS = 8192
 
 
 WEIGHT_GAIN, HEAD_STD = 0.9, 0.02
-"""Scales of the random weights, chosen for learning from reward alone: layers strong enough that the last
-position feels every token of the prompt from the first update, and a head so weak that sampling starts
-nearly uniform, whatever the seed."""
+"""Scales of the random weights. A weak head makes sampling start nearly uniform, whatever the seed. Stronger
+layers learn faster from reward alone (the last position feels the whole prompt sooner), but agree less
+well in bf16: at 2.25 the probabilities' correlation with float32 falls below 0.9999 when split in two."""
 
 
 @dataclass(frozen=True)

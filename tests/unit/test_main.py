@@ -12,7 +12,10 @@ from seamless_verl.main_ppo import with_cpu_group
     [
         ([], ["+platform=cpu"]),
         (["a.b=1", "--cfg", "job"], ["+platform=cpu", "a.b=1", "--cfg", "job"]),
-        (["--config-dir", "d", "--config-name", "c", "a=1"], ["--config-dir", "d", "--config-name", "c", "+platform=cpu", "a=1"]),
+        (
+            ["--config-dir", "d", "--config-name", "c", "a=1"],
+            ["--config-dir", "d", "--config-name", "c", "+platform=cpu", "a=1"],
+        ),
         (["--cfg", "job"], ["--cfg", "job", "+platform=cpu"]),
         (["+platform=cpu", "a=1"], ["+platform=cpu", "a=1"]),
     ],

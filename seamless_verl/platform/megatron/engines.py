@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import torch
 from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead, MegatronEngineWithValueHead
 
 from seamless_verl.platform.cores import CPU_CORES, VISIBLE_DEVICES, device_cores
@@ -27,6 +28,10 @@ class OnHost:
         adapt_megatron()
         return super().initialize()  # type: ignore[misc]
 
+    def load_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
+        begin_adam(self.optimizer)  # type: ignore[attr-defined]
+        return super().load_checkpoint(*args, **kwargs)  # type: ignore[misc]
+
 
 class HostMegatronEngine(OnHost, MegatronEngineWithLMHead):
     """Megatron's language model engine on the host."""
@@ -34,6 +39,19 @@ class HostMegatronEngine(OnHost, MegatronEngineWithLMHead):
 
 class HostMegatronValueEngine(OnHost, MegatronEngineWithValueHead):
     """Megatron's value model engine on the host."""
+
+
+def begin_adam(optimizer: Any) -> None:
+    """Give torch's Adam the state of step 0, which it would make only in its first step.
+
+    Megatron's distributed optimizer reads the step of an existing state to describe what it is about
+    to load, and in a fresh process there is none; Transformer Engine's Adam keeps it elsewhere.
+    """
+    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+        adam = part.optimizer
+        for parameter in (p for group in adam.param_groups for p in group["params"] if p not in adam.state):
+            zeros = (torch.zeros_like(parameter) for _ in range(2))
+            adam.state[parameter] = dict(zip(("exp_avg", "exp_avg_sq"), zeros, strict=True), step=torch.tensor(0.0))
 
 
 def pin_to_device() -> None:
