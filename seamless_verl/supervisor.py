@@ -38,9 +38,10 @@ def supervise(command: Sequence[str], *, marker: str) -> int:
     become_subreaper()
     with scratch_folder() as scratch:
         env = os.environ | {marker: "1", "RAY_TMPDIR": os.environ.get("RAY_TMPDIR", str(scratch))}
-        child = subprocess.Popen(command, env=env, start_new_session=True, preexec_fn=die_with_parent)
+        child = subprocess.Popen(command, env=env, start_new_session=True, preexec_fn=prepare_child)
         code = wait_forwarding_signals(child)
-        sweep()
+        with signals_ignored():  # an impatient third signal must not cut the sweep short
+            sweep()
         if code not in (0, 2, 128 + signal.SIGINT, 128 + signal.SIGTERM):
             keep_logs(scratch)
     return code
@@ -51,8 +52,22 @@ def become_subreaper() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def die_with_parent() -> None:
-    """In the child: be killed when the supervisor is; Ray's own processes then follow the child."""
+@contextmanager
+def signals_ignored() -> Iterator[None]:
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def prepare_child() -> None:
+    """In the child: heed SIGINT, and be killed when the supervisor is; Ray's processes follow the child.
+
+    A background job of a script starts with SIGINT ignored, and would not hear what is forwarded.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
@@ -78,7 +93,8 @@ def wait_forwarding_signals(child: subprocess.Popen[bytes]) -> int:
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGINT if first else signal.SIGKILL)
 
-    before = {number: signal.signal(number, forward) for number in SIGNALS}
+    heeded = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN or number != signal.SIGHUP]
+    before = {number: signal.signal(number, forward) for number in heeded}  # nohup ignores SIGHUP: so do we
     try:
         while True:
             with suppress(subprocess.TimeoutExpired):

@@ -45,7 +45,14 @@ def digest(line: str) -> str | None:
 
 def main(log: str, command: list[str]) -> int:
     start, shown, tail, curve = time.monotonic(), set(), deque(maxlen=40), False
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    child = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # Ctrl-C comes to us alone, and reaches the command once
+    )
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda n, _: child.send_signal(n))
     assert child.stdout is not None

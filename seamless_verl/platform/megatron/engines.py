@@ -30,7 +30,9 @@ class OnHost:
 
     def load_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
         begin_adam(self.optimizer)  # type: ignore[attr-defined]
-        return super().load_checkpoint(*args, **kwargs)  # type: ignore[misc]
+        result = super().load_checkpoint(*args, **kwargs)  # type: ignore[misc]
+        own_steps(self.optimizer)  # type: ignore[attr-defined]
+        return result
 
 
 class HostMegatronEngine(OnHost, MegatronEngineWithLMHead):
@@ -47,11 +49,23 @@ def begin_adam(optimizer: Any) -> None:
     Megatron's distributed optimizer reads the step of an existing state to describe what it is about
     to load, and in a fresh process there is none; Transformer Engine's Adam keeps it elsewhere.
     """
-    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
-        adam = part.optimizer
+    for adam in adams(optimizer):
         for parameter in (p for group in adam.param_groups for p in group["params"] if p not in adam.state):
             zeros = (torch.zeros_like(parameter) for _ in range(2))
             adam.state[parameter] = dict(zip(("exp_avg", "exp_avg_sq"), zeros, strict=True), step=torch.tensor(0.0))
+
+
+def own_steps(optimizer: Any) -> None:
+    """Undo what loading does to torch's Adam: one step counter for all parameters, counted up by each."""
+    for adam in adams(optimizer):
+        for state in adam.state.values():
+            state["step"] = state["step"].clone()
+
+
+def adams(optimizer: Any) -> list[torch.optim.Optimizer]:
+    """torch's optimizers inside Megatron's; none in an engine that only infers."""
+    parts = getattr(optimizer, "chained_optimizers", [optimizer])
+    return [part.optimizer for part in parts if part is not None]
 
 
 def pin_to_device() -> None:
