@@ -13,8 +13,9 @@ class SeamlessReplayBuffer(ReplayBufferAsync):
     """verl's asynchronous buffer with the bound of `seamless.max_staleness`.
 
     A prompt submitted in step p starts on the weights of version p - 1, and step g trains weights
-    of version g - 1, so its oldest token is g - p versions old. Oldest first, and with sampling held
-    while a prompt in flight would pass the bound, no trained token is older than `max_staleness`.
+    of version g - 1, so its oldest token is g - p versions old. Batches are taken oldest first, and
+    sampling is held while a prompt in flight has reached the bound. That keeps it for 0 and 1; above,
+    groups that finish out of order can pass it, because waiting heeds prompts in flight alone.
     """
 
     def __init__(self, *, max_staleness: int, **kwargs: Any) -> None:

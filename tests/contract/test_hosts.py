@@ -39,7 +39,8 @@ OVERRIDDEN = {
     "verl.checkpoint_engine.base:CheckpointEngineManager.update_weights": "(self, global_steps: int = None)",
     "verl.checkpoint_engine.base:CheckpointEngine.build_topology": "(actor_wg_world_size: int, rollout_world_size: int,"
     " metadata: list[dict]) -> tuple[dict[str, list[typing.Any]], dict[str, list[typing.Any]]]",
-    "verl.workers.engine_workers:TrainingWorker.__init__": "(self, config: verl.workers.config.engine.TrainingWorkerConfig)",
+    "verl.workers.engine_workers:TrainingWorker.__init__": "(self, config:"
+    " verl.workers.config.engine.TrainingWorkerConfig)",
 }
 
 

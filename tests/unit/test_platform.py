@@ -37,7 +37,7 @@ def adaptation(symbol: str, expects: str = "") -> Adaptation:
 
 @pytest.mark.parametrize("symbol", ["no.such.module:x", "json:no_such", "json:loads.no_such"])
 def test_a_symbol_that_is_gone_fails_by_the_adaptations_name(symbol: str) -> None:
-    with pytest.raises(HostMovedError, match="the-name.*host 1.0") as caught:
+    with pytest.raises(HostMovedError, match=r"the-name.*host 1.0") as caught:
         adaptation(symbol).verify()
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
