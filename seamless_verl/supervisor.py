@@ -29,6 +29,7 @@ GRACE_S = 25.0  # from a signal until the child is killed: Ray needs some second
 SWEEP_S = 4.0  # from asking the left-over processes to end until they are killed
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_PDEATHSIG = 1
+INTERRUPTED = 128 + signal.SIGINT  # exit code of a run that was asked to stop, and did
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TRACKER = "multiprocessing.resource_tracker"  # unlinks shared memory of the dead, then ends by itself
 
@@ -99,7 +100,8 @@ def wait_forwarding_signals(child: subprocess.Popen[bytes]) -> int:
         while True:
             with suppress(subprocess.TimeoutExpired):
                 code = child.wait(timeout=0.2)
-                return code if code >= 0 else 128 - code
+                stopped = deadline != float("inf")  # an interrupt inside Ray's start can surface as any error
+                return 128 - code if code < 0 else INTERRUPTED if stopped else code
             if time.monotonic() > deadline:
                 child.kill()
     finally:
