@@ -94,24 +94,17 @@ def test_a_stopped_run_leaves_nothing(nano: Path, tmp_path: Path, moment: str, n
     overrides = {"trainer.total_training_steps": 1000, "trainer.save_freq": 1}
     job = Job(tmp_path, nano, SEAMLESS, overrides, {}).start()
     job.wait_for(moment)
+    started = job.descendants()
+    assert started
     code = job.stop(number)
     assert code == 130, job.log()[-3000:]
-    assert leftovers(job) == []
+    assert [process for process in started if process.is_running()] == leftovers(job) == []
     tracker = tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt"
     saved = sorted(int(p.name.split("_")[-1]) for p in tracker.parent.glob("global_step_*"))
     assert not saved or max(saved) <= int(tracker.read_text())
 
 
 def leftovers(job: Job) -> list[str]:
-    """Processes that mention this run's folder, and Ray's sessions of supervisors that are gone."""
-    mine = []
-    for process in psutil.process_iter(["cmdline"]):
-        if process.pid != os.getpid() and str(job.folder) in " ".join(process.info["cmdline"] or []):
-            mine.append(str(process))
-    return mine + ray_processes()
-
-
-def ray_processes() -> list[str]:
-    names = ("raylet", "gcs_server", "VLLM::", "ray::")
-    found = (p.info for p in psutil.process_iter(["pid", "name", "cmdline"]))
-    return [str(i) for i in found if any(n in f"{i['name']} {' '.join(i['cmdline'] or [])}"[:80] for n in names)]
+    """Processes that mention this run's folder."""
+    found = (process.info for process in psutil.process_iter(["pid", "cmdline"]) if process.pid != os.getpid())
+    return [str(info) for info in found if str(job.folder) in " ".join(info["cmdline"] or [])]
