@@ -100,8 +100,10 @@ def wait_forwarding_signals(child: subprocess.Popen[bytes]) -> int:
         while True:
             with suppress(subprocess.TimeoutExpired):
                 code = child.wait(timeout=0.2)
-                stopped = deadline != float("inf")  # an interrupt inside Ray's start can surface as any error
-                return 128 - code if code < 0 else INTERRUPTED if stopped else code
+                stopped = deadline != float("inf") and code != -signal.SIGKILL
+                if stopped:  # an interrupt while Ray starts can surface as any error, even as its crash
+                    return INTERRUPTED
+                return code if code >= 0 else 128 - code
             if time.monotonic() > deadline:
                 child.kill()
     finally:

@@ -13,6 +13,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from seamless_verl.platform.adaptation import Adaptation
 from seamless_verl.platform.megatron.host_torch import give_host_torch
 from seamless_verl.platform.megatron.tensor_types import use_host_types
@@ -55,7 +57,13 @@ MODULE_STAYS = Adaptation(
     "bridges move a built model to the accelerator by model.cuda(device)",
     "(self, device: int | torch.device | None = None) -> Self",
 )
-ADAPTATIONS = (HOST_TORCH, RNG_NOW, *TENSOR_TYPES, SPEC_PROVIDER, MODULE_STAYS)
+PIN_MEMORY = Adaptation(
+    "host-pin-memory",
+    "torch:Tensor.pin_memory",
+    "torch 2.13.0",
+    "verl pins the copies of the weights it keeps (`separate_async`), which torch refuses without an accelerator",
+)
+ADAPTATIONS = (HOST_TORCH, RNG_NOW, *TENSOR_TYPES, SPEC_PROVIDER, MODULE_STAYS, PIN_MEMORY)
 
 
 def call_now(callback: Callable[[], Any], **_: Any) -> None:
@@ -97,10 +105,11 @@ def megatron_modules() -> list[Any]:
 
 
 def stay_on_host() -> None:
-    """Make `cuda()` of Megatron's own modules leave them where they are."""
+    """Make `cuda()` of Megatron's own modules, and pinning, leave things where they are."""
     from megatron.core.transformer.module import MegatronModule
 
     def cuda(self: Any, device: Any = None) -> Any:
         return self
 
     MegatronModule.cuda = cuda
+    torch.Tensor.pin_memory = cuda  # type: ignore[method-assign]  # host memory is where it is
