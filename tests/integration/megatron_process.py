@@ -33,7 +33,9 @@ def build_engine(case: dict[str, Any]) -> Any:
         model_type="language_model", backend="megatron",
         model_config=HFModelConfig(path=case["model"], override_config={"attn_implementation": "eager"}),
         engine_config=engine_config,
-        optimizer_config=McoreOptimizerConfig(lr=case.get("lr", 1e-3), total_training_steps=100),
+        optimizer_config=McoreOptimizerConfig(
+            lr=1e-3, total_training_steps=10, lr_decay_style="linear", use_checkpoint_opt_param_scheduler=True
+        ),
         checkpoint_config=CheckpointConfig(),
     )  # fmt: skip
 
@@ -79,7 +81,7 @@ def main() -> None:
     initialize_global_process_group_ray()
     engine = build_engine(case)
     engine.initialize()
-    result: dict[str, Any] = {"losses": [], "logprobs": []}
+    result: dict[str, Any] = {"losses": [], "logprobs": [], "rates": []}
 
     def logprobs() -> None:
         with engine.eval_mode(), torch.no_grad():
@@ -87,12 +89,17 @@ def main() -> None:
         if engine.is_mp_src_rank_with_outputs():
             result["logprobs"].append([row.float() for row in out["model_output"]["log_probs"].unbind()])
 
+    if "load" in case:
+        engine.load_checkpoint(case["load"], del_local_after_load=False)
     logprobs()
-    for _ in range(case.get("updates", 0)):
+    for update in range(case.get("updates", 0)):
+        if update == case.get("save_before_update"):
+            engine.save_checkpoint(f"{case['out']}/checkpoint", global_step=update)
         with engine.train_mode():
             out = engine.train_batch(
                 batch_of(local_share(case["sequences"])), loss_function=partial(sft_loss, config=None)
             )
+            result["rates"].append(engine.lr_scheduler_step())
         if engine.is_mp_src_rank_with_outputs():
             result["losses"].append(sum(out["loss"]))
         logprobs()

@@ -23,10 +23,10 @@ def sequences() -> list[list[int]]:
     return [[rng.randrange(256) for _ in range(n)] for n in (5, 17, 40, 3, 90, 33, 64, 12)]
 
 
-def run(folder: Path, model: Path, layout: str, updates: int) -> list[dict[str, Any]]:
+def run(folder: Path, model: Path, layout: str, updates: int, **more: Any) -> list[dict[str, Any]]:
     world, tp, pp = LAYOUTS[layout]
     case = {"model": str(model), "out": str(folder), "world": world, "tp": tp, "pp": pp,
-            "updates": updates, "sequences": sequences()}  # fmt: skip
+            "updates": updates, "sequences": sequences(), **more}  # fmt: skip
     (folder / "case.json").write_text(json.dumps(case))
     env = os.environ | {"VERL_PLATFORM": "cpu", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "ignore", str(PROCESS), str(folder / "case.json")]
@@ -97,3 +97,14 @@ def test_export_without_updates_is_the_model_bit_for_bit(nano: Path, tmp_path: P
     original = load_file(nano / "model" / "model.safetensors")
     for name, tensor in exported.items():
         assert torch.equal(tensor, original[name].to(torch.bfloat16)), name
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_resumed_engine_goes_on_bit_for_bit(nano: Path, tmp_path: Path, layout: str) -> None:
+    whole = run(tmp_path, nano / "model", layout, updates=4, save_before_update=2)
+    (resumed_folder := tmp_path / "resumed").mkdir()
+    resumed = run(resumed_folder, nano / "model", layout, updates=2, load=str(tmp_path / "checkpoint"))
+    for before, after in zip(whole, resumed, strict=True):
+        assert (before["losses"][2:], before["rates"][2:]) == (after["losses"], after["rates"])
+        for name, tensor in before["weights"].items():
+            assert torch.equal(tensor, after["weights"][name]), name

@@ -37,13 +37,14 @@ def test_the_installed_package_changes_nothing_in_verl(plain: Job, nano: Path, t
         assert comparable(alone.metrics()[step]) == comparable(metrics)
 
 
-def test_a_resumed_sync_run_goes_on_from_the_same_weights_and_data(plain: Job, nano: Path, tmp_path: Path) -> None:
+def test_a_resumed_sync_run_is_the_uninterrupted_one(plain: Job, nano: Path, tmp_path: Path) -> None:
     shutil.copytree(plain.folder / "checkpoints", tmp_path / "checkpoints")
     (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("2")
     shutil.rmtree(tmp_path / "checkpoints" / "global_step_4")
     resumed = run(tmp_path, nano, VERL, **DETERMINISTIC, trainer__resume_mode="auto")
     assert resumed.metrics().keys() == {3, 4}
-    assert comparable(resumed.metrics()[3]) == comparable(plain.metrics()[3])
+    for step, metrics in resumed.metrics().items():
+        assert comparable(metrics) == comparable(plain.metrics()[step])
 
 
 def test_separate_async_with_lending(nano: Path, tmp_path: Path) -> None:

@@ -56,10 +56,15 @@ def begin_adam(optimizer: Any) -> None:
 
 
 def own_steps(optimizer: Any) -> None:
-    """Undo what loading does to torch's Adam: one step counter for all parameters, counted up by each."""
+    """Give each parameter the step that was saved, in a counter of its own.
+
+    The distributed optimizer keeps the step beside its parameter groups. Loading leaves torch's Adam
+    with the counters of `begin_adam`, or with one for all parameters, counted up by each.
+    """
     for adam in adams(optimizer):
-        for state in adam.state.values():
-            state["step"] = state["step"].clone()
+        for group in adam.param_groups:
+            for state in (adam.state[p] for p in group["params"] if "step" in group):
+                state["step"] = torch.tensor(float(group["step"]))
 
 
 def adams(optimizer: Any) -> list[torch.optim.Optimizer]:
