@@ -2,22 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
+from seamless_verl.trainer.staleness import StalenessBound
+
 POLL_SECONDS = 0.05  # verl's default of 2.0 s would be most of a small model's step
+TRAIN = "train"
 
 
 class SeamlessReplayBuffer(ReplayBufferAsync):
-    """verl's asynchronous buffer with the bound of `seamless.max_staleness`.
+    """verl's asynchronous buffer under a `StalenessBound`.
 
-    A prompt submitted in step p starts on the weights of version p - 1, and step g trains weights
-    of version g - 1, so its oldest token is g - p versions old. Batches are taken oldest first, and
-    sampling is held while a prompt in flight has reached the bound. That keeps it for 0 and 1; above,
-    groups that finish out of order can pass it, because waiting heeds prompts in flight alone.
+    Sampling is held while taking the oldest finished groups would leave one behind that could not be
+    trained in time. A group beyond the bound all the same, as after a resume under a smaller one, is
+    dropped, counted under `training/off_policy/evicted_samples`, and replaced by a fresh prompt.
     """
 
-    def __init__(self, *, max_staleness: int, **kwargs: Any) -> None:
-        kwargs.update(max_off_policy_threshold=max_staleness + 1, max_off_policy_strategy="wait")
+    def __init__(self, *, bound: StalenessBound, update: Callable[[], int], **kwargs: Any) -> None:
+        kwargs.update(max_off_policy_threshold=bound.max_staleness + 1, max_off_policy_strategy="wait")
         super().__init__(poll_interval=POLL_SECONDS, **kwargs)
+        self.bound, self.update = bound, update
+
+    def outstanding(self) -> int:
+        """Prompts submitted and neither trained nor dropped."""
+        self._sync_metadata_from_transfer_queue()
+        return len(self.prompt_global_steps[TRAIN])
+
+    def _stale_terminal_keys(self, global_steps: int, partition_id: str) -> set[str]:
+        if partition_id != TRAIN:
+            return set()
+        submitted = self.prompt_global_steps[partition_id]
+        return {uid for uid in self.finished_keys[partition_id] if self.bound.too_old(global_steps, submitted[uid])}
+
+    def _has_enough_samples(
+        self, global_steps: int, partition_id: str, batch_size: int, sampleable_keys: set[str]
+    ) -> bool:
+        if len(sampleable_keys) < batch_size:
+            return False
+        generating = self.pending_keys[partition_id] | self.running_keys[partition_id]
+        if partition_id != TRAIN or not generating:
+            return True  # nothing that waiting could bring
+        submitted = self.prompt_global_steps[partition_id]
+        finished = sorted(submitted[uid] for uid in sampleable_keys)[batch_size:]
+        left = [*finished, *(submitted[uid] for uid in generating)]
+        return self.bound.keeps(step=global_steps, update=self.update(), left=left)

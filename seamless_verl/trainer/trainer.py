@@ -25,6 +25,7 @@ from seamless_verl.trainer.host import rebound
 from seamless_verl.trainer.layouts import Colocated, Disaggregated, RolloutPlace
 from seamless_verl.trainer.replay_buffer import SeamlessReplayBuffer
 from seamless_verl.trainer.servers import SeamlessServers
+from seamless_verl.trainer.staleness import StalenessBound
 from seamless_verl.trainer.startup import Concurrently
 from seamless_verl.trainer.workers import SeamlessActorWorker, SeamlessCriticWorker, SeamlessWorkerGroup
 
@@ -48,8 +49,12 @@ class SeamlessTrainer(PPOTrainer):
         super().__init__(config)
 
     def _build_replay_buffer(self) -> SeamlessReplayBuffer:
+        updates = self.parameter_sync_step
+        batch = self.config.data.train_batch_size // updates
+        self.bound = StalenessBound(self.seamless.max_staleness, batch, updates)
         return SeamlessReplayBuffer(
-            max_staleness=self.seamless.max_staleness,
+            bound=self.bound,
+            update=lambda: self.local_trigger_step,
             trainer_mode=self.trainer_mode,
             trainer_config=self.config.trainer.v1.get(self.trainer_mode, {}),
             sampler_kwargs=self.config.trainer.v1.sampler.sampler_kwargs,
@@ -111,6 +116,15 @@ class SeamlessTrainer(PPOTrainer):
     def on_train_begin(self) -> None:
         self._add_async_warmup_batches(self.seamless.max_staleness)
 
+    def prepare_step(self) -> dict[str, Any]:
+        """Submit one batch, or what the bound has room for after a resume under a smaller one."""
+        room = self.bound.room(self.replay_buffer.outstanding())
+        if room >= self.config.data.train_batch_size:
+            return dict(super().prepare_step())
+        if room:
+            self._add_prompts_to_generate(room)
+        return {}
+
     def on_sample_end(self) -> None:
         self.place.before_training()
         if self.curr_step_profile:
@@ -122,7 +136,8 @@ class SeamlessTrainer(PPOTrainer):
 
     def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
         batch = super()._compute_old_log_prob(batch, metrics)
-        metrics.update(logprob_difference(batch))
+        if not self.config.algorithm.rollout_correction.bypass_mode:  # there they are the same numbers
+            metrics.update(logprob_difference(batch))
         return batch
 
     def _validate(self) -> dict[str, float]:
@@ -147,10 +162,7 @@ class StartedServers:
 
 
 def logprob_difference(batch: Any) -> dict[str, float]:
-    """The largest |logprob| difference of trainer and rollout over the generated tokens of a batch.
-
-    Zero when the rollout's logprobs are used as the old ones (`bypass_mode`).
-    """
+    """The largest |logprob| difference of trainer and rollout over the generated tokens of a batch."""
     fields = ["old_log_probs", "rollout_log_probs", "response_mask"]
     data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
     if "rollout_log_probs" not in data:

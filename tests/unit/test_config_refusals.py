@@ -33,14 +33,13 @@ STATIC = (
         ("trainer.v1.trainer_mode=sync",),
         ("trainer.v1.trainer_mode=colocate_async",),
         STATIC,
-        ("trainer.v1.seamless.parameter_sync_step=2",),
     ],
 )
 def test_a_tiny_run_passes(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     assert preflight(tiny_run(tmp_path, *overrides), devices=1, accelerator=False) == []
 
 
-@pytest.mark.parametrize("overrides", [SEPARATE, POOL])
+@pytest.mark.parametrize("overrides", [SEPARATE, POOL, (*POOL, "trainer.v1.seamless.parameter_sync_step=2")])
 def test_a_standalone_pool_passes_on_two_devices(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     config = tiny_run(tmp_path, *overrides)
     assert preflight(config, devices=2, accelerator=False) == []
@@ -58,16 +57,17 @@ def test_a_standalone_pool_passes_on_two_devices(tmp_path: Path, overrides: tupl
             "colocate_async, separate_async, seamless",
         ),
         ("trainer.use_v1=False", "trainer.use_v1", False, "trainer.v1.trainer_mode=sync"),
+        ("trainer.v1.seamless.parameter_sync_step=2", "trainer.v1.seamless.parameter_sync_step", 2, "a pool"),
+        (
+            "trainer.v1.sampler.custom_sampler.path=mine.py",
+            "trainer.v1.sampler.custom_sampler.path",
+            "mine.py",
+            "trainer_mode=separate_async",
+        ),
         (f"{ROLLOUT}.name=???", f"{ROLLOUT}.name", "???", f"Add {ROLLOUT}.name=vllm"),
         ("data.train_batch_size=???", "data.train_batch_size", "???", "Add data.train_batch_size="),
         ("data.train_batch_size=many", "data.train_batch_size", "many", "Set data.train_batch_size=1"),
         ("data.train_batch_size=10", "data.train_batch_size", 10, "Set data.train_batch_size=12"),
-        (
-            "trainer.v1.seamless.parameter_sync_step=3",
-            "data.train_batch_size",
-            8,
-            "Set data.train_batch_size=12",
-        ),
         (f"{ACTOR}.megatron.dtype=float32", f"{ACTOR}.megatron.dtype", "float32", "dtype=bfloat16"),
         (f"{ROLLOUT}.name=sglang", f"{ROLLOUT}.name", "sglang", f"Set {ROLLOUT}.name=vllm"),
         (
@@ -261,3 +261,19 @@ def test_all_problems_come_at_once_and_survive_pickling(tmp_path: Path) -> None:
     assert str(error).splitlines() == [str(problem) for problem in problems]
     copy = pickle.loads(pickle.dumps(error))
     assert copy.problems == problems and str(copy) == str(error)
+
+
+def test_engines_that_only_verl_places_are_refused(tmp_path: Path) -> None:
+    config = tiny_run(tmp_path, f"{ROLLOUT}.name=trtllm")
+    assert_refused(config, f"{ROLLOUT}.name", "trtllm", f"{ROLLOUT}.name=vllm", accelerator=True, devices=None)
+
+
+def test_several_updates_a_step_must_divide_the_batch(tmp_path: Path) -> None:
+    config = tiny_run(tmp_path, *POOL, "trainer.v1.seamless.parameter_sync_step=3")
+    assert_refused(config, "data.train_batch_size", 8, "Set data.train_batch_size=12", devices=2)
+
+
+def test_samplings_that_our_bound_replaces_bring_a_warning(tmp_path: Path) -> None:
+    config = tiny_run(tmp_path, "trainer.v1.sampler.max_off_policy_threshold=2")
+    (warning,) = preflight(config, devices=1, accelerator=False)
+    assert "max_off_policy_threshold=2" in warning and "seamless.max_staleness" in warning

@@ -11,6 +11,7 @@ VERL_MODES = ("sync", "colocate_async", "separate_async")
 MODES = (*VERL_MODES, "seamless")
 MODE_KEY = "trainer.v1.trainer_mode"
 ROLLOUT = "actor_rollout_ref.rollout"
+VERL_SAMPLER = {"max_off_policy_threshold": 8, "max_off_policy_strategy": "drop"}
 
 
 @check
@@ -28,17 +29,11 @@ def check_mode(settings: Settings) -> list[Problem]:
 @check
 def check_seamless(settings: Settings) -> list[Problem]:
     """The `seamless:` node, in every mode: a mistake there is a mistake whoever reads it."""
-    seamless = settings.seamless
+    _ = settings.seamless
     if settings.mode != "seamless":
         return []
-    nodes = settings.integer(f"{ROLLOUT}.nnodes", 0, least=0)
-    if seamless.layout is Layout.COLOCATED and nodes > 0:
-        reason, way_out = (
-            "is not used by seamless.layout=colocated",
-            "Set seamless.layout=auto to use the pool",
-        )
-        return [Problem(f"{ROLLOUT}.nnodes", nodes, reason, way_out, warning=True)]
-    return _someone_generates(settings)
+    parts = (_unused_pool, _someone_generates, _engine, _several_updates, _sampler)
+    return [problem for part in parts for problem in part(settings)]
 
 
 @check
@@ -71,6 +66,48 @@ def _reward_model(settings: Settings) -> list[Problem]:
     if not has_reward_model(settings) or settings.flag(key):
         return []
     return [Problem(key, False, "a standalone rollout never pauses to make room for it", f"Set {key}=True")]
+
+
+def _unused_pool(settings: Settings) -> list[Problem]:
+    nodes = settings.integer(f"{ROLLOUT}.nnodes", 0, least=0)
+    if settings.seamless.layout is not Layout.COLOCATED or nodes == 0:
+        return []
+    reason = "is not used by seamless.layout=colocated"
+    return [Problem(f"{ROLLOUT}.nnodes", nodes, reason, "Set seamless.layout=auto to use the pool", warning=True)]
+
+
+def _engine(settings: Settings) -> list[Problem]:
+    key = f"{ROLLOUT}.name"
+    if settings.get(key) != "trtllm":
+        return []
+    way_out = f"Set {key}=vllm, or use one of verl's own trainer modes"
+    return [Problem(key, "trtllm", "the seamless trainer does not place its engines", way_out)]
+
+
+def _several_updates(settings: Settings) -> list[Problem]:
+    key = "trainer.v1.seamless.parameter_sync_step"
+    updates = settings.integer(key, 1)
+    if updates == 1 or seamless_layout(settings) is Layout.DISAGGREGATED:
+        return []
+    reason = "needs generation to go on between the updates of a step, and colocated replicas pause for the first"
+    way_out = f"Set {key}=1 and a smaller ppo_mini_batch_size, or give generation a pool: {ROLLOUT}.nnodes=1"
+    return [Problem(key, updates, reason, way_out)]
+
+
+def _sampler(settings: Settings) -> list[Problem]:
+    """verl's sampling options, which `seamless.max_staleness` replaces in our mode."""
+    sampler = "trainer.v1.sampler"
+    found: list[Problem] = []
+    if (path := settings.get(f"{sampler}.custom_sampler.path")) is not None:
+        reason = "the seamless trainer samples under its own staleness bound"
+        way_out = f"Remove it, or set {MODE_KEY}=separate_async"
+        found.append(Problem(f"{sampler}.custom_sampler.path", path, reason, way_out))
+    for key, default in VERL_SAMPLER.items():
+        if (value := settings.get(f"{sampler}.{key}", default)) != default:
+            reason = "is not read by the seamless trainer"
+            way_out = "Set seamless.max_staleness instead"
+            found.append(Problem(f"{sampler}.{key}", value, reason, way_out, warning=True))
+    return found
 
 
 def _someone_generates(settings: Settings) -> list[Problem]:

@@ -1,0 +1,40 @@
+"""The bound on how old the weights may be whose tokens are trained.
+
+A prompt submitted in step p starts on the weights of version p - 1, and step g trains the weights of
+version g - 1, so that its oldest token is g - p versions old. With at most (S + 1) steps' worth of
+prompts outstanding, and the oldest taken first, none is trained more than S versions late: the i-th
+oldest waits for i // batch updates. Taking a younger group while an older one still generates breaks
+that order, and is allowed only as far as everything left behind can still be trained in time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class StalenessBound:
+    """`max_staleness` in weight versions; `batch` prompts an update, `updates` of them a step."""
+
+    max_staleness: int
+    batch: int
+    updates: int = 1
+
+    def room(self, outstanding: int) -> int:
+        """How many prompts may be submitted beside those outstanding."""
+        return max(0, (self.max_staleness + 1) * self.batch * self.updates - outstanding)
+
+    def too_old(self, step: int, submitted: int) -> bool:
+        """Whether training in `step` a prompt of step `submitted` would pass the bound."""
+        return step - submitted > self.max_staleness
+
+    def keeps(self, *, step: int, update: int, left: Iterable[int]) -> bool:
+        """Whether prompts left behind by update number `update` (from 0) of `step` stay within the bound.
+
+        `left` holds the steps in which they were submitted.
+        """
+        return not any(
+            self.too_old(step + (update + 1 + i // self.batch) // self.updates, submitted)
+            for i, submitted in enumerate(sorted(left))
+        )

@@ -1,0 +1,56 @@
+"""The staleness bound, held by random schedules of generations that finish in any order."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seamless_verl.trainer.staleness import StalenessBound
+
+
+def worst_staleness(bound: StalenessBound, finishing: list[int], steps: int, *, heed: bool = True) -> int:
+    """Train `steps` steps; `finishing[n]` polls pass before the n-th prompt has been generated."""
+    outstanding: list[tuple[int, int]] = []  # (step submitted, polls left)
+    worst, number = 0, 0
+    for step in range(1, steps + 1):
+        wanted = bound.room(len(outstanding)) if step == 1 else bound.batch * bound.updates
+        for _ in range(min(wanted, bound.room(len(outstanding)))):
+            outstanding.append((step, finishing[number % len(finishing)]))
+            number += 1
+        for update in range(bound.updates):
+            while True:
+                done = sorted(p for p in outstanding if p[1] <= 0)
+                taken = done[: bound.batch]
+                left = list(outstanding)
+                for prompt in taken:
+                    left.remove(prompt)
+                waiting = any(p[1] > 0 for p in outstanding)
+                kept = not heed or not waiting or bound.keeps(step=step, update=update, left=[p[0] for p in left])
+                if len(taken) == bound.batch and kept:
+                    break
+                outstanding = [(p, polls - 1) for p, polls in outstanding]
+            outstanding = left
+            worst = max(worst, *(step - p for p, _ in taken))
+    return worst
+
+
+schedules = st.lists(st.integers(0, 30), min_size=1, max_size=40)
+
+
+@given(st.integers(0, 4), st.integers(1, 5), st.integers(1, 3), schedules)
+@settings(max_examples=300, deadline=None)
+def test_no_token_is_older_than_the_bound(staleness: int, batch: int, updates: int, finishing: list[int]) -> None:
+    bound = StalenessBound(staleness, batch, updates)
+    assert worst_staleness(bound, finishing, steps=20) <= staleness
+
+
+def test_without_holding_it_would_be_passed() -> None:
+    finishing = [30, 0, 0, 0, 0, 0, 0]
+    bound = StalenessBound(2, 2)
+    assert worst_staleness(bound, finishing, steps=20, heed=False) > 2 >= worst_staleness(bound, finishing, steps=20)
+
+
+def test_a_smaller_bound_leaves_no_room_until_the_surplus_is_trained() -> None:
+    bound = StalenessBound(0, 4)
+    assert [bound.room(n) for n in (0, 3, 4, 8)] == [4, 1, 0, 0]
+    assert bound.too_old(5, 4) and not bound.too_old(5, 5)
