@@ -10,46 +10,38 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from seamless_verl.config import SeamlessConfig, preflight, register_search_path
 from seamless_verl.config.checks.modes import VERL_MODES
 from seamless_verl.errors import ConfigError
 from seamless_verl.platform.detect import on_cpu
 from seamless_verl.platform.environment import prepare
-from seamless_verl.supervisor import supervise
-from seamless_verl.trainer.partial import CheckpointsBefore
+from seamless_verl.supervisor import joins_cluster, supervise
+from seamless_verl.trainer.partial import RUN_FILE, announce, discard_partial
 
 SUPERVISED = "SEAMLESS_SUPERVISED"
-CPU_GROUP = "platform=cpu"
+PLATFORM = "SEAMLESS_PLATFORM"  # the choice among config/platform/, by default
 logger = logging.getLogger(__name__)
 
 
 def main() -> int:
     """Supervise a child that trains, or train when this is that child."""
-    if os.environ.pop(SUPERVISED, None) is None:
-        return supervise([sys.executable, "-m", "seamless_verl.main_ppo", *sys.argv[1:]], marker=SUPERVISED)
+    run_file = os.environ.pop(SUPERVISED, None)
+    if run_file is None:
+        command = [sys.executable, *sys.orig_argv[1:]]  # the same again, python's own options included
+        # The CPU platform's config declares the devices of a cluster of its own.
+        return supervise(command, marker=SUPERVISED, afterwards=tidy_checkpoints, alone=on_cpu())
+    os.environ[RUN_FILE] = run_file  # for our trainer, in an actor
     import hydra
 
     register_search_path()
-    if on_cpu():
-        sys.argv = with_cpu_group(sys.argv)
+    os.environ.setdefault(PLATFORM, "cpu" if on_cpu() else "accelerator")
     hydra.main(config_path=None, config_name="seamless_ppo_trainer", version_base=None)(run_or_refuse)()
     return 0
-
-
-def with_cpu_group(arguments: list[str]) -> list[str]:
-    """The command line with the CPU platform's config group, among the user's own overrides.
-
-    Beside the first of them, since hydra's parser takes all overrides from one place.
-    """
-    if any(argument.lstrip("+") == CPU_GROUP for argument in arguments):
-        return arguments
-    overrides = (i for i, a in enumerate(arguments) if i and "=" in a and not a.startswith("-"))
-    place = next(overrides, len(arguments))
-    return [*arguments[:place], f"+{CPU_GROUP}", *arguments[place:]]
 
 
 def run_or_refuse(config: DictConfig) -> None:
@@ -64,24 +56,56 @@ def run_or_refuse(config: DictConfig) -> None:
 
 
 def run(config: DictConfig) -> None:
-    cpu, seamless = on_cpu(), SeamlessConfig.parse(config.get("seamless"))
+    cpu, seamless = uses_cpu(config), SeamlessConfig.parse(config.get("seamless"))
     devices = seamless.cpu.device_count if cpu else None
     for warning in preflight(config, devices=devices, accelerator=not cpu):
         logger.warning(warning)
     if devices is not None:
         prepare(os.environ, cores=os.sched_getaffinity(0), devices=devices, pin=seamless.cpu.pin)
-    before = CheckpointsBefore.of(config.trainer.default_local_dir)
+    announce_checkpoints(config)
     try:
         train(config)
-    except BaseException:
-        stop_ray()
-        if not config.actor_rollout_ref.actor.checkpoint.get("async_save", False):
-            before.discard_partial()
-        raise
     finally:
         stop_ray()
     if seamless.plot:
         show_curve(config)
+
+
+def uses_cpu(config: DictConfig) -> bool:
+    """Whether the config is one for the CPU platform, which alone runs where there is no accelerator."""
+    device = config.trainer.device
+    if device != "cpu" and on_cpu():
+        way_out = "Add platform=cpu, or +platform=cpu when the config is not built on seamless_ppo_trainer"
+        raise ConfigError("trainer.device", device, "there is no accelerator here", way_out)
+    return bool(device == "cpu")
+
+
+def announce_checkpoints(config: DictConfig) -> None:
+    """Let the supervisor remove what this run leaves half-written.
+
+    Not in a cluster that goes on without this run: whether a save still goes on there it cannot tell.
+    """
+    address = OmegaConf.select(config, "ray_kwargs.ray_init.address")
+    joins = joins_cluster(os.environ | ({"RAY_ADDRESS": address} if address else {}))
+    if config.trainer.save_freq > 0 and not joins:
+        announce(
+            config.trainer.default_local_dir,
+            async_save=bool(config.actor_rollout_ref.actor.checkpoint.get("async_save", False)),
+            seamless=config.trainer.v1.trainer_mode not in VERL_MODES,
+        )
+
+
+def tidy_checkpoints(run_file: Path) -> None:
+    """In the supervisor, when every process of the run is gone."""
+    try:
+        left = discard_partial(run_file)
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"A half-written checkpoint may be left: {error}\n")
+        return
+    for folder in left.removed:
+        sys.stderr.write(f"Removed {folder}: the run ended while it was written\n")
+    for folder in left.spoilt:
+        sys.stderr.write(f"{folder} is not whole: the run ended while it was written anew\n")
 
 
 def train(config: DictConfig) -> None:

@@ -2,10 +2,11 @@
 
 Ray, vLLM and Megatron start processes that start processes. As the "subreaper" of them all (Linux),
 this parent inherits every orphan, so that when the child ends, however it ends, whatever still runs
-is ended too, and the scratch folder with Ray's session and sockets goes with it.
+is ended too, and the scratch folder with Ray's session and sockets goes with it. A Ray cluster that
+was there before and is joined is no descendant: nothing of it is touched.
 
 States: RUNNING -> (signal) STOPPING -> (child gone or grace over) SWEEPING -> DONE. A second signal
-skips the grace.
+skips the grace. Every state but RUNNING ends in bounded time, also when a process cannot be killed.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ import ctypes
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -27,6 +29,8 @@ import psutil
 
 GRACE_S = 25.0  # from a signal until the child is killed: Ray needs some seconds to shut down
 SWEEP_S = 4.0  # from asking the left-over processes to end until they are killed
+SWEEPS = 10  # at most so often, for processes that appear while others are ended
+ANSWER_S = 1.0  # for a local Ray cluster to accept a connection
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_PDEATHSIG = 1
 INTERRUPTED = 128 + signal.SIGINT  # exit code of a run that was asked to stop, and did
@@ -34,18 +38,53 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TRACKER = "multiprocessing.resource_tracker"  # unlinks shared memory of the dead, then ends by itself
 
 
-def supervise(command: Sequence[str], *, marker: str) -> int:
-    """Run `command` with the variable `marker` set; returns its exit code, 128 + n for a signal n."""
+def supervise(command: Sequence[str], *, marker: str, afterwards: Callable[[Path], None], alone: bool = False) -> int:
+    """Run `command`; returns its exit code, 128 + n for a signal n.
+
+    The variable `marker` names a file the child may write; `afterwards` gets it once every process of
+    the run is gone. `alone` keeps the run out of a Ray cluster that merely happens to run here.
+    """
     become_subreaper()
     with scratch_folder() as scratch:
-        env = os.environ | {marker: "1", "RAY_TMPDIR": os.environ.get("RAY_TMPDIR", str(scratch))}
+        note = scratch / "run.json"
+        env = os.environ | {marker: str(note)} | ray_folder(os.environ, scratch, alone=alone)
         child = subprocess.Popen(command, env=env, start_new_session=True, preexec_fn=prepare_child)
         code = wait_forwarding_signals(child)
         with signals_ignored():  # an impatient third signal must not cut the sweep short
-            sweep()
+            unkillable = sweep()
+            for process in unkillable:
+                sys.stderr.write(f"Process {process.pid} does not end though killed: it waits for a device or a disk\n")
+            if not unkillable:
+                afterwards(note)
         if code not in (0, 2, 128 + signal.SIGINT, 128 + signal.SIGTERM):
             keep_logs(scratch)
     return code
+
+
+def ray_folder(environ: Mapping[str, str], scratch: Path, *, alone: bool) -> dict[str, str]:
+    """Ray's session in the scratch folder, unless that would hide a cluster to join or overrule the user."""
+    elsewhere = "RAY_TMPDIR" in environ or joins_cluster(environ, named_only=alone)
+    return {} if elsewhere else {"RAY_TMPDIR": str(scratch)}
+
+
+def joins_cluster(environ: Mapping[str, str], *, named_only: bool = False) -> bool:
+    """Whether `ray.init()` joins a cluster: RAY_ADDRESS names it, or `ray start` left its address in a file.
+
+    That file outlives a cluster that crashed; one that does not answer is none.
+    """
+    if environ.get("RAY_ADDRESS"):
+        return environ["RAY_ADDRESS"] != "local"
+    folder = environ.get("RAY_TMPDIR") or environ.get("TMPDIR") or "/tmp"  # as Ray looks for it
+    return not named_only and answers(Path(folder, "ray", "ray_current_cluster"))
+
+
+def answers(address_file: Path) -> bool:
+    try:
+        host, _, port = address_file.read_text().strip().rpartition(":")
+        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_S).close()
+    except (OSError, ValueError):  # no file, not ours to read, no address in it, or nobody there
+        return False
+    return True
 
 
 def become_subreaper() -> None:
@@ -84,7 +123,10 @@ def scratch_folder() -> Iterator[Path]:
 
 
 def wait_forwarding_signals(child: subprocess.Popen[bytes]) -> int:
-    """Wait for the child; the first signal is passed on with a grace, the second kills."""
+    """Wait for the child; the first signal is passed on with a grace, the second kills.
+
+    A child that cannot be killed is left to the sweep, which names it.
+    """
     deadline = float("inf")
 
     def forward(number: int, frame: FrameType | None) -> None:
@@ -106,29 +148,45 @@ def wait_forwarding_signals(child: subprocess.Popen[bytes]) -> int:
                 return code if code >= 0 else 128 - code
             if time.monotonic() > deadline:
                 child.kill()
+            if time.monotonic() > deadline + SWEEP_S:
+                return 128 + signal.SIGKILL
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def sweep() -> None:
-    """End every remaining descendant: ask, wait, kill; again, until none is left."""
-    me = psutil.Process()
-    while left := me.children(recursive=True):
-        for process in left:
-            with suppress(psutil.NoSuchProcess):
-                if TRACKER not in " ".join(process.cmdline()):
-                    process.terminate()
-        _, alive = psutil.wait_procs(left, timeout=SWEEP_S)
-        for process in alive:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(alive, timeout=SWEEP_S)
+def sweep() -> list[psutil.Process]:
+    """End every remaining descendant: ask, wait, kill; again, until none is left. Returns the unkillable."""
+    me, stuck = psutil.Process(), set[psutil.Process]()
+    for _ in range(SWEEPS):
+        left = [process for process in me.children(recursive=True) if process not in stuck]
+        if not left:
+            break
+        stuck.update(end(left))
+    return [process for process in me.children(recursive=True) if process.status() != psutil.STATUS_ZOMBIE]
+
+
+def end(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Ask the processes to end, then kill; returns those that did neither."""
+    for process in processes:
+        with suppress(psutil.Error):
+            if TRACKER not in " ".join(process.cmdline()):
+                process.terminate()
+    _, alive = psutil.wait_procs(processes, timeout=SWEEP_S)
+    for process in alive:
+        with suppress(psutil.Error):
+            process.kill()
+    stuck: list[psutil.Process] = psutil.wait_procs(alive, timeout=SWEEP_S)[1]
+    return stuck
 
 
 def keep_logs(scratch: Path) -> None:
-    """Move Ray's logs of a failed run out of the scratch folder, and say where they are."""
+    """Move Ray's logs of a failed run out of the scratch folder, and say where they are or why they are not."""
     for logs in scratch.glob("ray/session_2*/logs"):
         kept = Path("outputs") / f"ray-logs-{os.getpid()}"
-        shutil.copytree(logs, kept, dirs_exist_ok=True, ignore_dangling_symlinks=True)
-        sys.stderr.write(f"The run failed; Ray's logs are in {kept}\n")
+        try:
+            shutil.copytree(logs, kept, dirs_exist_ok=True, ignore_dangling_symlinks=True)
+        except OSError as error:
+            sys.stderr.write(f"The run failed; Ray's logs should be in {kept}, but: {error}\n")
+        else:
+            sys.stderr.write(f"The run failed; Ray's logs are in {kept}\n")

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Make the model and the data, then train. Further arguments are hydra overrides:
 #   recipes/arithmetic_grpo/run.sh trainer.v1.trainer_mode=sync
-#   MAIN=verl.trainer.main_ppo recipes/arithmetic_grpo/run.sh trainer.v1.trainer_mode=sync +platform=cpu
+#   MAIN=verl.trainer.main_ppo recipes/arithmetic_grpo/run.sh trainer.v1.trainer_mode=sync platform=cpu
 set -euo pipefail
 HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 PYTHON="${PYTHON:-$HERE/../../.venv/bin/python}"

@@ -48,8 +48,13 @@ class PlatformCPU(PlatformBase):
         return True
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
-        """Never beside an accelerator: torch may see none in a process that was given none."""
-        return not torch.cuda.is_available() and not self.check_smi_command("nvidia-smi")
+        """Never beside an accelerator, nor in a torch that was built for one.
+
+        torch may see none in a process that was given none, as on a cluster's head or in an actor
+        without devices. verl asks this only when VERL_PLATFORM names no platform.
+        """
+        for_accelerators = torch.version.cuda is not None or torch.version.hip is not None
+        return not (for_accelerators or torch.cuda.is_available() or self.check_smi_command("nvidia-smi"))
 
     def current_device(self) -> int:
         return HostIndex("cpu")  # type: ignore[return-value]  # see HostIndex

@@ -6,23 +6,34 @@ anything is imported, when a run's settings are read.
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-DEVICE_FILES = ("/dev/nvidia0", "/dev/kfd", "/dev/davinci0")
+DEVICES = Path("/dev")
+DEVICE_FILES = ("nvidia[0-9]*", "kfd", "davinci[0-9]*")
+BUILT_FOR = re.compile(r"^(?:cuda|hip)\b[^=\n]*=\s*['\"]", re.MULTILINE)  # in torch/version.py; None on a CPU build
 
 
 def on_cpu(environ: Mapping[str, str] = os.environ) -> bool:
-    """True when the run belongs on the CPU platform: asked for, or with no accelerator in sight."""
+    """True when the run belongs on the CPU platform: asked for, or with no accelerator in sight.
+
+    A cluster may have accelerators that its head has not, and a torch built for them shows that they
+    were meant to be there: then a run goes on the CPU only when asked to.
+    """
     asked = environ.get("VERL_PLATFORM", "").strip().lower()
-    return asked == "cpu" if asked else not accelerator_present()
+    if asked:
+        return asked == "cpu"
+    in_cluster = (environ.get("RAY_ADDRESS") or "local") != "local"
+    return not (in_cluster or accelerator_present() or torch_is_for_accelerators())
 
 
-def accelerator_present() -> bool:
-    return any(Path(file).exists() for file in DEVICE_FILES) or nvidia_smi_answers()
+def accelerator_present(devices: Path = DEVICES) -> bool:
+    return any(any(devices.glob(name)) for name in DEVICE_FILES) or nvidia_smi_answers()
 
 
 def nvidia_smi_answers() -> bool:
@@ -33,3 +44,17 @@ def nvidia_smi_answers() -> bool:
         return subprocess.run([command], capture_output=True, timeout=10).returncode == 0
     except (OSError, subprocess.TimeoutExpired):
         return False  # a driver that does not answer is no accelerator
+
+
+def torch_is_for_accelerators() -> bool:
+    """Whether the installed torch is a CUDA or ROCm build, by the text of its version file."""
+    torch = importlib.util.find_spec("torch")  # does not import it
+    if torch is None or torch.origin is None:
+        return False
+    version = Path(torch.origin).with_name("version.py")
+    return version.is_file() and names_accelerator(version.read_text())
+
+
+def names_accelerator(version: str) -> bool:
+    """Whether torch's version file gives a CUDA or HIP version."""
+    return BUILT_FOR.search(version) is not None

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-import socket
 from collections.abc import AsyncGenerator, Generator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import ray
 import torch
 import torch.distributed as dist
 from verl.checkpoint_engine.base import (
@@ -57,9 +57,10 @@ class GlooCheckpointEngine(CheckpointEngine):
         self.group: Any = None
 
     def prepare(self) -> Meeting | None:
+        self.finalize()  # of a transfer that failed half-way
         if not self.is_master:
             return None
-        host = socket.gethostbyname(socket.gethostname())
+        host = ray.util.get_node_ip_address()  # by which other nodes reach this one
         self.store = dist.TCPStore(host, 0, is_master=True, timeout=self.timeout, wait_for_workers=False)
         return Meeting(host, self.store.port)
 

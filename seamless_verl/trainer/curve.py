@@ -7,6 +7,7 @@ a resumed run continues it.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,15 @@ class ValidationCurve:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a") as file:
             file.write(json.dumps({"step": step, "metric": name, "value": float(metrics[name])}) + "\n")
+
+    def truncate_after(self, step: int) -> None:
+        """Drop the points beyond `step`: a run that resumes there has abandoned that future."""
+        lines = self.path.read_text().splitlines(keepends=True) if self.path.exists() else []
+        kept = [line for line in lines if json.loads(line)["step"] <= step]
+        if kept != lines:
+            partial = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
+            partial.write_text("".join(kept))
+            partial.replace(self.path)
 
     def points(self) -> list[Point]:
         """All points by step; of two at one step, as after a resume, the later one counts."""

@@ -1,53 +1,129 @@
-"""No half-written checkpoint is left behind by a run that was stopped while saving.
+"""No half-written checkpoint is left behind by a run that was stopped, or killed, while saving.
 
-verl writes `global_step_<n>/` and then, last, the number n into a tracker file. A folder that
-appeared during a run and is newer than the tracker says was not finished.
+What the checkpoint folder held is marked before each save by our trainer, and once a run for verl's
+own, whose saves are not ours to wrap, and for saves that go on by themselves (`async_save`). When
+all processes of a run are gone, its supervisor reads the mark.
+
+Invariants: a folder is removed only if it appeared after this run's mark, was not finished since,
+and no other living run has marked it. While our trainer saves nothing, it has no mark.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
-from dataclasses import dataclass
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-TRACKER = "latest_checkpointed_iteration.txt"
+from seamless_verl.trainer.marks import (
+    TRACKER,
+    Mark,
+    mark_file,
+    marks,
+    replace,
+    saved_steps,
+    step_folder,
+    tracker_state,
+)
+
+RUN_FILE = "SEAMLESS_RUN_FILE"  # names the file in which a run tells its supervisor where it saves
+MANIFEST = "actor/ckpt_contents.json"  # the last file of a save that goes on by itself
 
 
 @dataclass(frozen=True)
-class CheckpointsBefore:
-    """What a checkpoint folder held when the run started."""
+class Run:
+    """What a run tells its supervisor, and its trainer."""
 
-    folder: Path
-    steps: frozenset[int]
-
-    @classmethod
-    def of(cls, folder: str) -> CheckpointsBefore:
-        return cls(Path(folder), frozenset(saved_steps(Path(folder))))
-
-    def discard_partial(self) -> list[Path]:
-        """Remove what this run began to save and did not finish; returns the folders removed."""
-        finished = tracked_step(self.folder)
-        partial = [s for s in saved_steps(self.folder) - self.steps if finished is None or s > finished]
-        folders = [self.folder / f"global_step_{step}" for step in sorted(partial)]
-        for folder in folders:
-            shutil.rmtree(folder)
-        return folders
+    name: str
+    checkpoints: str
+    async_save: bool
+    marks_each_save: bool
 
 
-def saved_steps(folder: Path) -> set[int]:
-    numbers = (path.name.removeprefix("global_step_") for path in folder.glob("global_step_*"))
-    return {int(number) for number in numbers if number.isdigit()}
+@dataclass(frozen=True)
+class Left:
+    """What a run left unfinished: folders removed, and older folders that it was saving over."""
+
+    removed: tuple[Path, ...] = ()
+    spoilt: tuple[Path, ...] = ()
 
 
-def tracked_step(folder: Path) -> int | None:
-    """The step of the last finished checkpoint.
+def announce(folder: str, *, async_save: bool, seamless: bool) -> None:
+    """Tell the supervisor, if there is one, that this run saves in `folder`; `seamless` for our trainer's runs.
 
-    verl truncates the tracker before it writes the number, at which point the newest folder is
-    whole: an empty tracker is mended to say so.
+    Raises OSError when verl's saves, which need a mark from the start, would find `folder` unwritable.
     """
-    tracker = folder / TRACKER
-    if not tracker.exists():
-        return None
-    if not tracker.read_text().strip():
-        tracker.write_text(str(max(saved_steps(folder))))
-    return int(tracker.read_text())
+    if RUN_FILE not in os.environ:
+        return
+    path = Path(folder).absolute()
+    run = Run(uuid.uuid4().hex[:12], str(path), async_save, marks_each_save=seamless and not async_save)
+    replace(Path(os.environ[RUN_FILE]), json.dumps(asdict(run)))
+    if not run.marks_each_save:
+        Mark.of(path, run.name, None).write(path)
+
+
+@contextmanager
+def saving(folder: str, step: int) -> Iterator[None]:
+    """Around the whole save of `step`, tracker included: a mark that stays if the save does not end well."""
+    run = announced(Path(os.environ.get(RUN_FILE, "")))
+    if run is None or not run.marks_each_save:
+        yield
+        return
+    path = Path(folder)
+    Mark.of(path, run.name, step).write(path)
+    yield
+    mark_file(path, run.name).unlink()
+
+
+def discard_partial(run_file: Path) -> Left:
+    """Remove what the run announced in `run_file` began to save and did not finish; mend an emptied tracker.
+
+    To be called when no process of the run is alive. Asynchronous saves are left: whether they ended
+    cannot be told from here. Raises OSError when the folder cannot be read or changed.
+    """
+    run = announced(run_file)
+    if run is None or not (path := mark_file(Path(run.checkpoints), run.name)).exists():
+        return Left()
+    left = settle(run, Mark.read(path))
+    path.unlink()
+    return left
+
+
+def settle(run: Run, mark: Mark) -> Left:
+    folder = Path(run.checkpoints)
+    finished = set() if run.async_save else mark.finished(folder)
+    others = {other.step for other in marks(folder) if other.run != run.name and other.alive}
+    unsure = run.async_save or None in others  # None: it may be saving any step, at any moment
+    torn = set() if unsure else mark.begun(folder) - finished - others
+    removed = tuple(step_folder(folder, step) for step in sorted(torn - set(mark.steps)))
+    for path in removed:
+        shutil.rmtree(path)
+    if not others:
+        mend_tracker(folder, finished, manifest=run.async_save)
+    return Left(removed, tuple(step_folder(folder, step) for step in sorted(torn & set(mark.steps))))
+
+
+def mend_tracker(folder: Path, finished: set[int], *, manifest: bool) -> None:
+    """Let an empty tracker name the newest whole checkpoint: of those just `finished`, else of all that look it."""
+    state = tracker_state(folder)
+    if state is None or state[0]:
+        return
+    whole = finished or {step for step in saved_steps(folder) if looks_whole(step_folder(folder, step), manifest)}
+    newest = max(whole, default=None)
+    if newest is not None:
+        replace(folder / TRACKER, str(newest))
+
+
+def looks_whole(folder: Path, manifest: bool) -> bool:
+    """Whether the actor is there, as it is not where verl was told to keep fewer, and what is written after it."""
+    actor = folder / "actor"
+    saved = actor.is_dir() and any(actor.iterdir()) and (folder / "data.pt").exists()
+    return saved and (not manifest or (folder / MANIFEST).exists())
+
+
+def announced(run_file: Path) -> Run | None:
+    return Run(**json.loads(run_file.read_text())) if run_file.is_file() else None

@@ -39,8 +39,12 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
             self.close(succeeded)
 
     def start_agent_loops(self) -> None:
-        """Start the agent loops while the replicas start: they need only the balancer and the rewards."""
-        if not self.config.distillation.enabled:
+        """Start the agent loops while the replicas start: they need only the balancer and the rewards.
+
+        A manager of the user's own may need more, and is made when verl would make it.
+        """
+        own = self.config.actor_rollout_ref.rollout.agent.get("agent_loop_manager_class")
+        if own is None and not self.config.distillation.enabled:
             self.agent_loops = Concurrently("agent-loops", super().init_agent_loop_manager)
 
     def init_agent_loop_manager(self) -> None:

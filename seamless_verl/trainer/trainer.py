@@ -23,6 +23,7 @@ from seamless_verl.config.schema import Layout, SeamlessConfig
 from seamless_verl.trainer.curve import ValidationCurve
 from seamless_verl.trainer.host import rebound
 from seamless_verl.trainer.layouts import Colocated, Disaggregated, RolloutPlace
+from seamless_verl.trainer.partial import saving
 from seamless_verl.trainer.replay_buffer import SeamlessReplayBuffer
 from seamless_verl.trainer.servers import SeamlessServers
 from seamless_verl.trainer.staleness import StalenessBound
@@ -112,6 +113,14 @@ class SeamlessTrainer(PPOTrainer):
 
     def on_init_end(self) -> None:
         self.place.commit(self.global_steps)  # of the checkpoint just loaded, or of the initial model
+
+    def _load_checkpoint(self) -> None:
+        super()._load_checkpoint()
+        self.curve.truncate_after(self.global_steps)
+
+    def _save_checkpoint(self) -> None:
+        with saving(self.config.trainer.default_local_dir, self.global_steps):
+            super()._save_checkpoint()
 
     def on_train_begin(self) -> None:
         self._add_async_warmup_batches(self.seamless.max_staleness)

@@ -36,7 +36,7 @@ def build_engine(case: dict[str, Any]) -> Any:
         optimizer_config=McoreOptimizerConfig(
             lr=1e-3, total_training_steps=10, lr_decay_style="linear", use_checkpoint_opt_param_scheduler=True
         ),
-        checkpoint_config=CheckpointConfig(),
+        checkpoint_config=CheckpointConfig(save_contents=["model", "optimizer", "extra", "hf_model"]),
     )  # fmt: skip
 
 

@@ -63,7 +63,18 @@ def measured_logprobs(results: list[dict[str, Any]], step: int) -> list[torch.Te
 
 @pytest.fixture(scope="module")
 def runs(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    return {name: run(tmp_path_factory.mktemp(name), nano / "model", name, updates=4) for name in LAYOUTS}
+    """Four updates in every layout, and a checkpoint after the second (`checkpoint_of`)."""
+    base = tmp_path_factory.getbasetemp()
+    return {name: run(made(base / name), nano / "model", name, updates=4, save_before_update=2) for name in LAYOUTS}
+
+
+def made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def checkpoint_of(factory: pytest.TempPathFactory, layout: str) -> Path:
+    return factory.getbasetemp() / layout / "checkpoint"
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -100,11 +111,23 @@ def test_export_without_updates_is_the_model_bit_for_bit(nano: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_resumed_engine_goes_on_bit_for_bit(nano: Path, tmp_path: Path, layout: str) -> None:
-    whole = run(tmp_path, nano / "model", layout, updates=4, save_before_update=2)
-    (resumed_folder := tmp_path / "resumed").mkdir()
-    resumed = run(resumed_folder, nano / "model", layout, updates=2, load=str(tmp_path / "checkpoint"))
-    for before, after in zip(whole, resumed, strict=True):
+def test_a_resumed_engine_goes_on_bit_for_bit(
+    runs: dict[str, list[dict[str, Any]]], nano: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory,
+    layout: str,
+) -> None:  # fmt: skip
+    checkpoint = checkpoint_of(tmp_path_factory, layout)
+    resumed = run(tmp_path, nano / "model", layout, updates=2, load=str(checkpoint))
+    for before, after in zip(runs[layout], resumed, strict=True):
         assert (before["losses"][2:], before["rates"][2:]) == (after["losses"], after["rates"])
         for name, tensor in before["weights"].items():
             assert torch.equal(tensor, after["weights"][name]), name
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_saved_hf_model_has_the_logprobs_of_the_trainer(
+    runs: dict[str, list[dict[str, Any]]], tmp_path_factory: pytest.TempPathFactory, layout: str
+) -> None:
+    expected = torch.cat(reference_logprobs(checkpoint_of(tmp_path_factory, layout) / "model" / "huggingface", None))
+    measured = torch.cat(measured_logprobs(runs[layout], step=2))
+    assert (measured - expected).abs().max() < 2e-2
+    assert (measured - torch.cat(measured_logprobs(runs[layout], step=0))).abs().max() > 0.1  # it was trained

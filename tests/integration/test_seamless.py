@@ -89,19 +89,32 @@ def test_nothing_is_left_of_a_finished_run(disaggregated: Job) -> None:
     assert leftovers(disaggregated) == []
 
 
-@pytest.mark.parametrize(("moment", "number"), [("Started a local Ray", signal.SIGINT), ("step:2 ", signal.SIGTERM)])
-def test_a_stopped_run_leaves_nothing(nano: Path, tmp_path: Path, moment: str, number: int) -> None:
-    overrides = {"trainer.total_training_steps": 1000, "trainer.save_freq": 1}
-    job = Job(tmp_path, nano, SEAMLESS, overrides, {}).start()
-    job.wait_for(moment)
+def test_a_run_stopped_while_ray_starts_leaves_nothing(nano: Path, tmp_path: Path) -> None:
+    job = Job(tmp_path, nano, SEAMLESS, {"trainer.total_training_steps": 1000}, {})
+    stopped(job, "Started a local Ray", signal.SIGINT)
+
+
+def test_a_stopped_run_leaves_whole_checkpoints_and_goes_on_from_the_last(nano: Path, tmp_path: Path) -> None:
+    endless = {"trainer.total_training_steps": 1000, "trainer.save_freq": 1, "trainer.max_actor_ckpt_to_keep": 2}
+    stopped(Job(tmp_path, nano, SEAMLESS, endless, {}), "step:2 ", signal.SIGTERM)
+    checkpoints = tmp_path / "checkpoints"
+    last = int((checkpoints / "latest_checkpointed_iteration.txt").read_text())
+    assert last == max(int(folder.name.split("_")[-1]) for folder in checkpoints.glob("global_step_*"))
+    (tmp_path / "metrics.jsonl").unlink()
+    resumed = run(tmp_path, nano, trainer__total_training_steps=last + 3, trainer__resume_mode="auto")
+    assert resumed.metrics().keys() == {last + 1, last + 2, last + 3}
+    for metrics in resumed.metrics().values():
+        assert metrics["training/off_policy/trajectory_staleness_worst/max"] <= 1
+
+
+def stopped(job: Job, moment: str, number: int) -> None:
+    """Stop the run at a moment of its log; nothing of it may be left."""
+    job.start().wait_for(moment)
     started = job.descendants()
     assert started
     code = job.stop(number)
     assert code == 130, job.log()[-3000:]
     assert [process for process in started if process.is_running()] == leftovers(job) == []
-    tracker = tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt"
-    saved = sorted(int(p.name.split("_")[-1]) for p in tracker.parent.glob("global_step_*"))
-    assert not saved or max(saved) <= int(tracker.read_text())
 
 
 def leftovers(job: Job) -> list[str]:

@@ -47,20 +47,27 @@ def test_a_resumed_sync_run_is_the_uninterrupted_one(plain: Job, nano: Path, tmp
         assert comparable(metrics) == comparable(plain.metrics()[step])
 
 
-def test_separate_async_with_lending(nano: Path, tmp_path: Path) -> None:
-    """verl's best mode: a standalone replica, and a trainer whose device is lent between steps."""
-    job = run(
-        tmp_path,
-        nano,
-        VERL,
-        trainer__v1__trainer_mode="separate_async",
-        trainer__v1__separate_async__parameter_sync_step=2,
-        trainer__v1__separate_async__hybrid_rollout__enable_switch=True,
-        trainer__total_training_steps=3,
-        actor_rollout_ref__actor__ppo_mini_batch_size=4,
-        actor_rollout_ref__rollout__nnodes=1,
-        actor_rollout_ref__rollout__n_gpus_per_node=1,
-        actor_rollout_ref__rollout__checkpoint_engine__backend="gloo",
-    )
+POOL: dict[str, Any] = {
+    "trainer__v1__trainer_mode": "separate_async",
+    "trainer__v1__separate_async__parameter_sync_step": 2,
+    "actor_rollout_ref__actor__ppo_mini_batch_size": 4,
+    "actor_rollout_ref__rollout__nnodes": 1,
+    "actor_rollout_ref__rollout__n_gpus_per_node": 1,
+    "actor_rollout_ref__rollout__checkpoint_engine__backend": "gloo",
+}
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param({"trainer__v1__trainer_mode": "colocate_async"}, id="colocate_async"),
+        pytest.param({**POOL, "actor_rollout_ref__hybrid_engine": True}, id="separate_async"),
+        pytest.param(
+            {**POOL, "trainer__v1__separate_async__hybrid_rollout__enable_switch": True}, id="separate_async-lending"
+        ),
+    ],
+)
+def test_verls_asynchronous_modes_train(nano: Path, tmp_path: Path, mode: dict[str, Any]) -> None:
+    job = run(tmp_path, nano, VERL, **mode, trainer__total_training_steps=3)
     assert job.metrics().keys() == {1, 2, 3}
     assert all(metrics["actor/grad_norm"] > 0 for metrics in job.metrics().values())

@@ -19,6 +19,20 @@ def test_a_curve_is_read_back_by_step_and_a_repeated_step_counts_once(tmp_path: 
     assert [(p.step, p.value) for p in curve.points()] == [(0, 0.1), (10, 0.2), (20, 0.4)]
 
 
+def test_a_resumed_run_drops_what_lies_beyond_it(tmp_path: Path) -> None:
+    curve = ValidationCurve(tmp_path / "c.jsonl")
+    curve.truncate_after(5)
+    assert not curve.path.exists()
+    for step in (0, 10, 20, 15):
+        curve.add(step, {"val/reward/mean@1": float(step)})
+    curve.truncate_after(15)
+    assert [p.step for p in curve.points()] == [0, 10, 15]
+    curve.truncate_after(15)
+    curve.add(30, {"val/reward/mean@1": 1.0})
+    assert [p.step for p in curve.points()] == [0, 10, 15, 30]
+    assert [p.name for p in tmp_path.iterdir()] == ["c.jsonl"]
+
+
 def test_metrics_without_a_reward_are_no_point(tmp_path: Path) -> None:
     curve = ValidationCurve(tmp_path / "c.jsonl")
     curve.add(1, {"val-aux/num_turns/mean": 2.0})

@@ -1,24 +1,41 @@
-"""The command line: where the CPU platform's config group goes."""
+"""The command line: which platform a config is for, and what of python's own is passed on."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
+from omegaconf import OmegaConf
 
-from seamless_verl.main_ppo import with_cpu_group
+from seamless_verl.errors import ConfigError
+from seamless_verl.main_ppo import uses_cpu
 
 
-@pytest.mark.parametrize(
-    ("given", "wanted"),
-    [
-        ([], ["+platform=cpu"]),
-        (["a.b=1", "--cfg", "job"], ["+platform=cpu", "a.b=1", "--cfg", "job"]),
-        (
-            ["--config-dir", "d", "--config-name", "c", "a=1"],
-            ["--config-dir", "d", "--config-name", "c", "+platform=cpu", "a=1"],
-        ),
-        (["--cfg", "job"], ["--cfg", "job", "+platform=cpu"]),
-        (["+platform=cpu", "a=1"], ["+platform=cpu", "a=1"]),
-    ],
-)
-def test_the_platform_joins_the_overrides(given: list[str], wanted: list[str]) -> None:
-    assert with_cpu_group(["main", *given]) == ["main", *wanted]
+def test_a_config_for_accelerators_is_refused_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    assert uses_cpu(OmegaConf.create({"trainer": {"device": "cpu"}}))
+    with pytest.raises(ConfigError, match="platform=cpu"):
+        uses_cpu(OmegaConf.create({"trainer": {"device": "cuda"}}))
+
+
+def test_the_cpu_platform_can_be_chosen_beside_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VERL_PLATFORM", "cuda")
+    assert uses_cpu(OmegaConf.create({"trainer": {"device": "cpu"}}))
+    assert not uses_cpu(OmegaConf.create({"trainer": {"device": "cuda"}}))
+
+
+def test_pythons_own_options_reach_the_child(tmp_path: Path) -> None:
+    script = tmp_path / "main.py"
+    script.write_text("""
+import os, sys
+from seamless_verl import main_ppo
+main_ppo.tidy_checkpoints = lambda run_file: None
+if main_ppo.SUPERVISED in os.environ:
+    print(sys.warnoptions[-1], sys.flags.utf8_mode, sys.argv[1:])
+else:
+    sys.exit(main_ppo.main())
+""")
+    command = [sys.executable, "-W", "ignore", "-X", "utf8=1", "-B", str(script), "-W", "a=1"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "ignore 1 ['-W', 'a=1']\n"

@@ -1,58 +1,241 @@
-"""A stopped run leaves only finished checkpoints."""
+"""A stopped or killed run leaves only finished checkpoints, and leaves those of others alone."""
 
 from __future__ import annotations
 
+import json
+import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seamless_verl.trainer.partial import TRACKER, CheckpointsBefore, saved_steps
+from seamless_verl.trainer.marks import TRACKER, Mark, mark_file, saved_steps, tracker_state
+from seamless_verl.trainer.partial import RUN_FILE, Left, announce, discard_partial, saving
+
+DEAD = 2**22 + 1  # above Linux's largest process id
+
+
+@pytest.fixture
+def run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(RUN_FILE, str(tmp_path / "run.json"))
+    return tmp_path / "run.json"
 
 
 def save(folder: Path, step: int, *, finish: bool = True) -> None:
-    (folder / f"global_step_{step}" / "actor").mkdir(parents=True)
+    """As verl does, as far as it goes; at the end the tracker is emptied, then written."""
+    (folder / f"global_step_{step}" / "actor").mkdir(parents=True, exist_ok=True)
     if finish:
-        (folder / TRACKER).write_text(str(step))
+        (folder / f"global_step_{step}" / "actor" / "weights").touch()
+        (folder / f"global_step_{step}" / "data.pt").touch()
+        write_tracker(folder, str(step))
 
 
-def test_what_this_run_left_unfinished_goes_and_nothing_else(tmp_path: Path) -> None:
-    save(tmp_path, 5)
-    save(tmp_path, 9, finish=False)  # an earlier run's, which the user may know about
-    before = CheckpointsBefore.of(str(tmp_path))
-    save(tmp_path, 6)
-    save(tmp_path, 7, finish=False)
-    assert before.discard_partial() == [tmp_path / "global_step_7"]
-    assert saved_steps(tmp_path) == {5, 6, 9}
+def write_tracker(folder: Path, text: str) -> None:
+    """With a time of its own, as in a real run: tests write twice within one tick of the clock."""
+    state = tracker_state(folder)
+    (folder / TRACKER).write_text(text)
+    if state is not None:
+        os.utime(folder / TRACKER, ns=(int(state[1]) + 10**9,) * 2)
 
 
-def test_a_first_save_that_was_cut_goes(tmp_path: Path) -> None:
-    before = CheckpointsBefore.of(str(tmp_path / "none"))
-    save(tmp_path / "none", 1, finish=False)
-    assert before.discard_partial() and saved_steps(tmp_path / "none") == set()
+def tracker(folder: Path) -> str:
+    return (folder / TRACKER).read_text()
 
 
-def test_a_tracker_cut_while_it_was_written_is_mended(tmp_path: Path) -> None:
-    save(tmp_path, 1)
-    before = CheckpointsBefore.of(str(tmp_path))
-    save(tmp_path, 2)
-    (tmp_path / TRACKER).write_text("")
-    assert before.discard_partial() == []
-    assert (tmp_path / TRACKER).read_text() == "2"
+def start(folder: Path, *, seamless: bool = True, async_save: bool = False) -> None:
+    announce(str(folder), seamless=seamless, async_save=async_save)
 
 
-@settings(max_examples=50)
-@given(old=st.sets(st.integers(1, 9)), new=st.lists(st.integers(10, 19), unique=True), cut=st.booleans())
-def test_afterwards_the_tracker_names_the_newest_of_this_run(
-    tmp_path_factory: object, old: set[int], new: list[int], cut: bool
+def cut(folder: Path, step: int, *, empty_tracker: bool = False, files: bool = False) -> None:
+    """A save by our trainer that does not come to its end."""
+    with pytest.raises(InterruptedError), saving(str(folder), step):
+        save(folder, step, finish=False)
+        if files:
+            (folder / f"global_step_{step}" / "actor" / "weights").touch()
+            (folder / f"global_step_{step}" / "data.pt").touch()
+        if empty_tracker:
+            write_tracker(folder, "")
+        raise InterruptedError
+
+
+def other_run(folder: Path, step: int | None, *, pid: int, host: str | None = None) -> None:
+    """Another run's mark, made before anything was saved."""
+    Mark("other", step, [], None, host or socket.gethostname(), pid).write(folder)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from seamless_verl.supervisor import supervise
+from seamless_verl.trainer import partial
+from test_partial import save
+folder = Path("checkpoints")
+if "child" in sys.argv:
+    os.environ[partial.RUN_FILE] = os.environ.pop("M")
+    partial.announce("checkpoints", async_save=False, seamless="seamless" in sys.argv)
+    with partial.saving("checkpoints", 1):
+        save(folder, 1)
+    with partial.saving("checkpoints", 2):
+        save(folder, 2, finish="finish" in sys.argv)
+        os.kill(os.getpid(), signal.SIGKILL)
+def tidy(run_file):
+    print(*[path.name for path in partial.discard_partial(run_file).removed])
+sys.exit(supervise([sys.executable, *sys.argv, "child"], marker="M", afterwards=tidy))
+"""
+
+
+@pytest.mark.parametrize("mode", ["seamless", "sync"])
+@pytest.mark.parametrize(("how", "removed", "kept"), [("torn", "global_step_2", {1}), ("finish", "", {1, 2})])
+def test_the_supervisor_tidies_up_after_a_killed_child(
+    tmp_path: Path, mode: str, how: str, removed: str, kept: set[int]
 ) -> None:
-    folder = tmp_path_factory.mktemp("c")  # type: ignore[attr-defined]
-    for step in sorted(old):
-        save(folder, step)
-    before = CheckpointsBefore.of(str(folder))
-    for i, step in enumerate(sorted(new)):
-        save(folder, step, finish=not (cut and i == len(new) - 1))
-    before.discard_partial()
-    kept = saved_steps(folder)
-    assert old <= kept
-    assert not kept or int((folder / TRACKER).read_text()) == max(kept)
+    (tmp_path / "main.py").write_text(KILLED)
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    command = [sys.executable, "main.py", mode, how]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    folder = tmp_path / "checkpoints"
+    assert (done.returncode, done.stdout.strip()) == (137, removed), done.stderr
+    assert saved_steps(folder) == kept and tracker(folder) == str(max(kept))
+    assert not list(folder.glob(".*"))
+
+
+def test_a_finished_save_leaves_no_mark_and_an_unsupervised_one_makes_none(
+    tmp_path: Path, run_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start(tmp_path)
+    with saving(str(tmp_path), 1):
+        assert len(list(tmp_path.glob(".saving-*"))) == 1
+        save(tmp_path, 1)
+    assert not list(tmp_path.glob(".*")) and discard_partial(run_file) == Left()
+    monkeypatch.delenv(RUN_FILE)
+    with saving(str(tmp_path), 2):
+        assert not list(tmp_path.glob(".*"))
+
+
+def test_what_was_there_before_stays(tmp_path: Path, run_file: Path) -> None:
+    save(tmp_path, 9)
+    save(tmp_path, 5)
+    save(tmp_path, 7, finish=False)  # an earlier run's, which the user may know about
+    start(tmp_path)
+    cut(tmp_path, 9)  # anew
+    assert discard_partial(run_file) == Left(spoilt=(tmp_path / "global_step_9",))
+    cut(tmp_path, 6)
+    assert discard_partial(run_file) == Left(removed=(tmp_path / "global_step_6",))
+    assert saved_steps(tmp_path) == {5, 7, 9} and tracker(tmp_path) == "5"
+
+
+@pytest.mark.parametrize("seamless", [True, False])
+def test_a_run_that_starts_over_is_not_fooled_by_an_old_tracker(tmp_path: Path, run_file: Path, seamless: bool) -> None:
+    save(tmp_path, 50)
+    start(tmp_path, seamless=seamless)
+    cut(tmp_path, 25)
+    assert discard_partial(run_file).removed == (tmp_path / "global_step_25",)
+
+
+@pytest.mark.parametrize("seamless", [True, False])
+@pytest.mark.parametrize(("pid", "host", "kept"), [
+    (os.getpid(), None, {5, 6}), (DEAD, None, {5}), (DEAD, "another-host", {5, 6}),
+])  # fmt: skip
+def test_what_another_living_run_saves_stays(
+    tmp_path: Path, run_file: Path, seamless: bool, pid: int, host: str | None, kept: set[int]
+) -> None:
+    save(tmp_path, 5)
+    start(tmp_path, seamless=seamless)
+    cut(tmp_path, 6)
+    other_run(tmp_path, 6, pid=pid, host=host)
+    discard_partial(run_file)
+    assert saved_steps(tmp_path) == kept and mark_file(tmp_path, "other").exists()
+
+
+def test_a_run_of_verls_that_may_save_any_step_protects_all(tmp_path: Path, run_file: Path) -> None:
+    start(tmp_path)
+    cut(tmp_path, 6)
+    other_run(tmp_path, None, pid=os.getpid())
+    assert discard_partial(run_file) == Left() and saved_steps(tmp_path) == {6}
+
+
+@pytest.mark.parametrize("seamless", [True, False])
+def test_a_tracker_cut_while_it_was_written_is_mended(tmp_path: Path, run_file: Path, seamless: bool) -> None:
+    save(tmp_path, 9)
+    save(tmp_path, 1)
+    start(tmp_path, seamless=seamless)
+    cut(tmp_path, 2, empty_tracker=True)
+    assert discard_partial(run_file) == Left()
+    assert tracker(tmp_path) == "2" and saved_steps(tmp_path) == {1, 2, 9}
+
+
+@pytest.mark.parametrize("seamless", [True, False])
+def test_a_tracker_that_was_empty_before_says_nothing_of_a_new_folder(
+    tmp_path: Path, run_file: Path, seamless: bool
+) -> None:
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    (tmp_path / "global_step_2" / "data.pt").unlink()
+    (tmp_path / "global_step_3" / "actor").mkdir(parents=True)  # verl keeps fewer actors than folders
+    (tmp_path / "global_step_3" / "data.pt").touch()
+    write_tracker(tmp_path, "")
+    start(tmp_path, seamless=seamless)
+    cut(tmp_path, 4, files=True)
+    assert discard_partial(run_file).removed == (tmp_path / "global_step_4",)
+    assert tracker(tmp_path) == "1"
+
+
+def test_an_empty_tracker_with_nothing_whole_stays_empty(tmp_path: Path, run_file: Path) -> None:
+    write_tracker(tmp_path, "")
+    start(tmp_path)
+    cut(tmp_path, 4)
+    assert discard_partial(run_file).removed and tracker(tmp_path) == ""
+
+
+def test_asynchronous_saves_are_left_and_their_tracker_names_what_has_a_manifest(
+    tmp_path: Path, run_file: Path
+) -> None:
+    start(tmp_path, async_save=True)
+    with saving(str(tmp_path), 1):
+        save(tmp_path, 1)
+    (tmp_path / "global_step_1" / "actor" / "ckpt_contents.json").touch()
+    save(tmp_path, 2)
+    write_tracker(tmp_path, "")
+    assert discard_partial(run_file) == Left()
+    assert saved_steps(tmp_path) == {1, 2} and tracker(tmp_path) == "1"
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_run_that_announced_nothing_or_never_saved_leaves_nothing_to_do(tmp_path: Path, run_file: Path) -> None:
+    assert discard_partial(run_file) == Left()
+    start(tmp_path / "none")
+    assert discard_partial(run_file) == Left() and not (tmp_path / "none").exists()
+    assert json.loads(run_file.read_text())["checkpoints"] == str(tmp_path / "none")
+
+
+@settings(max_examples=60)
+@given(
+    old=st.sets(st.integers(1, 19)),
+    new=st.sets(st.integers(1, 19)),
+    end=st.sampled_from(["whole", "torn", "emptied"]),
+    seamless=st.booleans(),
+)
+def test_afterwards_the_tracker_names_the_newest_of_this_run(
+    tmp_path_factory: pytest.TempPathFactory, old: set[int], new: set[int], end: str, seamless: bool
+) -> None:
+    folder = tmp_path_factory.mktemp("c")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(RUN_FILE, str(folder / "run.json"))
+        for step in sorted(old):
+            save(folder, step)
+        start(folder, seamless=seamless)
+        for step in sorted(new - old)[: None if end == "whole" else -1]:
+            with saving(str(folder), step):
+                save(folder, step)
+        if end != "whole" and new - old:
+            cut(folder, max(new - old), empty_tracker=end == "emptied", files=True)
+        discard_partial(folder / "run.json")
+    this = sorted(new - old)[: -1 if end == "torn" else None]
+    assert saved_steps(folder) == old | set(this)
+    named = [*sorted(old), *this][-1:]
+    if named:  # else nothing was ever saved whole
+        assert tracker(folder) == str(named[0])

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,14 +16,62 @@ from seamless_verl.platform.environment import prepare
 from seamless_verl.platform.megatron.tensor_types import use_host_types
 
 
-@pytest.mark.parametrize(("asked", "accelerator", "cpu"), [
-    ("", False, True), ("", True, False), ("cpu", True, True), ("CPU ", False, True), ("nvidia", False, False),
+@pytest.mark.parametrize(("asked", "accelerator", "address", "built", "cpu"), [
+    ("", False, "", False, True),
+    ("", True, "", False, False),
+    ("", False, "10.0.0.1:6379", False, False),
+    ("", False, "local", False, True),
+    ("", False, "", True, False),
+    ("cpu", True, "auto", True, True),
+    ("CPU ", False, "", False, True),
+    ("nvidia", False, "", False, False),
 ])  # fmt: skip
-def test_the_platform_is_chosen_when_asked_for_or_when_alone(
-    monkeypatch: pytest.MonkeyPatch, asked: str, accelerator: bool, cpu: bool
+def test_the_platform_is_chosen_when_asked_for_or_when_nothing_else_can_be_meant(
+    monkeypatch: pytest.MonkeyPatch, asked: str, accelerator: bool, address: str, built: bool, cpu: bool
 ) -> None:
     monkeypatch.setattr(detect, "accelerator_present", lambda: accelerator)
-    assert detect.on_cpu({"VERL_PLATFORM": asked}) is cpu
+    monkeypatch.setattr(detect, "torch_is_for_accelerators", lambda: built)
+    assert detect.on_cpu({"VERL_PLATFORM": asked, "RAY_ADDRESS": address}) is cpu
+
+
+@pytest.mark.parametrize(("name", "found"), [
+    ("nvidia3", True), ("nvidia12", True), ("kfd", True), ("davinci7", True),
+    ("nvidiactl", False), ("nvidia-uvm", False), ("davinci_manager", False),
+])  # fmt: skip
+def test_an_accelerator_is_any_numbered_device(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, found: bool
+) -> None:
+    monkeypatch.setattr(detect, "nvidia_smi_answers", lambda: False)
+    (tmp_path / name).touch()
+    assert detect.accelerator_present(tmp_path) is found
+
+
+@pytest.mark.parametrize(("version", "accelerator"), [
+    ("cuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n", True),
+    ("debug = False\ncuda: Optional[str] = None\nhip: Optional[str] = '7.1.25424'\n", True),
+    ("cuda = '12.8'\nhip = None\n", True),
+    ("__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\ngit_version = 'cuda'\nhip = None\n", False),
+])  # fmt: skip
+def test_the_build_of_torch_is_read_without_importing_it(version: str, accelerator: bool) -> None:
+    assert detect.names_accelerator(version) is accelerator
+
+
+def test_the_installed_torch_says_the_same_as_its_text() -> None:
+    code = "from seamless_verl.platform.detect import torch_is_for_accelerators as t\nimport sys\n"
+    code += "text = t()\nassert 'torch' not in sys.modules\nimport torch\n"
+    code += "assert text == bool(torch.version.cuda or torch.version.hip)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_verl_finds_the_cpu_by_itself_only_with_a_torch_built_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    cpu = pytest.importorskip("seamless_verl.platform.cpu").PlatformCPU()
+    monkeypatch.setattr(cpu, "check_smi_command", lambda command: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for cuda, hip, available in ((None, None, True), ("13.0", None, False), (None, "7.1", False)):
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+        monkeypatch.setattr(torch.version, "hip", hip)
+        assert cpu.is_platform_available() is available
 
 
 def test_the_environment_keeps_what_the_user_has_set() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -13,12 +14,29 @@ from pathlib import Path
 import psutil
 import pytest
 
-RUN = "import sys; from seamless_verl.supervisor import supervise; sys.exit(supervise(sys.argv[1:], marker='M'))"
+RUN = """
+import sys
+from seamless_verl import supervisor
+{before}
+def afterwards(note):
+    print("note", note.read_text() if note.exists() else "none", flush=True)
+sys.exit(supervisor.supervise([sys.executable, "-c", sys.argv[1]], marker="M", afterwards=afterwards))
+"""
 
 
-def supervised(code: str, cwd: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", RUN, sys.executable, "-c", textwrap.dedent(code)]
-    return subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def supervised(code: str, cwd: Path, *, before: str = "", **env: str) -> subprocess.Popen[str]:
+    """The supervisor of a child that runs `code`; `before` runs first, in the supervisor."""
+    command = [sys.executable, "-c", RUN.format(before=textwrap.dedent(before)), textwrap.dedent(code)]
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    everything = inherited | {"TMPDIR": str(cwd)} | env
+    return subprocess.Popen(
+        command, cwd=cwd, env=everything, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
 
 
 ORPHANS = """
@@ -33,46 +51,164 @@ ORPHANS = """
 def test_the_exit_code_is_the_childs_and_nothing_is_left(tmp_path: Path, body: str, code: int) -> None:
     process = supervised(ORPHANS + f"\n    {body}", tmp_path)
     out, _ = process.communicate(timeout=30)
-    rows = [line.split() for line in out.splitlines() if line.split()[0].isdigit()]
+    rows = [words for words in map(str.split, out.splitlines()) if words[0].isdigit()]
     assert process.returncode == code and len(rows) == 3
     for pid, scratch in rows:
         assert not psutil.pid_exists(int(pid))
         assert not Path(scratch).exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_lets_the_child_clean_up(tmp_path: Path, number: int) -> None:
     code = """
-        import sys, time
+        import os, sys, time
         try:
-            print("ready", flush=True)
+            print(os.environ["RAY_TMPDIR"], flush=True)
             time.sleep(600)
         except KeyboardInterrupt:
             open("cleaned", "w").close()
             sys.exit(130)
     """
     process = supervised(code, tmp_path)
-    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    scratch = Path(line(process))
+    assert scratch.is_dir()
     process.send_signal(number)
     process.communicate(timeout=30)
     assert process.returncode == 130 and (tmp_path / "cleaned").exists()
+    assert not scratch.exists()
 
 
-def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
+def test_a_run_under_nohup_hears_no_hangup(tmp_path: Path) -> None:
+    code = """
+        import os, time
+        print("ready", flush=True)
+        while not os.path.exists("go"):
+            time.sleep(0.02)
+    """
+    process = supervised(code, tmp_path, before="import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)")
+    assert line(process) == "ready"
+    process.send_signal(signal.SIGHUP)
+    (tmp_path / "go").touch()
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_second_signal_kills_at_once(tmp_path: Path, second: int) -> None:
     code = """
         import signal, time
         signal.signal(signal.SIGINT, lambda *_: print("not yet", flush=True))
         print("ready", flush=True)
-        time.sleep(600)
+        while True:
+            time.sleep(600)
     """
     process = supervised(code, tmp_path)
-    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    assert line(process) == "ready"
+    process.send_signal(signal.SIGINT)
+    assert line(process) == "not yet"
     start = time.monotonic()
-    process.send_signal(signal.SIGINT)
-    assert process.stdout.readline() == "not yet\n"
-    process.send_signal(signal.SIGINT)
+    process.send_signal(second)
     process.communicate(timeout=30)
-    assert process.returncode == 137 and time.monotonic() - start < 20
+    assert process.returncode == 137 and time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize(("how", "code"), [("sys.exit(0)", 0), ("sys.exit(1)", 1), ("os.kill(os.getpid(), 9)", 137)])
+def test_what_the_child_wrote_is_read_when_all_its_processes_are_gone(tmp_path: Path, how: str, code: int) -> None:
+    child = f"""
+        import os, subprocess, sys
+        open(os.environ["M"], "w").write("of the child")
+        late = "import signal, sys, time; signal.signal(15, lambda *_: print('late', flush=True) or sys.exit());"
+        late += "open('up', 'w').close(); time.sleep(600)"
+        subprocess.Popen([sys.executable, "-c", late])
+        while not os.path.exists("up"):
+            pass
+        {how}
+    """
+    process = supervised(child, tmp_path)
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == code and out.splitlines() == ["late", "note of the child"]
+
+
+def test_a_process_that_cannot_be_killed_is_named_and_ends_nothing_but_the_waiting(tmp_path: Path) -> None:
+    """As one in an uninterruptible wait, which a test cannot bring about: here the kill is not sent."""
+    unkillable = """
+        import psutil
+        supervisor.SWEEP_S = 0.2
+        psutil.Process.terminate = psutil.Process.kill = lambda self: None
+    """
+    code = """
+        import subprocess, sys
+        print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid, flush=True)
+    """
+    process = supervised(code, tmp_path, before=unkillable)
+    pid = int(line(process))
+    try:
+        out = line(process)
+        assert f"Process {pid} does not end" in out
+        assert process.wait(10) == 0
+    finally:
+        os.kill(pid, signal.SIGKILL)  # it holds the output open
+    assert process.stdout is not None and "note" not in process.stdout.read()
+
+
+def test_a_process_of_others_is_left_alone(tmp_path: Path) -> None:
+    """A cluster that was there before, as this run's own processes are many."""
+    code = "import time; time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", code], start_new_session=True) as other:
+        process = supervised(ORPHANS, tmp_path)
+        process.communicate(timeout=30)
+        assert other.poll() is None
+        other.kill()
+
+
+def session(tmp_path: Path, *, before: str = "alone = False", **env: str) -> str | None:
+    """RAY_TMPDIR as the supervisor gives it to its child, by the name of its folder."""
+    call = "print(supervisor.ray_folder(os.environ, Path('scratch'), alone=alone).get('RAY_TMPDIR')); sys.exit()"
+    process = supervised("", tmp_path, before=f"import os; from pathlib import Path\n{before}\n{call}", **env)
+    out, _ = process.communicate(timeout=30)
+    return None if out.strip() == "None" else out.strip()
+
+
+def test_a_cluster_that_can_be_joined_is_not_hidden(tmp_path: Path) -> None:
+    assert session(tmp_path) == "scratch"
+    assert session(tmp_path, RAY_ADDRESS="") == "scratch"
+    assert session(tmp_path, RAY_ADDRESS="local") == "scratch"
+    assert session(tmp_path, RAY_ADDRESS="10.0.0.1:6379") is None
+    assert session(tmp_path, RAY_TMPDIR="/the/users") is None
+    (tmp_path / "ray").mkdir()
+    address = tmp_path / "ray" / "ray_current_cluster"
+    with socket.create_server(("127.0.0.1", 0)) as cluster:
+        address.write_text(f"127.0.0.1:{cluster.getsockname()[1]}")
+        assert session(tmp_path) is None
+        assert session(tmp_path, before="alone = True") == "scratch"
+    assert session(tmp_path) == "scratch"  # it has crashed, and its file stays
+    address.write_text("nonsense")
+    assert session(tmp_path) == "scratch"
+
+
+LOGS = """
+    import os, sys
+    logs = os.path.join(os.environ["RAY_TMPDIR"], "ray", "session_2030", "logs")
+    os.makedirs(logs)
+    open(os.path.join(logs, "raylet.out"), "w").write("why")
+    sys.exit(3)
+"""
+
+
+def test_the_logs_of_a_failed_run_are_kept(tmp_path: Path) -> None:
+    process = supervised(LOGS, tmp_path)
+    out, _ = process.communicate(timeout=30)
+    kept = tmp_path / "outputs" / f"ray-logs-{process.pid}"
+    assert process.returncode == 3 and (kept / "raylet.out").read_text() == "why"
+    assert str(kept.relative_to(tmp_path)) in out
+
+
+def test_logs_that_cannot_be_kept_are_said_to_be_lost(tmp_path: Path) -> None:
+    (tmp_path / "outputs").touch()  # no folder can be made here, by root neither
+    process = supervised(LOGS, tmp_path)
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 3 and "Traceback" not in out
+    assert f"outputs/ray-logs-{process.pid}, but: " in out
 
 
 def test_the_child_dies_with_a_killed_supervisor(tmp_path: Path) -> None:
