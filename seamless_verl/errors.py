@@ -36,3 +36,135 @@ class HostMovedError(SeamlessError, RuntimeError):
             f"but {self.symbol} has moved: {self.found}. "
             f"Install {self.written_for}, or bring the adaptation up to date"
         )
+
+
+class JournalError(SeamlessError, RuntimeError):
+    """The journal cannot keep or give back what it was asked to; nothing of that request was acknowledged."""
+
+    def __init__(self, path: str, reason: str, way_out: str) -> None:
+        super().__init__(path, reason, way_out)
+        self.path, self.reason, self.way_out = path, reason, way_out
+
+    def __str__(self) -> str:
+        return f"journal {self.path}: {self.reason}. {self.way_out}"
+
+
+class JournalOrderError(SeamlessError, ValueError):
+    """An event that cannot follow what is on record; its whole append was refused, the journal goes on."""
+
+    def __init__(self, event: str, subject: str, reason: str) -> None:
+        super().__init__(event, subject, reason)
+        self.event, self.subject, self.reason = event, subject, reason
+
+    def __str__(self) -> str:
+        return f"{self.event} of '{self.subject}': {self.reason}"
+
+
+class IntegrityError(SeamlessError, AssertionError):
+    """A conservation law of our own does not close: two counts of the same thing differ."""
+
+    def __init__(self, law: str, expected: int, found: int) -> None:
+        super().__init__(law, expected, found)
+        self.law, self.expected, self.found = law, expected, found
+
+    def __str__(self) -> str:
+        return f"{self.law}: {self.expected} against {self.found}, a difference of {self.found - self.expected:+d}"
+
+
+class SessionClosedError(SeamlessError, RuntimeError):
+    """A session that has ended was asked to go on, or to end a second time with another reason."""
+
+    def __init__(self, session: str, reason: str, refused: str) -> None:
+        super().__init__(session, reason, refused)
+        self.session, self.reason, self.refused = session, reason, refused
+
+    def __str__(self) -> str:
+        return f"session {self.session} is closed ({self.reason}) and takes no {self.refused}. Open a new session"
+
+
+class TurnConflictError(SeamlessError, ValueError):
+    """Two different turns came under one turn id."""
+
+    def __init__(self, session: str, turn_id: str, difference: str) -> None:
+        super().__init__(session, turn_id, difference)
+        self.session, self.turn_id, self.difference = session, turn_id, difference
+
+    def __str__(self) -> str:
+        return (
+            f"session {self.session}: turn_id={self.turn_id!r} is on record with another {self.difference}. "
+            "Give each turn its own id; send the same turn again only as it was"
+        )
+
+
+class ReplicaLostError(SeamlessError, ConnectionError):
+    """A replica is gone: its process died or its connection broke; what it had streamed stays valid."""
+
+    def __init__(self, replica: str, reason: str) -> None:
+        super().__init__(replica, reason)
+        self.replica, self.reason = replica, reason
+
+    def __str__(self) -> str:
+        return f"replica {self.replica} is lost: {self.reason}"
+
+
+class ReplicaStateError(SeamlessError, RuntimeError):
+    """A replica was asked for a state that cannot follow the one it is in; nothing changed."""
+
+    def __init__(self, replica: str, found: str, wanted: str, legal: str) -> None:
+        super().__init__(replica, found, wanted, legal)
+        self.replica, self.found, self.wanted, self.legal = replica, found, wanted, legal
+
+    def __str__(self) -> str:
+        return f"replica {self.replica} cannot go from {self.found} to {self.wanted}. From {self.found}: {self.legal}"
+
+
+class ReplicaVersionError(SeamlessError, ValueError):
+    """Weights that may not be served: their version is not the committed one."""
+
+    def __init__(self, replica: str, version: int, committed: int) -> None:
+        super().__init__(replica, version, committed)
+        self.replica, self.version, self.committed = replica, version, committed
+
+    def __str__(self) -> str:
+        return (
+            f"replica {self.replica}: version={self.version}, but the committed one is {self.committed}. "
+            "Commit the version before it is served, or sync the replica again"
+        )
+
+
+class WireError(SeamlessError, ConnectionError):
+    """The other end of a connection sent what cannot be understood or accepted; the connection is closed."""
+
+    def __init__(self, peer: str, reason: str) -> None:
+        super().__init__(peer, reason)
+        self.peer, self.reason = peer, reason
+
+    def __str__(self) -> str:
+        return f"connection with {self.peer}: {self.reason}"
+
+
+class CallError(SeamlessError):
+    """Why a call ended as failed; what it had produced stays on record."""
+
+    def __init__(self, call_id: str, reason: str) -> None:
+        super().__init__(call_id, reason)
+        self.call_id, self.reason = call_id, reason
+
+    def __str__(self) -> str:
+        return f"call {self.call_id} failed: {self.reason}"
+
+
+class CallDeadlineError(CallError, TimeoutError):
+    """The call's own time was over."""
+
+
+class CallLossesError(CallError, RuntimeError):
+    """One replica after another was lost under the call and none of them produced a token."""
+
+
+class CallGrammarError(CallError, RuntimeError):
+    """The call was cut inside a grammar, whose state cannot be carried to another request."""
+
+
+class CallRefusedError(CallError, ValueError):
+    """The engine would not run the call."""

@@ -11,13 +11,27 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "seamless_verl"
 HEAVY = ("torch", "ray", "verl", "vllm", "megatron", "mbridge", "transformers", "transfer_queue")
-PURE = ("errors", "config", "supervisor", "tiny", "main_ppo", "trainer.partial", "trainer.curve", "trainer.host")
+PURE = (
+    "errors",
+    "config",
+    "supervisor",
+    "tiny",
+    "main_ppo",
+    *(f"trainer.{name}" for name in ("partial", "marks", "staleness", "curve", "host")),
+    *(f"trajectory.{name}" for name in ("assemble", "drift", "export", "journal", "policies", "session", "show")),
+    "rollout",
+    "agents",
+)
 BELOW = {
     "errors": set(),
     "config": {"errors"},
     "supervisor": set(),
     "tiny": {"errors"},
     "platform": {"errors"},
+    "trajectory": {"errors"},
+    "gateway": {"errors", "trajectory", "rollout"},
+    "rollout": {"errors", "trajectory"},
+    "agents": {"errors"},
     "trainer": {"errors", "config", "platform"},
     "main_ppo": {"errors", "config", "platform", "trainer", "supervisor"},
 }

@@ -1,0 +1,66 @@
+"""Where every generated token went: generated = trained + dropped, exactly, for a session or for a whole run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from seamless_verl.errors import IntegrityError
+
+
+class Reason(StrEnum):
+    """Why a generated token is not trained."""
+
+    STALE = "stale"
+    """the staleness policy left it out"""
+    TOO_LONG = "too_long"
+    """it lies beyond the longest response"""
+    PROMPT_TOO_LONG = "prompt_too_long"
+    """what precedes the first token to train is longer than the longest prompt"""
+    CANCELLED = "cancelled"
+    """its turn was cancelled, and no later turn replayed it: no agent acted on it"""
+    FAILED = "failed"
+    """its turn failed, and no later turn replayed it: no agent acted on it"""
+    SESSION = "session"
+    """its session was left out whole: failed, abandoned, expired or without a reward"""
+
+
+@dataclass(frozen=True)
+class Account:
+    """Token counts; accounts add up over sessions, groups and the run with `+` or `Account.total`."""
+
+    generated: int = 0
+    trained: int = 0
+    dropped: Mapping[Reason, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        counted = {reason: self.dropped[reason] for reason in Reason if self.dropped.get(reason)}
+        object.__setattr__(self, "dropped", counted)
+
+    def __add__(self, other: Account) -> Account:
+        reasons = self.dropped.keys() | other.dropped.keys()
+        dropped = {reason: self.dropped.get(reason, 0) + other.dropped.get(reason, 0) for reason in reasons}
+        return Account(self.generated + other.generated, self.trained + other.trained, dropped)
+
+    @classmethod
+    def total(cls, accounts: Iterable[Account]) -> Account:
+        return sum(accounts, cls())
+
+    def discarded(self, reason: Reason) -> Account:
+        """The same tokens, where those that were to be trained are dropped after all."""
+        return Account(self.generated, 0, {**self.dropped, reason: self.dropped.get(reason, 0) + self.trained})
+
+    def metrics(self) -> dict[str, float]:
+        """Token counts by name; every reason is present."""
+        dropped = {f"tokens/dropped/{reason}": float(self.dropped.get(reason, 0)) for reason in Reason}
+        return {"tokens/generated": float(self.generated), "tokens/trained": float(self.trained), **dropped}
+
+    def check_integrity(self) -> None:
+        """Raises IntegrityError unless generated = trained + dropped, with no count below 0."""
+        lowest = min(self.generated, self.trained, *self.dropped.values(), 0)
+        if lowest < 0:
+            raise IntegrityError("tokens counted below zero", 0, lowest)
+        accounted = self.trained + sum(self.dropped.values())
+        if accounted != self.generated:
+            raise IntegrityError("tokens generated against trained and dropped", self.generated, accounted)

@@ -1,0 +1,161 @@
+"""Why an agent's replay of a conversation is not the conversation on record.
+
+A turn drifts when it carries a recorded conversation on, but its prompt is not that conversation's
+tokens: it departs before the end of some generated run, so what the model generated from there on
+is no longer context to it. The lost tokens are still trained, once, on the path they were recorded on;
+what is lost is that one long sequence became two shorter ones, with the common part read twice.
+
+A turn carries a recorded conversation on when
+- its tokens follow the record into a generated run, or up to one, and then go on otherwise; or
+- its messages repeat the record's up to and with a reply whose tokens it does not repeat; or
+- its messages repeat a recorded request whole, and go on with something else than the reply; or
+- a recorded reply is among its messages where it was, though an earlier message was changed; or
+- it has fewer messages than the record, and keeps a later recorded reply, or quotes one in a message of another
+  role (a summary the model wrote) after at least one common message.
+
+So these are not drift: the same prompt sampled again, a return to an earlier point, another tool result or
+question at the same point, another agent or sub-agent of which only the template or the system prompt is common.
+A summary that no recorded turn wrote, in place of the first user message, reads as a new conversation.
+
+The cause is judged from plain facts, in the order of `_cause`; without `decode` and without messages there is
+little to judge by, and the cause is `agent_edit`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from seamless_verl.trajectory.messages import Message, answer, conversation, leading
+from seamless_verl.trajectory.nodes import Node, spelled
+from seamless_verl.trajectory.rewriting import Cause, Judged, judge
+from seamless_verl.trajectory.tree import PlacedTurn, Tree
+
+Decode = Callable[[Sequence[int]], str]
+SNIPPET = 16  # tokens shown of either side
+LEAD = 8  # tokens decoded before the fork, so that a character cut in two by it is whole
+RECENT = 16  # turns below a fork among which the one that was carried on is looked for
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Where a turn departed from the record, and what it cost.
+
+    `at_token`: index in the prompt of the first differing token. `departed`: the turn whose path was left.
+    `lost_tokens`: generated on that path from there on, which the turn no longer has as context.
+    `kept_tokens`: generated before it, still shared. The ids are the first few on either side.
+    """
+
+    turn_id: str
+    departed: str
+    at_token: int
+    cause: Cause
+    recorded_ids: tuple[int, ...]
+    replayed_ids: tuple[int, ...]
+    lost_tokens: int
+    kept_tokens: int
+
+
+@dataclass(frozen=True)
+class _Fork:
+    """A turn, the one it departed from, and the two ways down from the node where they parted."""
+
+    turn: PlacedTurn
+    departed: PlacedTurn
+    shared: list[Node]
+    recorded: list[Node]
+    replayed: array[int]
+    lost: list[PlacedTurn]
+
+    @property
+    def lost_tokens(self) -> int:
+        return sum(len(node) for node in self.recorded if node.segment is not None)
+
+
+def explain(tree: Tree, turn: PlacedTurn, *, decode: Decode | None = None) -> Drift | None:
+    """The turn's drift against the turns inserted before it; None where it extends or branches."""
+    fork = _fork(tree, turn)
+    if fork is None:
+        return None
+    judged = _judged(fork)
+    if judged is None and fork.recorded[0].segment is None:
+        return None
+    recorded = spelled(fork.recorded)
+    return Drift(
+        turn.turn_id,
+        fork.departed.turn_id,
+        sum(len(node) for node in fork.shared),
+        _cause(fork, judged, decode),
+        tuple(recorded[:SNIPPET]),
+        tuple(fork.replayed[:SNIPPET]),
+        fork.lost_tokens,
+        sum(len(node) for node in fork.shared if node.segment is not None),
+    )
+
+
+def _fork(tree: Tree, turn: PlacedTurn) -> _Fork | None:
+    if turn.prompt_end is turn.joined or len(turn.joined.children) < 2:
+        return None  # nothing new was read, or nobody went on from there before
+    replayed = spelled(turn.prompt_end.up_to(turn.joined))
+    departed = _departed(tree, turn)
+    if departed is None:
+        return None
+    recorded = departed.end.up_to(turn.joined)
+    lost = [tree.turns[turn_id] for turn_id in dict.fromkeys(node.turn_id for node in recorded if node.turn_id)]
+    return _Fork(turn, departed, turn.joined.up_to(None), recorded, replayed, lost)
+
+
+def _departed(tree: Tree, turn: PlacedTurn) -> PlacedTurn | None:
+    """Of the latest turns with generated tokens below the fork, the one with the most messages in common."""
+    earlier = islice(reversed(tree.turns.values()), len(tree.turns) - turn.order, None)
+    below = islice((other for other in earlier if _loses(other, turn.joined)), RECENT)
+    now = conversation(turn.request) or []
+    return max(below, key=lambda other: leading(now, _history(other) or []), default=None)
+
+
+def _loses(other: PlacedTurn, fork: Node) -> bool:
+    generated = False
+    node: Node | None = other.end
+    while node is not None and node is not fork:
+        generated |= node.segment is not None
+        node = node.parent
+    return node is fork and generated
+
+
+def _history(turn: PlacedTurn) -> list[Message] | None:
+    """A turn's messages with its reply at their end."""
+    messages = conversation(turn.request)
+    return None if messages is None else [*messages, answer(turn.reply)]
+
+
+def _cause(fork: _Fork, judged: Judged | None, decode: Decode | None) -> Cause:
+    if decode is not None and _same_text(fork, decode):
+        return Cause.RETOKENIZATION
+    if judged is None:
+        return Cause.AGENT_EDIT
+    inside = fork.shared and fork.shared[-1].turn_id == fork.recorded[0].turn_id != ""
+    if decode is None and judged.replayed and inside:
+        return Cause.RETOKENIZATION  # the template's own tokens lie outside generated runs
+    return judged.cause
+
+
+def _same_text(fork: _Fork, decode: Decode) -> bool:
+    """Whether the replay's text begins with that of the record up to the end of the first lost run."""
+    first = next(i for i, node in enumerate(fork.recorded) if node.segment is not None)
+    turn_id = fork.recorded[first].turn_id
+    run = [node for i, node in enumerate(fork.recorded) if i <= first or node.turn_id == turn_id]
+    lead, recorded = spelled(fork.shared)[-LEAD:], spelled(run)
+    text = decode(lead + recorded).rstrip("\ufffd")
+    replay = decode(lead + fork.replayed[: 2 * len(recorded) + SNIPPET])
+    return len(text) > len(decode(lead)) and replay.startswith(text)
+
+
+def _judged(fork: _Fork) -> Judged | None:
+    now, then = conversation(fork.turn.request), _history(fork.departed)
+    if now is None or then is None:
+        return None
+    requests = ((turn, conversation(turn.request)) for turn in fork.lost)
+    replies = {len(request): answer(turn.reply) for turn, request in requests if request is not None}
+    return judge(now, then, replies)

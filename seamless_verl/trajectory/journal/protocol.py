@@ -1,0 +1,78 @@
+"""What every journal promises.
+
+1. An append that has resolved survives the death of any process, whole: all its events or none.
+2. Appends take effect in the order of the calls to `append` in one thread.
+3. A session that was open is restored with every acknowledged token, and goes on under its own id.
+4. A closed session is handed over exactly once, as `handover` defines it.
+5. Nothing but a session that was handed over is ever deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from seamless_verl.trajectory.journal.events import Event
+from seamless_verl.trajectory.journal.recorded import SessionRecord, SessionSummary, Stage
+
+
+class Durability(StrEnum):
+    """What an acknowledged append survives."""
+
+    PROCESS = "process"
+    """the death of any process; after a power failure the file is sound, the last moments may be missing"""
+    POWER = "power"
+    """also the death of the machine, for one flush of the disk in each group commit"""
+
+
+@dataclass(frozen=True)
+class Compacted:
+    """What a compaction did: sessions deleted, and bytes the file holds now."""
+
+    sessions: int
+    bytes_held: int
+
+
+class Journal(Protocol):
+    """Where events are kept. Only `append` and `compact` belong in a running event loop; the rest read, and block."""
+
+    def append(self, *events: Event) -> Awaitable[None]:
+        """Queue these events now; what is returned resolves once all are durable.
+
+        Concurrent appends share one transaction. Cancelling the wait does not take the events back.
+
+        Raises:
+            JournalOrderError: (awaited) one cannot follow what is on record; none was written, the journal goes on.
+            JournalError: (awaited, or at once) the disk failed, now or earlier, or the journal is closed.
+        """
+        ...
+
+    def restore(self) -> tuple[SessionRecord, ...]:
+        """All open sessions, oldest first."""
+        ...
+
+    def unhanded(self) -> tuple[str, ...]:
+        """Ids of sessions that are closed and not handed over, oldest first; HANDING ones among them."""
+        ...
+
+    def stage(self, session_id: str) -> Stage | None:
+        """How far it has come; None for one that is unknown or deleted."""
+        ...
+
+    def read(self, session_id: str) -> SessionRecord | None:
+        """All of one session; None for one that is unknown or deleted."""
+        ...
+
+    def sessions(self) -> tuple[SessionSummary, ...]:
+        """All sessions on record, oldest first."""
+        ...
+
+    def compact(self, before: float, max_bytes: int | None = None) -> Awaitable[Compacted]:
+        """Delete what was handed over before that time, then the oldest handed over while over `max_bytes`."""
+        ...
+
+    def close(self) -> None:
+        """Make durable what was appended, then refuse all else; a second close does nothing."""
+        ...

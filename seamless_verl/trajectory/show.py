@@ -1,0 +1,85 @@
+"""A session's tree as text: tokens, versions, masks, drift."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from seamless_verl.trajectory.assemble import NO_LIMITS, Fate, Limits, decided
+from seamless_verl.trajectory.chains import partition
+from seamless_verl.trajectory.drift import Drift
+from seamless_verl.trajectory.nodes import Node
+from seamless_verl.trajectory.policies import Policy
+from seamless_verl.trajectory.session import SessionRecord
+from seamless_verl.trajectory.tree import Tree
+
+Notes = dict[Node, str]
+
+
+def show(session: SessionRecord, policy: Policy, trainer_version: int, limits: Limits = NO_LIMITS) -> str:
+    """The tree as it would be trained now: a line for each node, forks indented, then the drift of each turn.
+
+    A generated node shows how many of its tokens are trained and why the others are not; a leaf path
+    that trains something shows its sequence's size after its last trained node.
+    """
+    tree = session.tree
+    notes = _notes(tree, policy, trainer_version, limits)
+    state = session.closed or "open"
+    rewards = "".join(f" {name}={value:g}" for name, value in session.rewards.items())
+    head = f"session {session.name} {state}{rewards}: {len(tree.turns)} turns, {tree.generated} tokens generated"
+    return "\n".join([head, *_lines(tree, notes), *(drift_line(drift) for drift in session.drifts)])
+
+
+def drift_line(drift: Drift) -> str:
+    return (
+        f"drift: {drift.turn_id} left {drift.departed} at token {drift.at_token} ({drift.cause}): "
+        f"{drift.lost_tokens} generated tokens no longer its context, {drift.kept_tokens} still are; "
+        f"recorded {list(drift.recorded_ids)}, replayed {list(drift.replayed_ids)}"
+    )
+
+
+def _notes(tree: Tree, policy: Policy, trainer_version: int, limits: Limits) -> Notes:
+    parts = partition(tree)
+    notes = {node: f"trained 0/{len(node)} {reason}" for node, reason in parts.unused}
+    for chain in parts.chains:
+        notes.update(_chain_notes(decided(chain, policy, trainer_version, limits)))
+    return notes
+
+
+def _chain_notes(fate: Fate) -> Notes:
+    chain, reasons = fate.chain, "+".join(sorted(+fate.dropped))
+    notes, start = {}, 0
+    for node in chain.response:
+        if node.segment is not None:
+            trained = int(np.count_nonzero(fate.keep[start : start + len(node)]))
+            notes[node] = f"trained {trained}/{len(node)}" + (f" {reasons}" if trained < len(node) else "")
+        start += len(node)
+    if fate.keep.any():
+        prompt = sum(len(node) for node in chain.prompt)
+        notes[chain.response[-1]] += f"  => sequence {chain.leaf_id}: prompt {prompt}, response {len(fate.keep)}"
+    return notes
+
+
+def _lines(tree: Tree, notes: Notes) -> Iterator[str]:
+    """A lone child stands below its parent; the children of a fork stand indented behind branches."""
+    stack = _children(tree.root, "")
+    while stack:
+        node, first, indent = stack.pop()
+        yield first + _text(node, notes)
+        stack.extend(_children(node, indent))
+
+
+def _children(node: Node, indent: str) -> list[tuple[Node, str, str]]:
+    children = node.children
+    if len(children) == 1:
+        return [(children[0], indent, indent)]
+    last = [(child, indent + "`- ", indent + "   ") for child in children[-1:]]
+    return last + [(child, indent + "|- ", indent + "|  ") for child in reversed(children[:-1])]
+
+
+def _text(node: Node, notes: Notes) -> str:
+    if node.segment is None:
+        return f"context {len(node)}"
+    segment = node.segment
+    return f"generated {len(node)} by {node.turn_id} v{segment.version} on {segment.replica}: {notes[node]}"

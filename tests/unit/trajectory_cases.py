@@ -1,0 +1,89 @@
+"""Turns, sessions that agents could have had, and a plain retelling of them to compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import strategies as st
+
+from seamless_verl.trajectory.records import Finish, Segment, Turn, logprobs, tokens
+from seamless_verl.trajectory.session import SessionRecord
+
+FINISHES = [Finish.STOP] * 6 + [Finish.LENGTH, Finish.TOOL_CALLS, Finish.CANCELLED, Finish.FAILED]
+
+
+def segment(ids: Sequence[int], version: int = 0, first_logprob: float = -0.5, replica: str = "r0") -> Segment:
+    """Logprobs fall by 1/64 a token, so that each token's can be told from its neighbours'."""
+    return Segment(tokens(ids), logprobs(first_logprob - i / 64 for i in range(len(ids))), version, replica)
+
+
+def turn(
+    turn_id: str,
+    prompt: Sequence[int],
+    generated: Sequence[int] | Sequence[Segment] = (),
+    *,
+    finish: Finish = Finish.STOP,
+    messages: list[dict[str, Any]] | None = None,
+    reply: dict[str, Any] | None = None,
+) -> Turn:
+    """A turn of whole segments, or of one segment of version 0."""
+    segments = [part for part in generated if isinstance(part, Segment)]
+    ids = [part for part in generated if isinstance(part, int)]
+    request = {} if messages is None else {"messages": messages}
+    return Turn(turn_id, tokens(prompt), segments or [segment(ids)], finish, request, reply or {})
+
+
+def session(*turns: Turn) -> SessionRecord:
+    record = SessionRecord("u", "0")
+    for each in turns:
+        record.add_turn(each)
+    record.check_integrity()
+    return record
+
+
+@dataclass
+class Told:
+    """The turns in the order in which they ended; what assembly says is checked against these alone."""
+
+    turns: list[Turn] = field(default_factory=list)
+
+    def record(self) -> SessionRecord:
+        return session(*self.turns)
+
+    @property
+    def generated(self) -> int:
+        return sum(each.generated for each in self.turns)
+
+
+def ids(low: int = 0, high: int = 5) -> st.SearchStrategy[list[int]]:
+    """Few different tokens, so that coincidences are common."""
+    return st.lists(st.integers(0, 2), min_size=low, max_size=high)
+
+
+@st.composite
+def next_prompt(draw: st.DrawFn, earlier: list[Turn]) -> list[int]:
+    """Extends, branches within, samples again, rewrites, or starts anew."""
+    kind = draw(st.sampled_from(["extend", "extend", "branch", "again", "rewrite", "new"])) if earlier else "new"
+    if kind == "new":
+        return draw(ids(1))
+    past = draw(st.sampled_from(earlier))
+    whole = [*past.prompt_ids, *past.generated_ids]
+    if kind == "again":
+        return list(past.prompt_ids)
+    if kind == "extend":
+        return whole + draw(ids(1))
+    at = draw(st.integers(0, len(whole)))
+    return whole[:at] + draw(ids()) + (whole[at + 1 :] if kind == "rewrite" else [])
+
+
+@st.composite
+def sessions(draw: st.DrawFn, most: int = 8, finishes: Sequence[Finish] = FINISHES) -> Told:
+    told = Told()
+    for number in range(draw(st.integers(1, most))):
+        prompt = draw(next_prompt(told.turns)) or [0]
+        runs = draw(st.lists(st.tuples(ids(), st.integers(0, 3)), max_size=3))
+        parts = [segment(run, version, -1.0 - number - i / 4) for i, (run, version) in enumerate(runs)]
+        told.turns.append(turn(f"t{number}", prompt, parts, finish=draw(st.sampled_from(finishes))))
+    return told
