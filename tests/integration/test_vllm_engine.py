@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import os
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from vllm_engine import Engine, Sample, allowed_cores, largest_error, no_generation, processes, start
-
-from seamless_verl.platform.cores import CPU_CORES, VISIBLE_DEVICES
+from vllm_engine import Engine, Sample, allowed_cores, largest_error, no_generation, processes, redrawn, started
 
 pytestmark = [
     pytest.mark.integration,
@@ -29,17 +25,9 @@ USABLE = sorted(os.sched_getaffinity(0))
 
 @pytest.fixture(scope="module")
 def engine(nano: Path) -> Iterator[Engine]:
-    with pytest.MonkeyPatch.context() as patch, asyncio.Runner() as runner:
-        patch.setenv("VERL_PLATFORM", "cpu")
-        patch.setenv("VERL_RAY_JOB_ID", uuid.uuid4().hex[:8])
-        patch.setenv("VERL_REPLICA_RANK", "0")
-        patch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
-        patch.setenv(CPU_CORES, ",".join(map(str, USABLE)))
-        patch.setenv(VISIBLE_DEVICES, str(len(USABLE) - 1))
-        engine = start(nano / "model", runner)
+    with started(nano / "model", cores=USABLE, devices=[len(USABLE) - 1]) as engine:
         engine.first = engine.run(engine.samples(PROMPTS, 48))
         yield engine
-        engine.close()
 
 
 @pytest.fixture(scope="module")
@@ -48,19 +36,6 @@ def loaded(nano: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(nano / "model", dtype=torch.float32)
-
-
-def redrawn(model: Any, seed: int, only: str = "") -> tuple[Any, dict[str, torch.Tensor]]:
-    """A copy whose weights named with `only` are drawn anew, and those weights."""
-    generator = torch.Generator().manual_seed(seed)
-    model = copy.deepcopy(model)
-    chosen = {name: weight for name, weight in model.named_parameters() if only in name}
-    with torch.no_grad():
-        for weight in chosen.values():
-            # Norms stay away from zero; matrices are wide enough that the logits move.
-            center, spread = (1.0, 0.3) if weight.ndim == 1 else (0.0, 0.1)
-            weight.copy_(center + spread * torch.randn(weight.shape, generator=generator))
-    return model, {name: weight.detach() for name, weight in chosen.items()}
 
 
 def test_sampled_logprobs_are_those_of_transformers(engine: Engine, loaded: Any) -> None:

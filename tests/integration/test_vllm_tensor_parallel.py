@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from vllm_engine import Engine, allowed_cores, largest_error, processes, start
-
-from seamless_verl.platform.cores import CPU_CORES, VISIBLE_DEVICES
+from vllm_engine import Engine, allowed_cores, largest_error, processes, started
 
 USABLE = sorted(os.sched_getaffinity(0))
 pytestmark = [
@@ -25,16 +21,8 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def engine(nano: Path) -> Iterator[Engine]:
-    with pytest.MonkeyPatch.context() as patch, asyncio.Runner() as runner:
-        patch.setenv("VERL_PLATFORM", "cpu")
-        patch.setenv("VERL_RAY_JOB_ID", uuid.uuid4().hex[:8])
-        patch.setenv("VERL_REPLICA_RANK", "0")
-        patch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
-        patch.setenv(CPU_CORES, f"{USABLE[0]},{USABLE[1]}")
-        patch.setenv(VISIBLE_DEVICES, "1,0")
-        engine = start(nano / "model", runner, tensor_parallel_size=2)
+    with started(nano / "model", cores=USABLE[:2], devices=[1, 0], tensor_parallel_size=2) as engine:
         yield engine
-        engine.close()
 
 
 def test_two_devices_are_two_workers_each_on_its_core(engine: Engine, nano: Path) -> None:

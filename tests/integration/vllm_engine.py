@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import os
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping
-from contextlib import asynccontextmanager
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
+import pytest
 import torch
 import zmq
+
+from seamless_verl.platform.cores import CPU_CORES, VISIBLE_DEVICES
 
 T = TypeVar("T")
 EXTENSION = "verl.workers.rollout.vllm_rollout.utils.vLLMColocateWorkerExtension"
@@ -99,8 +104,9 @@ async def no_generation(engine: Engine, mode: str) -> AsyncIterator[None]:
         await engine.llm.resume_generation()
 
 
-def start(model: Path, runner: asyncio.Runner, **options: Any) -> Engine:
-    """Bring up an engine for `model` in fp32, as verl's server would: mp executor, its extension, eager."""
+@contextmanager
+def started(model: Path, *, cores: Sequence[int], devices: Sequence[int], **options: Any) -> Iterator[Engine]:
+    """An engine for `model` in fp32, as verl's server would bring it up: mp executor, its extension, eager."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -117,11 +123,26 @@ def start(model: Path, runner: asyncio.Runner, **options: Any) -> Engine:
         "disable_log_stats": True,
         **options,
     }
+    environment = {
+        "VERL_PLATFORM": "cpu",
+        "VERL_RAY_JOB_ID": uuid.uuid4().hex[:8],
+        "VERL_REPLICA_RANK": "0",
+        "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
+        CPU_CORES: ",".join(map(str, cores)),
+        VISIBLE_DEVICES: ",".join(map(str, devices)),
+    }
 
     async def build() -> Any:
         return AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(model), **settings))
 
-    return Engine(runner.run(build()), runner, os.environ["VERL_REPLICA_RANK"])
+    with pytest.MonkeyPatch.context() as patch, asyncio.Runner() as runner:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        engine = Engine(runner.run(build()), runner, "0")
+        try:
+            yield engine
+        finally:
+            engine.close()
 
 
 def processes(name: str) -> list[psutil.Process]:
@@ -149,3 +170,16 @@ def largest_error(model: Any, samples: list[Sample]) -> float:
     return max(
         (reference_logprobs(model, sample) - torch.tensor(sample.logprobs)).abs().max().item() for sample in samples
     )
+
+
+def redrawn(model: Any, seed: int, only: str = "") -> tuple[Any, dict[str, torch.Tensor]]:
+    """A copy whose weights named with `only` are drawn anew, and those weights."""
+    generator = torch.Generator().manual_seed(seed)
+    model = copy.deepcopy(model)
+    chosen = {name: weight for name, weight in model.named_parameters() if only in name}
+    with torch.no_grad():
+        for weight in chosen.values():
+            # Norms stay away from zero; matrices are wide enough that the logits move.
+            center, spread = (1.0, 0.3) if weight.ndim == 1 else (0.0, 0.1)
+            weight.copy_(center + spread * torch.randn(weight.shape, generator=generator))
+    return model, {name: weight.detach() for name, weight in chosen.items()}

@@ -32,7 +32,7 @@ BELOW = {
     "gateway": {"errors", "trajectory", "rollout"},
     "rollout": {"errors", "trajectory"},
     "agents": {"errors"},
-    "trainer": {"errors", "config", "platform"},
+    "trainer": {"errors", "config", "platform", "rollout", "gateway", "agents", "trajectory"},
     "main_ppo": {"errors", "config", "platform", "trainer", "supervisor"},
 }
 
