@@ -81,8 +81,8 @@ class AsyncLLMSource:
         What the old weights left in the KV cache goes: requests in flight compute theirs again at the
         resume, so that each later token has the probability that the new weights alone give it.
         """
-        while not self.handed_out():
-            await asyncio.sleep(0)  # noqa: ASYNC110 - a few turns of this loop, in which others hand it out
+        while not self.handed_out():  # noqa: ASYNC110 - a few turns of this loop, in which others hand it out
+            await asyncio.sleep(0)
         if not await self.engine.reset_prefix_cache(reset_running_requests=True):
             raise RuntimeError(f"version {version}: the engine kept blocks of its KV cache that old weights made")
         self.version = version
