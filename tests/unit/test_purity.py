@@ -20,7 +20,10 @@ PURE = (
     *(f"trainer.{name}" for name in ("partial", "marks", "staleness", "curve", "host")),
     *(f"trajectory.{name}" for name in ("assemble", "drift", "export", "journal", "policies", "session", "show")),
     "rollout",
-    "agents",
+    "agents.command",
+    "agents.call",
+    "agents.load",
+    "agents.group",
 )
 BELOW = {
     "errors": set(),

@@ -1,0 +1,1 @@
+"""Agents that are not ours, run against a session: a Python callable or a command line. Pure asyncio."""

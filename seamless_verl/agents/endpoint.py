@@ -1,0 +1,49 @@
+"""What an agent is told about the session it runs in: two base URLs, one key, all by environment variable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from urllib.parse import quote, urlsplit
+
+from seamless_verl.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """The face of one session: the gateway's address without `/v1`, the session's own key, its id.
+
+    Raises ConfigError when the address is no http URL or brings the `/v1` that is added here.
+    """
+
+    base_url: str
+    session_key: str = field(repr=False)
+    session_id: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "base_url", self.base_url.rstrip("/"))
+        parts = urlsplit(self.base_url)
+        if parts.scheme not in ("http", "https") or not parts.netloc:
+            raise ConfigError("base_url", self.base_url, "is no http address", "Write it as http://host:port")
+        if parts.path.endswith("/v1"):
+            raise ConfigError("base_url", self.base_url, "already ends in /v1", "Leave /v1 out: it is added by itself")
+
+    @property
+    def session_url(self) -> str:
+        """Where the agent may post its rewards."""
+        return f"{self.base_url}/sessions/{quote(self.session_id, safe='')}"
+
+
+def environment(endpoint: Endpoint) -> dict[str, str]:
+    """The variables with which the public OpenAI and Anthropic clients find the session, unmodified.
+
+    ANTHROPIC_API_KEY is left out on purpose: clients that find both it and the token complain, or prefer it.
+    """
+    return {
+        "OPENAI_BASE_URL": f"{endpoint.base_url}/v1",
+        "OPENAI_API_KEY": endpoint.session_key,
+        "ANTHROPIC_BASE_URL": endpoint.base_url,
+        "ANTHROPIC_AUTH_TOKEN": endpoint.session_key,
+        "SEAMLESS_SESSION_ID": endpoint.session_id,
+        "SEAMLESS_SESSION_URL": endpoint.session_url,
+        "SEAMLESS_SESSION_KEY": endpoint.session_key,
+    }

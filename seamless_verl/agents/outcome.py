@@ -1,0 +1,78 @@
+"""How one run of an agent ended: exactly one terminal value, plain data that pickles."""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from numbers import Real
+from typing import Any
+
+ERROR_CHARS = 4000  # a traceback's end says what happened; its beginning is ours
+
+
+class AgentStatus(StrEnum):
+    """The terminal states of a run."""
+
+    FINISHED = "finished"
+    """It ended by itself: returned, or exited with 0."""
+    FAILED = "failed"
+    """It raised, exited with another code, could not be started, or gave a reward that is none."""
+    TIMED_OUT = "timed_out"
+    """It was ended because its wall time was over."""
+    OUTPUT_LIMIT = "output_limit"
+    """It was ended because it wrote more to stdout and stderr than it may."""
+    CANCELLED = "cancelled"
+    """It was ended, or never started, because whoever asked for it no longer wants it."""
+
+
+@dataclass(frozen=True)
+class AgentOutcome:
+    """The end of one run.
+
+    exit_code: of a command, -n when signal n ended it; None for a callable or what never started.
+    duration_s: seconds from the start to the end of the agent, without the clearing up.
+    output: the end of what a command wrote to stdout and stderr, in order; bounded by `Limits.tail_bytes`.
+    reward, reward_info: what the agent itself returned; None and {} when it returned none, or did not finish.
+    error: what went wrong, "" for FINISHED; at most `ERROR_CHARS` characters.
+    kept: the working folder, where it was kept.
+    """
+
+    status: AgentStatus
+    duration_s: float = 0.0
+    exit_code: int | None = None
+    output: str = ""
+    reward: float | None = None
+    reward_info: dict[str, Any] = field(default_factory=dict)
+    error: str = ""
+    kept: str | None = None
+
+
+def reward_of(value: object) -> tuple[float | None, dict[str, Any]]:
+    """The reward and the rest of what an agent gave: None, a number, or a mapping with the key `reward`.
+
+    Raises ValueError, with what is wrong, for anything else and for a reward that is not finite.
+    """
+    if value is None:
+        return None, {}
+    if isinstance(value, Mapping):
+        if "reward" not in value:
+            raise ValueError(f"a reward needs the key 'reward'; there are {sorted(map(str, value))}")
+        info = {str(key): item for key, item in value.items() if key != "reward"}
+        return (None if value["reward"] is None else number(value["reward"])), info
+    return number(value), {}
+
+
+def number(value: object) -> float:
+    if not isinstance(value, Real):
+        raise ValueError(f"a reward is a number, not {value!r:.80} of type {type(value).__name__}")
+    if not math.isfinite(value):
+        raise ValueError(f"a reward must be finite, not {value!r}")
+    return float(value)
+
+
+def told(error: BaseException) -> str:
+    """The end of the error's traceback."""
+    return "".join(traceback.format_exception(error))[-ERROR_CHARS:]

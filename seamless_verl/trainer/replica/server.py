@@ -1,0 +1,85 @@
+"""verl's vLLM server actor with a door to its engine, and the replica class that starts it.
+
+verl's own callers go on through Ray (`generate`, `abort_all_requests`, ...); gateways come through the
+door. Both share one engine and one pause, so that a pause from either side is a pause for both.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
+
+from seamless_verl.errors import ReplicaLostError
+from seamless_verl.rollout.engine import PauseMode
+from seamless_verl.rollout.wire import EngineServer, serve_engine
+from seamless_verl.trainer.replica.source import AsyncLLMSource
+
+
+class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
+    """verl's server; the actor of node 0 has the engine, and the door."""
+
+    source: AsyncLLMSource | None = None
+    door: EngineServer | None = None
+
+    async def open_door(self, token: str) -> tuple[str, int]:
+        """Serve the engine over TCP to whoever has the token; returns host and port. Again changes nothing."""
+        if self.door is None:
+            self.source = AsyncLLMSource(self.engine, version=self.global_steps or 0)
+            name = f"replica-{self.replica_rank}"
+            self.door = await serve_engine(self.source, self._server_address, 0, token=token, replica_id=name)
+        return self._server_address, self.door.port
+
+    async def pause(self, mode: str) -> None:
+        assert self.source is not None
+        await self.source.pause(PauseMode(mode))
+
+    async def resume(self) -> None:
+        assert self.source is not None
+        await self.source.resume()
+
+    async def abort_all_requests(self, reset_prefix_cache: bool = True, reject_request: bool = False) -> dict[str, Any]:
+        if self.source is not None:
+            self.source.paused = PauseMode.ABORT
+        return dict(await super().abort_all_requests(reset_prefix_cache, reject_request))
+
+    async def resume_engine_generation(self) -> None:
+        await super().resume_engine_generation()
+        if self.source is not None:
+            self.source.paused = None
+
+    async def set_global_steps(self, global_steps: int) -> None:
+        if self.source is not None:
+            await self.source.commit(global_steps)
+        await super().set_global_steps(global_steps)
+
+
+class SeamlessReplica(vLLMReplica):  # type: ignore[misc]
+    """verl's replica, of our servers."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.server_class = ray.remote(SeamlessServer)
+
+
+class ActorControl:
+    """A replica's control through its server actor."""
+
+    def __init__(self, replica_id: str, actor: Any) -> None:
+        self.replica_id, self.actor = replica_id, actor
+
+    async def pause(self, mode: PauseMode) -> None:
+        await self._ask(self.actor.pause.remote(mode.value))
+
+    async def resume(self) -> None:
+        await self._ask(self.actor.resume.remote())
+
+    async def abort_all(self) -> None:
+        await self.pause(PauseMode.ABORT)
+
+    async def _ask(self, answer: Any) -> None:
+        try:
+            await answer
+        except ray.exceptions.RayActorError as error:
+            raise ReplicaLostError(self.replica_id, str(error)) from error
