@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 from seamless_verl.errors import ConfigError
 
@@ -28,9 +28,9 @@ class Endpoint:
             raise ConfigError("base_url", self.base_url, "already ends in /v1", "Leave /v1 out: it is added by itself")
 
     @property
-    def session_url(self) -> str:
-        """Where the agent may post its rewards."""
-        return f"{self.base_url}/sessions/{quote(self.session_id, safe='')}"
+    def reward_url(self) -> str:
+        """Where the agent, or its harness, may post `{"reward": number, "name": text}` with the session's key."""
+        return f"{self.base_url}/v1/session/reward"
 
 
 def environment(endpoint: Endpoint) -> dict[str, str]:
@@ -44,6 +44,6 @@ def environment(endpoint: Endpoint) -> dict[str, str]:
         "ANTHROPIC_BASE_URL": endpoint.base_url,
         "ANTHROPIC_AUTH_TOKEN": endpoint.session_key,
         "SEAMLESS_SESSION_ID": endpoint.session_id,
-        "SEAMLESS_SESSION_URL": endpoint.session_url,
+        "SEAMLESS_REWARD_URL": endpoint.reward_url,
         "SEAMLESS_SESSION_KEY": endpoint.session_key,
     }
