@@ -19,7 +19,7 @@ PURE = (
     "main_ppo",
     *(f"trainer.{name}" for name in ("partial", "marks", "staleness", "curve", "host")),
     *(f"trajectory.{name}" for name in ("assemble", "drift", "export", "journal", "policies", "session", "show")),
-    "rollout",
+    *(f"rollout.{name}" for name in ("calls", "stub", "wire")),
     "agents.command",
     "agents.call",
     "agents.load",

@@ -1,0 +1,1 @@
+"""Replicas' life cycle, routing, pause and resume, and the continuation of cut generations."""

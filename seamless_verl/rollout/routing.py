@@ -1,0 +1,142 @@
+"""Routing policies: which serving replica runs a call.
+
+A policy reads a frozen view and returns a replica's id, or None when no serving replica has room; it
+counts what it decided and keeps nothing else, so restoring its state equals never having stopped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, Protocol, TypeAlias
+
+from seamless_verl.errors import ConfigError
+from seamless_verl.rollout.states import ReplicaState
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaView:
+    """A replica as a policy sees it; load and capacity in calls."""
+
+    replica_id: str
+    state: ReplicaState
+    version: int | None
+    load: int
+    capacity: int
+
+    @property
+    def busy(self) -> float:
+        """Share of its capacity in use, 0 to 1: what makes uneven replicas comparable."""
+        return self.load / self.capacity
+
+    @property
+    def open(self) -> bool:
+        """Whether it takes one more call."""
+        return self.state is ReplicaState.SERVING and self.load < self.capacity
+
+
+View: TypeAlias = Sequence[ReplicaView]
+
+
+class RoutingPolicy(Protocol):
+    """What the fleet asks of a policy."""
+
+    def decide(self, view: View, key: str) -> str | None:
+        """The replica for a call; calls of one key like to be together."""
+
+    def metrics(self) -> dict[str, float]: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+class _Counting:
+    """Counts decisions by their outcome."""
+
+    OUTCOMES: tuple[str, ...] = ()
+
+    def __init__(self) -> None:
+        self._counts = dict.fromkeys(self.OUTCOMES, 0)
+
+    def metrics(self) -> dict[str, float]:
+        return {f"routing/{outcome}": float(count) for outcome, count in self._counts.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self._counts)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raises ValueError on a state of another policy."""
+        if set(state) != set(self._counts):
+            raise ValueError(f"{type(self).__name__} counts {sorted(self._counts)}, but was given {sorted(state)}")
+        self._counts = {outcome: int(state[outcome]) for outcome in self._counts}
+
+    def _count(self, outcome: str, chosen: ReplicaView) -> str:
+        self._counts[outcome] += 1
+        return chosen.replica_id
+
+
+class LeastLoaded(_Counting):
+    """The replica with the smallest share of its capacity in use."""
+
+    OUTCOMES = ("least_loaded",)
+
+    def decide(self, view: View, key: str) -> str | None:
+        chosen = _least_loaded(view)
+        return None if chosen is None else self._count("least_loaded", chosen)
+
+
+class PrefixAffinity(_Counting):
+    """Calls of one key stay with one replica, whose cache holds their prefix, while loads stay near each other.
+
+    Two candidates by weighted rendezvous hashing (Thaler and Ravishankar 1998; weights by Schindelhauer and
+    Schomaker 2005), so that a replica that comes or goes moves only the keys it wins or held, and a larger one
+    wins more. The first is taken unless it is full or busier than the second by more than `margin`, a share of
+    capacity; then the second; when both are full, whoever is least loaded.
+    """
+
+    OUTCOMES = ("preferred", "second", "spilled")
+
+    def __init__(self, *, margin: float = 0.1) -> None:
+        super().__init__()
+        if not 0 <= margin <= 1:
+            raise ConfigError("margin", margin, "it is a share of a replica's capacity", "Give 0 to 1")
+        self.margin = margin
+
+    def decide(self, view: View, key: str) -> str | None:
+        serving = [replica for replica in view if replica.state is ReplicaState.SERVING]
+        ranked = sorted(serving, key=lambda replica: (_score(replica, key), replica.replica_id))[-2:]
+        if not ranked:
+            return None
+        first, second = ranked[-1], ranked[0]
+        if first.open and first.busy <= second.busy + self.margin:
+            return self._count("preferred", first)
+        if second.open:
+            return self._count("second", second)
+        spilled = _least_loaded(serving)
+        return None if spilled is None else self._count("spilled", spilled)
+
+
+def _least_loaded(view: View) -> ReplicaView | None:
+    return min((r for r in view if r.open), key=lambda r: (r.busy, r.replica_id), default=None)
+
+
+def _score(replica: ReplicaView, key: str) -> float:
+    digest = blake2b(f"{replica.replica_id}\0{key}".encode(), digest_size=8).digest()
+    uniform = (int.from_bytes(digest, "little") + 1) / (2.0**64 + 2)
+    return -replica.capacity / math.log(uniform) if uniform < 1 else math.inf
+
+
+POLICIES: dict[str, type[PrefixAffinity] | type[LeastLoaded]] = {
+    "prefix_affinity": PrefixAffinity,
+    "least_loaded": LeastLoaded,
+}
+
+
+def routing_policy(name: str) -> RoutingPolicy:
+    """The policy of that name; raises ConfigError with the names there are."""
+    if name not in POLICIES:
+        raise ConfigError("routing", name, "there is no such routing policy", f"Choose one of {sorted(POLICIES)}")
+    return POLICIES[name]()

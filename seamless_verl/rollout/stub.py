@@ -1,0 +1,160 @@
+"""An engine without a model, for tests and for measuring the overhead of what is around it; never for serving.
+
+Its next token is a function of all tokens before it, so that a generation cut anywhere and continued anywhere
+must equal the uninterrupted one; a token's logprob tells the weight version and the position it came from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from seamless_verl.errors import ReplicaLostError
+from seamless_verl.rollout.engine import Delta, EngineFinish, EngineRequest, PauseMode
+from seamless_verl.trajectory.records import logprobs, tokens
+
+VOCABULARY, PRIME = 50_000, (1 << 61) - 1
+
+
+def folded(ids: Sequence[int], start: int = 7) -> int:
+    """A number that stands for a sequence of tokens."""
+    for token in ids:
+        start = (start * 1_000_003 + token + 1) % PRIME
+    return start
+
+
+def stub_tokens(prompt: Sequence[int], number: int) -> list[int]:
+    """The uninterrupted generation."""
+    state, produced = folded(prompt), []
+    for _ in range(number):
+        produced.append(state % VOCABULARY)
+        state = folded(produced[-1:], state)
+    return produced
+
+
+def stub_logprob(version: int, position: int) -> float:
+    """Exact in float32 for versions below 2^13; position counts prompt and generated tokens."""
+    return -(version + (position % 1024) / 1024)
+
+
+class StubEngine:
+    """An engine and its control in one.
+
+    Args:
+        replica_id: its name.
+        version: of its weights; set `version` to change it, as a sync would.
+        tokens_per_delta: tokens in each delta, more than 1 as with speculative decoding.
+        tail: tokens that a CUT brings along.
+        delay_s: seconds between deltas; 0 gives the others a turn and goes on.
+    """
+
+    def __init__(
+        self, replica_id: str, *, version: int = 0, tokens_per_delta: int = 1, tail: int = 0, delay_s: float = 0.0
+    ) -> None:
+        self.replica_id, self.version, self.tokens_per_delta = replica_id, version, tokens_per_delta
+        self.tail, self.delay_s = tail, delay_s
+        self.seen: list[EngineRequest] = []
+        self.produced = 0  # tokens
+        self._running: dict[str, _Text] = {}
+        self._cuts: dict[str, Delta] = {}  # the last deltas of requests that were cut, made when they were
+        self._pause: PauseMode | None = None
+        self._dead: str | None = None
+        self._changed = asyncio.Event()
+
+    @property
+    def running(self) -> int:
+        """Requests that have neither ended nor been closed."""
+        return len(self._running)
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[Delta, None]:
+        self._check_alive()
+        name, text = request.request_id, _Text(request)
+        assert name not in self._running, f"{name} runs already"
+        self.seen.append(request)
+        self._running[name] = text
+        if self._pause is PauseMode.ABORT:
+            self._cut(name, 0)
+        try:
+            finish: EngineFinish | None = None
+            while finish is None:
+                await self._turn(name)
+                delta = self._cuts.pop(name, None) or text.next(self.tokens_per_delta, self.version)
+                finish = delta.finish
+                self.produced += len(delta.ids)
+                yield delta
+        finally:
+            del self._running[name]
+            self._cuts.pop(name, None)
+
+    async def abort(self, request_id: str) -> None:
+        if request_id in self._running:
+            self._cut(request_id, self.tail)
+
+    def close(self) -> None:
+        self.kill("closed")
+
+    async def pause(self, mode: PauseMode) -> None:
+        self._check_alive()
+        self._pause = mode
+        if mode is PauseMode.ABORT:
+            await self.abort_all()
+
+    async def resume(self) -> None:
+        self._check_alive()
+        self._pause = None
+        self._wake()
+
+    async def abort_all(self) -> None:
+        self._check_alive()
+        self._pause = self._pause and PauseMode.ABORT
+        for name in self._running:
+            self._cut(name, self.tail)
+
+    def kill(self, reason: str = "killed") -> None:
+        """Dies at once: whatever runs raises ReplicaLostError at its next token."""
+        self._dead = self._dead or reason
+        self._wake()
+
+    def _cut(self, name: str, tail: int) -> None:
+        if name not in self._cuts:
+            self._cuts[name] = self._running[name].next(tail, self.version, EngineFinish.CUT)
+            self._wake()
+
+    async def _turn(self, name: str) -> None:
+        await asyncio.sleep(self.delay_s)
+        while self._pause is not None and name not in self._cuts and self._dead is None:
+            await self._changed.wait()
+        self._check_alive()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed.clear()
+
+    def _check_alive(self) -> None:
+        if self._dead is not None:
+            raise ReplicaLostError(self.replica_id, self._dead)
+
+
+class _Text:
+    """What one request generates."""
+
+    def __init__(self, request: EngineRequest) -> None:
+        self._sampling: dict[str, Any] = {"max_tokens": 16, "min_tokens": 0, "stop_token_ids": (), **request.sampling}
+        self._state, self._position, self._produced = folded(request.prompt_ids), len(request.prompt_ids), 0
+
+    def next(self, number: int, version: int, finish: EngineFinish | None = None) -> Delta:
+        """The next tokens, up to that many; with the given finish, unless they end the text."""
+        ids, values, ended = tokens(()), logprobs(()), None
+        while len(ids) < number and ended is None:
+            ids.append(self._state % VOCABULARY)
+            values.append(stub_logprob(version, self._position))
+            self._state = folded(ids[-1:], self._state)
+            self._produced, self._position = self._produced + 1, self._position + 1
+            ended = self._finish(ids[-1])
+        return Delta(ids, values, version, ended or finish, ids[-1] if ended is EngineFinish.STOP else None)
+
+    def _finish(self, token: int) -> EngineFinish | None:
+        if token in self._sampling["stop_token_ids"] and self._produced >= self._sampling["min_tokens"]:
+            return EngineFinish.STOP
+        return EngineFinish.LENGTH if self._produced >= self._sampling["max_tokens"] else None
