@@ -1,0 +1,1 @@
+"""The face agents see: OpenAI and Anthropic APIs, served by vLLM's own classes over a fleet of replicas."""

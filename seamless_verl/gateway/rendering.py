@@ -1,0 +1,131 @@
+"""vLLM's renderer of conversations, told what a session has on record.
+
+Chat completions, Responses and Messages all come through `preprocess_chat` in chat form, so tokens in are tokens
+out for each of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from vllm.entrypoints.chat_utils import parse_chat_messages
+from vllm.renderers.hf import HfRenderer, resolve_chat_template_content_format
+from vllm.renderers.online_renderer import OnlineRenderer
+
+from seamless_verl.gateway.continuation import Continuation
+from seamless_verl.gateway.exchange import CURRENT, Exchange, Rendered
+from seamless_verl.gateway.memory import seed_of
+
+NOT_SETTINGS = ("add_generation_prompt", "continue_final_message", "tools", "tokenize", "documents")
+OPEN_ENDED = ("truncate_prompt_tokens", "return_assistant_tokens_mask", "return_token_offsets", "chat_template")
+"""Request fields whose meaning needs the whole conversation rendered."""
+
+
+class SessionRenderer(OnlineRenderer):
+    """Renders a conversation's known beginning as its recorded ids, the rest by the chat template."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._continuation = (
+            Continuation(self.renderer.get_tokenizer(), self.model_config.hf_config.model_type, self.chat_template)
+            if isinstance(self.renderer, HfRenderer)
+            else None
+        )
+
+    async def preprocess_chat(
+        self,
+        request: Any,
+        messages: list[Any],
+        default_template: str | None,
+        default_template_content_format: Any,
+        default_template_kwargs: dict[str, Any] | None,
+        tool_dicts: list[dict[str, Any]] | None = None,
+        parser: Any = None,
+        **options: Any,
+    ) -> tuple[list[Any], list[Any]]:
+        exchange = CURRENT.get()
+        ids = None
+        if exchange is not None:
+            params = request.build_chat_params(default_template, default_template_content_format)
+            settings = params.with_defaults(default_template_kwargs).chat_template_kwargs
+            exchange.rendered = _rendered(request, messages, tool_dicts, parser, settings)
+            ids = await self._continued(exchange, settings, default_template_content_format)
+        if ids is not None:
+            request.kv_transfer_params = {"prompt_token_ids": ids}
+        result: tuple[list[Any], list[Any]] = await super().preprocess_chat(
+            request,
+            messages,
+            default_template,
+            default_template_content_format,
+            default_template_kwargs,
+            tool_dicts,
+            parser,
+            **options,
+        )
+        if ids is not None:
+            request.kv_transfer_params = None
+        return result
+
+    async def _continued(self, exchange: Exchange, settings: Mapping[str, Any], form: Any) -> list[int] | None:
+        """The prompt's ids where its beginning is on record, else None."""
+        rendered = exchange.rendered
+        assert rendered is not None
+        if self._continuation is None or not _appends(rendered.request, settings):
+            return None
+        known = exchange.session.memory.longest(rendered.seed, rendered.messages)
+        if known is None:
+            return None
+        conversation = self._conversation(rendered, form)
+        if len(conversation) != len(rendered.messages):
+            return None
+        # In a thread, as vLLM renders: a long tool result takes long to tokenize.
+        ids = await asyncio.to_thread(
+            self._continuation.extended,
+            known.trunk.ids(),
+            conversation,
+            known.count,
+            rendered.tools,
+            rendered.settings,
+        )
+        if ids is not None:
+            exchange.rendered = replace(rendered, known=known)
+        return ids
+
+    def _conversation(self, rendered: Rendered, form: Any) -> list[Any]:
+        """The messages as templates expect them, which is vLLM's own work."""
+        form = resolve_chat_template_content_format(
+            chat_template=self.chat_template,
+            tools=rendered.tools,
+            given_format=form,
+            tokenizer=self.renderer.get_tokenizer(),
+            model_config=self.model_config,
+        )
+        parsed = parse_chat_messages(list(rendered.messages), self.model_config, content_format=form)
+        return list(parsed[0])
+
+
+def _rendered(request: Any, messages: list[Any], tools: Any, parser: Any, settings: Mapping[str, Any]) -> Rendered:
+    kept = {name: value for name, value in settings.items() if name not in NOT_SETTINGS and value is not None}
+    plain = [_plain(message) for message in messages]
+    return Rendered(request, plain, tools, parser, kept, seed_of(tools, kept))
+
+
+def _appends(request: Any, settings: Mapping[str, Any]) -> bool:
+    """Whether the prompt is the conversation and the beginning of a reply, no more and no less."""
+    if getattr(request, "truncation", "disabled") not in (None, "disabled"):
+        return False
+    if settings.get("documents") or any(getattr(request, name, None) for name in OPEN_ENDED):
+        return False
+    return bool(settings.get("add_generation_prompt")) and not settings.get("continue_final_message")
+
+
+def _plain(message: Any) -> dict[str, Any]:
+    """A message as plain JSON values: the Responses API leaves objects of its SDK in contents."""
+    plain = dict(message)
+    content = plain.get("content")
+    if isinstance(content, list):
+        plain["content"] = [part.model_dump() if hasattr(part, "model_dump") else part for part in content]
+    return plain

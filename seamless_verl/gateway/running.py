@@ -1,0 +1,124 @@
+"""One call of an agent's request as it runs: every piece is on record before anybody sees it.
+
+Invariants:
+- started, piece, ..., piece, ended reach the recorder in this order, each awaited; ended comes once, whatever happens.
+- A piece is delivered after it is on record, the last one after the call's end is.
+- When the request goes away the call is cancelled, unless a repetition of the request follows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from vllm.exceptions import GenerationError
+from vllm.outputs import RequestOutput
+from vllm.v1.engine.exceptions import EngineGenerateError
+
+from seamless_verl.gateway.outputs import Decoder
+from seamless_verl.gateway.seam import CallSource, Recorder, SessionCall
+from seamless_verl.gateway.tape import Tape
+from seamless_verl.rollout.calls import Piece
+from seamless_verl.trajectory.records import Finish
+
+logger = logging.getLogger(__name__)
+
+
+class Settled(Protocol):
+    """What is done with a call that ended well, before its last piece is shown; gives its reply and its finish."""
+
+    def __call__(self, call: SessionCall, decoder: Decoder, finish: Finish) -> tuple[Finish, dict[str, Any]]: ...
+
+
+@dataclass(eq=False)
+class RunningCall:
+    """A call and all that takes part in it; `deliver` takes what to show, or the error that ends the request."""
+
+    call: SessionCall
+    source: CallSource
+    recorder: Recorder
+    decoder: Decoder
+    tape: Tape
+    deliver: Callable[[RequestOutput | Exception], None]
+    settled: Settled
+    counted: Callable[[int], None]
+    request_id: str = ""
+    task: asyncio.Task[None] | None = None
+    owned: bool = True
+    ending: bool = False
+
+    def start(self) -> asyncio.Task[None]:
+        self.task = asyncio.create_task(self._run(), name=self.call.call_id)
+        self.tape.abandoned = self._left
+        return self.task
+
+    def leave(self) -> None:
+        """The request it ran for has ended, or is gone."""
+        self.owned = False
+        self._left()
+
+    def cancel(self) -> None:
+        """Ends the call, unless it is ending by itself."""
+        if not self.ending and self.task is not None:
+            self.task.cancel()
+
+    def _left(self) -> None:
+        if not self.owned and not self.tape.followers:
+            self.cancel()
+
+    async def _run(self) -> None:
+        try:
+            await self._generate()
+        except asyncio.CancelledError:
+            await self._failed(GenerationError("the call was cancelled"), Finish.CANCELLED)
+            raise
+        except Exception as error:  # the call's supervisor: whatever broke it goes on record and to its agent
+            logger.exception("call %s failed", self.call.call_id)
+            await self._failed(EngineGenerateError(f"{type(error).__name__}: {error}"))
+
+    async def _generate(self) -> None:
+        await self.recorder.started(self.call)
+        async with aclosing(self.source.stream(self.call)) as pieces:
+            async for given in pieces:
+                piece, output = self.decoder.feed(given)
+                await self.recorder.piece(self.call, piece)
+                self.counted(len(piece.ids))
+                if piece.finish is not None:
+                    await self._end(piece, output)
+                    return
+                self.tape.add(piece)
+                if output is not None:
+                    self.deliver(output)
+        raise RuntimeError("the call stopped without an end")
+
+    async def _end(self, piece: Piece, output: RequestOutput | None) -> None:
+        assert piece.finish is not None
+        if piece.finish not in (Finish.STOP, Finish.LENGTH):
+            await self._failed(GenerationError(str(piece.error or "the call failed")), piece.finish)
+            return
+        self.ending = True
+        finish, reply = self.settled(self.call, self.decoder, piece.finish)
+        await self._ended(finish, reply)
+        self.tape.add(piece)
+        if output is not None:
+            self.deliver(output)
+
+    async def _failed(self, error: Exception, finish: Finish = Finish.FAILED) -> None:
+        try:
+            await self._ended(finish, self._said())
+        finally:
+            self.deliver(error)
+
+    async def _ended(self, finish: Finish, reply: dict[str, Any]) -> None:
+        self.ending = True
+        if finish in (Finish.CANCELLED, Finish.FAILED):
+            self.tape.break_off()
+        await self.recorder.ended(self.call, finish, reply)
+
+    def _said(self) -> dict[str, Any]:
+        text = self.decoder.text
+        return {"text": text} if text else {}

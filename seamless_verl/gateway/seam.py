@@ -1,0 +1,68 @@
+"""What the gateway asks of the rooms below it: a source of tokens, and a keeper of the record."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from seamless_verl.rollout.calls import Call, Piece
+from seamless_verl.trajectory.records import Finish
+
+if TYPE_CHECKING:
+    from seamless_verl.gateway.sessions import Session
+
+
+@dataclass(frozen=True, slots=True)
+class SessionCall(Call):
+    """A call with what the record needs of it; a request for n choices is n calls.
+
+    `digest` is of the request's content, for retries; `request` is what the model was asked, normalized to chat
+    messages where it is a conversation.
+    """
+
+    session_id: str = ""
+    digest: str = ""
+    request: dict[str, Any] = field(default_factory=dict)
+
+
+class CallSource(Protocol):
+    """Runs one call to its end over however many replicas and pauses it takes."""
+
+    def stream(self, call: SessionCall) -> AsyncGenerator[Piece, None]:
+        """The call's pieces, the last with its finish; closing the generator aborts the call in the engine."""
+        ...
+
+
+class Recorder(Protocol):
+    """Keeps the record. What has returned is kept for good, and only then does the agent see anything of it."""
+
+    async def opened(self, session: Session) -> None: ...
+
+    async def started(self, call: SessionCall) -> None: ...
+
+    async def piece(self, call: SessionCall, piece: Piece) -> None: ...
+
+    async def ended(self, call: SessionCall, finish: Finish, reply: dict[str, Any]) -> None:
+        """The call has all its tokens; `reply` is what the agent is going to read."""
+
+    async def rewarded(self, session: Session, name: str, value: float) -> None:
+        """Raises Refusal where the session takes no rewards any more."""
+
+    async def closed(self, session: Session, reason: str) -> None: ...
+
+
+class Unrecorded:
+    """A recorder for what is on record already."""
+
+    async def opened(self, session: Session) -> None: ...
+
+    async def started(self, call: SessionCall) -> None: ...
+
+    async def piece(self, call: SessionCall, piece: Piece) -> None: ...
+
+    async def ended(self, call: SessionCall, finish: Finish, reply: dict[str, Any]) -> None: ...
+
+    async def rewarded(self, session: Session, name: str, value: float) -> None: ...
+
+    async def closed(self, session: Session, reason: str) -> None: ...

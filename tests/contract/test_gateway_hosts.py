@@ -1,0 +1,153 @@
+"""What the gateway relies on in vLLM and verl, pinned: an upgrade fails here, by the name of what moved."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+from seamless_verl.platform.adaptation import Adaptation
+
+VLLM, VERL = "vllm 0.29.0", "verl 0.9.1"
+CLIENT = "vllm.engine.protocol:EngineClient."
+STATE = "vllm.v1.engine.output_processor:RequestState."
+TEXT = "vllm.v1.engine.detokenizer:IncrementalDetokenizer."
+QUEUE = "vllm.v1.engine.output_processor:RequestOutputCollector."
+PARENT = "vllm.v1.engine.parallel_sampling:ParentRequest."
+INPUT = "vllm.v1.engine.input_processor:InputProcessor."
+ONLINE = "vllm.renderers.online_renderer:OnlineRenderer."
+BUILDER = "verl.utils.tokenizer.continuous_token:ContinuousTokenBuilder."
+# The parameters of what we override or call, by name and in order; `*` stands before keyword-only ones.
+PARAMETERS = {
+    CLIENT + "generate": "self prompt sampling_params request_id * prompt_text lora_request tokenization_kwargs"
+    " trace_headers priority data_parallel_rank session_id reasoning_ended reasoning_parser_kwargs",
+    CLIENT + "abort": "self request_id",
+    CLIENT + "check_admission": "self n request_id",
+    INPUT + "__init__": "self vllm_config renderer * mm_registry",
+    INPUT + "process_inputs": "self request_id prompt params supported_tasks arrival_time lora_request"
+    " tokenization_kwargs trace_headers priority data_parallel_rank resumable session_id",
+    INPUT + "assign_request_id": "request",
+    STATE + "from_new_request": "tokenizer request prompt parent_req request_index queue log_stats stream_interval",
+    STATE + "make_request_output": "self new_token_ids pooling_output finish_reason stop_reason kv_transfer_params"
+    " ec_transfer_params",
+    TEXT + "update": "self new_token_ids stop_terminated",
+    TEXT + "get_next_output_text": "self finished delta",
+    "vllm.v1.engine.logprobs:LogprobsProcessor.update_from_output": "self output",
+    QUEUE + "__init__": "self output_kind request_id",
+    QUEUE + "put": "self output",
+    QUEUE + "get": "self",
+    QUEUE + "get_nowait": "self",
+    PARENT + "__init__": "self request",
+    PARENT + "get_child_info": "self index",
+    "vllm.renderers:renderer_from_config": "config **kwargs",
+    ONLINE + "__init__": "self model_config renderer * request_logger chat_template chat_template_content_format"
+    " trust_request_chat_template enable_auto_tools exclude_tools_when_tool_choice_none tool_parser reasoning_parser"
+    " default_chat_template_kwargs log_error_stack",
+    ONLINE + "preprocess_chat": "self request messages default_template default_template_content_format"
+    " default_template_kwargs tool_dicts parser * skip_mm_cache",
+    "vllm.renderers.online_renderer:_reused_prompt_token_ids": "request",
+    "vllm.renderers.hf:resolve_chat_template_content_format": "chat_template tools given_format tokenizer *"
+    " model_config",
+    "vllm.entrypoints.chat_utils:load_chat_template": "chat_template * is_literal",
+    "vllm.entrypoints.generate.api_router:init_generate_state": "engine_client state args request_logger"
+    " supported_tasks",
+    "vllm.entrypoints.openai.models.serving:OpenAIServingModels.__init__": "self engine_client base_model_paths *"
+    " lora_modules",
+    "vllm.entrypoints.serve.exception_handling.register:init_exception_handler": "app",
+    "vllm.entrypoints.launchers.cli_args:make_arg_parser": "parser",
+    "vllm.entrypoints.launchers.cli_args:validate_parsed_serve_args": "args",
+    "vllm.parser.abstract_parser:DelegatingParser.parse": "self model_output request enable_auto_tools"
+    " model_output_token_ids",
+    "verl.utils.tokenizer.continuous_token_wiring:create_continuous_token_builder": "tokenizer * model_family"
+    " hf_model_type chat_template_kwargs mm_processor_kwargs processor **builder_kwargs",
+    BUILDER + "merge_context_tokens": "self previous_messages updated_messages runtime_token_ids * tools",
+}
+# Objects whose being there is all that is needed.
+NAMES = (
+    "vllm.entrypoints.openai.chat_completion.api_router:router",
+    "vllm.entrypoints.openai.completion.api_router:router",
+    "vllm.entrypoints.openai.responses.api_router:router",
+    "vllm.entrypoints.openai.models.api_router:router",
+    "vllm.entrypoints.anthropic.api_router:router",
+    "vllm.engine.arg_utils:AsyncEngineArgs.create_model_config",
+    "vllm.exceptions:GenerationError",
+    "vllm.exceptions:GracefulHTTPError",
+    "vllm.exceptions:VLLMValidationError",
+    "vllm.v1.engine.exceptions:EngineGenerateError",
+    "vllm.entrypoints.chat_utils:parse_chat_messages",
+    "vllm.envs:VLLM_CPU_KVCACHE_SPACE",
+)
+
+
+def parameters(found: Any) -> str:
+    """Names in order, `*` where the keyword-only ones begin."""
+    words: list[str] = []
+    stars: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    for one in inspect.signature(inspect.unwrap(found)).parameters.values():
+        if one.kind is one.KEYWORD_ONLY and "*" not in words:
+            words.append("*")
+        words.append(stars.get(one.kind, "") + one.name)
+    return " ".join(words)
+
+
+@pytest.mark.parametrize("symbol", PARAMETERS)
+def test_what_we_override_or_call_takes_what_it_took(symbol: str) -> None:
+    host = VERL if symbol.startswith("verl.") else VLLM
+    assert parameters(Adaptation("gateway", symbol, host, "overridden or called").find()) == PARAMETERS[symbol]
+
+
+@pytest.mark.parametrize("symbol", NAMES)
+def test_what_we_import_is_there(symbol: str) -> None:
+    Adaptation("gateway", symbol, VLLM, "imported").find()
+
+
+def test_our_client_answers_all_that_the_protocol_demands() -> None:
+    from seamless_verl.gateway.engine_client import FleetEngineClient
+
+    assert not getattr(FleetEngineClient, "__abstractmethods__", None)
+
+
+def test_the_paths_served_are_those_of_the_routers() -> None:
+    from seamless_verl.gateway.bodies import METHODS, REWARD
+    from seamless_verl.gateway.serving import ROUTERS
+
+    served = {(route.path, method) for router in ROUTERS for route in router.routes for method in route.methods}
+    assert {(path, method) for path, method in METHODS.items() if path != REWARD} <= served
+
+
+def test_sampling_parameters_have_the_fields_we_send() -> None:
+    from vllm.sampling_params import SamplingParams
+
+    from seamless_verl.gateway.limits import SAMPLED
+    from seamless_verl.gateway.outputs import ALWAYS, WHEN_SET
+
+    assert {*ALWAYS, *WHEN_SET, *SAMPLED, "logprobs", "stop", "n"} <= set(SamplingParams.__struct_fields__)
+
+
+def test_changed_parameters_are_checked_again() -> None:
+    from msgspec import structs
+    from vllm.sampling_params import SamplingParams
+
+    assert structs.replace(SamplingParams(top_k=5), temperature=0.0).top_k == 0  # greedy: __post_init__ has run
+
+
+def test_a_state_has_the_parts_we_feed() -> None:
+    from vllm.v1.engine.output_processor import RequestState
+
+    assert {"detokenizer", "logprobs_processor"} <= set(inspect.signature(RequestState.__init__).parameters)
+
+
+def test_logprobs_come_in_the_order_we_build_them() -> None:
+    from vllm.v1.outputs import LogprobsLists
+
+    assert LogprobsLists._fields[:3] == ("logprob_token_ids", "logprobs", "sampled_token_ranks")
+
+
+@pytest.mark.parametrize("module", ["chat_completion", "responses"])
+def test_requests_have_the_door_for_token_ids(module: str) -> None:
+    import importlib
+
+    name = {"chat_completion": "ChatCompletionRequest", "responses": "ResponsesRequest"}[module]
+    request = getattr(importlib.import_module(f"vllm.entrypoints.openai.{module}.protocol"), name)
+    assert "kv_transfer_params" in request.model_fields and hasattr(request, "build_chat_params")
