@@ -17,6 +17,7 @@ from verl.plugin.platform import PlatformBase
 
 from seamless_verl.platform.cores import VISIBLE_DEVICES
 from seamless_verl.platform.host_device import HOST_DEVICE
+from seamless_verl.platform.zygote.command import name_worker_command
 
 
 class HostIndex(str):
@@ -31,6 +32,9 @@ class HostIndex(str):
 
 class PlatformCPU(PlatformBase):
     """A host without an accelerator, presented to verl as one device for each process."""
+
+    def __init__(self) -> None:
+        name_worker_command(os.environ)  # before Ray starts, since verl asks for its platform first
 
     @property
     def device_name(self) -> str:

@@ -12,6 +12,7 @@ from seamless_verl.platform.adaptation import Adaptation
 from seamless_verl.platform.megatron.adapt import ADAPTATIONS as MEGATRON
 from seamless_verl.platform.process_group import DEFAULT_BACKEND
 from seamless_verl.platform.vllm.adaptations import ADAPTATIONS as VLLM
+from seamless_verl.platform.zygote.command import WORKER_COMMAND
 
 BASE = "verl.trainer.ppo.v1.trainer_base:PPOTrainer."
 # Methods of verl that our subclasses override, and calls they make, with the signatures they were written for.
@@ -56,7 +57,9 @@ def test_the_names_rebound_while_verl_sets_up_are_there(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "adaptation", [*MEGATRON, *VLLM, DEFAULT_BACKEND], ids=lambda a: f"{a.name}-{a.symbol.split(':')[1]}"
+    "adaptation",
+    [*MEGATRON, *VLLM, DEFAULT_BACKEND, WORKER_COMMAND],
+    ids=lambda a: f"{a.name}-{a.symbol.split(':')[1]}",
 )
 def test_every_adapted_symbol_is_where_it_was(adaptation: Adaptation) -> None:
     adaptation.verify()

@@ -1,0 +1,90 @@
+"""Stands where Ray expects a worker's process: has the zygote fork the worker, and lives as long as it.
+
+Run as `python -IS launcher.py <worker script> <arguments>`, once for every worker, so that it imports
+next to nothing, and nothing of this package. The zygote listens on an abstract socket, one for each Ray
+node, bound by the first launcher there: not earlier, because Ray reads its environment as it is
+imported, and only a worker's has all of it. Without a zygote the launcher becomes the worker itself.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+NODE = "RAY_RAYLET_PID"  # set by Ray in its workers
+ADDRESS = "SEAMLESS_ZYGOTE"  # names another socket
+NUMBER = struct.Struct("!I")  # on the wire: a length, a process id, an exit code
+
+
+def address(environ: Mapping[str, str]) -> str:
+    """The socket of this worker's zygote."""
+    return "\0" + environ.get(ADDRESS, f"seamless-zygote-{environ.get(NODE, os.getppid())}")
+
+
+def start_zygote(name: str, owner: int, modules: Sequence[str] = ()) -> bool:
+    """Start one on this socket, for as long as the process `owner` lives; False when there is one."""
+    with socket.socket(socket.AF_UNIX) as server:
+        try:
+            server.bind(name)
+        except OSError:
+            return False
+        server.listen(256)
+        script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "server.py")
+        command = [sys.executable, script, str(server.fileno()), str(owner), *modules]
+        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        subprocess.Popen(command, pass_fds=[server.fileno()], start_new_session=True, **quiet)  # outlives our pipes
+    return True
+
+
+def ask(name: str, argv: Sequence[str]) -> tuple[socket.socket, int]:
+    """Have a worker forked; returns the connection, on which its exit code will come, and its process id.
+
+    Raises:
+        OSError: there is no zygote, or it went away.
+    """
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(name)
+    request = {"argv": argv, "env": dict(os.environ), "cwd": os.getcwd(), "nice": os.nice(0)}
+    body = json.dumps(request).encode()
+    ours = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))]
+    connection.sendmsg([NUMBER.pack(len(body))], ours)
+    connection.sendall(body)
+    return connection, receive_number(connection)
+
+
+def receive_number(connection: socket.socket) -> int:
+    return int(NUMBER.unpack(receive(connection, NUMBER.size))[0])
+
+
+def receive(connection: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        part = connection.recv(size - len(data))
+        if not part:
+            raise ConnectionError("the other end has gone")
+        data += part
+    return data
+
+
+def main() -> int:
+    name = address(os.environ)
+    try:
+        start_zygote(name, int(os.environ.get(NODE, os.getppid())))
+        connection, worker = ask(name, sys.argv[1:])
+    except OSError as error:
+        sys.stderr.write(f"no zygote ({error}): this worker imports everything by itself\n")
+        os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda number, _: os.kill(worker, number))
+    return receive_number(connection)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""The zygote: imports the stack, and forks a worker for each launcher that asks.
+
+Run as `python server.py <descriptor of a listening socket> <process id of its owner> [module ...]`.
+Invariants: it has one thread of its own, since a fork copies only the thread that forks; it ends with
+its owner, and not before; a launcher hears the exit code of its worker, once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+from contextlib import suppress
+
+from launcher import NUMBER  # beside this file, and run as a script like it
+from worker import Request, become
+
+PRELOADED = (  # in the order in which a start-up needs them
+    "ray._private.workers",
+    "torch",
+    "tensordict",
+    "transfer_queue",
+    "verl",
+    "verl.trainer.ppo.v1.trainer_base",
+    "verl.experimental.separation.engine_workers",
+    "verl.workers.rollout.vllm_rollout.vllm_async_server",
+    "verl.workers.rollout.vllm_rollout.vllm_rollout",
+    "verl.experimental.reward_loop",
+    "mbridge",
+)
+
+
+class Zygote:
+    """Owned state: the workers it forked, each with the connection of its launcher."""
+
+    def __init__(self, server: socket.socket, owner: int) -> None:
+        self.server, self.owner = server, os.pidfd_open(owner)
+        self.workers: dict[int, tuple[int, socket.socket]] = {}  # by pidfd: process id and connection
+
+    def run(self, modules: tuple[str, ...]) -> None:
+        for module in modules:
+            if not self.serve(0):
+                return
+            with suppress(Exception):  # the worker that needs it will fail in its own name, where it is heard
+                importlib.import_module(module)
+        while self.serve(None):
+            pass
+
+    def serve(self, timeout: float | None) -> bool:
+        """Do what is due; False when the owner has gone."""
+        ready, _, _ = select.select([self.server, self.owner, *self.workers], [], [], timeout)
+        for source in ready:
+            if source is self.server:
+                self.fork()
+            elif source != self.owner:
+                self.reap(source)
+        return self.owner not in ready
+
+    def fork(self) -> None:
+        connection, _ = self.server.accept()
+        try:
+            request = Request.receive(connection)
+        except (OSError, ValueError):  # its launcher was killed while it asked
+            connection.close()
+            return
+        worker = os.fork()
+        if worker == 0:
+            become(request, [self.server, connection, *(each for _, each in self.workers.values())])
+        request.close()
+        self.workers[os.pidfd_open(worker)] = (worker, connection)
+        tell(connection, worker)
+
+    def reap(self, pidfd: int) -> None:
+        worker, connection = self.workers.pop(pidfd)
+        os.close(pidfd)
+        code = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
+        tell(connection, code if code >= 0 else 128 - code)
+        connection.close()
+
+
+def tell(connection: socket.socket, number: int) -> None:
+    with suppress(OSError):  # the launcher was killed; Ray will end its worker
+        connection.sendall(NUMBER.pack(number))
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # its owner decides when it is over
+    Zygote(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])).run(tuple(sys.argv[3:]) or PRELOADED)
