@@ -43,12 +43,23 @@ class CpuConfig:
 
 
 @dataclass(frozen=True)
+class GatewayConfig:
+    """The door for agents of the user's own. `options` are those of `vllm serve` that concern requests."""
+
+    enabled: bool = False
+    port: int = 0
+    journal: str | None = None
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class SeamlessConfig:
     """Everything the `seamless:` node can say. `max_staleness` is in weight versions; 0 is on-policy."""
 
     layout: Layout = Layout.AUTO
     max_staleness: int = 1
     cpu: CpuConfig = field(default_factory=CpuConfig)
+    gateway: GatewayConfig = field(default_factory=GatewayConfig)
     plot: bool = False
 
     @classmethod
@@ -59,12 +70,19 @@ class SeamlessConfig:
         """
         values = _known(node, cls, "seamless")
         cpu = _known(values.get("cpu"), CpuConfig, "seamless.cpu")
+        gateway = _known(values.get("gateway"), GatewayConfig, "seamless.gateway")
         return cls(
             layout=_layout(values.get("layout", Layout.AUTO.value)),
             max_staleness=_integer("seamless.max_staleness", values.get("max_staleness", 1), least=0),
             cpu=CpuConfig(
                 devices=_optional_integer("seamless.cpu.devices", cpu.get("devices"), least=1),
                 pin=_flag("seamless.cpu.pin", cpu.get("pin", True)),
+            ),
+            gateway=GatewayConfig(
+                enabled=_flag("seamless.gateway.enabled", gateway.get("enabled", False)),
+                port=_integer("seamless.gateway.port", gateway.get("port", 0), least=0),
+                journal=_optional_text("seamless.gateway.journal", gateway.get("journal")),
+                options=_texts("seamless.gateway.options", gateway.get("options", [])),
             ),
             plot=_flag("seamless.plot", values.get("plot", False)),
         )
@@ -122,3 +140,15 @@ def _flag(key: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise ConfigError(key, value, "must be true or false", f"Set {key}=true or {key}=false")
     return value
+
+
+def _optional_text(key: str, value: object) -> str | None:
+    if value is not None and (not isinstance(value, str) or not value):
+        raise ConfigError(key, value, "must be a text", f"Set {key} to one, or to null")
+    return value
+
+
+def _texts(key: str, value: object) -> tuple[str, ...]:
+    if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
+        raise ConfigError(key, value, "must be a list of texts", f"Write it as {key}=[--one,--two=2]")
+    return tuple(value)

@@ -15,7 +15,9 @@ from verl.workers.rollout.llm_server import LLMServerManager
 
 
 class RolloutPlace(ABC):
-    """The replicas of one layout; they serve only committed weights."""
+    """The replicas of one layout; they serve only committed weights. `pauses`: while the trainer computes."""
+
+    pauses = False
 
     def __init__(self, servers: LLMServerManager, transfer: CheckpointEngineManager) -> None:
         self.servers, self.transfer = servers, transfer
@@ -31,6 +33,8 @@ class RolloutPlace(ABC):
 
 class Colocated(RolloutPlace):
     """Replicas on the trainer's devices: they pause while it computes."""
+
+    pauses = True
 
     def before_training(self) -> None:
         self.transfer.abort_replicas()

@@ -12,9 +12,16 @@ import ray
 from verl.utils.ray_utils import auto_await
 from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerManager
 
+from seamless_verl.trainer.replica.server import SeamlessReplica
+
 
 class SeamlessServers(LLMServerManager):
     """verl's manager with its two halves apart: `open_balancer`, then `launch`."""
+
+    def __init__(self, *args: Any, with_doors: bool = False, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if with_doors:
+            self.rollout_replica_class = SeamlessReplica
 
     def open_balancer(self) -> SeamlessServers:
         """Start the balancer without replicas; clients can be made from here on."""

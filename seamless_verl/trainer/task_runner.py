@@ -54,8 +54,10 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
             self.agent_loops.result()
 
     def close(self, succeeded: bool) -> None:
-        """Close the loggers, then the queue, also when the trainer was never built."""
+        """Close the gateway, the loggers, then the queue, also when the trainer was never built."""
         try:
+            if (link := getattr(self.trainer, "link", None)) is not None:
+                link.stop()
             tracking = getattr(self.trainer, "logger", None)
             if tracking is not None:
                 tracking.finish(exit_code=0 if succeeded else 1)

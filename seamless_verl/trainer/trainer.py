@@ -8,7 +8,7 @@ verl's `global_steps` at the last commit, and the validation curve.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 import transfer_queue as tq
@@ -30,6 +30,9 @@ from seamless_verl.trainer.staleness import StalenessBound
 from seamless_verl.trainer.startup import Concurrently
 from seamless_verl.trainer.workers import SeamlessActorWorker, SeamlessCriticWorker, SeamlessWorkerGroup
 
+if TYPE_CHECKING:
+    from seamless_verl.trainer.data_plane.link import PlaneLink
+
 ACTOR_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy)
 
 
@@ -45,6 +48,7 @@ class SeamlessTrainer(PPOTrainer):
         self.curve = ValidationCurve.beside(config.trainer.default_local_dir)
         self.place: RolloutPlace
         self.servers: SeamlessServers
+        self.link: PlaneLink | None = None
         self.launched: Concurrently[SeamlessServers]
         self.when_rewards_are_up: Callable[[], None] = lambda: None  # set by the task runner
         super().__init__(config)
@@ -79,6 +83,8 @@ class SeamlessTrainer(PPOTrainer):
             self.place = Colocated(servers, self.checkpoint_manager)
         else:
             self.place = Disaggregated.of(servers, self.config, self.actor_rollout_wg)
+        if self.link is not None:
+            self.place = self.link.join(self.place)
 
     def _start_servers(self, groups: dict[str, Any]) -> None:
         """Launch the replicas beside the trainer's engines, once their processes exist.
@@ -89,7 +95,13 @@ class SeamlessTrainer(PPOTrainer):
         if actors is None or hasattr(self, "servers"):
             return
         colocated = self.layout is Layout.COLOCATED
-        self.servers = SeamlessServers(self.config, worker_group=actors if colocated else None).open_balancer()
+        if self.seamless.gateway.enabled:
+            from seamless_verl.trainer.data_plane.link import PlaneLink  # and with it vLLM's serving classes
+
+            self.link = PlaneLink(self.config, self.seamless.gateway)
+        group = actors if colocated else None
+        self.servers = SeamlessServers(self.config, worker_group=group, with_doors=self.link is not None)
+        self.servers.open_balancer()
         if not colocated or self.config.trainer.device == "cpu":
             self.launched = Concurrently("rollout", self.servers.launch)
 

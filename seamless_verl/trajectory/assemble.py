@@ -49,7 +49,7 @@ class Assembly:
 
 @dataclass(frozen=True, eq=False)
 class Fate:
-    """."""
+    """What becomes of a chain: its tokens within the limits, which of them are trained, why the others are not."""
 
     chain: Chain
     keep: Bools

@@ -1,0 +1,37 @@
+"""From a finished session to what verl trains: one AgentLoopOutput for each training sequence."""
+
+from __future__ import annotations
+
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+
+from seamless_verl.trainer.data_plane.plane import FinishedSession
+from seamless_verl.trajectory.sequences import CONTEXT, TrainingSequence
+
+
+def outputs_of(session: FinishedSession, reward: float | None, seconds: float) -> list[AgentLoopOutput]:
+    """The sequences as verl's outputs; `reward` None lets verl's reward manager score them."""
+    metrics = AgentLoopMetrics(generate_sequences=seconds)
+    return [output_of(one, session, reward, metrics) for one in session.sequences]
+
+
+def output_of(
+    one: TrainingSequence, session: FinishedSession, reward: float | None, metrics: AgentLoopMetrics
+) -> AgentLoopOutput:
+    versions = one.weight_version[one.weight_version != CONTEXT]
+    return AgentLoopOutput(
+        prompt_ids=one.prompt_ids.tolist(),
+        response_ids=one.response_ids.tolist(),
+        response_mask=one.response_mask.tolist(),
+        response_logprobs=one.rollout_log_probs.tolist(),
+        reward_score=reward,
+        num_turns=2 * session.turns,  # verl counts messages
+        metrics=metrics,
+        extra_fields={
+            "min_global_steps": int(versions.min()),
+            "max_global_steps": int(versions.max()),
+            "weight_version": one.weight_version.tolist(),
+            "turn_scores": [],
+            "tool_rewards": [],
+            "reward_extra_info": {},
+        },
+    )

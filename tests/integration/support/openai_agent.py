@@ -1,0 +1,20 @@
+"""An agent on the plain openai SDK: it asks, complains once, and is rewarded for digits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from openai import AsyncOpenAI
+
+
+async def run(task: dict[str, Any], endpoint: Any) -> float:
+    client = AsyncOpenAI(base_url=f"{endpoint.base_url}/v1", api_key=endpoint.session_key, max_retries=0)
+    messages: list[Any] = list(task["prompt"])
+    said = ""
+    async with client:
+        for complaint in ("Sure?", None):
+            reply = await client.chat.completions.create(model="policy", messages=messages, max_tokens=6)
+            said += reply.choices[0].message.content or ""
+            messages += [{"role": "assistant", "content": reply.choices[0].message.content or ""}]
+            messages += [{"role": "user", "content": complaint}] if complaint else []
+    return sum(character.isdigit() for character in said) / max(1, len(said))
