@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from seamless_verl.config.checks import RefusedConfigError, preflight
-from seamless_verl.config.schema import CpuConfig, Layout, SeamlessConfig, usable_cores
+from seamless_verl.config.schema import CpuConfig, GatewayConfig, Layout, SeamlessConfig, usable_cores
 from seamless_verl.config.search_path import register_search_path
 
 __all__ = [
     "CpuConfig",
+    "GatewayConfig",
     "Layout",
     "RefusedConfigError",
     "SeamlessConfig",

@@ -59,7 +59,7 @@ def test_vanilla_config_is_verls_own(ours: tuple[str, ...], theirs: tuple[str, .
     for resolve in (False, True):
         tree = OmegaConf.to_container(mine, resolve=resolve)
         assert isinstance(tree, dict)
-        assert set(tree.pop("seamless")) == {"layout", "max_staleness", "cpu", "plot"}
+        assert set(tree.pop("seamless")) == {"layout", "max_staleness", "cpu", "gateway", "plot"}
         assert set(tree["trainer"]["v1"].pop("seamless")) == {"parameter_sync_step"}
         assert tree == OmegaConf.to_container(verls, resolve=resolve)
 

@@ -9,7 +9,7 @@ import pytest
 from config_cases import compose_ours
 from omegaconf import OmegaConf
 
-from seamless_verl.config import CpuConfig, Layout, SeamlessConfig, usable_cores
+from seamless_verl.config import CpuConfig, GatewayConfig, Layout, SeamlessConfig, usable_cores
 from seamless_verl.errors import ConfigError
 
 
@@ -18,8 +18,11 @@ def test_yaml_and_dataclass_have_the_same_defaults() -> None:
 
 
 def test_values_are_read() -> None:
+    gateway = {"enabled": True, "port": 8000, "journal": "j.sqlite", "options": ["--tool-call-parser=hermes"]}
     node = {"layout": "disaggregated", "max_staleness": 0, "cpu": {"devices": 3, "pin": False}, "plot": True}
-    parsed = SeamlessConfig(Layout.DISAGGREGATED, 0, CpuConfig(3, False), True)
+    door = GatewayConfig(True, 8000, "j.sqlite", ("--tool-call-parser=hermes",))
+    parsed = SeamlessConfig(Layout.DISAGGREGATED, 0, CpuConfig(3, False), door, True)
+    node["gateway"] = gateway
     assert SeamlessConfig.parse(node) == SeamlessConfig.parse(OmegaConf.create(node)) == parsed
     assert pickle.loads(pickle.dumps(parsed)) == parsed
 
@@ -38,6 +41,10 @@ def test_values_are_read() -> None:
         ({"cpu": {"pin": 1}}, "seamless.cpu.pin", "Set seamless.cpu.pin=true"),
         ({"cpu": 2}, "seamless.cpu", "Valid: devices, pin"),
         ({"plot": "yes"}, "seamless.plot", "Set seamless.plot=true"),
+        ({"gateway": {"enabled": 1}}, "seamless.gateway.enabled", "Set seamless.gateway.enabled=true"),
+        ({"gateway": {"port": "any"}}, "seamless.gateway.port", "Set seamless.gateway.port=0"),
+        ({"gateway": {"journal": 3}}, "seamless.gateway.journal", "null"),
+        ({"gateway": {"options": "--a"}}, "seamless.gateway.options", "seamless.gateway.options=[--one,--two=2]"),
     ],
 )
 def test_refused(node: dict[str, Any], key: str, way_out: str) -> None:
