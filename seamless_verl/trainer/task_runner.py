@@ -56,7 +56,8 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
     def close(self, succeeded: bool) -> None:
         """Close the gateway, the loggers, then the queue, also when the trainer was never built."""
         try:
-            if (link := getattr(self.trainer, "link", None)) is not None:
+            link = getattr(self.trainer, "link", None)
+            if link is not None and succeeded:  # else it ends with the job, and what was shown is on record
                 link.stop()
             tracking = getattr(self.trainer, "logger", None)
             if tracking is not None:

@@ -60,11 +60,10 @@ class DataPlane:
         from seamless_verl.gateway.journalled import JournalRecorder
         from seamless_verl.gateway.server import Gateway, GatewaySettings
 
-        Path(settings.journal).parent.mkdir(parents=True, exist_ok=True)
         self.settings = settings
         self.fleet = Fleet(policy=PrefixAffinity())
         self.calls = Calls(self.fleet)
-        self.journal = SqliteJournal(settings.journal)
+        self.journal = SqliteJournal(Path(settings.journal))
         self.recorder = JournalRecorder(self.journal)
         self.admin_key = secrets.token_urlsafe()
         options = GatewaySettings(
