@@ -163,7 +163,13 @@ def sweep() -> list[psutil.Process]:
         if not left:
             break
         stuck.update(end(left))
-    return [process for process in me.children(recursive=True) if process.status() != psutil.STATUS_ZOMBIE]
+    return [process for process in me.children(recursive=True) if lives(process)]
+
+
+def lives(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    return False  # it ended just now
 
 
 def end(processes: list[psutil.Process]) -> list[psutil.Process]:

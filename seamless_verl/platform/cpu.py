@@ -34,7 +34,8 @@ class PlatformCPU(PlatformBase):
     """A host without an accelerator, presented to verl as one device for each process."""
 
     def __init__(self) -> None:
-        name_worker_command(os.environ)  # before Ray starts, since verl asks for its platform first
+        if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
+            name_worker_command(os.environ)  # before Ray starts, since verl asks for its platform first
 
     @property
     def device_name(self) -> str:
@@ -58,7 +59,10 @@ class PlatformCPU(PlatformBase):
         without devices. verl asks this only when VERL_PLATFORM names no platform.
         """
         for_accelerators = torch.version.cuda is not None or torch.version.hip is not None
-        return not (for_accelerators or torch.cuda.is_available() or self.check_smi_command("nvidia-smi"))
+        if for_accelerators or torch.cuda.is_available() or self.check_smi_command("nvidia-smi"):
+            return False
+        name_worker_command(os.environ)  # verl takes the first platform that says yes, and this is the last
+        return True
 
     def current_device(self) -> int:
         return HostIndex("cpu")  # type: ignore[return-value]  # see HostIndex

@@ -12,8 +12,6 @@ import ray
 from verl.utils.ray_utils import auto_await
 from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerManager
 
-from seamless_verl.trainer.replica.server import SeamlessReplica
-
 
 class SeamlessServers(LLMServerManager):
     """verl's manager with its two halves apart: `open_balancer`, then `launch`."""
@@ -21,6 +19,8 @@ class SeamlessServers(LLMServerManager):
     def __init__(self, *args: Any, with_doors: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if with_doors:
+            from seamless_verl.trainer.replica.server import SeamlessReplica  # of vLLM alone, so not for all
+
             self.rollout_replica_class = SeamlessReplica
 
     def open_balancer(self) -> SeamlessServers:

@@ -54,16 +54,16 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
             self.agent_loops.result()
 
     def close(self, succeeded: bool) -> None:
-        """Close the gateway, the loggers, then the queue, also when the trainer was never built."""
+        """Close the loggers, the queue, then the gateway, also when the trainer was never built."""
         try:
-            link = getattr(self.trainer, "link", None)
-            if link is not None and succeeded:  # else it ends with the job, and what was shown is on record
-                link.stop()
             tracking = getattr(self.trainer, "logger", None)
             if tracking is not None:
                 tracking.finish(exit_code=0 if succeeded else 1)
         finally:
             tq.close()
+        link = getattr(self.trainer, "link", None)
+        if link is not None and succeeded:  # else it ends with the job, and what was shown is on record
+            link.stop()
 
 
 def task_runner_class() -> type:

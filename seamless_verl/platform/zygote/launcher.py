@@ -3,7 +3,9 @@
 Run as `python -IS launcher.py <worker script> <arguments>`, once for every worker, so that it imports
 next to nothing, and nothing of this package. The zygote listens on an abstract socket, one for each Ray
 node, bound by the first launcher there: not earlier, because Ray reads its environment as it is
-imported, and only a worker's has all of it. Without a zygote the launcher becomes the worker itself.
+imported, and only a worker's has all of it. An abstract socket has no owner, so that either end asks
+the kernel who the other is, and talks to its own user alone. Without a zygote the launcher becomes
+the worker itself.
 """
 
 from __future__ import annotations
@@ -21,11 +23,23 @@ from collections.abc import Mapping, Sequence
 NODE = "RAY_RAYLET_PID"  # set by Ray in its workers
 ADDRESS = "SEAMLESS_ZYGOTE"  # names another socket
 NUMBER = struct.Struct("!I")  # on the wire: a length, a process id, an exit code
+PEER = struct.Struct("3i")  # process, user and group, as SO_PEERCRED gives them
+PATIENCE_S = 60.0  # for a fork: the zygote may be in the middle of an import
 
 
 def address(environ: Mapping[str, str]) -> str:
-    """The socket of this worker's zygote."""
-    return "\0" + environ.get(ADDRESS, f"seamless-zygote-{environ.get(NODE, os.getppid())}")
+    """The socket of this worker's zygote: of its user, its container and its Ray node."""
+    container = os.stat("/proc/self/ns/mnt").st_ino
+    node = environ.get(NODE, os.getppid())
+    return "\0" + environ.get(ADDRESS, f"seamless-zygote-{os.getuid()}-{container}-{node}")
+
+
+def check_peer(connection: socket.socket) -> None:
+    """Raises PermissionError unless the other end is of our own user."""
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
+    _, user, _ = PEER.unpack(data)
+    if user != os.getuid():
+        raise PermissionError(f"the other end belongs to user {user}")
 
 
 def start_zygote(name: str, owner: int, modules: Sequence[str] = ()) -> bool:
@@ -50,13 +64,17 @@ def ask(name: str, argv: Sequence[str]) -> tuple[socket.socket, int]:
         OSError: there is no zygote, or it went away.
     """
     connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(PATIENCE_S)
     connection.connect(name)
+    check_peer(connection)
     request = {"argv": argv, "env": dict(os.environ), "cwd": os.getcwd(), "nice": os.nice(0)}
     body = json.dumps(request).encode()
     ours = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))]
     connection.sendmsg([NUMBER.pack(len(body))], ours)
     connection.sendall(body)
-    return connection, receive_number(connection)
+    worker = receive_number(connection)
+    connection.settimeout(None)
+    return connection, worker
 
 
 def receive_number(connection: socket.socket) -> int:

@@ -12,10 +12,11 @@ import os
 import select
 import signal
 import socket
+import struct
 import sys
 from contextlib import suppress
 
-from launcher import NUMBER  # beside this file, and run as a script like it
+from launcher import NUMBER, check_peer  # beside this file, and run as a script like it
 from worker import Request, become
 
 PRELOADED = (  # in the order in which a start-up needs them
@@ -62,8 +63,9 @@ class Zygote:
     def fork(self) -> None:
         connection, _ = self.server.accept()
         try:
+            check_peer(connection)
             request = Request.receive(connection)
-        except (OSError, ValueError):  # its launcher was killed while it asked
+        except (OSError, ValueError, struct.error):  # a stranger, or a launcher that was killed while it asked
             connection.close()
             return
         worker = os.fork()

@@ -16,6 +16,8 @@ from typing import Any, NoReturn
 
 from launcher import NUMBER, receive
 
+PATIENCE_S = 5.0  # a launcher says all it has to say at once; while it does, no other is served
+
 
 @dataclass(frozen=True)
 class Request:
@@ -29,8 +31,16 @@ class Request:
 
     @classmethod
     def receive(cls, connection: socket.socket) -> Request:
+        """What the launcher at the other end asks for; raises OSError, ValueError or struct.error for less."""
+        connection.settimeout(PATIENCE_S)
         length, descriptors, _, _ = socket.recv_fds(connection, NUMBER.size, 3)
-        body: dict[str, Any] = json.loads(receive(connection, NUMBER.unpack(length)[0]))
+        try:
+            body: dict[str, Any] = json.loads(receive(connection, NUMBER.unpack(length)[0]))
+        except BaseException:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise
+        connection.settimeout(None)
         return cls(**body, descriptors=descriptors)
 
     def close(self) -> None:

@@ -4,7 +4,7 @@ Named in `actor_rollout_ref.rollout.agent.agent_loop_config_path` as verl's own 
 
     - name: calculator
       _target_: seamless_verl.trainer.data_plane.agent_loop.CallableAgentLoop
-      agent: recipes/openai_tool_agent/agent.py:run
+      agent: path/to/agent.py:run
       time_limit_s: 60
     - name: shell
       _target_: seamless_verl.trainer.data_plane.agent_loop.CommandAgentLoop
@@ -13,6 +13,7 @@ Named in `actor_rollout_ref.rollout.agent.agent_loop_config_path` as verl's own 
 
 from __future__ import annotations
 
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -32,13 +33,14 @@ from seamless_verl.agents.outcome import AgentOutcome, AgentStatus
 from seamless_verl.trainer.data_plane.plane import NAME, FinishedSession
 from seamless_verl.trainer.data_plane.samples import outputs_of
 
+logger = logging.getLogger(__name__)
 SAMPLED = ("temperature", "top_p", "top_k", "repetition_penalty")
 TASK = ("raw_prompt", "data_source", "reward_model", "extra_info", "uid", "index")
 SLACK_S = 30.0  # a session outlives its agent's time limit by this, so that the agent's limit is what ends it
 
 
 class AgentFailedError(RuntimeError):
-    """An agent ended badly, and its group is to be replaced."""
+    """An agent ended badly, or said nothing; its group is to be replaced."""
 
 
 class SessionAgentLoop(AgentLoopBase, ABC):  # type: ignore[misc]
@@ -64,6 +66,7 @@ class SessionAgentLoop(AgentLoopBase, ABC):  # type: ignore[misc]
         opening = {
             "uid": str(kwargs["uid"]),
             "limits": {"lifetime": self.time_limit_s + SLACK_S},
+            "metadata": {"session": str(kwargs["session_id"])},  # (uid, session) is TransferQueue's key
             "sampling": {"overrides": overrides, "max_tokens": self.rollout_config.response_length},
         }
         opened = await plane.open.remote(opening)
@@ -74,14 +77,18 @@ class SessionAgentLoop(AgentLoopBase, ABC):  # type: ignore[misc]
         finally:
             good = outcome is not None and outcome.status is AgentStatus.FINISHED
             session = await plane.close.remote(opened["session_id"], "finished" if good else "failed")
-        return outputs_of(session, self.reward(outcome, session), time.monotonic() - started)
+        reward = self.reward(outcome, session)
+        if not session.sequences:
+            raise AgentFailedError(f"session {opened['session_id']} left nothing to train: {told(outcome)}")
+        return outputs_of(session, reward, time.monotonic() - started)
 
     def reward(self, outcome: AgentOutcome, session: FinishedSession) -> float | None:
         """What the agent, or its harness, said; None leaves it to verl's reward manager."""
         if outcome.status is AgentStatus.FINISHED:
             return outcome.reward if outcome.reward is not None else session.rewards.get("reward")
         if self.failure_reward is None:
-            raise AgentFailedError(f"{outcome.status}: {outcome.error}\n{outcome.output}")
+            raise AgentFailedError(told(outcome))
+        logger.warning("rewarded %s: %s", self.failure_reward, told(outcome))
         return self.failure_reward
 
 
@@ -118,6 +125,11 @@ class CommandAgentLoop(SessionAgentLoop):
 
     async def run_agent(self, task: Mapping[str, Any], endpoint: Endpoint) -> AgentOutcome:
         return await run_command(self.command, task, endpoint)
+
+
+def told(outcome: AgentOutcome) -> str:
+    """How an agent ended, with the last it said of itself."""
+    return "\n".join(filter(None, (f"the agent {outcome.status}", outcome.error, outcome.output)))
 
 
 def task_of(sample: Mapping[str, Any]) -> dict[str, Any]:

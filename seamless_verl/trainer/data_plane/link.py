@@ -9,6 +9,7 @@ from typing import Any
 
 import ray
 from omegaconf import DictConfig
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from seamless_verl.config.schema import GatewayConfig
 from seamless_verl.trainer.data_plane.plane import NAME, DataPlane, PlaneSettings
@@ -16,19 +17,18 @@ from seamless_verl.trainer.layouts import RolloutPlace
 
 logger = logging.getLogger(__name__)
 JOURNAL = "trajectories.sqlite"
+STOP_S = 60.0
 CONCURRENCY = 4096  # methods of the actor that may wait at once: one for each open session and more
 
 
 class PlaneLink:
-    """Owns the actor; `token` is what the replicas' doors ask for."""
+    """Owns the actor, which runs on this node: here is the journal's disk. The replicas' doors ask for `token`."""
 
     def __init__(self, config: DictConfig, gateway: GatewayConfig) -> None:
         self.token = secrets.token_urlsafe()
-        self.actor = (
-            ray.remote(DataPlane)
-            .options(name=NAME, num_cpus=0, max_concurrency=CONCURRENCY)
-            .remote(settings_of(config, gateway, self.token))
-        )
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        placed = {"name": NAME, "num_cpus": 0, "max_concurrency": CONCURRENCY, "scheduling_strategy": here}
+        self.actor = ray.remote(DataPlane).options(**placed).remote(settings_of(config, gateway, self.token))
         self.url = self.actor.start.remote()
 
     def join(self, place: RolloutPlace) -> RolloutPlace:
@@ -45,7 +45,8 @@ class PlaneLink:
         return WithGateway(place, self)
 
     def stop(self) -> None:
-        ray.get(self.actor.stop.remote())
+        """Raises GetTimeoutError when the gateway does not end."""
+        ray.get(self.actor.stop.remote(), timeout=STOP_S)
 
 
 class WithGateway(RolloutPlace):
@@ -77,7 +78,6 @@ def settings_of(config: DictConfig, gateway: GatewayConfig, token: str) -> Plane
         model=model,
         journal=journal,
         token=token,
-        host=ray.util.get_node_ip_address(),
         port=gateway.port,
         options=(f"--max-model-len={length}", f"--dtype={rollout.dtype}", *names, *gateway.options),
         capacity=rollout.max_num_seqs,

@@ -6,12 +6,17 @@ fleet's replicas are the job's; what they serve is the version that the trainer 
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import ray
+
+from seamless_verl.errors import ReplicaLostError
 from seamless_verl.rollout.calls import Calls
 from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.rollout.fleet import Fleet
@@ -19,11 +24,13 @@ from seamless_verl.rollout.routing import PrefixAffinity
 from seamless_verl.rollout.states import ReplicaState
 from seamless_verl.rollout.wire import RemoteEngine
 from seamless_verl.trainer.replica.server import ActorControl
+from seamless_verl.trajectory.account import Account
 from seamless_verl.trajectory.assemble import Limits, assemble
 from seamless_verl.trajectory.journal import SqliteJournal
 from seamless_verl.trajectory.policies import TrainAll
 from seamless_verl.trajectory.sequences import TrainingSequence
 
+logger = logging.getLogger(__name__)
 NAME = "seamless_data_plane"  # of the actor, in the job's namespace
 
 
@@ -34,7 +41,6 @@ class PlaneSettings:
     model: str
     journal: str
     token: str
-    host: str
     port: int = 0
     options: Sequence[str] = ()
     capacity: int = 256
@@ -64,10 +70,17 @@ class DataPlane:
         self.fleet = Fleet(policy=PrefixAffinity())
         self.calls = Calls(self.fleet)
         self.journal = SqliteJournal(Path(settings.journal))
-        self.recorder = JournalRecorder(self.journal)
+        self.ended: dict[str, asyncio.Event] = {}
+        self.leaving: set[str] = set()
+        self.account = Account()
+        self.recorder = JournalRecorder(self.journal, on_closed=lambda session_id: self.ended[session_id].set())
         self.admin_key = secrets.token_urlsafe()
         options = GatewaySettings(
-            settings.model, self.admin_key, options=settings.options, host=settings.host, port=settings.port
+            settings.model,
+            self.admin_key,
+            options=settings.options,
+            host=ray.util.get_node_ip_address(),
+            port=settings.port,
         )
         self.gateway = Gateway(options, source=self.calls, recorder=self.recorder)
 
@@ -85,13 +98,13 @@ class DataPlane:
 
     async def attach(self, replica_id: str, host: str, port: int, actor: Any) -> None:
         """A replica that listens; it serves after the next commit."""
-        engine = await RemoteEngine.connect(
-            host,
-            port,
-            token=self.settings.token,
-            replica_id=replica_id,
-            on_lost=lambda reason: self.fleet.lost(replica_id, reason, engine=engine),
-        )
+
+        def lost(reason: str) -> None:
+            logger.warning("replica %s is lost: %s", replica_id, reason)
+            self.fleet.lost(replica_id, reason)
+
+        token = self.settings.token
+        engine = await RemoteEngine.connect(host, port, token=token, replica_id=replica_id, on_lost=lost)
         control = ActorControl(replica_id, actor)
         self.fleet.add(replica_id, engine=engine, control=control, capacity=self.settings.capacity)
 
@@ -105,29 +118,48 @@ class DataPlane:
         await self.fleet.begin_sync(self.those(ReplicaState.PAUSED, ReplicaState.STALE))
 
     async def synced(self, version: int) -> None:
-        """Every replica has the weights of `version`, which is committed."""
+        """Every replica has the weights of `version`, which is committed.
+
+        Raises:
+            ReplicaLostError: none serves, so that every call would wait for ever.
+        """
         self.fleet.commit(version)
         await self.fleet.synced(self.those(ReplicaState.SYNCING), version)
+        if not self.those(ReplicaState.SERVING):
+            raise ReplicaLostError(", ".join(self.fleet), f"no replica serves version {version}")
 
     def those(self, *states: ReplicaState) -> list[str]:
         return [view.replica_id for view in self.fleet.view if view.state in states]
 
     async def open(self, body: dict[str, Any]) -> dict[str, Any]:
         """A session; `body` as POST /admin/sessions takes it."""
-        return await self.gateway.admin.open(body)
+        opened = await self.gateway.admin.open(body)
+        self.ended[opened["session_id"]] = asyncio.Event()
+        return opened
+
+    def forget(self) -> None:
+        """Let the table drop sessions that have left, once the last request in them has been answered."""
+        for session_id in [one for one in self.leaving if not self.gateway.table.get(one).running]:
+            self.gateway.table.forget(session_id)
+            self.leaving.remove(session_id)
 
     async def close(self, session_id: str, reason: str) -> FinishedSession:
         """End a session and take what it leaves."""
         await self.gateway.admin.close(session_id, reason)
+        await self.ended[session_id].wait()  # on record, also when it expired a moment ago
+        del self.ended[session_id]
         record = self.recorder.take(session_id)
-        self.gateway.table.forget(session_id)
+        self.leaving.add(session_id)
+        self.forget()
         limits = Limits(self.settings.longest_prompt, self.settings.longest_response)
         assembly = assemble(record, TrainAll(), self.fleet.committed, limits)
+        self.account += assembly.account
         return FinishedSession(assembly.sequences, dict(record.rewards), len(record.turns), assembly.account.metrics())
 
     async def check_integrity(self) -> dict[str, float]:
-        """Metrics of the fleet and its calls, after their books have been found to close."""
+        """Metrics of the fleet, its calls and all sessions' tokens, after their books have been found to close."""
         self.fleet.check_integrity()
         self.calls.check_integrity()
         self.gateway.table.check_integrity()
-        return self.fleet.metrics() | self.calls.metrics()
+        self.account.check_integrity()
+        return self.fleet.metrics() | self.calls.metrics() | self.account.metrics()

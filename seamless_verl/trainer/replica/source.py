@@ -21,6 +21,7 @@ from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from seamless_verl.rollout.engine import Delta, EngineFinish, EngineRequest, PauseMode, TopLogprobs
 
+HANDING_OUT_S = 60.0  # milliseconds, unless a client has stopped reading
 FINISHES = {"stop": EngineFinish.STOP, "length": EngineFinish.LENGTH, "abort": EngineFinish.CUT}
 
 
@@ -43,6 +44,9 @@ class AsyncLLMSource:
         except (ValueError, VLLMClientError) as error:
             yield ended(self.version, EngineFinish.ERROR, str(error))
             return
+        except asyncio.CancelledError:  # the engine may have it already
+            await self.engine.abort(request.request_id)
+            raise
         self.collectors[request.request_id] = collector
         finished = False
         try:
@@ -81,7 +85,10 @@ class AsyncLLMSource:
         What the old weights left in the KV cache goes: requests in flight compute theirs again at the
         resume, so that each later token has the probability that the new weights alone give it.
         """
-        while not self.handed_out():  # noqa: ASYNC110 - a few turns of this loop, in which others hand it out
+        limit = asyncio.get_running_loop().time() + HANDING_OUT_S
+        while not self.handed_out():  # a few turns of this loop, in which others hand it out
+            if self.engine.errored or asyncio.get_running_loop().time() > limit:
+                raise RuntimeError(f"version {version}: tokens of older weights are stuck in the engine, or on the way")
             await asyncio.sleep(0)
         if not await self.engine.reset_prefix_cache(reset_running_requests=True):
             raise RuntimeError(f"version {version}: the engine kept blocks of its KV cache that old weights made")
@@ -90,6 +97,8 @@ class AsyncLLMSource:
     def handed_out(self) -> bool:
         """Whether every token made so far has left its collector: the engine's replies arrive in order,
         so that those made before a pause ended are in this process, between its queue and a collector."""
+        if not self.collectors:
+            return True
         queue = self.engine.engine_core.outputs_queue
         handled = queue.empty() and bool(queue._getters)  # the handler waits for more
         return handled and all(collector.output is None for collector in self.collectors.values())
