@@ -15,9 +15,22 @@ from typing import Any
 
 import psutil
 
+from seamless_verl.trajectory.journal import JournalReader
+
 SUPPORT = Path(__file__).with_name("support")
 VERL, SEAMLESS = "verl.trainer.main_ppo", "seamless_verl.main_ppo"
 CONFIGS = Path(__file__).parents[2] / "seamless_verl" / "config"
+POOL: dict[str, Any] = {
+    "actor_rollout_ref__rollout__nnodes": 1,
+    "actor_rollout_ref__rollout__n_gpus_per_node": 1,
+    "actor_rollout_ref__rollout__checkpoint_engine__backend": "gloo",
+}
+AGENT: dict[str, Any] = {
+    "seamless__gateway__enabled": True,
+    "actor_rollout_ref__rollout__agent__agent_loop_config_path": SUPPORT / "openai_loops.yaml",
+    "actor_rollout_ref__rollout__agent__default_agent_loop": "openai",
+    "data__max_response_length": 32,
+}
 
 
 @dataclass
@@ -126,3 +139,15 @@ def run(folder: Path, data: Path, main: str = SEAMLESS, env: dict[str, str] | No
     """Run a job to its end; keyword names have `__` for a dot."""
     options = {key.replace("__", "."): value for key, value in overrides.items()}
     return Job(folder, data, main, options, env or {}).start().finish()
+
+
+def check_record(job: Job, sessions: int) -> None:
+    """The journal of a run of AGENT has its sessions, each of two turns, the second on the first's very tokens."""
+    reader = JournalReader(job.folder / "checkpoints" / "trajectories.sqlite")
+    finished = [session for session in reader.sessions() if session.reason == "finished"]
+    assert len(finished) >= sessions and {session.calls for session in finished} == {2}
+    record = reader.read(finished[0].session_id)
+    assert record is not None
+    first, second = record.calls
+    whole = first.prompt_ids + first.turn().generated_ids
+    assert second.prompt_ids[: len(whole)] == whole

@@ -10,14 +10,9 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from job import SEAMLESS, Job, run
+from job import AGENT, POOL, SEAMLESS, Job, check_record, run
 
 pytestmark = pytest.mark.integration
-POOL = {
-    "actor_rollout_ref__rollout__nnodes": 1,
-    "actor_rollout_ref__rollout__n_gpus_per_node": 1,
-    "actor_rollout_ref__rollout__checkpoint_engine__backend": "gloo",
-}
 MEGATRON = "actor_rollout_ref__actor__megatron__"
 
 
@@ -52,10 +47,12 @@ def test_trainer_and_rollout_agree_at_every_step(nano: Path, tmp_path: Path, siz
 
 @pytest.fixture(scope="module")
 def disaggregated(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """Six steps of an agent on the openai SDK, generating on a device of its own."""
     return run(
         tmp_path_factory.mktemp("disaggregated"),
         nano,
         **POOL,
+        **AGENT,
         trainer__total_training_steps=6,
         trainer__save_freq=6,
         trainer__test_freq=3,
@@ -85,6 +82,10 @@ def test_the_hf_checkpoint_loads_in_plain_transformers(disaggregated: Job, nano:
         assert not torch.allclose(trained(ids).logits, original(ids).logits, atol=1e-3)
 
 
+def test_the_agent_of_a_disaggregated_run_is_on_record(disaggregated: Job) -> None:
+    check_record(disaggregated, sessions=6 * 8 * 4)
+
+
 def test_nothing_is_left_of_a_finished_run(disaggregated: Job) -> None:
     assert leftovers(disaggregated) == []
 
@@ -96,12 +97,13 @@ def test_a_run_stopped_while_ray_starts_leaves_nothing(nano: Path, tmp_path: Pat
 
 def test_a_stopped_run_leaves_whole_checkpoints_and_goes_on_from_the_last(nano: Path, tmp_path: Path) -> None:
     endless = {"trainer.total_training_steps": 1000, "trainer.save_freq": 1, "trainer.max_actor_ckpt_to_keep": 2}
-    stopped(Job(tmp_path, nano, SEAMLESS, endless, {}), "step:2 ", signal.SIGTERM)
+    pool = {key.replace("__", "."): value for key, value in POOL.items()}
+    stopped(Job(tmp_path, nano, SEAMLESS, endless | pool, {}), "step:2 ", signal.SIGTERM)
     checkpoints = tmp_path / "checkpoints"
     last = int((checkpoints / "latest_checkpointed_iteration.txt").read_text())
     assert last == max(int(folder.name.split("_")[-1]) for folder in checkpoints.glob("global_step_*"))
     (tmp_path / "metrics.jsonl").unlink()
-    resumed = run(tmp_path, nano, trainer__total_training_steps=last + 3, trainer__resume_mode="auto")
+    resumed = run(tmp_path, nano, **POOL, trainer__total_training_steps=last + 3, trainer__resume_mode="auto")
     assert resumed.metrics().keys() == {last + 1, last + 2, last + 3}
     for metrics in resumed.metrics().values():
         assert metrics["training/off_policy/trajectory_staleness_worst/max"] <= 1

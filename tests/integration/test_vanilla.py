@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from job import SUPPORT, VERL, Job, comparable, run
+from job import POOL, SUPPORT, VERL, Job, comparable, run
 
 pytestmark = pytest.mark.integration
 DETERMINISTIC: dict[str, Any] = {
@@ -29,31 +29,25 @@ def plain(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
     return run(folder, nano, VERL, **DETERMINISTIC, trainer__save_freq=2)
 
 
-def test_the_installed_package_changes_nothing_in_verl(plain: Job, nano: Path, tmp_path: Path) -> None:
-    env = {"VERL_USE_EXTERNAL_PLUGINS": "none", "VERL_USE_EXTERNAL_MODULES": "seamless_verl.platform.plugin"}
-    alone = run(tmp_path, nano, VERL, env, **DETERMINISTIC, trainer__save_freq=2)
-    assert alone.metrics().keys() == plain.metrics().keys() == {1, 2, 3, 4}
-    for step, metrics in plain.metrics().items():
-        assert comparable(alone.metrics()[step]) == comparable(metrics)
-
-
-def test_a_resumed_sync_run_is_the_uninterrupted_one(plain: Job, nano: Path, tmp_path: Path) -> None:
+def test_without_the_package_a_resumed_run_is_the_uninterrupted_one_with_it(
+    plain: Job, nano: Path, tmp_path: Path
+) -> None:
+    """Law 7 and exact resuming in one run: the platform alone goes on from where the installed package had been."""
     shutil.copytree(plain.folder / "checkpoints", tmp_path / "checkpoints")
     (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("2")
     shutil.rmtree(tmp_path / "checkpoints" / "global_step_4")
-    resumed = run(tmp_path, nano, VERL, **DETERMINISTIC, trainer__resume_mode="auto")
-    assert resumed.metrics().keys() == {3, 4}
+    env = {"VERL_USE_EXTERNAL_PLUGINS": "none", "VERL_USE_EXTERNAL_MODULES": "seamless_verl.platform.plugin"}
+    resumed = run(tmp_path, nano, VERL, env, **DETERMINISTIC, trainer__resume_mode="auto")
+    assert plain.metrics().keys() == {1, 2, 3, 4} and resumed.metrics().keys() == {3, 4}
     for step, metrics in resumed.metrics().items():
         assert comparable(metrics) == comparable(plain.metrics()[step])
 
 
-POOL: dict[str, Any] = {
+SEPARATE: dict[str, Any] = {
+    **POOL,
     "trainer__v1__trainer_mode": "separate_async",
     "trainer__v1__separate_async__parameter_sync_step": 2,
     "actor_rollout_ref__actor__ppo_mini_batch_size": 4,
-    "actor_rollout_ref__rollout__nnodes": 1,
-    "actor_rollout_ref__rollout__n_gpus_per_node": 1,
-    "actor_rollout_ref__rollout__checkpoint_engine__backend": "gloo",
 }
 
 
@@ -61,9 +55,10 @@ POOL: dict[str, Any] = {
     "mode",
     [
         pytest.param({"trainer__v1__trainer_mode": "colocate_async"}, id="colocate_async"),
-        pytest.param({**POOL, "actor_rollout_ref__hybrid_engine": True}, id="separate_async"),
+        pytest.param({**SEPARATE, "actor_rollout_ref__hybrid_engine": True}, id="separate_async"),
         pytest.param(
-            {**POOL, "trainer__v1__separate_async__hybrid_rollout__enable_switch": True}, id="separate_async-lending"
+            {**SEPARATE, "trainer__v1__separate_async__hybrid_rollout__enable_switch": True},
+            id="separate_async-lending",
         ),
     ],
 )

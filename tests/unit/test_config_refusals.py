@@ -277,3 +277,22 @@ def test_samplings_that_our_bound_replaces_bring_a_warning(tmp_path: Path) -> No
     config = tiny_run(tmp_path, "trainer.v1.sampler.max_off_policy_threshold=2")
     (warning,) = preflight(config, devices=1, accelerator=False)
     assert "max_off_policy_threshold=2" in warning and "seamless.max_staleness" in warning
+
+
+def test_the_gateway_needs_our_trainer_and_vllm(tmp_path: Path) -> None:
+    mode = tiny_run(tmp_path, "seamless.gateway.enabled=true", "trainer.v1.trainer_mode=sync")
+    assert_refused(mode, "seamless.gateway.enabled", True, "trainer.v1.trainer_mode=seamless")
+    engine = tiny_run(tmp_path, "seamless.gateway.enabled=true", f"{ROLLOUT}.name=sglang")
+    assert_refused(engine, f"{ROLLOUT}.name", "sglang", f"{ROLLOUT}.name=vllm", accelerator=True, devices=None)
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_loops_that_need_the_gateway_are_refused_without_it(tmp_path: Path, enabled: bool) -> None:
+    loops = tmp_path / "loops.yaml"
+    loops.write_text("- {name: mine, _target_: seamless_verl.trainer.data_plane.agent_loop.CallableAgentLoop}\n")
+    key = f"{ROLLOUT}.agent.agent_loop_config_path"
+    config = tiny_run(tmp_path, f"{key}={loops}", f"seamless.gateway.enabled={enabled}")
+    if enabled:
+        assert preflight(config, devices=1, accelerator=False) == []
+    else:
+        assert_refused(config, key, str(loops), "seamless.gateway.enabled=true")

@@ -138,7 +138,8 @@ def test_a_run_that_starts_over_is_not_fooled_by_an_old_tracker(tmp_path: Path, 
 
 @pytest.mark.parametrize("seamless", [True, False])
 @pytest.mark.parametrize(("pid", "host", "kept"), [
-    (os.getpid(), None, {5, 6}), (DEAD, None, {5}), (DEAD, "another-host", {5, 6}),
+    pytest.param(os.getpid(), None, {5, 6}, id="alive"), pytest.param(DEAD, None, {5}, id="dead"),
+    pytest.param(DEAD, "another-host", {5, 6}, id="elsewhere"),
 ])  # fmt: skip
 def test_what_another_living_run_saves_stays(
     tmp_path: Path, run_file: Path, seamless: bool, pid: int, host: str | None, kept: set[int]

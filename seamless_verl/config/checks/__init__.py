@@ -15,6 +15,7 @@ from seamless_verl.config.checks.devices import (
     check_devices,
     check_engine_dtype,
 )
+from seamless_verl.config.checks.gateway import check_gateway
 from seamless_verl.config.checks.micro_batches import (
     check_critic_micro_batches,
     check_micro_batches,
@@ -41,6 +42,7 @@ CHECKS: tuple[Check, ...] = (
     check_mode,
     check_missing,
     check_seamless,
+    check_gateway,
     check_versions,
     check_model,
     check_critic_model,
