@@ -34,6 +34,7 @@ setup(
     install_requires=["verl>=0.9.1"],
     extras_require={"cpu": CPU, "dev": DEV},
     entry_points={
+        "console_scripts": ["seamless-verl = seamless_verl.cli.main:main"],
         # Imported (never called) by `import verl`: keep what it points at tiny.
         "verl.plugins": ["seamless_verl = seamless_verl.platform.plugin"],
         # Both are called in every vLLM process: front end, engine core, workers.

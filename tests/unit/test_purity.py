@@ -24,6 +24,7 @@ PURE = (
     "agents.call",
     "agents.load",
     "agents.group",
+    "cli.main",
 )
 BELOW = {
     "errors": set(),
@@ -35,6 +36,7 @@ BELOW = {
     "gateway": {"errors", "trajectory", "rollout"},
     "rollout": {"errors", "trajectory"},
     "agents": {"errors"},
+    "cli": {"errors", "trajectory"},
     "trainer": {"errors", "config", "platform", "rollout", "gateway", "agents", "trajectory"},
     "main_ppo": {"errors", "config", "platform", "trainer", "supervisor"},
 }

@@ -1,0 +1,1 @@
+"""The command `seamless-verl`: what a person asks of a run from a terminal. Pure: nothing heavy is imported."""
