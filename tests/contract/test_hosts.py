@@ -15,6 +15,8 @@ from seamless_verl.platform.vllm.adaptations import ADAPTATIONS as VLLM
 from seamless_verl.platform.zygote.command import WORKER_COMMAND
 
 BASE = "verl.trainer.ppo.v1.trainer_base:PPOTrainer."
+BUFFER = "verl.trainer.ppo.v1.replay_buffer:ReplayBufferAsync."
+SERVER = "verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMHttpServer."
 # Methods of verl that our subclasses override, and calls they make, with the signatures they were written for.
 OVERRIDDEN = {
     BASE + "__init__": "(self, config: omegaconf.dictconfig.DictConfig)",
@@ -28,10 +30,22 @@ OVERRIDDEN = {
     BASE + "_compute_old_log_prob": "(self, batch: transfer_queue.metadata.KVBatchMeta, metrics: dict)"
     " -> transfer_queue.metadata.KVBatchMeta",
     BASE + "_validate": "(self) -> dict[str, float]",
+    BASE + "_load_checkpoint": "(self)",
+    BASE + "_save_checkpoint": "(self)",
+    BASE + "prepare_step": "(self) -> dict",
     BASE + "on_init_end": "(self)",
     BASE + "on_train_begin": "(self)",
     BASE + "on_sample_end": "(self)",
     BASE + "on_step_end": "(self)",
+    BUFFER + "_has_enough_samples": "(self, global_steps: int, partition_id: str, batch_size: int,"
+    " sampleable_keys: set[str]) -> bool",
+    BUFFER + "_stale_terminal_keys": "(self, global_steps: int, partition_id: str) -> set[str]",
+    SERVER + "abort_all_requests": "(self, reset_prefix_cache: bool = True, reject_request: bool = False)"
+    " -> dict[str, typing.Any]",
+    SERVER + "resume_engine_generation": "(self)",
+    SERVER + "set_global_steps": "(self, global_steps: int)",
+    "verl.experimental.agent_loop.agent_loop:AgentLoopBase.run": "(self, sampling_params: dict[str, typing.Any],"
+    " **kwargs) -> verl.experimental.agent_loop.agent_loop.AgentLoopOutput",
     "verl.trainer.main_ppo:run_ppo": "(config, task_runner_class) -> None",
     "verl.trainer.ppo.v1.trainer_base:register_trainer": "(name: str)",
     "verl.workers.rollout.llm_server:LLMServerManager.get_client": "(self, client_cls: "
