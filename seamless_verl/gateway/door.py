@@ -101,13 +101,18 @@ class Door:
         digest = checked_digest(address.path, body)
         generating = address.path in GENERATING
         earlier = _repeated(session, digest, headers) if generating else None
-        with self._table.admitted(session, _choices(body) if generating else 0, new_turn=generating and not earlier):
-            attempt = earlier or _attempt(session, digest, headers)
-            repeats = earlier is not None
-            exchange = Exchange(session, session.requests, address.path, body, digest, attempt, repeats)
-            # Said in the body too: greedy sampling, once parsed, has lost the other parameters.
-            data = json.dumps(body | session.sampling.chosen(body) if generating else body).encode()
-            await self._pass(_typed(scope, len(data)), Replayed(data, receive), send, address.api, exchange)
+        calls = _choices(body) if generating else 0
+        try:
+            with self._table.admitted(session, calls, new_turn=generating and not earlier):
+                attempt = earlier or _attempt(session, digest, headers)
+                repeats = earlier is not None
+                exchange = Exchange(session, session.requests, address.path, body, digest, attempt, repeats)
+                # Said in the body too: greedy sampling, once parsed, has lost the other parameters.
+                data = json.dumps(body | session.sampling.chosen(body) if generating else body).encode()
+                await self._pass(_typed(scope, len(data)), Replayed(data, receive), send, address.api, exchange)
+        finally:
+            if earlier is not None:  # one that was refused, or whose connection broke too, comes again
+                earlier.joined = False
 
     async def _pass(self, scope: Scope, receive: Replayed, send: Send, api: Api, exchange: Exchange) -> None:
         watched = Watched(send, api)
@@ -165,7 +170,7 @@ def _repeated(session: Session, digest: str, headers: Headers) -> Attempt | None
 
 
 def _attempt(session: Session, digest: str, headers: Headers) -> Attempt:
-    return session.attempts.begin(digest, headers.get("idempotency-key"))
+    return session.attempts.begin(digest, headers.get("idempotency-key"), session.requests)
 
 
 def _choices(body: Mapping[str, Any]) -> int:

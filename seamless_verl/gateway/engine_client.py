@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from copy import copy
 from functools import partial
 from http import HTTPStatus
@@ -29,10 +29,12 @@ from seamless_verl.gateway.exchange import Exchange, current
 from seamless_verl.gateway.idle_engine import IdleEngineClient
 from seamless_verl.gateway.outputs import Decoder, sampling_of
 from seamless_verl.gateway.replies import settle
+from seamless_verl.gateway.resuming import Continued, Resumed, counting, produced, resumed
 from seamless_verl.gateway.running import RunningCall
 from seamless_verl.gateway.seam import CallSource, Recorder, SessionCall, Unrecorded
 from seamless_verl.gateway.session import SessionState
 from seamless_verl.gateway.tape import Tape
+from seamless_verl.trajectory.journal import CallRecord
 from seamless_verl.trajectory.records import TOKEN
 
 
@@ -115,27 +117,20 @@ class FleetEngineClient(IdleEngineClient):
         index: int,
     ) -> RunningCall:
         place, call_id = exchange.next_call()
-        session = exchange.session
-        earlier = exchange.earlier(place)
+        earlier, cut = exchange.earlier(place), exchange.cut(place)
+        call, source, recorder, counted = self._parts(_call(exchange, request, place, call_id), exchange, earlier, cut)
         tape = exchange.attempt.tapes[place] = earlier or Tape()
-        assert request.sampling_params is not None and request.prompt_token_ids is not None
+        if cut is not None:
+            request = structs.replace(request, prompt_token_ids=cut.prompt_ids.tolist())
         running = RunningCall(
-            SessionCall(
-                call_id,
-                array(TOKEN, request.prompt_token_ids),
-                sampling_of(request.sampling_params),
-                key=session.session_id,
-                session_id=session.session_id,
-                digest=exchange.digest,
-                request=exchange.normalized(),
-            ),
-            earlier or self._source,
-            self._recorder if earlier is None else Unrecorded(),
+            call,
+            source,
+            recorder,
             Decoder(self.renderer.tokenizer, request, parent, index),
             tape if earlier is None else Tape(),
             queue.put,
             partial(settle, exchange, self.renderer.tokenizer, self.model_config, fresh=earlier is None),
-            session.count if earlier is None else _uncounted,
+            counted,
             request_id=request.external_req_id or "",
         )
         task = running.start()
@@ -143,12 +138,43 @@ class FleetEngineClient(IdleEngineClient):
         task.add_done_callback(self._running.pop)
         return running
 
+    def _parts(
+        self, call: SessionCall, exchange: Exchange, earlier: Tape | None, cut: CallRecord | None
+    ) -> tuple[SessionCall, CallSource, Recorder, Callable[[int], None]]:
+        """The call, where its tokens come from, who records them and who counts them."""
+        if earlier is not None:
+            return call, earlier, Unrecorded(), _uncounted
+        if cut is None:
+            return call, self._source, self._recorder, exchange.session.count
+        known = produced(cut)
+        recorder, counted = Continued(self._recorder, known), counting(exchange.session, known)
+        return resumed(call, cut), Resumed(cut, self._source), recorder, counted
+
+
+def _call(exchange: Exchange, request: EngineCoreRequest, place: int, call_id: str) -> SessionCall:
+    session, params = exchange.session, request.sampling_params
+    assert params is not None and request.prompt_token_ids is not None
+    return SessionCall(
+        call_id,
+        array(TOKEN, request.prompt_token_ids),
+        sampling_of(params),
+        key=session.session_id,
+        session_id=session.session_id,
+        digest=exchange.digest,
+        request=exchange.normalized(),
+        attempt=exchange.attempt.number,
+        place=place,
+        idempotency_key=exchange.attempt.key,
+    )
+
 
 def bounded(exchange: Exchange, params: SamplingParams) -> SamplingParams:
     """The parameters as the session has it: what it decides, and no more tokens than it may still generate."""
     session = exchange.session
     changes: dict[str, Any] = session.sampling.chosen(exchange.body)
     budget = session.call_budget()
+    if exchange.repeats and budget is not None:
+        budget = max(budget, 1)  # what is repeated was given its budget; no parameters say 0
     if budget is not None and (params.max_tokens is None or params.max_tokens > budget):
         changes["max_tokens"] = budget
     return structs.replace(params, **changes) if changes else params

@@ -17,6 +17,7 @@ from seamless_verl.gateway.memory import Known
 from seamless_verl.gateway.retries import Attempt
 from seamless_verl.gateway.session import Session
 from seamless_verl.gateway.tape import Tape
+from seamless_verl.trajectory.journal import CallRecord
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,10 @@ class Exchange:
         """What a repeated request's call is read from; None where it has to run."""
         tape = self.attempt.tapes.get(place) if self.repeats else None
         return None if tape is None or tape.broken else tape
+
+    def cut(self, place: int) -> CallRecord | None:
+        """The call a restart cut at this place, which goes on now."""
+        return self.attempt.cuts.pop(place, None) if self.repeats else None
 
     def normalized(self) -> dict[str, Any]:
         """The request as the record keeps it: what a conversation was rendered from, or a plain completion's body."""

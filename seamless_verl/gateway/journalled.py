@@ -1,28 +1,40 @@
 """The recorder that journals: what it has returned from survives the gateway's death.
 
-Owned state: the record of each session from its opening until it is taken, and the segments of the
-calls that run. Invariant: a session's record holds the turns that the journal has an end for.
+Owned state: the record of each session from its opening until it is taken, the segments of the calls that run,
+and the calls that a restart cut, until a retry goes on with them or their session ends.
+
+Invariants:
+- A session's record holds the turns that the journal has an end for, and their tokens are the journal's.
+- A call's last tokens and its end are one append: no call has all its tokens on record and no end.
+- When a session is closed, every call of it has an end on record.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
+from time import time
 from typing import Any, Protocol
 
+from seamless_verl.gateway.resuming import OWN
 from seamless_verl.gateway.seam import SessionCall
 from seamless_verl.gateway.session import Session, SessionState
 from seamless_verl.rollout.calls import Piece
 from seamless_verl.trajectory.drift import Decode
 from seamless_verl.trajectory.journal import (
     CallEnded,
+    CallRecord,
     CallStarted,
     Delta,
     Event,
+    HandedOver,
+    HandOverBegun,
     RewardPosted,
     SessionClosed,
     SessionOpened,
 )
+from seamless_verl.trajectory.journal import SessionRecord as Journalled
+from seamless_verl.trajectory.journal.replay import closed_as, replay
 from seamless_verl.trajectory.records import Finish, Segment, Turn, logprobs, tokens
 from seamless_verl.trajectory.session import Closed, SessionRecord
 
@@ -42,6 +54,8 @@ class JournalRecorder:
         self._journal, self._decode, self._on_closed = journal, decode, on_closed
         self._records: dict[str, SessionRecord] = {}
         self._running: dict[str, list[Segment]] = {}
+        self._last: dict[str, Piece] = {}
+        self._cut: dict[str, dict[str, CallRecord]] = {}
 
     async def opened(self, session: Session) -> None:
         await self._journal.append(SessionOpened(session.session_id, session.uid, settings(session), session.opened_at))
@@ -50,18 +64,29 @@ class JournalRecorder:
     async def started(self, call: SessionCall) -> None:
         self._running[call.call_id] = []
         await self._journal.append(
-            CallStarted(call.session_id, call.call_id, call.digest, call.prompt_ids, call.request)
+            CallStarted(call.session_id, call.call_id, call.digest, call.prompt_ids, recorded(call))
         )
 
     async def piece(self, call: SessionCall, piece: Piece) -> None:
-        if piece.ids:
-            await self._journal.append(Delta(call.call_id, piece.ids, piece.logprobs, piece.version, piece.replica))
-            extend(self._running[call.call_id], piece)
+        """The last piece is kept back for the call's end, before which nobody is shown it."""
+        if piece.finish is not None:
+            self._last[call.call_id] = piece
+        elif piece.ids:
+            written = self._journal.append(delta(call, piece))
+            extend(self._running[call.call_id], piece)  # now: the journal has it even if this task is cancelled
+            await written
 
     async def ended(self, call: SessionCall, finish: Finish, reply: dict[str, Any]) -> None:
-        await self._journal.append(CallEnded(call.call_id, finish, reply))
-        segments = self._running.pop(call.call_id)
-        turn = Turn(call.call_id, call.prompt_ids, segments, finish, call.request, reply)
+        last, segments = self._last.pop(call.call_id, None), self._running.pop(call.call_id)
+        events: list[Event] = []
+        if last is not None and last.stop_reason is not None:
+            reply = {**reply, "stop_reason": last.stop_reason}
+        if last is not None and last.ids:
+            events.append(delta(call, last))
+            extend(segments, last)
+        await self._journal.append(*events, CallEnded(call.call_id, finish, reply))
+        self._cut.get(call.session_id, {}).pop(call.call_id, None)
+        turn = Turn(call.call_id, call.prompt_ids, segments, finish, recorded(call), reply)
         self._records[call.session_id].add_turn(turn)
 
     async def rewarded(self, session: Session, name: str, value: float) -> None:
@@ -69,11 +94,33 @@ class JournalRecorder:
         self._records[session.session_id].post_reward(value, name)
 
     async def closed(self, session: Session, reason: str) -> None:
-        await self._journal.append(SessionClosed(session.session_id, reason))
-        expired = session.state is SessionState.EXPIRED
-        known = Closed(reason) if reason in set(Closed) else Closed.FINISHED
-        self._records[session.session_id].close(Closed.EXPIRED if expired else known)
+        """Also ends as CANCELLED the calls that a restart cut and nobody asked for again."""
+        if session.state is SessionState.EXPIRED:
+            reason = Closed.EXPIRED
+        cut = self._cut.pop(session.session_id, {})
+        ends = [CallEnded(call_id, Finish.CANCELLED) for call_id in cut]
+        await self._journal.append(*ends, SessionClosed(session.session_id, reason))
+        record = self._records[session.session_id]
+        for call_id, call in cut.items():
+            self._running.pop(call_id, None)
+            record.add_turn(call.turn())
+        record.close(closed_as(reason))
         self._on_closed(session.session_id)
+
+    def restore(self, left: Journalled) -> None:
+        """Goes on with a session that was open when the journal was left."""
+        self._records[left.session_id] = replay(left, decode=self._decode)
+        cut = {call.call_id: call for call in left.calls if call.cut}
+        if cut:
+            self._cut[left.session_id] = cut
+        for call_id, call in cut.items():
+            self._running[call_id] = [
+                Segment(one.ids[:], one.logprobs[:], one.version, one.replica) for one in call.segments
+            ]
+
+    async def handed(self, session_id: str) -> None:
+        """The consumer has all of this closed session: it is never given again."""
+        await self._journal.append(HandOverBegun(session_id), HandedOver(session_id, time()))
 
     def record(self, session_id: str) -> SessionRecord:
         """The session as it stands; raises KeyError for one that was taken, or is not ours."""
@@ -85,6 +132,10 @@ class JournalRecorder:
         return self._records.pop(session_id)
 
 
+def delta(call: SessionCall, piece: Piece) -> Delta:
+    return Delta(call.call_id, piece.ids, piece.logprobs, piece.version, piece.replica)
+
+
 def extend(segments: list[Segment], piece: Piece) -> None:
     """Put a piece at the end: a segment is maximal, so that it joins the last one of its version and replica."""
     if segments and (segments[-1].version, segments[-1].replica) == (piece.version, piece.replica):
@@ -92,6 +143,15 @@ def extend(segments: list[Segment], piece: Piece) -> None:
         segments[-1].logprobs.extend(piece.logprobs)
     else:
         segments.append(Segment(tokens(piece.ids), logprobs(piece.logprobs), piece.version, piece.replica))
+
+
+def recorded(call: SessionCall) -> dict[str, Any]:
+    """The call's request, and with it what finds the call again after a restart."""
+    own: dict[str, Any] = {"attempt": call.attempt, "place": call.place}
+    own["max_tokens"] = call.sampling.get("max_tokens")
+    if call.idempotency_key is not None:
+        own["key"] = call.idempotency_key
+    return {**call.request, OWN: own}
 
 
 def settings(session: Session) -> dict[str, Any]:

@@ -7,7 +7,7 @@ is two samples.
 Invariants:
 - An attempt that broke off is not repeated: its retry is a new request.
 - One without an idempotency key is forgotten when its reply has been sent in full, and repeated once.
-- One that runs is never forgotten.
+- One that runs, or would go on if it were asked for again, is never forgotten.
 """
 
 from __future__ import annotations
@@ -16,27 +16,34 @@ from dataclasses import dataclass, field
 
 from seamless_verl.gateway.refusals import Reason, Refusal
 from seamless_verl.gateway.tape import Tape
+from seamless_verl.trajectory.journal import CallRecord
 
 KEPT = 8  # attempts of a session that can be repeated; the oldest that has ended goes first
 
 
 @dataclass(eq=False)
 class Attempt:
-    """One request that can be repeated, with a tape for each of its calls by their order in it."""
+    """One request that can be repeated, with a tape for each of its calls by their order in it.
+
+    `cuts` are the calls that a restart cut, until a repetition goes on with them; `number` is the request's in its
+    session.
+    """
 
     digest: str
     key: str | None
+    number: int = 0
     tapes: dict[int, Tape] = field(default_factory=dict)
+    cuts: dict[int, CallRecord] = field(default_factory=dict)
     sent: bool = False
     joined: bool = False
 
     @property
     def repeatable(self) -> bool:
-        return bool(self.tapes) and not any(tape.broken for tape in self.tapes.values())
+        return bool(self.tapes or self.cuts) and not any(tape.broken for tape in self.tapes.values())
 
     @property
     def running(self) -> bool:
-        return any(tape.running for tape in self.tapes.values())
+        return bool(self.cuts) or any(tape.running for tape in self.tapes.values())
 
 
 class Attempts:
@@ -61,20 +68,26 @@ class Attempts:
             return found
         if not retry:
             return None
-        open_ones = [one for one in self._known if one.digest == digest and one.repeatable and not one.sent]
-        found = next((one for one in open_ones if not one.joined), None)
+        same = [one for one in self._known if one.digest == digest and one.repeatable]
+        open_ones = [one for one in same if not one.sent and not one.joined]
+        # What ended before a restart may have been read in full, what the restart cut was not.
+        found = next((one for one in open_ones if one.cuts), None) or next(iter(open_ones), None)
         if found is not None:
             found.joined = True
         return found
 
-    def begin(self, digest: str, key: str | None) -> Attempt:
-        attempt = Attempt(digest, key)
+    def begin(self, digest: str, key: str | None, number: int = 0) -> Attempt:
+        attempt = Attempt(digest, key, number)
+        self.restore(attempt)
+        return attempt
+
+    def restore(self, attempt: Attempt) -> None:
+        """Takes in an attempt as it was, in the order of their beginnings."""
         self._known.append(attempt)
         if len(self._known) > KEPT:
             ended = next((one for one in self._known if not one.running and one is not attempt), None)
             if ended is not None:
                 self._known.remove(ended)
-        return attempt
 
     def sent(self, attempt: Attempt) -> None:
         """Its reply has gone out in full."""

@@ -18,16 +18,20 @@ class SessionCall(Call):
     """A call with what the record needs of it; a request for n choices is n calls.
 
     `digest` is of the request's content, for retries; `request` is what the model was asked, normalized to chat
-    messages where it is a conversation.
+    messages where it is a conversation. `attempt`, `place` and `idempotency_key` say which request of the session
+    it came with, and where in it, so that a retry finds it after a restart too.
     """
 
     session_id: str = ""
     digest: str = ""
     request: dict[str, Any] = field(default_factory=dict)
+    attempt: int = 0
+    place: int = 0
+    idempotency_key: str | None = None
 
 
 class CallSource(Protocol):
-    """Runs one call to its end over however many replicas and pauses it takes."""
+    """Runs one call to its end over however many replicas and pauses it takes; one with `produced` from there on."""
 
     def stream(self, call: SessionCall) -> AsyncGenerator[Piece, None]:
         """The call's pieces, the last with its finish; closing the generator aborts the call in the engine."""
@@ -35,7 +39,10 @@ class CallSource(Protocol):
 
 
 class Recorder(Protocol):
-    """Keeps the record. What has returned is kept for good, and only then does the agent see anything of it."""
+    """Keeps the record. What has returned is kept for good, and only then does the agent see anything of it.
+
+    A piece that is a call's last may be kept with the call's end, for it is shown after that.
+    """
 
     async def opened(self, session: Session) -> None: ...
 

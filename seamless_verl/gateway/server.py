@@ -16,6 +16,7 @@ import uvicorn
 from seamless_verl.gateway.admin import Admin
 from seamless_verl.gateway.door import MAX_BODY, Door
 from seamless_verl.gateway.engine_client import FleetEngineClient
+from seamless_verl.gateway.restoring import Restoring
 from seamless_verl.gateway.seam import CallSource, Recorder
 from seamless_verl.gateway.serving import rendering_config, serve_arguments, serving_app
 from seamless_verl.gateway.sessions import SessionTable
@@ -43,7 +44,10 @@ class GatewaySettings:
 
 
 class Gateway:
-    """Started once, stopped once; an async context manager does both."""
+    """Started once, stopped once; an async context manager does both.
+
+    With `restoring` it goes on with the sessions that were open when the journal's last gateway died.
+    """
 
     def __init__(
         self,
@@ -52,9 +56,10 @@ class Gateway:
         source: CallSource,
         recorder: Recorder,
         table: SessionTable | None = None,
+        restoring: Restoring | None = None,
     ) -> None:
         args = serve_arguments(settings.model, settings.options)
-        self._settings, self._args = settings, args
+        self._settings, self._args, self._restoring = settings, args, restoring
         self.client = FleetEngineClient(rendering_config(args), source=source, recorder=recorder)
         self.table = table or SessionTable(max_running=settings.max_running)
         self.admin = Admin(self.table, recorder, cancel=self.client.cancel)
@@ -66,8 +71,15 @@ class Gateway:
         return self.admin.url
 
     async def start(self) -> None:
-        """Returns when it listens; `url` is known from then on."""
+        """Returns when it listens; `url` is known from then on.
+
+        Raises:
+            JournalError: what was to be restored cannot be read.
+            OSError: the port is taken.
+        """
         settings = self._settings
+        if self._restoring is not None:
+            await self._restoring.into(self.table)
         app = await serving_app(self.client, self._args)
         gc.collect()
         gc.freeze()  # a million objects of imported modules, which no later collection need visit

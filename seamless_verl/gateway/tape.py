@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, field
 
 from seamless_verl.rollout.calls import Call, Piece
 from seamless_verl.rollout.engine import TopLogprobs
-from seamless_verl.trajectory.records import LOGPROB, TOKEN, Finish
+from seamless_verl.trajectory.records import LOGPROB, TOKEN, Finish, Segment
 
 
 @dataclass(eq=False, slots=True)
@@ -56,6 +56,15 @@ class Tape:
         if piece.finish is not None:
             self._end = piece
         self._wake()
+
+    @classmethod
+    def recorded(cls, segments: Iterable[Segment], finish: Finish, stop_reason: int | str | None) -> Tape:
+        """The tape of a call that ended, from its record."""
+        tape = cls()
+        for one in segments:
+            tape.add(Piece(one.ids, one.logprobs, one.version, one.replica))
+        tape.add(Piece(array(TOKEN), array(LOGPROB), 0, "", finish, stop_reason))
+        return tape
 
     def break_off(self) -> None:
         self.broken = True

@@ -52,6 +52,8 @@ class Calls:
         ticket = next(self._tickets)
         self._begun, self._running = self._begun + 1, self._running + 1
         try:
+            if (last := progress.resumed()) is not None:
+                yield last
             while progress.finish is None:
                 async with aclosing(self._attempt(progress, ticket, limit)) as pieces:
                     async for piece in pieces:

@@ -1,7 +1,8 @@
 """One call on its way over however many replicas and pauses it takes.
 
 Invariants:
-- `produced` is the ids of all pieces in order; each request's prompt is the call's prompt and all of that.
+- `produced` is the ids of all pieces in order, after those the call came with; each request's prompt is the call's
+  prompt and all of that.
 - The budgets of a request are the call's less what is produced, so that the whole call keeps to them.
 - `finish` is set once.
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
@@ -35,7 +36,8 @@ FINISHES = {EngineFinish.STOP: Finish.STOP, EngineFinish.LENGTH: Finish.LENGTH, 
 class Call:
     """What an agent asked for: prompt_ids int32 [P], vLLM's sampling fields, seconds it may take (None: any).
 
-    `key` is what its kin share, a session's name; without one it is the beginning of the prompt.
+    `key` is what its kin share, a session's name; without one it is the beginning of the prompt. `produced` int32
+    is what it generated in an earlier life, before whoever ran it died: it goes on after that, within its budget.
     """
 
     call_id: str
@@ -43,6 +45,7 @@ class Call:
     sampling: Mapping[str, Any]
     key: str = ""
     deadline_s: float | None = None
+    produced: array[int] = field(default_factory=lambda: tokens(()))
 
     @property
     def affinity(self) -> str:
@@ -72,7 +75,7 @@ class Progress:
 
     def __init__(self, call: Call, *, max_losses: int, grammars_resume: bool) -> None:
         self.call = call
-        self.produced = array("i")
+        self.produced = call.produced[:]
         self.finish: Finish | None = None
         self._max_losses, self._grammars_resume = max_losses, grammars_resume
         self._attempts = self._carried = self._losses = self._version = 0
@@ -100,6 +103,10 @@ class Progress:
             return None
         stop = None if error else delta.stop_reason
         return Piece(delta.ids, delta.logprobs, delta.version, replica, self.finish, stop, delta.top, error)
+
+    def resumed(self) -> Piece | None:
+        """Before the first request: the call's last piece if what it came with leaves nothing to be done."""
+        return self.cut(None) if self.produced else None
 
     def cut(self, unexplained: str | None) -> Piece | None:
         """After a cut: the call's last piece if it cannot go on. What nobody asked for counts if no token came."""

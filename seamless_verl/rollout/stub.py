@@ -24,11 +24,11 @@ def folded(ids: Sequence[int], start: int = 7) -> int:
     return start
 
 
-def stub_tokens(prompt: Sequence[int], number: int) -> list[int]:
+def stub_tokens(prompt: Sequence[int], number: int, vocabulary: int = VOCABULARY) -> list[int]:
     """The uninterrupted generation."""
     state, produced = folded(prompt), []
     for _ in range(number):
-        produced.append(state % VOCABULARY)
+        produced.append(state % vocabulary)
         state = folded(produced[-1:], state)
     return produced
 
@@ -47,13 +47,21 @@ class StubEngine:
         tokens_per_delta: tokens in each delta, more than 1 as with speculative decoding.
         tail: tokens that a CUT brings along.
         delay_s: seconds between deltas; 0 gives the others a turn and goes on.
+        vocabulary: its tokens are below it, for a tokenizer that knows no more.
     """
 
     def __init__(
-        self, replica_id: str, *, version: int = 0, tokens_per_delta: int = 1, tail: int = 0, delay_s: float = 0.0
+        self,
+        replica_id: str,
+        *,
+        version: int = 0,
+        tokens_per_delta: int = 1,
+        tail: int = 0,
+        delay_s: float = 0.0,
+        vocabulary: int = VOCABULARY,
     ) -> None:
         self.replica_id, self.version, self.tokens_per_delta = replica_id, version, tokens_per_delta
-        self.tail, self.delay_s = tail, delay_s
+        self.tail, self.delay_s, self.vocabulary = tail, delay_s, vocabulary
         self.seen: list[EngineRequest] = []
         self.produced = 0  # tokens
         self._running: dict[str, _Text] = {}
@@ -69,7 +77,7 @@ class StubEngine:
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Delta, None]:
         self._check_alive()
-        name, text = request.request_id, _Text(request)
+        name, text = request.request_id, _Text(request, self.vocabulary)
         assert name not in self._running, f"{name} runs already"
         self.seen.append(request)
         self._running[name] = text
@@ -139,7 +147,8 @@ class StubEngine:
 class _Text:
     """What one request generates."""
 
-    def __init__(self, request: EngineRequest) -> None:
+    def __init__(self, request: EngineRequest, vocabulary: int) -> None:
+        self._vocabulary = vocabulary
         self._sampling: dict[str, Any] = {"max_tokens": 16, "min_tokens": 0, "stop_token_ids": (), **request.sampling}
         self._state, self._position, self._produced = folded(request.prompt_ids), len(request.prompt_ids), 0
 
@@ -147,7 +156,7 @@ class _Text:
         """The next tokens, up to that many; with the given finish, unless they end the text."""
         ids, values, ended = tokens(()), logprobs(()), None
         while len(ids) < number and ended is None:
-            ids.append(self._state % VOCABULARY)
+            ids.append(self._state % self._vocabulary)
             values.append(stub_logprob(version, self._position))
             self._state = folded(ids[-1:], self._state)
             self._produced, self._position = self._produced + 1, self._position + 1

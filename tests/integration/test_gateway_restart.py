@@ -31,7 +31,7 @@ from seamless_verl.trajectory.session import Closed, SessionRecord
 
 pytestmark = pytest.mark.integration
 LENGTH = 12
-BODY = {
+BODY: dict[str, Any] = {
     "model": "nano",
     "messages": [{"role": "user", "content": "hi"}],
     "max_tokens": LENGTH,
@@ -60,7 +60,9 @@ def told(reply: httpx.Response) -> Any:
         body = reply.json()
         return body["choices"], body["usage"]
     lines = [line.removeprefix("data: ") for line in reply.text.splitlines() if line.startswith("data: {")]
-    text, ids, ends = "", [], []
+    text = ""
+    ids: list[int] = []
+    ends: list[tuple[Any, Any]] = []
     for line in lines:
         for choice in json.loads(line)["choices"]:
             text += choice["delta"].get("content") or ""
@@ -228,8 +230,8 @@ def test_the_choices_of_one_request_go_on_each_where_it_was(nano: Path, tmp_path
         with SqliteJournal(tmp_path / "other.sqlite") as journal:
             whole, cut, _ = record.calls  # the third had not begun
             ended = copied(whole, "s", None, record.settings)
-            moved = [replace(event, call_id="s.1-1") for event in copied(cut, "s", 5, record.settings)[1:]]
-            await journal.append(*ended, *moved)
+            moved: list[Any] = copied(cut, "s", 5, record.settings)[1:]
+            await journal.append(*ended, *(replace(event, call_id="s.1-1") for event in moved))
             async with served(nano / "model", journal) as again:
                 reply = await http.post(f"{again.gateway.url}/s/s{CHAT}", json=body, headers=RETRY)
                 assert told(reply) == told(wanted)
@@ -267,6 +269,29 @@ def test_what_nobody_asks_for_again_ends_with_its_session(nano: Path, tmp_path: 
             assert left is not None and left.calls[0].finish is Finish.CANCELLED and again.sampled == 0
             assert generated(left.calls[0]) == generated(record.calls[0])[:5]
             await check_handed_once(journal, kept)
+
+    run(case)
+
+
+def test_a_retry_that_was_refused_may_come_again(nano: Path, tmp_path: Path) -> None:
+    async def case(http: httpx.AsyncClient) -> None:
+        with SqliteJournal(tmp_path / "one.sqlite") as journal:
+            async with served(nano / "model", journal) as first:
+                session = await opened(http, first.gateway.url, limits={"max_concurrent": 1})
+                wanted = await http.post(f"{session['base_url']}/chat/completions", json=BODY)
+            record = journal.read(session["session_id"])
+            assert record is not None
+        with SqliteJournal(tmp_path / "other.sqlite") as journal:
+            await journal.append(*copied(record.calls[0], "s", 5, record.settings))
+            async with served(nano / "model", journal) as again:
+                known, url = again.gateway.table.get("s"), f"{again.gateway.url}/s/s{CHAT}"
+                known.running += 1
+                assert (await http.post(url, json=BODY, headers=RETRY)).status_code == 429
+                known.running -= 1
+                reply = await http.post(url, json=BODY, headers={"x-stainless-retry-count": "2"})
+                assert told(reply) == told(wanted)
+                left = journal.read("s")
+                assert left is not None and len(left.calls) == 1
 
     run(case)
 

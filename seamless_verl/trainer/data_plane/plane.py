@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +31,8 @@ from seamless_verl.trajectory.journal import SqliteJournal
 from seamless_verl.trajectory.policies import TrainAll
 from seamless_verl.trajectory.sequences import TrainingSequence
 
+KEPT_S = 7 * 24 * 3600.0  # a session that was trained can be read for so long,
+KEPT_BYTES = 4 << 30  # or until the journal holds more than this
 logger = logging.getLogger(__name__)
 NAME = "seamless_data_plane"  # of the actor, in the job's namespace
 
@@ -125,6 +128,7 @@ class DataPlane:
         """
         self.fleet.commit(version)
         await self.fleet.synced(self.those(ReplicaState.SYNCING), version)
+        await self.journal.compact(time.time() - KEPT_S, KEPT_BYTES)
         if not self.those(ReplicaState.SERVING):
             raise ReplicaLostError(", ".join(self.fleet), f"no replica serves version {version}")
 
@@ -149,6 +153,7 @@ class DataPlane:
         await self.ended[session_id].wait()  # on record, also when it expired a moment ago
         del self.ended[session_id]
         record = self.recorder.take(session_id)
+        await self.recorder.handed(session_id)  # to its agent loop, which waits and puts it into the queue
         self.leaving.add(session_id)
         self.forget()
         limits = Limits(self.settings.longest_prompt, self.settings.longest_response)

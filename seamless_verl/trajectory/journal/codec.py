@@ -10,6 +10,7 @@ from typing import Any
 from seamless_verl.trajectory.records import LOGPROB, TOKEN
 
 GROWING = ("messages", "input")  # a conversation grows at its end, so it is written last: calls then share a prefix
+OWN = ("gateway",)  # differs in every call, so it comes after even that
 
 
 def pack(values: array[Any]) -> bytes:
@@ -44,9 +45,9 @@ def unpack_logprobs(data: bytes) -> array[float]:
 
 
 def to_json(value: dict[str, Any]) -> bytes:
-    """Compact JSON, the growing keys last."""
+    """Compact JSON, the growing keys last, and then the call's own."""
     if any(key in value for key in GROWING):
-        value = dict(sorted(value.items(), key=lambda item: item[0] in GROWING))
+        value = dict(sorted(value.items(), key=lambda item: (item[0] in OWN, item[0] in GROWING)))
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 

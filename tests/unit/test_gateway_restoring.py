@@ -1,0 +1,166 @@
+"""A recorder and its sessions after a restart are what they were, wherever the journal was left."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given
+from hypothesis import settings as rounds
+from hypothesis import strategies as st
+
+from seamless_verl.gateway.journalled import JournalRecorder
+from seamless_verl.gateway.limits import Limits, Sampling
+from seamless_verl.gateway.restoring import Restoring, attempts_of
+from seamless_verl.gateway.retries import KEPT, Attempt, Attempts
+from seamless_verl.gateway.seam import SessionCall
+from seamless_verl.gateway.sessions import Session, SessionTable
+from seamless_verl.rollout.calls import Piece
+from seamless_verl.trajectory.journal import CallRecord, SqliteJournal, Stage
+from seamless_verl.trajectory.journal.replay import closed_session
+from seamless_verl.trajectory.records import Finish, Segment, logprobs, tokens
+
+SAID = {"role": "assistant", "content": "said"}
+
+
+def call_of(session: Session, prompt: Sequence[int], key: str | None = None) -> SessionCall:
+    session.requests += 1
+    session.turns += 1
+    return SessionCall(
+        f"{session.session_id}.{session.requests}",
+        tokens(prompt),
+        {"max_tokens": 90},
+        session_id=session.session_id,
+        digest=f"d{session.requests}",
+        request={"messages": [{"role": "user", "content": str(session.requests)}]},
+        attempt=session.requests,
+        idempotency_key=key,
+    )
+
+
+def piece(ids: Sequence[int], version: int = 0, finish: Finish | None = None) -> Piece:
+    return Piece(tokens(ids), logprobs([-float(i) for i in ids]), version, "r", finish)
+
+
+def told(segments: Sequence[Segment]) -> list[tuple[Any, ...]]:
+    return [(one.ids.tolist(), one.logprobs.tolist(), one.version, one.replica) for one in segments]
+
+
+PIECES = st.lists(st.tuples(st.lists(st.integers(0, 9), min_size=1, max_size=4), st.integers(0, 2)), max_size=5)
+ENDS = st.sampled_from([Finish.STOP, Finish.LENGTH, Finish.TOOL_CALLS, Finish.CANCELLED, Finish.FAILED, None])
+CALLS = st.lists(st.tuples(PIECES, ENDS), max_size=6)
+
+
+async def lived(recorder: JournalRecorder, session: Session, calls: list[Any]) -> None:
+    for number, (pieces, finish) in enumerate(calls):
+        call = call_of(session, [1, 2, number], key=f"k{number}")
+        await recorder.started(call)
+        for ids, version in pieces:
+            await recorder.piece(call, piece(ids, version))
+            session.count(len(ids))
+        if finish is not None:
+            await recorder.piece(call, piece([7], 3, finish))
+            session.count(1)
+            await recorder.ended(call, finish, {"message": SAID})
+
+
+@rounds(max_examples=40, deadline=None)
+@given(CALLS)
+def test_restored_it_is_as_it_was(calls: list[Any]) -> None:
+    async def case(folder: Path) -> None:
+        with SqliteJournal(folder / "journal.sqlite") as journal:
+            before, table = JournalRecorder(journal), SessionTable()
+            limits, sampling = Limits(max_tokens=9, lifetime=1e9), Sampling(defaults={"top_p": 0.5}, max_tokens=3)
+            session, key = table.open("u", limits=limits, sampling=sampling, metadata={"a": [1]})
+            await before.opened(session)
+            await lived(before, session, calls)
+            await before.rewarded(session, "reward", 0.5)
+            after, later = JournalRecorder(journal), SessionTable()
+            assert await Restoring(journal, after).into(later) == 1
+            same_session(later.by_key(key), session)
+            same_record(after, before, session.session_id)
+            await closed_alike(journal, after, later.by_key(key), calls)
+
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(case(Path(folder)))
+
+
+def same_session(now: Session, then: Session) -> None:
+    assert (now.view(), now.requests) == (then.view(), then.requests)
+    assert (now.limits, now.sampling, now.deadline) == (then.limits, then.sampling, then.deadline)
+
+
+def same_record(after: JournalRecorder, before: JournalRecorder, session_id: str) -> None:
+    now, then = after.record(session_id), before.record(session_id)
+    assert now.rewards == then.rewards and now.is_open
+    assert [told_turn(turn) for turn in now.turns] == [told_turn(turn) for turn in then.turns]
+    running = {name: told(segments) for name, segments in before._running.items()}
+    assert {name: told(segments) for name, segments in after._running.items()} == running
+    now.check_integrity()
+
+
+def told_turn(turn: Any) -> tuple[Any, ...]:
+    segments = [node.segment for node in turn.generated_nodes()]
+    return turn.turn_id, turn.prompt_ids(), told(segments), turn.finish, turn.request, turn.reply
+
+
+async def closed_alike(journal: SqliteJournal, after: JournalRecorder, session: Session, calls: list[Any]) -> None:
+    """Attempts are offered as they stand; then the session ends, and nothing is lost or stays without an end."""
+    for number, (_, finish) in enumerate(calls):
+        offered = session.attempts.repeated(f"d{number + 1}", key=f"k{number}", retry=False)
+        assert (offered is not None) == (finish not in (Finish.CANCELLED, Finish.FAILED))
+        assert offered is None or (bool(offered.cuts), offered.number) == (finish is None, number + 1)
+    await after.closed(session, "finished")
+    record, left = after.take(session.session_id), journal.read(session.session_id)
+    assert left is not None and left.stage is Stage.CLOSED and not any(call.cut for call in left.calls)
+    assert record.tree.generated == session.tokens == closed_session(journal, session.session_id).tree.generated
+    ends = {turn.turn_id: turn.finish for turn in record.turns}
+    assert [ends[call.call_id] for call in left.calls] == [finish or Finish.CANCELLED for _, finish in calls]
+    await after.handed(session.session_id)
+    assert journal.unhanded() == ()
+
+
+def test_a_piece_on_its_way_to_the_journal_is_kept_when_its_call_is_cancelled(tmp_path: Path) -> None:
+    async def case() -> None:
+        with SqliteJournal(tmp_path / "journal.sqlite") as journal:
+            recorder, (session, _) = JournalRecorder(journal), SessionTable().open("u")
+            await recorder.opened(session)
+            call = call_of(session, [1])
+            await recorder.started(call)
+            writing = asyncio.create_task(recorder.piece(call, piece([5, 6])))
+            await asyncio.sleep(0)
+            writing.cancel()
+            await asyncio.wait([writing])
+            await recorder.ended(call, Finish.CANCELLED, {})
+            kept, left = recorder.record(session.session_id), journal.read(session.session_id)
+            assert left is not None and writing.cancelled()
+            assert kept.turns[0].generated_ids() == left.calls[0].turn().generated_ids == tokens([5, 6])
+
+    asyncio.run(case())
+
+
+def test_a_retry_is_taken_for_the_call_that_was_cut_before_one_that_ended() -> None:
+    calls = [record_of(number, finish) for number, finish in ((1, Finish.STOP), (2, None), (3, Finish.STOP))]
+    found: list[Attempt | None] = []
+
+    async def case() -> None:
+        attempts = Attempts()
+        for one in attempts_of(calls):
+            attempts.restore(one)
+        found.extend(attempts.repeated("d", key=None, retry=True) for _ in range(4))
+
+    asyncio.run(case())
+    assert [one and one.number for one in found] == [2, 1, 3, None]
+
+
+def test_what_was_cut_is_never_forgotten_and_of_the_rest_the_latest_are_known() -> None:
+    calls = [record_of(number, None if number < 3 else Finish.STOP) for number in range(1, 3 * KEPT)]
+    assert [one.number for one in attempts_of(calls)] == [1, 2, *range(2 * KEPT, 3 * KEPT)]
+
+
+def record_of(number: int, finish: Finish | None) -> CallRecord:
+    own = {"gateway": {"attempt": number, "place": 0, "max_tokens": 9}}
+    return CallRecord(f"s.{number}", "d", tokens([1]), (), finish, own, {})
