@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
-# Make the model and the data, then train. Further arguments are hydra overrides:
+# Make the model and the data in $DATA, then train with $PYTHON (.venv of the checkout, or python).
+# Further arguments are hydra overrides:
 #   recipes/arithmetic_grpo/run.sh trainer.v1.trainer_mode=sync
 #   MAIN=verl.trainer.main_ppo recipes/arithmetic_grpo/run.sh trainer.v1.trainer_mode=sync platform=cpu
 set -euo pipefail
 HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-PYTHON="${PYTHON:-$HERE/../../.venv/bin/python}"
+VENV="$HERE/../../.venv/bin/python"
+PYTHON="${PYTHON:-$([ -x "$VENV" ] && echo "$VENV" || echo python)}"
 MAIN="${MAIN:-seamless_verl.main_ppo}"
-export DATA="${DATA:-$PWD/runs/arithmetic_grpo}"
+export DATA="${DATA:-$PWD/runs/$(basename "$HERE")}"
 export HF_HUB_OFFLINE=1
 
 "$PYTHON" "$HERE/data.py" --out "$DATA"
 exec "$PYTHON" -m "$MAIN" --config-dir "$HERE" --config-name config \
   "hydra.searchpath=[pkg://seamless_verl.config]" "hydra.run.dir=$DATA/outputs" \
   "reward.custom_reward_function.path=$HERE/reward.py" \
-  "trainer.default_local_dir=$DATA/checkpoints" "$@"
+  "trainer.default_local_dir=$DATA/checkpoints/\${trainer.experiment_name}" "$@"
