@@ -29,16 +29,20 @@ def plain(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
     return run(folder, nano, VERL, **DETERMINISTIC, trainer__save_freq=2)
 
 
-def test_without_the_package_a_resumed_run_is_the_uninterrupted_one_with_it(
-    plain: Job, nano: Path, tmp_path: Path
-) -> None:
-    """Law 7 and exact resuming in one run: the platform alone goes on from where the installed package had been."""
+def test_the_installed_package_changes_nothing_in_verl(plain: Job, nano: Path, tmp_path: Path) -> None:
+    env = {"VERL_USE_EXTERNAL_PLUGINS": "none", "VERL_USE_EXTERNAL_MODULES": "seamless_verl.platform.plugin"}
+    alone = run(tmp_path, nano, VERL, env, **DETERMINISTIC, trainer__save_freq=2)
+    assert alone.metrics().keys() == plain.metrics().keys() == {1, 2, 3, 4}
+    for step, metrics in plain.metrics().items():
+        assert comparable(alone.metrics()[step]) == comparable(metrics)
+
+
+def test_a_resumed_sync_run_is_the_uninterrupted_one(plain: Job, nano: Path, tmp_path: Path) -> None:
     shutil.copytree(plain.folder / "checkpoints", tmp_path / "checkpoints")
     (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("2")
     shutil.rmtree(tmp_path / "checkpoints" / "global_step_4")
-    env = {"VERL_USE_EXTERNAL_PLUGINS": "none", "VERL_USE_EXTERNAL_MODULES": "seamless_verl.platform.plugin"}
-    resumed = run(tmp_path, nano, VERL, env, **DETERMINISTIC, trainer__resume_mode="auto")
-    assert plain.metrics().keys() == {1, 2, 3, 4} and resumed.metrics().keys() == {3, 4}
+    resumed = run(tmp_path, nano, VERL, **DETERMINISTIC, trainer__resume_mode="auto")
+    assert resumed.metrics().keys() == {3, 4}
     for step, metrics in resumed.metrics().items():
         assert comparable(metrics) == comparable(plain.metrics()[step])
 
