@@ -11,11 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 
 from seamless_verl.errors import ConfigError
+
+E = TypeVar("E", bound=Enum)
 
 
 class Layout(str, Enum):
@@ -27,6 +29,38 @@ class Layout(str, Enum):
     """on the trainer's own devices"""
     DISAGGREGATED = "disaggregated"
     """on a standalone pool of rollout devices"""
+    MULTIPLEXED = "multiplexed"
+    """on both"""
+
+    @property
+    def shares_devices(self) -> bool:
+        """Whether replicas are on the trainer's devices."""
+        return self in (Layout.COLOCATED, Layout.MULTIPLEXED)
+
+    @property
+    def has_own_devices(self) -> bool:
+        """Whether replicas are on devices that never train."""
+        return self in (Layout.DISAGGREGATED, Layout.MULTIPLEXED)
+
+
+class Handover(str, Enum):
+    """How a device that both train and generate changes hands."""
+
+    AUTO = "auto"
+    """released where verl would free the engine's cache (`rollout.free_cache_engine`), shared on the CPU platform"""
+    SHARED = "shared"
+    """both keep their memory: calls freeze in the engine while training computes"""
+    RELEASED = "released"
+    """the engine puts its memory away: calls are cut, and continued after the next weight commit"""
+
+
+class KvOnUpdate(str, Enum):
+    """What a weight update does to the KV cache of calls that it freezes."""
+
+    RECOMPUTE = "recompute"
+    """computed again under the new weights, so that every later token has the probability they alone give it"""
+    KEEP = "keep"
+    """kept: no time is lost, and later tokens are of mixed weights until their call ends"""
 
 
 @dataclass(frozen=True)
@@ -53,11 +87,21 @@ class GatewayConfig:
 
 
 @dataclass(frozen=True)
+class WeightsConfig:
+    """Weight updates: `at_once` replicas stand still together."""
+
+    at_once: int = 1
+    kv: KvOnUpdate = KvOnUpdate.RECOMPUTE
+
+
+@dataclass(frozen=True)
 class SeamlessConfig:
     """Everything the `seamless:` node can say. `max_staleness` is in weight versions; 0 is on-policy."""
 
     layout: Layout = Layout.AUTO
     max_staleness: int = 1
+    handover: Handover = Handover.AUTO
+    weights: WeightsConfig = field(default_factory=WeightsConfig)
     cpu: CpuConfig = field(default_factory=CpuConfig)
     gateway: GatewayConfig = field(default_factory=GatewayConfig)
     plot: bool = False
@@ -71,9 +115,15 @@ class SeamlessConfig:
         values = _known(node, cls, "seamless")
         cpu = _known(values.get("cpu"), CpuConfig, "seamless.cpu")
         gateway = _known(values.get("gateway"), GatewayConfig, "seamless.gateway")
+        weights = _known(values.get("weights"), WeightsConfig, "seamless.weights")
         return cls(
-            layout=_layout(values.get("layout", Layout.AUTO.value)),
+            layout=_one_of(Layout, "seamless.layout", values.get("layout", "auto"), "a layout"),
             max_staleness=_integer("seamless.max_staleness", values.get("max_staleness", 1), least=0),
+            handover=_one_of(Handover, "seamless.handover", values.get("handover", "auto"), "a hand-over"),
+            weights=WeightsConfig(
+                at_once=_integer("seamless.weights.at_once", weights.get("at_once", 1), least=1),
+                kv=_one_of(KvOnUpdate, "seamless.weights.kv", weights.get("kv", "recompute"), "a choice"),
+            ),
             cpu=CpuConfig(
                 devices=_optional_integer("seamless.cpu.devices", cpu.get("devices"), least=1),
                 pin=_flag("seamless.cpu.pin", cpu.get("pin", True)),
@@ -88,7 +138,7 @@ class SeamlessConfig:
         )
 
     def layout_for(self, rollout_nodes: int, devices_per_node: int) -> Layout:
-        """COLOCATED or DISAGGREGATED, given the size of verl's standalone rollout pool."""
+        """The layout itself, AUTO settled by the size of verl's standalone rollout pool."""
         if self.layout is not Layout.AUTO:
             return self.layout
         return Layout.DISAGGREGATED if rollout_nodes * devices_per_node > 0 else Layout.COLOCATED
@@ -119,11 +169,11 @@ def _known(node: object, cls: type[Any], prefix: str) -> dict[str, Any]:
     return dict(tree)
 
 
-def _layout(value: object) -> Layout:
-    valid = [layout.value for layout in Layout]
+def _one_of(kind: type[E], key: str, value: object, what: str) -> E:
+    valid = [str(member.value) for member in kind]
     if value not in valid:
-        raise ConfigError("seamless.layout", value, "is not a layout", nearest(str(value), valid))
-    return Layout(value)
+        raise ConfigError(key, value, f"is not {what}", nearest(str(value), valid))
+    return kind(value)
 
 
 def _integer(key: str, value: object, *, least: int) -> int:

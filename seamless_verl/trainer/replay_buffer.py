@@ -9,7 +9,6 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
 from seamless_verl.trainer.staleness import StalenessBound
 
-POLL_SECONDS = 0.05  # verl's default of 2.0 s would be most of a small model's step
 TRAIN = "train"
 
 
@@ -21,10 +20,17 @@ class SeamlessReplayBuffer(ReplayBufferAsync):
     dropped, counted under `training/off_policy/evicted_samples`, and replaced by a fresh prompt.
     """
 
-    def __init__(self, *, bound: StalenessBound, update: Callable[[], int], **kwargs: Any) -> None:
+    def __init__(
+        self, *, bound: StalenessBound, update: Callable[[], int], wait: Callable[[], None], **kwargs: Any
+    ) -> None:
         kwargs.update(max_off_policy_threshold=bound.max_staleness + 1, max_off_policy_strategy="wait")
-        super().__init__(poll_interval=POLL_SECONDS, **kwargs)
-        self.bound, self.update = bound, update
+        super().__init__(**kwargs)
+        self.bound, self.update, self.wait = bound, update, wait
+
+    def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
+        """verl's place to sleep: here, until a group has ended."""
+        self.wait()
+        return last_debug_time
 
     def outstanding(self) -> int:
         """Prompts submitted and neither trained nor dropped."""

@@ -6,22 +6,41 @@ balancer exists first, empty, and learns of the replicas when they serve.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import ray
+from omegaconf import DictConfig
 from verl.utils.ray_utils import auto_await
-from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerManager
+from verl.workers.rollout.llm_server import LLMServerManager
+from verl.workers.rollout.replica import RolloutReplica
+
+from seamless_verl.config.schema import Layout
+from seamless_verl.trainer.data_plane.client import SeamlessClient
+
+
+@dataclass(frozen=True)
+class PlacedReplica:
+    """A replica; `shares_device` with the trainer, or is alone on its own."""
+
+    replica: RolloutReplica
+    shares_device: bool
+
+    @property
+    def replica_id(self) -> str:
+        return f"replica-{self.replica.replica_rank}"
 
 
 class SeamlessServers(LLMServerManager):
-    """verl's manager with its two halves apart: `open_balancer`, then `launch`."""
+    """verl's manager with its two halves apart, `open_balancer`, then `launch`, and for both kinds of replicas.
 
-    def __init__(self, *args: Any, with_doors: bool = False, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        if with_doors:
-            from seamless_verl.trainer.replica.server import SeamlessReplica  # of vLLM alone, so not for all
+    Replicas on the trainer's devices come first, then those of verl's standalone pool.
+    """
 
-            self.rollout_replica_class = SeamlessReplica
+    def __init__(self, config: DictConfig, layout: Layout, worker_group: Any, replica_class: type) -> None:
+        self.rollout_replica_class = replica_class
+        super().__init__(config, worker_group=worker_group if layout.shares_devices else None)
+        self.layout = layout
 
     def open_balancer(self) -> SeamlessServers:
         """Start the balancer without replicas; clients can be made from here on."""
@@ -32,11 +51,21 @@ class SeamlessServers(LLMServerManager):
 
     def launch(self) -> SeamlessServers:
         """Start every replica and tell the balancer; returns when all of them serve."""
-        auto_await(self._initialize_llm_servers)()
-        servers = dict(zip(self.server_addresses, self.server_handles, strict=True))
-        ray.get(self.global_load_balancer.add_servers.remote(servers))
+        self.placed: list[PlacedReplica] = []
+        if self.layout.shares_devices:
+            self._launch(0, shares_device=True)
+        if self.layout.has_own_devices:
+            self.worker_group = None
+            self._launch(len(self.placed), shares_device=False)
+        self.rollout_replicas = [one.replica for one in self.placed]
         return self
 
-    def client(self) -> Any:
-        """A client that continues a generation cut by a weight update."""
-        return self.get_client(client_cls=FullyAsyncLLMServerClient)
+    def _launch(self, start_rank: int, *, shares_device: bool) -> None:
+        auto_await(self._initialize_llm_servers)(start_rank)
+        servers = dict(zip(self.server_addresses, self.server_handles, strict=True))
+        ray.get(self.global_load_balancer.add_servers.remote(servers))
+        self.placed += [PlacedReplica(replica, shares_device) for replica in self.rollout_replicas]
+
+    def client(self) -> SeamlessClient:
+        """What agent loops generate with."""
+        return self.get_client(client_cls=SeamlessClient)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import ray
 import transfer_queue as tq
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from verl.trainer.main_ppo import TaskRunnerV1
 from verl.utils.logging_utils import configure_verl_logging
 
 from seamless_verl.trainer.host import plain_class
 from seamless_verl.trainer.startup import Concurrently
 
+LOOPS = "seamless_verl.trainer.data_plane.loops.SeamlessAgentLoopManager"
+UNHEARD_S = 0.05  # between two looks at the queue where a manager of the user's own rings no bell
+
 
 class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
     """verl's task runner for the `seamless` trainer."""
 
     agent_loops: Concurrently[None] | None = None
+    own_loops = False  # a manager of the user's own
 
     def run(self, config: DictConfig) -> None:
         """Train to the end; the trainer registers itself as it is imported, in this process alone."""
@@ -23,6 +27,11 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
         config.transfer_queue.enable = True
         OmegaConf.resolve(config)
         self.config = config
+        agent = config.actor_rollout_ref.rollout.agent
+        self.own_loops = agent.get("agent_loop_manager_class") is not None
+        if not self.own_loops:
+            with open_dict(agent):
+                agent.agent_loop_manager_class = LOOPS
         queue = Concurrently("transfer-queue", lambda: tq.init(config.transfer_queue))
         from seamless_verl.trainer.trainer import SeamlessTrainer
 
@@ -31,6 +40,8 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
         try:
             self.trainer = SeamlessTrainer(config)
             self.trainer.when_rewards_are_up = self.start_agent_loops
+            if self.own_loops:
+                self.trainer.seconds_between_looks = UNHEARD_S
             self.trainer.init()
             self.init_agent_loop_manager()
             self.trainer.fit(self.agent_loop_manager)
@@ -43,8 +54,7 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
 
         A manager of the user's own may need more, and is made when verl would make it.
         """
-        own = self.config.actor_rollout_ref.rollout.agent.get("agent_loop_manager_class")
-        if own is None and not self.config.distillation.enabled:
+        if not self.own_loops and not self.config.distillation.enabled:
             self.agent_loops = Concurrently("agent-loops", super().init_agent_loop_manager)
 
     def init_agent_loop_manager(self) -> None:

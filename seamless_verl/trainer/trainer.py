@@ -8,7 +8,7 @@ verl's `global_steps` at the last commit, and the validation curve.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 import transfer_queue as tq
@@ -16,23 +16,25 @@ from omegaconf import DictConfig
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
+from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.debug import marked_timer
-from verl.workers.rollout.llm_server import LLMServerManager
+from verl.workers.rollout.replica import RolloutReplica
 
-from seamless_verl.config.schema import Layout, SeamlessConfig
+from seamless_verl.config.schema import Handover, KvOnUpdate, SeamlessConfig
+from seamless_verl.trainer.commit import Transfer, WeightCommit
 from seamless_verl.trainer.curve import ValidationCurve
+from seamless_verl.trainer.data_plane.link import PlaneLink
+from seamless_verl.trainer.devices import Devices, Released, Shared
 from seamless_verl.trainer.host import rebound
-from seamless_verl.trainer.layouts import Colocated, Disaggregated, RolloutPlace
 from seamless_verl.trainer.partial import saving
 from seamless_verl.trainer.replay_buffer import SeamlessReplayBuffer
+from seamless_verl.trainer.replica.server import SeamlessReplica
 from seamless_verl.trainer.servers import SeamlessServers
 from seamless_verl.trainer.staleness import StalenessBound
 from seamless_verl.trainer.startup import Concurrently
 from seamless_verl.trainer.workers import SeamlessActorWorker, SeamlessCriticWorker, SeamlessWorkerGroup
 
-if TYPE_CHECKING:
-    from seamless_verl.trainer.data_plane.link import PlaneLink
-
+UNRUNG_S = 10.0  # nothing depends on it: a look costs a millisecond
 ACTOR_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy)
 
 
@@ -44,12 +46,16 @@ class SeamlessTrainer(PPOTrainer):
         self.seamless = SeamlessConfig.parse(config.get("seamless"))
         rollout = config.actor_rollout_ref.rollout
         self.layout = self.seamless.layout_for(rollout.nnodes, rollout.n_gpus_per_node)
-        self._enable_hybrid_replicas = self.layout is Layout.COLOCATED  # read by verl's _setup
+        self._enable_hybrid_replicas = self.layout.shares_devices  # read by verl's _setup
+        self.handover = handover_of(self.seamless.handover, config)
         self.curve = ValidationCurve.beside(config.trainer.default_local_dir)
-        self.place: RolloutPlace
+        self.commit: WeightCommit
+        self.devices: Devices
         self.servers: SeamlessServers
-        self.link: PlaneLink | None = None
+        self.link: PlaneLink
         self.launched: Concurrently[SeamlessServers]
+        self.heard = 0  # groups that had ended when we last looked
+        self.seconds_between_looks = UNRUNG_S  # the task runner knows of loops that do not ring
         self.when_rewards_are_up: Callable[[], None] = lambda: None  # set by the task runner
         super().__init__(config)
 
@@ -60,12 +66,17 @@ class SeamlessTrainer(PPOTrainer):
         return SeamlessReplayBuffer(
             bound=self.bound,
             update=lambda: self.local_trigger_step,
+            wait=self._wait_for_groups,
             trainer_mode=self.trainer_mode,
             trainer_config=self.config.trainer.v1.get(self.trainer_mode, {}),
             sampler_kwargs=self.config.trainer.v1.sampler.sampler_kwargs,
             refill_fn=self._add_prompts_to_generate,
             filter_groups_metric=self._resolve_filter_groups_metric(),
         )
+
+    def _wait_for_groups(self) -> None:
+        """Return when a group has ended since the last time, or after a while in which none has."""
+        self.heard = ray.get(self.link.actor.rung.remote(self.heard, self.seconds_between_looks))
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
@@ -75,16 +86,30 @@ class SeamlessTrainer(PPOTrainer):
                 self.role_worker_mapping[role] = ray.remote(classes[role])
 
     def _setup(self) -> None:
+        self.link = PlaneLink(self.config, self.seamless.gateway)
         SeamlessWorkerGroup.on_spawn = self._start_servers
         with rebound(trainer_base, RayWorkerGroup=SeamlessWorkerGroup, LLMServerManager=StartedServers(self)):
             super()._setup()
         servers = self.launched.result()
-        if self.layout is Layout.COLOCATED:
-            self.place = Colocated(servers, self.checkpoint_manager)
+        self.link.attach(servers.placed, keep_kv=self.seamless.weights.kv is KvOnUpdate.KEEP)
+        sharing = [one for one in servers.placed if one.shares_device]
+        alone = [one.replica for one in servers.placed if not one.shares_device]
+        ids = [one.replica_id for one in sharing]
+        if self.handover is Handover.SHARED:
+            self.devices = Shared(self.link.actor, ids)
         else:
-            self.place = Disaggregated.of(servers, self.config, self.actor_rollout_wg)
-        if self.link is not None:
-            self.place = self.link.join(self.place)
+            self.devices = Released(self.link.actor, ids, self.checkpoint_manager.sleep_replicas)
+        self.devices.guard(self)
+        engine = omega_conf_to_dataclass(self.config.actor_rollout_ref.rollout.checkpoint_engine)
+        transfer = Transfer(engine, self.actor_rollout_wg, alone) if alone else None
+        self.commit = WeightCommit(
+            self.link.actor,
+            self.actor_rollout_wg,
+            servers.placed,
+            transfer,
+            at_once=self.seamless.weights.at_once,
+            released=self.handover is Handover.RELEASED,
+        )
 
     def _start_servers(self, groups: dict[str, Any]) -> None:
         """Launch the replicas beside the trainer's engines, once their processes exist.
@@ -94,37 +119,31 @@ class SeamlessTrainer(PPOTrainer):
         actors = next((group for role, group in groups.items() if role.startswith("actor")), None)
         if actors is None or hasattr(self, "servers"):
             return
-        colocated = self.layout is Layout.COLOCATED
-        if self.seamless.gateway.enabled:
-            from seamless_verl.trainer.data_plane.link import PlaneLink  # and with it vLLM's serving classes
-
-            self.link = PlaneLink(self.config, self.seamless.gateway)
-        group = actors if colocated else None
-        self.servers = SeamlessServers(self.config, worker_group=group, with_doors=self.link is not None)
+        self.servers = SeamlessServers(self.config, self.layout, actors, SeamlessReplica)
         self.servers.open_balancer()
-        if not colocated or self.config.trainer.device == "cpu":
+        if not self.layout.shares_devices or self.config.trainer.device == "cpu":
             self.launched = Concurrently("rollout", self.servers.launch)
 
-    def launch_servers(self) -> SeamlessServers:
-        """The replicas when verl's set-up reaches them: launched by now, or launched here."""
+    def launch_servers(self) -> Concurrently[SeamlessServers]:
+        """The launch of the replicas when verl's set-up reaches them: begun by now, or begun here."""
         self.when_rewards_are_up()
         if not hasattr(self, "launched"):
             self.launched = Concurrently("rollout", self.servers.launch)
-        return self.launched.result()
+        return self.launched
 
     def get_llm_client(self) -> Any:
         return self.servers.client()
 
     def _rollout_server_managers(self) -> list[Any]:
-        return [self.place.servers]
+        return [self.servers]
 
     def _get_n_gpus_for_throughput(self) -> int:
         rollout = self.config.actor_rollout_ref.rollout
-        alone = 0 if self.layout is Layout.COLOCATED else rollout.nnodes * rollout.n_gpus_per_node
+        alone = rollout.nnodes * rollout.n_gpus_per_node if self.layout.has_own_devices else 0
         return int(self.resource_pool_manager.get_n_gpus() + alone)
 
     def on_init_end(self) -> None:
-        self.place.commit(self.global_steps)  # of the checkpoint just loaded, or of the initial model
+        self.commit(self.global_steps)  # of the checkpoint just loaded, or of the initial model
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
@@ -147,13 +166,12 @@ class SeamlessTrainer(PPOTrainer):
         return {}
 
     def on_sample_end(self) -> None:
-        self.place.before_training()
         if self.curr_step_profile:
             self._stop_rollout_profiling()
 
     def on_step_end(self) -> None:
         with marked_timer("update_weights", self.timing_raw, color="red"):
-            self._pending_sync_metrics = self.place.commit(self.global_steps)
+            self._pending_sync_metrics = self.commit(self.global_steps)
 
     def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
         batch = super()._compute_old_log_prob(batch, metrics)
@@ -161,25 +179,42 @@ class SeamlessTrainer(PPOTrainer):
             metrics.update(logprob_difference(batch))
         return batch
 
+    def _update_critic(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        with self.devices.training():  # verl starts the update and waits for it inside
+            return super()._update_critic(batch, metrics)
+
     def _validate(self) -> dict[str, float]:
         metrics: dict[str, float] = super()._validate()
         self.curve.add(self.global_steps, metrics)
         return metrics
 
 
+def handover_of(asked: Handover, config: DictConfig) -> Handover:
+    """SHARED or RELEASED."""
+    if asked is not Handover.AUTO:
+        return asked
+    releases = config.trainer.device != "cpu" and config.actor_rollout_ref.rollout.free_cache_engine
+    return Handover.RELEASED if releases else Handover.SHARED
+
+
 class StartedServers:
-    """verl's LLMServerManager as `_setup` calls it, for replicas that may have been started already."""
+    """verl's LLMServerManager as `_setup` calls it. What verl puts to sleep there before it loads a checkpoint
+    are replicas that release their memory; the others need not even be waited for yet."""
 
     def __init__(self, trainer: SeamlessTrainer) -> None:
         self.trainer = trainer
+        self.sleeping: list[RolloutReplica] = []
 
-    def create(self, **_: Any) -> SeamlessServers:
-        return self.trainer.launch_servers()
+    def create(self, **_: Any) -> StartedServers:
+        launched = self.trainer.launch_servers()
+        if self.trainer.handover is Handover.RELEASED:
+            self.sleeping = [one.replica for one in launched.result().placed if one.shares_device]
+        return self
 
-    def create_empty(self, **kwargs: Any) -> LLMServerManager:
-        """The trainer's own devices have no replicas; those of the pool need not be waited for yet."""
-        self.trainer.when_rewards_are_up()
-        return LLMServerManager.create_empty(**kwargs)
+    create_empty = create
+
+    def get_replicas(self) -> list[RolloutReplica]:
+        return self.sleeping
 
 
 def logprob_difference(batch: Any) -> dict[str, float]:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
 
 import hydra
@@ -13,7 +14,7 @@ import pytest
 from config_cases import TINY, compose_ours, compose_verl, refused, tiny_files
 from omegaconf import OmegaConf
 
-from seamless_verl.config import preflight, register_search_path
+from seamless_verl.config import SeamlessConfig, preflight, register_search_path
 
 HEAVY = ("torch", "ray", "verl", "vllm", "megatron", "mbridge", "transformers", "transfer_queue")
 MIXED = (
@@ -28,7 +29,7 @@ MAIN = (
     + """
 import sys
 import hydra
-from seamless_verl.config import preflight, register_search_path
+from seamless_verl.config import SeamlessConfig, preflight, register_search_path
 register_search_path()
 
 @hydra.main(config_path="pkg://seamless_verl.config", config_name="seamless_ppo_trainer", version_base=None)
@@ -59,7 +60,7 @@ def test_vanilla_config_is_verls_own(ours: tuple[str, ...], theirs: tuple[str, .
     for resolve in (False, True):
         tree = OmegaConf.to_container(mine, resolve=resolve)
         assert isinstance(tree, dict)
-        assert set(tree.pop("seamless")) == {"layout", "max_staleness", "cpu", "gateway", "plot"}
+        assert set(tree.pop("seamless")) == {field.name for field in fields(SeamlessConfig)}
         assert set(tree["trainer"]["v1"].pop("seamless")) == {"parameter_sync_step"}
         assert tree == OmegaConf.to_container(verls, resolve=resolve)
 

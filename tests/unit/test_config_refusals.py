@@ -57,7 +57,6 @@ def test_a_standalone_pool_passes_on_two_devices(tmp_path: Path, overrides: tupl
             "colocate_async, separate_async, seamless",
         ),
         ("trainer.use_v1=False", "trainer.use_v1", False, "trainer.v1.trainer_mode=sync"),
-        ("trainer.v1.seamless.parameter_sync_step=2", "trainer.v1.seamless.parameter_sync_step", 2, "a pool"),
         (
             "trainer.v1.sampler.custom_sampler.path=mine.py",
             "trainer.v1.sampler.custom_sampler.path",
@@ -266,6 +265,15 @@ def test_all_problems_come_at_once_and_survive_pickling(tmp_path: Path) -> None:
 def test_engines_that_only_verl_places_are_refused(tmp_path: Path) -> None:
     config = tiny_run(tmp_path, f"{ROLLOUT}.name=trtllm")
     assert_refused(config, f"{ROLLOUT}.name", "trtllm", f"{ROLLOUT}.name=vllm", accelerator=True, devices=None)
+
+
+def test_several_updates_a_step_need_replicas_that_keep_their_memory(tmp_path: Path) -> None:
+    key = "trainer.v1.seamless.parameter_sync_step"
+    several = (f"{key}=2", "actor_rollout_ref.actor.ppo_mini_batch_size=4")
+    released = tiny_run(tmp_path, *several, "seamless.handover=released")
+    assert_refused(released, key, 2, "seamless.handover=shared")
+    assert_refused(tiny_run(tmp_path, *several), key, 2, "a pool", accelerator=True, devices=None)
+    assert preflight(tiny_run(tmp_path, *several), devices=1, accelerator=False) == []
 
 
 def test_several_updates_a_step_must_divide_the_batch(tmp_path: Path) -> None:

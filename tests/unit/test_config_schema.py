@@ -10,6 +10,7 @@ from config_cases import compose_ours
 from omegaconf import OmegaConf
 
 from seamless_verl.config import CpuConfig, GatewayConfig, Layout, SeamlessConfig, usable_cores
+from seamless_verl.config.schema import Handover, KvOnUpdate, WeightsConfig
 from seamless_verl.errors import ConfigError
 
 
@@ -21,8 +22,9 @@ def test_values_are_read() -> None:
     gateway = {"enabled": True, "port": 8000, "journal": "j.sqlite", "options": ["--tool-call-parser=hermes"]}
     node = {"layout": "disaggregated", "max_staleness": 0, "cpu": {"devices": 3, "pin": False}, "plot": True}
     door = GatewayConfig(True, 8000, "j.sqlite", ("--tool-call-parser=hermes",))
-    parsed = SeamlessConfig(Layout.DISAGGREGATED, 0, CpuConfig(3, False), door, True)
-    node["gateway"] = gateway
+    node |= {"gateway": gateway, "handover": "shared", "weights": {"at_once": 2, "kv": "keep"}}
+    weights = WeightsConfig(2, KvOnUpdate.KEEP)
+    parsed = SeamlessConfig(Layout.DISAGGREGATED, 0, Handover.SHARED, weights, CpuConfig(3, False), door, True)
     assert SeamlessConfig.parse(node) == SeamlessConfig.parse(OmegaConf.create(node)) == parsed
     assert pickle.loads(pickle.dumps(parsed)) == parsed
 
@@ -33,7 +35,7 @@ def test_values_are_read() -> None:
         ({"layuot": "auto"}, "seamless.layuot", "Did you mean layout?"),
         ({"cpu": {"device": 2}}, "seamless.cpu.device", "Did you mean devices?"),
         ({"layout": "colocate"}, "seamless.layout", "Did you mean colocated?"),
-        ({"layout": ["auto"]}, "seamless.layout", "Valid: auto, colocated, disaggregated"),
+        ({"layout": ["auto"]}, "seamless.layout", "Valid: auto, colocated, disaggregated, multiplexed"),
         ({"max_staleness": -1}, "seamless.max_staleness", "Set seamless.max_staleness=0"),
         ({"max_staleness": True}, "seamless.max_staleness", "Set seamless.max_staleness=0"),
         ({"max_staleness": "???"}, "seamless.max_staleness", "Set seamless.max_staleness=0"),
@@ -41,6 +43,9 @@ def test_values_are_read() -> None:
         ({"cpu": {"pin": 1}}, "seamless.cpu.pin", "Set seamless.cpu.pin=true"),
         ({"cpu": 2}, "seamless.cpu", "Valid: devices, pin"),
         ({"plot": "yes"}, "seamless.plot", "Set seamless.plot=true"),
+        ({"handover": "share"}, "seamless.handover", "Did you mean shared?"),
+        ({"weights": {"kv": "drop"}}, "seamless.weights.kv", "Valid: recompute, keep"),
+        ({"weights": {"at_once": 0}}, "seamless.weights.at_once", "Set seamless.weights.at_once=1"),
         ({"gateway": {"enabled": 1}}, "seamless.gateway.enabled", "Set seamless.gateway.enabled=true"),
         ({"gateway": {"port": "any"}}, "seamless.gateway.port", "Set seamless.gateway.port=0"),
         ({"gateway": {"journal": 3}}, "seamless.gateway.journal", "null"),

@@ -17,15 +17,11 @@ ENABLED = "seamless.gateway.enabled"
 
 @check
 def check_gateway(settings: Settings) -> list[Problem]:
-    """It runs in our trainer, over vLLM; loops that run agents against it need it."""
+    """It runs in our trainer; loops that run agents against it need it."""
     enabled, seamless = settings.seamless.gateway.enabled, settings.mode == "seamless"
     if enabled and not seamless:
         reason = "only the seamless trainer starts the gateway"
         return [Problem(ENABLED, True, reason, "Set trainer.v1.trainer_mode=seamless, or leave the gateway out")]
-    name = settings.get("actor_rollout_ref.rollout.name", "vllm")
-    if enabled and name != "vllm":
-        way_out = "Set actor_rollout_ref.rollout.name=vllm, or leave the gateway out"
-        return [Problem("actor_rollout_ref.rollout.name", name, "the gateway streams from vLLM", way_out)]
     path = settings.get(LOOPS)
     if path is None or enabled or not any(str(target).startswith(OURS) for target in targets(Path(path))):
         return []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from seamless_verl.config.checks.problem import Problem
-from seamless_verl.config.checks.roles import has_reward_model, has_standalone_rollout, seamless_layout
+from seamless_verl.config.checks.roles import has_reward_model, has_standalone_rollout, releases_memory, seamless_layout
 from seamless_verl.config.checks.settings import Settings, check
 from seamless_verl.config.schema import Layout, nearest
 
@@ -78,19 +78,22 @@ def _unused_pool(settings: Settings) -> list[Problem]:
 
 def _engine(settings: Settings) -> list[Problem]:
     key = f"{ROLLOUT}.name"
-    if settings.get(key) != "trtllm":
+    if (name := settings.get(key, "vllm")) == "vllm" or not settings.host.accelerator:  # there another check speaks
         return []
     way_out = f"Set {key}=vllm, or use one of verl's own trainer modes"
-    return [Problem(key, "trtllm", "the seamless trainer does not place its engines", way_out)]
+    return [Problem(key, name, "the seamless trainer streams from vLLM's engine", way_out)]
 
 
 def _several_updates(settings: Settings) -> list[Problem]:
     key = "trainer.v1.seamless.parameter_sync_step"
     updates = settings.integer(key, 1)
-    if updates == 1 or seamless_layout(settings) is Layout.DISAGGREGATED:
+    if updates == 1 or seamless_layout(settings) is not Layout.COLOCATED or not releases_memory(settings):
         return []
-    reason = "needs generation to go on between the updates of a step, and colocated replicas pause for the first"
-    way_out = f"Set {key}=1 and a smaller ppo_mini_batch_size, or give generation a pool: {ROLLOUT}.nnodes=1"
+    reason = "needs generation to go on between the updates of a step, and replicas that released their memory cannot"
+    way_out = (
+        f"Set {key}=1 and a smaller ppo_mini_batch_size, seamless.handover=shared where memory allows,"
+        f" or give generation a pool: {ROLLOUT}.nnodes=1"
+    )
     return [Problem(key, updates, reason, way_out)]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from seamless_verl.config.checks.settings import Settings
-from seamless_verl.config.schema import Layout
+from seamless_verl.config.schema import Handover, Layout
 
 
 def needs_critic(settings: Settings) -> bool:
@@ -32,7 +32,7 @@ def uses_megatron(settings: Settings) -> bool:
 def has_standalone_rollout(settings: Settings) -> bool:
     """Whether generation has a device pool of its own."""
     if settings.mode == "seamless":
-        return seamless_layout(settings) is Layout.DISAGGREGATED
+        return seamless_layout(settings).has_own_devices
     return settings.mode == "separate_async"
 
 
@@ -40,7 +40,14 @@ def has_hybrid_rollout(settings: Settings) -> bool:
     """Whether rollout engines share the trainer's devices; verl's separate_async may have both kinds."""
     if settings.mode == "separate_async":
         return settings.flag("actor_rollout_ref.hybrid_engine", True)
-    return not has_standalone_rollout(settings)
+    return settings.mode != "seamless" or seamless_layout(settings).shares_devices
+
+
+def releases_memory(settings: Settings) -> bool:
+    """Whether a device that both train and generate holds one side's memory at a time."""
+    handover = settings.seamless.handover
+    frees = settings.flag("actor_rollout_ref.rollout.free_cache_engine", True)
+    return handover is Handover.RELEASED or (handover is Handover.AUTO and settings.host.accelerator and frees)
 
 
 def seamless_layout(settings: Settings) -> Layout:

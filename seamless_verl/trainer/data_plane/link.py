@@ -1,11 +1,11 @@
-"""The trainer's end of the data plane: starts the actor, attaches the replicas, tells it of weight commits."""
+"""The trainer's end of the data plane: starts the actor, and attaches the replicas to it."""
 
 from __future__ import annotations
 
 import logging
 import os
 import secrets
-from typing import Any
+from collections.abc import Sequence
 
 import ray
 from omegaconf import DictConfig
@@ -13,12 +13,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from seamless_verl.config.schema import GatewayConfig
 from seamless_verl.trainer.data_plane.plane import NAME, DataPlane, PlaneSettings
-from seamless_verl.trainer.layouts import RolloutPlace
+from seamless_verl.trainer.data_plane.sessions import SessionSettings
+from seamless_verl.trainer.servers import PlacedReplica
 
 logger = logging.getLogger(__name__)
 JOURNAL = "trajectories.sqlite"
 STOP_S = 60.0
-CONCURRENCY = 4096  # methods of the actor that may wait at once: one for each open session and more
+CONCURRENCY = 4096  # methods of the actor that may wait at once: one for each open session or call, and more
 
 
 class PlaneLink:
@@ -31,56 +32,39 @@ class PlaneLink:
         self.actor = ray.remote(DataPlane).options(**placed).remote(settings_of(config, gateway, self.token))
         self.url = self.actor.start.remote()
 
-    def join(self, place: RolloutPlace) -> RolloutPlace:
-        """Open the doors of the place's replicas and let the gateway in; it serves after the next commit."""
-        replicas = place.servers.get_replicas()
-        doors = ray.get([replica.server_handle.open_door.remote(self.token) for replica in replicas])
+    def attach(self, replicas: Sequence[PlacedReplica], *, keep_kv: bool) -> None:
+        """Open the replicas' doors and let the plane in; they serve after the next commit."""
+        doors = ray.get([one.replica.server_handle.open_door.remote(self.token, keep_kv) for one in replicas])
         ray.get(
             [
-                self.actor.attach.remote(f"replica-{replica.replica_rank}", host, port, replica.server_handle)
-                for replica, (host, port) in zip(replicas, doors, strict=True)
+                self.actor.attach.remote(one.replica_id, host, port, one.replica.server_handle)
+                for one, (host, port) in zip(replicas, doors, strict=True)
             ]
         )
-        logger.info("The gateway listens at %s", ray.get(self.url))
-        return WithGateway(place, self)
+        if (url := ray.get(self.url)) is not None:
+            logger.info("The gateway listens at %s", url)
 
     def stop(self) -> None:
-        """Raises GetTimeoutError when the gateway does not end."""
+        """Raises GetTimeoutError when it does not end."""
         ray.get(self.actor.stop.remote(), timeout=STOP_S)
 
 
-class WithGateway(RolloutPlace):
-    """A layout whose replicas also serve the gateway: it hears of every pause and commit before they do."""
-
-    def __init__(self, place: RolloutPlace, link: PlaneLink) -> None:
-        super().__init__(place.servers, place.transfer)
-        self.place, self.link = place, link
-
-    def before_training(self) -> None:
-        if self.place.pauses:
-            ray.get(self.link.actor.pause.remote())
-        self.place.before_training()
-
-    def commit(self, version: int) -> dict[str, Any]:
-        ray.get(self.link.actor.begin_sync.remote())
-        metrics = self.place.commit(version)
-        ray.get(self.link.actor.synced.remote(version))
-        return metrics | ray.get(self.link.actor.check_integrity.remote())
-
-
 def settings_of(config: DictConfig, gateway: GatewayConfig, token: str) -> PlaneSettings:
+    capacity = config.actor_rollout_ref.rollout.max_num_seqs
+    return PlaneSettings(token, capacity, sessions_of(config, gateway) if gateway.enabled else None)
+
+
+def sessions_of(config: DictConfig, gateway: GatewayConfig) -> SessionSettings:
     rollout = config.actor_rollout_ref.rollout
     journal = gateway.journal or os.path.join(config.trainer.default_local_dir, JOURNAL)
     length = rollout.max_model_len or rollout.prompt_length + rollout.response_length
     model = str(config.actor_rollout_ref.model.path)
     names = ("--served-model-name", os.path.basename(model.rstrip("/")), "policy")
-    return PlaneSettings(
+    return SessionSettings(
         model=model,
         journal=journal,
-        token=token,
         port=gateway.port,
         options=(f"--max-model-len={length}", f"--dtype={rollout.dtype}", *names, *gateway.options),
-        capacity=rollout.max_num_seqs,
         longest_prompt=rollout.prompt_length,
         longest_response=rollout.response_length,
     )

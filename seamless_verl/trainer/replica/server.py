@@ -9,12 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 import ray
+from verl.single_controller.ray import RayClassWithInitArgs
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
 from seamless_verl.errors import ReplicaLostError
 from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.rollout.wire import EngineServer, serve_engine
 from seamless_verl.trainer.replica.source import AsyncLLMSource
+from seamless_verl.trainer.workers import SeamlessReplicaWorker
 
 
 class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
@@ -23,10 +25,10 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
     source: AsyncLLMSource | None = None
     door: EngineServer | None = None
 
-    async def open_door(self, token: str) -> tuple[str, int]:
+    async def open_door(self, token: str, keep_kv: bool = False) -> tuple[str, int]:
         """Serve the engine over TCP to whoever has the token; returns host and port. Again changes nothing."""
         if self.door is None:
-            self.source = AsyncLLMSource(self.engine, version=self.global_steps or 0)
+            self.source = AsyncLLMSource(self.engine, version=self.global_steps or 0, keep_kv=keep_kv)
             name = f"replica-{self.replica_rank}"
             self.door = await serve_engine(self.source, self._server_address, 0, token=token, replica_id=name)
         return self._server_address, self.door.port
@@ -49,6 +51,14 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
         if self.source is not None:
             self.source.paused = None
 
+    async def clear_kv_cache(self) -> None:
+        """After a load: what frozen calls hold is the commit's to judge, the other caches go as verl has it."""
+        if self.source is None:
+            await super().clear_kv_cache()
+        elif self.node_rank == 0:
+            await self.engine.reset_mm_cache()
+            await self.engine.reset_encoder_cache()
+
     async def set_global_steps(self, global_steps: int) -> None:
         if self.source is not None:
             await self.source.commit(global_steps)
@@ -61,6 +71,15 @@ class SeamlessReplica(vLLMReplica):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.server_class = ray.remote(SeamlessServer)
+
+    def get_ray_class_with_init_args(self) -> RayClassWithInitArgs:
+        """The worker beside an engine on a device of its own."""
+        return RayClassWithInitArgs(
+            cls=ray.remote(SeamlessReplicaWorker),
+            rollout_config=self.config,
+            model_config=self.model_config,
+            replica_rank=self.replica_rank,
+        )
 
 
 class ActorControl:

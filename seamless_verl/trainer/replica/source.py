@@ -1,15 +1,16 @@
 """vLLM's AsyncLLM as an engine source: requests in, deltas out, each with the version that made it.
 
-Owned state: the weight version, the pause, and the collectors of the requests in flight.
-Invariant: the version changes only while the engine is paused, and after every token that it made
-before has been handed out under the old one.
+Owned state: the weight version, the pause, and the requests in flight.
+Invariant: the version changes only while the engine is paused, after every token that it made before
+has reached this process and been counted under the old one.
 """
 
 from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from vllm import SamplingParams, TokensPrompt
@@ -21,17 +22,48 @@ from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from seamless_verl.rollout.engine import Delta, EngineFinish, EngineRequest, PauseMode, TopLogprobs
 
-HANDING_OUT_S = 60.0  # milliseconds, unless a client has stopped reading
+HANDING_OUT_S = 60.0  # milliseconds, unless the engine has stopped answering
+ALL = 1 << 62  # more tokens than a request can have
 FINISHES = {"stop": EngineFinish.STOP, "length": EngineFinish.LENGTH, "abort": EngineFinish.CUT}
 
 
-class AsyncLLMSource:
-    """One engine; `version` is that of the weights it was started with."""
+@dataclass(eq=False)
+class InFlight:
+    """A request in the engine: `taken` of its tokens are handed out; `made` says under which weights they came,
+    as (tokens so far, version), for all versions but the present one."""
 
-    def __init__(self, engine: AsyncLLM, version: int) -> None:
+    collector: RequestOutputCollector
+    taken: int = 0
+    made: list[tuple[int, int]] = field(default_factory=list)
+
+    def spans(self, count: int, present: int) -> list[tuple[int, int, int]]:
+        """The next `count` tokens by version: (begin, end, version), positions within them; at least one."""
+        begin, spans = 0, []
+        for upto, version in self.made:
+            end = min(count, upto - self.taken)
+            if end > begin:
+                spans.append((begin, end, version))
+                begin = end
+        self.taken += count
+        self.made = [(upto, version) for upto, version in self.made if upto > self.taken]
+        return spans if begin == count and spans else [*spans, (begin, count, present)]
+
+
+class AsyncLLMSource:
+    """One engine; `version` is that of the weights it was started with.
+
+    `on_busy` hears when the engine begins to have something to generate, and when it has no more. With
+    `keep_kv` a commit leaves the KV cache of requests in flight as the old weights made it; requests that
+    begin later never build on it.
+    """
+
+    def __init__(
+        self, engine: AsyncLLM, version: int, *, keep_kv: bool = False, on_busy: Callable[[bool], None] | None = None
+    ) -> None:
         self.engine, self.version = engine, version
+        self.keep_kv, self.on_busy = keep_kv, on_busy or (lambda busy: None)
         self.paused: PauseMode | None = None
-        self.collectors: dict[str, RequestOutputCollector] = {}
+        self.in_flight: dict[str, InFlight] = {}
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Delta, None]:
         """Deltas as the engine makes them; closing the generator aborts the request."""
@@ -39,6 +71,8 @@ class AsyncLLMSource:
             yield ended(self.version, EngineFinish.CUT)
             return
         prompt = TokensPrompt(prompt_token_ids=request.prompt_ids.tolist())
+        if self.keep_kv:
+            prompt["cache_salt"] = str(self.version)
         try:
             collector = await self.engine.add_request(request.request_id, prompt, sampling(request.sampling))
         except (ValueError, VLLMClientError) as error:
@@ -47,33 +81,36 @@ class AsyncLLMSource:
         except asyncio.CancelledError:  # the engine may have it already
             await self.engine.abort(request.request_id)
             raise
-        self.collectors[request.request_id] = collector
+        mine = self._enter(request.request_id, collector)
         finished = False
         try:
             while not finished:
                 output = collector.get_nowait() or await collector.get()
                 assert isinstance(output, RequestOutput)
                 finished = output.finished
-                yield self.delta(output, top=bool(request.sampling.get("logprobs")))
+                for delta in self.deltas(mine, output, top=bool(request.sampling.get("logprobs"))):
+                    yield delta
         finally:
-            del self.collectors[request.request_id]
+            self._leave(request.request_id)
             collector.close()
             if not finished:
                 await self.engine.abort(collector.request_id, internal=True)
 
     async def abort(self, request_id: str) -> None:
         """End one request with CUT; one that is not running is no error."""
-        if (collector := self.collectors.get(request_id)) is not None:
-            await self.engine.abort(collector.request_id, internal=True)
+        if (mine := self.in_flight.get(request_id)) is not None:
+            await self.engine.abort(mine.collector.request_id, internal=True)
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop generating; with `abort` every request in flight is cut, and so is every later one."""
         self.paused = mode
         await self.engine.pause_generation(mode=mode.value, clear_cache=False)
+        self.on_busy(False)
 
     async def resume(self) -> None:
         await self.engine.resume_generation()
         self.paused = None
+        self.on_busy(bool(self.in_flight))
 
     async def abort_all(self) -> None:
         """Make a `keep` pause an `abort` one."""
@@ -82,42 +119,66 @@ class AsyncLLMSource:
     async def commit(self, version: int) -> None:
         """Say that the engine, paused, holds the weights of `version` now.
 
-        What the old weights left in the KV cache goes: requests in flight compute theirs again at the
-        resume, so that each later token has the probability that the new weights alone give it.
+        What the old weights left in the KV cache goes, unless it is to be kept: requests in flight compute
+        theirs again at the resume, so that each later token has the probability that the new weights give it.
         """
         limit = asyncio.get_running_loop().time() + HANDING_OUT_S
-        while not self.handed_out():  # a few turns of this loop, in which others hand it out
+        while not self.arrived():  # a few turns of this loop, in which the engine's replies come in
             if self.engine.errored or asyncio.get_running_loop().time() > limit:
-                raise RuntimeError(f"version {version}: tokens of older weights are stuck in the engine, or on the way")
+                raise RuntimeError(f"version {version}: tokens of older weights are stuck on their way from the engine")
             await asyncio.sleep(0)
-        if not await self.engine.reset_prefix_cache(reset_running_requests=True):
+        self.note_versions()
+        if not self.keep_kv and not await self.engine.reset_prefix_cache(reset_running_requests=True):
             raise RuntimeError(f"version {version}: the engine kept blocks of its KV cache that old weights made")
         self.version = version
 
-    def handed_out(self) -> bool:
-        """Whether every token made so far has left its collector: the engine's replies arrive in order,
-        so that those made before a pause ended are in this process, between its queue and a collector."""
-        if not self.collectors:
+    def arrived(self) -> bool:
+        """Whether every token made before the pause is in the state of its request: replies arrive in order."""
+        if not self.in_flight:
             return True
         queue = self.engine.engine_core.outputs_queue
-        handled = queue.empty() and bool(queue._getters)  # the handler waits for more
-        return handled and all(collector.output is None for collector in self.collectors.values())
+        return queue.empty() and bool(queue._getters)  # the handler waits for more
 
-    def delta(self, output: RequestOutput, *, top: bool) -> Delta:
+    def note_versions(self) -> None:
+        """Everything made so far is of the present version."""
+        states = self.engine.output_processor.request_states
+        for mine in self.in_flight.values():
+            state = states.get(mine.collector.request_id)
+            detokenizer = None if state is None else state.detokenizer
+            count = ALL if detokenizer is None else detokenizer.num_output_tokens()  # it has ended: all it will be
+            if count > (mine.made[-1][0] if mine.made else mine.taken):
+                mine.made.append((count, self.version))
+
+    def deltas(self, mine: InFlight, output: RequestOutput, *, top: bool) -> Iterator[Delta]:
+        """One output, in a delta for each version; the last has the finish."""
         if not output.outputs:
-            return ended(self.version, EngineFinish.CUT)
+            yield ended(self.version, EngineFinish.CUT)
+            return
         completion = output.outputs[0]
-        ids = list(completion.token_ids)
-        return Delta(
-            ids=array("i", ids),
-            logprobs=array("f", (entry[i].logprob for i, entry in zip(ids, completion.logprobs or (), strict=True))),
-            version=self.version,
-            finish=finish_of(completion),
-            stop_reason=completion.stop_reason,
-            top=tuple(likeliest(i, entry) for i, entry in zip(ids, completion.logprobs or (), strict=True))
-            if top
-            else None,
-        )
+        ids, entries = list(completion.token_ids), completion.logprobs or ()
+        values = [entry[i].logprob for i, entry in zip(ids, entries, strict=True)]
+        for begin, end, version in mine.spans(len(ids), self.version):
+            last = end == len(ids)
+            rows = zip(ids[begin:end], entries[begin:end], strict=True) if top else ()
+            yield Delta(
+                ids=array("i", ids[begin:end]),
+                logprobs=array("f", values[begin:end]),
+                version=version,
+                finish=finish_of(completion) if last else None,
+                stop_reason=completion.stop_reason if last else None,
+                top=tuple(likeliest(i, entry) for i, entry in rows) if top else None,
+            )
+
+    def _enter(self, request_id: str, collector: RequestOutputCollector) -> InFlight:
+        mine = self.in_flight[request_id] = InFlight(collector)
+        if len(self.in_flight) == 1 and self.paused is None:
+            self.on_busy(True)
+        return mine
+
+    def _leave(self, request_id: str) -> None:
+        del self.in_flight[request_id]
+        if not self.in_flight and self.paused is None:
+            self.on_busy(False)
 
 
 def ended(version: int, finish: EngineFinish, reason: str | None = None) -> Delta:

@@ -1,0 +1,98 @@
+"""Who has the trainer's devices: training while it computes, the replicas on them at all other times.
+
+Owned state: whether training has them. A device changes hands only between two computations, in the
+trainer's one thread of control; the rollout manager is told, and has stopped or started the replicas
+before the other side computes.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import ray
+
+T = TypeVar("T")
+# The trainer's worker groups, and their methods that compute on its devices and return when they have.
+COMPUTATIONS = {
+    "actor_rollout_wg": ("compute_log_prob", "update_actor"),
+    "ref_policy_wg": ("compute_ref_log_prob",),
+    "critic_wg": ("infer_batch",),
+}
+
+
+class Devices(ABC):
+    """The trainer's devices that replicas generate on too; `ids` are those replicas."""
+
+    def __init__(self, plane: Any, ids: Sequence[str]) -> None:
+        self.plane, self.ids = plane, list(ids)
+        self.depth = 0
+        self.reclaim_s = 0.0
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Training has the devices inside the block."""
+        if self.depth == 0 and self.ids:
+            began = time.monotonic()
+            self.reclaim()
+            self.reclaim_s = time.monotonic() - began
+        self.depth += 1
+        try:
+            yield
+        finally:
+            self.depth -= 1
+            if self.depth == 0 and self.ids:
+                self.lend()
+
+    def around(self, computation: Callable[..., T]) -> Callable[..., T]:
+        @functools.wraps(computation)
+        def computed(*args: Any, **kwargs: Any) -> T:
+            with self.training():
+                return computation(*args, **kwargs)
+
+        return computed
+
+    def guard(self, trainer: Any) -> None:
+        """Put every computation of the trainer's worker groups inside `training`."""
+        for name, methods in COMPUTATIONS.items():
+            group = getattr(trainer, name, None)
+            for method in methods if group is not None else ():
+                if hasattr(group, method) and not hasattr(getattr(group, method), "__wrapped__"):
+                    setattr(group, method, self.around(getattr(group, method)))
+
+    @abstractmethod
+    def reclaim(self) -> None:
+        """Training takes them."""
+
+    @abstractmethod
+    def lend(self) -> None:
+        """They generate again."""
+
+
+class Shared(Devices):
+    """Weights and cache of both sides fit beside each other: replicas freeze for a computation and go on after it."""
+
+    def reclaim(self) -> None:
+        ray.get(self.plane.freeze.remote(self.ids))
+
+    def lend(self) -> None:
+        self.plane.thaw.remote(self.ids)  # the plane obeys in order
+
+
+class Released(Devices):
+    """Their memory holds one side at a time: replicas put their weights and cache away, and come back with a commit."""
+
+    def __init__(self, plane: Any, ids: Sequence[str], sleep: Callable[[], Any]) -> None:
+        super().__init__(plane, ids)
+        self.sleep = sleep
+
+    def reclaim(self) -> None:
+        if ray.get(self.plane.part.remote(self.ids)):
+            self.sleep()
+
+    def lend(self) -> None:
+        """Not before the next commit: what they put away are old weights."""
