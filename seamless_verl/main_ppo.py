@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from seamless_verl.config import SeamlessConfig, preflight, register_search_path
 from seamless_verl.config.checks.modes import VERL_MODES
+from seamless_verl.config.command import composing, remove_run_folder
 from seamless_verl.errors import ConfigError
 from seamless_verl.platform.detect import on_cpu
 from seamless_verl.platform.environment import prepare
@@ -36,12 +37,27 @@ def main() -> int:
         # The CPU platform's config declares the devices of a cluster of its own.
         return supervise(command, marker=SUPERVISED, afterwards=tidy_checkpoints, alone=on_cpu())
     os.environ[RUN_FILE] = run_file  # for our trainer, in an actor
-    import hydra
-
     register_search_path()
     os.environ.setdefault(PLATFORM, "cpu" if on_cpu() else "accelerator")
-    hydra.main(config_path=None, config_name="seamless_ppo_trainer", version_base=None)(run_or_refuse)()
+    try:
+        compose_and_run()
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
     return 0
+
+
+def compose_and_run() -> None:
+    """Raises ConfigError for what hydra cannot compose; what it can has its end in `run_or_refuse`."""
+    import hydra
+
+    with composing(sys.argv[1:]) as begin:
+
+        def job(config: DictConfig) -> None:
+            begin()
+            run_or_refuse(config)
+
+        hydra.main(config_path=None, config_name="seamless_ppo_trainer", version_base=None)(job)()
 
 
 def run_or_refuse(config: DictConfig) -> None:
@@ -50,9 +66,18 @@ def run_or_refuse(config: DictConfig) -> None:
         run(config)
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
+        discard_run_folder()
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def discard_run_folder() -> None:
+    """Remove what hydra made for a run that did not begin."""
+    from hydra.core.hydra_config import HydraConfig
+
+    if HydraConfig.initialized():
+        remove_run_folder(Path(HydraConfig.get().runtime.output_dir))
 
 
 def run(config: DictConfig) -> None:
