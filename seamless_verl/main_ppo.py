@@ -22,7 +22,7 @@ from seamless_verl.errors import ConfigError
 from seamless_verl.platform.detect import on_cpu
 from seamless_verl.platform.environment import prepare
 from seamless_verl.supervisor import joins_cluster, supervise
-from seamless_verl.trainer.partial import RUN_FILE, announce, discard_partial
+from seamless_verl.trainer.partial import RUN_FILE, Left, announce, discard_partial, refreshing
 
 SUPERVISED = "SEAMLESS_SUPERVISED"
 PLATFORM = "SEAMLESS_PLATFORM"  # the choice among config/platform/, by default
@@ -89,7 +89,8 @@ def run(config: DictConfig) -> None:
         prepare(os.environ, cores=os.sched_getaffinity(0), devices=devices, pin=seamless.cpu.pin)
     announce_checkpoints(config)
     try:
-        train(config)
+        with refreshing():
+            train(config)
     finally:
         stop_ray()
     if seamless.plot:
@@ -113,11 +114,12 @@ def announce_checkpoints(config: DictConfig) -> None:
     address = OmegaConf.select(config, "ray_kwargs.ray_init.address")
     joins = joins_cluster(os.environ | ({"RAY_ADDRESS": address} if address else {}))
     if config.trainer.save_freq > 0 and not joins:
-        announce(
+        left = announce(
             config.trainer.default_local_dir,
             async_save=bool(config.actor_rollout_ref.actor.checkpoint.get("async_save", False)),
             seamless=config.trainer.v1.trainer_mode not in VERL_MODES,
         )
+        tell(left, "an earlier run was killed")
 
 
 def tidy_checkpoints(run_file: Path) -> None:
@@ -127,10 +129,14 @@ def tidy_checkpoints(run_file: Path) -> None:
     except (OSError, ValueError) as error:
         sys.stderr.write(f"A half-written checkpoint may be left: {error}\n")
         return
+    tell(left, "the run ended")
+
+
+def tell(left: Left, end: str) -> None:
     for folder in left.removed:
-        sys.stderr.write(f"Removed {folder}: the run ended while it was written\n")
+        sys.stderr.write(f"Removed {folder}: {end} while it was written\n")
     for folder in left.spoilt:
-        sys.stderr.write(f"{folder} is not whole: the run ended while it was written anew\n")
+        sys.stderr.write(f"{folder} is not whole: {end} while it was written anew\n")
 
 
 def train(config: DictConfig) -> None:
