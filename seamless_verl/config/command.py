@@ -25,6 +25,7 @@ from seamless_verl.errors import ConfigError
 FULL_ERROR = "HYDRA_FULL_ERROR"  # hydra then raises what it would otherwise print
 GROUPS = ["platform", "model_engine"]  # what can be chosen although it is no key
 NEAR = 3  # suggestions for a mistyped key, at most
+LIKE, ABOUT = 1.4, 0.15  # of 2: how like a suggestion must be, and how much less so than the best
 HYDRAS = {"config.yaml", "hydra.yaml", "overrides.yaml"}  # in .hydra
 BY_DATE = re.compile(r"\d{4}-\d\d-\d\d")  # hydra's run folders are in outputs/<date>, by default
 
@@ -66,7 +67,8 @@ def told(error: Exception, arguments: Sequence[str]) -> ConfigError:
         return ConfigError("--config-dir", folder, "there is no such folder", "Name the folder that holds the config")
     if isinstance(error, OverrideParseException):
         key, value = _split(error.override)
-        way_out = f"Quote a value with signs in it: '{key}=\"...\"'"
+        quoted = '["...","..."]' if (value or "").startswith("[") else '"..."'
+        way_out = f"Quote what has signs in it: '{key}={quoted}'"
         return ConfigError(key, value, f"cannot be read ({_first(text)})", way_out)
     override = _culprit(text, arguments)
     if override is None:
@@ -109,7 +111,9 @@ def _near_keys(key: str, override: str, cause: BaseException | None) -> str:
     node = getattr(cause, "parent_node", None)
     root = node._get_root() if isinstance(node, DictConfig) else None
     known = GROUPS + ([] if root is None else list(_keys(OmegaConf.to_container(root), "")))
-    near = sorted(get_close_matches(key, known, n=2 * NEAR, cutoff=0.75), key=lambda one: -_likeness(key, one))
+    likeness = {one: _likeness(key, one) for one in get_close_matches(key, known, n=2 * NEAR, cutoff=0.75)}
+    least = max([LIKE, *(value - ABOUT for value in likeness.values())])
+    near = sorted((one for one in likeness if likeness[one] >= least), key=lambda one: -likeness[one])
     # Whoever knows the name but not where it is.
     last = key.rpartition(".")[2]
     near += [one for one in known if one.rpartition(".")[2] == last and one not in near]

@@ -69,7 +69,7 @@ def loops_of(settings: Settings) -> list[Loop]:
     value = settings.text(LOOPS)
     try:
         loops = yaml.safe_load(_find(value).read_text(encoding="utf-8"))
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         told = " ".join(str(error).split())
         raise ConfigError(LOOPS, value, f"is not YAML: {told}", "Mend the file") from error
     except OSError as error:

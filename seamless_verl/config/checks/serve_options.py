@@ -35,7 +35,7 @@ def check_options(settings: Settings) -> list[Problem]:
         return []
     given = list(gateway.options)
     if given and not given[0].startswith("-"):
-        return [Problem(KEY, given[0], "is not an option", f"Write options as {KEY}=[--one,--two=2]")]
+        return [Problem(KEY, given[0], "is not an option", f'Write options as \'{KEY}=["--one","--two=2"]\'')]
     problems = [_unknown(option, known) for option in given if option.startswith("--")]
     problems += [_no_parser(name, given) for name in PARSERS]
     return [problem for problem in problems if problem is not None]
