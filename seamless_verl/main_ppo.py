@@ -17,11 +17,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from seamless_verl.config import SeamlessConfig, preflight, register_search_path
 from seamless_verl.config.checks.modes import VERL_MODES
+from seamless_verl.config.command import composing, remove_run_folder
 from seamless_verl.errors import ConfigError
 from seamless_verl.platform.detect import on_cpu
 from seamless_verl.platform.environment import prepare
 from seamless_verl.supervisor import joins_cluster, supervise
-from seamless_verl.trainer.partial import RUN_FILE, announce, discard_partial
+from seamless_verl.trainer.partial import RUN_FILE, Left, announce, discard_partial, refreshing
 
 SUPERVISED = "SEAMLESS_SUPERVISED"
 PLATFORM = "SEAMLESS_PLATFORM"  # the choice among config/platform/, by default
@@ -36,12 +37,27 @@ def main() -> int:
         # The CPU platform's config declares the devices of a cluster of its own.
         return supervise(command, marker=SUPERVISED, afterwards=tidy_checkpoints, alone=on_cpu())
     os.environ[RUN_FILE] = run_file  # for our trainer, in an actor
-    import hydra
-
     register_search_path()
     os.environ.setdefault(PLATFORM, "cpu" if on_cpu() else "accelerator")
-    hydra.main(config_path=None, config_name="seamless_ppo_trainer", version_base=None)(run_or_refuse)()
+    try:
+        compose_and_run()
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
     return 0
+
+
+def compose_and_run() -> None:
+    """Raises ConfigError for what hydra cannot compose; what it can has its end in `run_or_refuse`."""
+    import hydra
+
+    with composing(sys.argv[1:]) as begin:
+
+        def job(config: DictConfig) -> None:
+            begin()
+            run_or_refuse(config)
+
+        hydra.main(config_path=None, config_name="seamless_ppo_trainer", version_base=None)(job)()
 
 
 def run_or_refuse(config: DictConfig) -> None:
@@ -50,9 +66,18 @@ def run_or_refuse(config: DictConfig) -> None:
         run(config)
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
+        discard_run_folder()
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def discard_run_folder() -> None:
+    """Remove what hydra made for a run that did not begin."""
+    from hydra.core.hydra_config import HydraConfig
+
+    if HydraConfig.initialized():
+        remove_run_folder(Path(HydraConfig.get().runtime.output_dir))
 
 
 def run(config: DictConfig) -> None:
@@ -64,7 +89,8 @@ def run(config: DictConfig) -> None:
         prepare(os.environ, cores=os.sched_getaffinity(0), devices=devices, pin=seamless.cpu.pin)
     announce_checkpoints(config)
     try:
-        train(config)
+        with refreshing():
+            train(config)
     finally:
         stop_ray()
     if seamless.plot:
@@ -88,11 +114,12 @@ def announce_checkpoints(config: DictConfig) -> None:
     address = OmegaConf.select(config, "ray_kwargs.ray_init.address")
     joins = joins_cluster(os.environ | ({"RAY_ADDRESS": address} if address else {}))
     if config.trainer.save_freq > 0 and not joins:
-        announce(
+        left = announce(
             config.trainer.default_local_dir,
             async_save=bool(config.actor_rollout_ref.actor.checkpoint.get("async_save", False)),
             seamless=config.trainer.v1.trainer_mode not in VERL_MODES,
         )
+        tell(left, "an earlier run was killed")
 
 
 def tidy_checkpoints(run_file: Path) -> None:
@@ -102,10 +129,14 @@ def tidy_checkpoints(run_file: Path) -> None:
     except (OSError, ValueError) as error:
         sys.stderr.write(f"A half-written checkpoint may be left: {error}\n")
         return
+    tell(left, "the run ended")
+
+
+def tell(left: Left, end: str) -> None:
     for folder in left.removed:
-        sys.stderr.write(f"Removed {folder}: the run ended while it was written\n")
+        sys.stderr.write(f"Removed {folder}: {end} while it was written\n")
     for folder in left.spoilt:
-        sys.stderr.write(f"{folder} is not whole: the run ended while it was written anew\n")
+        sys.stderr.write(f"{folder} is not whole: {end} while it was written anew\n")
 
 
 def train(config: DictConfig) -> None:

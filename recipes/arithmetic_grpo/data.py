@@ -9,6 +9,7 @@ For a task of your own, write rows with the same columns: `data_source`, `prompt
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -26,12 +27,30 @@ def main() -> int:
     parser.add_argument("--val", type=int, default=128, help="questions to validate on")
     options = parser.parse_args()
     try:
+        check(options)
         make_model(options.size, options.seed, options.out / "model")
         make_arithmetic(options.out, options.seed, options.train, options.val)
     except ConfigError as error:
         print(error, file=sys.stderr)  # noqa: T201
         return 2
+    except OSError as error:  # a disk that is full, or a folder that went away meanwhile
+        print(f"--out={str(options.out)!r}: {error}. Name a folder that can be written", file=sys.stderr)  # noqa: T201
+        return 2
     return 0
+
+
+def check(options: argparse.Namespace) -> None:
+    """ConfigError for what cannot work, before anything is imported or written for it."""
+    for name in ("train", "val"):
+        count = getattr(options, name)
+        if count < 1:
+            raise ConfigError(f"--{name}", count, "there must be at least one question", f"Give --{name} 1 or more")
+    out = options.out.absolute()
+    there = next(path for path in (out, *out.parents) if path.exists())
+    if not there.is_dir():
+        raise ConfigError("--out", str(options.out), f"{there} is a file", "Name a folder; it is made if missing")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError("--out", str(options.out), f"{there} cannot be written", "Name a folder of yours")
 
 
 if __name__ == "__main__":

@@ -11,13 +11,16 @@ from seamless_verl.trajectory.journal import JournalReader, Stage
 from seamless_verl.trajectory.policies import Policy, policy
 from seamless_verl.trajectory.session import Closed, SessionRecord
 
-WHICH = "Give the file that a run writes: trajectories.sqlite beside its checkpoints, or seamless.gateway.journal"
+FILE = "trajectories.sqlite"
+WHICH = f"Give the file that a run writes: {FILE} beside its checkpoints, or seamless.gateway.journal"
 LIFETIME_OVER = "its lifetime is over"  # the reason under which a session expires; other reasons are their own names
-NAMED = 5  # sessions named when a prefix fits several
+NAMED = 5  # sessions named when a prefix fits several, and journals when a folder has several
 
 
 def opened(path: Path) -> JournalReader:
     """Raises ConfigError when there is no journal at `path`, or a newer release's."""
+    if path.is_dir():
+        raise ConfigError("JOURNAL", str(path), "it is a folder, and a journal is one file", _within(path))
     if not path.is_file():
         raise ConfigError("JOURNAL", str(path), "there is no such file", WHICH)
     reader = JournalReader(path)
@@ -26,6 +29,15 @@ def opened(path: Path) -> JournalReader:
     except JournalError as error:
         raise ConfigError("JOURNAL", str(path), f"it cannot be read as a journal ({error.reason})", WHICH) from error
     return reader
+
+
+def _within(folder: Path) -> str:
+    """The way out of naming a folder: the journals in it, or just below, by their usual name; else where they are."""
+    there = sorted(map(str, [*folder.glob(FILE), *folder.glob(f"*/{FILE}")]))
+    if not there:
+        return WHICH
+    more = f" and {len(there) - NAMED} more" if len(there) > NAMED else ""
+    return f"There is {', '.join(there[:NAMED])}{more}"
 
 
 def found(reader: JournalReader, wanted: str) -> journal.SessionRecord:

@@ -200,5 +200,5 @@ def _optional_text(key: str, value: object) -> str | None:
 
 def _texts(key: str, value: object) -> tuple[str, ...]:
     if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
-        raise ConfigError(key, value, "must be a list of texts", f"Write it as {key}=[--one,--two=2]")
+        raise ConfigError(key, value, "must be a list of texts", f'Write it as \'{key}=["--one","--two=2"]\'')
     return tuple(value)

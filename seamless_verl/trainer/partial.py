@@ -2,25 +2,31 @@
 
 What the checkpoint folder held is marked before each save by our trainer, and once a run for verl's
 own, whose saves are not ours to wrap, and for saves that go on by themselves (`async_save`). When
-all processes of a run are gone, its supervisor reads the mark.
+all processes of a run are gone, its supervisor reads the mark; where it was killed too, the next run
+of this host that saves into the same folder does.
 
-Invariants: a folder is removed only if it appeared after this run's mark, was not finished since,
-and no other living run has marked it. While our trainer saves nothing, it has no mark.
+Invariants: a folder is removed only if it appeared after its run's mark, was not finished since,
+and no other living run has marked it. While our trainer saves nothing, it has no mark. Settling a mark
+twice, or by two runs at once, is settling it once.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
+import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from seamless_verl.trainer.marks import (
+    REFRESH_S,
     TRACKER,
+    Life,
     Mark,
     mark_file,
     marks,
@@ -31,6 +37,7 @@ from seamless_verl.trainer.marks import (
 )
 
 RUN_FILE = "SEAMLESS_RUN_FILE"  # names the file in which a run tells its supervisor where it saves
+logger = logging.getLogger(__name__)
 MANIFEST = "actor/ckpt_contents.json"  # the last file of a save that goes on by itself
 
 
@@ -42,6 +49,10 @@ class Run:
     checkpoints: str
     async_save: bool
     marks_each_save: bool
+    supervisor: Life | None
+
+    def mark(self, folder: Path, step: int | None) -> None:
+        Mark.of(folder, self.name, step, supervisor=self.supervisor, async_save=self.async_save).write(folder)
 
 
 @dataclass(frozen=True)
@@ -51,19 +62,62 @@ class Left:
     removed: tuple[Path, ...] = ()
     spoilt: tuple[Path, ...] = ()
 
+    def __add__(self, other: Left) -> Left:
+        return Left(self.removed + other.removed, self.spoilt + other.spoilt)
 
-def announce(folder: str, *, async_save: bool, seamless: bool) -> None:
+
+def announce(folder: str, *, async_save: bool, seamless: bool) -> Left:
     """Tell the supervisor, if there is one, that this run saves in `folder`; `seamless` for our trainer's runs.
 
-    Raises OSError when verl's saves, which need a mark from the start, would find `folder` unwritable.
+    Before that, settle what runs of this host left there whose supervisors were killed; returns that. Raises
+    OSError when verl's saves, which need a mark from the start, would find `folder` unwritable.
     """
     if RUN_FILE not in os.environ:
-        return
+        return Left()
     path = Path(folder).absolute()
-    run = Run(uuid.uuid4().hex[:12], str(path), async_save, marks_each_save=seamless and not async_save)
+    left = settle_dead(path)
+    supervisor = Life.of(os.getppid())  # this is its child
+    run = Run(uuid.uuid4().hex[:12], str(path), async_save, seamless and not async_save, supervisor)
     replace(Path(os.environ[RUN_FILE]), json.dumps(asdict(run)))
     if not run.marks_each_save:
-        Mark.of(path, run.name, None).write(path)
+        run.mark(path, None)
+    return left
+
+
+def settle_dead(folder: Path) -> Left:
+    """Settle the marks of this host's runs that nobody else will."""
+    left = Left()
+    for mark in list(marks(folder)):
+        if mark.here and not mark.alive(folder):
+            left += settle(folder, mark)
+            mark_file(folder, mark.run).unlink(missing_ok=True)
+    return left
+
+
+@contextmanager
+def refreshing(every: float = REFRESH_S) -> Iterator[None]:
+    """Meanwhile the mark of the run that this process announced, while it has one, gives signs of life."""
+    run, over = announced(Path(os.environ.get(RUN_FILE, ""))), threading.Event()
+    if run is None:
+        yield
+        return
+    thread = threading.Thread(target=_refresh, args=(run, over, every), name="mark", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _refresh(run: Run, over: threading.Event, every: float) -> None:
+    mark = mark_file(Path(run.checkpoints), run.name)
+    while not over.wait(every):
+        try:
+            with suppress(FileNotFoundError):  # nothing is being saved
+                os.utime(mark)
+        except OSError as error:  # the file system is away, and may come back
+            logger.warning("%s cannot be refreshed: %s", mark, error)
 
 
 @contextmanager
@@ -74,7 +128,7 @@ def saving(folder: str, step: int) -> Iterator[None]:
         yield
         return
     path = Path(folder)
-    Mark.of(path, run.name, step).write(path)
+    run.mark(path, step)
     yield
     mark_file(path, run.name).unlink()
 
@@ -88,22 +142,22 @@ def discard_partial(run_file: Path) -> Left:
     run = announced(run_file)
     if run is None or not (path := mark_file(Path(run.checkpoints), run.name)).exists():
         return Left()
-    left = settle(run, Mark.read(path))
-    path.unlink()
+    left = settle(path.parent, Mark.read(path))
+    path.unlink(missing_ok=True)
     return left
 
 
-def settle(run: Run, mark: Mark) -> Left:
-    folder = Path(run.checkpoints)
-    finished = set() if run.async_save else mark.finished(folder)
-    others = {other.step for other in marks(folder) if other.run != run.name and other.alive}
-    unsure = run.async_save or None in others  # None: it may be saving any step, at any moment
+def settle(folder: Path, mark: Mark) -> Left:
+    finished = set() if mark.async_save else mark.finished(folder)
+    others = {other.step for other in marks(folder) if other.run != mark.run and other.alive(folder)}
+    unsure = mark.async_save or None in others  # None: it may be saving any step, at any moment
     torn = set() if unsure else mark.begun(folder) - finished - others
     removed = tuple(step_folder(folder, step) for step in sorted(torn - set(mark.steps)))
     for path in removed:
-        shutil.rmtree(path)
+        with suppress(FileNotFoundError):  # another run settles the same mark
+            shutil.rmtree(path)
     if not others:
-        mend_tracker(folder, finished, manifest=run.async_save)
+        mend_tracker(folder, finished, manifest=mark.async_save)
     return Left(removed, tuple(step_folder(folder, step) for step in sorted(torn & set(mark.steps))))
 
 
@@ -126,4 +180,7 @@ def looks_whole(folder: Path, manifest: bool) -> bool:
 
 
 def announced(run_file: Path) -> Run | None:
-    return Run(**json.loads(run_file.read_text())) if run_file.is_file() else None
+    if not run_file.is_file():
+        return None
+    values = json.loads(run_file.read_text())
+    return Run(**values | {"supervisor": None if values["supervisor"] is None else Life(**values["supervisor"])})

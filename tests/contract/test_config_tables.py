@@ -9,6 +9,7 @@ import pytest
 from packaging.version import Version
 
 from seamless_verl.config.checks.modes import VERL_MODES
+from seamless_verl.config.checks.serve_options import PARSERS, _keys, _source, serve_options
 from seamless_verl.config.checks.tables import (
     DERIVED_HEAD_DIM,
     MBRIDGE_MODEL_TYPES,
@@ -34,6 +35,26 @@ def test_vllm_cpu_head_sizes() -> None:
 
     assert tuple(CPUAttentionBackend.get_supported_head_sizes()) == VLLM_CPU_HEAD_SIZES
     assert CPUAttentionBackend.supports_head_size(32) and not CPUAttentionBackend.supports_head_size(16)
+
+
+@pytest.mark.integration
+def test_vllm_serve_options() -> None:
+    """Read from the source, they are the parser's own; so are the names of tool and reasoning parsers."""
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.reasoning import ReasoningParserManager
+    from vllm.tool_parsers import ToolParserManager
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    actions = make_arg_parser(FlexibleArgumentParser())._actions
+    flags = {flag.removeprefix("--") for one in actions for flag in one.option_strings if flag.startswith("--")}
+    assert {
+        flag for flag in flags if flag.removeprefix("no-") not in flags or not flag.startswith("no-")
+    } == serve_options()
+    for name, manager in [("tool-call-parser", ToolParserManager), ("reasoning-parser", ReasoningParserManager)]:
+        place, table, plugin = PARSERS[name]
+        file = _source(place)
+        assert file is not None and plugin in flags
+        assert sorted(_keys(file, table)) == sorted(manager.list_registered())
 
 
 @pytest.mark.integration

@@ -19,6 +19,7 @@ from pyarrow import parquet
 from seamless_verl.config import preflight, register_search_path
 from seamless_verl.config.checks import RefusedConfigError
 from seamless_verl.config.checks.problem import Problem
+from seamless_verl.config.checks.settings import Config
 from seamless_verl.config.search_path import HERE, verl_config_dir
 
 QWEN3 = {
@@ -95,6 +96,24 @@ def tiny_run(folder: Path, *overrides: str) -> DictConfig:
     return config
 
 
+def tiny_plain(folder: Path, *overrides: str) -> dict[str, Any]:
+    """The same as plain values, in a tenth of the time; what follows another key by interpolation stays."""
+    tree = copy.deepcopy(_tiny_values())
+    for text in (*tiny_files(folder), *overrides):
+        key, _, value = text.lstrip("+").partition("=")
+        *nodes, name = key.split(".")
+        inner = tree
+        for node in nodes:
+            inner = inner.setdefault(node, {})
+        inner[name] = yaml.safe_load(value)
+    return tree
+
+
+@cache
+def _tiny_values() -> dict[str, Any]:
+    return plain(_tiny_tree())
+
+
 @cache
 def _tiny_tree() -> DictConfig:
     tree = _pruned(OmegaConf.to_container(compose_ours(*TINY)))
@@ -113,7 +132,7 @@ def plain(config: DictConfig) -> dict[str, Any]:
     return {str(key): value for key, value in tree.items()}
 
 
-def refused(config: DictConfig, *, devices: int | None = 1, accelerator: bool = False) -> tuple[Problem, ...]:
+def refused(config: Config, *, devices: int | None = 1, accelerator: bool = False) -> tuple[Problem, ...]:
     """The problems for which preflight refuses the config."""
     with pytest.raises(RefusedConfigError) as caught:
         preflight(config, devices=devices, accelerator=accelerator)
@@ -121,7 +140,7 @@ def refused(config: DictConfig, *, devices: int | None = 1, accelerator: bool = 
 
 
 def assert_refused(
-    config: DictConfig,
+    config: Config,
     key: str,
     value: object,
     way_out: str,

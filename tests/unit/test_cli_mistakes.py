@@ -42,9 +42,18 @@ def test_what_is_no_journal(tmp_path: Path, capsys: Capture) -> None:
         told = refusal(capsys, "ls", str(path))
         assert f"JOURNAL='{path}'" in told and "cannot be read as a journal" in told
         assert told.endswith("trajectories.sqlite beside its checkpoints, or seamless.gateway.journal")
-    for path in (tmp_path / "missing", tmp_path):
-        assert f"JOURNAL='{path}': there is no such file" in refusal(capsys, "show", str(path), "s")
-    assert not (tmp_path / "missing").exists()
+    missing = tmp_path / "missing"
+    assert f"JOURNAL='{missing}': there is no such file" in refusal(capsys, "show", str(missing), "s")
+    assert not missing.exists()
+
+
+def test_a_folder_is_no_journal_and_the_journals_in_it_are_named(tmp_path: Path, capsys: Capture) -> None:
+    told = refusal(capsys, "ls", str(tmp_path))
+    assert f"JOURNAL='{tmp_path}': it is a folder, and a journal is one file. Give the file that a run writes" in told
+    (tmp_path / "run").mkdir()
+    for path in (tmp_path / "run" / "trajectories.sqlite", tmp_path / "trajectories.sqlite"):
+        path.touch()
+        assert str(path) in refusal(capsys, "ls", str(tmp_path))
 
 
 def test_a_newer_schema(tmp_path: Path, capsys: Capture) -> None:

@@ -296,8 +296,10 @@ def test_the_gateway_needs_our_trainer_and_vllm(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("enabled", [False, True])
 def test_loops_that_need_the_gateway_are_refused_without_it(tmp_path: Path, enabled: bool) -> None:
-    loops = tmp_path / "loops.yaml"
-    loops.write_text("- {name: mine, _target_: seamless_verl.trainer.data_plane.agent_loop.CallableAgentLoop}\n")
+    loops, agent = tmp_path / "loops.yaml", tmp_path / "agent.py"
+    agent.write_text("async def run(task, endpoint): ...\n")
+    target = "seamless_verl.trainer.data_plane.agent_loop.CallableAgentLoop"
+    loops.write_text(f"- {{name: mine, _target_: {target}, agent: '{agent}:run'}}\n")
     key = f"{ROLLOUT}.agent.agent_loop_config_path"
     config = tiny_run(tmp_path, f"{key}={loops}", f"seamless.gateway.enabled={enabled}")
     if enabled:

@@ -49,7 +49,7 @@ def test_values_are_read() -> None:
         ({"gateway": {"enabled": 1}}, "seamless.gateway.enabled", "Set seamless.gateway.enabled=true"),
         ({"gateway": {"port": "any"}}, "seamless.gateway.port", "Set seamless.gateway.port=0"),
         ({"gateway": {"journal": 3}}, "seamless.gateway.journal", "null"),
-        ({"gateway": {"options": "--a"}}, "seamless.gateway.options", "seamless.gateway.options=[--one,--two=2]"),
+        ({"gateway": {"options": "--a"}}, "seamless.gateway.options", 'options=["--one","--two=2"]'),
     ],
 )
 def test_refused(node: dict[str, Any], key: str, way_out: str) -> None:

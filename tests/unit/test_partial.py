@@ -7,14 +7,16 @@ import os
 import socket
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seamless_verl.trainer.marks import TRACKER, Mark, mark_file, saved_steps, tracker_state
-from seamless_verl.trainer.partial import RUN_FILE, Left, announce, discard_partial, saving
+from seamless_verl.trainer.marks import SILENCE_S, TRACKER, Life, Mark, mark_file, saved_steps, tracker_state
+from seamless_verl.trainer.partial import RUN_FILE, Left, announce, discard_partial, refreshing, saving
 
 DEAD = 2**22 + 1  # above Linux's largest process id
 
@@ -67,6 +69,10 @@ def other_run(folder: Path, step: int | None, *, pid: int, host: str | None = No
     Mark("other", step, [], None, host or socket.gethostname(), pid).write(folder)
 
 
+def elsewhere(life: Life) -> Life:
+    return replace(life, system="another boot, or another container")
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path
@@ -81,7 +87,8 @@ if "child" in sys.argv:
         save(folder, 1)
     with partial.saving("checkpoints", 2):
         save(folder, 2, finish="finish" in sys.argv)
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getppid() if "supervisor" in sys.argv else os.getpid(), signal.SIGKILL)
+        signal.pause()
 def tidy(run_file):
     print(*[path.name for path in partial.discard_partial(run_file).removed])
 sys.exit(supervise([sys.executable, *sys.argv, "child"], marker="M", afterwards=tidy))
@@ -101,6 +108,89 @@ def test_the_supervisor_tidies_up_after_a_killed_child(
     assert (done.returncode, done.stdout.strip()) == (137, removed), done.stderr
     assert saved_steps(folder) == kept and tracker(folder) == str(max(kept))
     assert not list(folder.glob(".*"))
+
+
+@pytest.mark.parametrize("mode", ["seamless", "sync"])
+def test_the_next_run_tidies_up_after_a_killed_supervisor(tmp_path: Path, run_file: Path, mode: str) -> None:
+    (tmp_path / "main.py").write_text(KILLED)
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    folder = tmp_path / "checkpoints"
+    with subprocess.Popen([sys.executable, "main.py", mode, "supervisor"], cwd=tmp_path, env=env) as killed:
+        assert killed.wait(30) == -9
+    (mark,) = folder.glob(".saving-*")
+    child = Mark.read(mark).pid
+    deadline = time.monotonic() + 10
+    while Life.of(child).started not in (None, -1.0) and time.monotonic() < deadline:
+        time.sleep(0.01)  # it dies with its supervisor
+    assert saved_steps(folder) == {1, 2}
+    left = announce(str(folder), seamless=True, async_save=False)
+    assert left == Left(removed=(folder / "global_step_2",))
+    assert saved_steps(folder) == {1} and tracker(folder) == "1"
+    assert not list(folder.glob(".*"))
+
+
+def test_a_mark_whose_supervisor_lives_is_its_to_settle(tmp_path: Path, run_file: Path) -> None:
+    me, dead = Life.of(os.getpid()), Life(DEAD, 1.0, Life.of(os.getpid()).system)
+    mark = Mark("other", 6, [], None, socket.gethostname(), DEAD, (dead, me), False)
+    save(tmp_path, 6, finish=False)
+    mark.write(tmp_path)
+    assert announce(str(tmp_path), seamless=True, async_save=False) == Left() and saved_steps(tmp_path) == {6}
+    replace(mark, lives=(dead,)).write(tmp_path)
+    assert announce(str(tmp_path), seamless=True, async_save=False).removed == (tmp_path / "global_step_6",)
+
+
+def test_a_process_that_has_the_id_of_a_dead_one_is_not_taken_for_it(tmp_path: Path) -> None:
+    me = Life.of(os.getpid())
+    assert me.started is not None and me.goes_on and Life(me.pid, None, me.system).goes_on
+    assert not Life(me.pid, me.started - 1, me.system).goes_on
+    with subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.PIPE) as child:
+        life = Life.of(child.pid)
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert not life.goes_on  # ended, and nobody has asked for it yet
+
+
+def test_a_mark_from_elsewhere_protects_while_it_is_refreshed(tmp_path: Path, run_file: Path) -> None:
+    start(tmp_path)
+    cut(tmp_path, 6)
+    me = elsewhere(Life.of(os.getpid()))
+    Mark("other", 6, [], None, socket.gethostname(), me.pid, (me,), False).write(tmp_path)
+    assert discard_partial(run_file) == Left()
+    other, now = mark_file(tmp_path, "other"), time.time()
+    os.utime(other, (now, now - SILENCE_S - 5))
+    start(tmp_path)
+    assert saved_steps(tmp_path) == {6} and other.exists()  # left to its host
+    save(tmp_path, 5)
+    cut(tmp_path, 7)
+    os.utime(other, (now, now - SILENCE_S + 30))
+    replace(Mark.read(other), step=7).write(tmp_path)
+    assert discard_partial(run_file) == Left()
+    start(tmp_path)
+    cut(tmp_path, 8)
+    replace(Mark.read(other), step=8).write(tmp_path)
+    os.utime(other, (now, now - SILENCE_S - 5))
+    assert discard_partial(run_file).removed == (tmp_path / "global_step_8",)
+    assert not list(tmp_path.glob(".clock*"))
+
+
+def test_a_run_gives_signs_of_life_while_it_saves(tmp_path: Path, run_file: Path) -> None:
+    start(tmp_path, seamless=False)
+    (mark,) = tmp_path.glob(".saving-*")
+    os.utime(mark, (1, 1))
+    with refreshing(every=0.01):
+        deadline = time.monotonic() + 10
+        while mark.stat().st_mtime == 1 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        mark.unlink()  # as between saves: nothing is made anew
+        time.sleep(0.05)
+    assert time.monotonic() < deadline and not mark.exists()
+
+
+def test_an_older_releases_mark_is_read_and_its_folders_are_left(tmp_path: Path, run_file: Path) -> None:
+    save(tmp_path, 6, finish=False)
+    old = {"run": "old", "step": 6, "steps": [], "tracker": None, "host": socket.gethostname(), "pid": DEAD}
+    mark_file(tmp_path, "old").write_text(json.dumps(old))
+    assert announce(str(tmp_path), seamless=True, async_save=False) == Left() and saved_steps(tmp_path) == {6}
+    assert not mark_file(tmp_path, "old").exists()
 
 
 def test_a_finished_save_leaves_no_mark_and_an_unsupervised_one_makes_none(

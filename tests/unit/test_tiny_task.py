@@ -112,6 +112,23 @@ def test_the_recipe_script_answers_without_loading_a_model() -> None:
     assert "--train" in help_text and "--val" in help_text
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--out", "file"], "--out='file': {folder}/file is a file. Name a folder; it is made if missing"),
+        (["--out", "file/sub"], "--out='file/sub': {folder}/file is a file. Name a folder; it is made if missing"),
+        (["--out", "new", "--train", "0"], "--train=0: there must be at least one question. Give --train 1 or more"),
+        (["--out", "new", "--val", "-3"], "--val=-3: there must be at least one question. Give --val 1 or more"),
+    ],
+)
+def test_the_recipe_script_refuses_before_it_makes_anything(tmp_path: Path, arguments: list[str], told: str) -> None:
+    (tmp_path / "file").touch()
+    command = [sys.executable, str(RECIPE / "data.py"), *arguments]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (2, told.format(folder=tmp_path) + "\n")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
 def test_importing_the_package_loads_no_heavy_library() -> None:
     code = "import sys, seamless_verl.tiny; sys.exit(bool({'torch', 'transformers', 'pyarrow'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

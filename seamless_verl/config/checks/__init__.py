@@ -7,6 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from seamless_verl.config.checks.agents import check_default_loop, check_loops
 from seamless_verl.config.checks.batches import check_critic_batch, check_mini_batch, check_train_batch
 from seamless_verl.config.checks.data import check_data
 from seamless_verl.config.checks.devices import (
@@ -15,7 +16,8 @@ from seamless_verl.config.checks.devices import (
     check_devices,
     check_engine_dtype,
 )
-from seamless_verl.config.checks.gateway import check_gateway
+from seamless_verl.config.checks.gateway import check_gateway, check_journal, check_port
+from seamless_verl.config.checks.lengths import check_lengths
 from seamless_verl.config.checks.micro_batches import (
     check_critic_micro_batches,
     check_micro_batches,
@@ -32,6 +34,9 @@ from seamless_verl.config.checks.model import (
 from seamless_verl.config.checks.modes import check_mode, check_seamless, check_standalone_pool
 from seamless_verl.config.checks.parallel import check_rollout_parallel, check_trainer_parallel
 from seamless_verl.config.checks.problem import Problem, RefusedConfigError
+from seamless_verl.config.checks.resuming import check_resume, check_steps
+from seamless_verl.config.checks.reward import check_reward_function
+from seamless_verl.config.checks.serve_options import check_options
 from seamless_verl.config.checks.settings import Check, Settings
 from seamless_verl.config.checks.versions import check_versions
 
@@ -43,12 +48,21 @@ CHECKS: tuple[Check, ...] = (
     check_missing,
     check_seamless,
     check_gateway,
+    check_port,
+    check_journal,
+    check_options,
+    check_loops,
+    check_default_loop,
     check_versions,
     check_model,
     check_critic_model,
     check_bridge,
     check_head_size,
     check_data,
+    check_lengths,
+    check_reward_function,
+    check_resume,
+    check_steps,
     check_devices,
     check_cores,
     check_standalone_pool,

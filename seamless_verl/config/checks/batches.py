@@ -36,7 +36,8 @@ def check_train_batch(settings: Settings) -> list[Problem]:
     if train % unit == 0:
         return _generation_batch(settings, train)
     parts = f"{MINI}={mini}" if updates == 1 else f"{MINI}={mini} x {key}={updates} = {unit}"
-    return [Problem(TRAIN, train, f"is not a multiple of {parts}", f"Set {TRAIN}={_up(train, unit)}")]
+    way_out = f"Set {TRAIN}={_up(train, unit)}{_or_mini(train, mini, updates)}"
+    return [Problem(TRAIN, train, f"is not a multiple of {parts}", way_out)]
 
 
 @check
@@ -77,7 +78,8 @@ def _exact_train_batch(key: str, train: int, mini: int, updates: int) -> list[Pr
     if train == updates * mini:
         return []
     reason = f"separate_async needs {key}={updates} x {MINI}={mini} = {updates * mini}"
-    return [Problem(TRAIN, train, reason, f"Set {TRAIN}={updates * mini}")]
+    instead = f", or {MINI}={train // updates}" if train % updates == 0 else ""
+    return [Problem(TRAIN, train, reason, f"Set {TRAIN}={updates * mini}{instead}")]
 
 
 def _generation_batch(settings: Settings, train: int) -> list[Problem]:
@@ -92,6 +94,14 @@ def _generation_batch(settings: Settings, train: int) -> list[Problem]:
     if train % fetch == 0:
         return []
     return [Problem(key, fetch, f"does not divide {TRAIN}={train}", f"Remove it, or set {key}={train}")]
+
+
+def _or_mini(train: int, mini: int, updates: int) -> str:
+    """The largest mini-batch, no larger than the one given, into which the train batch can be cut."""
+    if train % updates:
+        return ""
+    update = train // updates
+    return f", or {MINI}={max(size for size in range(1, min(mini, update) + 1) if update % size == 0)}"
 
 
 def _up(value: int, unit: int) -> int:

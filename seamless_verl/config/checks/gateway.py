@@ -1,18 +1,26 @@
-"""The gateway, and agent loops that cannot run without it."""
+"""The gateway: where it runs, its port, its journal, and agent loops that cannot do without it.
+
+Sources: seamless_verl/trainer/data_plane/link.py, seamless_verl/trajectory/journal/schema.py.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import os
+import socket
 from pathlib import Path
-from typing import Any
 
-import yaml
-
+from seamless_verl.config.checks.agents import LOOPS, OURS, loops_of
 from seamless_verl.config.checks.problem import Problem
+from seamless_verl.config.checks.roles import joins_cluster
 from seamless_verl.config.checks.settings import Settings, check
+from seamless_verl.errors import ConfigError
 
-OURS = "seamless_verl.trainer.data_plane."
-LOOPS = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
 ENABLED = "seamless.gateway.enabled"
+PORT, JOURNAL = "seamless.gateway.port", "seamless.gateway.journal"
+BESIDE = "trajectories.sqlite"  # where the journal is by default: beside the checkpoints
+SQLITE = b"SQLite format 3\0"
+LAST_PORT = 65535
 
 
 @check
@@ -23,17 +31,78 @@ def check_gateway(settings: Settings) -> list[Problem]:
         reason = "only the seamless trainer starts the gateway"
         return [Problem(ENABLED, True, reason, "Set trainer.v1.trainer_mode=seamless, or leave the gateway out")]
     path = settings.get(LOOPS)
-    if path is None or enabled or not any(str(target).startswith(OURS) for target in targets(Path(path))):
+    if path is None or enabled or not any(str(loop.get("_target_")).startswith(OURS) for loop in loops_of(settings)):
         return []
     return [Problem(LOOPS, path, "it names agent loops that need the gateway", f"Set {ENABLED}=true")]
 
 
-def targets(path: Path) -> list[Any]:
-    """The classes that a file of agent loops names; what cannot be read here verl will refuse."""
-    if not path.is_file():
+@check
+def check_port(settings: Settings) -> list[Problem]:
+    """A port that this machine has free. In a cluster the gateway may be on another one."""
+    gateway = settings.seamless.gateway
+    if not gateway.enabled or gateway.port == 0:
+        return []
+    way_out = f"Set {PORT} to another one, or to 0 for any that is free"
+    if gateway.port > LAST_PORT:
+        return [Problem(PORT, gateway.port, f"is more than {LAST_PORT}, the last port there is", way_out)]
+    if joins_cluster(settings):
         return []
     try:
-        loops = yaml.safe_load(path.read_text())
-    except yaml.YAMLError:
+        socket.create_server(("", gateway.port)).close()
+    except OSError as error:
+        return [Problem(PORT, gateway.port, f"cannot be listened to: {error.strerror}", way_out)]
+    return []
+
+
+@check
+def check_journal(settings: Settings) -> list[Problem]:
+    """A file that this run may write and no other run writes. In a cluster it may be on another machine."""
+    gateway = settings.seamless.gateway
+    if not gateway.enabled or joins_cluster(settings):
         return []
-    return [loop.get("_target_") for loop in loops or [] if isinstance(loop, dict)]
+    key = JOURNAL if gateway.journal else "trainer.default_local_dir"
+    value = gateway.journal or settings.text(key)
+    path = Path(value) if gateway.journal else Path(value, BESIDE)
+    way_out = f"Set {JOURNAL} to a file in a folder of yours"
+    _writable(key, value, path, way_out)
+    if path.is_file() and not _is_database(path):
+        raise ConfigError(key, value, f"{path} is no journal", f"{way_out}, or move that file away")
+    if locked(path):
+        way_out = f"Wait for it or stop it, or give this run its own: {JOURNAL}=<file>"
+        raise ConfigError(key, value, f"another run is writing the journal {path}", way_out)
+    return []
+
+
+def _writable(key: str, value: str, path: Path, way_out: str) -> None:
+    if path.is_dir():
+        raise ConfigError(key, value, f"{path} is a folder", f"{way_out}, such as {path / BESIDE}")
+    there = next(parent for parent in path.absolute().parents if parent.exists())
+    if not there.is_dir():
+        raise ConfigError(key, value, f"{there} is a file, so no folder can be made there", way_out)
+    for one in (there, path, lock_file(path)):
+        if one.exists() and not os.access(one, os.W_OK):
+            raise ConfigError(key, value, f"{one} cannot be written", way_out)
+
+
+def _is_database(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(SQLITE)) in (SQLITE, b"")
+
+
+def lock_file(journal: Path) -> Path:
+    return journal.with_name(journal.name + "-lock")
+
+
+def locked(journal: Path) -> bool:
+    """Whether a run holds the journal's lock now; takes nothing from it."""
+    try:
+        lock = os.open(lock_file(journal), os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
+
 from seamless_verl.config.checks.settings import Settings
 from seamless_verl.config.schema import Handover, Layout
 
@@ -54,3 +57,17 @@ def seamless_layout(settings: Settings) -> Layout:
     nodes = settings.integer("actor_rollout_ref.rollout.nnodes", 0, least=0)
     per_node = settings.integer("actor_rollout_ref.rollout.n_gpus_per_node", 0, least=0)
     return settings.seamless.layout_for(nodes, per_node)
+
+
+def joins_cluster(settings: Settings) -> bool:
+    """Whether the run is to go on in a Ray cluster that is named, on other machines perhaps."""
+    return bool(settings.get("ray_kwargs.ray_init.address")) or (os.environ.get("RAY_ADDRESS") or "local") != "local"
+
+
+def brings_code(settings: Settings) -> bool:
+    """Whether Ray gives the job's processes code that is not on this one's path."""
+    environment = settings.get("ray_kwargs.ray_init.runtime_env")
+    if not isinstance(environment, Mapping):
+        return False
+    brought = any(environment.get(name) for name in ("working_dir", "py_modules", "pip", "conda", "uv"))
+    return brought or "PYTHONPATH" in (environment.get("env_vars") or {})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, TypeAlias
@@ -15,6 +16,7 @@ from seamless_verl.config.schema import SeamlessConfig, usable_cores
 from seamless_verl.errors import ConfigError
 
 MISSING = "???"
+UNSET = re.compile(r"Environment variable '(\w+)' not found")
 Config: TypeAlias = DictConfig | Mapping[str, Any]
 
 
@@ -103,8 +105,25 @@ def _resolved(config: Config) -> Mapping[str, Any]:
     try:
         tree = OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException as error:
+        if (unset := UNSET.search(str(error))) is not None:
+            raise _no_variable(config, unset[1]) from error
         key = str(error.full_key or "config")
         first_line = str(error).splitlines()[0]
         raise ConfigError(key, None, f"cannot be resolved: {first_line}", f"Set {key} to a value") from error
     assert isinstance(tree, dict)
     return {str(name): value for name, value in tree.items()}
+
+
+def _no_variable(config: DictConfig, name: str) -> ConfigError:
+    """The error of a config that reads an environment variable which is not set."""
+    readers = [key for key, text in _texts(OmegaConf.to_container(config), "") if re.search(rf"oc\.env:{name}\b", text)]
+    way_out = f"Write {name}=... before the command, or set {' and '.join(readers) or 'the keys that read it'}"
+    return ConfigError(f"${name}", None, f"the environment variable {name} is not set", way_out)
+
+
+def _texts(node: object, key: str) -> Iterator[tuple[str, str]]:
+    if isinstance(node, Mapping):
+        for name, value in node.items():
+            yield from _texts(value, f"{key}.{name}".lstrip("."))
+    elif isinstance(node, str):
+        yield key, node

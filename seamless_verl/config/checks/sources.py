@@ -1,0 +1,90 @@
+"""What a Python file defines at its top, read from its source: nothing of it is run or imported.
+
+Running it could take minutes, import torch, or start something; so what only running would show
+(`from x import *`, a module's `__getattr__`, writing to `globals()`) counts as perhaps there.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
+from pathlib import Path
+
+from seamless_verl.errors import ConfigError
+
+Names = frozenset[str]
+
+
+def find_module(dotted: str) -> tuple[ModuleSpec | None, list[str]]:
+    """The innermost module on a dotted name's way, and the parts behind it; None when there is no first one."""
+    first, *rest = dotted.split(".")
+    try:
+        spec = find_spec(first)
+    except (ImportError, ValueError):  # an empty part, or a module without a spec
+        return None, rest
+    while spec is not None and rest and spec.submodule_search_locations is not None:
+        inner = PathFinder.find_spec(f"{spec.name}.{rest[0]}", list(spec.submodule_search_locations))
+        if inner is None:
+            break
+        spec, rest = inner, rest[1:]
+    return spec, rest
+
+
+def check_name(key: str, value: str, place: str, file: str | Path, name: str) -> None:
+    """ConfigError for a `name` that `file` does not define, or a file that is no Python."""
+    names = names_of(key, value, Path(file))
+    if names is None or name in names:
+        return
+    public = sorted(one for one in names if not one.startswith("_"))
+    near = get_close_matches(name, public, n=1)
+    way_out = f"Did you mean {near[0]}?" if near else f"It has: {', '.join(public) or 'nothing'}"
+    raise ConfigError(key, value, f"{place} has no {name!r}", way_out)
+
+
+def check_dotted(key: str, value: str, dotted: str, way_out: str) -> None:
+    """ConfigError for a dotted name, `package.module.name`, whose module or name is not there."""
+    spec, rest = find_module(dotted)
+    if spec is None:
+        raise ConfigError(key, value, f"there is no module {dotted.split('.')[0]!r}", way_out)
+    if spec.origin is None or not spec.origin.endswith(".py") or not rest:
+        if not rest:
+            raise ConfigError(key, value, "is a module", f"Name something in it: {dotted}.<name>")
+        return  # compiled, or a namespace: what is in it cannot be read
+    check_name(key, value, f"the module {spec.name}", spec.origin, rest[0])
+
+
+def names_of(key: str, value: str, file: Path) -> Names | None:
+    """What the file defines at its top; None when only running it would tell. ConfigError for no Python."""
+    try:
+        source = file.read_text(encoding="utf-8")
+        body = ast.parse(source).body
+    except (SyntaxError, ValueError) as error:
+        raise ConfigError(key, value, f"{file} is not Python: {error}", "Mend the file") from error
+    except OSError as error:
+        raise ConfigError(key, value, f"{file} cannot be read: {error.strerror}", "Allow it to be read") from error
+    names = frozenset(_defined(body))
+    return None if {"*", "__getattr__"} & names or "globals()" in source else names
+
+
+def _defined(body: Iterable[ast.stmt]) -> Iterator[str]:
+    for statement in body:
+        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield statement.name
+        elif isinstance(statement, (ast.Import, ast.ImportFrom)):
+            yield from (alias.asname or alias.name.split(".")[0] for alias in statement.names)
+        else:  # an assignment, or a block such as `if` or `try`
+            for node in ast.iter_child_nodes(statement):
+                yield from _names(node)
+
+
+def _names(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.stmt):
+        yield from _defined([node])
+    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        yield node.id
+    elif not isinstance(node, ast.Lambda):
+        for child in ast.iter_child_nodes(node):
+            yield from _names(child)

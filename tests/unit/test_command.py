@@ -1,0 +1,143 @@
+"""The command itself: whatever is wrong with it ends with code 2, one message, and no folder left behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from config_cases import tiny_files
+from hydra import compose, initialize_config_dir
+from hydra.errors import InstantiationException, SearchPathException
+
+from seamless_verl.config import register_search_path
+from seamless_verl.config.command import FULL_ERROR, composing, remove_run_folder
+from seamless_verl.config.search_path import HERE
+from seamless_verl.errors import ConfigError
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "arithmetic_grpo"
+
+
+def run(folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "seamless_verl.main_ppo", *arguments]
+    everything = {name: value for name, value in os.environ.items() if name != "DATA"} | {"VERL_PLATFORM": "cpu"} | env
+    return subprocess.run(command, cwd=folder, env=everything, capture_output=True, text=True, timeout=60)
+
+
+def composed(*overrides: str, config: str = "seamless_ppo_trainer") -> str:
+    """What a refused command is told."""
+    register_search_path()
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(ConfigError) as caught:
+        patch.setenv("SEAMLESS_PLATFORM", "cpu")
+        with composing(overrides), initialize_config_dir(str(HERE), version_base=None):
+            compose(config, list(overrides))
+    return str(caught.value)
+
+
+@pytest.fixture(autouse=True)
+def untouched_environment() -> Iterator[None]:
+    before = os.environ.get(FULL_ERROR)
+    yield
+    assert os.environ.get(FULL_ERROR) == before
+
+
+@pytest.mark.parametrize(
+    ("override", "said", "way_out"),
+    [
+        ("trainer.nnode=1", "trainer.nnode='1': is not a known key", "Did you mean trainer.nnodes?"),
+        ("trainer.max_prompt_length=3", "is not a known key", "Did you mean data.max_prompt_length?"),
+        ("trainer.nosuchthing=1", "is not a known key. A key", "added as +trainer.nosuchthing=1"),
+        ("seamless.layuot=auto", "is not a known key", "Did you mean seamless.layout?"),
+        ("platfrom=cpu", "platfrom='cpu': is not a known key", "Did you mean platform?"),
+        ("platform=cpus", "platform='cpus': there is no such config", "Did you mean cpu? Valid: accelerator, cpu"),
+        ("+platform=cpu", "platform='cpu': is there already", "Write platform=cpu"),
+        ("+trainer.nnodes=2", "trainer.nnodes='2': is there already", "Write trainer.nnodes=2"),
+        ("trainer.nnodes=[1", "trainer.nnodes='[1': cannot be read", '\'trainer.nnodes=["...","..."]\''),
+        ("data.seed=a=b=[", "data.seed='a=b=[': cannot be read", "'data.seed=\"...\"'"),
+        ("~trainer.nosuch", "trainer.nosuch=None: is not there to be deleted", "Leave ~trainer.nosuch out"),
+        ("trainer.nnodes=1,2", "trainer.nnodes='1,2': hydra refuses it", "Write trainer.nnodes=<value>"),
+        ("nosuch@trainer=x", "nosuch@trainer='x': hydra refuses it", "group 'nosuch' does not exist"),
+    ],
+)
+def test_a_bad_override_is_named_among_good_ones(override: str, said: str, way_out: str) -> None:
+    told = composed("trainer.total_epochs=2", override, "data.seed=1")
+    assert told.startswith(override.lstrip("+~").partition("=")[0] + "=")
+    assert said in told and way_out in told
+
+
+def test_a_config_that_is_not_there() -> None:
+    assert "--config-name='nosuch': there is no such config" in composed(config="nosuch")
+    with pytest.raises(ConfigError, match="--config-dir='/nosuch': there is no such folder"), composing([]):
+        raise SearchPathException("Additional config directory '/nosuch' not found")  # as hydra's command line does
+
+
+def test_a_job_reports_its_own_errors() -> None:
+    with pytest.raises(KeyError), composing([]):
+        raise KeyError("ours")
+    with pytest.raises(InstantiationException), composing([]) as begin:
+        begin()
+        assert FULL_ERROR not in os.environ
+        raise InstantiationException("the job's")
+
+
+def test_the_users_wish_for_full_errors_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FULL_ERROR, "0")
+    with composing([]) as begin:
+        assert os.environ[FULL_ERROR] == "1"
+        begin()
+        assert os.environ[FULL_ERROR] == "0"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["+platform=cpu"], "platform='cpu': is there already, and + only adds. Write platform=cpu"),
+        (["--config-dir", str(RECIPE), "--config-name", "config"], "$DATA=None: the environment variable DATA is not"),
+    ],
+)
+def test_the_whole_command_ends_with_code_2_and_leaves_nothing(tmp_path: Path, arguments: list[str], told: str) -> None:
+    done = run(tmp_path, *arguments)
+    assert done.returncode == 2 and told in done.stderr and done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_refused_run_leaves_an_earlier_ones_folder(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "main_ppo.log").write_text("an earlier run's")
+    files = tiny_files(tmp_path / "files")
+    done = run(tmp_path, *files, "algorithm.adv_estimator=grpo", "trainer.total_training_steps=0", "hydra.run.dir=kept")
+    assert done.returncode == 2 and "trainer.total_training_steps=0: must be" in done.stderr
+    assert (tmp_path / "kept" / "main_ppo.log").read_text() == "an earlier run's"
+
+
+def hydras(folder: Path) -> Path:
+    (folder / ".hydra").mkdir(parents=True)
+    for name in ("config", "hydra", "overrides"):
+        (folder / ".hydra" / f"{name}.yaml").write_text("{}")
+    (folder / "main_ppo.log").touch()
+    return folder
+
+
+def test_a_run_folder_goes_with_the_folders_of_its_date(tmp_path: Path) -> None:
+    folder = hydras(tmp_path / "outputs" / "2030-01-02" / "03-04-05")
+    other = hydras(tmp_path / "outputs" / "2030-01-02" / "03-04-06")
+    remove_run_folder(folder)
+    assert not folder.exists() and other.exists()
+    remove_run_folder(other)
+    assert not list(tmp_path.iterdir())
+    named = hydras(tmp_path / "mine" / "run")
+    remove_run_folder(named)
+    assert list(tmp_path.rglob("*")) == [tmp_path / "mine"]
+
+
+@pytest.mark.parametrize("name", ["main_ppo.log", "notes.log", "data", ".hydra/mine.yaml"])
+def test_a_run_folder_with_anything_in_it_stays_whole(tmp_path: Path, name: str) -> None:
+    folder = hydras(tmp_path / "run")
+    (folder / name).write_text("something")
+    before = sorted(folder.rglob("*"))
+    remove_run_folder(folder)
+    assert sorted(folder.rglob("*")) == before

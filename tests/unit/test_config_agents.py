@@ -1,0 +1,201 @@
+"""Agents and gateway: loops, port, journal and options that cannot work are refused before a run starts."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from config_cases import assert_refused, refused, tiny_plain
+
+from seamless_verl.config import preflight
+from seamless_verl.config.checks.serve_options import name_of, serve_options
+from seamless_verl.trajectory.journal import SqliteJournal
+
+AGENT = "actor_rollout_ref.rollout.agent"
+LOOPS, DEFAULT = f"{AGENT}.agent_loop_config_path", f"{AGENT}.default_agent_loop"
+GATEWAY = "seamless.gateway"
+ON = f"{GATEWAY}.enabled=true"
+OURS = "seamless_verl.trainer.data_plane.agent_loop"
+CALLABLE, COMMAND = f"{OURS}.CallableAgentLoop", f"{OURS}.CommandAgentLoop"
+
+
+def loops(folder: Path, *entries: object) -> str:
+    (folder / "loops.yaml").write_text(yaml.safe_dump(list(entries)))
+    return f"{LOOPS}={folder / 'loops.yaml'}"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """With an agent in it; also the working directory."""
+    (tmp_path / "agent.py").write_text("async def run(task, endpoint): ...\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"_target_": CALLABLE, "agent": "agent.py:run", "time_limit_s": 0.5, "failure_reward": None},
+        {"_target_": CALLABLE, "agent": "agent:run"},
+        {"_target_": COMMAND, "command": "true", "folder": ".", "env": {"A": "1"}},
+        {"_target_": COMMAND, "command": ["python", "agent.py"]},
+        {"_target_": "agent.run", "anything": 1},
+    ],
+)
+def test_loops_that_pass(folder: Path, entry: dict[str, object]) -> None:
+    config = tiny_plain(folder, ON, loops(folder, {"name": "mine", **entry}), f"{DEFAULT}=mine")
+    assert preflight(config, devices=1, accelerator=False) == []
+
+
+@pytest.mark.parametrize(
+    ("entry", "field", "way_out"),
+    [
+        ({"_target_": CALLABLE, "agent": "agnet.py:run"}, "agent", "Did you mean agent.py? Paths are taken from"),
+        ({"_target_": CALLABLE, "agent": "agent.py:rum"}, "agent", "Did you mean run?"),
+        ({"_target_": CALLABLE, "agent": "agent:rum"}, "agent", "Did you mean run?"),
+        ({"_target_": CALLABLE, "agent": "nosuch.module:run"}, "agent", "PYTHONPATH"),
+        ({"_target_": CALLABLE, "agent": "agent.py"}, "agent", "path/to/file.py:name"),
+        ({"_target_": CALLABLE}, "agent", "path/to/file.py:name"),
+        ({"_target_": CALLABLE, "agent": "agent.py:run", "time_limit": 3}, "time_limit", "Did you mean time_limit_s?"),
+        ({"_target_": CALLABLE, "agent": "agent.py:run", "time_limit_s": 0}, "time_limit_s", "time_limit_s=600"),
+        ({"_target_": COMMAND, "command": "true", "folder": "nosuch"}, "folder", "working directory"),
+        ({"_target_": COMMAND, "command": []}, "command", "[python, agent.py]"),
+        ({"_target_": f"{OURS}.CallableAgent", "agent": "agent.py:run"}, "_target_", "Did you mean CallableAgentLoop?"),
+        ({"_target_": "nosuch.Loop"}, "_target_", "Install it"),
+        ({"_target_": "agent"}, "_target_", "agent.<name>"),
+        ({}, "_target_", "`name` and `_target_`"),
+    ],
+)
+def test_loops_that_do_not(folder: Path, entry: dict[str, object], field: str, way_out: str) -> None:
+    config = tiny_plain(folder, ON, loops(folder, {"name": "mine", **entry}))
+    assert_refused(config, f"{LOOPS}[0].{field}", entry.get(field), way_out)
+
+
+def test_each_bad_entry_is_told(folder: Path) -> None:
+    bad = {"name": "a", "_target_": COMMAND, "command": ""}
+    good = {"name": "b", "_target_": COMMAND, "command": "true"}
+    problems = refused(tiny_plain(folder, ON, loops(folder, bad, good, {"_target_": COMMAND})))
+    assert [problem.key for problem in problems] == [f"{LOOPS}[0].command", f"{LOOPS}[2].name"]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"), [("- {a: b", "is not YAML"), ("name: mine", "is not a list"), ("", "is not a list")]
+)
+def test_a_file_of_loops_that_is_none(folder: Path, text: str, reason: str) -> None:
+    file = folder / "loops.yaml"
+    file.write_text(text)
+    (problem,) = refused(tiny_plain(folder, f"{LOOPS}={file}"))
+    assert problem.key == LOOPS and problem.value == str(file) and reason in problem.reason
+
+
+def test_a_file_of_loops_that_is_not_there(folder: Path) -> None:
+    assert_refused(tiny_plain(folder, f"{LOOPS}=nosuch.yaml"), LOOPS, "nosuch.yaml", "YAML file of agent loops")
+    assert_refused(tiny_plain(folder, f"{LOOPS}={folder}"), LOOPS, str(folder), "YAML file of agent loops")
+
+
+def test_the_default_loop_has_a_name_that_is_known(folder: Path) -> None:
+    named = loops(folder, {"name": "mine", "_target_": "agent.run"})
+    for name in ("single_turn_agent", "tool_agent", "mine"):
+        assert preflight(tiny_plain(folder, named, f"{DEFAULT}={name}"), devices=1, accelerator=False) == []
+    assert_refused(tiny_plain(folder, named, f"{DEFAULT}=mime"), DEFAULT, "mime", "Did you mean mine?")
+    assert_refused(tiny_plain(folder, f"{DEFAULT}=mine"), DEFAULT, "mine", LOOPS)
+    for own in (f"{AGENT}.agent_loop_manager_class=my.Manager", "actor_rollout_ref.model.external_lib=my.lib"):
+        config = tiny_plain(folder, f"{DEFAULT}=mine", own)  # code of one's own may register it
+        assert preflight(config, devices=1, accelerator=False) == []
+
+
+def test_the_port(folder: Path) -> None:
+    key = f"{GATEWAY}.port"
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        config = tiny_plain(folder, ON, f"{key}={port}")
+        assert_refused(config, key, port, f"Set {key} to another one, or to 0")
+        off = tiny_plain(folder, f"{key}={port}")
+        cluster = tiny_plain(folder, ON, f"{key}={port}", "ray_kwargs.ray_init.address=10.0.0.1:6379")
+        for passes in (off, cluster):
+            assert preflight(passes, devices=1, accelerator=False) == []
+    assert preflight(config, devices=1, accelerator=False) == []
+    assert_refused(tiny_plain(folder, ON, f"{key}=65536"), key, 65536, "to 0 for any that is free")
+
+
+def test_the_journal(folder: Path) -> None:
+    key = f"{GATEWAY}.journal"
+    (folder / "file").write_text("something else")
+    (folder / "empty").touch()
+    for good in ("new/folder/journal", "empty"):
+        assert preflight(tiny_plain(folder, ON, f"{key}={good}"), devices=1, accelerator=False) == []
+    assert not (folder / "new").exists()
+    for bad, said in [(".", "is a folder"), ("file/journal", "no folder can be made"), ("file", "is no journal")]:
+        (problem,) = refused(tiny_plain(folder, ON, f"{key}={bad}"))
+        assert (problem.key, problem.value) == (key, bad) and said in problem.reason and key in problem.way_out
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such permissions")
+def test_a_journal_that_may_not_be_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may write everything, so the answer of the system is given here."""
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path) != folder)
+    config = tiny_plain(folder, ON, f"{GATEWAY}.journal=journal")
+    (problem,) = refused(config)
+    assert problem.key == f"{GATEWAY}.journal" and f"{folder} cannot be written" in problem.reason
+
+
+def test_a_journal_that_another_run_writes(folder: Path) -> None:
+    checkpoints = f"trainer.default_local_dir={folder}/checkpoints"
+    config = tiny_plain(folder, ON, checkpoints)
+    code = """
+import pathlib, sys
+from seamless_verl.trajectory.journal import SqliteJournal
+with SqliteJournal(pathlib.Path(sys.argv[1])):
+    print("open", flush=True)
+    sys.stdin.read()
+"""
+    journal = folder / "checkpoints" / "trajectories.sqlite"
+    command = [sys.executable, "-c", code, str(journal)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"open\n"
+        assert_refused(config, "trainer.default_local_dir", f"{folder}/checkpoints", f"{GATEWAY}.journal=<file>")
+        other.communicate()
+    assert preflight(config, devices=1, accelerator=False) == []
+    with SqliteJournal(journal):  # the check took nothing
+        pass
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "[--tool-call-parser=hermes,--enable-auto-tool-choice]",
+        "[--tool_call_parser,hermes]",
+        "[--no-enable-prefix-caching,--hf-overrides.a.b=1,-cc.mode=3]",
+        "[--tool-call-parser=mine,--tool-parser-plugin=mine.py]",
+        "[--max-log=3]",
+    ],
+)
+def test_options_that_vllm_has(folder: Path, options: str) -> None:
+    assert serve_options(), "vLLM's sources have moved"
+    config = tiny_plain(folder, ON, f"{GATEWAY}.options={options}")
+    assert preflight(config, devices=1, accelerator=False) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "value", "way_out"),
+    [
+        ("[--tool-call-prser=hermes]", "--tool-call-prser=hermes", "Did you mean --tool-call-parser?"),
+        ("[--nonsense]", "--nonsense", "vllm serve --help"),
+        ("[hermes]", "hermes", '=["--one","--two=2"]'),
+        ("[--tool-call-parser=hermess]", "--tool-call-parser=hermess", "Did you mean hermes?"),
+        ("[--tool-call-parser,hermess]", "--tool-call-parser=hermess", "Did you mean hermes?"),
+        ("[--reasoning-parser=qwen33]", "--reasoning-parser=qwen33", "Did you mean qwen3?"),
+    ],
+)
+def test_options_that_vllm_has_not(folder: Path, options: str, value: str, way_out: str) -> None:
+    config = tiny_plain(folder, ON, f"{GATEWAY}.options={options}")
+    assert_refused(config, f"{GATEWAY}.options", value, way_out)
+
+
+def test_names_of_options() -> None:
+    assert [name_of(one) for one in ("--a-b=c_d", "--a_b", "--a-b.c=1")] == ["a-b"] * 3
