@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pickle
 import random
+import sys
 import threading
+from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
@@ -107,7 +109,17 @@ def test_nobody_takes_and_memory_stays_bounded() -> None:
     assert notes.take().dropped == {}
 
 
-def test_many_threads_write_and_one_takes() -> None:
+@pytest.fixture
+def eager_switching() -> Iterator[None]:
+    """Threads take turns at nearly every instruction."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("eager_switching")
+def test_many_threads_write_and_any_of_them_takes() -> None:
     """The spans of all takes together cover what the threads did, end to end and never twice."""
     notes, taken = Activity("s", ["d0"]), []
 

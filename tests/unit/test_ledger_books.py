@@ -7,7 +7,7 @@ from ledger_cases import ledger, seconds, span, took
 
 from seamless_verl.errors import IntegrityError
 from seamless_verl.resources.ledger import BUSY, ClockOffset, Kind, Taken
-from seamless_verl.resources.ledger.cover import Cover, Segment, sweep
+from seamless_verl.resources.ledger.cover import Cover, Segment, changes, sweep
 
 
 def test_idle_is_what_remains() -> None:
@@ -82,9 +82,21 @@ def test_of_a_lost_source_nothing_is_assumed_after_its_last_word() -> None:
     books.lost("s")
     books.close(12)
     assert seconds(books) == {"rollout": 2, "idle": 10}
-    books.add(took(span("train", 1, 2)))  # a process in its place may have an earlier clock
+    books.add(took(span("train", 1, 2, open=True)))  # a process in its place may have an earlier clock
     books.close(13)
-    assert seconds(books) == {"train": 1, "rollout": 1, "idle": 11}
+    assert seconds(books) == {"train": 12, "idle": 1}
+    books.check_integrity()
+
+
+def test_open_ends_of_several_sources_are_each_their_own() -> None:
+    books = ledger()
+    books.add(took(span("rollout", 1, 3, open=True), source="a"))
+    books.add(took(span("rollout", 5, 7, open=True), source="b"))
+    books.close(10)
+    assert seconds(books) == {"rollout": 9, "idle": 1}
+    books.lost("a")
+    books.close(20)
+    assert seconds(books) == {"rollout": 17, "idle": 3}
     books.check_integrity()
 
 
@@ -240,6 +252,18 @@ def test_a_cover_is_a_union() -> None:
     assert cover.add(6, 8) == 2 and list(cover) == [(1, 9)]
     assert cover.add(0, 10) == 2 and cover.add(3, 3) == 0
     assert cover.within(2, 4) == [(2, 4)] and cover.within(10, 12) == []
+
+
+def test_changes_are_where_two_sweeps_differ() -> None:
+    train, rollout = (Kind.TRAIN,), (Kind.ROLLOUT,)
+    before = [Segment(0, 2, ()), Segment(2, 4, train), Segment(4, 6, ())]
+    after = [Segment(0, 1, rollout), Segment(1, 2, ()), Segment(2, 4, train), Segment(4, 5, train), Segment(5, 6, ())]
+    assert changes(before, after) == [(0, 1, Kind.IDLE, Kind.ROLLOUT), (4, 5, Kind.IDLE, Kind.TRAIN)]
+    assert changes([Segment(0, 2, ()), Segment(2, 4, train)], [Segment(0, 2, train), Segment(2, 4, ())]) == [
+        (0, 2, Kind.IDLE, Kind.TRAIN),
+        (2, 4, Kind.TRAIN, Kind.IDLE),
+    ]
+    assert changes(before, before) == []
 
 
 def test_a_sweep_has_no_gap() -> None:

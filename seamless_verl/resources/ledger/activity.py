@@ -32,6 +32,7 @@ class Activity:
             raise ValueError(f"source {source!r}: devices={devices!r}, limit={limit!r}: give a device, a limit above 1")
         self.source, self.devices = source, tuple(dict.fromkeys(devices))
         self._limit, self._clock, self._lock = limit, clock, threading.Lock()
+        self._all = {kind: [(device, kind) for device in self.devices] for kind in BUSY}
         self._counts: Counter[Key] = Counter()
         self._paused: set[Key] = set()
         self._since: dict[Key, float] = {}
@@ -80,15 +81,17 @@ class Activity:
         return Taken(self.source, now, spans, dropped)
 
     def _keys(self, kind: Kind | str, devices: Iterable[str] | None) -> list[Key]:
-        known = Kind(kind)
-        if known not in BUSY:
+        keys = self._all.get(Kind(kind))
+        if keys is None:
             raise ValueError(
-                f"source {self.source!r}: kind={kind!r} is what remains; report one of {list(map(str, BUSY))}"
+                f"source {self.source!r}: kind={kind!r} is what remains; report one of {[*map(str, BUSY)]}"
             )
-        chosen = self.devices if devices is None else tuple(dict.fromkeys(devices))
+        if devices is None:
+            return keys
+        chosen = tuple(dict.fromkeys(devices))
         if not set(chosen) <= set(self.devices):
             raise ValueError(f"source {self.source!r}: devices={chosen!r} are not all among its own, {self.devices!r}")
-        return [(device, known) for device in chosen]
+        return [(device, Kind(kind)) for device in chosen]
 
     def _add(self, keys: list[Key], step: int) -> None:
         with self._lock:

@@ -41,7 +41,7 @@ def draw_timeline(trace: Path, picture: Path, *, title: str = "Device time", las
     image = Drawing(read_timeline(trace, columns=columns, last_s=last_s), title).image
     picture.parent.mkdir(parents=True, exist_ok=True)
     partial = picture.with_name(f"{picture.name}.{os.getpid()}.tmp")
-    image.save(partial, format="png", optimize=True)
+    image.save(partial, format="png")
     partial.replace(picture)
     return picture
 
