@@ -1,0 +1,85 @@
+"""What a period's device-seconds were spent on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from seamless_verl.errors import IntegrityError
+from seamless_verl.resources.ledger.spans import BUSY, Kind
+
+PREFIX = "seamless/device"
+TOLERANCE = 0.01  # of the wall time
+Table = Mapping[str, Mapping[Kind, float]]  # device: kind: seconds
+
+
+@dataclass(frozen=True)
+class Report:
+    """[start, until) on every device, as known when it was closed; seconds.
+
+    `amended` is how earlier periods' seconds have changed since the report before this one, because of what
+    arrived late: it adds up to 0, and all reports' `seconds` and `amended` together are the ledger's totals.
+    `hidden` counts a kind under another that took precedence, in this period or in amended ones; `too_late`
+    what arrived after its time had been settled, and `dropped` what a source could not keep: neither is in
+    any other number.
+    """
+
+    start: float
+    until: float
+    seconds: Table
+    amended: Table
+    hidden: Mapping[tuple[Kind, Kind], float]
+    too_late: float = 0.0
+    dropped: float = 0.0
+
+    @property
+    def wall(self) -> float:
+        return self.until - self.start
+
+    @property
+    def totals(self) -> dict[Kind, float]:
+        """Seconds by kind over all devices."""
+        return totals(self.seconds)
+
+    @property
+    def shares(self) -> dict[Kind, float]:
+        """Of devices x wall time, 0 to 1; 0 for an empty period."""
+        return shares(self.totals)
+
+    def metrics(self, *, per_device: bool = True) -> dict[str, float]:
+        """The period for verl's loggers: shares 0 to 1, `_s` in device-seconds."""
+        named = {f"{PREFIX}/{kind}_share": share for kind, share in self.shares.items()}
+        named |= {f"{PREFIX}/{kind}_s": seconds for kind, seconds in self.totals.items()}
+        pairs = [(over, under) for over in BUSY for under in BUSY if BUSY.index(over) < BUSY.index(under)]
+        named |= {f"{PREFIX}/overlap/{u}_under_{o}_s": self.hidden.get((o, u), 0.0) for o, u in pairs}
+        named[f"{PREFIX}/overlap_s"] = sum(self.hidden.values())
+        named[f"{PREFIX}/amended_s"] = sum(abs(s) for kinds in self.amended.values() for s in kinds.values()) / 2
+        named |= {f"{PREFIX}/too_late_s": self.too_late, f"{PREFIX}/dropped_s": self.dropped}
+        for device, kinds in self.seconds.items() if per_device else ():
+            named |= {f"{PREFIX}/{device}/{kind}_share": share for kind, share in shares(kinds).items()}
+        return named
+
+    def check_integrity(self) -> None:
+        """Raises IntegrityError unless the kinds close to devices x wall time within 1%."""
+        check_closed("devices x wall time", self.wall * len(self.seconds), self.totals)
+
+
+def totals(table: Table) -> dict[Kind, float]:
+    return {kind: sum(kinds[kind] for kinds in table.values()) for kind in Kind}
+
+
+def shares(seconds: Mapping[Kind, float]) -> dict[Kind, float]:
+    whole = sum(seconds.values())
+    return {kind: seconds[kind] / whole if whole else 0.0 for kind in Kind}
+
+
+def check_closed(what: str, expected: float, seconds: Mapping[Kind, float]) -> None:
+    """Raises IntegrityError unless the seconds by kind add up to `expected`, within 1% and a microsecond."""
+    found = sum(seconds.values())
+    if abs(expected - found) > TOLERANCE * expected + 1e-6:
+        law = f"{what} against train + rollout + switch + sync + idle, in ms"
+        raise IntegrityError(law, milliseconds(expected), milliseconds(found))
+
+
+def milliseconds(seconds: float) -> int:
+    return round(seconds * 1000)

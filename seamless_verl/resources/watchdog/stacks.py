@@ -1,0 +1,45 @@
+"""Where every thread and asyncio task of this process is."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+
+def stacks(loop: asyncio.AbstractEventLoop | None = None) -> str:
+    """The stacks of all threads, each under its name, and of the tasks of `loop`; any thread may ask.
+
+    The others go on meanwhile, so that a busy one is shown where it was at some moment.
+    """
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    frames = sorted(sys._current_frames().items(), key=lambda item: names.get(item[0], ""))
+    threads = [
+        _section(f"thread {names.get(i, 'unknown')} ({i})", traceback.format_stack(frame)) for i, frame in frames
+    ]
+    tasks = [] if loop is None else sorted(asyncio.all_tasks(loop), key=lambda task: task.get_name())
+    return "\n".join([*threads, *map(_task, tasks)])
+
+
+def _task(task: asyncio.Task[Any]) -> str:
+    coroutine = task.get_coro()
+    lines = [line for frame in _awaiting(coroutine) for line in traceback.format_stack(frame, limit=1)]
+    name = getattr(coroutine, "__qualname__", repr(coroutine))
+    return _section(f"task {task.get_name()} ({name})", lines or ["  it has no frame: it is over\n"])
+
+
+def _awaiting(awaited: object) -> Iterator[FrameType]:
+    """The frames of a suspended coroutine, from the outermost to where it waits; not into async generators."""
+    while awaited is not None:
+        prefix, below = ("cr", "cr_await") if hasattr(awaited, "cr_frame") else ("gi", "gi_yieldfrom")
+        if (frame := getattr(awaited, f"{prefix}_frame", None)) is not None:
+            yield frame
+        awaited = getattr(awaited, below, None)
+
+
+def _section(title: str, lines: list[str]) -> str:
+    return f"{title}\n{''.join(lines)}"
