@@ -128,6 +128,32 @@ def test_who_waits_for_what_has_ended_was_not_woken() -> None:
     assert "not woken for 100.0 s" in report(findings) and "call 'c', ended or never begun" in report(findings)
 
 
+def test_a_group_whose_last_call_ended_without_its_notice_was_not_woken() -> None:
+    clock = Clock()
+    watched = dog(clock)
+    calls = [("call", "a"), ("call", "b")]
+    for call in calls:
+        watched.began(*call)
+    watched.began("group", "g", waits_on=calls)
+    clock.now = 10
+    watched.ended("call", "a")
+    watched.progress("group", "g")
+    watched.ended("call", "b")
+    assert names(watched.check(110)) == [("group g", Verdict.NOT_WOKEN)]
+
+
+def test_who_moved_since_it_said_it_waits_is_stuck_by_itself() -> None:
+    clock = Clock()
+    watched = dog(clock)
+    watched.began("replica", "r")
+    watched.began("call", "c", waits_on=[("replica", "r")])
+    clock.now = 10
+    watched.progress("call", "c")
+    clock.now = 60
+    watched.progress("replica", "r")
+    assert names(watched.check(70)) == [("call c", Verdict.STUCK)]
+
+
 def test_who_waits_on_one_that_is_not_overdue_itself_shows_the_way_to_the_culprit() -> None:
     clock = Clock()
     watched = dog(clock)
@@ -153,6 +179,19 @@ def test_the_culprit_of_most_comes_first() -> None:
     watched.began("call", "b", waits_on=[("replica", "r")])
     clock.now = 0
     assert [f.id for f in watched.check(100)] == ["r", "a", "b", "old"]
+
+
+def test_what_is_held_waits_for_its_holder_and_the_holder_not_for_itself() -> None:
+    clock = Clock()
+    watched = dog(clock)
+    watched.began("replica", "r")
+    watched.began("transition", "t", deadline=30, holds=[("replica", "r")], waits_on=[("replica", "r")])
+    watched.ended("replica", "r")
+    assert names(watched.check(61)) == [("transition t", Verdict.NOT_WOKEN)]
+    watched.ended("transition", "t")
+    watched.began("replica", "r")
+    watched.began("transition", "t", deadline=30, holds=[("replica", "r")])
+    assert names(watched.check(61)) == [("transition t", Verdict.STUCK), ("replica r", Verdict.HELD_UP)]
 
 
 def test_waiting_for_nothing_any_more_is_said_too() -> None:
@@ -236,8 +275,8 @@ def test_ten_thousand_calls_are_checked_quickly() -> None:
     for n in range(10_000):
         watched.began("call", str(n), waits_on=[("replica", "r")])
         watched.began("group", str(n), waits_on=[("call", str(n))])
-    begun = time.perf_counter()
+    begun = time.process_time()
     assert watched.check(5) == []
     findings = watched.check(200)
     assert len(findings) == 20_001 and len(report(findings).splitlines()) == 3
-    assert time.perf_counter() - begun < 10
+    assert time.process_time() - begun < 10

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Sequence
 
 import pytest
+from ledger_cases import Clock
 
 from seamless_verl.resources.watchdog import Finding, Verdict, Watchdog, stacks, watch
 
@@ -36,6 +37,27 @@ def test_it_tells_once_of_what_is_stuck_and_again_of_what_is_new() -> None:
         assert news.acquire(timeout=30)
     assert [sorted(ids) for ids in told] == [["a"], ["a", "b"], ["a", "b"]]
     assert "watchdog" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_what_went_on_and_stands_again_is_told_again() -> None:
+    times, looks, told = Clock(), threading.Semaphore(0), threading.Semaphore(0)
+
+    def clock() -> float:
+        looks.release()
+        return times.now
+
+    watched = Watchdog({"call": 10.0}, clock=clock)
+    watched.began("call", "c")
+    times.now = 20
+    with watch(watched, lambda findings: told.release(), 0.001):
+        assert told.acquire(timeout=30)
+        watched.progress("call", "c")
+        while looks.acquire(blocking=False):
+            pass
+        assert looks.acquire(timeout=30) and looks.acquire(timeout=30)  # one of them began after the progress
+        assert not told.acquire(blocking=False)
+        times.now = 40
+        assert told.acquire(timeout=30)
 
 
 def test_an_error_of_the_callback_is_logged_at_once_and_raised_at_the_end(caplog: pytest.LogCaptureFixture) -> None:

@@ -130,6 +130,6 @@ def _reversed(waits: Waits) -> Waits:
 def _verdict(item: Item, culprit: bool, behind: bool) -> Verdict:
     if not culprit:
         return Verdict.HELD_UP
-    if not item.waits_on or item.last > item.declared:
-        return Verdict.STUCK
-    return Verdict.SLOW if behind else Verdict.NOT_WOKEN
+    if item.waits_on and not behind:
+        return Verdict.NOT_WOKEN
+    return Verdict.SLOW if behind and item.last <= item.declared else Verdict.STUCK
