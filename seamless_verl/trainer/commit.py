@@ -8,7 +8,8 @@ frozen in the engine meanwhile and go on under the new weights.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +50,7 @@ class WeightCommit:
     transfer: Transfer | None
     at_once: int = 1
     released: bool = False
+    syncing: Callable[[Sequence[str]], AbstractContextManager[None]] = lambda devices: nullcontext()
 
     def __call__(self, version: int) -> dict[str, Any]:
         """Commit `version`; returns metrics, times in seconds.
@@ -60,7 +62,7 @@ class WeightCommit:
         metrics = self.stage(version)
         staged = time.monotonic()
         ray.get(self.plane.commit.remote(version))
-        still = [self.load(some, version) for some in self.rounds()]
+        still = [self.standing_still(some, version) for some in self.rounds()]
         metrics["seamless/commit/stage_s"] = staged - began
         metrics["seamless/commit/load_s"] = time.monotonic() - staged
         metrics["seamless/commit/standstill_max_s"] = max(still, default=0.0)
@@ -78,9 +80,16 @@ class WeightCommit:
         few = [others[begin : begin + self.at_once] for begin in range(0, len(others), self.at_once)]
         return [back, *few] if back else few
 
-    def load(self, some: Sequence[PlacedReplica], version: int) -> float:
-        """Load into these replicas; one that cannot be is left STALE or DEAD. Seconds they stood still."""
-        began, ids = time.monotonic(), [one.replica_id for one in some]
+    def standing_still(self, some: Sequence[PlacedReplica], version: int) -> float:
+        """Seconds that these replicas stood still for their load."""
+        began = time.monotonic()
+        with self.syncing([device for one in some for device in one.devices]):
+            self.load(some, version)
+        return time.monotonic() - began
+
+    def load(self, some: Sequence[PlacedReplica], version: int) -> None:
+        """Load into these replicas; one that cannot be is left STALE or DEAD."""
+        ids = [one.replica_id for one in some]
         ray.get(self.plane.returned.remote(ids))
         standing = set(ray.get(self.plane.begin_sync.remote(ids)))
         for replica_ids, replies in self.loads([one for one in some if one.replica_id in standing], version):
@@ -90,7 +99,6 @@ class WeightCommit:
                 ray.get(self.plane.sync_failed.remote(replica_ids, str(error)))
                 standing.difference_update(replica_ids)
         ray.get(self.plane.synced.remote(sorted(standing), version))
-        return time.monotonic() - began
 
     def loads(self, some: Sequence[PlacedReplica], version: int) -> list[tuple[list[str], list[Any]]]:
         """Replicas, and the replies that say they are loaded; all begun."""

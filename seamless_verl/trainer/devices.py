@@ -8,10 +8,9 @@ before the other side computes.
 from __future__ import annotations
 
 import functools
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 import ray
@@ -26,20 +25,18 @@ COMPUTATIONS = {
 
 
 class Devices(ABC):
-    """The trainer's devices that replicas generate on too; `ids` are those replicas."""
+    """The trainer's devices that replicas generate on too; `ids` are those replicas, `switching` notes a hand-over."""
 
-    def __init__(self, plane: Any, ids: Sequence[str]) -> None:
-        self.plane, self.ids = plane, list(ids)
+    def __init__(self, plane: Any, ids: Sequence[str], switching: Callable[[], AbstractContextManager[None]]) -> None:
+        self.plane, self.ids, self.switching = plane, list(ids), switching
         self.depth = 0
-        self.reclaim_s = 0.0
 
     @contextmanager
     def training(self) -> Iterator[None]:
         """Training has the devices inside the block."""
         if self.depth == 0 and self.ids:
-            began = time.monotonic()
-            self.reclaim()
-            self.reclaim_s = time.monotonic() - began
+            with self.switching():
+                self.reclaim()
         self.depth += 1
         try:
             yield
@@ -86,8 +83,8 @@ class Shared(Devices):
 class Released(Devices):
     """Their memory holds one side at a time: replicas put their weights and cache away, and come back with a commit."""
 
-    def __init__(self, plane: Any, ids: Sequence[str], sleep: Callable[[], Any]) -> None:
-        super().__init__(plane, ids)
+    def __init__(self, *args: Any, sleep: Callable[[], Any]) -> None:
+        super().__init__(*args)
         self.sleep = sleep
 
     def reclaim(self) -> None:

@@ -17,14 +17,16 @@ from verl.workers.rollout.replica import RolloutReplica
 
 from seamless_verl.config.schema import Layout
 from seamless_verl.trainer.data_plane.client import SeamlessClient
+from seamless_verl.trainer.device_time import rollout_device, train_device
 
 
 @dataclass(frozen=True)
 class PlacedReplica:
-    """A replica; `shares_device` with the trainer, or is alone on its own."""
+    """A replica; `shares_device` with the trainer, or is alone on its own. `devices` are named as in the ledger."""
 
     replica: RolloutReplica
     shares_device: bool
+    devices: tuple[str, ...]
 
     @property
     def replica_id(self) -> str:
@@ -64,7 +66,10 @@ class SeamlessServers(LLMServerManager):
         auto_await(self._initialize_llm_servers)(start_rank)
         servers = dict(zip(self.server_addresses, self.server_handles, strict=True))
         ray.get(self.global_load_balancer.add_servers.remote(servers))
-        self.placed += [PlacedReplica(replica, shares_device) for replica in self.rollout_replicas]
+        name = train_device if shares_device else rollout_device
+        for i, replica in enumerate(self.rollout_replicas):
+            devices = range(i * replica.world_size, (i + 1) * replica.world_size)
+            self.placed.append(PlacedReplica(replica, shares_device, tuple(map(name, devices))))
 
     def client(self) -> SeamlessClient:
         """What agent loops generate with."""

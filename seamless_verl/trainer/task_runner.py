@@ -71,6 +71,8 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
                 tracking.finish(exit_code=0 if succeeded else 1)
         finally:
             tq.close()
+        if succeeded and (picture := self.trainer.device_time.finish()) is not None:
+            print(f"device time: {picture}")  # noqa: T201 - where a run's own last lines go
         link = getattr(self.trainer, "link", None)
         if link is not None and succeeded:  # else it ends with the job, and what was shown is on record
             link.stop()

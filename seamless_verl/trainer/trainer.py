@@ -8,6 +8,8 @@ verl's `global_steps` at the last commit, and the validation curve.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -21,9 +23,11 @@ from verl.utils.debug import marked_timer
 from verl.workers.rollout.replica import RolloutReplica
 
 from seamless_verl.config.schema import Handover, KvOnUpdate, SeamlessConfig
+from seamless_verl.resources.ledger import Kind
 from seamless_verl.trainer.commit import Transfer, WeightCommit
 from seamless_verl.trainer.curve import ValidationCurve
 from seamless_verl.trainer.data_plane.link import PlaneLink
+from seamless_verl.trainer.device_time import DeviceTime, TakenThere, train_device
 from seamless_verl.trainer.devices import Devices, Released, Shared
 from seamless_verl.trainer.host import rebound
 from seamless_verl.trainer.partial import saving
@@ -51,6 +55,7 @@ class SeamlessTrainer(PPOTrainer):
         self.curve = ValidationCurve.beside(config.trainer.default_local_dir)
         self.commit: WeightCommit
         self.devices: Devices
+        self.device_time: DeviceTime
         self.servers: SeamlessServers
         self.link: PlaneLink
         self.launched: Concurrently[SeamlessServers]
@@ -94,11 +99,15 @@ class SeamlessTrainer(PPOTrainer):
         self.link.attach(servers.placed, keep_kv=self.seamless.weights.kv is KvOnUpdate.KEEP)
         sharing = [one for one in servers.placed if one.shares_device]
         alone = [one.replica for one in servers.placed if not one.shares_device]
+        self.device_time = self._device_time(servers)
+        shared = [device for one in sharing for device in one.devices]
+        switching = partial(self.device_time.doing, Kind.SWITCH, shared)
         ids = [one.replica_id for one in sharing]
         if self.handover is Handover.SHARED:
-            self.devices = Shared(self.link.actor, ids)
+            self.devices = Shared(self.link.actor, ids, switching)
         else:
-            self.devices = Released(self.link.actor, ids, self.checkpoint_manager.sleep_replicas)
+            sleep = self.checkpoint_manager.sleep_replicas
+            self.devices = Released(self.link.actor, ids, switching, sleep=sleep)
         self.devices.guard(self)
         engine = omega_conf_to_dataclass(self.config.actor_rollout_ref.rollout.checkpoint_engine)
         transfer = Transfer(engine, self.actor_rollout_wg, alone) if alone else None
@@ -109,7 +118,20 @@ class SeamlessTrainer(PPOTrainer):
             transfer,
             at_once=self.seamless.weights.at_once,
             released=self.handover is Handover.RELEASED,
+            syncing=partial(self.device_time.doing, Kind.SYNC),
         )
+
+    def _device_time(self, servers: SeamlessServers) -> DeviceTime:
+        training = [train_device(i) for i in range(self.actor_rollout_wg.world_size)]
+        alone = [device for one in servers.placed if not one.shares_device for device in one.devices]
+        handles = [one.replica.server_handle for one in servers.placed]
+
+        def ask() -> list[TakenThere]:
+            asked = [handle.take_activity.remote() for handle in handles]
+            groups = [self.actor_rollout_wg, *([self.critic_wg] if self.use_critic else [])]
+            return [there for group in groups for there in group.take_activity()] + ray.get(asked)
+
+        return DeviceTime(Path(self.config.trainer.default_local_dir), [*training, *alone], ask)
 
     def _start_servers(self, groups: dict[str, Any]) -> None:
         """Launch the replicas beside the trainer's engines, once their processes exist.
@@ -154,6 +176,7 @@ class SeamlessTrainer(PPOTrainer):
             super()._save_checkpoint()
 
     def on_train_begin(self) -> None:
+        self.device_time.begin()
         self._add_async_warmup_batches(self.seamless.max_staleness)
 
     def prepare_step(self) -> dict[str, Any]:
@@ -172,6 +195,7 @@ class SeamlessTrainer(PPOTrainer):
     def on_step_end(self) -> None:
         with marked_timer("update_weights", self.timing_raw, color="red"):
             self._pending_sync_metrics = self.commit(self.global_steps)
+        self._pending_sync_metrics |= self.device_time.close(f"step {self.global_steps}")
 
     def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
         batch = super()._compute_old_log_prob(batch, metrics)

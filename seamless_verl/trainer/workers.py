@@ -19,6 +19,9 @@ from verl.utils.import_utils import import_external_libs
 from verl.workers.engine_workers import TrainingWorker
 from verl.workers.rollout.utils import ensure_async_iterator
 
+from seamless_verl.resources.ledger import Activity, Kind
+from seamless_verl.trainer.device_time import TakenThere, note_computations, train_device
+
 
 @dataclass(frozen=True)
 class Staged:
@@ -38,9 +41,29 @@ class SeamlessActorWorker(DetachActorWorker):
 
     staged: Staged | None = None
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.activity = Activity(f"trainer-{self.rank}", [train_device(self.rank)])
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def init_model(self) -> None:
+        super().init_model()
+        for worker in (getattr(self, "actor", None), getattr(self, "ref", None)):
+            if worker is not None:
+                note_computations(worker, self.activity)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def take_activity(self) -> TakenThere:
+        """What the device did since the last time."""
+        return TakenThere.of(self.activity)
+
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def stage_weights(self, version: int) -> None:
         """Copy the weights out of the engine, which all ranks do together; those without a reader keep nothing."""
+        with self.activity.doing(Kind.SYNC):
+            self._stage(version)
+
+    def _stage(self, version: int) -> None:
         reads = "rollout" in self.role
         options = {"layered_summon": self.layered_summon, "base_sync_done": True} if reads else {}
         weights, peft = self.actor.engine.get_per_tensor_param(**options)
@@ -95,6 +118,13 @@ class SeamlessCriticWorker(TrainingWorker):
     def __init__(self, config: Any) -> None:
         import_external_libs(config.model_config.external_lib)
         super().__init__(config)
+        self.activity = Activity(f"critic-{self.rank}", [train_device(self.rank)])
+        note_computations(self, self.activity)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def take_activity(self) -> TakenThere:
+        """What the device did since the last time."""
+        return TakenThere.of(self.activity)
 
 
 class SeamlessWorkerGroup(RayWorkerGroup):

@@ -34,11 +34,13 @@ class PlaneLink:
 
     def attach(self, replicas: Sequence[PlacedReplica], *, keep_kv: bool) -> None:
         """Open the replicas' doors and let the plane in; they serve after the next commit."""
-        doors = ray.get([one.replica.server_handle.open_door.remote(self.token, keep_kv) for one in replicas])
+        servers = [one.replica.server_handle for one in replicas]
+        opened = zip(servers, replicas, strict=True)
+        doors = ray.get([server.open_door.remote(self.token, one.devices, keep_kv) for server, one in opened])
         ray.get(
             [
-                self.actor.attach.remote(one.replica_id, host, port, one.replica.server_handle)
-                for one, (host, port) in zip(replicas, doors, strict=True)
+                self.actor.attach.remote(one.replica_id, host, port, server)
+                for one, server, (host, port) in zip(replicas, servers, doors, strict=True)
             ]
         )
         if (url := ray.get(self.url)) is not None:

@@ -6,6 +6,7 @@ door. Both share one engine and one pause, so that a pause from either side is a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -13,8 +14,10 @@ from verl.single_controller.ray import RayClassWithInitArgs
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
 from seamless_verl.errors import ReplicaLostError
+from seamless_verl.resources.ledger import Activity, Kind
 from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.rollout.wire import EngineServer, serve_engine
+from seamless_verl.trainer.device_time import TakenThere
 from seamless_verl.trainer.replica.source import AsyncLLMSource
 from seamless_verl.trainer.workers import SeamlessReplicaWorker
 
@@ -24,14 +27,32 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
 
     source: AsyncLLMSource | None = None
     door: EngineServer | None = None
+    activity: Activity
+    busy = False
 
-    async def open_door(self, token: str, keep_kv: bool = False) -> tuple[str, int]:
-        """Serve the engine over TCP to whoever has the token; returns host and port. Again changes nothing."""
+    async def open_door(self, token: str, devices: Sequence[str], keep_kv: bool = False) -> tuple[str, int]:
+        """Serve the engine over TCP to whoever has the token; returns host and port. Again changes nothing.
+
+        `devices` are the replica's, under whose names its generating is noted.
+        """
         if self.door is None:
-            self.source = AsyncLLMSource(self.engine, version=self.global_steps or 0, keep_kv=keep_kv)
+            self.activity = Activity(f"replica-{self.replica_rank}", devices)
+            self.source = AsyncLLMSource(
+                self.engine, version=self.global_steps or 0, keep_kv=keep_kv, on_busy=self.note_busy
+            )
             name = f"replica-{self.replica_rank}"
             self.door = await serve_engine(self.source, self._server_address, 0, token=token, replica_id=name)
         return self._server_address, self.door.port
+
+    def note_busy(self, busy: bool) -> None:
+        """Whether the engine has a running request, from its source."""
+        if busy is not self.busy:
+            self.busy = busy
+            (self.activity.begin if busy else self.activity.end)(Kind.ROLLOUT)
+
+    async def take_activity(self) -> TakenThere:
+        """What its devices generated since the last time."""
+        return TakenThere.of(self.activity)
 
     async def pause(self, mode: str) -> None:
         assert self.source is not None
@@ -44,12 +65,14 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
     async def abort_all_requests(self, reset_prefix_cache: bool = True, reject_request: bool = False) -> dict[str, Any]:
         if self.source is not None:
             self.source.paused = PauseMode.ABORT
+            self.note_busy(False)
         return dict(await super().abort_all_requests(reset_prefix_cache, reject_request))
 
     async def resume_engine_generation(self) -> None:
         await super().resume_engine_generation()
         if self.source is not None:
             self.source.paused = None
+            self.note_busy(bool(self.source.in_flight))
 
     async def clear_kv_cache(self) -> None:
         """After a load: what frozen calls hold is the commit's to judge, the other caches go as verl has it."""
