@@ -105,8 +105,12 @@ def test_it_has_the_descriptors_of_a_real_one(zygote: dict[str, str], tmp_path: 
 def test_it_ends_with_the_process_that_stands_for_it(
     zygote: dict[str, str], tmp_path: Path, act: str, code: int
 ) -> None:
-    spawned = Spawned(zygote, tmp_path, act)
-    assert spawned.exit_code() == code and ended(spawned.child["pid"])
+    """While its parent lives on, whose end would end it too."""
+    spawned = Spawned(zygote, tmp_path, f"{act}; sys.stdin.read()")
+    assert ended(spawned.child["pid"])
+    assert spawned.process.stdin is not None
+    spawned.process.stdin.close()
+    assert spawned.exit_code() == code
 
 
 def test_it_sees_that_its_parent_was_killed(zygote: dict[str, str], tmp_path: Path) -> None:
