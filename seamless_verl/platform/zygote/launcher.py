@@ -1,11 +1,13 @@
-"""Stands where Ray expects a worker's process: has the zygote fork the worker, and lives as long as it.
+"""Stands where a worker's process is expected: has the zygote fork the worker, and lives as long as it.
 
-Run as `python -IS launcher.py <worker script> <arguments>`, once for every worker, so that it imports
+Run as `python -IS launcher.py <arguments of the interpreter>`, once for every worker, so that it imports
 next to nothing, and nothing of this package. The zygote listens on an abstract socket, one for each Ray
 node, bound by the first launcher there: not earlier, because Ray reads its environment as it is
 imported, and only a worker's has all of it. An abstract socket has no owner, so that either end asks
 the kernel who the other is, and talks to its own user alone. Without a zygote the launcher becomes
-the worker itself.
+the worker itself. Neither outlives the other: the zygote ends the worker of a launcher that was killed,
+and a launcher whose zygote was, its worker. Until then it keeps the descriptors it was given, since to
+whoever started it the end of a pipe means the end of the process.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 
 NODE = "RAY_RAYLET_PID"  # set by Ray in its workers
@@ -25,6 +28,7 @@ ADDRESS = "SEAMLESS_ZYGOTE"  # names another socket
 NUMBER = struct.Struct("!I")  # on the wire: a length, a process id, an exit code
 PEER = struct.Struct("3i")  # process, user and group, as SO_PEERCRED gives them
 PATIENCE_S = 60.0  # for a fork: the zygote may be in the middle of an import
+LISTENS_WITHIN_S = 1.0  # another launcher has bound its socket, and listens next
 
 
 def address(environ: Mapping[str, str]) -> str:
@@ -57,24 +61,58 @@ def start_zygote(name: str, owner: int, modules: Sequence[str] = ()) -> bool:
     return True
 
 
-def ask(name: str, argv: Sequence[str]) -> tuple[socket.socket, int]:
-    """Have a worker forked; returns the connection, on which its exit code will come, and its process id.
+def inherited() -> list[int]:
+    """The descriptors this process was started with; to be asked before it opens any."""
+    found = [int(name) for name in os.listdir("/proc/self/fd")]
+    return sorted(number for number in found if is_open(number))
+
+
+def is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:  # that of the listing itself
+        return False
+    return True
+
+
+def ask(name: str, argv: Sequence[str], numbers: Sequence[int] = (0, 1, 2)) -> tuple[socket.socket, int]:
+    """Have a worker forked, which gets the descriptors of these numbers.
+
+    Returns the connection, on which its exit code will come, and its process id.
 
     Raises:
-        OSError: there is no zygote, or it went away.
+        OSError: there is no zygote, it went away, or there are more descriptors than a message takes.
     """
     connection = socket.socket(socket.AF_UNIX)
     connection.settimeout(PATIENCE_S)
-    connection.connect(name)
+    connect(connection, name)
     check_peer(connection)
-    request = {"argv": argv, "env": dict(os.environ), "cwd": os.getcwd(), "nice": os.nice(0)}
+    request = {
+        "argv": argv,
+        "env": dict(os.environ),
+        "cwd": os.getcwd(),
+        "nice": os.nice(0),
+        "cores": sorted(os.sched_getaffinity(0)),
+        "numbers": numbers,
+    }
     body = json.dumps(request).encode()
-    ours = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))]
+    ours = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", numbers))]
     connection.sendmsg([NUMBER.pack(len(body))], ours)
     connection.sendall(body)
     worker = receive_number(connection)
     connection.settimeout(None)
     return connection, worker
+
+
+def connect(connection: socket.socket, name: str) -> None:
+    deadline = time.monotonic() + LISTENS_WITHIN_S
+    while True:
+        try:
+            return connection.connect(name)
+        except ConnectionRefusedError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.01)
 
 
 def receive_number(connection: socket.socket) -> int:
@@ -92,16 +130,20 @@ def receive(connection: socket.socket, size: int) -> bytes:
 
 
 def main() -> int:
-    name = address(os.environ)
+    numbers, name = inherited(), address(os.environ)
     try:
         start_zygote(name, int(os.environ.get(NODE, os.getppid())))
-        connection, worker = ask(name, sys.argv[1:])
+        connection, worker = ask(name, sys.argv[1:], numbers)
     except OSError as error:
         sys.stderr.write(f"no zygote ({error}): this worker imports everything by itself\n")
         os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda number, _: os.kill(worker, number))
-    return receive_number(connection)
+    try:
+        return receive_number(connection)
+    except ConnectionError:  # the zygote went, with its node
+        os.kill(worker, signal.SIGKILL)
+        raise
 
 
 if __name__ == "__main__":

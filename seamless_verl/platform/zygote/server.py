@@ -2,7 +2,8 @@
 
 Run as `python server.py <descriptor of a listening socket> <process id of its owner> [module ...]`.
 Invariants: it has one thread of its own, since a fork copies only the thread that forks; it ends with
-its owner, and not before; a launcher hears the exit code of its worker, once.
+its owner, and not before; a launcher hears the exit code of its worker, once; no worker outlives its
+launcher.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class Zygote:
     def __init__(self, server: socket.socket, owner: int) -> None:
         self.server, self.owner = server, os.pidfd_open(owner)
         self.workers: dict[int, tuple[int, socket.socket]] = {}  # by pidfd: process id and connection
+        self.launchers: dict[socket.socket, int] = {}  # by connection, while it stands: process id of the worker
 
     def run(self, modules: tuple[str, ...]) -> None:
         for module in modules:
@@ -52,11 +54,13 @@ class Zygote:
 
     def serve(self, timeout: float | None) -> bool:
         """Do what is due; False when the owner has gone."""
-        ready, _, _ = select.select([self.server, self.owner, *self.workers], [], [], timeout)
+        ready, _, _ = select.select([self.server, self.owner, *self.workers, *self.launchers], [], [], timeout)
         for source in ready:
             if source is self.server:
                 self.fork()
-            elif source != self.owner:
+            elif source in self.launchers:  # they say nothing more: it was killed
+                os.kill(self.launchers.pop(source), signal.SIGKILL)
+            elif source in self.workers:
                 self.reap(source)
         return self.owner not in ready
 
@@ -70,13 +74,16 @@ class Zygote:
             return
         worker = os.fork()
         if worker == 0:
-            become(request, [self.server, connection, *(each for _, each in self.workers.values())])
+            sockets = [self.server, connection, *(each for _, each in self.workers.values())]
+            become(request, [*(each.detach() for each in sockets), self.owner, *self.workers])
         request.close()
         self.workers[os.pidfd_open(worker)] = (worker, connection)
+        self.launchers[connection] = worker
         tell(connection, worker)
 
     def reap(self, pidfd: int) -> None:
         worker, connection = self.workers.pop(pidfd)
+        self.launchers.pop(connection, None)
         os.close(pidfd)
         code = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
         tell(connection, code if code >= 0 else 128 - code)
@@ -84,7 +91,7 @@ class Zygote:
 
 
 def tell(connection: socket.socket, number: int) -> None:
-    with suppress(OSError):  # the launcher was killed; Ray will end its worker
+    with suppress(OSError):  # the launcher was killed, and its worker is next
         connection.sendall(NUMBER.pack(number))
 
 

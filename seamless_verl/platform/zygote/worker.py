@@ -1,8 +1,14 @@
-"""From a fork of the zygote to the process that Ray asked for."""
+"""From a fork of the zygote to the process that was asked for.
+
+What such a process spawns in its turn, as a vLLM server its engine, is a fork of the zygote too:
+multiprocessing's command for it is given to a launcher.
+"""
 
 from __future__ import annotations
 
 import atexit
+import fcntl
+import functools
 import json
 import os
 import runpy
@@ -10,30 +16,37 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from multiprocessing import spawn
+from types import ModuleType
 from typing import Any, NoReturn
 
+import launcher
 from launcher import NUMBER, receive
 
 PATIENCE_S = 5.0  # a launcher says all it has to say at once; while it does, no other is served
+MOST_DESCRIPTORS = 253  # that one message takes
+Command = Callable[..., list[Any]]
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a launcher was started with: arguments, environment, folder, niceness, and its standard descriptors."""
+    """What a launcher was started with; `descriptors` are to become those with its `numbers`."""
 
     argv: list[str]
     env: dict[str, str]
     cwd: str
     nice: int
+    cores: list[int]
+    numbers: list[int]
     descriptors: list[int]
 
     @classmethod
     def receive(cls, connection: socket.socket) -> Request:
         """What the launcher at the other end asks for; raises OSError, ValueError or struct.error for less."""
         connection.settimeout(PATIENCE_S)
-        length, descriptors, _, _ = socket.recv_fds(connection, NUMBER.size, 3)
+        length, descriptors, _, _ = socket.recv_fds(connection, NUMBER.size, MOST_DESCRIPTORS)
         try:
             body: dict[str, Any] = json.loads(receive(connection, NUMBER.unpack(length)[0]))
         except BaseException:
@@ -48,13 +61,14 @@ class Request:
             os.close(descriptor)
 
 
-def become(request: Request, sockets: Iterable[socket.socket]) -> NoReturn:
-    """Be that process: run its script to the end, and end. `sockets` are the zygote's own."""
+def become(request: Request, own: Iterable[int]) -> NoReturn:
+    """Be that process: run its script to the end, and end. `own` are the zygote's descriptors."""
     try:
-        for each in sockets:
-            each.close()
+        for each in own:
+            os.close(each)
         take_over(request)
-        runpy.run_path(sys.argv[0], run_name="__main__")
+        spawn.get_command_line = through_launcher(spawn.get_command_line)
+        run(request.argv)
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -68,19 +82,60 @@ def become(request: Request, sockets: Iterable[socket.socket]) -> NoReturn:
 
 
 def take_over(request: Request) -> None:
-    """Descriptors, session, signals, folder, environment, niceness, arguments, and randomness of one's own."""
-    for number, descriptor in enumerate(request.descriptors):
-        os.dup2(descriptor, number)
-    request.close()
+    """Descriptors, session, signals, folder, environment, niceness, cores, and randomness of one's own."""
+    install(request.descriptors, request.numbers)
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(request.cwd)
     os.environ.clear()
     os.environ.update(request.env)
     os.nice(max(0, request.nice - os.nice(0)))
-    sys.argv = request.argv
-    sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
-    extra = request.env.get("PYTHONPATH", "").split(os.pathsep)
-    sys.path[1:1] = [path for path in extra if path and path not in sys.path]
+    os.sched_setaffinity(0, request.cores)
     if "numpy" in sys.modules:  # the others reseed themselves after a fork
         sys.modules["numpy"].random.seed(int.from_bytes(os.urandom(4), "big"))
+
+
+def install(descriptors: list[int], numbers: list[int]) -> None:
+    """Give the descriptors these numbers; they go past the largest first, for one may have another's number."""
+    above = max(numbers) + 1
+    moved = [fcntl.fcntl(each, fcntl.F_DUPFD, above) for each in descriptors]
+    for each in descriptors:
+        os.close(each)
+    for each, number in zip(moved, numbers, strict=True):
+        os.dup2(each, number)
+        os.close(each)
+
+
+def run(arguments: list[str]) -> None:
+    """What the interpreter does with `<script> <arguments>`, or with `<options> -c <code> <arguments>`.
+
+    Options are left out: they are those of the zygote, from which the process that gives them was forked.
+    """
+    if not arguments[0].startswith("-"):
+        name_arguments(arguments, os.path.dirname(os.path.abspath(arguments[0])))
+        runpy.run_path(arguments[0], run_name="__main__")
+        return
+    at = arguments.index("-c")
+    name_arguments(["-c", *arguments[at + 2 :]], "")
+    sys.modules["__main__"] = ModuleType("__main__")
+    exec(arguments[at + 1], vars(sys.modules["__main__"]))
+
+
+def name_arguments(argv: list[str], folder: str) -> None:
+    sys.argv = argv
+    sys.path[0] = folder
+    extra = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[1:1] = [path for path in extra if path and path not in sys.path]
+
+
+def through_launcher(command_line: Command) -> Command:
+    """multiprocessing's command for a process that it spawns, given to a launcher unless its interpreter is another."""
+
+    @functools.wraps(command_line)
+    def command(**kwds: Any) -> list[Any]:
+        executable, *arguments = command_line(**kwds)
+        if os.fsdecode(executable) != sys.executable:
+            return [executable, *arguments]
+        return [executable, "-IS", launcher.__file__, *arguments]
+
+    return command

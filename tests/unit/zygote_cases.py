@@ -1,0 +1,49 @@
+"""A zygote of a test's own, and processes launched through it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from seamless_verl.platform.zygote import launcher
+
+
+@pytest.fixture
+def zygote(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """The environment of a launcher whose zygote has imported `colorsys` and belongs to a process of its own."""
+    owner = subprocess.Popen(["sleep", "100"])
+    environ = {**os.environ, launcher.ADDRESS: f"zygote-test-{os.getpid()}-{tmp_path.name}", "MINE": "yes"}
+    assert launcher.start_zygote(launcher.address(environ), owner.pid, ["colorsys"])
+    assert not launcher.start_zygote(launcher.address(environ), owner.pid), "there is one already"
+    imported = script(tmp_path, "import sys; sys.exit('colorsys' in sys.modules)")
+    while launch(environ, imported).wait(20) != 1:
+        pass  # forks made before the imports are over import by themselves
+    yield environ
+    owner.kill()
+    owner.wait()
+    psutil.wait_procs(zygotes(), timeout=10)
+    assert zygotes() == []
+
+
+def zygotes() -> list[psutil.Process]:
+    children = psutil.Process().children(recursive=True)
+    return [
+        p for p in children if p.is_running() and p.status() != psutil.STATUS_ZOMBIE and "server.py" in str(p.cmdline())
+    ]
+
+
+def script(folder: Path, text: str) -> str:
+    (folder / "script.py").write_text(text)
+    return str(folder / "script.py")
+
+
+def launch(environ: dict[str, str], *arguments: str, **options: object) -> subprocess.Popen[str]:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    start = [sys.executable, "-IS", launcher.__file__, *arguments]
+    return subprocess.Popen(start, env=environ, **(pipes | options))  # type: ignore[call-overload,no-any-return]
