@@ -7,7 +7,7 @@ need not check again. The defaults equal those of `seamless.yaml`.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from enum import Enum
@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from seamless_verl.errors import ConfigError
 
 E = TypeVar("E", bound=Enum)
+TOKEN_POLICIES = ("train_all", "mask_older_than", "drop_if_older_than", "fresh_tail_only")  # of trajectory.policies
 
 
 class Layout(str, Enum):
@@ -95,6 +96,14 @@ class WeightsConfig:
 
 
 @dataclass(frozen=True)
+class TokensConfig:
+    """Which tokens of a batch are trained: a policy of trajectory/policies.py, and its `older_than` in versions."""
+
+    policy: str = "train_all"
+    older_than: int = 0
+
+
+@dataclass(frozen=True)
 class SeamlessConfig:
     """Everything the `seamless:` node can say. `max_staleness` is in weight versions; 0 is on-policy."""
 
@@ -102,6 +111,7 @@ class SeamlessConfig:
     max_staleness: int = 1
     handover: Handover = Handover.AUTO
     weights: WeightsConfig = field(default_factory=WeightsConfig)
+    tokens: TokensConfig = field(default_factory=TokensConfig)
     cpu: CpuConfig = field(default_factory=CpuConfig)
     gateway: GatewayConfig = field(default_factory=GatewayConfig)
     plot: bool = False
@@ -115,6 +125,7 @@ class SeamlessConfig:
         values = _known(node, cls, "seamless")
         cpu = _known(values.get("cpu"), CpuConfig, "seamless.cpu")
         gateway = _known(values.get("gateway"), GatewayConfig, "seamless.gateway")
+        tokens = _known(values.get("tokens"), TokensConfig, "seamless.tokens")
         weights = _known(values.get("weights"), WeightsConfig, "seamless.weights")
         return cls(
             layout=_one_of(Layout, "seamless.layout", values.get("layout", "auto"), "a layout"),
@@ -123,6 +134,10 @@ class SeamlessConfig:
             weights=WeightsConfig(
                 at_once=_integer("seamless.weights.at_once", weights.get("at_once", 1), least=1),
                 kv=_one_of(KvOnUpdate, "seamless.weights.kv", weights.get("kv", "recompute"), "a choice"),
+            ),
+            tokens=TokensConfig(
+                policy=_named(TOKEN_POLICIES, "seamless.tokens.policy", tokens.get("policy", "train_all")),
+                older_than=_integer("seamless.tokens.older_than", tokens.get("older_than", 0), least=0),
             ),
             cpu=CpuConfig(
                 devices=_optional_integer("seamless.cpu.devices", cpu.get("devices"), least=1),
@@ -174,6 +189,12 @@ def _one_of(kind: type[E], key: str, value: object, what: str) -> E:
     if value not in valid:
         raise ConfigError(key, value, f"is not {what}", nearest(str(value), valid))
     return kind(value)
+
+
+def _named(names: Sequence[str], key: str, value: object) -> str:
+    if not isinstance(value, str) or value not in names:
+        raise ConfigError(key, value, "is not known", nearest(str(value), list(names)))
+    return value
 
 
 def _integer(key: str, value: object, *, least: int) -> int:

@@ -29,6 +29,7 @@ from seamless_verl.trainer.curve import ValidationCurve
 from seamless_verl.trainer.data_plane.link import PlaneLink
 from seamless_verl.trainer.device_time import DeviceTime, TakenThere, train_device
 from seamless_verl.trainer.devices import Devices, Released, Shared
+from seamless_verl.trainer.freshness import keep_fresh
 from seamless_verl.trainer.host import rebound
 from seamless_verl.trainer.partial import saving
 from seamless_verl.trainer.replay_buffer import SeamlessReplayBuffer
@@ -37,8 +38,10 @@ from seamless_verl.trainer.servers import SeamlessServers
 from seamless_verl.trainer.staleness import StalenessBound
 from seamless_verl.trainer.startup import Concurrently
 from seamless_verl.trainer.workers import SeamlessActorWorker, SeamlessCriticWorker, SeamlessWorkerGroup
+from seamless_verl.trajectory.policies import policy
 
 UNRUNG_S = 10.0  # nothing depends on it: a look costs a millisecond
+TRAIN_ALL = "train_all"
 ACTOR_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy)
 
 
@@ -52,6 +55,7 @@ class SeamlessTrainer(PPOTrainer):
         self.layout = self.seamless.layout_for(rollout.nnodes, rollout.n_gpus_per_node)
         self._enable_hybrid_replicas = self.layout.shares_devices  # read by verl's _setup
         self.handover = handover_of(self.seamless.handover, config)
+        self.policy = policy(self.seamless.tokens.policy, self.seamless.tokens.older_than)
         self.curve = ValidationCurve.beside(config.trainer.default_local_dir)
         self.commit: WeightCommit
         self.devices: Devices
@@ -198,6 +202,8 @@ class SeamlessTrainer(PPOTrainer):
         self._pending_sync_metrics |= self.device_time.close(f"step {self.global_steps}")
 
     def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        if self.seamless.tokens.policy != TRAIN_ALL:
+            metrics.update(keep_fresh(batch, self.policy, self.global_steps - 1))
         batch = super()._compute_old_log_prob(batch, metrics)
         if not self.config.algorithm.rollout_correction.bypass_mode:  # there they are the same numbers
             metrics.update(logprob_difference(batch))

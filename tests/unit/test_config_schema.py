@@ -10,12 +10,17 @@ from config_cases import compose_ours
 from omegaconf import OmegaConf
 
 from seamless_verl.config import CpuConfig, GatewayConfig, Layout, SeamlessConfig, usable_cores
-from seamless_verl.config.schema import Handover, KvOnUpdate, WeightsConfig
+from seamless_verl.config.schema import TOKEN_POLICIES, Handover, KvOnUpdate, TokensConfig, WeightsConfig
 from seamless_verl.errors import ConfigError
+from seamless_verl.trajectory.policies import POLICIES
 
 
 def test_yaml_and_dataclass_have_the_same_defaults() -> None:
     assert SeamlessConfig.parse(compose_ours().seamless) == SeamlessConfig() == SeamlessConfig.parse(None)
+
+
+def test_the_token_policies_are_those_there_are() -> None:
+    assert set(TOKEN_POLICIES) == set(POLICIES)
 
 
 def test_values_are_read() -> None:
@@ -23,8 +28,9 @@ def test_values_are_read() -> None:
     node = {"layout": "disaggregated", "max_staleness": 0, "cpu": {"devices": 3, "pin": False}, "plot": True}
     door = GatewayConfig(True, 8000, "j.sqlite", ("--tool-call-parser=hermes",))
     node |= {"gateway": gateway, "handover": "shared", "weights": {"at_once": 2, "kv": "keep"}}
-    weights = WeightsConfig(2, KvOnUpdate.KEEP)
-    parsed = SeamlessConfig(Layout.DISAGGREGATED, 0, Handover.SHARED, weights, CpuConfig(3, False), door, True)
+    node["tokens"] = {"policy": "mask_older_than", "older_than": 2}
+    weights, tokens = WeightsConfig(2, KvOnUpdate.KEEP), TokensConfig("mask_older_than", 2)
+    parsed = SeamlessConfig(Layout.DISAGGREGATED, 0, Handover.SHARED, weights, tokens, CpuConfig(3, False), door, True)
     assert SeamlessConfig.parse(node) == SeamlessConfig.parse(OmegaConf.create(node)) == parsed
     assert pickle.loads(pickle.dumps(parsed)) == parsed
 
@@ -46,6 +52,8 @@ def test_values_are_read() -> None:
         ({"handover": "share"}, "seamless.handover", "Did you mean shared?"),
         ({"weights": {"kv": "drop"}}, "seamless.weights.kv", "Valid: recompute, keep"),
         ({"weights": {"at_once": 0}}, "seamless.weights.at_once", "Set seamless.weights.at_once=1"),
+        ({"tokens": {"policy": "mask_older"}}, "seamless.tokens.policy", "Did you mean mask_older_than?"),
+        ({"tokens": {"older_than": -1}}, "seamless.tokens.older_than", "Set seamless.tokens.older_than=0"),
         ({"gateway": {"enabled": 1}}, "seamless.gateway.enabled", "Set seamless.gateway.enabled=true"),
         ({"gateway": {"port": "any"}}, "seamless.gateway.port", "Set seamless.gateway.port=0"),
         ({"gateway": {"journal": 3}}, "seamless.gateway.journal", "null"),

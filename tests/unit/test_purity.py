@@ -39,7 +39,7 @@ BELOW = {
     "resources": {"errors"},
     "agents": {"errors"},
     "cli": {"errors", "trajectory"},
-    "trainer": {"errors", "config", "platform", "rollout", "gateway", "agents", "trajectory"},
+    "trainer": {"errors", "config", "platform", "rollout", "gateway", "agents", "trajectory", "resources"},
     "main_ppo": {"errors", "config", "platform", "trainer", "supervisor"},
 }
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
 from seamless_verl.trainer.data_plane.plane import FinishedSession
@@ -35,3 +38,29 @@ def output_of(
             "reward_extra_info": {},
         },
     )
+
+
+class VersionedOutput(AgentLoopOutput):  # type: ignore[misc]
+    """verl's output with one more column: `weight_version`, int64 [response], CONTEXT where nothing was generated.
+
+    Our clients leave the versions of a generation in `extra_fields`. A loop that joins several generations
+    keeps only the last one's there; its tokens then all count as of the oldest version it knows.
+    """
+
+    def as_dict(self) -> dict[str, Any]:
+        columns: dict[str, Any] = super().as_dict()
+        columns["weight_version"] = torch.tensor(versions_of(self), dtype=torch.int64)
+        return columns
+
+    @classmethod
+    def of(cls, output: AgentLoopOutput) -> VersionedOutput:
+        return cls.model_construct(_fields_set=set(output.model_fields_set), **dict(output))
+
+
+def versions_of(output: AgentLoopOutput) -> list[int]:
+    known = output.extra_fields.get("weight_version") or []
+    oldest = output.extra_fields.get("min_global_steps")
+    size = len(output.response_ids)
+    versions = known if len(known) == size else [CONTEXT if oldest is None else oldest] * size
+    pairs = zip(versions, output.response_mask, strict=True)
+    return [int(version) if generated else int(CONTEXT) for version, generated in pairs]
