@@ -71,6 +71,20 @@ class IntegrityError(SeamlessError, AssertionError):
         return f"{self.law}: {self.expected} against {self.found}, a difference of {self.found - self.expected:+d}"
 
 
+class StandstillError(SeamlessError, TimeoutError):
+    """A run made no progress for `limit_s` seconds; the text says what stood still."""
+
+    def __init__(self, found: str, limit_s: float) -> None:
+        super().__init__(found, limit_s)
+        self.found, self.limit_s = found, limit_s
+
+    def __str__(self) -> str:
+        return (
+            f"{self.found}\nNothing has moved for seamless.watchdog.no_progress_s={self.limit_s:g} seconds. Where "
+            "every process was is in the log above; set a larger value if a step may take so long"
+        )
+
+
 class SessionClosedError(SeamlessError, RuntimeError):
     """A session that has ended was asked to go on, or to end a second time with another reason."""
 

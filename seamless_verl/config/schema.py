@@ -104,6 +104,15 @@ class TokensConfig:
 
 
 @dataclass(frozen=True)
+class WatchdogConfig:
+    """Seconds: a replica that takes longer than `transition_s` to stop or start is given up; a run that makes no
+    progress for `no_progress_s` ends, and says what stood still."""
+
+    transition_s: int = 300
+    no_progress_s: int = 3600
+
+
+@dataclass(frozen=True)
 class SeamlessConfig:
     """Everything the `seamless:` node can say. `max_staleness` is in weight versions; 0 is on-policy."""
 
@@ -112,6 +121,7 @@ class SeamlessConfig:
     handover: Handover = Handover.AUTO
     weights: WeightsConfig = field(default_factory=WeightsConfig)
     tokens: TokensConfig = field(default_factory=TokensConfig)
+    watchdog: WatchdogConfig = field(default_factory=WatchdogConfig)
     cpu: CpuConfig = field(default_factory=CpuConfig)
     gateway: GatewayConfig = field(default_factory=GatewayConfig)
     plot: bool = False
@@ -126,6 +136,7 @@ class SeamlessConfig:
         cpu = _known(values.get("cpu"), CpuConfig, "seamless.cpu")
         gateway = _known(values.get("gateway"), GatewayConfig, "seamless.gateway")
         tokens = _known(values.get("tokens"), TokensConfig, "seamless.tokens")
+        watchdog = _known(values.get("watchdog"), WatchdogConfig, "seamless.watchdog")
         weights = _known(values.get("weights"), WeightsConfig, "seamless.weights")
         return cls(
             layout=_one_of(Layout, "seamless.layout", values.get("layout", "auto"), "a layout"),
@@ -138,6 +149,10 @@ class SeamlessConfig:
             tokens=TokensConfig(
                 policy=_named(TOKEN_POLICIES, "seamless.tokens.policy", tokens.get("policy", "train_all")),
                 older_than=_integer("seamless.tokens.older_than", tokens.get("older_than", 0), least=0),
+            ),
+            watchdog=WatchdogConfig(
+                transition_s=_integer("seamless.watchdog.transition_s", watchdog.get("transition_s", 300), least=1),
+                no_progress_s=_integer("seamless.watchdog.no_progress_s", watchdog.get("no_progress_s", 3600), least=1),
             ),
             cpu=CpuConfig(
                 devices=_optional_integer("seamless.cpu.devices", cpu.get("devices"), least=1),

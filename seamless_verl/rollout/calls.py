@@ -38,7 +38,7 @@ class Calls:
     def __init__(self, fleet: Fleet, *, max_losses: int = 8, grammars_resume: bool = False) -> None:
         self._fleet, self._max_losses, self._grammars_resume = fleet, max_losses, grammars_resume
         self._tickets = count()
-        self._begun = self._running = 0
+        self._begun = self._running = self._tokens = 0
         self._ended: Counter[Finish] = Counter()
 
     async def stream(self, call: Call) -> AsyncGenerator[Piece, None]:
@@ -57,6 +57,7 @@ class Calls:
             while progress.finish is None:
                 async with aclosing(self._attempt(progress, ticket, limit)) as pieces:
                     async for piece in pieces:
+                        self._tokens += len(piece.ids)
                         yield piece
         except (GeneratorExit, asyncio.CancelledError):
             progress.finish = progress.finish or Finish.CANCELLED
@@ -67,7 +68,11 @@ class Calls:
 
     def metrics(self) -> dict[str, float]:
         ended = {f"calls/{finish}": float(self._ended[finish]) for finish in Finish}
-        return ended | {"calls/begun": float(self._begun), "calls/running": float(self._running)}
+        return ended | {
+            "calls/begun": float(self._begun),
+            "calls/running": float(self._running),
+            "calls/tokens": float(self._tokens),
+        }
 
     def check_integrity(self) -> None:
         """Raises IntegrityError unless calls begun = running + ended."""

@@ -22,13 +22,17 @@ from seamless_verl.rollout.states import DEAD, LENT, PAUSED, SERVING, STALE, SYN
 
 
 class Fleet(Roster):
-    """The replicas and their operations.
+    """The replicas and their operations. A control that takes more than `deadline_s` loses its replica.
 
     An operation takes ids, checks all of them before it touches one, and returns those for which it came true;
     one that dies on the way is DEAD and left out. It raises ReplicaStateError when a replica is in a state that
     does not allow it, and ValueError for an id that is not there. Another error of a control is raised after
     the operation has ended on all replicas; the replica it came from is then not routed to.
     """
+
+    def __init__(self, *, deadline_s: float | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self._deadline_s = deadline_s
 
     async def pause(self, ids: Collection[str], mode: PauseMode) -> list[str]:
         """SERVING to PAUSED."""
@@ -108,7 +112,11 @@ class Fleet(Roster):
         """Runs a control's command; whether the replica is alive after it. A death interrupts the command."""
         replica.command = asyncio.ensure_future(command)
         try:
-            await asyncio.wait({replica.command})
+            done, _ = await asyncio.wait({replica.command}, timeout=self._deadline_s)
+            if not done:
+                reason = f"{replica.state}: its control has not answered for {self._deadline_s} s"
+                self.lost(replica.replica_id, reason, engine=replica.engine)
+                return False
             if not replica.command.cancelled() and isinstance(loss := replica.command.exception(), ReplicaLostError):
                 self.lost(replica.replica_id, loss.reason, engine=replica.engine)
             if replica.state is not DEAD:

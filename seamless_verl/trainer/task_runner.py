@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import ray
 import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -9,6 +11,7 @@ from verl.trainer.main_ppo import TaskRunnerV1
 from verl.utils.logging_utils import configure_verl_logging
 
 from seamless_verl.trainer.host import plain_class
+from seamless_verl.trainer.standstill import ANSWER_S, Standstill
 from seamless_verl.trainer.startup import Concurrently
 
 LOOPS = "seamless_verl.trainer.data_plane.loops.SeamlessAgentLoopManager"
@@ -44,7 +47,7 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
                 self.trainer.seconds_between_looks = UNHEARD_S
             self.trainer.init()
             self.init_agent_loop_manager()
-            self.trainer.fit(self.agent_loop_manager)
+            self.watched(lambda: self.trainer.fit(self.agent_loop_manager))
             succeeded = True
         finally:
             self.close(succeeded)
@@ -62,6 +65,13 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
             super().init_agent_loop_manager()
         else:
             self.agent_loops.result()
+
+    def watched(self, training: Callable[[], None]) -> None:
+        """Train, or raise StandstillError when nothing moves any more."""
+        plane, limit = self.trainer.link.actor, self.trainer.seamless.watchdog.no_progress_s
+        standstill = Standstill(limit, lambda: ray.get(plane.moved.remote(), timeout=ANSWER_S), self.trainer.where)
+        self.trainer.reached = standstill.reached
+        standstill.train(training)
 
     def close(self, succeeded: bool) -> None:
         """Close the loggers, the queue, then the gateway, also when the trainer was never built."""

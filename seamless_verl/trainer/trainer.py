@@ -65,6 +65,7 @@ class SeamlessTrainer(PPOTrainer):
         self.launched: Concurrently[SeamlessServers]
         self.heard = 0  # groups that had ended when we last looked
         self.seconds_between_looks = UNRUNG_S  # the task runner knows of loops that do not ring
+        self.reached: Callable[[str], None] = lambda stage: None  # who watches the run, set by the task runner
         self.when_rewards_are_up: Callable[[], None] = lambda: None  # set by the task runner
         super().__init__(config)
 
@@ -95,7 +96,7 @@ class SeamlessTrainer(PPOTrainer):
                 self.role_worker_mapping[role] = ray.remote(classes[role])
 
     def _setup(self) -> None:
-        self.link = PlaneLink(self.config, self.seamless.gateway)
+        self.link = PlaneLink(self.config, self.seamless)
         SeamlessWorkerGroup.on_spawn = self._start_servers
         with rebound(trainer_base, RayWorkerGroup=SeamlessWorkerGroup, LLMServerManager=StartedServers(self)):
             super()._setup()
@@ -157,6 +158,11 @@ class SeamlessTrainer(PPOTrainer):
             self.launched = Concurrently("rollout", self.servers.launch)
         return self.launched
 
+    def where(self) -> dict[str, Any]:
+        """The actors that can be asked where they are, by name."""
+        servers = {one.replica_id: one.replica.server_handle for one in getattr(self.servers, "placed", [])}
+        return {"rollout manager": self.link.actor, **servers}
+
     def get_llm_client(self) -> Any:
         return self.servers.client()
 
@@ -176,6 +182,7 @@ class SeamlessTrainer(PPOTrainer):
         self.curve.truncate_after(self.global_steps)
 
     def _save_checkpoint(self) -> None:
+        self.reached(f"saving, step {self.global_steps}")
         with saving(self.config.trainer.default_local_dir, self.global_steps):
             super()._save_checkpoint()
 
@@ -192,11 +199,16 @@ class SeamlessTrainer(PPOTrainer):
             self._add_prompts_to_generate(room)
         return {}
 
+    def on_sample_begin(self) -> None:
+        self.reached(f"waiting for groups, step {self.global_steps}")
+
     def on_sample_end(self) -> None:
+        self.reached(f"computing, step {self.global_steps}")
         if self.curr_step_profile:
             self._stop_rollout_profiling()
 
     def on_step_end(self) -> None:
+        self.reached(f"committing version {self.global_steps}")
         with marked_timer("update_weights", self.timing_raw, color="red"):
             self._pending_sync_metrics = self.commit(self.global_steps)
         self._pending_sync_metrics |= self.device_time.close(f"step {self.global_steps}")
@@ -214,7 +226,9 @@ class SeamlessTrainer(PPOTrainer):
             return super()._update_critic(batch, metrics)
 
     def _validate(self) -> dict[str, float]:
+        self.reached(f"validating, step {self.global_steps}")
         metrics: dict[str, float] = super()._validate()
+        self.reached(f"validated, step {self.global_steps}")
         self.curve.add(self.global_steps, metrics)
         return metrics
 

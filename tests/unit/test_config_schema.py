@@ -10,7 +10,14 @@ from config_cases import compose_ours
 from omegaconf import OmegaConf
 
 from seamless_verl.config import CpuConfig, GatewayConfig, Layout, SeamlessConfig, usable_cores
-from seamless_verl.config.schema import TOKEN_POLICIES, Handover, KvOnUpdate, TokensConfig, WeightsConfig
+from seamless_verl.config.schema import (
+    TOKEN_POLICIES,
+    Handover,
+    KvOnUpdate,
+    TokensConfig,
+    WatchdogConfig,
+    WeightsConfig,
+)
 from seamless_verl.errors import ConfigError
 from seamless_verl.trajectory.policies import POLICIES
 
@@ -28,9 +35,13 @@ def test_values_are_read() -> None:
     node = {"layout": "disaggregated", "max_staleness": 0, "cpu": {"devices": 3, "pin": False}, "plot": True}
     door = GatewayConfig(True, 8000, "j.sqlite", ("--tool-call-parser=hermes",))
     node |= {"gateway": gateway, "handover": "shared", "weights": {"at_once": 2, "kv": "keep"}}
+    node["watchdog"] = {"transition_s": 5, "no_progress_s": 60}
     node["tokens"] = {"policy": "mask_older_than", "older_than": 2}
+    watchdog = WatchdogConfig(5, 60)
     weights, tokens = WeightsConfig(2, KvOnUpdate.KEEP), TokensConfig("mask_older_than", 2)
-    parsed = SeamlessConfig(Layout.DISAGGREGATED, 0, Handover.SHARED, weights, tokens, CpuConfig(3, False), door, True)
+    parsed = SeamlessConfig(
+        Layout.DISAGGREGATED, 0, Handover.SHARED, weights, tokens, watchdog, CpuConfig(3, False), door, True
+    )
     assert SeamlessConfig.parse(node) == SeamlessConfig.parse(OmegaConf.create(node)) == parsed
     assert pickle.loads(pickle.dumps(parsed)) == parsed
 
@@ -54,6 +65,7 @@ def test_values_are_read() -> None:
         ({"weights": {"at_once": 0}}, "seamless.weights.at_once", "Set seamless.weights.at_once=1"),
         ({"tokens": {"policy": "mask_older"}}, "seamless.tokens.policy", "Did you mean mask_older_than?"),
         ({"tokens": {"older_than": -1}}, "seamless.tokens.older_than", "Set seamless.tokens.older_than=0"),
+        ({"watchdog": {"no_progress_s": 0}}, "seamless.watchdog.no_progress_s", "no_progress_s=1"),
         ({"gateway": {"enabled": 1}}, "seamless.gateway.enabled", "Set seamless.gateway.enabled=true"),
         ({"gateway": {"port": "any"}}, "seamless.gateway.port", "Set seamless.gateway.port=0"),
         ({"gateway": {"journal": 3}}, "seamless.gateway.journal", "null"),

@@ -403,3 +403,25 @@ def test_a_cut_is_explained_by_a_pause_since_the_grant_even_when_it_is_over() ->
         assert (before.unexplained, after.unexplained) == (False, True)
 
     asyncio.run(case())
+
+
+def test_a_control_that_does_not_answer_in_time_loses_its_replica_and_names_it() -> None:
+    async def scenario() -> None:
+        changes: list[tuple[str, str]] = []
+        fleet = Fleet(
+            policy=PrefixAffinity(),
+            deadline_s=0.05,
+            on_change=lambda view, why: changes.append((view.replica_id, why)),
+        )
+        for name in ("good", "hung"):
+            device = Device(name)
+            device.stuck = name == "hung"
+            fleet.add(name, engine=device, control=device, capacity=2, version=0)
+        lease = await fleet.acquire("", 0)
+        assert await fleet.pause(["good", "hung"], PauseMode.KEEP) == ["good"]
+        assert {view.replica_id: view.state for view in fleet.view} == {"good": PAUSED, "hung": DEAD}
+        assert any(name == "hung" and "paused" in why and "0.05 s" in why for name, why in changes)
+        lease.release()
+        fleet.check_integrity()
+
+    asyncio.run(scenario())

@@ -11,7 +11,7 @@ import ray
 from omegaconf import DictConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from seamless_verl.config.schema import GatewayConfig
+from seamless_verl.config.schema import GatewayConfig, SeamlessConfig
 from seamless_verl.trainer.data_plane.plane import NAME, DataPlane, PlaneSettings
 from seamless_verl.trainer.data_plane.sessions import SessionSettings
 from seamless_verl.trainer.servers import PlacedReplica
@@ -25,11 +25,11 @@ CONCURRENCY = 4096  # methods of the actor that may wait at once: one for each o
 class PlaneLink:
     """Owns the actor, which runs on this node: here is the journal's disk. The replicas' doors ask for `token`."""
 
-    def __init__(self, config: DictConfig, gateway: GatewayConfig) -> None:
+    def __init__(self, config: DictConfig, seamless: SeamlessConfig) -> None:
         self.token = secrets.token_urlsafe()
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         placed = {"name": NAME, "num_cpus": 0, "max_concurrency": CONCURRENCY, "scheduling_strategy": here}
-        self.actor = ray.remote(DataPlane).options(**placed).remote(settings_of(config, gateway, self.token))
+        self.actor = ray.remote(DataPlane).options(**placed).remote(settings_of(config, seamless, self.token))
         self.url = self.actor.start.remote()
 
     def attach(self, replicas: Sequence[PlacedReplica], *, keep_kv: bool) -> None:
@@ -51,9 +51,13 @@ class PlaneLink:
         ray.get(self.actor.stop.remote(), timeout=STOP_S)
 
 
-def settings_of(config: DictConfig, gateway: GatewayConfig, token: str) -> PlaneSettings:
-    capacity = config.actor_rollout_ref.rollout.max_num_seqs
-    return PlaneSettings(token, capacity, sessions_of(config, gateway) if gateway.enabled else None)
+def settings_of(config: DictConfig, seamless: SeamlessConfig, token: str) -> PlaneSettings:
+    return PlaneSettings(
+        token,
+        config.actor_rollout_ref.rollout.max_num_seqs,
+        seamless.watchdog.transition_s,
+        sessions_of(config, seamless.gateway) if seamless.gateway.enabled else None,
+    )
 
 
 def sessions_of(config: DictConfig, gateway: GatewayConfig) -> SessionSettings:

@@ -19,10 +19,12 @@ NAME = "seamless_data_plane"  # of the actor, in the job's namespace
 
 @dataclass(frozen=True)
 class PlaneSettings:
-    """`capacity` calls at once on one replica; `token` opens the replicas' doors; no `sessions`, no gateway."""
+    """`token` opens the replicas' doors, `capacity` calls run at once on one of them, and one that does not stop or
+    start within `transition_s` is given up; without `sessions` there is no gateway."""
 
     token: str
     capacity: int = 256
+    transition_s: float | None = None
     sessions: SessionSettings | None = None
 
 
@@ -30,7 +32,7 @@ class DataPlane(RolloutManager):
     """A plain class, made an actor where it is started."""
 
     def __init__(self, settings: PlaneSettings) -> None:
-        super().__init__(settings.token, settings.capacity)
+        super().__init__(settings.token, settings.capacity, settings.transition_s)
         self.sessions = None if settings.sessions is None else Sessions(settings.sessions, self.calls)
 
     async def start(self) -> str | None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from seamless_verl.errors import ReplicaLostError
+from seamless_verl.resources.watchdog import stacks
 from seamless_verl.rollout.calls import Call, Calls
 from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.rollout.fleet import Fleet
@@ -43,9 +44,9 @@ class Generated:
 class RolloutManager:
     """Owns the fleet and its calls. Replicas are named `replica-<rank>`; each has room for `capacity` calls."""
 
-    def __init__(self, token: str, capacity: int) -> None:
+    def __init__(self, token: str, capacity: int, transition_s: float | None = None) -> None:
         self.token, self.capacity = token, capacity
-        self.fleet = Fleet(policy=PrefixAffinity())
+        self.fleet = Fleet(policy=PrefixAffinity(), deadline_s=transition_s)
         self.calls = Calls(self.fleet)
         self.bell = Bell()
         self.held: set[str] = set()  # replicas whose device training has
@@ -152,6 +153,15 @@ class RolloutManager:
     async def rung(self, heard: int, timeout: float) -> int:
         """How often it was rung, as soon as that is more than `heard` or `timeout` seconds have passed."""
         return await self.bell.wait(heard, timeout)
+
+    async def moved(self) -> float:
+        """Tokens and replies so far: it grows as long as anything goes on here."""
+        return sum(self.calls.metrics().values())
+
+    async def where(self) -> str:
+        """What stands where, for a person: replicas, calls, and every task of this process."""
+        books = [*map(str, self.fleet.view), str({**self.calls.metrics(), "training has": sorted(self.held)})]
+        return "\n".join([*books, stacks(asyncio.get_running_loop())])
 
     async def stop(self) -> None:
         """End what runs."""

@@ -6,6 +6,7 @@ door. Both share one engine and one pause, so that a pause from either side is a
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, 
 
 from seamless_verl.errors import ReplicaLostError
 from seamless_verl.resources.ledger import Activity, Kind
+from seamless_verl.resources.watchdog import stacks
 from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.rollout.wire import EngineServer, serve_engine
 from seamless_verl.trainer.device_time import TakenThere
@@ -53,6 +55,10 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
     async def take_activity(self) -> TakenThere:
         """What its devices generated since the last time."""
         return TakenThere.of(self.activity)
+
+    async def where(self) -> str:
+        """Every thread and task of this process, for a person."""
+        return stacks(asyncio.get_running_loop())
 
     async def pause(self, mode: str) -> None:
         assert self.source is not None
