@@ -7,7 +7,7 @@ from typing import Any
 
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
-from seamless_verl.trainer.staleness import StalenessBound
+from seamless_verl.resources.staleness import StalenessBound
 
 POLL_SECONDS = 0.05  # verl's default of 2.0 s would be most of a small model's step
 TRAIN = "train"

@@ -20,13 +20,13 @@ from verl.utils.debug import marked_timer
 from verl.workers.rollout.llm_server import LLMServerManager
 
 from seamless_verl.config.schema import Layout, SeamlessConfig
+from seamless_verl.resources.staleness import StalenessBound
 from seamless_verl.trainer.curve import ValidationCurve
 from seamless_verl.trainer.host import rebound
 from seamless_verl.trainer.layouts import Colocated, Disaggregated, RolloutPlace
 from seamless_verl.trainer.partial import saving
 from seamless_verl.trainer.replay_buffer import SeamlessReplayBuffer
 from seamless_verl.trainer.servers import SeamlessServers
-from seamless_verl.trainer.staleness import StalenessBound
 from seamless_verl.trainer.startup import Concurrently
 from seamless_verl.trainer.workers import SeamlessActorWorker, SeamlessCriticWorker, SeamlessWorkerGroup
 
