@@ -1,0 +1,46 @@
+"""What was measured of a machine: an engine's rate curve, the price of training, of switching, of the host's work."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+ONE_CORE: Mapping[int, float] = {1: 475, 2: 868, 4: 1566, 8: 2536, 16: 3880, 32: 7014, 64: 8431}
+"""Tokens/s at c calls in flight: a model of 3.3M parameters, one engine on one core."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Seconds throughout; the defaults are two cores as two devices.
+
+    `train_token_s` is device-seconds of training per token, prompts included; `train_fixed_s` is added to every
+    mini-batch on every device. `host_s` is the host's work on a mini-batch before devices compute, `dispatch_s`
+    what passes between a prompt's submission and its first token, `collect_s` between a group's end and its
+    being ready. `host_token_s` is host work per generated token that takes the devices' own time, spread evenly
+    over them: the front ends beside the engines on the same cores; 0 on accelerators. `sync_s` is a weight
+    update, for which every device stands still.
+    """
+
+    curve: Mapping[int, float] = field(default_factory=lambda: ONE_CORE)
+    train_token_s: float = 2.9 / 8044
+    train_fixed_s: float = 0.0
+    switch_to_rollout_s: float = 0.03
+    switch_to_train_s: float = 0.03
+    sync_s: float = 0.09
+    host_s: float = 0.05
+    dispatch_s: float = 0.1
+    collect_s: float = 0.05
+    host_token_s: float = 0.0
+
+    def rate(self, calls: int) -> float:
+        """Tokens/s of one engine; straight lines between the measured seconds per decoding step."""
+        return calls / self.decode_s(calls) if calls else 0.0
+
+    def decode_s(self, calls: int) -> float:
+        """Seconds in which each of `calls` gets one token."""
+        points = [(c, c / rate) for c, rate in sorted(self.curve.items())]
+        after = bisect_left(points, (calls, 0.0))
+        right = min(max(after, 1), len(points) - 1)
+        (c0, s0), (c1, s1) = points[right - 1], points[right]
+        return s0 + (s1 - s0) * (calls - c0) / (c1 - c0)
