@@ -18,11 +18,14 @@ NEARLY = 1e-9  # tokens
 
 @dataclass
 class Engine:
-    """`steps` counts decoding steps; a call with n tokens left ends n steps after it came."""
+    """`steps` counts decoding steps; a call with n tokens left ends n steps after it came.
+
+    No step is made for `stalled_s` seconds, in which the engine computes again what was cut elsewhere.
+    """
 
     seats: int
     steps: float = 0.0
-    produced: float = 0.0
+    stalled_s: float = 0.0
     _ends: list[tuple[float, int, Sample]] = field(default_factory=list)
     _since: dict[Sample, float] = field(default_factory=dict)
     _order: Iterator[int] = field(default_factory=count)
@@ -32,13 +35,19 @@ class Engine:
         return len(self._ends)
 
     @property
+    def samples(self) -> list[Sample]:
+        return [sample for *_, sample in self._ends]
+
+    @property
     def longest(self) -> float:
         """Tokens left of the call that will end last."""
         return max((end for end, *_ in self._ends), default=self.steps) - self.steps
 
-    def add(self, sample: Sample, version: int) -> None:
+    def add(self, sample: Sample, version: int, *, prefill_token_s: float) -> None:
         if sample.first_version is None:
             sample.first_version = version
+        self.stalled_s += sample.recomputed * prefill_token_s
+        sample.cut = False
         self._since[sample] = self.steps
         heapq.heappush(self._ends, (self.steps + sample.left, next(self._order), sample))
 
@@ -48,7 +57,6 @@ class Engine:
 
     def advance(self, steps: float) -> None:
         self.steps += steps
-        self.produced += steps * self.running
 
     def ended(self, version: int) -> list[Sample]:
         """Take out the calls that have all their tokens."""
@@ -69,7 +77,9 @@ class Engine:
         """Take out all calls, to go on elsewhere."""
         self.settle(version)
         calls = [sample for *_, sample in sorted(self._ends)]
-        self._ends, self._since = [], {}
+        self._ends, self._since, self.stalled_s = [], {}, 0.0
+        for sample in calls:
+            sample.cut = True
         return calls
 
     def drop(self, samples: set[Sample], version: int) -> None:

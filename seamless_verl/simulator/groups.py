@@ -44,12 +44,15 @@ class Groups:
         return self.enough() and bool(self.late(step, update))
 
     def late(self, step: int, update: int) -> list[Group]:
-        """The generating groups that would be trained too late if the oldest ready ones were taken now."""
+        """The oldest generating groups, if one would be trained too late once the oldest ready ones were taken."""
         if not self.heed or not self.generating:
             return []
         rest = self._oldest()[self.bound.batch :]
         left = [group.submitted for group in (*rest, *self.generating)]
-        return [] if self.bound.keeps(step=step, update=update, left=left) else sorted(self.generating, key=_age)
+        if self.bound.keeps(step=step, update=update, left=left):
+            return []
+        oldest = min(group.submitted for group in self.generating)
+        return sorted((group for group in self.generating if group.submitted == oldest), key=_age)
 
     def take(self) -> list[Group]:
         """The oldest ready groups of one mini-batch."""

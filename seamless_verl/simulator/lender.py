@@ -6,6 +6,7 @@ from seamless_verl.resources.lending import Costs, Demand, DeviceView, LendingPo
 from seamless_verl.resources.lending.rates import averaged
 from seamless_verl.simulator.device import Device
 from seamless_verl.simulator.groups import Groups
+from seamless_verl.simulator.samples import Group
 from seamless_verl.simulator.world import World
 
 
@@ -49,11 +50,13 @@ class Lender:
 
     def _device(self, device: Device) -> DeviceView:
         speed, running = self.world.speed(), device.engine.running
+        urgent = self.urgent()
         return DeviceView(
             device_id=device.name,
             tags=device.tags,
             use=device.use,
             running=running,
+            urgent=sum(1 for sample in device.engine.samples if sample.group in urgent),
             rate=self.world.rate(device) * speed,
             longest_s=device.engine.longest * self.world.machine.decode_s(running) / speed if running else 0.0,
             seats=device.engine.seats,
@@ -69,6 +72,11 @@ class Lender:
             waiting=self.world.waiting,
             finished=self.groups.finished,
         )
+
+    def urgent(self) -> list[Group]:
+        """The groups that the staleness bound waits for."""
+        waits = self.due_at is None and self.groups.enough()
+        return self.groups.late(self.step, self.update) if waits else []
 
     def train_devices_ready(self) -> bool:
         return all(device.with_trainer for device in self.world.devices if Tag.TRAIN in device.tags)

@@ -17,9 +17,10 @@ class Machine:
     `train_token_s` is device-seconds of training per token, prompts included; `train_fixed_s` is added to every
     mini-batch on every device. `host_s` is the host's work on a mini-batch before devices compute, `dispatch_s`
     what passes between a prompt's submission and its first token, `collect_s` between a group's end and its
-    being ready. `host_token_s` is host work per generated token that takes the devices' own time, spread evenly
-    over them: the front ends beside the engines on the same cores; 0 on accelerators. `sync_s` is a weight
-    update, for which every device stands still.
+    being ready. A call that was cut goes on after `carry_s`, once its tokens have been
+    computed again at `prefill_token_s` each. `host_token_s` is host work per generated token that takes the
+    devices' own time, spread evenly over them: the front ends beside the engines on the same cores; 0 on
+    accelerators. `sync_s` is a weight update, for which every device stands still.
     """
 
     curve: Mapping[int, float] = field(default_factory=lambda: ONE_CORE)
@@ -31,6 +32,8 @@ class Machine:
     host_s: float = 0.05
     dispatch_s: float = 0.1
     collect_s: float = 0.05
+    carry_s: float = 0.02
+    prefill_token_s: float = 0.05e-3
     host_token_s: float = 0.0
 
     def rate(self, calls: int) -> float:

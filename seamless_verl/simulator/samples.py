@@ -15,6 +15,7 @@ class Sample:
     turns: tuple[Turn, ...]
     turn: int = 0
     left: float = 0.0
+    cut: bool = False
     first_version: int | None = None
     version_tokens: float = 0.0
 
@@ -24,6 +25,12 @@ class Sample:
     @property
     def tokens(self) -> int:
         return sum(turn.tokens for turn in self.turns)
+
+    @property
+    def recomputed(self) -> float:
+        """Tokens of its own that an engine must compute again before it goes on."""
+        before = sum(turn.tokens for turn in self.turns[: self.turn + 1])
+        return before - self.left if self.cut else 0.0
 
     def produce(self, tokens: float, version: int) -> None:
         """Tokens generated on one weight version."""

@@ -23,8 +23,8 @@ class Scheduler:
     beyond the current one, at most `max_staleness`. `heed` is whether the bound also holds training back for
     old groups; `drop` gives those up instead of waiting for them. `oldest_first` gives seats to the
     groups submitted first, else to the calls that came first. `carry` moves the calls of a reclaimed device
-    to others, else they stay frozen in its engine. `early_pause` reclaims before the host's work on a
-    mini-batch, as verl does, else only for the computation.
+    to others, else they stay frozen in its engine; `cut_at_sync` does so with all calls at a weight update.
+    `early_pause` reclaims before the host's work on a mini-batch, as verl does, else only for the computation.
     """
 
     policy: str = "marginal"
@@ -35,10 +35,16 @@ class Scheduler:
     drop: bool = False
     oldest_first: bool = True
     carry: bool = False
+    cut_at_sync: bool = False
     early_pause: bool = False
     share: float = 1.0
 
     def __post_init__(self) -> None:
+        if self.policy == "never" and not self.carry:
+            way_out = "Set carry, or choose another policy"
+            raise ConfigError(
+                "carry", self.carry, "calls frozen on a device that never generates again end never", way_out
+            )
         if self.ahead is not None and not 0 <= self.ahead <= self.max_staleness:
             way_out = f"Give 0 to {self.max_staleness}, or raise max_staleness"
             raise ConfigError("ahead", self.ahead, "the staleness bound has no room for it", way_out)
@@ -51,10 +57,22 @@ class Scheduler:
         return StepBoundary(share=self.share) if self.policy == "step_boundary" else lending_policy(self.policy)
 
 
-SYNC = Scheduler(policy="step_boundary", max_staleness=0, updates=1, early_pause=True, carry=True, oldest_first=False)
-COLOCATE = Scheduler(policy="step_boundary", updates=1, heed=False, early_pause=True, carry=True, oldest_first=False)
-SEPARATE = Scheduler(policy="never", heed=False, carry=True, early_pause=True, oldest_first=False)
-SWITCHING = Scheduler(policy="step_boundary", share=0.4, heed=False, carry=True, early_pause=True, oldest_first=False)
+SYNC = Scheduler(
+    policy="step_boundary",
+    max_staleness=0,
+    updates=1,
+    early_pause=True,
+    carry=True,
+    cut_at_sync=True,
+    oldest_first=False,
+)
+COLOCATE = Scheduler(
+    policy="step_boundary", updates=1, heed=False, early_pause=True, carry=True, cut_at_sync=True, oldest_first=False
+)
+SEPARATE = Scheduler(policy="never", heed=False, carry=True, cut_at_sync=True, early_pause=True, oldest_first=False)
+SWITCHING = Scheduler(
+    policy="step_boundary", share=0.4, heed=False, carry=True, cut_at_sync=True, early_pause=True, oldest_first=False
+)
 
 SCHEDULERS: Mapping[str, Scheduler] = {
     "sync": SYNC,

@@ -26,7 +26,8 @@ class Trainer:
         scheduler, prompts = self.scenario.scheduler, self.scenario.workload.prompts
         self.step = 1
         self.submit(round(scheduler.batches_ahead * prompts))
-        for self.step in range(1, self.scenario.steps + 1):
+        for step in range(1, self.scenario.steps + 1):
+            self.step = step
             self.lender.step = self.step
             self.submit(min(prompts, self.groups.bound.room(self.groups.outstanding)))
             for update in range(scheduler.updates):
@@ -87,6 +88,9 @@ class Trainer:
         yield lambda: self.world.now >= end - 1e-9
 
     def _sync(self) -> Iterator[Condition]:
+        if self.scenario.scheduler.cut_at_sync:
+            for device in self.world.devices:
+                self.world.cut(device)
         self.world.syncing = True
         yield from self._pause(self.scenario.machine.sync_s)
         self.world.syncing = False

@@ -69,17 +69,21 @@ class World:
             if not seats or self.syncing:
                 return
             chosen = min(seats, key=lambda d: (d.engine.running / d.engine.seats, d.name))
-            chosen.engine.add(heapq.heappop(self._queue)[2], self.version)
+            chosen.engine.add(heapq.heappop(self._queue)[2], self.version, prefill_token_s=self.machine.prefill_token_s)
 
     def switch(self, device: Device, use: Use) -> None:
         """Begin a switch; what the engine ran is frozen in it, or carried back to the queue."""
         if use is Use.TRAIN and self.carry:
-            for sample in device.engine.cut(self.version):
-                self.enqueue(sample)
+            self.cut(device)
         to_rollout = use is Use.ROLLOUT
         seconds = self.machine.switch_to_rollout_s if to_rollout else self.machine.switch_to_train_s
         device.use, device.switching_until = use, self.now + seconds
         self.after(seconds, lambda: setattr(device, "switching_until", None))
+
+    def cut(self, device: Device) -> None:
+        """Take its calls off a device; they come back to the queue when they have been carried over."""
+        for sample in device.engine.cut(self.version):
+            self.after(self.machine.carry_s, lambda sample=sample: self.enqueue(sample))  # type: ignore[misc]
 
     def commit(self, version: int) -> None:
         """New weights: tokens from here on are of `version`."""
@@ -101,12 +105,19 @@ class World:
         speed, seconds = self.speed(), self._timers[0][0] - self.now if self._timers else float("inf")
         if self.computing:
             seconds = min(seconds, self.work / speed)
-        paces = [(d, speed / self.machine.decode_s(d.engine.running)) for d in self.devices if self.rate(d) > 0]
+        generating = [device for device in self.devices if self.rate(device) > 0]
+        stalled = [device.engine for device in generating if device.engine.stalled_s > 0]
+        paces = [(d, speed / self.machine.decode_s(d.engine.running)) for d in generating if not d.engine.stalled_s]
         for device, pace in paces:
             seconds = min(seconds, device.engine.steps_to_next_end() / pace)
+        for engine in stalled:
+            seconds = min(seconds, engine.stalled_s / speed)
         if seconds == float("inf"):
             raise RuntimeError(f"nothing happens any more after {self.now:.3f} s")
         self._pass(max(0.0, seconds), speed)
+        for engine in stalled:
+            left = engine.stalled_s - max(0.0, seconds) * speed
+            engine.stalled_s = left if left > NEARLY else 0.0
         for device, pace in paces:
             device.engine.advance(max(0.0, seconds) * pace)
             for sample in device.engine.ended(self.version):

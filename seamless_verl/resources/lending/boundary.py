@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from seamless_verl.errors import ConfigError
-from seamless_verl.resources.lending.policy import Deciding, alike, rollout_only
+from seamless_verl.resources.lending.policy import Deciding, alike, others_generate
 from seamless_verl.resources.lending.view import Assignment, DeviceView, LendingView, Reason, Use
 
 
@@ -25,6 +25,6 @@ class StepBoundary(Deciding):
         enough = max(demand.needed, round(self.share * demand.left_in_step))
         if view.update == 0 and (demand.ready < enough or demand.held):
             return alike(lendable, Use.ROLLOUT, Reason.BOUNDARY)
-        if view.due_in_s is None and not rollout_only(view):
+        if view.due_in_s is None and not others_generate(view):
             return alike(lendable, Use.ROLLOUT, Reason.NEEDED)
         return alike(lendable, Use.TRAIN, Reason.DUE)

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from seamless_verl.errors import ConfigError
-from seamless_verl.resources.lending.policy import Deciding, rollout_only
+from seamless_verl.resources.lending.policy import Deciding, others_generate
 from seamless_verl.resources.lending.rates import GroupPace, RateCurve
 from seamless_verl.resources.lending.view import Assignment, DeviceView, LendingView, Reason, Tag, Use
 
@@ -83,7 +83,7 @@ class Marginal(Deciding):
         """The most valuable number of those with the trainer: gains add up, the delay of training is paid once."""
         ranked = sorted(here, key=lambda d: (-d.running, d.device_id))
         refused = {d.device_id: self._refusal(view, d) for d in ranked}
-        needed = view.due_in_s is None and not kept and not rollout_only(view)
+        needed = view.due_in_s is None and not kept and not others_generate(view)
         open_to = [d for d in ranked if needed or refused[d.device_id] is not Reason.RECENT]
         efficiencies = self._efficiencies(view, open_to)
         lent = sum(1 for e in efficiencies if e > 0)
@@ -94,6 +94,8 @@ class Marginal(Deciding):
         chosen = {d.device_id: Assignment(Use.TRAIN, refused[d.device_id]) for d in ranked}
         if reason is not None:
             chosen |= {d.device_id: Assignment(Use.ROLLOUT, reason) for d in open_to[:lent]}
+        if view.demand.held:
+            chosen |= {d.device_id: Assignment(Use.ROLLOUT, Reason.NEEDED) for d in ranked if d.urgent}
         return chosen
 
     def _refusal(self, view: LendingView, device: DeviceView) -> Reason:

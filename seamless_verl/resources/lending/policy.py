@@ -69,6 +69,11 @@ def alike(lendable: tuple[DeviceView, ...], use: Use, reason: Reason) -> dict[st
     return {device.device_id: Assignment(use, reason) for device in lendable}
 
 
+def others_generate(view: LendingView) -> bool:
+    """Whether a device that is not ours to decide about generates, or will as soon as it is given a call."""
+    return any(device.running or view.demand.waiting for device in rollout_only(view))
+
+
 def rollout_only(view: LendingView) -> tuple[DeviceView, ...]:
     """The devices that generate whatever is decided."""
     return tuple(d for d in view.devices if Tag.ROLLOUT in d.tags and not d.lendable)

@@ -41,7 +41,7 @@ class Reason(StrEnum):
     COST = "cost"
     """the two switches cost more than it would generate"""
     NEEDED = "needed"
-    """nobody else generates, and training waits for groups"""
+    """training waits for groups, and nobody else generates, or the oldest are frozen on it"""
     EMPTY = "empty"
     """there is no call for it to run, nor room for a prompt"""
     RECENT = "recent"
@@ -60,14 +60,16 @@ class Reason(StrEnum):
 class DeviceView:
     """One device. `use` is where it is or is switching to; `running` counts calls in its engine, frozen ones too.
 
-    `rate` is what its engine produces now, tokens/s; `longest_s` an estimate of what its longest call still
-    takes; `seats` how many calls it may run at once.
+    `urgent` of those belong to groups that the staleness bound waits for. `rate` is what its engine produces
+    now, tokens/s; `longest_s` an estimate of what its longest call still takes; `seats` how many calls it may
+    run at once.
     """
 
     device_id: str
     tags: frozenset[str]
     use: Use
     running: int = 0
+    urgent: int = 0
     rate: float = 0.0
     longest_s: float = 0.0
     seats: int = 32
