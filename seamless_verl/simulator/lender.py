@@ -13,11 +13,11 @@ from seamless_verl.simulator.world import World
 class Lender:
     """Asks the policy while the trainer does not compute, and begins the switches it wants.
 
-    `due_at` is when the trainer needs its devices, None while it lacks groups for that.
+    `carry` overrules what it says about a reclaimed device's calls. `due_at` is when the trainer needs its devices, None while it lacks groups for that.
     """
 
-    def __init__(self, world: World, groups: Groups, policy: LendingPolicy) -> None:
-        self.world, self.groups, self.policy = world, groups, policy
+    def __init__(self, world: World, groups: Groups, policy: LendingPolicy, *, carry: bool | None) -> None:
+        self.world, self.groups, self.policy, self.carry = world, groups, policy, carry
         self.due_at: float | None = None
         self.step, self.update, self.trained = 1, 0, 0
         self.train_s: float | None = None
@@ -32,9 +32,10 @@ class Lender:
             return
         decision = self.policy.decide(self.view())
         for device in self.world.devices:
-            wanted = decision[device.name].use
-            if wanted is not device.use and device.switching_until is None:
-                self.world.switch(device, wanted)
+            said = decision[device.name]
+            if said.use is not device.use and device.switching_until is None:
+                carry = said.carry if self.carry is None else self.carry and said.use is Use.TRAIN
+                self.world.switch(device, said.use, carry=carry)
 
     def view(self) -> LendingView:
         machine = self.world.machine

@@ -22,8 +22,8 @@ class Scheduler:
     `updates` mini-batches a step, each taken as soon as its groups are ready; `ahead` batches are submitted
     beyond the current one, at most `max_staleness`. `heed` is whether the bound also holds training back for
     old groups; `drop` gives those up instead of waiting for them. `oldest_first` gives seats to the
-    groups submitted first, else to the calls that came first. `carry` moves the calls of a reclaimed device
-    to others, else they stay frozen in its engine; `cut_at_sync` does so with all calls at a weight update.
+    groups submitted first, else to the calls that came first. `carry` overrules the policy
+    on whether the calls of a reclaimed device move to others; `cut_at_sync` cuts all calls at a weight update.
     `early_pause` reclaims before the host's work on a mini-batch, as verl does, else only for the computation.
     """
 
@@ -34,13 +34,13 @@ class Scheduler:
     heed: bool = True
     drop: bool = False
     oldest_first: bool = True
-    carry: bool = False
+    carry: bool | None = None
     cut_at_sync: bool = False
     early_pause: bool = False
     share: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.policy == "never" and not self.carry:
+        if self.policy == "never" and self.carry is False:
             way_out = "Set carry, or choose another policy"
             raise ConfigError(
                 "carry", self.carry, "calls frozen on a device that never generates again end never", way_out

@@ -29,9 +29,8 @@ class World:
         *,
         on_ended: Callable[[Sample], None],
         priority: Callable[[Sample, int], tuple[int, ...]],
-        carry: bool,
     ) -> None:
-        self.machine, self.devices, self.carry = machine, devices, carry
+        self.machine, self.devices = machine, devices
         self.on_ended, self.priority = on_ended, priority
         self.now, self.version = 0.0, 0
         self.work = 0.0  # seconds of computation left on each train device
@@ -71,9 +70,9 @@ class World:
             chosen = min(seats, key=lambda d: (d.engine.running / d.engine.seats, d.name))
             chosen.engine.add(heapq.heappop(self._queue)[2], self.version, prefill_token_s=self.machine.prefill_token_s)
 
-    def switch(self, device: Device, use: Use) -> None:
+    def switch(self, device: Device, use: Use, *, carry: bool) -> None:
         """Begin a switch; what the engine ran is frozen in it, or carried back to the queue."""
-        if use is Use.TRAIN and self.carry:
+        if carry:
             self.cut(device)
         to_rollout = use is Use.ROLLOUT
         seconds = self.machine.switch_to_rollout_s if to_rollout else self.machine.switch_to_train_s

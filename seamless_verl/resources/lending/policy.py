@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 from seamless_verl.resources.lending.view import Assignment, Decision, DeviceView, LendingView, Reason, Tag, Use
@@ -35,7 +36,7 @@ class Deciding:
         decision = {d.device_id: chosen.get(d.device_id) or by_tags(d) for d in view.devices}
         for device in lendable:
             self._note(view, device, decision[device.device_id])
-        return decision
+        return {d.device_id: _carried(view, d, decision[d.device_id]) for d in view.devices}
 
     def _choose(self, view: LendingView, lendable: tuple[DeviceView, ...]) -> Mapping[str, Assignment]:
         raise NotImplementedError
@@ -57,6 +58,12 @@ class Deciding:
         if state.get("policy") != type(self).__name__:
             raise ValueError(f"{type(self).__name__} was given the state of {state.get('policy')}")
         self._changes = Counter(state["changes"])
+
+
+def _carried(view: LendingView, device: DeviceView, said: Assignment) -> Assignment:
+    """Calls move where a device goes on generating, and are frozen where all train: none could take them."""
+    reclaimed = device.use is Use.ROLLOUT and said.use is Use.TRAIN
+    return replace(said, carry=reclaimed and bool(rollout_only(view)))
 
 
 def by_tags(device: DeviceView) -> Assignment:

@@ -126,10 +126,15 @@ class LendingView:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What one device shall do, and why."""
+    """What one device shall do, and why.
+
+    `carry` is for a device that is reclaimed: whether its calls move to other replicas, at the price of
+    computing their tokens again, or stay frozen in its engine until it is lent again.
+    """
 
     use: Use
     reason: Reason
+    carry: bool = False
 
 
 Decision: TypeAlias = Mapping[str, Assignment]
