@@ -13,7 +13,8 @@ from seamless_verl.simulator.world import World
 class Lender:
     """Asks the policy while the trainer does not compute, and begins the switches it wants.
 
-    `carry` overrules what it says about a reclaimed device's calls. `due_at` is when the trainer needs its devices, None while it lacks groups for that.
+    `carry` overrules what it says about a reclaimed device's calls.
+    `due_at` is when the trainer needs its devices, None while it lacks groups for that.
     """
 
     def __init__(self, world: World, groups: Groups, policy: LendingPolicy, *, carry: bool | None) -> None:

@@ -11,6 +11,7 @@ from seamless_verl.resources.lending.view import Tag
 from seamless_verl.simulator.machine import Machine
 from seamless_verl.simulator.workloads import Workload
 
+VERL_RESUME_S = 1.0  # its client sleeps that long before it goes on with a cut call
 BOTH = frozenset({Tag.TRAIN, Tag.ROLLOUT})
 TRAIN, ROLLOUT = frozenset({Tag.TRAIN}), frozenset({Tag.ROLLOUT})
 
@@ -23,7 +24,8 @@ class Scheduler:
     beyond the current one, at most `max_staleness`. `heed` is whether the bound also holds training back for
     old groups; `drop` gives those up instead of waiting for them. `oldest_first` gives seats to the
     groups submitted first, else to the calls that came first. `carry` overrules the policy
-    on whether the calls of a reclaimed device move to others; `cut_at_sync` cuts all calls at a weight update.
+    on whether the calls of a reclaimed device move to others; a cut call is submitted again after
+    `carry_s`. `cut_at_sync` cuts all calls at a weight update.
     `early_pause` reclaims before the host's work on a mini-batch, as verl does, else only for the computation.
     """
 
@@ -35,6 +37,7 @@ class Scheduler:
     drop: bool = False
     oldest_first: bool = True
     carry: bool | None = None
+    carry_s: float = 0.02
     cut_at_sync: bool = False
     early_pause: bool = False
     share: float = 1.0
@@ -64,14 +67,37 @@ SYNC = Scheduler(
     early_pause=True,
     carry=True,
     cut_at_sync=True,
+    carry_s=VERL_RESUME_S,
     oldest_first=False,
 )
 COLOCATE = Scheduler(
-    policy="step_boundary", updates=1, heed=False, early_pause=True, carry=True, cut_at_sync=True, oldest_first=False
+    policy="step_boundary",
+    updates=1,
+    heed=False,
+    early_pause=True,
+    carry=True,
+    cut_at_sync=True,
+    carry_s=VERL_RESUME_S,
+    oldest_first=False,
 )
-SEPARATE = Scheduler(policy="never", heed=False, carry=True, cut_at_sync=True, early_pause=True, oldest_first=False)
+SEPARATE = Scheduler(
+    policy="never",
+    heed=False,
+    carry=True,
+    cut_at_sync=True,
+    carry_s=VERL_RESUME_S,
+    early_pause=True,
+    oldest_first=False,
+)
 SWITCHING = Scheduler(
-    policy="step_boundary", share=0.4, heed=False, carry=True, cut_at_sync=True, early_pause=True, oldest_first=False
+    policy="step_boundary",
+    share=0.4,
+    heed=False,
+    carry=True,
+    cut_at_sync=True,
+    carry_s=VERL_RESUME_S,
+    early_pause=True,
+    oldest_first=False,
 )
 
 SCHEDULERS: Mapping[str, Scheduler] = {

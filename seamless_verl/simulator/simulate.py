@@ -24,7 +24,9 @@ class Simulation:
         bound = StalenessBound(scheduler.max_staleness, work.prompts // scheduler.updates, scheduler.updates)
         self.groups = Groups(bound, heed=scheduler.heed)
         devices = [Device.fresh(f"d{i}", tags, scenario.seats) for i, tags in enumerate(scenario.devices)]
-        self.world = World(scenario.machine, devices, on_ended=self._ended, priority=self._priority)
+        self.world = World(
+            scenario.machine, devices, on_ended=self._ended, priority=self._priority, carry_s=scheduler.carry_s
+        )
         self.records = Records(self.world, scenario.warmup, work.prompt_tokens)
         self.lender = Lender(self.world, self.groups, self.policy, carry=scheduler.carry)
         self.trainer = Trainer(scenario, self.world, self.groups, self.lender, self.records)

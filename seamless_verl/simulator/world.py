@@ -29,8 +29,9 @@ class World:
         *,
         on_ended: Callable[[Sample], None],
         priority: Callable[[Sample, int], tuple[int, ...]],
+        carry_s: float,
     ) -> None:
-        self.machine, self.devices = machine, devices
+        self.machine, self.devices, self.carry_s = machine, devices, carry_s
         self.on_ended, self.priority = on_ended, priority
         self.now, self.version = 0.0, 0
         self.work = 0.0  # seconds of computation left on each train device
@@ -82,7 +83,7 @@ class World:
     def cut(self, device: Device) -> None:
         """Take its calls off a device; they come back to the queue when they have been carried over."""
         for sample in device.engine.cut(self.version):
-            self.after(self.machine.carry_s, lambda sample=sample: self.enqueue(sample))  # type: ignore[misc]
+            self.after(self.carry_s, lambda sample=sample: self.enqueue(sample))  # type: ignore[misc]
 
     def commit(self, version: int) -> None:
         """New weights: tokens from here on are of `version`."""
