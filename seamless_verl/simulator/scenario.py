@@ -26,7 +26,7 @@ class Scheduler:
     groups submitted first, else to the calls that came first. `carry` overrules the policy
     on whether the calls of a reclaimed device move to others; a cut call is submitted again after
     `carry_s`. `cut_at_sync` cuts all calls at a weight update.
-    `early_pause` reclaims before the host's work on a mini-batch, as verl does, else only for the computation.
+    `prefetch` lets the host work on the next mini-batch while devices compute. `early_pause` reclaims before the host's work on a mini-batch, as verl does, else only for the computation.
     """
 
     policy: str = "marginal"
@@ -39,6 +39,7 @@ class Scheduler:
     carry: bool | None = None
     carry_s: float = 0.02
     cut_at_sync: bool = False
+    prefetch: bool = False
     early_pause: bool = False
     share: float = 1.0
 

@@ -21,6 +21,7 @@ class Trainer:
     def __init__(self, scenario: Scenario, world: World, groups: Groups, lender: Lender, records: Records) -> None:
         self.scenario, self.world, self.groups, self.lender, self.records = scenario, world, groups, lender, records
         self.step = 0
+        self.host_began: float | None = None  # when the host could begin on the mini-batch to be taken next
 
     def script(self) -> Iterator[Condition]:
         scheduler, prompts = self.scenario.scheduler, self.scenario.workload.prompts
@@ -53,14 +54,16 @@ class Trainer:
         batch = self.groups.take()
         for group in batch:
             self.records.taken(group, self.step)
-        self.lender.due_at = self.world.now + (0 if self.scenario.scheduler.early_pause else machine.host_s)
-        yield from self._pause(machine.host_s, wake_before=machine.switch_to_train_s)
+        began = self.world.now if self.host_began is None else self.host_began
+        host_s, self.host_began = max(0.0, began + machine.host_s - self.world.now), None
+        self.lender.due_at = self.world.now + (0 if self.scenario.scheduler.early_pause else host_s)
+        yield from self._pause(host_s, wake_before=machine.switch_to_train_s)
         yield self.lender.train_devices_ready
         began = self.world.now
         devices = sum(1 for device in self.world.devices if device.trains)
         tokens = sum(group.tokens + len(group.samples) * self.scenario.workload.prompt_tokens for group in batch)
         self.world.work = machine.train_fixed_s + tokens * machine.train_token_s / devices
-        yield lambda: not self.world.computing
+        yield lambda: self._computed(update)
         self.lender.trained_one(self.world.now - began)
         self.lender.due_at = None
         self.groups.hand_back()
@@ -72,6 +75,13 @@ class Trainer:
         while self.scenario.scheduler.drop and (late := self.groups.late(self.step, update)):
             self._drop(late[0])
         return not self.groups.held(self.step, update)
+
+    def _computed(self, update: int) -> bool:
+        following = (self.step, update + 1) if update + 1 < self.scenario.scheduler.updates else (self.step + 1, 0)
+        if self.scenario.scheduler.prefetch and self.host_began is None:
+            takeable = self.groups.enough() and not self.groups.held(*following)
+            self.host_began = self.world.now if takeable else None
+        return not self.world.computing
 
     def _drop(self, group: Group) -> None:
         self.groups.drop(group)

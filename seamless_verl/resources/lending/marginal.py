@@ -28,18 +28,16 @@ Chosen = dict[str, Assignment]
 class Marginal(Deciding):
     """`hysteresis` is a share of the cost, `dwell` counts round trips, `overhead` is a share of training time.
 
-    `overhead` bounds what switching may add to training: where a switch is dear, mini-batches are collected
-    while the engines stay productive (`productive`, a share of their full rate), at most a step's.
+    Where the round trip is more than `overhead` of the training it is made for, mini-batches are collected, at
+    most a step's, as long as the trip saved is more than what the engines lose by running below their full rate.
     """
 
-    def __init__(
-        self, *, hysteresis: float = 0.5, dwell: float = 2.0, overhead: float = 0.1, productive: float = 0.8
-    ) -> None:
+    def __init__(self, *, hysteresis: float = 0.5, dwell: float = 2.0, overhead: float = 0.1) -> None:
         super().__init__()
         for key, value in (("hysteresis", hysteresis), ("dwell", dwell), ("overhead", overhead)):
             if value < 0:
                 raise ConfigError(key, value, "it cannot be negative", f"Give {key} 0 or more")
-        self.hysteresis, self.dwell, self.overhead, self.productive = hysteresis, dwell, overhead, productive
+        self.hysteresis, self.dwell, self.overhead = hysteresis, dwell, overhead
         self._curve, self._pace = RateCurve(), GroupPace()
         self._changed: dict[str, float] = {}
 
@@ -62,14 +60,15 @@ class Marginal(Deciding):
         return view.due_in_s is not None and view.due_in_s <= view.costs.switch_to_train_s
 
     def _collects(self, view: LendingView, lendable: tuple[DeviceView, ...]) -> bool:
-        """Whether to wait for more mini-batches although one is due: switching is dear, generating productive."""
+        """Whether to wait for one more mini-batch although one is due, which saves a round trip."""
         demand, lent = view.demand, [d for d in lendable if d.use is Use.ROLLOUT]
-        if not lent or demand.ready >= demand.left_in_step:
+        if not lent or self._pace.seconds is None or demand.ready >= demand.left_in_step:
             return False
         trip = view.costs.switch_to_rollout_s + view.costs.switch_to_train_s
         training = demand.ready // demand.needed * view.costs.train_s
         efficiency = sum(self._curve.efficiency(min(d.running, d.seats), d.seats) for d in lent) / len(lent)
-        return trip > self.overhead * training and efficiency >= self.productive
+        lost = (1 - efficiency) * self._pace.seconds * demand.needed
+        return trip > self.overhead * training and trip > lost
 
     def _stay(self, view: LendingView, device: DeviceView) -> Assignment:
         if device.running or view.demand.waiting or view.demand.room:
