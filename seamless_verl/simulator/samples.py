@@ -17,6 +17,7 @@ class Sample:
     left: float = 0.0
     cut: bool = False
     first_version: int | None = None
+    generated: float = 0.0
     version_tokens: float = 0.0
 
     def __post_init__(self) -> None:
@@ -34,6 +35,7 @@ class Sample:
 
     def produce(self, tokens: float, version: int) -> None:
         """Tokens generated on one weight version."""
+        self.generated += tokens
         self.version_tokens += tokens * version
 
     def next_turn(self) -> bool:

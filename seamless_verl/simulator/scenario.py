@@ -23,10 +23,10 @@ class Scheduler:
     `updates` mini-batches a step, each taken as soon as its groups are ready; `ahead` batches are submitted
     beyond the current one, at most `max_staleness`. `heed` is whether the bound also holds training back for
     old groups; `drop` gives those up instead of waiting for them. `oldest_first` gives seats to the
-    groups submitted first, else to the calls that came first. `carry` overrules the policy
-    on whether the calls of a reclaimed device move to others; a cut call is submitted again after
-    `carry_s`. `cut_at_sync` cuts all calls at a weight update.
-    `prefetch` lets the host work on the next mini-batch while devices compute. `early_pause` reclaims before the host's work on a mini-batch, as verl does, else only for the computation.
+    groups submitted first, else to the calls that came first. `carry` overrules the policy on whether the calls
+    of a reclaimed device move to others; a cut call is submitted again after `carry_s`. `cut_at_sync` cuts all
+    calls at a weight update. `prefetch` lets the host work on the next mini-batch while devices compute.
+    `early_pause` reclaims before the host's work on a mini-batch, as verl does, else only for the computation.
     """
 
     policy: str = "marginal"
