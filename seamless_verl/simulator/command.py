@@ -44,6 +44,9 @@ def parser() -> argparse.ArgumentParser:
     whole.add_argument("--updates", type=int, help="mini-batches of a step")
     whole.add_argument("--machine", default="devices", help=f"one of {', '.join(MACHINES)}")
     whole.add_argument("--switch-s", type=float, help="seconds of a switch, each way")
+    whole.add_argument("--drop", action="store_true", help="give old groups up instead of waiting for them")
+    whole.add_argument("--prefetch", action="store_true", help="the host prepares a mini-batch while devices compute")
+    whole.add_argument("--early-pause", action="store_true", help="pause engines for the host's work too")
     whole.add_argument("--host-s", type=float, help="seconds of the host's work on a mini-batch")
     whole.add_argument("--seats", type=int, default=32, help="calls an engine runs at once")
     whole.add_argument("--steps", type=int, default=40)
@@ -82,6 +85,7 @@ def _scheduler(args: argparse.Namespace, name: str, policy: str | None) -> Sched
         way_out = f"Choose one of {sorted(SCHEDULERS)}"
         raise ConfigError("scheduler", name, "there is no such scheduler", way_out)
     given = {"policy": policy, "max_staleness": args.max_staleness, "ahead": args.ahead, "updates": args.updates}
+    given |= {"drop": args.drop or None, "prefetch": args.prefetch or None, "early_pause": args.early_pause or None}
     return replace(SCHEDULERS[name], **{key: value for key, value in given.items() if value is not None})
 
 

@@ -24,7 +24,7 @@ class Records:
     step_ends: list[float] = field(default_factory=list)
     tokens: int = 0
     trained_tokens: int = 0
-    dropped_tokens: int = 0
+    dropped_tokens: float = 0.0
     age_tokens: float = 0.0
     max_staleness: int = 0
     max_token_age: int = 0
@@ -51,7 +51,7 @@ class Records:
 
     def dropped(self, group: Group) -> None:
         if self.measuring:
-            self.dropped_tokens += group.tokens
+            self.dropped_tokens += sum(sample.generated for sample in group.samples)
 
     def held(self, seconds: float) -> None:
         if self.measuring:

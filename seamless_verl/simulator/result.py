@@ -21,7 +21,8 @@ class Result:
     step if every device computed or generated all the time, engines with every seat taken: a bound on what
     scheduling can reach. `shares` are of each device's time, by kind. `max_staleness` is in steps from
     submission to training, `max_token_age` in weight versions from a sample's first token to its training,
-    `mean_token_age` the same per token. `held_share` is the time training waited for an old group only.
+    `mean_token_age` the same per token. `held_share` is the time training waited for an old group only,
+    `dropped_share` the part of all generated tokens that was given up.
     """
 
     tokens_per_s: float

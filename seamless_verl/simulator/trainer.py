@@ -85,8 +85,8 @@ class Trainer:
 
     def _drop(self, group: Group) -> None:
         self.groups.drop(group)
-        self.records.dropped(group)
         self.world.forget(set(group.samples))
+        self.records.dropped(group)
         self.submit(1)
 
     def _pause(self, seconds: float, *, wake_before: float = 0.0) -> Iterator[Condition]:

@@ -75,6 +75,22 @@ def test_marginal_lends_for_a_gain_and_not_for_less_than_its_cost() -> None:
     assert decision["B0"].reason is Reason.COST
 
 
+@pytest.mark.parametrize(("seconds_per_group", "reason"), [(0.006, Reason.COST), (0.007, Reason.GAIN)])
+def test_marginal_wants_half_as_much_again_as_the_cost(seconds_per_group: float, reason: Reason) -> None:
+    """Four groups are missing, 0.01 s go into the switch there, and 0.015 s must remain for one of 0.01 s back."""
+    policy = Marginal()
+    now = paced(policy, seconds_per_group)
+    assert policy.decide(view("BR", now=now, trained=1, finished=59))["B0"].reason is reason
+
+
+def test_the_dwell_time_does_not_keep_training_waiting_for_groups() -> None:
+    policy = Marginal()
+    now = paced(policy, 0.5)
+    assert uses(policy, view("BB", now=now, trained=1, finished=59)) == "RR"
+    assert uses(policy, view("BB", now=now + 0.001, lent=True, running=1, ready=4, due_in_s=0.0)) == "TT"
+    assert uses(policy, view("BB", now=now + 0.002, trained=2, finished=59)) == "RR"
+
+
 def test_marginal_lends_nothing_when_no_call_waits_and_the_bound_has_no_room() -> None:
     policy = Marginal()
     now = paced(policy, 0.5)
