@@ -52,7 +52,8 @@ class Machine:
 
 MACHINES: Mapping[str, Machine] = {
     "devices": Machine(),
-    # host work and dispatch fitted to verl's modes on two cores; the switch is a pause that keeps calls
+    # host work and dispatch are fitted to verl's modes on two cores, not measured: they stand for all that slows
+    # devices there beside the unit rates; the switch is a pause that keeps calls
     "two_cores": Machine(host_token_s=0.22e-3, dispatch_s=0.4),
 }
 
