@@ -167,6 +167,17 @@ def test_an_engine_runs_calls_side_by_side_and_a_cut_one_goes_on() -> None:
     assert (engine.stalled_s, engine.steps_to_next_end()) == (pytest.approx(0.15), 15)
 
 
+def test_tokens_belong_to_the_weights_they_were_generated_with() -> None:
+    world = Simulation(scenario()).world
+    engine, (sample,) = world.devices[0].engine, Group.of(0, 1, [(Turn(10),)]).samples
+    engine.add(sample, 0, prefill_token_s=0.0)
+    engine.advance(4)
+    world.commit(1)
+    engine.advance(6)
+    assert engine.ended(world.version) == [sample]
+    assert (sample.first_version, sample.generated, sample.version_tokens) == (0, 10, 6)
+
+
 def test_multiplexing_leaves_less_idle_than_disjoint_devices_and_than_waiting_for_whole_batches() -> None:
     even = Scenario(workload("w1"), (BOTH, BOTH), Scheduler(max_staleness=1), steps=10)
     multiplexed, disjoint = simulate(even), simulate(replace(even, devices=(TRAIN, ROLLOUT)))
