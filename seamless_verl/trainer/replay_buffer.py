@@ -7,7 +7,7 @@ from typing import Any
 
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
-from seamless_verl.trainer.staleness import StalenessBound
+from seamless_verl.resources.staleness import StalenessBound
 
 TRAIN = "train"
 

@@ -24,6 +24,7 @@ from verl.workers.rollout.replica import RolloutReplica
 
 from seamless_verl.config.schema import Handover, KvOnUpdate, SeamlessConfig
 from seamless_verl.resources.ledger import Kind
+from seamless_verl.resources.staleness import StalenessBound
 from seamless_verl.trainer.commit import Transfer, WeightCommit
 from seamless_verl.trainer.curve import ValidationCurve
 from seamless_verl.trainer.data_plane.link import PlaneLink
@@ -35,7 +36,6 @@ from seamless_verl.trainer.partial import saving
 from seamless_verl.trainer.replay_buffer import SeamlessReplayBuffer
 from seamless_verl.trainer.replica.server import SeamlessReplica
 from seamless_verl.trainer.servers import SeamlessServers
-from seamless_verl.trainer.staleness import StalenessBound
 from seamless_verl.trainer.startup import Concurrently
 from seamless_verl.trainer.workers import SeamlessActorWorker, SeamlessCriticWorker, SeamlessWorkerGroup
 from seamless_verl.trajectory.policies import policy

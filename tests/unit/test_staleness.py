@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seamless_verl.trainer.staleness import StalenessBound
+from seamless_verl.resources.staleness import StalenessBound
 
 
 def worst_staleness(bound: StalenessBound, finishing: list[int], steps: int, *, heed: bool = True) -> int:

@@ -1,0 +1,143 @@
+"""One run to simulate: which devices, which machine, which workload, which scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from seamless_verl.errors import ConfigError
+from seamless_verl.resources.lending import LendingPolicy, StepBoundary, lending_policy
+from seamless_verl.resources.lending.view import Tag
+from seamless_verl.simulator.machine import Machine
+from seamless_verl.simulator.workloads import Workload
+
+VERL_RESUME_S = 1.0  # its client sleeps that long before it goes on with a cut call
+BOTH = frozenset({Tag.TRAIN, Tag.ROLLOUT})
+TRAIN, ROLLOUT = frozenset({Tag.TRAIN}), frozenset({Tag.ROLLOUT})
+
+
+@dataclass(frozen=True)
+class Scheduler:
+    """How generation and training take turns.
+
+    `updates` mini-batches a step, each taken as soon as its groups are ready; `ahead` batches are submitted
+    beyond the current one, at most `max_staleness`. `heed` is whether the bound also holds training back for
+    old groups; `drop` gives those up instead of waiting for them. `oldest_first` gives seats to the
+    groups submitted first, else to the calls that came first. `carry` overrules the policy on whether the calls
+    of a reclaimed device move to others; a cut call is submitted again after `carry_s`. `cut_at_sync` cuts all
+    calls at a weight update. `prefetch` lets the host work on the next mini-batch while devices compute.
+    `early_pause` reclaims before the host's work on a mini-batch, as verl does, else only for the computation.
+    """
+
+    policy: str = "marginal"
+    max_staleness: int = 1
+    updates: int = 4
+    ahead: float | None = None
+    heed: bool = True
+    drop: bool = False
+    oldest_first: bool = True
+    carry: bool | None = None
+    carry_s: float = 0.02
+    cut_at_sync: bool = False
+    prefetch: bool = False
+    early_pause: bool = False
+    share: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.policy == "never" and self.carry is False:
+            way_out = "Set carry, or choose another policy"
+            raise ConfigError(
+                "carry", self.carry, "calls frozen on a device that never generates again end never", way_out
+            )
+        if self.ahead is not None and not 0 <= self.ahead <= self.max_staleness:
+            way_out = f"Give 0 to {self.max_staleness}, or raise max_staleness"
+            raise ConfigError("ahead", self.ahead, "the staleness bound has no room for it", way_out)
+
+    @property
+    def batches_ahead(self) -> float:
+        return self.max_staleness if self.ahead is None else self.ahead
+
+    def fresh_policy(self) -> LendingPolicy:
+        return StepBoundary(share=self.share) if self.policy == "step_boundary" else lending_policy(self.policy)
+
+
+SYNC = Scheduler(
+    policy="step_boundary",
+    max_staleness=0,
+    updates=1,
+    early_pause=True,
+    carry=True,
+    cut_at_sync=True,
+    carry_s=VERL_RESUME_S,
+    oldest_first=False,
+)
+COLOCATE = Scheduler(
+    policy="step_boundary",
+    updates=1,
+    heed=False,
+    early_pause=True,
+    carry=True,
+    cut_at_sync=True,
+    carry_s=VERL_RESUME_S,
+    oldest_first=False,
+)
+SEPARATE = Scheduler(
+    policy="never",
+    heed=False,
+    carry=True,
+    cut_at_sync=True,
+    carry_s=VERL_RESUME_S,
+    early_pause=True,
+    oldest_first=False,
+)
+SWITCHING = Scheduler(
+    policy="step_boundary",
+    share=0.4,
+    heed=False,
+    carry=True,
+    cut_at_sync=True,
+    carry_s=VERL_RESUME_S,
+    early_pause=True,
+    oldest_first=False,
+)
+
+SCHEDULERS: Mapping[str, Scheduler] = {
+    "sync": SYNC,
+    "colocate_async": COLOCATE,
+    "separate_async": SEPARATE,
+    "separate_async_switch": SWITCHING,
+    "seamless": Scheduler(),
+}
+"""verl's modes, and ours."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """`devices` are tag sets; `seats` calls run at once in an engine; the first `warmup` steps are not measured."""
+
+    workload: Workload
+    devices: tuple[frozenset[str], ...] = (BOTH, ROLLOUT)
+    scheduler: Scheduler = field(default_factory=Scheduler)
+    machine: Machine = field(default_factory=Machine)
+    seats: int = 32
+    steps: int = 40
+    warmup: int = 3
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        for tag in (Tag.TRAIN, Tag.ROLLOUT):
+            if not any(tag in tags for tags in self.devices):
+                raise ConfigError("devices", _text(self.devices), f"no device is tagged {tag}", f"Tag one {tag}")
+        if self.workload.prompts % self.scheduler.updates:
+            raise ConfigError(
+                "updates",
+                self.scheduler.updates,
+                f"{self.workload.prompts} prompts do not divide into as many mini-batches",
+                "Give a divisor of the prompts",
+            )
+        if not 0 <= self.warmup < self.steps:
+            raise ConfigError("steps", self.steps, f"{self.warmup} of them are warm-up", "Give more steps")
+
+
+def _text(devices: tuple[frozenset[str], ...]) -> str:
+    return " ".join("+".join(sorted(tags)) for tags in devices)
