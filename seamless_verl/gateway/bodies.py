@@ -46,9 +46,14 @@ class Address:
     def api(self) -> Api:
         return Api.ANTHROPIC if self.path.startswith("/v1/messages") else Api.OPENAI
 
+    @property
+    def of_models(self) -> bool:
+        """Whether the models are asked for, or one of them."""
+        return f"{self.path}/".startswith(f"{MODELS}/")
+
     def check(self, method: str) -> None:
         """Raises Refusal where nothing is served there, or not with this method."""
-        served = METHODS.get(self.path)
+        served = "GET" if self.of_models else METHODS.get(self.path)
         if served is None:
             raise Refusal(Reason.NOT_FOUND, f"Nothing is served at {self.path}. Served are {', '.join(METHODS)}")
         if method != served:

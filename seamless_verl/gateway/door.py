@@ -21,7 +21,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from seamless_verl.gateway.admin import Admin
 from seamless_verl.gateway.bodies import (
     GENERATING,
-    MODELS,
     REWARD,
     Address,
     Body,
@@ -79,7 +78,7 @@ class Door:
         session = self._session(address, headers)
         address.check(scope["method"])
         inner = {**scope, "path": address.path, "raw_path": address.path.encode()}
-        if address.path == MODELS:
+        if address.of_models:
             await self._app(inner, receive, send)
             return
         body = await self._body(scope, receive)

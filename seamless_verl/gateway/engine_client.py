@@ -27,7 +27,7 @@ from vllm.v1.engine.parallel_sampling import ParentRequest
 
 from seamless_verl.gateway.exchange import Exchange, current
 from seamless_verl.gateway.idle_engine import IdleEngineClient
-from seamless_verl.gateway.outputs import Decoder, sampling_of
+from seamless_verl.gateway.outputs import Decoder, asked_of
 from seamless_verl.gateway.replies import settle
 from seamless_verl.gateway.resuming import Continued, Resumed, counting, produced, resumed
 from seamless_verl.gateway.running import RunningCall
@@ -106,6 +106,8 @@ class FleetEngineClient(IdleEngineClient):
             request_id, prompt, bounded(exchange, params), ("generate",), lora_request=options.get("lora_request")
         )
         self.input_processor.assign_request_id(request)
+        request.reasoning_ended = options.get("reasoning_ended")
+        request.reasoning_parser_kwargs = options.get("reasoning_parser_kwargs")
         return request
 
     def _run(
@@ -152,12 +154,12 @@ class FleetEngineClient(IdleEngineClient):
 
 
 def _call(exchange: Exchange, request: EngineCoreRequest, place: int, call_id: str) -> SessionCall:
-    session, params = exchange.session, request.sampling_params
-    assert params is not None and request.prompt_token_ids is not None
+    session = exchange.session
+    assert request.prompt_token_ids is not None
     return SessionCall(
         call_id,
         array(TOKEN, request.prompt_token_ids),
-        sampling_of(params),
+        asked_of(request),
         key=session.session_id,
         session_id=session.session_id,
         digest=exchange.digest,

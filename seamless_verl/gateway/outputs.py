@@ -19,7 +19,7 @@ from vllm.v1.engine.parallel_sampling import ParentRequest
 from vllm.v1.outputs import LogprobsLists
 
 from seamless_verl.rollout.calls import Piece
-from seamless_verl.rollout.engine import TopLogprobs
+from seamless_verl.rollout.engine import BESIDE_SAMPLING, TopLogprobs
 from seamless_verl.trajectory.records import Finish
 
 ALWAYS = ("max_tokens", "temperature", "top_p")
@@ -34,8 +34,19 @@ _FINISH = {Finish.STOP: FinishReason.STOP, Finish.LENGTH: FinishReason.LENGTH, F
 _DEFAULTS = SamplingParams()
 
 
+def asked_of(request: EngineCoreRequest) -> dict[str, Any]:
+    """What a replica is asked: sampling, and where a grammar begins that waits for the end of reasoning."""
+    params = request.sampling_params
+    assert params is not None
+    asked = sampling_of(params)
+    if params.structured_outputs is not None:
+        beside = {name: getattr(request, name) for name in BESIDE_SAMPLING}
+        asked |= {name: value for name, value in beside.items() if value is not None}
+    return asked
+
+
 def sampling_of(params: SamplingParams) -> dict[str, Any]:
-    """What a replica is asked: plain msgpack values, and always the sampled token's logprob."""
+    """Plain msgpack values, and always the sampled token's logprob."""
     asked = {name: getattr(params, name) for name in ALWAYS}
     for name in WHEN_SET:
         value = getattr(params, name)

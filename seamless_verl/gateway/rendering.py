@@ -7,11 +7,12 @@ out for each of them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from vllm.entrypoints.chat_utils import parse_chat_messages
+from vllm.exceptions import VLLMValidationError
 from vllm.renderers.hf import HfRenderer, resolve_chat_template_content_format
 from vllm.renderers.online_renderer import OnlineRenderer
 
@@ -46,6 +47,7 @@ class SessionRenderer(OnlineRenderer):
         parser: Any = None,
         **options: Any,
     ) -> tuple[list[Any], list[Any]]:
+        _check(messages)
         exchange = CURRENT.get()
         ids = None
         if exchange is not None:
@@ -105,6 +107,15 @@ class SessionRenderer(OnlineRenderer):
         )
         parsed = parse_chat_messages(list(rendered.messages), self.model_config, content_format=form)
         return list(parsed[0])
+
+
+def _check(messages: Sequence[Any]) -> None:
+    """Raises VLLMValidationError for an item of a conversation that is no message: the Responses API knows kinds of
+    items that vLLM leaves as they came."""
+    for message in messages:
+        if isinstance(message, Mapping) and not isinstance(message.get("role"), str):
+            kind = message.get("type")
+            raise VLLMValidationError(f"an item of type {kind!r} is no message, call or result of a call; leave it out")
 
 
 def _rendered(request: Any, messages: list[Any], tools: Any, parser: Any, settings: Mapping[str, Any]) -> Rendered:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from vllm import envs
 from vllm.config import StructuredOutputsConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -22,6 +22,7 @@ from vllm.entrypoints.openai.models.protocol import BaseModelPath
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
 from vllm.entrypoints.openai.responses.api_router import router as responses_router
 from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
+from vllm.exceptions import VLLMNotFoundError
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from seamless_verl.gateway.engine_client import FleetEngineClient
@@ -55,9 +56,19 @@ async def serving_app(client: FleetEngineClient, args: Namespace) -> FastAPI:
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     for router in ROUTERS:
         app.include_router(router)
+    app.get("/v1/models/{name:path}")(describe_model)
     init_exception_handler(app)
     await _init_state(app.state, client, args)
     return app
+
+
+async def describe_model(name: str, request: Request) -> dict[str, Any]:
+    """One entry of the list of models, which is all that vLLM's router has."""
+    listed = await request.app.state.openai_serving_models.show_available_models()
+    for model in listed.data:
+        if model.id == name:
+            return dict(model.model_dump())
+    raise VLLMNotFoundError(f"The model `{name}` does not exist.")
 
 
 async def _init_state(state: Any, client: FleetEngineClient, args: Namespace) -> None:

@@ -16,6 +16,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
+BESIDE_SAMPLING = ("reasoning_ended", "reasoning_parser_kwargs")
+"""What a request's `sampling` may hold beside vLLM's fields of that name: where a grammar begins in a reply that
+reasons first."""
+
 
 class EngineFinish(StrEnum):
     """How one request to one replica ended."""

@@ -185,9 +185,9 @@ class House:
 
 
 @asynccontextmanager
-async def house(nano: Path, **options: Any) -> AsyncGenerator[House, None]:
+async def house(nano: Path, more_options: Sequence[str] = (), **options: Any) -> AsyncGenerator[House, None]:
     source, record = Scripted([Reply([104, 105, EOS])]), Kept()
-    settings = GatewaySettings(str(nano / "model"), ADMIN_KEY, OPTIONS, **options)
+    settings = GatewaySettings(str(nano / "model"), ADMIN_KEY, (*OPTIONS, *more_options), **options)
     async with Gateway(settings, source=source, recorder=record) as gateway, httpx.AsyncClient(timeout=30) as http:
         session = await gateway.admin.open({"uid": "prompt-1"})
         given = {"api_key": "unused", "max_retries": 0}

@@ -170,6 +170,44 @@ def test_parameters_reach_the_replica_and_text_does_not(nano: Path) -> None:
     visit(nano, case)
 
 
+@pytest.mark.parametrize("thinking", [False, True])
+def test_a_grammar_waits_for_the_end_of_reasoning_only_where_there_is_some(nano: Path, thinking: bool) -> None:
+    async def case(here: House) -> None:
+        schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+        extra = {"chat_template_kwargs": {"enable_thinking": thinking}}
+        await chat(here, response_format=schema, extra_body=extra)
+        await chat(here, extra_body=extra)
+        constrained, free = (call.sampling for call in here.source.calls)
+        assert constrained["reasoning_ended"] is not thinking
+        told = constrained["reasoning_parser_kwargs"]["chat_template_kwargs"]
+        assert told["enable_thinking"] is thinking
+        assert not any(name.startswith("reasoning") for name in free)
+
+    visit(nano, case, more_options=("--reasoning-parser", "qwen3"))
+
+
+def test_one_model_is_described_or_not_found(nano: Path) -> None:
+    async def case(here: House) -> None:
+        assert (await here.openai.models.retrieve("nano")).id == "nano"
+        for other in ("other", "a/b", "nano/more"):
+            with pytest.raises(openai.NotFoundError):
+                await here.openai.models.retrieve(other)
+        url = f"{here.session['base_url']}/models"
+        assert (await here.http.post(f"{url}/nano", json={})).status_code == 405
+        assert (await here.http.get(f"{url}elsewhere")).status_code == 404
+
+    visit(nano, case)
+
+
+def test_an_item_that_is_no_message_is_refused(nano: Path) -> None:
+    async def case(here: House) -> None:
+        with pytest.raises(openai.BadRequestError, match="tool_search_call"):
+            await here.openai.responses.create(model="nano", input=[{"type": "tool_search_call", "arguments": None}])
+        assert not here.source.calls
+
+    visit(nano, case)
+
+
 def test_completions_take_text_and_tokens(nano: Path) -> None:
     async def case(here: House) -> None:
         here.say("yes")

@@ -20,7 +20,7 @@ from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
-from seamless_verl.rollout.engine import Delta, EngineFinish, EngineRequest, PauseMode, TopLogprobs
+from seamless_verl.rollout.engine import BESIDE_SAMPLING, Delta, EngineFinish, EngineRequest, PauseMode, TopLogprobs
 
 HANDING_OUT_S = 60.0  # milliseconds, unless the engine has stopped answering
 ALL = 1 << 62  # more tokens than a request can have
@@ -73,8 +73,10 @@ class AsyncLLMSource:
         prompt = TokensPrompt(prompt_token_ids=request.prompt_ids.tolist())
         if self.keep_kv:
             prompt["cache_salt"] = str(self.version)
+        fields = dict(request.sampling)
+        beside = {name: fields.pop(name, None) for name in BESIDE_SAMPLING}
         try:
-            collector = await self.engine.add_request(request.request_id, prompt, sampling(request.sampling))
+            collector = await self.engine.add_request(request.request_id, prompt, sampling(fields), **beside)
         except (ValueError, VLLMClientError) as error:
             yield ended(self.version, EngineFinish.ERROR, str(error))
             return

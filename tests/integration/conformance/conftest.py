@@ -1,0 +1,49 @@
+"""Every test that takes a `server` runs against the gateway and against vLLM's own server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conformance_differences import listed
+from conformance_stage import GATEWAY, VLLM, Server, Stage, staged
+
+POINTS = pytest.StashKey[set[str]]()
+
+
+@pytest.fixture(scope="session")
+def stage(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    with staged(nano / "model", tmp_path_factory.mktemp("journal") / "journal.sqlite") as both:
+        yield both
+
+
+@pytest.fixture(params=[GATEWAY, VLLM])
+def server(request: pytest.FixtureRequest, stage: Stage) -> Server:
+    return stage.server(request.param)
+
+
+@pytest.fixture
+def points(request: pytest.FixtureRequest) -> set[str]:
+    """All that were collected."""
+    return request.config.stash[POINTS]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> None:
+    points = config.stash.setdefault(POINTS, set())
+    for item in items:
+        name = getattr(item, "callspec", None) and item.callspec.params.get("server")
+        if name is None or "stage" not in item.fixturenames:
+            continue
+        points.add(point := point_of(item, name))
+        if (known := listed(point, name)) is not None:
+            item.add_marker(pytest.mark.xfail(strict=True, reason=known.reason, raises=known.raises))
+
+
+def point_of(item: Any, server: str) -> str:
+    """The name that both servers' tests share."""
+    parameters = f"-{item.callspec.id}-".replace(f"-{server}-", "-", 1).strip("-")
+    module = item.module.__name__.removeprefix("test_conformance_")
+    return f"{module}::{item.originalname}" + (f"[{parameters}]" if parameters else "")
