@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from seamless_verl.errors import ConfigError
 
 E = TypeVar("E", bound=Enum)
+LENDING_POLICIES = ("marginal", "step_boundary", "never")  # of resources.lending
 TOKEN_POLICIES = ("train_all", "mask_older_than", "drop_if_older_than", "fresh_tail_only")  # of trajectory.policies
 
 
@@ -114,10 +115,13 @@ class WatchdogConfig:
 
 @dataclass(frozen=True)
 class SeamlessConfig:
-    """Everything the `seamless:` node can say. `max_staleness` is in weight versions; 0 is on-policy."""
+    """Everything the `seamless:` node can say. `max_staleness` is in weight versions, 0 is on-policy; `ahead` in steps'
+    worth of prompts, None as many as the bound allows."""
 
     layout: Layout = Layout.AUTO
     max_staleness: int = 1
+    ahead: int | None = None
+    lending: str = "marginal"
     handover: Handover = Handover.AUTO
     weights: WeightsConfig = field(default_factory=WeightsConfig)
     tokens: TokensConfig = field(default_factory=TokensConfig)
@@ -141,6 +145,8 @@ class SeamlessConfig:
         return cls(
             layout=_one_of(Layout, "seamless.layout", values.get("layout", "auto"), "a layout"),
             max_staleness=_integer("seamless.max_staleness", values.get("max_staleness", 1), least=0),
+            ahead=_optional_integer("seamless.ahead", values.get("ahead"), least=0),
+            lending=_named(LENDING_POLICIES, "seamless.lending", values.get("lending", "marginal")),
             handover=_one_of(Handover, "seamless.handover", values.get("handover", "auto"), "a hand-over"),
             weights=WeightsConfig(
                 at_once=_integer("seamless.weights.at_once", weights.get("at_once", 1), least=1),
@@ -166,6 +172,11 @@ class SeamlessConfig:
             ),
             plot=_flag("seamless.plot", values.get("plot", False)),
         )
+
+    @property
+    def batches_ahead(self) -> int:
+        """Steps' worth of prompts that generate beyond those of the step itself."""
+        return self.max_staleness if self.ahead is None else min(self.ahead, self.max_staleness)
 
     def layout_for(self, rollout_nodes: int, devices_per_node: int) -> Layout:
         """The layout itself, AUTO settled by the size of verl's standalone rollout pool."""

@@ -21,9 +21,11 @@ class StalenessBound:
     batch: int
     updates: int = 1
 
-    def room(self, outstanding: int) -> int:
-        """How many prompts may be submitted beside those outstanding."""
-        return max(0, (self.max_staleness + 1) * self.batch * self.updates - outstanding)
+    def room(self, outstanding: int, ahead: int | None = None) -> int:
+        """How many prompts may be submitted beside those outstanding, with at most `ahead` steps' worth of them
+        beyond the step's own; as many as the bound allows when it is None."""
+        steps = self.max_staleness if ahead is None else min(ahead, self.max_staleness)
+        return max(0, (steps + 1) * self.batch * self.updates - outstanding)
 
     def too_old(self, step: int, submitted: int) -> bool:
         """Whether training in `step` a prompt of step `submitted` would pass the bound."""

@@ -1,19 +1,25 @@
 """Who has the trainer's devices: training while it computes, the replicas on them at all other times.
 
-Owned state: whether training has them. A device changes hands only between two computations, in the
-trainer's one thread of control; the rollout manager is told, and has stopped or started the replicas
-before the other side computes.
+Owned state: who has them, and what hand-overs and computations took. A device changes hands only between
+two computations, in the trainer's one thread of control; the rollout manager is told, and has stopped the
+replicas before the trainer computes. Whether a pause between two computations is worth two hand-overs is
+the lending policy's to say, from what has been measured so far.
 """
 
 from __future__ import annotations
 
 import functools
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 import ray
+
+from seamless_verl.resources.lending import Costs, Demand, DeviceView, LendingPolicy, LendingView, Tag, Use
+from seamless_verl.resources.lending.rates import averaged
+from seamless_verl.trainer.servers import PlacedReplica
 
 T = TypeVar("T")
 # The trainer's worker groups, and their methods that compute on its devices and return when they have.
@@ -22,48 +28,123 @@ COMPUTATIONS = {
     "ref_policy_wg": ("compute_ref_log_prob",),
     "critic_wg": ("infer_batch",),
 }
+BOTH = frozenset({Tag.TRAIN, Tag.ROLLOUT})
+
+
+class Measured:
+    """Moving averages: seconds of a hand-over, of a mini-batch's training, and from each computation to the next."""
+
+    def __init__(self) -> None:
+        self.switch_s = 0.0
+        self.train_s: float | None = None
+        self.gaps: dict[str, float] = {}
+        self.ended: tuple[str, float] | None = None
+
+    def switched(self, seconds: float) -> None:
+        self.switch_s = averaged(self.switch_s or None, seconds)
+
+    def begins(self) -> None:
+        if self.ended is not None:
+            name, at = self.ended
+            self.gaps[name] = averaged(self.gaps.get(name), time.monotonic() - at)
+
+    def has_ended(self, name: str, seconds: float) -> None:
+        self.train_s = averaged(self.train_s, seconds)
+        self.ended = (name, time.monotonic())
+
+    @property
+    def costs(self) -> Costs:
+        return Costs(self.switch_s, self.switch_s, self.train_s or 0.0)
 
 
 class Devices(ABC):
-    """The trainer's devices that replicas generate on too; `ids` are those replicas, `switching` notes a hand-over."""
+    """The trainer's devices that `replicas` generate on too. `switching` notes a hand-over; `demand` is asked
+    what the trainer waits for."""
 
-    def __init__(self, plane: Any, ids: Sequence[str], switching: Callable[[], AbstractContextManager[None]]) -> None:
-        self.plane, self.ids, self.switching = plane, list(ids), switching
-        self.depth = 0
+    def __init__(
+        self,
+        plane: Any,
+        replicas: Sequence[PlacedReplica],
+        policy: LendingPolicy,
+        demand: Callable[[], Demand],
+        switching: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self.plane, self.replicas, self.policy = plane, replicas, policy
+        self.demand, self.switching = demand, switching
+        self.ids = [one.replica_id for one in replicas]
+        self.measured = Measured()
+        self.with_training = False
+        self.depth = self.trained = 0
+        self.running: dict[str, int] = {}
 
     @contextmanager
-    def training(self) -> Iterator[None]:
+    def training(self, name: str) -> Iterator[None]:
         """Training has the devices inside the block."""
-        if self.depth == 0 and self.ids:
-            with self.switching():
-                self.reclaim()
-        self.depth += 1
+        if self.depth == 0:
+            self._take()
+        self.depth, began = self.depth + 1, time.monotonic()
         try:
             yield
         finally:
             self.depth -= 1
-            if self.depth == 0 and self.ids:
-                self.lend()
+            if self.depth == 0:
+                self.measured.has_ended(name, time.monotonic() - began)
+                self.offer(self.measured.gaps.get(name))
 
-    def around(self, computation: Callable[..., T]) -> Callable[..., T]:
+    def offer(self, due_in_s: float | None) -> None:
+        """Training needs them again in so many seconds, or cannot say: the policy decides whether they generate."""
+        if not (self.ids and self.with_training):
+            return
+        decision = self.policy.decide(self.view(due_in_s))
+        if all(said.use is Use.ROLLOUT for said in decision.values()):
+            self.with_training = False
+            self.lend()
+
+    def around(self, name: str, computation: Callable[..., T]) -> Callable[..., T]:
         @functools.wraps(computation)
         def computed(*args: Any, **kwargs: Any) -> T:
-            with self.training():
+            with self.training(name):
                 return computation(*args, **kwargs)
 
         return computed
 
     def guard(self, trainer: Any) -> None:
         """Put every computation of the trainer's worker groups inside `training`."""
-        for name, methods in COMPUTATIONS.items():
-            group = getattr(trainer, name, None)
-            for method in methods if group is not None else ():
-                if hasattr(group, method) and not hasattr(getattr(group, method), "__wrapped__"):
-                    setattr(group, method, self.around(getattr(group, method)))
+        for group_name, methods in COMPUTATIONS.items():
+            group = getattr(trainer, group_name, None)
+            for name in methods if group is not None else ():
+                if hasattr(group, name) and not hasattr(getattr(group, name), "__wrapped__"):
+                    setattr(group, name, self.around(name, getattr(group, name)))
+
+    def view(self, due_in_s: float | None) -> LendingView:
+        """What the policy sees; the devices hand over together, since an update needs them all."""
+        devices = [
+            DeviceView(device, BOTH, Use.TRAIN, running=self.running.get(one.replica_id, 0))
+            for one in self.replicas
+            for device in one.devices
+        ]
+        return LendingView(
+            time.monotonic(), tuple(devices), self.demand(), self.measured.costs, due_in_s, trained=self.trained
+        )
+
+    def metrics(self) -> dict[str, float]:
+        measured = {"lending/switch_s": self.measured.switch_s, "lending/train_s": self.measured.train_s or 0.0}
+        return measured | self.policy.metrics()
+
+    def _take(self) -> None:
+        self.trained += 1
+        self.measured.begins()
+        if not self.ids or self.with_training:
+            return
+        with self.switching():
+            began = time.monotonic()
+            self.running = self.reclaim()
+            self.measured.switched(time.monotonic() - began)
+        self.with_training = True
 
     @abstractmethod
-    def reclaim(self) -> None:
-        """Training takes them."""
+    def reclaim(self) -> dict[str, int]:
+        """Training takes them; returns the calls that each replica had."""
 
     @abstractmethod
     def lend(self) -> None:
@@ -73,8 +154,8 @@ class Devices(ABC):
 class Shared(Devices):
     """Weights and cache of both sides fit beside each other: replicas freeze for a computation and go on after it."""
 
-    def reclaim(self) -> None:
-        ray.get(self.plane.freeze.remote(self.ids))
+    def reclaim(self) -> dict[str, int]:
+        return dict(ray.get(self.plane.freeze.remote(self.ids)))
 
     def lend(self) -> None:
         self.plane.thaw.remote(self.ids)  # the plane obeys in order
@@ -87,9 +168,13 @@ class Released(Devices):
         super().__init__(*args)
         self.sleep = sleep
 
-    def reclaim(self) -> None:
-        if ray.get(self.plane.part.remote(self.ids)):
+    def reclaim(self) -> dict[str, int]:
+        if calls := ray.get(self.plane.part.remote(self.ids)):
             self.sleep()
+        return dict(calls)
+
+    def offer(self, due_in_s: float | None) -> None:
+        """Not before the next commit, which lends them: what they put away are old weights."""
 
     def lend(self) -> None:
-        """Not before the next commit: what they put away are old weights."""
+        self.with_training = False

@@ -37,6 +37,10 @@ class SeamlessReplayBuffer(ReplayBufferAsync):
         self._sync_metadata_from_transfer_queue()
         return len(self.prompt_global_steps[TRAIN])
 
+    def finished(self) -> int:
+        """Groups that were ready to be trained at the last look."""
+        return len(self.finished_keys[TRAIN])
+
     def _stale_terminal_keys(self, global_steps: int, partition_id: str) -> set[str]:
         if partition_id != TRAIN:
             return set()

@@ -24,6 +24,7 @@ from verl.workers.rollout.replica import RolloutReplica
 
 from seamless_verl.config.schema import Handover, KvOnUpdate, SeamlessConfig
 from seamless_verl.resources.ledger import Kind
+from seamless_verl.resources.lending import Demand, lending_policy
 from seamless_verl.resources.staleness import StalenessBound
 from seamless_verl.trainer.commit import Transfer, WeightCommit
 from seamless_verl.trainer.curve import ValidationCurve
@@ -107,12 +108,12 @@ class SeamlessTrainer(PPOTrainer):
         self.device_time = self._device_time(servers)
         shared = [device for one in sharing for device in one.devices]
         switching = partial(self.device_time.doing, Kind.SWITCH, shared)
-        ids = [one.replica_id for one in sharing]
+        lending = lending_policy(self.seamless.lending)
+        shares = (self.link.actor, sharing, lending, self._demand, switching)
         if self.handover is Handover.SHARED:
-            self.devices = Shared(self.link.actor, ids, switching)
+            self.devices = Shared(*shares)
         else:
-            sleep = self.checkpoint_manager.sleep_replicas
-            self.devices = Released(self.link.actor, ids, switching, sleep=sleep)
+            self.devices = Released(*shares, sleep=self.checkpoint_manager.sleep_replicas)
         self.devices.guard(self)
         engine = omega_conf_to_dataclass(self.config.actor_rollout_ref.rollout.checkpoint_engine)
         transfer = Transfer(engine, self.actor_rollout_wg, alone) if alone else None
@@ -125,6 +126,12 @@ class SeamlessTrainer(PPOTrainer):
             released=self.handover is Handover.RELEASED,
             syncing=partial(self.device_time.doing, Kind.SYNC),
         )
+
+    def _demand(self) -> Demand:
+        """What training waits for, in groups, as far as the last look at the queue told."""
+        needed = self.bound.batch
+        left = needed * max(0, self.parameter_sync_step - self.local_trigger_step - 1) or needed
+        return Demand(ready=self.replay_buffer.finished(), needed=needed, left_in_step=left)
 
     def _device_time(self, servers: SeamlessServers) -> DeviceTime:
         training = [train_device(i) for i in range(self.actor_rollout_wg.world_size)]
@@ -188,11 +195,11 @@ class SeamlessTrainer(PPOTrainer):
 
     def on_train_begin(self) -> None:
         self.device_time.begin()
-        self._add_async_warmup_batches(self.seamless.max_staleness)
+        self._add_async_warmup_batches(self.seamless.batches_ahead)
 
     def prepare_step(self) -> dict[str, Any]:
         """Submit one batch, or what the bound has room for after a resume under a smaller one."""
-        room = self.bound.room(self.replay_buffer.outstanding())
+        room = self.bound.room(self.replay_buffer.outstanding(), self.seamless.batches_ahead)
         if room >= self.config.data.train_batch_size:
             return dict(super().prepare_step())
         if room:
@@ -201,6 +208,7 @@ class SeamlessTrainer(PPOTrainer):
 
     def on_sample_begin(self) -> None:
         self.reached(f"waiting for groups, step {self.global_steps}")
+        self.devices.offer(None)
 
     def on_sample_end(self) -> None:
         self.reached(f"computing, step {self.global_steps}")
@@ -211,7 +219,9 @@ class SeamlessTrainer(PPOTrainer):
         self.reached(f"committing version {self.global_steps}")
         with marked_timer("update_weights", self.timing_raw, color="red"):
             self._pending_sync_metrics = self.commit(self.global_steps)
+            self.devices.lend()
         self._pending_sync_metrics |= self.device_time.close(f"step {self.global_steps}")
+        self._pending_sync_metrics |= self.devices.metrics()
 
     def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
         if self.seamless.tokens.policy != TRAIN_ALL:
@@ -222,7 +232,7 @@ class SeamlessTrainer(PPOTrainer):
         return batch
 
     def _update_critic(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        with self.devices.training():  # verl starts the update and waits for it inside
+        with self.devices.training("train_mini_batch"):  # verl starts the update and waits for it inside
             return super()._update_critic(batch, metrics)
 
     def _validate(self) -> dict[str, float]:

@@ -267,6 +267,17 @@ def test_engines_that_only_verl_places_are_refused(tmp_path: Path) -> None:
     assert_refused(config, f"{ROLLOUT}.name", "trtllm", f"{ROLLOUT}.name=vllm", accelerator=True, devices=None)
 
 
+def test_somebody_is_always_left_to_generate(tmp_path: Path) -> None:
+    never = tiny_run(tmp_path, "seamless.lending=never")
+    assert_refused(never, "seamless.lending", "never", "seamless.lending=marginal")
+    assert preflight(tiny_run(tmp_path, "seamless.lending=never", *POOL), devices=2, accelerator=False) == []
+
+
+def test_what_runs_ahead_can_be_trained(tmp_path: Path) -> None:
+    far = tiny_run(tmp_path, "seamless.ahead=3")
+    assert_refused(far, "seamless.ahead", 3, "seamless.max_staleness=3")
+
+
 def test_several_updates_a_step_need_replicas_that_keep_their_memory(tmp_path: Path) -> None:
     key = "trainer.v1.seamless.parameter_sync_step"
     several = (f"{key}=2", "actor_rollout_ref.actor.ppo_mini_batch_size=4")

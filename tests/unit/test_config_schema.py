@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 
 from seamless_verl.config import CpuConfig, GatewayConfig, Layout, SeamlessConfig, usable_cores
 from seamless_verl.config.schema import (
+    LENDING_POLICIES,
     TOKEN_POLICIES,
     Handover,
     KvOnUpdate,
@@ -19,6 +20,7 @@ from seamless_verl.config.schema import (
     WeightsConfig,
 )
 from seamless_verl.errors import ConfigError
+from seamless_verl.resources import lending
 from seamless_verl.trajectory.policies import POLICIES
 
 
@@ -26,8 +28,9 @@ def test_yaml_and_dataclass_have_the_same_defaults() -> None:
     assert SeamlessConfig.parse(compose_ours().seamless) == SeamlessConfig() == SeamlessConfig.parse(None)
 
 
-def test_the_token_policies_are_those_there_are() -> None:
+def test_the_policies_are_those_there_are() -> None:
     assert set(TOKEN_POLICIES) == set(POLICIES)
+    assert set(LENDING_POLICIES) == set(lending.POLICIES)
 
 
 def test_values_are_read() -> None:
@@ -39,9 +42,9 @@ def test_values_are_read() -> None:
     node["tokens"] = {"policy": "mask_older_than", "older_than": 2}
     watchdog = WatchdogConfig(5, 60)
     weights, tokens = WeightsConfig(2, KvOnUpdate.KEEP), TokensConfig("mask_older_than", 2)
-    parsed = SeamlessConfig(
-        Layout.DISAGGREGATED, 0, Handover.SHARED, weights, tokens, watchdog, CpuConfig(3, False), door, True
-    )
+    node |= {"ahead": 0, "lending": "never"}
+    first, last = (Layout.DISAGGREGATED, 0, 0, "never", Handover.SHARED), (CpuConfig(3, False), door, True)
+    parsed = SeamlessConfig(*first, weights, tokens, watchdog, *last)
     assert SeamlessConfig.parse(node) == SeamlessConfig.parse(OmegaConf.create(node)) == parsed
     assert pickle.loads(pickle.dumps(parsed)) == parsed
 
@@ -66,6 +69,8 @@ def test_values_are_read() -> None:
         ({"tokens": {"policy": "mask_older"}}, "seamless.tokens.policy", "Did you mean mask_older_than?"),
         ({"tokens": {"older_than": -1}}, "seamless.tokens.older_than", "Set seamless.tokens.older_than=0"),
         ({"watchdog": {"no_progress_s": 0}}, "seamless.watchdog.no_progress_s", "no_progress_s=1"),
+        ({"lending": "sometimes"}, "seamless.lending", "marginal"),
+        ({"ahead": -1}, "seamless.ahead", "Set seamless.ahead=0"),
         ({"gateway": {"enabled": 1}}, "seamless.gateway.enabled", "Set seamless.gateway.enabled=true"),
         ({"gateway": {"port": "any"}}, "seamless.gateway.port", "Set seamless.gateway.port=0"),
         ({"gateway": {"journal": 3}}, "seamless.gateway.journal", "null"),

@@ -32,7 +32,7 @@ def check_seamless(settings: Settings) -> list[Problem]:
     _ = settings.seamless
     if settings.mode != "seamless":
         return []
-    parts = (_unused_pool, _someone_generates, _engine, _several_updates, _sampler)
+    parts = (_unused_pool, _someone_generates, _never_lent, _ahead, _engine, _several_updates, _sampler)
     return [problem for part in parts for problem in part(settings)]
 
 
@@ -74,6 +74,23 @@ def _unused_pool(settings: Settings) -> list[Problem]:
         return []
     reason = "is not used by seamless.layout=colocated"
     return [Problem(f"{ROLLOUT}.nnodes", nodes, reason, "Set seamless.layout=auto to use the pool", warning=True)]
+
+
+def _never_lent(settings: Settings) -> list[Problem]:
+    lending = settings.seamless.lending
+    if lending != "never" or seamless_layout(settings) is not Layout.COLOCATED:
+        return []
+    reason = "leaves nobody to generate after the first update: all devices train"
+    way_out = f"Set seamless.lending=marginal, or give generation a pool: {ROLLOUT}.nnodes=1"
+    return [Problem("seamless.lending", lending, reason, way_out)]
+
+
+def _ahead(settings: Settings) -> list[Problem]:
+    ahead, bound = settings.seamless.ahead, settings.seamless.max_staleness
+    if ahead is None or ahead <= bound:
+        return []
+    reason = f"is more than seamless.max_staleness={bound} lets be trained"
+    return [Problem("seamless.ahead", ahead, reason, f"Set seamless.max_staleness={ahead}, or seamless.ahead={bound}")]
 
 
 def _engine(settings: Settings) -> list[Problem]:

@@ -80,11 +80,15 @@ class RolloutManager:
                 done.finish = piece.finish or Finish.FAILED
         return done
 
-    async def freeze(self, ids: Collection[str]) -> list[str]:
-        """Training has their devices: generation stops, and their calls freeze where they are, until `thaw`."""
+    async def freeze(self, ids: Collection[str]) -> dict[str, int]:
+        """Training has their devices: generation stops, and their calls freeze where they are, until `thaw`.
+
+        Returns how many calls each of them has.
+        """
         async with self.command:
             self.held |= set(ids)
-            return await self._freeze(ids)
+            await self._freeze(ids)
+            return self._calls(ids)
 
     async def thaw(self, ids: Collection[str]) -> list[str]:
         """Their devices are free: frozen replicas go on."""
@@ -92,11 +96,15 @@ class RolloutManager:
             self.held -= set(ids)
             return await self.fleet.resume(self._of(ids, ReplicaState.PAUSED))
 
-    async def part(self, ids: Collection[str]) -> list[str]:
-        """Their calls are cut, to go on elsewhere or to wait; then their memory may be taken."""
+    async def part(self, ids: Collection[str]) -> dict[str, int]:
+        """Their calls are cut, to go on elsewhere or to wait; then their memory may be taken.
+
+        Returns those that parted, with how many calls each had.
+        """
         parting = (ReplicaState.SERVING, ReplicaState.PAUSED, ReplicaState.STALE)
         async with self.command:
-            return await self.fleet.lend(self._of(ids, *parting))
+            calls = self._calls(ids)
+            return {name: calls[name] for name in await self.fleet.lend(self._of(ids, *parting))}
 
     async def returned(self, ids: Collection[str]) -> list[str]:
         """Their memory is theirs again; their weights nobody vouches for."""
@@ -170,6 +178,9 @@ class RolloutManager:
 
     async def _freeze(self, ids: Collection[str]) -> list[str]:
         return await self.fleet.pause(self._of(ids, ReplicaState.SERVING), PauseMode.KEEP)
+
+    def _calls(self, ids: Collection[str]) -> dict[str, int]:
+        return {view.replica_id: view.load for view in self.fleet.view if view.replica_id in ids}
 
     def _of(self, ids: Collection[str] | Fleet, *states: ReplicaState) -> list[str]:
         """Those of the ids in one of these states."""
