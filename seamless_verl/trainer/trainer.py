@@ -19,7 +19,9 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.utils.debug import marked_timer
 from verl.workers.rollout.llm_server import LLMServerManager
 
-from seamless_verl.config.schema import Layout, SeamlessConfig
+from seamless_verl.config.schema import SeamlessConfig
+from seamless_verl.errors import ConfigError
+from seamless_verl.resources.tags import Layout
 from seamless_verl.trainer.curve import ValidationCurve
 from seamless_verl.trainer.host import rebound
 from seamless_verl.trainer.layouts import Colocated, Disaggregated, RolloutPlace
@@ -44,6 +46,9 @@ class SeamlessTrainer(PPOTrainer):
         self.seamless = SeamlessConfig.parse(config.get("seamless"))
         rollout = config.actor_rollout_ref.rollout
         self.layout = self.seamless.layout_for(rollout.nnodes, rollout.n_gpus_per_node)
+        if self.layout is Layout.MULTIPLEXED:
+            way_out = "Tag all machines [train, rollout], or some train and others rollout"
+            raise ConfigError("seamless.layout", "multiplexed", "the trainer does not multiplex yet", way_out)
         self._enable_hybrid_replicas = self.layout is Layout.COLOCATED  # read by verl's _setup
         self.curve = ValidationCurve.beside(config.trainer.default_local_dir)
         self.place: RolloutPlace

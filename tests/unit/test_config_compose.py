@@ -15,6 +15,10 @@ from omegaconf import OmegaConf
 
 from seamless_verl.config import preflight, register_search_path
 
+SEAMLESS_KEYS = {
+    *("layout", "max_staleness", "cpu", "gateway", "plot"),
+    *("resources", "wait_for_machines_s", "device_memory_gb"),
+}
 HEAVY = ("torch", "ray", "verl", "vllm", "megatron", "mbridge", "transformers", "transfer_queue")
 MIXED = (
     "data.train_batch_size=64",
@@ -59,7 +63,7 @@ def test_vanilla_config_is_verls_own(ours: tuple[str, ...], theirs: tuple[str, .
     for resolve in (False, True):
         tree = OmegaConf.to_container(mine, resolve=resolve)
         assert isinstance(tree, dict)
-        assert set(tree.pop("seamless")) == {"layout", "max_staleness", "cpu", "gateway", "plot"}
+        assert set(tree.pop("seamless")) == SEAMLESS_KEYS
         assert set(tree["trainer"]["v1"].pop("seamless")) == {"parameter_sync_step"}
         assert tree == OmegaConf.to_container(verls, resolve=resolve)
 

@@ -33,7 +33,7 @@ def test_values_are_read() -> None:
         ({"layuot": "auto"}, "seamless.layuot", "Did you mean layout?"),
         ({"cpu": {"device": 2}}, "seamless.cpu.device", "Did you mean devices?"),
         ({"layout": "colocate"}, "seamless.layout", "Did you mean colocated?"),
-        ({"layout": ["auto"]}, "seamless.layout", "Valid: auto, colocated, disaggregated"),
+        ({"layout": ["auto"]}, "seamless.layout", "Valid: auto, colocated, disaggregated, multiplexed"),
         ({"max_staleness": -1}, "seamless.max_staleness", "Set seamless.max_staleness=0"),
         ({"max_staleness": True}, "seamless.max_staleness", "Set seamless.max_staleness=0"),
         ({"max_staleness": "???"}, "seamless.max_staleness", "Set seamless.max_staleness=0"),

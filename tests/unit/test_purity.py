@@ -25,10 +25,12 @@ PURE = (
     "agents.load",
     "agents.group",
     "cli.main",
+    *(f"resources.{name}" for name in ("plan", "as_json", "fitting")),
 )
 BELOW = {
     "errors": set(),
-    "config": {"errors"},
+    "resources": {"errors"},
+    "config": {"errors", "resources"},
     "supervisor": set(),
     "tiny": {"errors"},
     "platform": {"errors"},
@@ -36,8 +38,8 @@ BELOW = {
     "gateway": {"errors", "trajectory", "rollout"},
     "rollout": {"errors", "trajectory"},
     "agents": {"errors"},
-    "cli": {"errors", "trajectory"},
-    "trainer": {"errors", "config", "platform", "rollout", "gateway", "agents", "trajectory"},
+    "cli": {"errors", "trajectory", "config", "resources", "platform"},
+    "trainer": {"errors", "config", "platform", "rollout", "gateway", "agents", "trajectory", "resources"},
     "main_ppo": {"errors", "config", "platform", "trainer", "supervisor"},
 }
 

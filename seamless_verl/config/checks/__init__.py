@@ -31,6 +31,7 @@ from seamless_verl.config.checks.model import (
 )
 from seamless_verl.config.checks.modes import check_mode, check_seamless, check_standalone_pool
 from seamless_verl.config.checks.parallel import check_rollout_parallel, check_trainer_parallel
+from seamless_verl.config.checks.placement import check_memory, check_resources
 from seamless_verl.config.checks.problem import Problem, RefusedConfigError
 from seamless_verl.config.checks.settings import Check, Settings
 from seamless_verl.config.checks.versions import check_versions
@@ -49,6 +50,7 @@ CHECKS: tuple[Check, ...] = (
     check_bridge,
     check_head_size,
     check_data,
+    check_resources,
     check_devices,
     check_cores,
     check_standalone_pool,
@@ -63,6 +65,7 @@ CHECKS: tuple[Check, ...] = (
     check_critic_micro_batches,
     check_engine_dtype,
     check_cpu_rollout,
+    check_memory,
 )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from seamless_verl.config.checks.settings import Settings
-from seamless_verl.config.schema import Layout
+from seamless_verl.resources.tags import ROLLOUT as ROLLOUT_TAG
+from seamless_verl.resources.tags import TRAIN, Layout
 
 
 def needs_critic(settings: Settings) -> bool:
@@ -31,16 +32,24 @@ def uses_megatron(settings: Settings) -> bool:
 
 def has_standalone_rollout(settings: Settings) -> bool:
     """Whether generation has a device pool of its own."""
-    if settings.mode == "seamless":
-        return seamless_layout(settings) is Layout.DISAGGREGATED
-    return settings.mode == "separate_async"
+    if settings.mode != "seamless":
+        return settings.mode == "separate_async"
+    resources = settings.seamless.resources
+    if resources is not None:
+        return bool(resources.tagged(ROLLOUT_TAG, without=TRAIN))
+    return seamless_layout(settings) is not Layout.COLOCATED
 
 
 def has_hybrid_rollout(settings: Settings) -> bool:
     """Whether rollout engines share the trainer's devices; verl's separate_async may have both kinds."""
     if settings.mode == "separate_async":
         return settings.flag("actor_rollout_ref.hybrid_engine", True)
-    return not has_standalone_rollout(settings)
+    return settings.mode != "seamless" or seamless_layout(settings) is not Layout.DISAGGREGATED
+
+
+def by_tags(settings: Settings) -> bool:
+    """Whether the run's machines are described by tags."""
+    return settings.mode == "seamless" and settings.seamless.resources is not None
 
 
 def seamless_layout(settings: Settings) -> Layout:
