@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+PLATFORM = "SEAMLESS_PLATFORM"
 HEADER = ("MACHINE", "GROUP", "DEVICES", "TAGS", "TRAINER", "REPLICAS", "ROLES", "PEAK", "IN PHASE")
 ABOUT = "where everything of a run would be, and what it would need, without starting anything"
 
@@ -61,16 +63,28 @@ def composed(folder: Path | None, name: str, overrides: Sequence[str]) -> DictCo
     from seamless_verl.platform.detect import on_cpu
 
     register_search_path()
-    os.environ.setdefault("SEAMLESS_PLATFORM", "cpu" if on_cpu() else "accelerator")
     place = HERE if folder is None else folder
     if not place.is_dir():
         raise ConfigError("--config-dir", str(place), "there is no such folder", "Give the folder of your config")
     try:
-        with initialize_config_dir(str(place.absolute()), version_base=None):
+        here = "cpu" if on_cpu() else "accelerator"
+        with chosen_platform(here), initialize_config_dir(str(place.absolute()), version_base=None):
             return compose(name, list(overrides))
     except (HydraException, OmegaConfBaseException) as error:
         way_out = "Write overrides as KEY=VALUE, with + before keys that are not there"
         raise ConfigError("KEY=VALUE", list(overrides), f"cannot be composed: {error}", way_out) from error
+
+
+@contextmanager
+def chosen_platform(name: str) -> Iterator[None]:
+    """What config/platform our config takes when its user names none, for the length of the block."""
+    named = PLATFORM in os.environ
+    os.environ.setdefault(PLATFORM, name)
+    try:
+        yield
+    finally:
+        if not named:
+            del os.environ[PLATFORM]
 
 
 def table(plan: Plan) -> Iterator[str]:

@@ -15,10 +15,18 @@ from seamless_verl.trainer.machines import Machine, Node, described
 def cluster_nodes() -> list[Node]:
     """The nodes that are alive, ordered by address, as verl orders ranks."""
     resource = device_resource()
-    alive = [node for node in ray.nodes() if node["Alive"]]
-    alive.sort(key=lambda node: (node["NodeManagerAddress"], node["NodeID"]))
+    free = ray._private.state.available_resources_per_node()  # as verl's own check asks
+    alive = sorted(
+        (node for node in ray.nodes() if node["Alive"]),
+        key=lambda node: (node["NodeManagerAddress"], node["NodeID"]),
+    )
     return [
-        Node(node["NodeID"], int(node["Resources"].get(resource, 0)), tuple(sorted(node["Labels"].items())))
+        Node(
+            node["NodeID"],
+            devices=int(node["Resources"].get(resource, 0)),
+            free=int(free.get(node["NodeID"], node["Resources"]).get(resource, 0)),  # a new node is not listed yet
+            labels=tuple(sorted(node["Labels"].items())),
+        )
         for node in alive
     ]
 

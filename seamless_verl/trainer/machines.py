@@ -25,10 +25,11 @@ class Machine:
 
 @dataclass(frozen=True)
 class Node:
-    """One node of the cluster: its devices, used or not, and its labels."""
+    """One node of the cluster: its devices, those that nobody uses, and its labels."""
 
     node_id: str
     devices: int
+    free: int
     labels: tuple[tuple[str, str], ...] = ()
 
     def carries(self, machine: Machine) -> bool:
@@ -36,7 +37,8 @@ class Node:
 
     def __str__(self) -> str:
         own = [f"{key}={value}" for key, value in self.labels if not key.startswith("ray.io/")]
-        return f"{self.devices} devices{''.join(f', {label}' for label in own)}"
+        used = f" ({self.free} free)" if self.free < self.devices else ""
+        return f"{self.devices} devices{used}{''.join(f', {label}' for label in own)}"
 
 
 def machines_of(plan: Plan) -> tuple[Machine, ...]:
@@ -54,7 +56,7 @@ def assign(machines: Sequence[Machine], nodes: Sequence[Node]) -> dict[int, str]
     the least room left, and of those the one with the fewest labels it did not ask for, then the first. In one
     group machines come in their order, so that ranks follow the order of `nodes`.
     """
-    room = {node.node_id: node.devices for node in nodes}
+    room = {node.node_id: node.free for node in nodes}
     choices = {m.number: sum(node.carries(m) for node in nodes) for m in machines}
     found: dict[int, str] = {}
     for machine in sorted(machines, key=lambda m: (choices[m.number], -m.devices, m.number)):
@@ -75,7 +77,7 @@ def described(machine: Machine, nodes: Sequence[Node]) -> str:
             return f"no node has the label {label[0]}={label[1]} (the cluster has {has})"
     if not any(node.carries(machine) for node in nodes):
         return f"no node with its labels has {machine.devices} devices (the cluster has {has})"
-    return f"other machines of the run have taken the nodes that would do (the cluster has {has})"
+    return f"other machines of the run, or other jobs, have the nodes that would do (the cluster has {has})"
 
 
 def _counted(texts: Sequence[str]) -> list[str]:

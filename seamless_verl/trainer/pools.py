@@ -142,7 +142,7 @@ class TagPools:
         """Every node has at least the devices that were assigned to it."""
         for node in nodes:
             taken = sum(m.devices for m in self.machines if self.nodes.get(m.number) == node.node_id)
-            assert taken <= node.devices, f"{taken} devices on {node.node_id}, which has {node.devices}"
+            assert taken <= node.free, f"{taken} devices on {node.node_id}, which has {node.free}"
 
     def _manager(
         self, pools: dict[str, list[PlacedMachine]], mapping: Any, max_colocate_count: int = 3

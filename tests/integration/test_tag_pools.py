@@ -80,6 +80,20 @@ def planned(groups: list[dict[str, Any]]) -> Plan:
     return make_plan(resources, ParallelSizes(), ReplicaSizes(), Roles())
 
 
+def test_a_label_that_no_node_has_is_refused_by_name(nodes: Nodes) -> None:
+    with pytest.raises(ConfigError) as caught:
+        TagPools(planned([*GROUPS, {**GROUPS[2], "name": "moon", "labels": {"zone": "moon"}}]))
+    told = str(caught.value)
+    assert "group moon" in told and "no node has the label zone=moon" in told and "tags rollout" in told
+    for has in ("2 devices, zone=a", "1 devices, zone=a", "2 devices, zone=b"):
+        assert has in told
+
+
+def test_more_machines_than_the_cluster_has_are_refused(nodes: Nodes) -> None:
+    with pytest.raises(ConfigError, match=r"a machine of far .*other machines of the run, or other jobs"):
+        TagPools(planned([*GROUPS[:2], {**GROUPS[2], "count": 3}]))
+
+
 def test_uneven_machines_and_replicas_land_on_their_nodes(nodes: Nodes) -> None:
     plan = planned(GROUPS)
     trainer = SimpleNamespace(mapping={Role.ActorRollout: "global_pool"})
@@ -101,20 +115,6 @@ def test_uneven_machines_and_replicas_land_on_their_nodes(nodes: Nodes) -> None:
         kept.append(standalone)  # verl's groups end with their last reference
     pool = manager.get_resource_pool(Role.ActorRollout)
     assert pool.get_placement_groups() == pool.get_placement_groups()
-
-
-def test_a_label_that_no_node_has_is_refused_by_name(nodes: Nodes) -> None:
-    with pytest.raises(ConfigError) as caught:
-        TagPools(planned([*GROUPS, {**GROUPS[2], "name": "moon", "labels": {"zone": "moon"}}]))
-    told = str(caught.value)
-    assert "group moon" in told and "no node has the label zone=moon" in told and "tags rollout" in told
-    for has in ("2 devices, zone=a", "1 devices, zone=a", "2 devices, zone=b"):
-        assert has in told
-
-
-def test_more_machines_than_the_cluster_has_are_refused(nodes: Nodes) -> None:
-    with pytest.raises(ConfigError, match=r"a machine of far .*other machines of the run have taken"):
-        TagPools(planned([*GROUPS[:2], {**GROUPS[2], "count": 3}]))
 
 
 def test_a_machine_that_does_not_come_is_given_up(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,11 +142,11 @@ def test_multiplexed_by_verls_fields(tmp_path: Path) -> None:
 def test_what_cannot_fit_the_devices_is_refused(tmp_path: Path) -> None:
     config = adopted(tmp_path, COLOCATED, "seamless.device_memory_gb=80")
     write_model(tmp_path / "model", **QWEN3_8B)
-    (problem,) = refused(config, devices=2, accelerator=True)
+    (problem,) = refused(config, devices=2)
     assert problem.key == "actor_rollout_ref.actor.megatron.tensor_model_parallel_size"
     assert "a device of group group0 would need" in problem.reason and "has 80.0 GB" in problem.reason
-    config.seamless.device_memory_gb = 400
-    assert preflight(config, devices=2, accelerator=True) == []
+    config.seamless.device_memory_gb = 600
+    assert preflight(config, devices=2, accelerator=False) == []
 
 
 def test_the_command_prints_the_same_plan_as_table_and_as_json(

@@ -17,7 +17,7 @@ PURE = (
     "supervisor",
     "tiny",
     "main_ppo",
-    *(f"trainer.{name}" for name in ("partial", "marks", "staleness", "curve", "host")),
+    *(f"trainer.{name}" for name in ("partial", "marks", "staleness", "curve", "host", "machines")),
     *(f"trajectory.{name}" for name in ("assemble", "drift", "export", "journal", "policies", "session", "show")),
     *(f"rollout.{name}" for name in ("calls", "stub", "wire")),
     "agents.command",
