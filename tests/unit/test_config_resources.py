@@ -106,6 +106,11 @@ def test_more_devices_than_there_are(tmp_path: Path) -> None:
     assert problem.key == KEY and "2 devices (group0 1 + more 1) and there are 1" in problem.reason
 
 
+def test_weights_must_reach_machines_that_only_generate(tmp_path: Path) -> None:
+    (problem,) = refused(adopted(tmp_path, TWO), devices=2)
+    assert problem.key == f"{ROLLOUT}.checkpoint_engine.backend" and problem.value == "naive"
+
+
 def test_a_size_that_fits_no_group(tmp_path: Path) -> None:
     config = adopted(tmp_path, TWO, GLOO, f"{ROLLOUT}.tensor_model_parallel_size=2")
     (problem,) = refused(config, devices=2)
