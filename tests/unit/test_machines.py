@@ -27,6 +27,8 @@ def test_a_machine_without_labels_leaves_the_labelled_node() -> None:
     nodes = [node("x", 2, A), node("y", 2)]
     assert assign([machine(0, 2), machine(1, 2, A)], nodes) == {0: "y", 1: "x"}
     assert assign([machine(0, 2)], nodes) == {0: "y"}
+    wider = [node("x", 2, A), node("y", 4)]  # the tightest node would be the only one for the other
+    assert assign([machine(0, 2), machine(1, 2, A)], wider) == {0: "y", 1: "x"}
 
 
 def test_machines_alike_keep_the_order_of_the_nodes() -> None:
