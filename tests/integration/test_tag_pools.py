@@ -24,7 +24,6 @@ from seamless_verl.trainer.pools import TagPools, place_by_tags
 from seamless_verl.trainer.tag_workers import TagWorkers
 
 pytestmark = pytest.mark.integration
-CPUS = 3  # a bundle of verl's asks for so many; Ray starts a worker for each
 NODES = {"big": (2, {"zone": "a"}), "small": (1, {"zone": "a"}), "far": (2, {"zone": "b"})}
 GROUPS = [
     {"name": "small", "count": 1, "devices": 1, "tags": ["train", "rollout"], "labels": {"zone": "a"}},
@@ -65,9 +64,7 @@ def nodes() -> Iterator[Nodes]:
     cluster = Cluster()
     try:
         ids = {
-            name: cluster.add_node(
-                num_cpus=CPUS * devices, num_gpus=devices, labels=labels, include_dashboard=False
-            ).node_id
+            name: cluster.add_node(num_cpus=16, num_gpus=devices, labels=labels, include_dashboard=False).node_id
             for name, (devices, labels) in NODES.items()
         }
         ray.init(address=cluster.address, log_to_driver=False)
@@ -143,7 +140,7 @@ def test_a_node_that_joins_is_used(nodes: Nodes) -> None:
     assert pools.nodes == {}
     with ThreadPoolExecutor() as threads:
         asked = threads.submit(pool.get_placement_groups)
-        node = nodes.cluster.add_node(num_cpus=CPUS, num_gpus=1, labels={"zone": "new"})
+        node = nodes.cluster.add_node(num_cpus=16, num_gpus=1, labels={"zone": "new"})
         (group,) = asked.result(timeout=60)
     placed = ray.util.placement_group_table(group)["bundles_to_node_id"]
     assert set(placed.values()) == {node.node_id}
