@@ -16,6 +16,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from seamless_verl.config import SeamlessConfig, preflight, register_search_path
+from seamless_verl.config.adopting import adopt_resources
 from seamless_verl.config.checks.modes import VERL_MODES
 from seamless_verl.config.command import composing, remove_run_folder
 from seamless_verl.errors import ConfigError
@@ -83,6 +84,7 @@ def discard_run_folder() -> None:
 def run(config: DictConfig) -> None:
     cpu, seamless = uses_cpu(config), SeamlessConfig.parse(config.get("seamless"))
     devices = seamless.cpu.device_count if cpu else None
+    adopt_resources(config, command_line())
     for warning in preflight(config, devices=devices, accelerator=not cpu):
         logger.warning(warning)
     if devices is not None:
@@ -95,6 +97,13 @@ def run(config: DictConfig) -> None:
         stop_ray()
     if seamless.plot:
         show_curve(config)
+
+
+def command_line() -> list[str]:
+    """The overrides that hydra was given; none when it did not compose the config."""
+    from hydra.core.hydra_config import HydraConfig
+
+    return list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
 
 
 def uses_cpu(config: DictConfig) -> bool:

@@ -11,12 +11,12 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from seamless_verl.cli import trajectories
+from seamless_verl.cli import planning, trajectories
 from seamless_verl.errors import ConfigError, JournalError
 
 PROG = "seamless-verl"
 MISTAKE, INTERRUPTED, BROKEN_PIPE = 2, 130, 141  # the last two as a shell counts death by SIGINT and SIGPIPE
-COMMANDS = (trajectories.add,)
+COMMANDS = (trajectories.add, planning.add)
 
 
 class Parser(argparse.ArgumentParser):

@@ -16,33 +16,11 @@ from typing import Any, TypeVar
 from omegaconf import DictConfig, OmegaConf
 
 from seamless_verl.errors import ConfigError
+from seamless_verl.resources.tags import Layout, Resources
 
 E = TypeVar("E", bound=Enum)
 LENDING_POLICIES = ("marginal", "step_boundary", "never")  # of resources.lending
 TOKEN_POLICIES = ("train_all", "mask_older_than", "drop_if_older_than", "fresh_tail_only")  # of trajectory.policies
-
-
-class Layout(str, Enum):
-    """Where the `seamless` trainer generates."""
-
-    AUTO = "auto"
-    """disaggregated when verl's rollout pool has devices, else colocated"""
-    COLOCATED = "colocated"
-    """on the trainer's own devices"""
-    DISAGGREGATED = "disaggregated"
-    """on a standalone pool of rollout devices"""
-    MULTIPLEXED = "multiplexed"
-    """on both"""
-
-    @property
-    def shares_devices(self) -> bool:
-        """Whether replicas are on the trainer's devices."""
-        return self in (Layout.COLOCATED, Layout.MULTIPLEXED)
-
-    @property
-    def has_own_devices(self) -> bool:
-        """Whether replicas are on devices that never train."""
-        return self in (Layout.DISAGGREGATED, Layout.MULTIPLEXED)
 
 
 class Handover(str, Enum):
@@ -116,7 +94,8 @@ class WatchdogConfig:
 @dataclass(frozen=True)
 class SeamlessConfig:
     """Everything the `seamless:` node can say. `max_staleness` is in weight versions, 0 is on-policy; `ahead` in steps'
-    worth of prompts, None as many as the bound allows."""
+    worth of prompts, None as many as the bound allows. `resources` None leaves the machines to verl's own fields;
+    `device_memory_gb` is in 10^9 bytes."""
 
     layout: Layout = Layout.AUTO
     max_staleness: int = 1
@@ -129,6 +108,9 @@ class SeamlessConfig:
     cpu: CpuConfig = field(default_factory=CpuConfig)
     gateway: GatewayConfig = field(default_factory=GatewayConfig)
     plot: bool = False
+    resources: Resources | None = None
+    device_memory_gb: float | None = None
+    wait_for_machines_s: int = 0
 
     @classmethod
     def parse(cls, node: DictConfig | Mapping[str, Any] | None) -> SeamlessConfig:
@@ -171,6 +153,9 @@ class SeamlessConfig:
                 options=_texts("seamless.gateway.options", gateway.get("options", [])),
             ),
             plot=_flag("seamless.plot", values.get("plot", False)),
+            resources=Resources.parse(values.get("resources")),
+            device_memory_gb=_optional_size("seamless.device_memory_gb", values.get("device_memory_gb")),
+            wait_for_machines_s=_integer("seamless.wait_for_machines_s", values.get("wait_for_machines_s", 0), least=0),
         )
 
     @property
@@ -179,7 +164,9 @@ class SeamlessConfig:
         return self.max_staleness if self.ahead is None else min(self.ahead, self.max_staleness)
 
     def layout_for(self, rollout_nodes: int, devices_per_node: int) -> Layout:
-        """The layout itself, AUTO settled by the size of verl's standalone rollout pool."""
+        """The layout: of the machines' tags, or else by the size of verl's standalone rollout pool."""
+        if self.resources is not None:
+            return self.resources.layout
         if self.layout is not Layout.AUTO:
             return self.layout
         return Layout.DISAGGREGATED if rollout_nodes * devices_per_node > 0 else Layout.COLOCATED
@@ -227,6 +214,12 @@ def _integer(key: str, value: object, *, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigError(key, value, f"must be a whole number of at least {least}", f"Set {key}={least}")
     return value
+
+
+def _optional_size(key: str, value: object) -> float | None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0):
+        raise ConfigError(key, value, "must be a number above 0", f"Set {key}=80 for 80 GB, or null")
+    return None if value is None else float(value)
 
 
 def _optional_integer(key: str, value: object, *, least: int) -> int | None:

@@ -12,12 +12,15 @@ from typing import Any
 import ray
 from omegaconf import DictConfig
 from verl.utils.ray_utils import auto_await
+from verl.workers.rollout import replica as replicas
 from verl.workers.rollout.llm_server import LLMServerManager
 from verl.workers.rollout.replica import RolloutReplica
 
-from seamless_verl.config.schema import Layout
+from seamless_verl.resources.tags import Layout
 from seamless_verl.trainer.data_plane.client import SeamlessClient
 from seamless_verl.trainer.device_time import rollout_device, train_device
+from seamless_verl.trainer.host import rebound
+from seamless_verl.trainer.pools import TagPools
 
 
 @dataclass(frozen=True)
@@ -33,16 +36,30 @@ class PlacedReplica:
         return f"replica-{self.replica.replica_rank}"
 
 
+@dataclass(frozen=True)
+class FirstRanks:
+    """The first ranks of the trainer's group, which are those that generate too."""
+
+    workers: list[Any]
+
+    @property
+    def world_size(self) -> int:
+        return len(self.workers)
+
+
 class SeamlessServers(LLMServerManager):
     """verl's manager with its two halves apart, `open_balancer`, then `launch`, and for both kinds of replicas.
 
-    Replicas on the trainer's devices come first, then those of verl's standalone pool.
+    Replicas on the trainer's devices come first, then those of devices that do not train. `sharing` are the
+    trainer's workers whose devices generate, and `pools`, with tags, knows where the others are.
     """
 
-    def __init__(self, config: DictConfig, layout: Layout, worker_group: Any, replica_class: type) -> None:
+    def __init__(
+        self, config: DictConfig, layout: Layout, sharing: FirstRanks, replica_class: type, pools: TagPools | None
+    ) -> None:
         self.rollout_replica_class = replica_class
-        super().__init__(config, worker_group=worker_group if layout.shares_devices else None)
-        self.layout = layout
+        super().__init__(config, worker_group=sharing if layout.shares_devices else None)
+        self.layout, self.pools = layout, pools
 
     def open_balancer(self) -> SeamlessServers:
         """Start the balancer without replicas; clients can be made from here on."""
@@ -58,7 +75,9 @@ class SeamlessServers(LLMServerManager):
             self._launch(0, shares_device=True)
         if self.layout.has_own_devices:
             self.worker_group = None
-            self._launch(len(self.placed), shares_device=False)
+            manager = {} if self.pools is None else {"ResourcePoolManager": self.pools.replica_manager}
+            with rebound(replicas, **manager):
+                self._launch(len(self.placed), shares_device=False)
         self.rollout_replicas = [one.replica for one in self.placed]
         return self
 

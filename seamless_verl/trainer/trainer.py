@@ -22,9 +22,12 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.debug import marked_timer
 from verl.workers.rollout.replica import RolloutReplica
 
+from seamless_verl.config.checks.settings import Settings
+from seamless_verl.config.planning import plan_of
 from seamless_verl.config.schema import Handover, KvOnUpdate, SeamlessConfig
 from seamless_verl.resources.ledger import Kind
 from seamless_verl.resources.lending import Demand, lending_policy
+from seamless_verl.resources.placement import ReplicaKind
 from seamless_verl.resources.staleness import StalenessBound
 from seamless_verl.trainer.commit import Transfer, WeightCommit
 from seamless_verl.trainer.curve import ValidationCurve
@@ -34,9 +37,10 @@ from seamless_verl.trainer.devices import Devices, Released, Shared
 from seamless_verl.trainer.freshness import keep_fresh
 from seamless_verl.trainer.host import rebound
 from seamless_verl.trainer.partial import saving
+from seamless_verl.trainer.pools import TagPools, place_by_tags
 from seamless_verl.trainer.replay_buffer import SeamlessReplayBuffer
 from seamless_verl.trainer.replica.server import SeamlessReplica
-from seamless_verl.trainer.servers import SeamlessServers
+from seamless_verl.trainer.servers import FirstRanks, SeamlessServers
 from seamless_verl.trainer.startup import Concurrently
 from seamless_verl.trainer.workers import SeamlessActorWorker, SeamlessCriticWorker, SeamlessWorkerGroup
 from seamless_verl.trajectory.policies import policy
@@ -54,6 +58,10 @@ class SeamlessTrainer(PPOTrainer):
         self.seamless = SeamlessConfig.parse(config.get("seamless"))
         rollout = config.actor_rollout_ref.rollout
         self.layout = self.seamless.layout_for(rollout.nnodes, rollout.n_gpus_per_node)
+        accelerator = config.trainer.device != "cpu"
+        tagged = self.seamless.resources is not None
+        self.plan = plan_of(Settings.of(config, devices=None, accelerator=accelerator)) if tagged else None
+        self.pools: TagPools | None = None
         self._enable_hybrid_replicas = self.layout.shares_devices  # read by verl's _setup
         self.handover = handover_of(self.seamless.handover, config)
         self.policy = policy(self.seamless.tokens.policy, self.seamless.tokens.older_than)
@@ -95,6 +103,8 @@ class SeamlessTrainer(PPOTrainer):
         for role in self.role_worker_mapping:
             if role in classes:
                 self.role_worker_mapping[role] = ray.remote(classes[role])
+        if self.plan is not None:
+            self.pools = place_by_tags(self, self.plan, wait_s=self.seamless.wait_for_machines_s)
 
     def _setup(self) -> None:
         self.link = PlaneLink(self.config, self.seamless)
@@ -153,10 +163,17 @@ class SeamlessTrainer(PPOTrainer):
         actors = next((group for role, group in groups.items() if role.startswith("actor")), None)
         if actors is None or hasattr(self, "servers"):
             return
-        self.servers = SeamlessServers(self.config, self.layout, actors, SeamlessReplica)
+        sharing = FirstRanks(actors.workers[: self._generating(actors.world_size)])
+        self.servers = SeamlessServers(self.config, self.layout, sharing, SeamlessReplica, self.pools)
         self.servers.open_balancer()
         if not self.layout.shares_devices or self.config.trainer.device == "cpu":
             self.launched = Concurrently("rollout", self.servers.launch)
+
+    def _generating(self, world: int) -> int:
+        """How many of the trainer's ranks, the first ones, are on devices that generate too."""
+        if self.plan is None:
+            return world
+        return sum(len(replica.devices) for replica in self.plan.replicas_of(ReplicaKind.HYBRID))
 
     def launch_servers(self) -> Concurrently[SeamlessServers]:
         """The launch of the replicas when verl's set-up reaches them: begun by now, or begun here."""
@@ -177,9 +194,8 @@ class SeamlessTrainer(PPOTrainer):
         return [self.servers]
 
     def _get_n_gpus_for_throughput(self) -> int:
-        rollout = self.config.actor_rollout_ref.rollout
-        alone = rollout.nnodes * rollout.n_gpus_per_node if self.layout.has_own_devices else 0
-        return int(self.resource_pool_manager.get_n_gpus() + alone)
+        alone = (one.replica.world_size for one in self.servers.placed if not one.shares_device)
+        return int(self.resource_pool_manager.get_n_gpus() + sum(alone))
 
     def on_init_end(self) -> None:
         self.commit(self.global_steps)  # of the checkpoint just loaded, or of the initial model

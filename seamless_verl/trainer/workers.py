@@ -21,6 +21,7 @@ from verl.workers.rollout.utils import ensure_async_iterator
 
 from seamless_verl.resources.ledger import Activity, Kind
 from seamless_verl.trainer.device_time import TakenThere, note_computations, train_device
+from seamless_verl.trainer.tag_workers import TagWorkers
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ class SeamlessCriticWorker(TrainingWorker):
         return TakenThere.of(self.activity)
 
 
-class SeamlessWorkerGroup(RayWorkerGroup):
+class SeamlessWorkerGroup(TagWorkers, RayWorkerGroup):
     """The processes of one resource pool; says when they exist, before any of them builds a model."""
 
     on_spawn: Callable[[dict[str, RayWorkerGroup]], None] | None = None  # set by the trainer for one set-up

@@ -16,6 +16,10 @@ from omegaconf import OmegaConf
 
 from seamless_verl.config import SeamlessConfig, preflight, register_search_path
 
+SEAMLESS_KEYS = {
+    *("layout", "max_staleness", "cpu", "gateway", "plot"),
+    *("resources", "wait_for_machines_s", "device_memory_gb"),
+}
 HEAVY = ("torch", "ray", "verl", "vllm", "megatron", "mbridge", "transformers", "transfer_queue")
 MIXED = (
     "data.train_batch_size=64",

@@ -49,6 +49,16 @@ def test_values_are_read() -> None:
     assert pickle.loads(pickle.dumps(parsed)) == parsed
 
 
+def test_machines_are_read() -> None:
+    group = {"name": "a", "count": 2, "devices": 4, "tags": ["train", "rollout"], "labels": {"zone": "b"}}
+    parsed = SeamlessConfig.parse(OmegaConf.create({"resources": [group], "device_memory_gb": 80}))
+    assert parsed.resources is not None and parsed.device_memory_gb == 80.0
+    assert parsed.resources.groups[0].labels == (("zone", "b"),)
+    assert parsed.layout_for(1, 8) is Layout.COLOCATED  # the tags decide, not verl's pool
+    assert SeamlessConfig.parse({"layout": "multiplexed"}).layout_for(0, 0) is Layout.MULTIPLEXED
+    assert pickle.loads(pickle.dumps(parsed)) == parsed
+
+
 @pytest.mark.parametrize(
     ("node", "key", "way_out"),
     [
@@ -73,6 +83,11 @@ def test_values_are_read() -> None:
         ({"ahead": -1}, "seamless.ahead", "Set seamless.ahead=0"),
         ({"gateway": {"enabled": 1}}, "seamless.gateway.enabled", "Set seamless.gateway.enabled=true"),
         ({"gateway": {"port": "any"}}, "seamless.gateway.port", "Set seamless.gateway.port=0"),
+        ({"resources": {"train": 1}}, "seamless.resources", "Write it as seamless.resources=[{count"),
+        ({"resources": [{"count": 1, "device": 1}]}, "seamless.resources[0].device", "Did you mean devices?"),
+        ({"device_memory_gb": 0}, "seamless.device_memory_gb", "Set seamless.device_memory_gb=80"),
+        ({"device_memory_gb": "80"}, "seamless.device_memory_gb", "or null"),
+        ({"wait_for_machines_s": -1}, "seamless.wait_for_machines_s", "Set seamless.wait_for_machines_s=0"),
         ({"gateway": {"journal": 3}}, "seamless.gateway.journal", "null"),
         ({"gateway": {"options": "--a"}}, "seamless.gateway.options", 'options=["--one","--two=2"]'),
     ],

@@ -33,6 +33,7 @@ from seamless_verl.config.checks.model import (
 )
 from seamless_verl.config.checks.modes import check_mode, check_seamless, check_standalone_pool
 from seamless_verl.config.checks.parallel import check_rollout_parallel, check_trainer_parallel
+from seamless_verl.config.checks.placement import check_memory, check_resources
 from seamless_verl.config.checks.problem import Problem, RefusedConfigError
 from seamless_verl.config.checks.resuming import check_resume, check_steps
 from seamless_verl.config.checks.reward import check_reward_function
@@ -63,6 +64,7 @@ CHECKS: tuple[Check, ...] = (
     check_reward_function,
     check_resume,
     check_steps,
+    check_resources,
     check_devices,
     check_cores,
     check_standalone_pool,
@@ -77,6 +79,7 @@ CHECKS: tuple[Check, ...] = (
     check_critic_micro_batches,
     check_engine_dtype,
     check_cpu_rollout,
+    check_memory,
 )
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from seamless_verl.config.checks.problem import Problem
-from seamless_verl.config.checks.roles import has_standalone_rollout, has_teacher, uses_megatron
+from seamless_verl.config.checks.roles import by_tags, has_standalone_rollout, has_teacher, uses_megatron
 from seamless_verl.config.checks.settings import Settings, check
 from seamless_verl.config.checks.sizes import MEGATRON, ROLLOUT, standalone_devices, trainer_world
+from seamless_verl.resources.tags import KEY as RESOURCES
+from seamless_verl.resources.tags import Resources
 
 MEGATRON_DTYPES = ("bfloat16", "float16")
 
@@ -25,7 +27,10 @@ def pools(settings: Settings) -> dict[str, int]:
 @check
 def check_devices(settings: Settings) -> list[Problem]:
     """All pools together fit the devices there are, when that number is known."""
-    there_are, asked = settings.host.devices, pools(settings)
+    there_are, resources = settings.host.devices, settings.seamless.resources
+    if by_tags(settings) and resources is not None:
+        return [] if there_are is None or resources.size <= there_are else [_too_many(settings, resources)]
+    asked = pools(settings)
     total = sum(asked.values())
     if there_are is None or total <= there_are:
         return []
@@ -77,6 +82,15 @@ def check_cpu_rollout(settings: Settings) -> list[Problem]:
 
 def _pool(settings: Settings, node: str) -> int:
     return settings.integer(f"{node}.nnodes") * settings.integer(f"{node}.n_gpus_per_node")
+
+
+def _too_many(settings: Settings, resources: Resources) -> Problem:
+    sizes = " + ".join(f"{group.name} {group.size}" for group in resources.groups)
+    reason = f"its machines have {resources.size} devices ({sizes}) and there are {settings.host.devices}"
+    more = "add devices"
+    if not settings.host.accelerator:
+        more = "share cores: seamless.cpu.devices=<number> seamless.cpu.pin=false"
+    return Problem(RESOURCES, resources.summary(), reason, f"Lower count or devices of a group, or {more}")
 
 
 def _fewer(settings: Settings) -> str:

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from seamless_verl.config.checks.problem import Problem
-from seamless_verl.config.checks.roles import has_reward_model, has_standalone_rollout, releases_memory, seamless_layout
+from seamless_verl.config.checks.roles import (
+    by_tags,
+    has_reward_model,
+    has_standalone_rollout,
+    releases_memory,
+    seamless_layout,
+)
 from seamless_verl.config.checks.settings import Settings, check
-from seamless_verl.config.schema import Layout, nearest
+from seamless_verl.config.schema import nearest
+from seamless_verl.resources.tags import Layout
 
 VERL_MODES = ("sync", "colocate_async", "separate_async")
 MODES = (*VERL_MODES, "seamless")
@@ -41,7 +48,8 @@ def check_standalone_pool(settings: Settings) -> list[Problem]:
     """A standalone rollout pool has devices, and weights that can reach them."""
     if settings.mode not in MODES or not has_standalone_rollout(settings):
         return []
-    return [*_pool_size(settings), *_weight_transfer(settings), *_reward_model(settings)]
+    by_fields = [] if by_tags(settings) else _pool_size(settings)
+    return [*by_fields, *_weight_transfer(settings), *_reward_model(settings)]
 
 
 def _pool_size(settings: Settings) -> list[Problem]:
@@ -63,7 +71,7 @@ def _weight_transfer(settings: Settings) -> list[Problem]:
 
 def _reward_model(settings: Settings) -> list[Problem]:
     key = "reward.reward_model.enable_resource_pool"
-    if not has_reward_model(settings) or settings.flag(key):
+    if not has_reward_model(settings) or settings.flag(key) or by_tags(settings):
         return []
     return [Problem(key, False, "a standalone rollout never pauses to make room for it", f"Set {key}=True")]
 
@@ -104,7 +112,7 @@ def _engine(settings: Settings) -> list[Problem]:
 def _several_updates(settings: Settings) -> list[Problem]:
     key = "trainer.v1.seamless.parameter_sync_step"
     updates = settings.integer(key, 1)
-    if updates == 1 or seamless_layout(settings) is not Layout.COLOCATED or not releases_memory(settings):
+    if updates == 1 or has_standalone_rollout(settings) or not releases_memory(settings):
         return []
     reason = "needs generation to go on between the updates of a step, and replicas that released their memory cannot"
     way_out = (
@@ -134,5 +142,8 @@ def _someone_generates(settings: Settings) -> list[Problem]:
     key = "actor_rollout_ref.hybrid_engine"
     if seamless_layout(settings) is Layout.DISAGGREGATED or settings.flag(key, True):
         return []
+    if seamless_layout(settings) is Layout.MULTIPLEXED:
+        way_out = "Remove it, or take the tag rollout away from machines that train"
+        return [Problem(key, False, "and machines that train are to generate too", way_out)]
     way_out = f"Remove it, or give generation a pool: {ROLLOUT}.nnodes=1 {ROLLOUT}.n_gpus_per_node=1"
     return [Problem(key, False, "leaves nothing to generate in the colocated layout", way_out)]

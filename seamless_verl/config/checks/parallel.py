@@ -7,7 +7,7 @@ Sources: megatron/core/parallel_state.py `initialize_model_parallel`, verl/worke
 from __future__ import annotations
 
 from seamless_verl.config.checks.problem import Problem
-from seamless_verl.config.checks.roles import has_hybrid_rollout, has_standalone_rollout, uses_megatron
+from seamless_verl.config.checks.roles import by_tags, has_hybrid_rollout, has_standalone_rollout, uses_megatron
 from seamless_verl.config.checks.settings import Settings, check
 from seamless_verl.config.checks.sizes import (
     MEGATRON,
@@ -25,6 +25,8 @@ def check_trainer_parallel(settings: Settings) -> list[Problem]:
     if not uses_megatron(settings):
         return []
     world, sizes = trainer_world(settings), MegatronSizes.read(settings)
+    if by_tags(settings):
+        return _virtual_pipeline(settings, sizes)  # the plan judges the sizes, group by group
     problems = []
     if world % sizes.model:
         key = f"{MEGATRON}.{_largest(sizes)}"
@@ -53,7 +55,7 @@ def check_rollout_parallel(settings: Settings) -> list[Problem]:
     if has_standalone_rollout(settings):
         pools["the rollout pool's {} devices"] = standalone_devices(settings)
     # Prefill and decode replicas have sizes of their own.
-    if settings.flag(f"{ROLLOUT}.disaggregation.enabled"):
+    if settings.flag(f"{ROLLOUT}.disaggregation.enabled") or by_tags(settings):
         pools = {}
     replica = replica_world(settings)
     uneven = {text.format(size): size for text, size in pools.items() if size % replica}

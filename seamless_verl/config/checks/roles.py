@@ -6,7 +6,9 @@ import os
 from collections.abc import Mapping
 
 from seamless_verl.config.checks.settings import Settings
-from seamless_verl.config.schema import Handover, Layout
+from seamless_verl.config.schema import Handover
+from seamless_verl.resources.tags import ROLLOUT as ROLLOUT_TAG
+from seamless_verl.resources.tags import TRAIN, Layout
 
 
 def needs_critic(settings: Settings) -> bool:
@@ -34,9 +36,12 @@ def uses_megatron(settings: Settings) -> bool:
 
 def has_standalone_rollout(settings: Settings) -> bool:
     """Whether generation has a device pool of its own."""
-    if settings.mode == "seamless":
-        return seamless_layout(settings).has_own_devices
-    return settings.mode == "separate_async"
+    if settings.mode != "seamless":
+        return settings.mode == "separate_async"
+    resources = settings.seamless.resources
+    if resources is not None:
+        return bool(resources.tagged(ROLLOUT_TAG, without=TRAIN))
+    return seamless_layout(settings) is not Layout.COLOCATED
 
 
 def has_hybrid_rollout(settings: Settings) -> bool:
@@ -51,6 +56,11 @@ def releases_memory(settings: Settings) -> bool:
     handover = settings.seamless.handover
     frees = settings.flag("actor_rollout_ref.rollout.free_cache_engine", True)
     return handover is Handover.RELEASED or (handover is Handover.AUTO and settings.host.accelerator and frees)
+
+
+def by_tags(settings: Settings) -> bool:
+    """Whether the run's machines are described by tags."""
+    return settings.mode == "seamless" and settings.seamless.resources is not None
 
 
 def seamless_layout(settings: Settings) -> Layout:

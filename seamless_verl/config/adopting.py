@@ -1,0 +1,56 @@
+"""verl's own fields set from `seamless.resources`, so that whatever reads them later reads one truth.
+
+What a user has set stays as it is, and is refused by the checks when it contradicts the tags. A value
+counts as set when the command line names it, or when it is not the default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from omegaconf import DictConfig, OmegaConf
+
+from seamless_verl.config.checks.roles import by_tags
+from seamless_verl.config.checks.settings import Settings
+from seamless_verl.config.planning import replica_sizes, roles_of
+from seamless_verl.resources.verl_fields import NODES, PER_NODE, REWARD_NODE, ROLLOUT_NODE, TEACHER_NODE, verl_fields
+
+# Of verl 0.9.1 (trainer/config), but for those that interpolate another; a unit test compares them.
+VERL_DEFAULTS: dict[str, object] = {
+    f"trainer.{NODES}": 1,
+    f"trainer.{PER_NODE}": 8,
+    f"{ROLLOUT_NODE}.{NODES}": 0,
+    f"{REWARD_NODE}.enable_resource_pool": False,
+    f"{REWARD_NODE}.{NODES}": 0,
+    f"{REWARD_NODE}.{PER_NODE}": 8,
+    f"{TEACHER_NODE}.{NODES}": 0,
+    f"{TEACHER_NODE}.{PER_NODE}": 8,
+}
+CPU_DEFAULTS = VERL_DEFAULTS | {f"trainer.{PER_NODE}": 1}  # config/platform/cpu.yaml
+
+
+def adopt_resources(config: DictConfig, overrides: Sequence[str] = ()) -> None:
+    """Set verl's fields in `config` from its tags; `overrides` are the command line's. Without tags nothing changes.
+
+    Raises:
+        ConfigError: the tags, or a size they are combined with, cannot be read.
+    """
+    cpu = OmegaConf.select(config, "trainer.device") == "cpu"
+    settings = Settings.of(config, devices=None, accelerator=not cpu)
+    resources = settings.seamless.resources
+    if resources is None or not by_tags(settings):
+        return
+    named = {text.lstrip("+").partition("=")[0] for text in overrides}
+    defaults = CPU_DEFAULTS if cpu else VERL_DEFAULTS
+    fields = verl_fields(resources, replica=replica_sizes(settings).size, needed=roles_of(settings).tags)
+    for key, value in fields.items():
+        if key not in named and _is_default(config, settings, key, defaults):
+            OmegaConf.update(config, key, value, force_add=True)
+
+
+def _is_default(config: DictConfig, settings: Settings, key: str, defaults: dict[str, object]) -> bool:
+    node, _, name = key.rpartition(".")
+    parent = OmegaConf.select(config, node)
+    if isinstance(parent, DictConfig) and name in parent and OmegaConf.is_interpolation(parent, name):
+        return True
+    return bool(settings.get(key, defaults.get(key)) == defaults.get(key))

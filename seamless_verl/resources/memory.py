@@ -1,0 +1,140 @@
+"""Bytes that each device needs at its peak, by what needs them: known before anything starts.
+
+All of it counts one process's share; the sources:
+- weights, gradients, optimizer: Megatron-Core's table for its distributed optimizer (docs, `dist_optimizer`):
+  bf16 weights (2), fp32 gradients (4), and fp32 weights and two moments (12) divided among the data-parallel
+  ranks, which is ZeRO's K = 12 (Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1);
+- activations: Korthikanti et al. 2022 (arXiv 2205.05198), section 4, counted for what models have today: RMSNorm,
+  gated MLPs, grouped queries, fused attention that keeps no scores, no dropout. A token of a layer keeps
+  2 bytes of: both norms' inputs and outputs (4 hidden), query, key, value, attention's output (2 qkv at most),
+  and four inner widths of the MLP. Full recomputation keeps the layer's input, and one layer at a time.
+  Pipelining does not lessen them: the first of p stages keeps p micro-batches of 1/p of the layers.
+  Logits are kept in fp32, and so is their gradient (its section 4.3: 4sbv, twice);
+- KV cache: 2 x layers x kv heads x head size x bytes a token (`ModelFacts.cache_width`);
+- transfer: two buckets, one filled while the other is sent (verl/checkpoint_engine/nccl_checkpoint_engine.py);
+- an engine takes `gpu_memory_utilization` of the device for weights, cache and its own activations together,
+  or, given `kv_cache_memory_bytes`, that beside its weights (vllm/v1/worker/gpu_worker.py);
+- FIXED for each process's own: a context and its libraries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from seamless_verl.resources.model_facts import ModelFacts
+from seamless_verl.resources.parallel import ParallelSizes, ReplicaSizes
+
+WEIGHT, GRADIENT, OPTIMIZER, LOGIT = 2, 4, 12, 4  # bytes a parameter or value
+FIXED = 512 * 2**20
+
+
+@dataclass(frozen=True)
+class TrainingMemory:
+    """What decides the trainer's memory. `tokens` in a micro-batch of one device at most, `sequence` of them in
+    one sequence at most, which is certain to come; `references`: further copies of the weights."""
+
+    tokens: int
+    sequence: int
+    distributed_optimizer: bool = True
+    full_recompute: bool = False
+    sequence_parallel: bool = True
+    param_offload: bool = False
+    optimizer_offload: bool = False
+    references: int = 0
+
+
+@dataclass(frozen=True)
+class EngineMemory:
+    """What decides an engine's memory. `cache_bytes` on a device if given, else `utilization` of it in all."""
+
+    utilization: float = 0.5
+    cache_bytes: int | None = None
+    weight_bytes: int = 2
+    cache_value_bytes: int = 2
+    sleeps: bool = True
+    """whether its weights and cache leave the device while the trainer computes"""
+    longest: int = 0
+    """tokens of the longest sequence, which the cache must hold"""
+
+
+@dataclass(frozen=True)
+class Peak:
+    """One device's needs in bytes by part; `certain` leaves out what the longest micro-batch may add."""
+
+    phase: str
+    parts: tuple[tuple[str, int], ...]
+    may_add: int = 0
+
+    @property
+    def certain(self) -> int:
+        return sum(size for _, size in self.parts)
+
+    @property
+    def bound(self) -> int:
+        return self.certain + self.may_add
+
+
+def local_parameters(model: ModelFacts, sizes: ParallelSizes) -> tuple[int, int]:
+    """Parameters of the fullest rank: (all but the experts, the experts); the latter shard by themselves."""
+    layers = -(-model.layers // sizes.pipeline)
+    sparse = min(layers, model.moe_layers)
+    dense = min(layers, model.dense_layers) if model.dense_mlp > model.shared else layers - sparse
+    kept = layers * (model.attention // sizes.tensor + model.replicated)
+    kept += (dense * model.dense_mlp + sparse * model.shared) // sizes.tensor + sparse * model.router
+    head = model.head if model.head or sizes.pipeline == 1 else model.embedding  # the last stage's own copy
+    ends = model.embedding + head if sizes.pipeline == 1 else max(model.embedding, head)
+    experts = sparse * model.experts // (sizes.expert_tensors * sizes.expert)
+    return kept + ends // sizes.tensor + model.hidden, experts
+
+
+def trainer_state(model: ModelFacts, sizes: ParallelSizes, world: int, asked: TrainingMemory) -> dict[str, int]:
+    """Bytes of a trainer's rank at work, but for activations."""
+    common, experts = local_parameters(model, sizes)
+    shards = sizes.data(world) * sizes.context if asked.distributed_optimizer else 1
+    expert_shards = world // sizes.experts if asked.distributed_optimizer else 1
+    return {
+        "weights": WEIGHT * (common + experts),
+        "reference": WEIGHT * (common + experts) * asked.references,
+        "gradients": GRADIENT * (common + experts),
+        "optimizer": OPTIMIZER * (-(-common // shards) + -(-experts // expert_shards)),
+    }
+
+
+def activations(model: ModelFacts, sizes: ParallelSizes, tokens: int, asked: TrainingMemory) -> int:
+    """Bytes kept for the backward pass of `tokens` tokens on one rank, logits included."""
+    across = sizes.tensor if asked.sequence_parallel else 1
+    wide = 2 * model.qkv_width + 4 * model.mlp_width
+    layer = 2 * (4 * model.hidden // across + wide // sizes.tensor)
+    layers = 2 * model.hidden // across * model.layers + layer if asked.full_recompute else layer * model.layers
+    return tokens * (layers + 2 * LOGIT * model.vocabulary // sizes.tensor)
+
+
+def engine_weights(model: ModelFacts, sizes: ReplicaSizes, asked: EngineMemory) -> int:
+    """Bytes of the weights on one device; data-parallel ranks share the experts of a mixture."""
+    experts = model.moe_layers * model.experts
+    rest = model.parameters - experts
+    ranks = sizes.tensor * sizes.pipeline
+    return asked.weight_bytes * (-(-rest // ranks) + -(-experts // (ranks * sizes.data)))
+
+
+def cache_bytes_per_token(model: ModelFacts, sizes: ReplicaSizes, asked: EngineMemory) -> int:
+    """Bytes of the KV cache for one token on one device."""
+    ranks = min(sizes.tensor, model.cache_heads)
+    return asked.cache_value_bytes * model.cache_width * model.layers // (ranks * sizes.pipeline)
+
+
+def engine_state(
+    model: ModelFacts, sizes: ReplicaSizes, asked: EngineMemory, device_bytes: int | None
+) -> dict[str, int]:
+    """Bytes of one rank of an engine that generates; with an unknown device the cache counts one sequence."""
+    weights = engine_weights(model, sizes, asked)
+    least = asked.longest * cache_bytes_per_token(model, sizes, asked)
+    if asked.cache_bytes is not None:
+        return {"engine weights": weights, "KV cache": asked.cache_bytes}
+    share = 0 if device_bytes is None else int(asked.utilization * device_bytes)
+    return {"engine weights": weights, "KV cache": max(least, share - weights)}
+
+
+def peak(phase: str, parts: Mapping[str, int], may_add: int = 0) -> Peak:
+    return Peak(phase, tuple((name, size) for name, size in parts.items() if size), may_add)

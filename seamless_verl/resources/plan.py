@@ -1,0 +1,151 @@
+"""The placement plan: which device does what, before anything starts.
+
+Invariant: numbers of devices run from 0; replicas are disjoint and never lie on two groups; a hybrid
+replica's devices are the trainer's ranks [rank x size, (rank + 1) x size).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from seamless_verl.errors import IntegrityError
+from seamless_verl.resources.memory import Peak
+from seamless_verl.resources.parallel import ParallelSizes, ReplicaSizes
+from seamless_verl.resources.peaks import DeviceRoles, MemoryFacts, device_peak
+from seamless_verl.resources.placement import (
+    Device,
+    Replica,
+    ReplicaKind,
+    all_devices,
+    all_replicas,
+    trainer_ranks,
+)
+from seamless_verl.resources.roles import TRAINER_POOL, Place, Roles, all_places
+from seamless_verl.resources.tags import CRITIC, ROLLOUT, TRAIN, Layout, MachineGroup, Resources
+from seamless_verl.resources.verl_fields import verl_fields
+
+
+@dataclass(frozen=True)
+class TrainerPlan:
+    """Device numbers in the order of ranks, and the process counts along each axis."""
+
+    devices: tuple[int, ...]
+    tensor: int
+    pipeline: int
+    context: int
+    expert: int
+    data: int
+
+
+@dataclass(frozen=True)
+class DevicePeak:
+    """The most that a device needs, in bytes; `parts` of it are certain, `may_add` the longest micro-batch's."""
+
+    device: int
+    phase: str
+    parts: tuple[tuple[str, int], ...]
+    may_add: int
+
+    @property
+    def peak(self) -> Peak:
+        return Peak(self.phase, self.parts, self.may_add)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Who is where. `fields` are verl's own settings that follow; `device_bytes` and `memory` are empty when
+    the model's size is not known; with `shared_memory` the devices of a machine share `device_bytes`."""
+
+    layout: Layout
+    groups: tuple[MachineGroup, ...]
+    devices: tuple[Device, ...]
+    trainer: TrainerPlan
+    replicas: tuple[Replica, ...]
+    places: tuple[Place, ...]
+    fields: tuple[tuple[str, int | bool], ...]
+    parameters: int | None = None
+    device_bytes: int | None = None
+    shared_memory: bool = False
+    memory: tuple[DevicePeak, ...] = ()
+
+    @property
+    def unused(self) -> tuple[Device, ...]:
+        """Devices that no part of the run needs."""
+        busy = {*self.trainer.devices, *(n for replica in self.replicas for n in replica.devices)}
+        busy |= {number for place in self.places for number in place.devices}
+        return tuple(device for device in self.devices if device.number not in busy)
+
+    def replicas_of(self, kind: ReplicaKind) -> tuple[Replica, ...]:
+        return tuple(replica for replica in self.replicas if replica.kind is kind)
+
+    def check_integrity(self) -> None:
+        """Raises IntegrityError when a device is counted twice, or not as its tags say."""
+        numbers = [n for replica in self.replicas for n in replica.devices]
+        _equal("devices of replicas are distinct", len(numbers), len(set(numbers)))
+        tagged = sum(ROLLOUT in device.tags for device in self.devices)
+        _equal("every device tagged rollout is in a replica", tagged, len(numbers))
+        tagged = sum(TRAIN in device.tags for device in self.devices)
+        _equal("every device tagged train is a rank of the trainer", tagged, len(set(self.trainer.devices)))
+        size = self.trainer.tensor * self.trainer.pipeline * self.trainer.context * self.trainer.data
+        _equal("the trainer's axes multiply to its ranks", len(self.trainer.devices), size)
+        for replica in self.replicas_of(ReplicaKind.HYBRID):
+            start = replica.rank * len(replica.devices)
+            ranks = self.trainer.devices[start : start + len(replica.devices)]
+            _equal(f"hybrid replica {replica.rank} is on its ranks", 0, int(ranks != replica.devices))
+
+
+def make_plan(
+    resources: Resources,
+    sizes: ParallelSizes,
+    replica: ReplicaSizes,
+    roles: Roles,
+    memory: MemoryFacts | None = None,
+) -> Plan:
+    """The plan of a run on these machines; `memory` None leaves the memory out.
+
+    Raises:
+        ConfigError: sizes that do not fit a group, or a role without a place. Memory is judged elsewhere.
+    """
+    sizes.check(resources.tagged(TRAIN))
+    replica.check(resources.tagged(ROLLOUT))
+    devices = all_devices(resources)
+    places = all_places(resources, devices, roles)
+    ranks = trainer_ranks(resources, devices)
+    data = sizes.data(len(ranks))
+    plan = Plan(
+        layout=resources.layout,
+        groups=resources.groups,
+        devices=devices,
+        trainer=TrainerPlan(ranks, sizes.tensor, sizes.pipeline, sizes.context, sizes.expert, data),
+        replicas=all_replicas(resources, devices, replica.size),
+        places=places,
+        fields=tuple(verl_fields(resources, replica=replica.size, needed=roles.tags).items()),
+        parameters=None if memory is None else memory.actor.parameters,
+        device_bytes=None if memory is None else memory.device_bytes,
+        shared_memory=memory is not None and memory.shared,
+        memory=() if memory is None else _peaks(devices, places, sizes, len(ranks), replica, memory),
+    )
+    plan.check_integrity()
+    return plan
+
+
+def _peaks(
+    devices: tuple[Device, ...],
+    places: tuple[Place, ...],
+    sizes: ParallelSizes,
+    world: int,
+    replica: ReplicaSizes,
+    facts: MemoryFacts,
+) -> tuple[DevicePeak, ...]:
+    critic = {n for place in places if place.tag == CRITIC and place.pool == TRAINER_POOL for n in place.devices}
+    found = []
+    for device in devices:
+        does = DeviceRoles(TRAIN in device.tags, ROLLOUT in device.tags, device.number in critic)
+        most = device_peak(facts, does, sizes, world, replica)
+        found.append(DevicePeak(device.number, most.phase, most.parts, most.may_add))
+    return tuple(found)
+
+
+def _equal(law: str, expected: int, found: int) -> None:
+    if expected != found:
+        raise IntegrityError(law, expected, found)

@@ -1,0 +1,148 @@
+"""Machines by what they can do: groups of machines, each with its tags, and the layout that follows from them.
+
+Invariant: parsed `Resources` have at least one group, distinct names, positive counts, known keys, a
+machine tagged `train` and one tagged `rollout`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from enum import Enum
+
+from seamless_verl.errors import ConfigError
+from seamless_verl.resources.reading import known_keys, labels, positive, word, words
+
+KEY = "seamless.resources"
+TRAIN, ROLLOUT = "train", "rollout"
+CRITIC, REFERENCE, REWARD, TEACHER = "critic", "ref", "reward", "teacher"
+ROLE_TAGS = (TRAIN, ROLLOUT, CRITIC, REFERENCE, REWARD, TEACHER)
+
+
+class Layout(str, Enum):
+    """Where the `seamless` trainer generates."""
+
+    AUTO = "auto"
+    """as `seamless.resources` says; without it disaggregated when verl's rollout pool has devices, else colocated"""
+    COLOCATED = "colocated"
+    """on the trainer's own devices"""
+    DISAGGREGATED = "disaggregated"
+    """on devices that do not train"""
+    MULTIPLEXED = "multiplexed"
+    """on devices that do not train and, while it waits, on devices of the trainer"""
+
+    @property
+    def shares_devices(self) -> bool:
+        """Whether replicas are on the trainer's devices."""
+        return self in (Layout.COLOCATED, Layout.MULTIPLEXED)
+
+    @property
+    def has_own_devices(self) -> bool:
+        """Whether replicas are on devices that never train."""
+        return self in (Layout.DISAGGREGATED, Layout.MULTIPLEXED)
+
+
+@dataclass(frozen=True)
+class MachineGroup:
+    """`count` machines alike, with `devices` devices each; `labels` are what Ray knows such a node by."""
+
+    name: str
+    count: int
+    devices: int
+    tags: tuple[str, ...]
+    labels: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Devices in all."""
+        return self.count * self.devices
+
+    def __str__(self) -> str:
+        labels = "".join(f", {key}={value}" for key, value in self.labels)
+        return f"{self.name} ({self.count} x {self.devices} devices, tags {'+'.join(self.tags)}{labels})"
+
+    @classmethod
+    def parse(cls, key: str, node: object, number: int) -> MachineGroup:
+        values = known_keys(key, node, [f.name for f in fields(cls)])
+        for needed in ("count", "devices", "tags"):
+            if values.get(needed) is None:
+                raise ConfigError(f"{key}.{needed}", None, "has no value", f"Add {needed} to {key}")
+        name = values.get("name")
+        return cls(
+            name=f"group{number}" if name is None else word(f"{key}.name", name),
+            count=positive(f"{key}.count", values["count"]),
+            devices=positive(f"{key}.devices", values["devices"]),
+            tags=words(f"{key}.tags", values["tags"]),
+            labels=labels(f"{key}.labels", values.get("labels")),
+        )
+
+
+@dataclass(frozen=True)
+class Resources:
+    """All machine groups of a run, in the user's order."""
+
+    groups: tuple[MachineGroup, ...]
+
+    def __post_init__(self) -> None:
+        names = [group.name for group in self.groups]
+        for i, name in enumerate(names):
+            if name in names[:i]:
+                way_out = f"Give each group a name of its own; {KEY}[{names.index(name)}] has this one too"
+                raise ConfigError(f"{KEY}[{i}].name", name, "is the name of another group", way_out)
+        for tag, what in ((TRAIN, "trains"), (ROLLOUT, "generates")):
+            self.require(tag, f"nothing {what}")
+
+    @classmethod
+    def parse(cls, node: object) -> Resources | None:
+        """The value of `seamless.resources` as plain lists and mappings; None for null or an empty list.
+
+        Raises:
+            ConfigError: names the group, the tag or key, the value and the way out.
+        """
+        if node is None or (isinstance(node, (list, tuple)) and not node):
+            return None
+        if not isinstance(node, (list, tuple)):
+            raise ConfigError(KEY, node, "must be a list of machine groups", f"Write it as {KEY}=[{EXAMPLE}]")
+        return cls(tuple(MachineGroup.parse(f"{KEY}[{i}]", group, i) for i, group in enumerate(node)))
+
+    @property
+    def layout(self) -> Layout:
+        trains, generates = self.tagged(TRAIN), self.tagged(ROLLOUT)
+        if trains == generates:
+            return Layout.COLOCATED
+        return Layout.MULTIPLEXED if set(trains) & set(generates) else Layout.DISAGGREGATED
+
+    @property
+    def size(self) -> int:
+        """Devices in all."""
+        return sum(group.size for group in self.groups)
+
+    def tagged(self, tag: str, *, without: str | None = None) -> tuple[MachineGroup, ...]:
+        """The groups with the tag, less those that also have `without`."""
+        return tuple(group for group in self.groups if tag in group.tags and without not in group.tags)
+
+    def require(self, tag: str, consequence: str) -> tuple[MachineGroup, ...]:
+        """The groups with the tag; ConfigError when there are none, as for a role that needs one."""
+        found = self.tagged(tag)
+        if not found:
+            reason = f"no machine has the tag {tag}, so {consequence}"
+            raise ConfigError(KEY, self.summary(), reason, self._near(tag) + f"Add {tag} to the tags of a group")
+        return found
+
+    def summary(self) -> str:
+        """One line of all groups, short enough for a message."""
+        return "; ".join(map(str, self.groups))
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Every tag that is used: verl's roles first, then those of the user's own, in order of appearance."""
+        used = list(dict.fromkeys(tag for group in self.groups for tag in group.tags))
+        return (*(tag for tag in ROLE_TAGS if tag in used), *(tag for tag in used if tag not in ROLE_TAGS))
+
+    def _near(self, tag: str) -> str:
+        near: Sequence[str] = get_close_matches(tag, [name for name in self.tags if name not in ROLE_TAGS], n=1)
+        return f"Is {near[0]} a slip for {tag}? " if near else ""
+
+
+EXAMPLE = "{count: 1, devices: 8, tags: [train, rollout]}"

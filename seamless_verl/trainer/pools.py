@@ -1,0 +1,178 @@
+"""verl's resource pools, placed by the plan: machines that need not be alike, on the nodes their labels ask for.
+
+Every machine of the plan gets a node of the cluster first, those with the fewest candidates before the
+others, and is then held there by Ray's label selector for that node's id; so two pools never take each
+other's machine. A machine that no node has room for yet is asked for by its labels alone, which is what
+makes an autoscaling cluster start one, for `wait_s` seconds at most.
+
+Invariant: one node per machine, and on no node more devices than it has. Sources:
+verl/single_controller/ray/base.py, ray/util/placement_group.py (`bundle_label_selector`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from verl.single_controller.ray.base import RayResourcePool, ResourcePoolManager
+from verl.trainer.ppo.utils import Role
+
+from seamless_verl.resources.plan import Plan
+from seamless_verl.trainer.cluster import cluster_nodes, device_resource, missing
+from seamless_verl.trainer.machines import Machine, Node, assign, machines_of
+
+NODE_ID = "ray.io/node-id"
+REPLICA_POOL = re.compile(r"rollout_pool_(\d+)")  # as verl names the pool of a standalone replica
+READY_S = 60.0  # for bundles on nodes that are there: Ray's own bookkeeping
+
+
+class TagResourcePool(RayResourcePool):  # type: ignore[misc]
+    """A pool with one placement group a machine, each on its node; the order of ranks is the plan's."""
+
+    def __init__(self, machines: Sequence[PlacedMachine], *, wait_s: float, **kwargs: Any) -> None:
+        super().__init__(process_on_nodes=[placed.devices for placed in machines], **kwargs)
+        self.machines, self.wait_s = tuple(machines), wait_s
+
+    def get_placement_groups(
+        self, strategy: str = "STRICT_PACK", name: str | None = None, device_name: str = "cuda"
+    ) -> list[PlacementGroup]:
+        """One group a machine, always packed on one node; asked for once, then the same.
+
+        Raises:
+            ConfigError: a machine did not come in time.
+        """
+        if self.pgs is None:
+            self.pgs = self._reserve(name or self.name_prefix)
+        return list(self.pgs)
+
+    def _reserve(self, name: str) -> list[PlacementGroup]:
+        bundle = {"CPU": self.max_colocate_count, **({device_resource(): 1} if self.use_gpu else {})}
+        lifetime = "detached" if self.detached else None
+        groups = [
+            placement_group(
+                bundles=[dict(bundle) for _ in range(placed.devices)],
+                strategy="STRICT_PACK",
+                name=f"{name}:{placed.machine.group}:{i}",
+                lifetime=lifetime,
+                bundle_label_selector=[dict(placed.selector)] * placed.devices,
+            )
+            for i, placed in enumerate(self.machines)
+        ]
+        wait_s = self.wait_s + READY_S
+        refs = [group.ready() for group in groups]
+        _, late = ray.wait(refs, num_returns=len(refs), timeout=wait_s)
+        if late:
+            waiting = [placed.machine for placed, ref in zip(self.machines, refs, strict=True) if ref in late]
+            for group in groups:
+                remove_placement_group(group)
+            raise missing(waiting, cluster_nodes(), f"did not come within {wait_s:.0f} s")
+        return groups
+
+
+@dataclass(frozen=True)
+class PlacedMachine:
+    """`devices` of a machine, and the labels of the node that is to hold them."""
+
+    machine: Machine
+    devices: int
+    selector: tuple[tuple[str, str], ...]
+
+
+@dataclass
+class TagPoolManager(ResourcePoolManager):  # type: ignore[misc]
+    """verl's manager, whose pools are of placed machines; `resource_pool_spec` counts devices a machine."""
+
+    machines: Mapping[str, Sequence[PlacedMachine]] = field(default_factory=dict)
+    wait_s: float = 0.0
+
+    def create_resource_pool(self) -> None:
+        """Pools by name; their placement groups are made when workers are, as verl's are."""
+        for name, machines in self.machines.items():
+            self.resource_pool_dict[name] = TagResourcePool(
+                machines, wait_s=self.wait_s, max_colocate_count=self.max_colocate_count, name_prefix=name
+            )
+
+    def _check_resource_available(self) -> None:
+        """Nothing: each machine had a node assigned before there was a manager."""
+
+
+class TagPools:
+    """Where every machine of a plan is in the cluster; makes the managers of the trainer and of replicas."""
+
+    def __init__(self, plan: Plan, *, wait_s: float = 0.0, nodes: Callable[[], list[Node]] | None = None) -> None:
+        """Assign machines to nodes.
+
+        Raises:
+            ConfigError: the cluster has no node for a machine, by its group, tags and labels, and none may be waited
+                for; says what the cluster has.
+        """
+        self.plan, self.wait_s = plan, wait_s
+        found = (nodes or cluster_nodes)()
+        self.machines = machines_of(plan)
+        self.nodes = assign(self.machines, found)
+        absent = [machine for machine in self.machines if machine.number not in self.nodes]
+        if absent and not wait_s:
+            raise missing(absent, found, "is not there")
+        self.check_integrity(found)
+
+    def trainer_manager(self, mapping: dict[Any, str]) -> TagPoolManager:
+        """For `PPOTrainer.resource_pool_manager`: the trainer's pool and those of roles on machines of their own."""
+        pools = {"global_pool": self._placed(self.plan.trainer.devices)}
+        for place in self.plan.places:
+            if place.pool in mapping.values() and place.pool not in pools:
+                pools[place.pool] = self._placed(place.devices)
+        return self._manager(pools, mapping)
+
+    def replica_manager(
+        self, resource_pool_spec: dict[str, list[int]], mapping: Any = None, max_colocate_count: int = 3
+    ) -> ResourcePoolManager:
+        """In the place of verl's class where a replica makes a pool of its own (replica.py `init_standalone`)."""
+        (name,) = resource_pool_spec
+        rank = REPLICA_POOL.fullmatch(name)
+        if rank is None:  # of a reward model or a teacher
+            return ResourcePoolManager(resource_pool_spec, mapping, max_colocate_count)
+        replica = self.plan.replicas[int(rank.group(1))]
+        return self._manager({name: self._placed(replica.devices)}, mapping, max_colocate_count)
+
+    def check_integrity(self, nodes: Sequence[Node]) -> None:
+        """Every node has at least the devices that were assigned to it."""
+        for node in nodes:
+            taken = sum(m.devices for m in self.machines if self.nodes.get(m.number) == node.node_id)
+            assert taken <= node.free, f"{taken} devices on {node.node_id}, which has {node.free}"
+
+    def _manager(
+        self, pools: dict[str, list[PlacedMachine]], mapping: Any, max_colocate_count: int = 3
+    ) -> TagPoolManager:
+        spec = {name: [placed.devices for placed in machines] for name, machines in pools.items()}
+        return TagPoolManager(spec, mapping, max_colocate_count, machines=pools, wait_s=self.wait_s)
+
+    def _placed(self, numbers: Sequence[int]) -> list[PlacedMachine]:
+        """Machines in the order in which their devices come."""
+        return list(self._by_machine(numbers))
+
+    def _by_machine(self, numbers: Sequence[int]) -> Iterator[PlacedMachine]:
+        of_device = {device.number: device.node for device in self.plan.devices}
+        order = [of_device[number] for number in numbers]
+        for number in dict.fromkeys(order):
+            machine = self.machines[number]
+            node = self.nodes.get(number)
+            selector = machine.labels if node is None else ((NODE_ID, node),)
+            yield PlacedMachine(machine, order.count(number), selector)
+
+
+def place_by_tags(trainer: Any, plan: Plan, *, wait_s: float = 0.0) -> TagPools:
+    """Give a trainer, whose `_init_resource_pool_mgr` has run, the pools of the plan.
+
+    Roles with machines of their own move to their pools. The worker groups must mix in `TagWorkers`.
+    """
+    pools = TagPools(plan, wait_s=wait_s)
+    roles = {"critic": Role.Critic, "ref": Role.RefPolicy, "reward": Role.RewardModel, "teacher": Role.TeacherModel}
+    for place in plan.places:
+        if place.tag in roles and roles[place.tag] in trainer.mapping:
+            trainer.mapping[roles[place.tag]] = place.pool
+    trainer.resource_pool_manager = pools.trainer_manager(trainer.mapping)
+    return pools

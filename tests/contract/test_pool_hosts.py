@@ -1,0 +1,145 @@
+"""What the pools and the plan rely on in verl, Ray and transformers, pinned: an upgrade fails here, by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import Any
+
+import pytest
+
+from seamless_verl.platform.adaptation import Adaptation
+from seamless_verl.resources.model_facts import ModelFacts
+
+BASE = "verl.single_controller.ray.base:"
+REPLICA = "verl.workers.rollout.replica:"
+OVERRIDDEN = {
+    BASE + "RayResourcePool.get_placement_groups": "(self, strategy='STRICT_PACK', name=None, device_name='cuda')",
+    BASE + "RayResourcePool.__init__": "(self, process_on_nodes: Optional[list[int]] = None, use_gpu: bool = True,"
+    " name_prefix: str = None, max_colocate_count: int = 10, detached=False, accelerator_type: Optional[str] = None)"
+    " -> None",
+    BASE + "ResourcePoolManager.create_resource_pool": "(self)",
+    BASE + "ResourcePoolManager.get_resource_pool": "(self, role) -> verl.single_controller.ray.base.RayResourcePool",
+    BASE + "ResourcePoolManager.get_n_gpus": "(self) -> int",
+    BASE + "ResourcePoolManager._check_resource_available": "(self)",
+    BASE + "RayWorkerGroup._init_with_resource_pool": "(self, resource_pool, ray_cls_with_init, bin_pack, detached,"
+    " worker_env=None)",
+    BASE + "RayWorkerGroup._create_worker": "(self, rank, pg_idx, pg, local_rank, resource_pool, ray_cls_with_init,"
+    " worker_env, detached)",
+    BASE + "RayWorkerGroup._get_master_addr_port": "(self, pg, bundle_index=0, master_port_range=None)",
+    REPLICA + "RolloutReplica.init_standalone": "(self)",
+    REPLICA + "RolloutReplica.init_hybrid": "(self, worker_group: verl.single_controller.ray.base.RayWorkerGroup)",
+}
+SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 320,
+}
+EXPERTS = {"moe_intermediate_size": 48}
+LATENT = {
+    **{"n_routed_experts": 8, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "num_key_value_heads": 4},
+    **{"kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16, **EXPERTS},
+}
+
+
+@pytest.mark.parametrize("symbol", OVERRIDDEN)
+def test_verl_still_has_what_the_pools_override(symbol: str) -> None:
+    found: Any = Adaptation("tag-pools", symbol, "verl 0.9.1", "overridden").verify()
+    assert str(inspect.signature(inspect.unwrap(found))) == OVERRIDDEN[symbol]
+
+
+def test_the_managers_fields() -> None:
+    from verl.single_controller.ray.base import ResourcePoolManager
+
+    names = [field.name for field in dataclasses.fields(ResourcePoolManager)]
+    assert names == ["resource_pool_spec", "mapping", "max_colocate_count", "resource_pool_dict"]
+
+
+def test_what_a_replica_asks_of_a_manager() -> None:
+    """`init_standalone` names the class in its module, and calls it so; the pool's name carries the rank."""
+    from verl.workers.rollout import replica
+
+    source = inspect.getsource(replica.RolloutReplica.init_standalone)
+    assert "ResourcePoolManager" in vars(replica)
+    assert 'f"rollout_pool_{self.replica_rank}{self.name_suffix}"' in source
+    for part in ("resource_pool_spec=resource_pool_spec", "mapping=None", "max_colocate_count=2"):
+        assert part in source
+
+
+def test_what_worker_creation_reads_of_a_pool() -> None:
+    """Our view of one machine has these and no more."""
+    from verl.single_controller.ray.base import RayWorkerGroup
+
+    source = inspect.getsource(RayWorkerGroup._create_worker)
+    read = {part.split(".")[1].split("[")[0].split()[0].rstrip(",)") for part in _uses(source, "resource_pool")}
+    assert read == {"world_size", "use_gpu", "store", "max_colocate_count"}
+
+
+def test_rays_placement_groups_take_label_selectors() -> None:
+    from ray.util.placement_group import NODE_ID_LABEL_KEY, placement_group
+
+    from seamless_verl.trainer.pools import NODE_ID
+
+    assert NODE_ID == NODE_ID_LABEL_KEY
+    parameters = inspect.signature(placement_group).parameters
+    assert {"bundles", "strategy", "name", "lifetime", "bundle_label_selector"} <= set(parameters)
+
+
+def test_verls_roles() -> None:
+    from verl.trainer.ppo.utils import Role
+
+    assert all(hasattr(Role, name) for name in ("Critic", "RefPolicy", "RewardModel", "TeacherModel"))
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("llama", {}),
+        ("llama", {"attention_bias": True}),
+        ("mistral", {}),
+        ("qwen2", {"tie_word_embeddings": True}),
+        ("qwen3", {}),
+        ("qwen3", {"head_dim": 16, "attention_bias": True}),
+        ("mixtral", {"num_local_experts": 4}),
+        ("qwen2_moe", {"num_experts": 4, "shared_expert_intermediate_size": 96, **EXPERTS}),
+        ("qwen3_moe", {"num_experts": 4, "mlp_only_layers": [1], "decoder_sparse_step": 2, **EXPERTS}),
+        ("deepseek_v3", {"n_shared_experts": 1, "q_lora_rank": 24, **LATENT}),
+        ("deepseek_v3", {"n_shared_experts": 2, "q_lora_rank": None, **LATENT}),
+    ],
+)
+def test_parameters_are_those_of_transformers_modules(kind: str, changes: dict[str, Any]) -> None:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(kind, **{**SIZES, **changes})
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    facts = ModelFacts.read(config.to_dict())
+    assert facts is not None and facts.exact
+    assert facts.parameters == sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("size", ["nano", "small", "medium"])
+def test_parameters_of_our_tiny_models(size: str) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from seamless_verl.tiny.models import model_config
+
+    config = model_config(size)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    facts = ModelFacts.read(config.to_dict())
+    assert facts is not None
+    assert facts.parameters == sum(parameter.numel() for parameter in model.parameters())
+    caches = model.config.num_key_value_heads * model.config.head_dim * 2
+    assert (facts.cache_width, facts.layers) == (caches, config.num_hidden_layers)
+
+
+def _uses(source: str, name: str) -> list[str]:
+    return [f"{name}.{rest}" for rest in source.split(f"{name}.")[1:]]
