@@ -99,6 +99,7 @@ class Gateway:
             access_log=False,
             log_config=None,
             lifespan="off",
+            proxy_headers=False,  # nobody here asks where a client is
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=round(settings.grace),
         )

@@ -14,7 +14,7 @@ import uvloop
 from seamless_verl.bench.gateway.arms import Place, place
 from seamless_verl.bench.gateway.litellm import prepare
 from seamless_verl.bench.gateway.measuring import Measured, measure
-from seamless_verl.bench.gateway.pace import AT_ONCE, SHAPES, STEADY
+from seamless_verl.bench.gateway.pace import PACES, SHAPES
 from seamless_verl.bench.gateway.processes import cores
 from seamless_verl.bench.gateway.record import record_cost
 from seamless_verl.bench.gateway.report import report, table
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         allowed = os.sched_getaffinity(0)
         os.sched_setaffinity(0, here)
         try:
-            measured = uvloop.run(_measure(processes, args.rounds, args.seconds))
+            measured = uvloop.run(_measure(processes, args))
         finally:
             os.sched_setaffinity(0, allowed)
     pinning = f"client and engine on core {min(here)}, gateway and proxy on core {min(there)}"
@@ -41,11 +41,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-async def _measure(processes: Place, rounds: int, seconds: float) -> list[Measured]:
+async def _measure(processes: Place, args: argparse.Namespace) -> list[Measured]:
     return [
         one
-        for pace in (AT_ONCE, STEADY)
-        for one in await measure(processes, pace, SHAPES, rounds=rounds, seconds=seconds)
+        for name in args.paces
+        for one in await measure(processes, PACES[name], SHAPES, rounds=args.rounds, seconds=args.seconds)
     ]
 
 
@@ -53,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m seamless_verl.bench.gateway", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="rounds that count")
     parser.add_argument("--seconds", type=float, default=3.0, help="for each arm, shape and round")
+    parser.add_argument("--paces", nargs="+", choices=list(PACES), default=list(PACES), help="of the stub engine")
     parser.add_argument("--no-litellm", action="store_true", help="leave the proxy out, and its installation")
     parser.add_argument("--prepare", action="store_true", help="install the proxy into the cache folder, and end")
     parser.add_argument("--out", type=Path, help="where the JSON goes")

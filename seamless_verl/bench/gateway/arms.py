@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from seamless_verl.bench.gateway.client import Connection, request
 from seamless_verl.bench.gateway.litellm import prepare, proxy
 from seamless_verl.bench.gateway.pace import Pace
@@ -29,8 +31,15 @@ class Arm:
 
     name: str
     port: int
+    pid: int
     key: str = "none"
     admin_key: str | None = None
+
+    def cpu_s(self) -> float:
+        """Seconds of CPU its process and its children have used."""
+        process = psutil.Process(self.pid)
+        times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
+        return sum(one.user + one.system for one in times)
 
     @asynccontextmanager
     async def requests(self, body: bytes) -> AsyncGenerator[list[bytes], None]:
@@ -79,10 +88,11 @@ def place(*, litellm: bool) -> Iterator[Place]:
         wire, face = said(stub)
         ours = _python("gateway_process", str(folder / "model"), str(folder / "journal.sqlite"), str(wire))
         gateway = stack.enter_context(started(ours, pinned=there))
-        arms = [Arm("direct", face), Arm("gateway", said(gateway)[0], admin_key=ADMIN_KEY)]
+        arms = [Arm("direct", face, stub.pid), Arm("gateway", said(gateway)[0], gateway.pid, admin_key=ADMIN_KEY)]
         if litellm:
             key = f"sk-{secrets.token_hex(32)}"
-            arms.append(Arm("litellm", stack.enter_context(proxy(prepare(), folder, face, key=key, pinned=there)), key))
+            port, pid = stack.enter_context(proxy(prepare(), folder, face, key=key, pinned=there))
+            arms.append(Arm("litellm", port, pid, key))
         yield Place(tuple(arms))
 
 

@@ -46,8 +46,8 @@ def prepare() -> Path:
 
 
 @contextmanager
-def proxy(command: Path, folder: Path, engine_port: int, *, key: str, pinned: set[int]) -> Iterator[int]:
-    """A proxy of one worker before the engine's OpenAI face, without database or logs; gives its port.
+def proxy(command: Path, folder: Path, engine_port: int, *, key: str, pinned: set[int]) -> Iterator[tuple[int, int]]:
+    """A proxy of one worker before the engine's OpenAI face, without database or logs; gives its port and pid.
 
     It checks one key, without which it does not start, as our gateway checks its sessions'.
 
@@ -66,7 +66,7 @@ def proxy(command: Path, folder: Path, engine_port: int, *, key: str, pinned: se
             if process.poll() is not None or time.monotonic() > until:
                 raise RuntimeError(f"the LiteLLM proxy does not listen: {Path(log.name).read_text()[-2000:]}")
             time.sleep(0.2)
-        yield port
+        yield port, process.pid
 
 
 def _free_port() -> int:

@@ -16,16 +16,20 @@ from seamless_verl.bench.gateway.pace import Pace, Shape, chat
 
 @dataclass(frozen=True)
 class Stint:
-    """One arm measured once: calls a second, and seconds to the first byte and to the last."""
+    """One arm measured once: calls a second, seconds to the first byte and to the last, and CPU seconds a call.
+
+    The last is of the arm's own process, and what other work on the machine disturbs least.
+    """
 
     calls: int
     rate: float
     first_p50: float
     p50: float
     p99: float
+    cpu: float
 
     @classmethod
-    def of(cls, timed: Sequence[Timed], seconds: float) -> Stint:
+    def of(cls, timed: Sequence[Timed], seconds: float, cpu: float) -> Stint:
         whole = [one.whole for one in timed]
         return cls(
             len(timed),
@@ -33,6 +37,7 @@ class Stint:
             median(one.first for one in timed),
             median(whole),
             quantiles(whole, n=100, method="inclusive")[98] if len(whole) > 1 else whole[0],
+            cpu / len(timed),
         )
 
 
@@ -77,11 +82,11 @@ async def stint_of(arm: Arm, pace: Pace, shape: Shape, seconds: float) -> Stint:
     connections = [await Connection.open("127.0.0.1", arm.port) for _ in range(shape.concurrent)]
     try:
         async with arm.requests(chat(pace, stream=shape.stream)) as requests:
-            began = perf_counter()
+            began, used = perf_counter(), arm.cpu_s()
             turns, until = cycle(requests), began + seconds
             ways = [_keep_asking(connection, turns, until) for connection in connections]
             timed = [one for way in await asyncio.gather(*ways) for one in way]
-            return Stint.of(timed, perf_counter() - began)
+            return Stint.of(timed, perf_counter() - began, arm.cpu_s() - used)
     finally:
         for connection in connections:
             connection.close()

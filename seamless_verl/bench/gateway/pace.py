@@ -20,10 +20,11 @@ class Pace:
     delay_s: float
 
 
-AT_ONCE = Pace("at once", 16, 16, 0.0)
+AT_ONCE = Pace("at-once", 16, 16, 0.0)
 """A whole reply in one delta: nothing but the cost of a request is left."""
 STEADY = Pace("steady", 32, 1, 0.02)
 """A token every 20 ms, as a model of some billion parameters gives them to each of 32 calls."""
+PACES = {pace.name: pace for pace in (AT_ONCE, STEADY)}
 
 
 @dataclass(frozen=True)

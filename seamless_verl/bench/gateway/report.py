@@ -6,13 +6,14 @@ import os
 import platform
 from collections.abc import Sequence
 from dataclasses import asdict
+from statistics import median
 from typing import Any
 
 from seamless_verl.bench.gateway.measuring import Measured
 from seamless_verl.bench.gateway.record import RecordCost
 
 MS = 1000.0
-HEAD = ("engine", "calls", "arm", "calls/s", "median ms", "p99 ms", "added median", "added p99")
+HEAD = ("engine", "calls", "arm", "calls/s", "CPU ms/call", "median ms", "p99 ms", "added median", "added p99")
 
 
 def rows(measured: Sequence[Measured]) -> list[dict[str, Any]]:
@@ -24,7 +25,7 @@ def rows(measured: Sequence[Measured]) -> list[dict[str, Any]]:
             "stream": one.shape.stream,
             "arm": arm,
             "rate": one.middle(arm, "rate"),
-            **{f"{what}_ms": one.middle(arm, what) * MS for what in ("first_p50", "p50", "p99")},
+            **{f"{what}_ms": one.middle(arm, what) * MS for what in ("first_p50", "p50", "p99", "cpu")},
             **{f"added_{what}_ms": one.added(arm, what) * MS for what in ("first_p50", "p50", "p99")},
             "rates": [stint.rate for stint in stints],
         }
@@ -37,20 +38,28 @@ def table(measured: Sequence[Measured]) -> str:
     lines = [HEAD]
     for one in measured:
         for arm in one.stints:
-            numbers = (one.middle(arm, "rate"), *(one.middle(arm, what) * MS for what in ("p50", "p99")))
+            numbers = (one.middle(arm, "rate"), *(one.middle(arm, what) * MS for what in ("cpu", "p50", "p99")))
             added = ("", "") if arm == "direct" else tuple(f"{one.added(arm, w) * MS:.2f}" for w in ("p50", "p99"))
             lines.append((one.pace.name, one.shape.name, arm, *(f"{value:.2f}" for value in numbers), *added))
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEAD))]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
 
 
-def times_litellm(measured: Sequence[Measured]) -> dict[str, float]:
-    """Our calls a second over LiteLLM's, by pace and shape: the median of the rounds' ratios is that of the rates."""
+def times_litellm(measured: Sequence[Measured]) -> dict[str, dict[str, float]]:
+    """By pace and shape: our calls a second over LiteLLM's, and its CPU seconds a call over ours; medians of rounds."""
     return {
-        f"{one.pace.name}, {one.shape.name}": one.middle("gateway", "rate") / one.middle("litellm", "rate")
+        f"{one.pace.name}, {one.shape.name}": {
+            "rate": _median_ratio(one, "gateway", "litellm", "rate"),
+            "cpu": _median_ratio(one, "litellm", "gateway", "cpu"),
+        }
         for one in measured
         if "litellm" in one.stints
     }
+
+
+def _median_ratio(measured: Measured, above: str, below: str, what: str) -> float:
+    pairs = zip(measured.stints[above], measured.stints[below], strict=True)
+    return median(getattr(a, what) / getattr(b, what) for a, b in pairs)
 
 
 def report(measured: Sequence[Measured], record: RecordCost, *, pinning: str) -> dict[str, Any]:

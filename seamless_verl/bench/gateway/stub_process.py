@@ -52,7 +52,7 @@ class _Face(asyncio.Protocol):
         if not found or len(body) < length:
             return
         self._data.clear()
-        asked = json.loads(body)
+        asked = json.loads(body or b"{}")
         if b"/pace" in lines[0]:
             self._engine.tokens_per_delta, self._engine.delay_s = asked
             self._write(_whole([], None))
