@@ -17,6 +17,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
+from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -31,10 +32,10 @@ Function = Callable[..., Awaitable[Any]]
 
 
 class Straight:
-    """Stands where FastAPI's middlewares expect the router, which it goes to for all it cannot do itself."""
+    """Stands inside of FastAPI's handling of errors, before `routed`, where what it cannot do itself goes."""
 
-    def __init__(self, router: ASGIApp, routes: list[Any]) -> None:
-        self._router = router
+    def __init__(self, routed: ASGIApp, routes: list[Any]) -> None:
+        self._routed = routed
         ours = (one for one in routes if isinstance(one, APIRoute) and one.path in PATHS)
         self._routes = {route.path: (route.body_field, _uncancelled(route.endpoint)) for route in ours}
         assert self._routes.keys() == PATHS, f"routes for {sorted(PATHS)}, found {sorted(self._routes)}"
@@ -42,7 +43,7 @@ class Straight:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         read = scope.get(READ)
         if read is None:
-            await self._router(scope, receive, send)
+            await self._routed(scope, receive, send)
             return
         field, function = self._routes[scope["path"]]
         said = read.said()
@@ -51,10 +52,13 @@ class Straight:
         except Exception:  # whatever it is, FastAPI meets it again and turns it into a reply
             errors = [said]
         if errors:
-            await self._router(read.typed(scope), Replayed(read.data(), receive), send)
+            await self._routed(read.typed(scope), Replayed(read.data(), receive), send)
         else:
-            request = Request(scope, receive, send)
-            await while_connected(receive, lambda: _answered(function, asked, request, send))
+            await self.run(function, asked, Request(scope, receive, send), send)
+
+    async def run(self, function: Function, asked: Any, request: Request, send: Send) -> None:
+        """Gives a checked body to its route's function, and its answer to the client while there is one."""
+        await while_connected(request.receive, lambda: _answered(function, asked, request, send))
 
 
 class Read:
@@ -81,12 +85,13 @@ class ServingApp(FastAPI):
     """FastAPI with its error handling, and the straight way before its routes."""
 
     def build_middleware_stack(self) -> ASGIApp:
-        routed: Any = self.router
-        self.router = Straight(routed, routed.routes)  # type: ignore[assignment]
-        try:
-            return super().build_middleware_stack()
-        finally:
-            self.router = routed
+        stack: Any = super().build_middleware_stack()
+        catching = stack
+        while not isinstance(catching, ExceptionMiddleware):
+            catching = catching.app
+        catching.app = Straight(catching.app, self.router.routes)
+        whole: ASGIApp = stack
+        return whole
 
 
 async def while_connected(receive: Receive, work: Callable[[], Awaitable[None]]) -> None:

@@ -37,6 +37,7 @@ BELOW = {
     "rollout": {"errors", "trajectory"},
     "agents": {"errors"},
     "cli": {"errors", "trajectory"},
+    "bench": {"errors", "tiny", "trajectory", "rollout", "gateway"},
     "trainer": {"errors", "config", "platform", "rollout", "gateway", "agents", "trajectory"},
     "main_ppo": {"errors", "config", "platform", "trainer", "supervisor"},
 }

@@ -24,7 +24,6 @@ from seamless_verl.rollout.wire import RemoteEngine
 from seamless_verl.trajectory.journal import SqliteJournal
 
 
-
 class _Uncontrolled:
     """A replica that is never paused."""
 

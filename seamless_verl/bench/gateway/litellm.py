@@ -60,7 +60,10 @@ def proxy(command: Path, folder: Path, engine_port: int, *, key: str, pinned: se
     port = _free_port()
     told = ["--config", str(config), "--host", "127.0.0.1", "--port", str(port), "--num_workers", "1"]
     env = OFFLINE | {"LITELLM_MASTER_KEY": key}
-    with (folder / "litellm.log").open("w") as log, started([str(command), *told], pinned=pinned, env=env, log=log) as process:
+    with (
+        (folder / "litellm.log").open("w") as log,
+        started([str(command), *told], pinned=pinned, env=env, log=log) as process,
+    ):
         until = time.monotonic() + START_S
         while not _listens(port):
             if process.poll() is not None or time.monotonic() > until:
