@@ -39,7 +39,7 @@ class Arm:
         """Seconds of CPU its process and its children have used."""
         process = psutil.Process(self.pid)
         times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
-        return sum(one.user + one.system for one in times)
+        return float(sum(one.user + one.system for one in times))
 
     @asynccontextmanager
     async def requests(self, body: bytes) -> AsyncGenerator[list[bytes], None]:

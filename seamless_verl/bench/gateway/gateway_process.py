@@ -40,8 +40,11 @@ async def serve(model: str, journal: str, wire_port: int) -> None:
     engine = await RemoteEngine.connect("127.0.0.1", wire_port, token=TOKEN, replica_id=REPLICA)
     fleet.add(REPLICA, engine=engine, control=_Uncontrolled(), capacity=256, version=0)
     with SqliteJournal(Path(journal)) as kept:
-        recorder = JournalRecorder(kept, on_closed=lambda session_id: taken(session_id))
-        taken = recorder.take
+
+        def take(session_id: str) -> None:  # as soon as it has ended, as a trainer does
+            recorder.take(session_id)
+
+        recorder = JournalRecorder(kept, on_closed=take)
         settings = GatewaySettings(model, ADMIN_KEY, ("--served-model-name", MODEL))
         async with Gateway(settings, source=Calls(fleet), recorder=recorder) as gateway:
             say(int(gateway.url.rpartition(":")[2]))

@@ -38,8 +38,8 @@ def prepare() -> Path:
     folder = cache() / f"litellm-{VERSION}"
     command, complete = folder / "bin" / "litellm", folder / ".complete"
     if not complete.exists():
-        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-        pip = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", f"litellm[proxy]=={VERSION}"]
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+        pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", f"litellm[proxy]=={VERSION}"]
         subprocess.run(pip, check=True)
         complete.touch()
     return command

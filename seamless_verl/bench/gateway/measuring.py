@@ -51,12 +51,12 @@ class Measured:
 
     def middle(self, arm: str, what: str) -> float:
         """The median over the rounds."""
-        return median(getattr(stint, what) for stint in self.stints[arm])
+        return float(median(getattr(stint, what) for stint in self.stints[arm]))
 
     def added(self, arm: str, what: str) -> float:
         """Over the direct call, in seconds: the median of the rounds' differences."""
         pairs = zip(self.stints[arm], self.stints["direct"], strict=True)
-        return median(getattr(mine, what) - getattr(direct, what) for mine, direct in pairs)
+        return float(median(getattr(mine, what) - getattr(direct, what) for mine, direct in pairs))
 
 
 async def measure(place: Place, pace: Pace, shapes: Sequence[Shape], *, rounds: int, seconds: float) -> list[Measured]:

@@ -35,7 +35,7 @@ def rows(measured: Sequence[Measured]) -> list[dict[str, Any]]:
 
 
 def table(measured: Sequence[Measured]) -> str:
-    lines = [HEAD]
+    lines: list[tuple[str, ...]] = [HEAD]
     for one in measured:
         for arm in one.stints:
             numbers = (one.middle(arm, "rate"), *(one.middle(arm, what) * MS for what in ("cpu", "p50", "p99")))
@@ -59,7 +59,7 @@ def times_litellm(measured: Sequence[Measured]) -> dict[str, dict[str, float]]:
 
 def _median_ratio(measured: Measured, above: str, below: str, what: str) -> float:
     pairs = zip(measured.stints[above], measured.stints[below], strict=True)
-    return median(getattr(a, what) / getattr(b, what) for a, b in pairs)
+    return float(median(getattr(a, what) / getattr(b, what) for a, b in pairs))
 
 
 def report(measured: Sequence[Measured], record: RecordCost, *, pinning: str) -> dict[str, Any]:
