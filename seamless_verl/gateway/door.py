@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 import logging
 from collections.abc import Awaitable, Mapping
 from typing import Any
@@ -33,9 +32,10 @@ from seamless_verl.gateway.bodies import (
 )
 from seamless_verl.gateway.exchange import CURRENT, Exchange
 from seamless_verl.gateway.refusals import Api, Reason, Refusal
-from seamless_verl.gateway.replying import Replayed, Watched, send_json, send_refusal
+from seamless_verl.gateway.replying import Listened, Watched, send_json, send_refusal
 from seamless_verl.gateway.retries import Attempt
 from seamless_verl.gateway.sessions import Session, SessionTable
+from seamless_verl.gateway.straight import READ, Read
 
 logger = logging.getLogger(__name__)
 
@@ -81,11 +81,12 @@ class Door:
         if address.of_models:
             await self._app(inner, receive, send)
             return
-        body = await self._body(scope, receive)
+        raw = await read_body(scope, receive, self._max_body)
+        body = parse_body(raw)
         if address.path == REWARD:
             await _answer(send, self._admin.reward(session, body))
             return
-        await self._call(inner, receive, send, address, session, body, headers)
+        await self._call(inner, receive, send, address, session, body, raw, headers)
 
     async def _call(
         self,
@@ -95,6 +96,7 @@ class Door:
         address: Address,
         session: Session,
         body: Body,
+        raw: bytes,
         headers: Headers,
     ) -> None:
         digest = checked_digest(address.path, body)
@@ -107,13 +109,14 @@ class Door:
                 repeats = earlier is not None
                 exchange = Exchange(session, session.requests, address.path, body, digest, attempt, repeats)
                 # Said in the body too: greedy sampling, once parsed, has lost the other parameters.
-                data = json.dumps(body | session.sampling.chosen(body) if generating else body).encode()
-                await self._pass(_typed(scope, len(data)), Replayed(data, receive), send, address.api, exchange)
+                decided = session.sampling.chosen(body) if generating else {}
+                given = {**_typed(scope), READ: Read(body, decided, raw)}
+                await self._pass(given, Listened(receive), send, address.api, exchange)
         finally:
             if earlier is not None:  # one that was refused, or whose connection broke too, comes again
                 earlier.joined = False
 
-    async def _pass(self, scope: Scope, receive: Replayed, send: Send, api: Api, exchange: Exchange) -> None:
+    async def _pass(self, scope: Scope, receive: Listened, send: Send, api: Api, exchange: Exchange) -> None:
         watched = Watched(send, api)
         token = CURRENT.set(exchange)
         try:
@@ -180,9 +183,8 @@ def _choices(body: Mapping[str, Any]) -> int:
     return each * (len(prompt) if several and isinstance(prompt, list) else 1)
 
 
-def _typed(scope: Scope, size: int) -> Scope:
-    """The scope of a body that was read and written again."""
+def _typed(scope: Scope) -> Scope:
+    """The scope of a body that was read, and is JSON whatever its sender called it."""
     replaced = (b"content-type", b"content-length")
     kept = [(name, value) for name, value in scope["headers"] if name not in replaced]
-    length = str(size).encode()
-    return {**scope, "headers": [*kept, (b"content-type", b"application/json"), (b"content-length", length)]}
+    return {**scope, "headers": [*kept, (b"content-type", b"application/json")]}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from vllm.entrypoints.chat_utils import parse_chat_messages
@@ -19,6 +20,7 @@ from vllm.renderers.online_renderer import OnlineRenderer
 from seamless_verl.gateway.continuation import Continuation
 from seamless_verl.gateway.exchange import CURRENT, Exchange, Rendered
 from seamless_verl.gateway.memory import seed_of
+from seamless_verl.gateway.nearby import is_short, stay_here
 
 NOT_SETTINGS = ("add_generation_prompt", "continue_final_message", "tools", "tokenize", "documents")
 OPEN_ENDED = ("truncate_prompt_tokens", "return_assistant_tokens_mask", "return_token_offsets", "chat_template")
@@ -30,6 +32,7 @@ class SessionRenderer(OnlineRenderer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        stay_here(self.renderer)
         self._continuation = (
             Continuation(self.renderer.get_tokenizer(), self.model_config.hf_config.model_type, self.chat_template)
             if isinstance(self.renderer, HfRenderer)
@@ -83,8 +86,7 @@ class SessionRenderer(OnlineRenderer):
         conversation = self._conversation(rendered, form)
         if len(conversation) != len(rendered.messages):
             return None
-        # In a thread, as vLLM renders: a long tool result takes long to tokenize.
-        ids = await asyncio.to_thread(
+        extend = partial(
             self._continuation.extended,
             known.trunk.ids(),
             conversation,
@@ -92,6 +94,9 @@ class SessionRenderer(OnlineRenderer):
             rendered.tools,
             rendered.settings,
         )
+        # A long tool result takes long to tokenize.
+        new = conversation[known.count :]
+        ids = extend() if is_short(new) and is_short(rendered.tools) else await asyncio.to_thread(extend)
         if ids is not None:
             exchange.rendered = replace(rendered, known=known)
         return ids

@@ -29,12 +29,22 @@ class Replayed:
     def __init__(self, body: bytes, receive: Receive) -> None:
         self._body: bytes | None = body
         self._receive = receive
-        self.gone = False
 
     async def __call__(self) -> Message:
         if self._body is not None:
             body, self._body = self._body, None
             return {"type": "http.request", "body": body, "more_body": False}
+        return await self._receive()
+
+
+class Listened:
+    """A receive that knows whether the client is gone."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self.gone = False
+
+    async def __call__(self) -> Message:
         message = await self._receive()
         self.gone |= message["type"] == "http.disconnect"
         return message

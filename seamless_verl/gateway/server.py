@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Self
 
 import uvicorn
+from vllm import envs
 
 from seamless_verl.gateway.admin import Admin
 from seamless_verl.gateway.door import MAX_BODY, Door
@@ -81,6 +82,7 @@ class Gateway:
         if self._restoring is not None:
             await self._restoring.into(self.table)
         app = await serving_app(self.client, self._args)
+        envs.enable_envs_cache()  # vLLM asks the environment several times a call
         gc.collect()
         gc.freeze()  # a million objects of imported modules, which no later collection need visit
         door = Door(
@@ -99,6 +101,7 @@ class Gateway:
             access_log=False,
             log_config=None,
             lifespan="off",
+            proxy_headers=False,  # nobody here asks where a client is
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=round(settings.grace),
         )
@@ -117,6 +120,7 @@ class Gateway:
         await self.client.drain()
         self.client.renderer.shutdown()
         gc.unfreeze()
+        envs.disable_envs_cache()
 
     async def __aenter__(self) -> Self:
         await self.start()

@@ -27,6 +27,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from seamless_verl.gateway.engine_client import FleetEngineClient
 from seamless_verl.gateway.rendering import SessionRenderer
+from seamless_verl.gateway.straight import ServingApp
 
 ROUTERS = (chat_router, completion_router, responses_router, anthropic_router, models_router)
 
@@ -53,7 +54,7 @@ def rendering_config(args: Namespace) -> VllmConfig:
 
 async def serving_app(client: FleetEngineClient, args: Namespace) -> FastAPI:
     """The APIs, without keys and sessions: those are the door's, which stands before it."""
-    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    app = ServingApp(openapi_url=None, docs_url=None, redoc_url=None)
     for router in ROUTERS:
         app.include_router(router)
     app.get("/v1/models/{name:path}")(describe_model)

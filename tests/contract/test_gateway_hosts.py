@@ -17,6 +17,7 @@ QUEUE = "vllm.v1.engine.output_processor:RequestOutputCollector."
 PARENT = "vllm.v1.engine.parallel_sampling:ParentRequest."
 INPUT = "vllm.v1.engine.input_processor:InputProcessor."
 ONLINE = "vllm.renderers.online_renderer:OnlineRenderer."
+RENDERER = "vllm.renderers.base:BaseRenderer."
 BUILDER = "verl.utils.tokenizer.continuous_token:ContinuousTokenBuilder."
 # The parameters of what we override or call, by name and in order; `*` stands before keyword-only ones.
 PARAMETERS = {
@@ -46,6 +47,13 @@ PARAMETERS = {
     " default_chat_template_kwargs log_error_stack",
     ONLINE + "preprocess_chat": "self request messages default_template default_template_content_format"
     " default_template_kwargs tool_dicts parser * skip_mm_cache",
+    RENDERER + "_tokenize_prompt": "self prompt params",
+    RENDERER + "_tokenize_singleton_prompt_async": "self prompt params",
+    "vllm.renderers.hf:safe_apply_chat_template": "model_config tokenizer conversation * tools chat_template tokenize"
+    " return_assistant_tokens_mask **kwargs",
+    "vllm.entrypoints.serve.utils.api_utils:listen_for_disconnect": "request",
+    "vllm.envs:enable_envs_cache": "",
+    "vllm.envs:disable_envs_cache": "",
     "vllm.renderers.online_renderer:_reused_prompt_token_ids": "request",
     "vllm.renderers.hf:resolve_chat_template_content_format": "chat_template tools given_format tokenizer *"
     " model_config",
@@ -151,3 +159,19 @@ def test_requests_have_the_door_for_token_ids(module: str) -> None:
     name = {"chat_completion": "ChatCompletionRequest", "responses": "ResponsesRequest"}[module]
     request = getattr(importlib.import_module(f"vllm.entrypoints.openai.{module}.protocol"), name)
     assert "kv_transfer_params" in request.model_fields and hasattr(request, "build_chat_params")
+
+
+def test_routes_have_one_cancelling_layer_around_their_function() -> None:
+    """What the straight way takes off, and does itself."""
+    from fastapi.routing import APIRoute
+
+    from seamless_verl.gateway.serving import ROUTERS
+    from seamless_verl.gateway.straight import PATHS
+
+    routes = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
+    for route in (route for route in routes if route.path in PATHS):
+        outer, inner = route.endpoint, route.endpoint.__wrapped__
+        assert "listen_for_disconnect" in outer.__code__.co_names
+        assert "listen_for_disconnect" not in inner.__code__.co_names
+        assert list(inspect.signature(inner).parameters) == ["request", "raw_request"]
+        assert route.body_field is not None and len(route.dependant.body_params) == 1

@@ -43,6 +43,7 @@ BELOW = {
     "simulator": {"errors", "resources"},
     "cli": {"errors", "trajectory", "config", "resources", "platform"},
     "trainer": {"errors", "config", "platform", "rollout", "gateway", "agents", "trajectory", "resources"},
+    "bench": {"errors", "tiny", "trajectory", "rollout", "gateway", "resources", "config"},
     "main_ppo": {"errors", "config", "platform", "trainer", "supervisor"},
 }
 

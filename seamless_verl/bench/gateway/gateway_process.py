@@ -1,0 +1,57 @@
+"""Our gateway as it runs in training: over the wire to its replica, with its journal on disk; a process of its own.
+
+Run as `python -m seamless_verl.bench.gateway.gateway_process MODEL JOURNAL WIRE_PORT`; it prints its port, and serves
+until its standard input closes.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+from seamless_verl.bench.gateway.arms import ADMIN_KEY
+from seamless_verl.bench.gateway.pace import MODEL
+from seamless_verl.bench.gateway.processes import child, run, say
+from seamless_verl.bench.gateway.stub_process import REPLICA, TOKEN
+from seamless_verl.gateway.journalled import JournalRecorder
+from seamless_verl.gateway.server import Gateway, GatewaySettings
+from seamless_verl.rollout.calls import Calls
+from seamless_verl.rollout.engine import PauseMode
+from seamless_verl.rollout.fleet import Fleet
+from seamless_verl.rollout.routing import PrefixAffinity
+from seamless_verl.rollout.wire import RemoteEngine
+from seamless_verl.trajectory.journal import SqliteJournal
+
+
+class _Uncontrolled:
+    """A replica that is never paused."""
+
+    async def pause(self, mode: PauseMode) -> None: ...
+
+    async def resume(self) -> None: ...
+
+    async def abort_all(self) -> None: ...
+
+
+async def serve(model: str, journal: str, wire_port: int) -> None:
+    fleet = Fleet(policy=PrefixAffinity())
+    fleet.commit(0)
+    engine = await RemoteEngine.connect("127.0.0.1", wire_port, token=TOKEN, replica_id=REPLICA)
+    fleet.add(REPLICA, engine=engine, control=_Uncontrolled(), capacity=256, version=0)
+    with SqliteJournal(Path(journal)) as kept:
+
+        def take(session_id: str) -> None:  # as soon as it has ended, as a trainer does
+            recorder.take(session_id)
+
+        recorder = JournalRecorder(kept, on_closed=take)
+        settings = GatewaySettings(model, ADMIN_KEY, ("--served-model-name", MODEL))
+        async with Gateway(settings, source=Calls(fleet), recorder=recorder) as gateway:
+            say(int(gateway.url.rpartition(":")[2]))
+            await child()
+        await fleet.remove(REPLICA)
+
+
+if __name__ == "__main__":
+    logging.disable(logging.INFO)
+    run(serve(sys.argv[1], sys.argv[2], int(sys.argv[3])))

@@ -1,0 +1,130 @@
+"""The straight way to vLLM's handlers: what FastAPI does for every request, without what it does for none of ours.
+
+A body that passes the model of its route goes to the route's own function at once; one that does not goes to
+FastAPI, which says why. The reply is the function's in either case.
+
+Invariants:
+- A body is checked by FastAPI's own field of the route, and a straight reply equals the routed one byte for byte.
+- When the client goes away the function is cancelled, or the sending of what it returned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from starlette.middleware.exceptions import ExceptionMiddleware
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from seamless_verl.gateway.bodies import COUNTING, POSTED
+from seamless_verl.gateway.replying import Replayed
+
+READ = "seamless_verl.read"  # the scope's key for a body that was read: what it says, and its bytes
+PATHS = POSTED | {COUNTING}
+
+Function = Callable[..., Awaitable[Any]]
+
+
+class Straight:
+    """Stands inside of FastAPI's handling of errors, before `routed`, where what it cannot do itself goes."""
+
+    def __init__(self, routed: ASGIApp, routes: list[Any]) -> None:
+        self._routed = routed
+        ours = (one for one in routes if isinstance(one, APIRoute) and one.path in PATHS)
+        self._routes = {route.path: (route.body_field, _uncancelled(route.endpoint)) for route in ours}
+        assert self._routes.keys() == PATHS, f"routes for {sorted(PATHS)}, found {sorted(self._routes)}"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        read = scope.get(READ)
+        if read is None:
+            await self._routed(scope, receive, send)
+            return
+        field, function = self._routes[scope["path"]]
+        said = read.said()
+        try:
+            asked, errors = field.validate(said, {}, loc=("body",))
+        except Exception:  # whatever it is, FastAPI meets it again and turns it into a reply
+            errors = [said]
+        if errors:
+            await self._routed(read.typed(scope), Replayed(read.data(), receive), send)
+        else:
+            await self.run(function, asked, Request(scope, receive, send), send)
+
+    async def run(self, function: Function, asked: Any, request: Request, send: Send) -> None:
+        """Gives a checked body to its route's function, and its answer to the client while there is one."""
+        await while_connected(request.receive, lambda: _answered(function, asked, request, send))
+
+
+class Read:
+    """A body that was read, with what the session decides in it."""
+
+    def __init__(self, body: Mapping[str, Any], decided: Mapping[str, Any], raw: bytes) -> None:
+        self._body, self._decided, self._raw = body, decided, raw
+
+    def said(self) -> dict[str, Any]:
+        """One's own copy: checking writes into it."""
+        return {**self._body, **self._decided}
+
+    def data(self) -> bytes:
+        """From the raw bytes, for what is inside of `said` may have been written to."""
+        return json.dumps({**json.loads(self._raw), **self._decided}).encode()
+
+    def typed(self, scope: Scope) -> Scope:
+        """The scope of these bytes."""
+        length = str(len(self.data())).encode()
+        return {**scope, "headers": [*scope["headers"], (b"content-length", length)]}
+
+
+class ServingApp(FastAPI):
+    """FastAPI with its error handling, and the straight way before its routes."""
+
+    def build_middleware_stack(self) -> ASGIApp:
+        stack: Any = super().build_middleware_stack()
+        catching = stack
+        while not isinstance(catching, ExceptionMiddleware):
+            catching = catching.app
+        catching.app = Straight(catching.app, self.router.routes)
+        whole: ASGIApp = stack
+        return whole
+
+
+async def while_connected(receive: Receive, work: Callable[[], Awaitable[None]]) -> None:
+    """Does the work, which is cancelled when the client goes away."""
+    me, gone = asyncio.current_task(), False
+    assert me is not None
+
+    async def watch() -> None:
+        nonlocal gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone = True
+        me.cancel()
+
+    watching = asyncio.create_task(watch())
+    try:
+        await work()
+    except asyncio.CancelledError:
+        if not gone or me.uncancel():  # somebody else's
+            raise
+    finally:
+        watching.cancel()
+
+
+async def _answered(function: Function, asked: Any, request: Request, send: Send) -> None:
+    response: Response = await function(asked, raw_request=request)
+    if isinstance(response, StreamingResponse):
+        await response.stream_response(send)  # whoever called listens for the client already
+    else:
+        await response(request.scope, request.receive, send)
+
+
+def _uncancelled(endpoint: Any) -> Function:
+    """The route's function inside vLLM's `with_cancellation`, whose work is done here."""
+    inner: Function = endpoint.__wrapped__
+    return inner
