@@ -11,6 +11,7 @@ from typing import Any
 RIGHT, USED = 1.0, 0.1
 """For the right answer; for a wrong one after calls that all had a result."""
 
+NUMBER = re.compile(r"-?[0-9]+")
 CALL, RESULT = "<tool_call>", re.compile(r"<tool_response>(.*?)</tool_response>", re.DOTALL)
 MARKUP = re.compile(r".*</?tool_(?:call|response)>", re.DOTALL)
 
@@ -24,11 +25,11 @@ def compute_score(
 ) -> dict[str, float]:
     """Grades one session; the signature is verl's custom reward function.
 
-    Returns `score` in [0, 1], the reward; `acc`, 1.0 when what follows the last markup is the answer and 0.0
-    otherwise; and `results`, how many calls had one.
+    Returns `score` in [0, 1], the reward; `acc`, 1.0 when what follows the last markup has one number, the
+    answer, and 0.0 otherwise; and `results`, how many calls had one.
     """
     given = RESULT.findall(solution_str)
     results = sum(result != "error" for result in given)
-    right = MARKUP.sub("", solution_str, count=1).strip() == ground_truth
+    right = NUMBER.findall(MARKUP.sub("", solution_str, count=1)) == [ground_truth]
     used = 0 < results == len(given) == solution_str.count(CALL)
     return {"score": RIGHT if right else USED * used, "acc": float(right), "results": float(results)}

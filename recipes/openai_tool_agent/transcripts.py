@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, unique
 from typing import Any
 
 from agent import calculator
@@ -60,35 +60,33 @@ def ask(draw: random.Random) -> Question:
     return Question(tuple(numbers), signs)
 
 
+@unique  # two of one share would be one habit
 class Habit(Enum):
-    """Ways of answering, with their shares."""
+    """Ways of answering, with their shares of 15."""
 
-    RIGHT = 0.40
+    RIGHT = 8
     """an operation at a time, then the last result"""
-    GUESS = 0.25
-    """any number, without the tool"""
-    HASTE = 0.25
+    HASTE = 5
     """the first call alone, and its result"""
-    WHOLE = 0.10
+    WHOLE = 2
     """the whole question in one call, which is an error; then any number"""
 
 
 def transcript(question: Question, habit: Habit, draw: random.Random) -> list[dict[str, Any]]:
-    """The conversation as chat messages, from the question to the answer; `draw` gives what is any number."""
+    """The conversation as chat messages, from the question to the answer; `draw` gives any number."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": question.text}]
-    answer = str(draw.randint(LOW, HIGH))
+    guess = draw.randint(LOW, HIGH)
     for expression in calls(question, habit):
         messages += called(expression)
-    if habit in (Habit.RIGHT, Habit.HASTE):
-        answer = messages[-1]["content"]
-    return [*messages, {"role": "assistant", "content": answer}]
+    answer = guess if habit is Habit.WHOLE else messages[-1]["content"]
+    return [*messages, {"role": "assistant", "content": f"Answer: {answer}"}]
 
 
 def calls(question: Question, habit: Habit) -> list[str]:
     """The expressions that the calculator is asked for."""
     if habit is Habit.WHOLE:
         return [question.expression]
-    return question.steps[: {Habit.GUESS: 0, Habit.HASTE: 1}.get(habit, OPERATIONS)]
+    return question.steps[: 1 if habit is Habit.HASTE else OPERATIONS]
 
 
 def called(expression: str) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from openai.types.chat import ChatCompletionMessage
 
 from seamless_verl.agents.load import load_agent
+from seamless_verl.errors import ConfigError
 from seamless_verl.tiny import make_tokenizer
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "openai_tool_agent"
@@ -146,16 +147,15 @@ def told(habit: Any, numbers: tuple[int, ...] = (37, 41, 12), signs: str = "+-")
     """What the calculator is asked in a transcript of 37+41-12, and the answer."""
     messages = TRANSCRIPTS.transcript(TRANSCRIPTS.Question(numbers, signs), habit, random.Random(4))
     functions = [call["function"] for message in messages for call in message.get("tool_calls", [])]
-    return [json.loads(function["arguments"])["expression"] for function in functions], messages[-1]["content"]
+    answer = messages[-1]["content"].removeprefix("Answer: ")
+    return [json.loads(function["arguments"])["expression"] for function in functions], answer
 
 
 def test_each_habit_is_what_it_says() -> None:
     assert told(Habit.RIGHT) == (["37+41", "78-12"], "66")
     assert told(Habit.HASTE) == (["37+41"], "78")
-    guess = told(Habit.GUESS)[1]
-    assert guess not in ("66", "78") and told(Habit.GUESS) == ([], guess)
-    assert told(Habit.WHOLE) == (["37+41-12"], guess)
-    assert sum(habit.value for habit in Habit) == pytest.approx(1)
+    assert told(Habit.WHOLE) == (["37+41-12"], str(random.Random(4).randint(10, 99)))
+    assert len(Habit) == 3 and sum(habit.value for habit in Habit) == 15
 
 
 def test_the_assistant_s_words_and_their_ends_are_what_is_learned() -> None:
@@ -176,10 +176,12 @@ FAILED = f"{CALL}<tool_response>error</tool_response>"
 @pytest.mark.parametrize(
     ("text", "score", "acc", "results"),
     [
-        (f"{FIRST}{SECOND}66", 1.0, 1.0, 2),
+        (f"{FIRST}{SECOND}Answer: 66", 1.0, 1.0, 2),
         ("66", 1.0, 1.0, 0),
         (f"{FIRST}78", 0.1, 0.0, 1),
         (f"{FIRST}{SECOND}660", 0.1, 0.0, 2),
+        (f"{FIRST}{SECOND}65 66 67", 0.1, 0.0, 2),
+        (f"{FIRST}{SECOND}-66", 0.1, 0.0, 2),
         (f"{FIRST}{SECOND}", 0.1, 0.0, 2),
         (f"{FAILED}{FIRST}78", 0.0, 0.0, 1),
         (f"{FAILED}{FIRST}{SECOND} 66 ", 1.0, 1.0, 2),
@@ -194,11 +196,17 @@ def test_reward(text: str, score: float, acc: float, results: int) -> None:
     assert graded == {"score": score, "acc": acc, "results": results}
 
 
-@pytest.mark.parametrize("setting", ["--train", "--val", "--steps"])
-def test_the_command_refuses_what_cannot_work(tmp_path: Path, setting: str) -> None:
-    command = [sys.executable, str(RECIPE / "data.py"), "--out", str(tmp_path), setting, "0"]
+def test_the_command_refuses_what_cannot_work(tmp_path: Path) -> None:
+    command = [sys.executable, str(RECIPE / "data.py"), "--out", str(tmp_path), "--steps", "0"]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2 and f"{setting[2:]}=0" in done.stderr and not done.stdout
+    assert done.returncode == 2 and "steps=0" in done.stderr and not done.stdout
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_an_empty_split_is_refused(split: str) -> None:
+    with pytest.raises(ConfigError, match=f"{split}=0"):
+        DATA.rows(split, 0, 0)
 
 
 def test_a_model_is_made_once_for_the_same_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
