@@ -140,7 +140,8 @@ def test_questions_are_too_many_to_learn_by_heart_and_answers_too_many_to_guess(
     assert len({row["prompt"][0]["content"] for row in rows}) > 2000
     answers = [row["reward_model"]["ground_truth"] for row in rows]
     assert max(answers.count(one) for one in set(answers)) < 0.05 * len(rows)
-    assert DATA.rows("train", 0, 64) == rows[:64] != DATA.rows("val", 0, 64)
+    assert DATA.rows("train", 0, 64) == rows[:64]
+    assert [row["prompt"] for row in DATA.rows("val", 0, 64)] != [row["prompt"] for row in rows[:64]]
 
 
 def told(habit: Any, numbers: tuple[int, ...] = (37, 41, 12), signs: str = "+-") -> tuple[list[str], str]:
