@@ -1,0 +1,82 @@
+"""Makes what the tool agent's recipe trains on: `model/`, `train.parquet` and `val.parquet` in one folder.
+
+    python recipes/openai_tool_agent/data.py --out DIR [--steps 400] [--seed 0] [--train 2048] [--val 64]
+
+A model that was made with the same seed and steps is left as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from transcripts import ask
+
+from seamless_verl.errors import ConfigError
+from seamless_verl.tiny import make_model
+from seamless_verl.tiny.task import write_parquet
+
+DATA_SOURCE = "calculator"
+MADE = "warm_start.json"  # in the model's folder: what it was made with
+
+
+def rows(split: str, seed: int, count: int) -> list[dict[str, Any]]:
+    """`count` rows in verl's format, the same for the same arguments; ConfigError for none."""
+    if count < 1:
+        raise ConfigError(split, count, "there must be at least one row", "Ask for one or more")
+    draw = random.Random(f"{DATA_SOURCE}/{split}/{seed}")
+    questions = [ask(draw) for _ in range(count)]
+    return [
+        {
+            "data_source": DATA_SOURCE,
+            "prompt": [{"role": "user", "content": question.text}],
+            "ability": "tools",
+            "reward_model": {"style": "rule", "ground_truth": question.answer},
+            "extra_info": {"split": split, "index": index},
+        }
+        for index, question in enumerate(questions)
+    ]
+
+
+def make_beginner(folder: Path, seed: int, steps: int) -> None:
+    """The warm-started model, unless it is there; ConfigError for fewer than one step."""
+    if steps < 1:
+        raise ConfigError("steps", steps, "there must be at least one step", "Ask for one or more")
+    made, settings = folder / MADE, {"seed": seed, "steps": steps}
+    if made.is_file() and json.loads(made.read_text()) == settings:
+        return
+    from warm_start import warm_start
+
+    began = time.monotonic()
+    make_model("nano", seed, folder)
+    warm_start(folder, seed, steps)
+    made.write_text(json.dumps(settings))  # last: without it, all of it is made again
+    print(f"warm start: {steps} steps in {time.monotonic() - began:.0f} s")  # noqa: T201
+
+
+def main() -> int:
+    """Exit code 0, or 2 with one line on standard error for a setting that cannot work."""
+    parser = argparse.ArgumentParser(description="Make the tool agent's model and data.")
+    parser.add_argument("--out", type=Path, required=True, help="folder for model/ and the parquet files")
+    parser.add_argument("--steps", type=int, default=400, help="of the warm start")
+    parser.add_argument("--seed", type=int, default=0, help="of the weights and of the data")
+    parser.add_argument("--train", type=int, default=2048, help="questions to train on")
+    parser.add_argument("--val", type=int, default=64, help="questions to validate on")
+    options = parser.parse_args()
+    try:
+        for split, count in (("train", options.train), ("val", options.val)):
+            write_parquet(options.out / f"{split}.parquet", rows(split, options.seed, count))
+        make_beginner(options.out / "model", options.seed, options.steps)
+    except ConfigError as error:
+        print(error, file=sys.stderr)  # noqa: T201
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""A beginner for reinforcement to improve: a small model that has read some transcripts, good and bad.
+
+No model of this size finds a tool's syntax by chance, so it is shown: first how it is done, then how it is
+done well and badly in the shares of `Habit`. On one core, in about a minute; the same arguments give the
+same weights on the same machine.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from agent import TOOLS
+from transcripts import Habit, ask, transcript
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen3ForCausalLM
+
+from seamless_verl.tiny.files import replaced_folder
+
+BATCH = 16  # transcripts
+RATE, WARM_UP = 4e-3, 20  # learning rate, and the steps until it is reached
+SHOWN = 0.8  # the share of steps in which only RIGHT is read
+IGNORED = -100  # the label of a token that is not learned
+
+Example = tuple[list[int], list[int]]
+
+
+def warm_start(folder: Path, seed: int, steps: int) -> None:
+    """Trains the model in `folder` for that many steps and puts the result in its place."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = Qwen3ForCausalLM.from_pretrained(folder)
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    train(model, tokenizer, random.Random(f"transcripts/{seed}"), steps)
+    with replaced_folder(folder, marker="config.json") as place:
+        model.save_pretrained(place)
+        tokenizer.save_pretrained(place)
+
+
+def train(model: Any, tokenizer: PreTrainedTokenizerBase, draw: random.Random, steps: int) -> None:
+    """`steps` updates of AdamW; the rate falls while the habits are read."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
+    shown = int(steps * SHOWN)
+    for step in range(steps):
+        habits = examples(tokenizer, draw, list(Habit) if step >= shown else [Habit.RIGHT])
+        left = min(1.0, (steps - step) / (steps - shown))
+        for group in optimizer.param_groups:
+            group["lr"] = RATE * min(1.0, (step + 1) / WARM_UP) * left
+        loss_of(model, opening(tokenizer), list(islice(habits, BATCH))).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def loss_of(model: Any, head: list[int], batch: list[Example]) -> torch.Tensor:
+    """Mean cross entropy of the learned tokens; `head`, which all share, is computed once."""
+    longest = max(len(ids) for ids, _ in batch)
+    ids = torch.tensor([ids + [0] * (longest - len(ids)) for ids, _ in batch])
+    labels = torch.tensor([labels + [IGNORED] * (longest - len(labels)) for _, labels in batch])
+    cache = model(input_ids=torch.tensor([head]), use_cache=True).past_key_values
+    cache.batch_repeat_interleave(len(batch))
+    loss: torch.Tensor = model(input_ids=ids, labels=labels, past_key_values=cache).loss
+    return loss
+
+
+def examples(tokenizer: PreTrainedTokenizerBase, draw: random.Random, habits: list[Habit]) -> Iterator[Example]:
+    """Token ids of transcripts after their common opening, and their labels: what the assistant says."""
+    skipped = len(opening(tokenizer))
+    while True:
+        [habit] = draw.choices(habits, [habit.value for habit in habits])
+        ids = render(tokenizer, transcript(ask(draw), habit, draw))[skipped:]
+        yield ids, labels_of(tokenizer, ids)
+
+
+def labels_of(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[int]:
+    """The ids of each assistant's message and of its end; `IGNORED` elsewhere."""
+    assistant, end = tokenizer.convert_tokens_to_ids(["<|assistant|>", "<|im_end|>"])
+    labels, speaking = [], False
+    for token in ids:
+        labels.append(token if speaking else IGNORED)
+        speaking = token == assistant or (speaking and token != end)
+    return labels
+
+
+def opening(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """What precedes every question: the tools."""
+    ids = render(tokenizer, [{"role": "user", "content": ""}])
+    return ids[: ids.index(tokenizer.convert_tokens_to_ids("<|im_end|>")) + 1]
+
+
+def render(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]]) -> list[int]:
+    """A conversation's ids as the gateway renders it."""
+    text = tokenizer.apply_chat_template(messages, tools=TOOLS, tokenize=False)
+    return list(tokenizer.encode(text, add_special_tokens=False))
