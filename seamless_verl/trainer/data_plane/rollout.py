@@ -57,7 +57,7 @@ class RolloutManager:
 
         def lost(reason: str) -> None:
             logger.warning("replica %s is lost: %s", replica_id, reason)
-            self.fleet.lost(replica_id, reason)
+            self.fleet.lost(replica_id, reason, engine=engine)  # a process in its place is not meant
 
         engine = await RemoteEngine.connect(host, port, token=self.token, replica_id=replica_id, on_lost=lost)
         self.fleet.add(replica_id, engine=engine, control=ActorControl(replica_id, actor), capacity=self.capacity)

@@ -1,0 +1,277 @@
+"""Many agents at once over real engines that are frozen, parted with, refitted and killed at random.
+
+SEAMLESS_SESSIONS, SEAMLESS_TURNS and SEAMLESS_KILLED_REPLICAS make it longer than the test command does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import openai
+import psutil
+import pytest
+import torch
+from chaos_replica import Weights
+
+from seamless_verl.gateway.journalled import JournalRecorder
+from seamless_verl.gateway.server import Gateway, GatewaySettings
+from seamless_verl.rollout.states import ReplicaState
+from seamless_verl.trainer.data_plane.rollout import RolloutManager
+from seamless_verl.trajectory.account import Account
+from seamless_verl.trajectory.assemble import assemble
+from seamless_verl.trajectory.journal import JournalReader, SqliteJournal
+from seamless_verl.trajectory.policies import TrainAll
+from seamless_verl.trajectory.records import Turn
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore:Unclosed context:ResourceWarning"),
+]
+SESSIONS = int(os.environ.get("SEAMLESS_SESSIONS", "24"))
+TURNS = int(os.environ.get("SEAMLESS_TURNS", "5"))
+KILLED = int(os.environ.get("SEAMLESS_KILLED_REPLICAS", "1"))
+NAMES = ("replica-0", "replica-1")
+HERE = Path(__file__).parent
+TOKEN, ADMIN = "the door's", {"authorization": "Bearer the admin's"}
+START_S = 240.0
+
+
+@dataclass
+class Replica:
+    """A replica's process, and the control that the rollout manager has of it: `pause.remote(mode)` as of an actor."""
+
+    name: str
+    process: asyncio.subprocess.Process
+    port: int = 0
+    asked: int = 0
+    answers: dict[int, asyncio.Future[None]] = field(default_factory=dict)
+    reading: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(cls, model: Path, name: str, core: int) -> Replica:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, str(HERE / "chaos_replica.py"), str(model), name, str(core), TOKEN),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env={
+                **os.environ,
+                "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+                "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent / "integration")]),
+            },
+        )
+        replica = cls(name, process)
+        assert process.stdout is not None
+        kind, replica.port = json.loads(await asyncio.wait_for(process.stdout.readline(), START_S))
+        assert kind == "port"
+        replica.reading = asyncio.create_task(replica.read())
+        return replica
+
+    async def read(self) -> None:
+        assert self.process.stdout is not None
+        while line := await self.process.stdout.readline():
+            self.answers.pop(json.loads(line)[0]).set_result(None)
+        for answer in self.answers.values():
+            answer.cancel()
+
+    async def ask(self, command: str, given: Any = None) -> None:
+        assert self.process.stdin is not None
+        self.asked += 1
+        answer = self.answers[self.asked] = asyncio.get_running_loop().create_future()
+        self.process.stdin.write(json.dumps([self.asked, command, given]).encode() + b"\n")
+        await self.process.stdin.drain()
+        await answer
+
+    @property
+    def pause(self) -> Remote:
+        return Remote(self, "pause")
+
+    @property
+    def resume(self) -> Remote:
+        return Remote(self, "resume")
+
+    async def kill(self) -> None:
+        """The engine's own processes with it: what a machine's death is."""
+        family = [*psutil.Process(self.process.pid).children(recursive=True), psutil.Process(self.process.pid)]
+        for one in family:
+            one.kill()
+        await self.process.wait()
+        assert self.reading is not None
+        await self.reading
+
+
+@dataclass
+class Remote:
+    """A method of an actor."""
+
+    replica: Replica
+    command: str
+
+    def remote(self, *given: Any) -> Any:
+        return self.replica.ask(self.command, *given)
+
+
+@dataclass
+class Chaos:
+    """Does to the replicas what a trainer and bad luck do; weights are loaded before a version is served."""
+
+    manager: RolloutManager
+    model: Path
+    replicas: dict[str, Replica]
+    choose: random.Random
+    version: int = 0
+    events: Counter[str] = field(default_factory=Counter)
+
+    async def attach(self, name: str) -> None:
+        replica = self.replicas[name]
+        await self.manager.attach(name, "127.0.0.1", replica.port, replica)
+
+    async def refit(self, names: Sequence[str]) -> None:
+        for name in await self.manager.begin_sync(names):
+            await self.replicas[name].ask("load", self.version)
+            await self.manager.synced([name], self.version)
+
+    async def update(self) -> None:
+        """A rolling update."""
+        self.version += 1
+        await self.manager.commit(self.version)
+        for name in self.choose.sample(NAMES, len(NAMES)):
+            await self.refit([name])
+
+    async def freeze(self) -> None:
+        names = self.choose.sample(NAMES, self.choose.randint(1, 2))
+        await self.manager.freeze(names)
+        await asyncio.sleep(self.choose.uniform(0, 0.1))  # as long as a computation may take
+        await self.manager.thaw(names)
+
+    async def part(self) -> None:
+        names = self.choose.sample(NAMES, self.choose.randint(1, 2))
+        await self.manager.part(names)
+        await asyncio.sleep(self.choose.uniform(0, 0.1))
+        await self.manager.returned(names)
+        await self.refit(names)
+
+    async def die(self) -> None:
+        name = self.choose.choice(NAMES)
+        await self.replicas[name].kill()
+        while self.states()[name] is not ReplicaState.DEAD:  # noqa: ASYNC110 - the door's end is on its way
+            await asyncio.sleep(0.01)
+        self.replicas[name] = await Replica.start(self.model, name, core_of(name))
+        await self.attach(name)
+        await self.refit([name])
+
+    async def until(self, over: asyncio.Event) -> None:
+        """Events one after the other, the books looked at after each."""
+        deaths = KILLED
+        while not over.is_set():
+            kinds = [self.update, self.freeze, self.part, *([self.die] * bool(deaths))]
+            event = self.choose.choices(kinds, [2, 4, 3, 1][: len(kinds)])[0]
+            deaths -= event == self.die
+            await event()
+            self.events[event.__name__] += 1
+            self.manager.check_integrity()
+            assert all(view.version in (None, self.version) for view in self.manager.fleet.view)
+        if deaths == KILLED:
+            await self.die()
+
+    def states(self) -> dict[str, ReplicaState]:
+        return {view.replica_id: view.state for view in self.manager.fleet.view}
+
+
+def core_of(name: str) -> int:
+    cores = sorted(os.sched_getaffinity(0))
+    return cores[NAMES.index(name) % len(cores)]
+
+
+@asynccontextmanager
+async def house(model: Path, journal: SqliteJournal) -> AsyncIterator[tuple[Chaos, Gateway, JournalRecorder]]:
+    manager, recorder = RolloutManager(TOKEN, capacity=128), JournalRecorder(journal)
+    started = await asyncio.gather(*(Replica.start(model, name, core_of(name)) for name in NAMES))
+    chaos = Chaos(manager, model, dict(zip(NAMES, started, strict=True)), random.Random(4))
+    try:
+        for name in NAMES:
+            await chaos.attach(name)
+        await chaos.refit(NAMES)
+        settings = GatewaySettings(str(model), "the admin's", ("--served-model-name", "nano", "--max-model-len=1024"))
+        async with Gateway(settings, source=manager.calls, recorder=recorder) as gateway:
+            yield chaos, gateway, recorder
+        await manager.stop()
+    finally:
+        await asyncio.gather(*(replica.kill() for replica in chaos.replicas.values()))
+
+
+async def agent(gateway: Gateway, number: int) -> tuple[str, int]:
+    """One session to its end; its id, and how many tokens the agent was told it used."""
+    opened = await gateway.admin.open({"uid": f"prompt-{number}"})
+    client = openai.AsyncOpenAI(base_url=opened["base_url"], api_key=opened["key"], max_retries=0, timeout=600)
+    messages: list[dict[str, str]] = []
+    used = 0
+    async with client:
+        for turn in range(TURNS):
+            messages.append({"role": "user", "content": f"{number}.{turn}"})
+            reply: Any = await client.chat.completions.create(
+                model="nano", messages=messages, max_tokens=8 + (number + turn) % 17, temperature=1.0
+            )
+            used += reply.usage.completion_tokens
+            messages.append({"role": "assistant", "content": reply.choices[0].message.content or ""})
+    await gateway.admin.close(opened["session_id"], "finished")
+    return opened["session_id"], used
+
+
+def largest_error(turns: Sequence[Turn], weights: Weights) -> float:
+    """Of every generated token against transformers under the weights of its version."""
+    worst, models = 0.0, dict[int, Any]()
+    for turn in turns:
+        ids, begin = turn.prompt_ids + turn.generated_ids, len(turn.prompt_ids)
+        for segment in turn.segments:
+            model = models.setdefault(segment.version, weights.model(segment.version))
+            with torch.no_grad():
+                row = model(torch.tensor([ids[: begin + len(segment)]])).logits[0, begin - 1 : -1].log_softmax(-1)
+            found = row.gather(1, torch.tensor(segment.ids)[:, None])[:, 0]
+            worst = max(worst, (found - torch.tensor(segment.logprobs)).abs().max().item())
+            begin += len(segment)
+    return worst
+
+
+@pytest.mark.timeout(3600)
+def test_no_agent_notices_what_happens_to_the_replicas(nano: Path, tmp_path: Path) -> None:
+    model = nano / "model"
+
+    async def scenario() -> tuple[list[list[Turn]], list[int], Account, Counter[str]]:
+        journal, over = SqliteJournal(tmp_path / "journal.sqlite"), asyncio.Event()
+        async with house(model, journal) as (chaos, gateway, recorder):
+            storm = asyncio.create_task(chaos.until(over))
+            ends = await asyncio.gather(*(agent(gateway, number) for number in range(SESSIONS)))
+            over.set()
+            await storm
+            taken = [recorder.take(session_id) for session_id, _ in ends]
+            gateway.table.check_integrity()
+            account = Account.total(assemble(record, TrainAll(), chaos.version).account for record in taken)
+        journal.close()
+        reader = JournalReader(tmp_path / "journal.sqlite")
+        sessions = [[call.turn() for call in reader.read(session_id).calls] for session_id, _ in ends]
+        return sessions, [used for _, used in ends], account, chaos.events
+
+    sessions, used, account, events = asyncio.run(scenario())
+    turns = [turn for session in sessions for turn in session]
+    account.check_integrity()
+    assert [sum(turn.generated for turn in session) for session in sessions] == used
+    assert account.generated == sum(used) == account.trained
+    assert all(len(session) == TURNS for session in sessions)
+    versions = {segment.version for turn in turns for segment in turn.segments}
+    several = sum(len(turn.segments) > 1 for turn in turns)
+    error = largest_error(turns, Weights(model))
+    said = f"{SESSIONS} sessions x {TURNS} turns: {account.generated} tokens of {len(versions)} versions, {several}"
+    sys.stdout.write(f"{said} turns in several segments, logprob error {error:.2e}, {dict(events)}\n")
+    assert error < 1e-3
+    assert len(versions) > 1 and several > 0
