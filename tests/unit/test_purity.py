@@ -25,6 +25,7 @@ PURE = (
     "agents.load",
     "agents.group",
     "cli.main",
+    *(f"bench.training.{name}" for name in ("arms", "bound", "figures", "record", "report", "running", "workloads")),
 )
 BELOW = {
     "errors": set(),
@@ -38,6 +39,7 @@ BELOW = {
     "agents": {"errors"},
     "cli": {"errors", "trajectory"},
     "trainer": {"errors", "config", "platform", "rollout", "gateway", "agents", "trajectory"},
+    "bench": {"errors", "config", "platform", "supervisor", "tiny"},
     "main_ppo": {"errors", "config", "platform", "trainer", "supervisor"},
 }
 

@@ -1,0 +1,1 @@
+"""Side-by-side runs against what one would use without us, and their reports."""
