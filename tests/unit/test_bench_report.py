@@ -103,6 +103,7 @@ def test_a_tail_gives_each_whole_line_once(tmp_path: Path) -> None:
         assert tail.read() == []
         file.write(b"o\nthree\n")
         assert [line for _, line in tail.read()] == [b"two", b"three"]
+        assert tail.read() == []
 
 
 def test_rounds_are_interleaved_and_turned_around() -> None:
