@@ -84,6 +84,7 @@ def test_the_checks_accept_it_on_both_devices(arm: Arm, data: Path, tmp_path: Pa
     assert trainer.n_gpus_per_node == arm.trains
     assert trainer.n_gpus_per_node + rollout.nnodes * rollout.n_gpus_per_node == DEVICES
     assert (config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size) == (16, 4)
+    assert config.algorithm.rollout_correction.bypass_mode and not config.data.shuffle
     assert (rollout.n, rollout.max_num_seqs, rollout.dtype) == (4, 64, "float32")
 
 

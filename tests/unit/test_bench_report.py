@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from seamless_verl.bench.training import __main__ as command
 from seamless_verl.bench.training.arms import arms_named
 from seamless_verl.bench.training.figures import figures
 from seamless_verl.bench.training.record import differences, in_all, read_samples
-from seamless_verl.bench.training.report import make_report, table, write_result
+from seamless_verl.bench.training.report import baseline_of, bound_of, make_report, table, write_result
 from seamless_verl.bench.training.running import Tail
 from seamless_verl.bench.training.workloads import WORKLOADS
 from seamless_verl.errors import ConfigError
@@ -79,6 +80,23 @@ def test_a_run_that_did_other_work_is_named(tmp_path: Path) -> None:
 
 def test_without_a_finished_run_there_is_no_report(tmp_path: Path) -> None:
     assert make_report(W3, STEPS, tmp_path) is None
+
+
+def test_the_baseline_is_verls_default_mode_where_it_ran() -> None:
+    assert baseline_of(["seamless-colocated-s1", "sync-poll", "sync"]) == "sync"
+    assert baseline_of(["seamless-colocated-s1", "sync-poll"]) == "sync-poll"
+    assert baseline_of(["separate_async", "seamless-colocated-s1"]) == "separate_async"
+
+
+def test_the_bound_takes_the_fastest_update(tmp_path: Path) -> None:
+    write_run(tmp_path, "sync", 1, 4.0)
+    report = make_report(W3, STEPS, tmp_path)
+    assert report is not None
+    (once,) = report.rows
+    rows = [replace(once, update_s_per_token=value) for value in (3e-4, 1e-4, None, 2e-4)]
+    limit = bound_of(W3, STEPS, rows, 2.0, {64: 8000.0})
+    assert limit is not None and limit.update_s == pytest.approx(limit.trained * 1e-4)
+    assert bound_of(W3, STEPS, rows, 2.0, {}) is None
 
 
 def test_samples_by_place(tmp_path: Path) -> None:

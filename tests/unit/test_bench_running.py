@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from seamless_verl.bench.training import running
 from seamless_verl.bench.training.arms import Arm
 from seamless_verl.bench.training.running import RunFailedError, run
 from seamless_verl.bench.training.settings import Plan, bench_cores
@@ -54,12 +55,12 @@ def test_steps_have_the_time_at_which_they_ended(tmp_path: Path, monkeypatch: py
     assert [json.loads(line) for line in (plan.folder / "steps.jsonl").read_text().splitlines()] == steps
 
 
-def test_a_run_has_two_cores_and_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = plan_of(tmp_path, monkeypatch, seconds=0.0)
+def test_a_run_has_the_benchs_cores_and_a_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, cores = plan_of(tmp_path, monkeypatch, seconds=0.0), bench_cores()
+    monkeypatch.setattr(running, "bench_cores", lambda: cores[1:])  # fewer than this process has
     run(plan, 60.0)
-    cores = bench_cores()
     said = (plan.folder / "log.txt").read_text()
-    assert said.startswith("running") and said.rstrip().endswith(f"{cores} {','.join(map(str, cores))}")
+    assert said.startswith("running") and said.rstrip().endswith(f"{cores[1:]} {','.join(map(str, cores))}")
     (loop,) = json.loads((plan.folder / "loops.yaml").read_text())
     assert (loop["workload"], loop["record"]) == ("w1", str(plan.folder / "samples.jsonl"))
 
