@@ -2,8 +2,8 @@
 
 Whole jobs one after the other, every arm once in each round, so that what drifts on a machine touches all alike.
 Each run has a folder `OUT/<workload>/<arm>-r<round>`; one that is finished there is not run again.
-What else a job runs (Ray, queues, agent loops, the engines' front ends) has no core of its own: in every arm it shares
-the same two cores, unpinned, at this command's own niceness and with one thread for each process.
+A device is a core, to which its engine and its trainer are pinned. What else a job runs (queues, agent loops, the
+engines' front ends) shares the two cores, unpinned. Ray gives all of them one niceness, and each has one thread.
 """
 
 from __future__ import annotations
