@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 
 from seamless_verl.bench.training.arms import Arm, arms_named, known
 from seamless_verl.bench.training.figures import check_skip, figures
@@ -150,5 +152,11 @@ def measure_rates(workload: Workload, model: Path, folder: Path) -> None:
         sys.stderr.write(f"The engine could not be measured alone: see {folder / 'rates.txt'}\n")
 
 
+def leave(number: int, _: FrameType | None) -> None:
+    """By an exception, so that the run of the moment is ended too."""
+    sys.exit(128 + number)
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, leave)
     sys.exit(main())
