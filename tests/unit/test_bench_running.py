@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from seamless_verl.bench.training import running
+from seamless_verl.bench.training.__main__ import leave
 from seamless_verl.bench.training.arms import Arm
 from seamless_verl.bench.training.running import RunFailedError, run
 from seamless_verl.bench.training.settings import Plan, bench_cores
@@ -83,6 +86,24 @@ def test_a_run_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(RunFailedError, match="code -15"):
         run(plan, 3.0)
     assert time.monotonic() - began < 60
+    assert_gone(plan)
+
+
+def test_ending_the_bench_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_of(tmp_path, monkeypatch, seconds=0.0, after=120.0)
+    before = signal.signal(signal.SIGTERM, leave)
+    end = threading.Timer(3.0, os.kill, (os.getpid(), signal.SIGTERM))
+    end.start()
+    try:
+        with pytest.raises(SystemExit, match="143"):
+            run(plan, 60.0)
+    finally:
+        end.join()
+        signal.signal(signal.SIGTERM, before)
+    assert_gone(plan)
+
+
+def assert_gone(plan: Plan) -> None:
     number = int((plan.folder / "log.txt").read_text().split()[1])
     with pytest.raises(ProcessLookupError):
         os.kill(number, 0)
