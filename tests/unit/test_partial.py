@@ -303,7 +303,7 @@ def test_a_run_that_announced_nothing_or_never_saved_leaves_nothing_to_do(tmp_pa
     assert json.loads(run_file.read_text())["checkpoints"] == str(tmp_path / "none")
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(
     old=st.sets(st.integers(1, 19)),
     new=st.sets(st.integers(1, 19)),

@@ -1,0 +1,162 @@
+"""`python -m seamless_verl.bench.training --workload w2 --arms sync,colocate_async --rounds 3 --steps 12`.
+
+Whole jobs one after the other, every arm once in each round, so that what drifts on a machine touches all alike.
+Each run has a folder `OUT/<workload>/<arm>-r<round>`; one that is finished there is not run again.
+A device is a core, to which its engine and its trainer are pinned. What else a job runs (queues, agent loops, the
+engines' front ends) shares the two cores, unpinned. Ray gives all of them one niceness, and each has one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+
+from seamless_verl.bench.training.arms import Arm, arms_named, known
+from seamless_verl.bench.training.figures import check_skip, figures
+from seamless_verl.bench.training.report import RATES_FILE, RESULT_FILE, make_report, table, write_result
+from seamless_verl.bench.training.running import RunFailedError, run
+from seamless_verl.bench.training.settings import Plan, bench_cores, make_data
+from seamless_verl.bench.training.workloads import WORKLOADS, Workload, workload_named
+from seamless_verl.errors import ConfigError
+from seamless_verl.tiny.files import replaced_file
+
+VANILLA = "sync,colocate_async,separate_async,separate_async-switch,*-poll"
+OURS = "seamless-colocated-s1,seamless-disaggregated-s1-streamed,seamless-multiplexed-s1-streamed"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 0; 1 when a run failed or did other work; 2 for a setting that cannot work."""
+    options = parser().parse_args(arguments)
+    try:
+        workload = workload_named(options.workload)
+        if options.list:
+            sys.stdout.write("".join(f"{arm.name}\n" for arm in known(workload)))
+            return 0
+        check(options)
+        return bench(workload, arms_named(workload, options.arms.split(",")), options)
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+
+
+def parser() -> argparse.ArgumentParser:
+    ours = argparse.ArgumentParser(
+        prog="python -m seamless_verl.bench.training",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    ours.add_argument("--workload", default="w2", help=f"{', '.join(WORKLOADS)}; w2 by default")
+    ours.add_argument("--arms", default=f"{VANILLA},{OURS}", help="names or patterns, or all; see --list")
+    ours.add_argument("--list", action="store_true", help="print the names of all arms")
+    ours.add_argument("--rounds", type=int, default=3)
+    ours.add_argument("--steps", type=int, default=12, help="of each run")
+    ours.add_argument("--skip", type=int, default=3, help="first steps that are not measured")
+    ours.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override in every arm")
+    ours.add_argument("--out", type=Path, default=Path("runs/bench"))
+    ours.add_argument("--timeout", type=float, default=900.0, help="seconds for one run")
+    ours.add_argument("--no-rates", action="store_true", help="do without the bound, for which an engine runs alone")
+    return ours
+
+
+def check(options: argparse.Namespace) -> None:
+    """ConfigError for what cannot work, before anything is written."""
+    if options.rounds < 1:
+        raise ConfigError("--rounds", options.rounds, "makes no run", "Give --rounds 1 or more")
+    check_skip(options.skip, options.steps)
+    parse_set(options.set)
+
+
+def bench(workload: Workload, arms: Sequence[Arm], options: argparse.Namespace) -> int:
+    """Run what is missing, then write `report.json` and `report.txt`, and print the latter."""
+    bench_cores()
+    extra = parse_set(options.set)
+    folder = Path(options.out).absolute() / workload.name
+    keep_settings(folder, {"steps": options.steps, "skip": options.skip, "set": extra})
+    data = folder / "data"
+    if not (data / "val.parquet").exists():
+        make_data(workload, options.steps, data)
+    failed = 0
+    for number, arm in interleaved(arms, options.rounds):
+        plan = Plan(workload, arm, options.steps, data, folder / f"{arm.name}-r{number}", extra)
+        failed += not one_run(plan, number, skip=options.skip, timeout_s=options.timeout)
+    if not options.no_rates and not (folder / RATES_FILE).exists():
+        measure_rates(workload, data / "model", folder)
+    report = make_report(workload, options.steps, folder)
+    if report is None:
+        return 1
+    text = table(report)
+    with replaced_file(folder / "report.json") as temporary:
+        temporary.write_text(json.dumps(report.as_json(), indent=1))
+    with replaced_file(folder / "report.txt") as temporary:
+        temporary.write_text(text)
+    sys.stdout.write(text)
+    return int(failed > 0 or bool(report.unequal))
+
+
+def parse_set(texts: Sequence[str]) -> dict[str, str]:
+    for text in texts:
+        if "=" not in text:
+            raise ConfigError("--set", text, "has no value", "Write it as --set key=value")
+    return dict(text.split("=", 1) for text in texts)
+
+
+def keep_settings(folder: Path, settings: dict[str, object]) -> None:
+    """Runs of one folder are compared, so they are all made with the same settings; ConfigError otherwise."""
+    file = folder / "settings.json"
+    if file.exists() and (there := json.loads(file.read_text())) != settings:
+        raise ConfigError("--out", str(folder), f"holds runs with {there}", "Give those settings, or another --out")
+    with replaced_file(file) as temporary:
+        temporary.write_text(json.dumps(settings))
+
+
+def interleaved(arms: Sequence[Arm], rounds: int) -> Iterator[tuple[int, Arm]]:
+    """Round by round; every second round backwards, so that no arm always comes first."""
+    for number in range(1, rounds + 1):
+        for arm in arms if number % 2 else reversed(arms):
+            yield number, arm
+
+
+def one_run(plan: Plan, number: int, *, skip: int, timeout_s: float) -> bool:
+    """Whether it is finished, now or since an earlier invocation."""
+    name = f"{plan.workload.name} {plan.arm.name} round {number}"
+    if (plan.folder / RESULT_FILE).exists():
+        return True
+    for file in plan.folder.glob("*.jsonl"):  # of a run that was cut
+        file.unlink()
+    try:
+        steps = run(plan, timeout_s)
+    except RunFailedError as error:
+        sys.stderr.write(f"{name} failed: {error}\n")
+        return False
+    found = figures(plan.workload, steps, skip=skip, trains=plan.arm.trains)
+    write_result(plan.folder, plan.arm.name, number, found)
+    sys.stderr.write(f"{name}: {found.tokens_per_s:.0f} tokens/s, {found.step_s:.2f} s a step\n")
+    return True
+
+
+def measure_rates(workload: Workload, model: Path, folder: Path) -> None:
+    """In a process of its own, which ends with the engine's."""
+    module = "seamless_verl.bench.training.rates"
+    places = ["--workload", workload.name, "--model", str(model), "--out", str(folder / RATES_FILE)]
+    env = Plan(workload, Arm("rates", module, 0), 0, model, folder, {}).environment()
+    with (folder / "rates.txt").open("wb") as log:
+        command = [sys.executable, "-W", "ignore", "-m", module, *places]
+        done = subprocess.run(command, env=env, stdout=log, stderr=subprocess.STDOUT, check=False)
+    if done.returncode != 0:
+        sys.stderr.write(f"The engine could not be measured alone: see {folder / 'rates.txt'}\n")
+
+
+def leave(number: int, _: FrameType | None) -> None:
+    """By an exception, so that the run of the moment is ended too."""
+    sys.exit(128 + number)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, leave)
+    sys.exit(main())

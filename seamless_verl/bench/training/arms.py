@@ -1,0 +1,110 @@
+"""The arms: verl's trainer modes, each as shipped and with its poll lowered, and ours under several settings.
+
+An arm is data: a name, which main job runs it, and its overrides. All arms train on two devices.
+Names are `sync`, `colocate_async`, `separate_async`, `separate_async-switch`, each also with `-poll`, and
+`seamless-<layout>-s<max_staleness>`, each also with `-streamed`. Pure: strings only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+
+from seamless_verl.bench.training.workloads import Workload
+from seamless_verl.errors import ConfigError
+
+VERL, SEAMLESS = "verl.trainer.main_ppo", "seamless_verl.main_ppo"
+POLL_S = 0.1  # instead of verl's 2.0 s
+MINI_BATCH = 4  # prompts, in every arm: each takes the same optimizer steps on the same amount of data
+BUFFERS = "pkg://seamless_verl.bench.training.polling"
+MODE = "trainer.v1.trainer_mode"
+Overrides = Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One trainer under one set of settings; `trains` is how many of the two devices ever train."""
+
+    name: str
+    main: str
+    trains: int
+    overrides: Overrides = field(default_factory=dict)
+
+
+def one_and_one() -> dict[str, object]:
+    """One device for the trainer, another in a pool that only generates."""
+    rollout = "actor_rollout_ref.rollout"
+    return {
+        "trainer.n_gpus_per_node": 1,
+        f"{rollout}.nnodes": 1,
+        f"{rollout}.n_gpus_per_node": 1,
+        f"{rollout}.checkpoint_engine.backend": "gloo",
+    }
+
+
+def both() -> dict[str, object]:
+    """Both devices train and generate."""
+    return {"trainer.n_gpus_per_node": 2}
+
+
+def vanilla(workload: Workload) -> list[Arm]:
+    updates = workload.prompts // MINI_BATCH  # separate_async takes one mini-batch at a time
+    separate = one_and_one() | {"trainer.v1.separate_async.parameter_sync_step": updates, MODE: "separate_async"}
+    switch = "trainer.v1.separate_async.hybrid_rollout.enable_switch"
+    modes = (
+        Arm("sync", VERL, 2, {**both(), MODE: "sync"}),
+        Arm("colocate_async", VERL, 2, {**both(), MODE: "colocate_async"}),
+        Arm("separate_async", VERL, 1, separate),
+        Arm("separate_async-switch", VERL, 1, separate | {switch: True}),
+    )
+    return [arm for mode in modes for arm in (mode, polling(mode))]
+
+
+def polling(arm: Arm) -> Arm:
+    """The same mode looking for finished samples every `POLL_S`, through verl's own setting."""
+    sampler = "trainer.v1.sampler.custom_sampler"
+    name = "PollingReplayBuffer" if arm.overrides[MODE] == "sync" else "PollingReplayBufferAsync"
+    buffer = {f"{sampler}.path": BUFFERS, f"{sampler}.name": name}
+    return Arm(f"{arm.name}-poll", arm.main, arm.trains, {**arm.overrides, **buffer})
+
+
+LAYOUTS = {"colocated": (2, both), "disaggregated": (1, one_and_one), "multiplexed": (1, one_and_one)}
+STALENESS = (0, 1, 4)
+OURS = re.compile(rf"seamless-({'|'.join(LAYOUTS)})-s(\d+)(-streamed)?")
+
+
+def seamless(workload: Workload, name: str) -> Arm | None:
+    """Our arm of that name; None when it is not one."""
+    match = OURS.fullmatch(name)
+    if match is None:
+        return None
+    layout, staleness, streamed = match[1], int(match[2]), match[3] is not None
+    trains, devices = LAYOUTS[layout]
+    updates = {"trainer.v1.seamless.parameter_sync_step": workload.prompts // MINI_BATCH} if streamed else {}
+    node = {MODE: "seamless", "seamless.layout": layout, "seamless.max_staleness": staleness}
+    return Arm(name, SEAMLESS, trains, {**devices(), **node, **updates})
+
+
+def known(workload: Workload) -> list[Arm]:
+    """All that `--arms all` means. Ours take any other staleness too."""
+    names = [f"seamless-{layout}-s{n}{end}" for layout in LAYOUTS for n in STALENESS for end in ("", "-streamed")]
+    ours = (seamless(workload, name) for name in names)
+    return [*vanilla(workload), *(arm for arm in ours if arm is not None)]
+
+
+def arms_named(workload: Workload, patterns: Sequence[str]) -> list[Arm]:
+    """Arms by name or shell pattern, in the order asked for, each once; ConfigError for what matches none."""
+    there = known(workload)
+    chosen: dict[str, Arm] = {}
+    for pattern in patterns:
+        wanted = "*" if pattern == "all" else pattern
+        found = [arm for arm in there if fnmatch(arm.name, wanted)]
+        if not found and (own := seamless(workload, pattern)) is not None:
+            found = [own]
+        if not found:
+            way_out = f"Choose from {', '.join(arm.name for arm in there)}, or a pattern such as '*-poll'"
+            raise ConfigError("--arms", pattern, "no arm has that name", way_out)
+        chosen |= {arm.name: arm for arm in found}
+    return list(chosen.values())

@@ -1,0 +1,111 @@
+"""The agent loop of every arm, verl's and ours: turns of forced length with tool waits between them.
+
+Named in `actor_rollout_ref.rollout.agent.agent_loop_config_path`; verl and our trainer run this very class.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
+
+from seamless_verl.bench.training.workloads import Turn, workload_named
+
+
+@dataclass
+class Conversation:
+    """Tokens so far: mask 1 and a logprob for generated ones, mask 0 for a tool's; seconds by turn."""
+
+    prompt: list[int]
+    response: list[int] = field(default_factory=list)
+    mask: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+    def add(self, ids: list[int], logprobs: list[float] | None) -> None:
+        self.response += ids
+        self.mask += [int(logprobs is not None)] * len(ids)
+        self.logprobs += [0.0] * len(ids) if logprobs is None else logprobs
+
+
+class ForcedLengthLoop(AgentLoopBase):  # type: ignore[misc]
+    """`workload` says how long each turn is; `record` is the file that gets a line for each finished sample.
+
+    `ignore_eos` with `max_tokens` alone forces a length: there are no stop tokens. `min_tokens` would add
+    nothing, and verl's client, which lowers `max_tokens` when it resumes a cut call, leaves it as it was, so
+    that vLLM would refuse the rest.
+    """
+
+    def __init__(self, *args: Any, workload: str, record: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.workload, self.record = workload_named(workload), Path(record)
+
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
+        place = (int(kwargs["index"]), int(kwargs["session_id"]))
+        talk = Conversation(await self.ct_build_initial_tokens(list(kwargs["raw_prompt"])))
+        request, turns = uuid4().hex, self.workload.sample(*place)
+        for turn in turns:
+            await self.generate(talk, request, turn, sampling_params)
+            if turn.tool_tokens:
+                await asyncio.sleep(turn.wait_s)  # this is the tool
+                talk.add(self.answer(turn, f"{place}/{len(talk.response)}"), None)
+        self.write(place, turns, talk)
+        return AgentLoopOutput(
+            prompt_ids=talk.prompt,
+            response_ids=talk.response,
+            response_mask=talk.mask,
+            response_logprobs=talk.logprobs,
+            num_turns=2 * len(turns),
+            metrics={"generate_sequences": sum(talk.seconds), "tool_calls": sum(turn.wait_s for turn in turns)},
+            extra_fields={
+                "min_global_steps": min(talk.versions, default=None),
+                "max_global_steps": max(talk.versions, default=None),
+                "turn_scores": [],
+                "tool_rewards": [],
+            },
+        )
+
+    async def generate(self, talk: Conversation, request: str, turn: Turn, sampling: dict[str, Any]) -> None:
+        """One turn of exactly its tokens."""
+        began = time.monotonic()
+        output = await self.server_manager.generate(
+            request_id=request,
+            prompt_ids=talk.prompt + talk.response,
+            sampling_params={**sampling, "max_tokens": turn.tokens, "ignore_eos": True},
+        )
+        talk.seconds.append(time.monotonic() - began)
+        if len(output.token_ids) != turn.tokens or len(output.log_probs or ()) != turn.tokens:
+            # Its group then fails, and the report counts what was generated.
+            raise RuntimeError(f"{len(output.token_ids)} tokens instead of {turn.tokens}: {output.stop_reason}")
+        talk.add(list(output.token_ids), list(output.log_probs))
+        versions = (output.extra_fields.get(name) for name in ("min_global_steps", "max_global_steps", "global_steps"))
+        talk.versions += [version for version in versions if version is not None]
+
+    def answer(self, turn: Turn, seed: str) -> list[int]:
+        """A tool's answer: ids of any words, the same at the same place in every arm."""
+        return random.Random(seed).choices(range(len(self.tokenizer) // 2), k=turn.tool_tokens)
+
+    def write(self, place: tuple[int, int], turns: list[Turn], talk: Conversation) -> None:
+        line = {
+            "index": place[0],
+            "session": place[1],
+            "prompt": talk.prompt,
+            "tokens": [turn.tokens for turn in turns],
+            "seconds": [round(one, 4) for one in talk.seconds],
+            "at": time.time(),
+        }
+        # One write to a file opened for appending: lines of several workers do not mix.
+        descriptor = os.open(self.record, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            os.write(descriptor, json.dumps(line).encode() + b"\n")
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,170 @@
+"""A workload's runs as one report: read from their folders, so that runs of several invocations add up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from seamless_verl.bench.training.bound import Bound, bound
+from seamless_verl.bench.training.figures import Figures, Row, curve, row
+from seamless_verl.bench.training.record import (
+    Place,
+    Sample,
+    differences,
+    in_all,
+    mean_prompt,
+    mean_turn_s,
+    read_samples,
+)
+from seamless_verl.bench.training.settings import DEVICES, SAMPLES_FILE, STEPS_FILE
+from seamless_verl.bench.training.workloads import Workload
+from seamless_verl.tiny.files import replaced_file
+
+RESULT_FILE, RATES_FILE = "result.json", "rates.json"
+
+
+@dataclass
+class Report:
+    """`rows` with the fastest first; `unequal` names runs that did other work, and is to be empty. `common` counts
+    samples that every run has generated."""
+
+    workload: Workload
+    steps: int
+    baseline: str
+    rows: list[Row]
+    turn_s: float
+    common: int
+    unequal: list[str]
+    bound: Bound | None
+    rates: dict[int, float] = field(default_factory=dict)
+    curves: dict[str, list[float]] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        limit = self.bound
+        values = asdict(self)
+        if limit is not None:
+            values["bound"] |= {"step_s": limit.step_s, "tokens_per_s": limit.tokens_per_s}
+        return values
+
+
+def write_result(folder: Path, arm: str, number: int, found: Figures) -> None:
+    """The end of a run; a run without it did not finish."""
+    with replaced_file(folder / RESULT_FILE) as temporary:
+        temporary.write_text(json.dumps({"arm": arm, "round": number, **found.as_dict()}))
+
+
+def make_report(workload: Workload, steps: int, folder: Path) -> Report | None:
+    """Of all finished runs under `folder`; None when there is none."""
+    runs: dict[str, dict[int, Figures]] = {}
+    samples: dict[str, dict[Place, Sample]] = {}
+    curves: dict[str, list[float]] = {}
+    for file in sorted(folder.glob(f"*/{RESULT_FILE}")):
+        values = json.loads(file.read_text())
+        runs.setdefault(values["arm"], {})[values["round"]] = Figures.from_dict(values)
+        samples[file.parent.name] = read_samples(file.parent / SAMPLES_FILE)
+        lines = (file.parent / STEPS_FILE).read_text().splitlines()
+        curves[file.parent.name] = curve([json.loads(line) for line in lines])
+    if not runs:
+        return None
+    baseline = baseline_of(list(runs))
+    rows = [row(arm, found, runs[baseline]) for arm, found in runs.items()]
+    everything = [sample for run in samples.values() for sample in run.values()]
+    rates = read_rates(folder / RATES_FILE)
+    return Report(
+        workload=workload,
+        steps=steps,
+        baseline=baseline,
+        rows=sorted(rows, key=lambda one: -one.tokens_per_s),
+        turn_s=mean_turn_s(everything),
+        common=in_all(samples.values()),
+        unequal=differences(samples),
+        bound=bound_of(workload, steps, rows, mean_prompt(everything), rates),
+        rates=rates,
+        curves=curves,
+    )
+
+
+def baseline_of(arms: Sequence[str]) -> str:
+    """`sync` as shipped, or with its poll lowered, or whatever there is."""
+    return next((name for name in ("sync", "sync-poll") if name in arms), arms[0])
+
+
+def bound_of(
+    workload: Workload, steps: int, rows: Sequence[Row], prompt_tokens: float, rates: Mapping[int, float]
+) -> Bound | None:
+    """With the fastest update that any arm has shown; None without rates or updates."""
+    updates = [one.update_s_per_token for one in rows if one.update_s_per_token is not None]
+    if not rates or not updates:
+        return None
+    update = min(updates)
+    return bound(
+        workload,
+        steps=steps,
+        prompt_tokens=prompt_tokens,
+        rates=rates,
+        update_s_per_token=update,
+        devices=DEVICES,
+    )
+
+
+def read_rates(file: Path) -> dict[int, float]:
+    return {int(size): rate for size, rate in json.loads(file.read_text()).items()} if file.exists() else {}
+
+
+COLUMNS = ("arm", "rounds", "tok/s", "lowest", "highest", "ratio", "step s", "wait", "update", "sync", "lent")
+MORE = ("stale", "dropped", "budget")
+
+
+def table(report: Report) -> str:
+    """For a person; every column is explained below it."""
+    limit = report.bound
+    head = [*COLUMNS, *MORE, "of bound"]
+    lines = [[*cells(one), share(limit, one)] for one in report.rows]
+    widths = [max(len(line[n]) for line in (head, *lines)) for n in range(len(head))]
+    text = [f"{report.workload.name}: {report.workload.what}; runs of {report.steps} steps"]
+    for line in (head, *lines):
+        first, *rest = (cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+        text.append("  ".join([line[0].ljust(len(first)), *rest]))
+    return "\n".join([*text, *notes(report)]) + "\n"
+
+
+def cells(one: Row) -> list[str]:
+    rates = (f"{rate:.0f}" for rate in (one.tokens_per_s, one.lowest, one.highest))
+    times = (number(value, 2) for value in (one.step_s, one.wait_s, one.update_s, one.sync_s, one.lent_s))
+    return [
+        *(one.arm, str(one.rounds), *rates, number(one.ratio, 2), *times),
+        *(number(one.staleness, 0), f"{one.evicted:.0f}", f"{one.budget:.3f}"),
+    ]
+
+
+def share(limit: Bound | None, one: Row) -> str:
+    return "-" if limit is None else f"{one.tokens_per_s / limit.tokens_per_s:.0%}"
+
+
+def number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def notes(report: Report) -> list[str]:
+    """What the columns mean, the bound and how it was made, and whether all did the same work."""
+    tool = report.workload.tool
+    lines = [
+        f"tok/s: generated tokens trained in a second, median of rounds; ratio to {report.baseline} of the same round.",
+        "step, wait (for samples), update, sync (of weights), lent (a trainer's device generating): median seconds.",
+        "stale: weight versions behind, at most. budget: tokens trained over those of as many prompts in order.",
+        f"A turn's generation took {report.turn_s:.2f} s"
+        + ("." if tool is None else f", a tool's work {tool.mean:.2f} s, on average."),
+    ]
+    if (limit := report.bound) is not None:
+        lines.append(
+            f"Bound: {limit.tokens_per_s:.0f} tok/s, {limit.step_s:.2f} s a step: {limit.generate_s:.2f} device-seconds"
+            f" of generation and {limit.update_s:.2f} of update on {limit.devices} devices."
+        )
+        rates = ", ".join(f"{size}: {rate:.0f}" for size, rate in report.rates.items())
+        lines.append(f"An engine alone, tokens a second by samples in flight: {rates}.")
+    agree = f"The same prompts and lengths in all runs; {report.common} samples are in every one."
+    same = "NOT THE SAME WORK:" if report.unequal else agree
+    return [*lines, same, *report.unequal[:10]]

@@ -1,0 +1,132 @@
+"""What the training bench takes from verl: its buffers' poll, its agent loops' contract, the names it logs under."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, DictConfigWrap
+from verl.trainer.ppo import metric_utils
+from verl.trainer.ppo.v1 import trainer_base
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
+from verl.utils.import_utils import load_extern_object as load_extern
+from verl.workers.rollout.replica import TokenOutput
+
+from seamless_verl.bench.training.arms import BUFFERS, POLL_S
+from seamless_verl.bench.training.loop import ForcedLengthLoop
+from seamless_verl.bench.training.record import read_samples
+from seamless_verl.bench.training.workloads import WORKLOADS
+from seamless_verl.tiny import make_tokenizer
+
+W3 = WORKLOADS["w3"]
+
+
+@pytest.mark.parametrize(
+    ("name", "base"), [("PollingReplayBuffer", ReplayBuffer), ("PollingReplayBufferAsync", ReplayBufferAsync)]
+)
+def test_only_the_poll_of_verls_buffers_is_lowered(name: str, base: type[Any]) -> None:
+    given: dict[str, Any] = {  # all that verl gives to a custom sampler
+        "trainer_mode": "separate_async",
+        "trainer_config": {},
+        "max_off_policy_threshold": 8,
+        "max_off_policy_strategy": "drop",
+        "sampler_kwargs": {},
+        "refill_fn": int,
+    }
+    ours, verls = load_extern(BUFFERS, name)(**given), base(**given)
+    assert (verls.poll_interval, ours.poll_interval) == (2.0, POLL_S)
+    rest = {key: value for key, value in vars(verls).items() if key != "poll_interval"}
+    assert {key: value for key, value in vars(ours).items() if key != "poll_interval"} == rest
+    assert set(vars(type(ours))) - {"__init__"} <= {"__module__", "__doc__", "__firstlineno__", "__static_attributes__"}
+
+
+def test_lending_asks_a_sampler_for_what_ours_inherits() -> None:
+    ours = load_extern(BUFFERS, "PollingReplayBufferAsync")
+    assert {"wait_for_sampleable", "get_sampleable_count"} <= set(dir(ours))
+
+
+def test_the_names_that_figures_are_read_from_are_logged() -> None:
+    source = inspect.getsource(metric_utils) + inspect.getsource(trainer_base)
+    for name in ("response_length/mean", "critic/score/mean", "perf/total_num_tokens"):
+        assert f'"{name}"' in source, name
+    for name in ('"gen"', '"update_actor"', "timing_s/{name}", "trajectory_staleness_worst"):
+        assert name in source, name
+
+
+class Engine:
+    """Generates what it is asked for, or one token less; remembers the calls."""
+
+    def __init__(self, *, short: int = 0) -> None:
+        self.calls: list[dict[str, Any]] = []
+        self.short = short
+
+    async def generate(self, **call: Any) -> TokenOutput:
+        self.calls.append(call)
+        ids = list(range(call["sampling_params"]["max_tokens"] - self.short))
+        version = len(self.calls)
+        return TokenOutput(token_ids=ids, log_probs=[-1.0] * len(ids), extra_fields={"global_steps": version})
+
+
+async def talk(engine: Engine, record: Path, index: int) -> AgentLoopOutput:
+    config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"prompt_length": 64}}, "data": {}})
+    loop = ForcedLengthLoop(
+        trainer_config=DictConfigWrap(config),
+        server_manager=engine,
+        tokenizer=make_tokenizer(),
+        processor=None,
+        dataset_cls=None,
+        data_config=DictConfigWrap(config.data),
+        workload="w3",
+        record=str(record),
+    )
+    prompt = [{"role": "user", "content": "1+1="}]
+    return await loop.run({"temperature": 1.0, "logprobs": True}, raw_prompt=prompt, index=index, session_id=3)
+
+
+def test_the_agent_loop_forces_lengths_and_marks_what_tools_said(tmp_path: Path) -> None:
+    engine, record = Engine(), tmp_path / "samples.jsonl"
+    done = asyncio.run(talk(engine, record, 5))
+    turns = W3.sample(5, 3)
+    masks = [[1] * turn.tokens + [0] * turn.tool_tokens for turn in turns]
+    assert done.response_mask == [bit for mask in masks for bit in mask]
+    assert done.response_logprobs == [-1.0 * bit for bit in done.response_mask]
+    assert len(done.response_ids) == len(done.response_mask) <= W3.response_tokens
+    sampling = [call["sampling_params"] for call in engine.calls]
+    assert sampling == [
+        {"temperature": 1.0, "logprobs": True, "max_tokens": turn.tokens, "ignore_eos": True} for turn in turns
+    ]
+    assert len({call["request_id"] for call in engine.calls}) == 1  # so that turns stay on one engine
+    so_far = done.prompt_ids + done.response_ids
+    assert all(call["prompt_ids"] == so_far[: len(call["prompt_ids"])] for call in engine.calls)
+    assert (done.extra_fields["min_global_steps"], done.extra_fields["max_global_steps"]) == (1, 4)
+    assert read_samples(record)[5, 3].tokens == tuple(turn.tokens for turn in turns)
+    assert read_samples(record)[5, 3].prompt == tuple(done.prompt_ids)
+
+
+def test_a_tools_words_are_the_same_in_every_run_and_differ_between_samples(tmp_path: Path) -> None:
+    once, again, other = (asyncio.run(talk(Engine(), tmp_path / "samples.jsonl", n)) for n in (5, 5, 6))
+    words = [
+        [word for word, generated in zip(one.response_ids, one.response_mask, strict=True) if not generated]
+        for one in (once, again, other)
+    ]
+    assert words[0] == words[1] != words[2] and len(words[0]) == 3 * W3.tool_tokens
+
+
+def test_a_sample_of_another_length_fails(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="tokens instead of"):
+        asyncio.run(talk(Engine(short=1), tmp_path / "samples.jsonl", 5))
+    assert not (tmp_path / "samples.jsonl").exists()
+
+
+def test_lines_of_several_samples_add_up(tmp_path: Path) -> None:
+    async def many() -> None:
+        await asyncio.gather(*(talk(Engine(), tmp_path / "samples.jsonl", n) for n in range(4)))
+
+    asyncio.run(many())
+    lines = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
+    assert sorted(line["index"] for line in lines) == [0, 1, 2, 3]
