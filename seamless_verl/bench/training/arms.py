@@ -2,7 +2,7 @@
 
 An arm is data: a name, which main job runs it, and its overrides. All arms train on two devices.
 Names are `sync`, `colocate_async`, `separate_async`, `separate_async-switch`, each also with `-poll`, and
-`seamless-<layout>-s<max_staleness>`, each also with `-streamed`. Pure: strings only.
+`seamless-<layout>-s<max_staleness>`, each also with `-ahead<n>` and with `-streamed`. Pure: strings only.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def polling(arm: Arm) -> Arm:
 
 LAYOUTS = {"colocated": (2, both), "disaggregated": (1, one_and_one), "multiplexed": (1, one_and_one)}
 STALENESS = (0, 1, 4)
-OURS = re.compile(rf"seamless-({'|'.join(LAYOUTS)})-s(\d+)(-streamed)?")
+OURS = re.compile(rf"seamless-({'|'.join(LAYOUTS)})-s(\d+)(?:-ahead(\d+))?(-streamed)?")
 
 
 def seamless(workload: Workload, name: str) -> Arm | None:
@@ -80,10 +80,11 @@ def seamless(workload: Workload, name: str) -> Arm | None:
     match = OURS.fullmatch(name)
     if match is None:
         return None
-    layout, staleness, streamed = match[1], int(match[2]), match[3] is not None
+    layout, staleness, ahead, streamed = match[1], int(match[2]), match[3], match[4] is not None
     trains, devices = LAYOUTS[layout]
     updates = {"trainer.v1.seamless.parameter_sync_step": workload.prompts // MINI_BATCH} if streamed else {}
     node = {MODE: "seamless", "seamless.layout": layout, "seamless.max_staleness": staleness}
+    node |= {} if ahead is None else {"seamless.ahead": int(ahead)}
     return Arm(name, SEAMLESS, trains, {**devices(), **node, **updates})
 
 
