@@ -13,6 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import ray
@@ -73,7 +74,7 @@ class Devices(ABC):
         self.demand, self.switching = demand, switching
         self.ids = [one.replica_id for one in replicas]
         self.measured = Measured()
-        self.with_training = False
+        self.taken: set[str] = set()  # replicas whose devices training has
         self.depth = self.trained = 0
         self.running: dict[str, int] = {}
 
@@ -92,13 +93,22 @@ class Devices(ABC):
                 self.offer(self.measured.gaps.get(name))
 
     def offer(self, due_in_s: float | None) -> None:
-        """Training needs them again in so many seconds, or cannot say: the policy decides whether they generate."""
-        if not (self.ids and self.with_training):
+        """Training needs them again in so many seconds, or, with None, waits for what they are to generate: the
+        policy decides which of them do."""
+        if not self.taken:
             return
         decision = self.policy.decide(self.view(due_in_s))
-        if all(said.use is Use.ROLLOUT for said in decision.values()):
-            self.with_training = False
-            self.lend()
+        lent = [
+            one.replica_id
+            for one in self.replicas
+            if one.replica_id in self.taken and all(decision[device].use is Use.ROLLOUT for device in one.devices)
+        ]
+        if lent:
+            self.taken.difference_update(lent)
+            self.lend(lent)
+
+    def committed(self) -> None:  # noqa: B027 - not every kind has something to do then
+        """New weights are in all replicas."""
 
     def around(self, name: str, computation: Callable[..., T]) -> Callable[..., T]:
         @functools.wraps(computation)
@@ -119,13 +129,19 @@ class Devices(ABC):
     def view(self, due_in_s: float | None) -> LendingView:
         """What the policy sees; the devices hand over together, since an update needs them all."""
         devices = [
-            DeviceView(device, BOTH, Use.TRAIN, running=self.running.get(one.replica_id, 0))
+            DeviceView(
+                device,
+                BOTH,
+                Use.TRAIN if one.replica_id in self.taken else Use.ROLLOUT,
+                running=self.running.get(one.replica_id, 0),
+            )
             for one in self.replicas
             for device in one.devices
         ]
-        return LendingView(
-            time.monotonic(), tuple(devices), self.demand(), self.measured.costs, due_in_s, trained=self.trained
-        )
+        demand = self.demand()
+        if due_in_s is None:  # groups are missing, so there is a call for every seat, or is about to be
+            demand = replace(demand, waiting=sum(device.seats for device in devices))
+        return LendingView(time.monotonic(), tuple(devices), demand, self.measured.costs, due_in_s, self.trained)
 
     def metrics(self) -> dict[str, float]:
         measured = {"lending/switch_s": self.measured.switch_s, "lending/train_s": self.measured.train_s or 0.0}
@@ -134,31 +150,32 @@ class Devices(ABC):
     def _take(self) -> None:
         self.trained += 1
         self.measured.begins()
-        if not self.ids or self.with_training:
+        serving = [name for name in self.ids if name not in self.taken]
+        if not serving:
             return
         with self.switching():
             began = time.monotonic()
-            self.running = self.reclaim()
+            self.running |= self.reclaim(serving)
             self.measured.switched(time.monotonic() - began)
-        self.with_training = True
+        self.taken.update(serving)
 
     @abstractmethod
-    def reclaim(self) -> dict[str, int]:
-        """Training takes them; returns the calls that each replica had."""
+    def reclaim(self, ids: list[str]) -> dict[str, int]:
+        """Training takes their devices; returns the calls that each replica had."""
 
     @abstractmethod
-    def lend(self) -> None:
+    def lend(self, ids: list[str]) -> None:
         """They generate again."""
 
 
 class Shared(Devices):
     """Weights and cache of both sides fit beside each other: replicas freeze for a computation and go on after it."""
 
-    def reclaim(self) -> dict[str, int]:
-        return dict(ray.get(self.plane.freeze.remote(self.ids)))
+    def reclaim(self, ids: list[str]) -> dict[str, int]:
+        return dict(ray.get(self.plane.freeze.remote(ids)))
 
-    def lend(self) -> None:
-        self.plane.thaw.remote(self.ids)  # the plane obeys in order
+    def lend(self, ids: list[str]) -> None:
+        self.plane.thaw.remote(ids)  # the plane obeys in order
 
 
 class Released(Devices):
@@ -168,13 +185,16 @@ class Released(Devices):
         super().__init__(*args)
         self.sleep = sleep
 
-    def reclaim(self) -> dict[str, int]:
-        if calls := ray.get(self.plane.part.remote(self.ids)):
+    def reclaim(self, ids: list[str]) -> dict[str, int]:
+        if calls := ray.get(self.plane.part.remote(ids)):
             self.sleep()
         return dict(calls)
 
     def offer(self, due_in_s: float | None) -> None:
         """Not before the next commit, which lends them: what they put away are old weights."""
 
-    def lend(self) -> None:
-        self.with_training = False
+    def lend(self, ids: list[str]) -> None:
+        """The commit does it."""
+
+    def committed(self) -> None:
+        self.taken.clear()

@@ -234,8 +234,9 @@ class SeamlessTrainer(PPOTrainer):
     def on_step_end(self) -> None:
         self.reached(f"committing version {self.global_steps}")
         with marked_timer("update_weights", self.timing_raw, color="red"):
+            self.devices.offer(None)  # the next computation is a batch away
             self._pending_sync_metrics = self.commit(self.global_steps)
-            self.devices.lend()
+            self.devices.committed()
         self._pending_sync_metrics |= self.device_time.close(f"step {self.global_steps}")
         self._pending_sync_metrics |= self.devices.metrics()
 
@@ -253,6 +254,7 @@ class SeamlessTrainer(PPOTrainer):
 
     def _validate(self) -> dict[str, float]:
         self.reached(f"validating, step {self.global_steps}")
+        self.devices.offer(None)
         metrics: dict[str, float] = super()._validate()
         self.reached(f"validated, step {self.global_steps}")
         self.curve.add(self.global_steps, metrics)

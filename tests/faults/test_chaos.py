@@ -131,20 +131,27 @@ class Chaos:
     choose: random.Random
     version: int = 0
     events: Counter[str] = field(default_factory=Counter)
+    refitting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def attach(self, name: str) -> None:
         replica = self.replicas[name]
         await self.manager.attach(name, "127.0.0.1", replica.port, replica)
 
     async def refit(self, names: Sequence[str]) -> None:
-        for name in await self.manager.begin_sync(names):
-            await self.replicas[name].ask("load", self.version)
-            await self.manager.synced([name], self.version)
+        """One at a time: another that wants the same finds it done, or dead."""
+        async with self.refitting:
+            for name in await self.manager.begin_sync(names):
+                try:
+                    await self.replicas[name].ask("load", self.version)
+                except asyncio.CancelledError:  # it died under the load
+                    continue
+                await self.manager.synced([name], self.version)
 
     async def update(self) -> None:
         """A rolling update."""
-        self.version += 1
-        await self.manager.commit(self.version)
+        async with self.refitting:
+            self.version += 1
+            await self.manager.commit(self.version)
         for name in self.choose.sample(NAMES, len(NAMES)):
             await self.refit([name])
 
@@ -168,21 +175,22 @@ class Chaos:
             await asyncio.sleep(0.01)
         self.replicas[name] = await Replica.start(self.model, name, core_of(name))
         await self.attach(name)
+        self.events["die"] += 1
         await self.refit([name])
 
     async def until(self, over: asyncio.Event) -> None:
-        """Events one after the other, the books looked at after each."""
-        deaths = KILLED
-        while not over.is_set():
-            kinds = [self.update, self.freeze, self.part, *([self.die] * bool(deaths))]
-            event = self.choose.choices(kinds, [2, 4, 3, 1][: len(kinds)])[0]
-            deaths -= event == self.die
+        """Events one after the other, while replicas die and come back; the books are looked at after each."""
+        deaths, dying = KILLED, asyncio.create_task(self.die())
+        while not over.is_set() or deaths:
+            if dying.done() and deaths:
+                dying.result()
+                deaths -= 1
+                dying = asyncio.create_task(self.die()) if deaths else dying
+            event = self.choose.choices([self.update, self.freeze, self.part], [2, 4, 3])[0]
             await event()
             self.events[event.__name__] += 1
             self.manager.check_integrity()
-            assert all(view.version in (None, self.version) for view in self.manager.fleet.view)
-        if deaths == KILLED:
-            await self.die()
+            await asyncio.sleep(self.choose.uniform(0, 0.2))
 
     def states(self) -> dict[str, ReplicaState]:
         return {view.replica_id: view.state for view in self.manager.fleet.view}

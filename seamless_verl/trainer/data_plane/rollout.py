@@ -142,7 +142,7 @@ class RolloutManager:
             ReplicaLostError: no replica serves, so that every call would wait for ever.
         """
         self.check_integrity()
-        if not self._of(self.fleet, ReplicaState.SERVING):
+        if not self._of(self.fleet, ReplicaState.SERVING) and not self._of(self.held, ReplicaState.PAUSED):
             raise ReplicaLostError(", ".join(self.fleet), f"no replica serves version {self.fleet.committed}")
         return self.metrics()
 
