@@ -36,8 +36,11 @@ def main() -> int:
     parser.add_argument("--train", type=int, default=64, help="repositories to train on")
     parser.add_argument("--val", type=int, default=8, help="repositories to validate on")
     options = parser.parse_args()
+    splits = {"train": options.train, "val": options.val}
     try:
-        for split, count in (("train", options.train), ("val", options.val)):
+        for split, count in splits.items():
+            check_count(split, count)
+        for split, count in splits.items():
             make_split(options.out.resolve(), split, options.seed, count)
         if options.size != "none":
             make_model(options.size, options.seed, options.out / "model")
@@ -50,10 +53,14 @@ def main() -> int:
     return 0
 
 
-def make_split(out: Path, split: str, seed: int, count: int) -> None:
-    """The repositories, their tests and their rows; ConfigError for fewer than one."""
+def check_count(split: str, count: int) -> None:
+    """ConfigError for fewer than one, since verl cannot load an empty file."""
     if count < 1:
         raise ConfigError(f"--{split}", count, "there must be at least one repository", f"Give --{split} 1 or more")
+
+
+def make_split(out: Path, split: str, seed: int, count: int) -> None:
+    """The repositories, their tests and their rows."""
     draw = random.Random(f"{DATA_SOURCE}/{split}/{seed}")
     repositories = [draw_repository(draw) for _ in range(count)]
     for name, files_of in (("repositories", shown), ("tests", hidden)):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -23,3 +25,10 @@ def load(recipe: Path, *names: str) -> list[ModuleType]:
             sys.modules.pop(name, None)
             if module is not None:
                 sys.modules[name] = module
+
+
+def agents_environment() -> Path:
+    """The environment of the swe_agent recipe's agents, where a run of the recipe has it; made when it is missing."""
+    where = Path(os.environ.get("AGENT_ENV") or RECIPES.parent / "runs" / "swe_agent" / "agent-venv")
+    subprocess.run([SWE_AGENT / "setup.sh", where], env=os.environ | {"PYTHON": sys.executable}, check=True)
+    return where
