@@ -1,19 +1,24 @@
-"""The swe_agent recipe with mini-swe-agent itself, on replies that were written down; no engine and no trainer."""
+"""The swe_agent recipe with mini-swe-agent itself, through the gateway, on replies that were written down."""
 
 from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from gateway_cases import ADMIN_KEY, EOS, Kept, Reply, pieces
 from recipe_cases import SWE_AGENT, agents_environment, load
-from scripted_model import ScriptedModel, served
 
 from seamless_verl.agents.endpoint import Endpoint
+from seamless_verl.gateway.seam import SessionCall
+from seamless_verl.gateway.server import Gateway, GatewaySettings
+from seamless_verl.rollout.calls import Piece
 
 pytestmark = pytest.mark.integration
 BUGS, DATA, SOLVE = load(SWE_AGENT, "bugs", "data", "solve")
@@ -52,23 +57,57 @@ def arguments(process: psutil.Process) -> list[str]:
         return []
 
 
+@dataclass
+class Scripts:
+    """A CallSource: a session's n-th call gives the n-th text of its script, the last one for ever."""
+
+    texts: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    calls: dict[str, list[SessionCall]] = field(default_factory=dict)
+
+    async def stream(self, call: SessionCall) -> AsyncGenerator[Piece, None]:
+        calls, texts = self.calls.setdefault(call.session_id, []), self.texts[call.session_id]
+        calls.append(call)
+        for piece in pieces(Reply(reply(texts[min(len(calls), len(texts)) - 1]), size=1000), call.sampling):
+            yield piece
+
+
+def reply(text: str) -> list[int]:
+    """The tiny model's tokens: a byte each, and the end of the turn."""
+    return [*text.encode(), EOS]
+
+
 def test_mini_swe_agent_is_rewarded_by_tests_it_cannot_reach(
-    tmp_path: Path, scratches: Path, monkeypatch: pytest.MonkeyPatch
+    nano: Path, tmp_path: Path, scratches: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AGENT_ENV", str(agents_environment()))
-    scripts = {"mends": [MEND, TEST, DONE], "cheats": ["No command.", CHEAT, TEST, DONE], "haunts": [HAUNT, DONE]}
-    with served(ScriptedModel(scripts)) as model:
-        mended, cheated, haunted = asyncio.run(sessions(task(tmp_path / "data"), model))
-    assert mended == {"reward": 1.0, "exit_code": 0}
-    assert cheated == {"reward": AS_IT_WAS, "exit_code": 0}
-    assert isinstance(haunted, RuntimeError)
-    check_talk(model)
+    mends, cheats, haunts = (MEND, TEST, DONE), ("No command.", CHEAT, TEST, DONE), (HAUNT, DONE)
+    outcomes, calls = asyncio.run(sessions(nano, task(tmp_path / "data"), mends, cheats, haunts))
+    assert outcomes[:2] == [{"reward": 1.0, "exit_code": 0}, {"reward": AS_IT_WAS, "exit_code": 0}]
+    assert isinstance(outcomes[2], RuntimeError) and str(outcomes[2]).startswith("the agent ")
+    assert [len(one) for one in calls] == [3, 4, 2]
+    for one in calls:
+        system, user = one[0].request["messages"]
+        assert (system["role"], user["role"]) == ("system", "user") and BROKEN.issue in user["content"]
+    tested, explained = (one.request["messages"][-1]["content"] for one in (calls[0][2], calls[1][1]))
+    assert tested.startswith("exit code 0") and tested.rstrip().endswith("OK")
+    assert explained == "Give exactly one command between ```bash and ```, not 0."
+    for (before, after), text in zip(pairwise(calls[0]), mends, strict=False):
+        whole = [*before.prompt_ids, *reply(text)]
+        assert list(after.prompt_ids[: len(whole)]) == whole
 
 
-async def sessions(task: dict[str, Any], model: ScriptedModel) -> list[Any]:
-    """What each script comes to, all at the same time; an exception is what it is."""
-    runs = [SOLVE.run(task, Endpoint(model.url, key, key)) for key in model.replies]
-    return await asyncio.gather(*runs, return_exceptions=True)
+async def sessions(nano: Path, task: dict[str, Any], *scripts: tuple[str, ...]) -> tuple[list[Any], list[Any]]:
+    """What each script comes to, all at the same time, an exception as what it is; and each session's calls."""
+    source, names = Scripts(), ("--served-model-name", "nano", "policy")
+    settings = GatewaySettings(str(nano / "model"), ADMIN_KEY, names)
+    async with Gateway(settings, source=source, recorder=Kept()) as gateway:
+        opened = [await gateway.admin.open({"uid": "prompt-1"}) for _ in scripts]
+        source.texts = {one["session_id"]: script for one, script in zip(opened, scripts, strict=True)}
+        faces = [Endpoint(one["anthropic_base_url"], one["key"], one["session_id"]) for one in opened]
+        outcomes = await asyncio.gather(*(SOLVE.run(task, face) for face in faces), return_exceptions=True)
+        await gateway.client.drain()
+        gateway.table.check_integrity()
+    return outcomes, [source.calls[face.session_id] for face in faces]
 
 
 def task(folder: Path) -> dict[str, Any]:
@@ -76,16 +115,4 @@ def task(folder: Path) -> dict[str, Any]:
     places = {"repository": folder / "repositories", "tests": folder / "tests"}
     DATA.write_files(places["repository"] / "train" / "0", BROKEN.files)
     DATA.write_files(places["tests"] / "train" / "0", DATA.hidden(BROKEN))
-    return DATA.row(folder, "train", 0, BROKEN)
-
-
-def check_talk(model: ScriptedModel) -> None:
-    """The issue is in the first request, what a command printed in the next; a bad reply is explained."""
-    for asked in model.requests.values():
-        assert {request["model"] for request in asked} == {"policy"}
-        system, user = asked[0]["messages"]
-        assert (system["role"], user["role"]) == ("system", "user") and BROKEN.issue in user["content"]
-    said = {key: [request["messages"][-1]["content"] for request in asked] for key, asked in model.requests.items()}
-    assert said["mends"][2].startswith("exit code 0") and said["mends"][2].rstrip().endswith("OK")
-    assert said["cheats"][1] == "Give exactly one command between ```bash and ```, not 0."
-    assert [len(asked) for asked in said.values()] == [3, 4, 2]
+    return dict(DATA.row(folder, "train", 0, BROKEN))
