@@ -59,4 +59,5 @@ def check_session(record: SessionRecord) -> None:
     first, second = record.calls
     asked, again = first.request["messages"], second.request["messages"]
     assert again[:-1] == asked and again[-1]["content"].startswith("Give exactly one command")
-    assert first.request["max_tokens"] == 128 and "in the repository" in asked[1]["content"]
+    assert "in the repository" in asked[1]["content"]
+    assert all(0 < len(call.turn().generated_ids) <= 128 for call in record.calls)
