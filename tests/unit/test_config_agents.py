@@ -76,6 +76,18 @@ def test_loops_that_do_not(folder: Path, entry: dict[str, object], field: str, w
     assert_refused(config, f"{LOOPS}[0].{field}", entry.get(field), way_out)
 
 
+def test_an_entry_may_name_a_variable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = {"name": "mine", "_target_": CALLABLE, "agent": "${oc.env:RECIPE}/agent.py:run"}
+    config = tiny_plain(folder, ON, loops(folder, entry), f"{DEFAULT}=mine")
+    monkeypatch.setenv("RECIPE", str(folder))
+    assert preflight(config, devices=1, accelerator=False) == []
+    monkeypatch.setenv("RECIPE", "/nosuch")
+    assert_refused(config, f"{LOOPS}[0].agent", "/nosuch/agent.py:run", "Paths are taken from")
+    monkeypatch.delenv("RECIPE")
+    (problem,) = refused(config)
+    assert problem.key == LOOPS and "RECIPE" in str(problem) and "Set the variable" in str(problem)
+
+
 def test_each_bad_entry_is_told(folder: Path) -> None:
     bad = {"name": "a", "_target_": COMMAND, "command": ""}
     good = {"name": "b", "_target_": COMMAND, "command": "true"}

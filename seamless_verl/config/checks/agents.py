@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from seamless_verl.config.checks.problem import Problem
 from seamless_verl.config.checks.roles import brings_code
@@ -76,7 +78,18 @@ def loops_of(settings: Settings) -> list[Loop]:
         raise ConfigError(LOOPS, value, f"cannot be read: {error.strerror}", "Allow it to be read") from error
     if not isinstance(loops, list) or not all(isinstance(loop, Mapping) for loop in loops):
         raise ConfigError(LOOPS, value, "is not a list of agent loops", WAY_OUT)
-    return loops
+    return _resolved(value, loops)
+
+
+def _resolved(file: str, loops: list[Loop]) -> list[Loop]:
+    """With the values of `${...}`, as verl has them when it makes a loop. ConfigError for one without."""
+    try:
+        resolved = OmegaConf.to_container(OmegaConf.create(loops), resolve=True)
+    except OmegaConfBaseException as error:
+        told = str(error).splitlines()[0]
+        raise ConfigError(LOOPS, file, told, "Set the variable, or write the value itself") from error
+    assert isinstance(resolved, list)
+    return resolved
 
 
 def _find(value: str) -> Path:

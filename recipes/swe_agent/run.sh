@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Make the agents' environment, the model and the repositories in $DATA, then train with $PYTHON (.venv of the
+# checkout, or python). Further arguments are hydra overrides. AGENT_ENV is where the agents' environment is.
+set -euo pipefail
+RECIPE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+VENV="$RECIPE/../../.venv/bin/python"
+PYTHON="${PYTHON:-$([ -x "$VENV" ] && echo "$VENV" || echo python)}"
+export RECIPE PYTHON DATA="${DATA:-$PWD/runs/$(basename "$RECIPE")}"
+export AGENT_ENV="${AGENT_ENV:-$DATA/agent-venv}"
+export HF_HUB_OFFLINE=1
+
+"$RECIPE/setup.sh" "$AGENT_ENV"
+"$PYTHON" "$RECIPE/data.py" --out "$DATA"
+exec "$PYTHON" -m seamless_verl.main_ppo --config-dir "$RECIPE" --config-name config \
+  "hydra.searchpath=[pkg://seamless_verl.config]" "hydra.run.dir=$DATA/outputs" "$@"
