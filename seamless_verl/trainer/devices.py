@@ -8,6 +8,7 @@ before the other side computes.
 from __future__ import annotations
 
 import functools
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -30,6 +31,8 @@ class Devices(ABC):
     def __init__(self, plane: Any, ids: Sequence[str], switching: Callable[[], AbstractContextManager[None]]) -> None:
         self.plane, self.ids, self.switching = plane, list(ids), switching
         self.depth = 0
+        self.thawing: list[Any] = []  # what was asked for and not waited for
+        self.orders = itertools.count(1)  # an order that is repeated after the plane's restart has the same answer
 
     @contextmanager
     def training(self) -> Iterator[None]:
@@ -74,10 +77,11 @@ class Shared(Devices):
     """Weights and cache of both sides fit beside each other: replicas freeze for a computation and go on after it."""
 
     def reclaim(self) -> None:
+        ray.get(self.thawing)  # a plane that was started again may hear of both in any order
         ray.get(self.plane.freeze.remote(self.ids))
 
     def lend(self) -> None:
-        self.plane.thaw.remote(self.ids)  # the plane obeys in order
+        self.thawing = [self.plane.thaw.remote(self.ids)]
 
 
 class Released(Devices):
@@ -88,7 +92,7 @@ class Released(Devices):
         self.sleep = sleep
 
     def reclaim(self) -> None:
-        if ray.get(self.plane.part.remote(self.ids)):
+        if ray.get(self.plane.part.remote(self.ids, next(self.orders))):
             self.sleep()
 
     def lend(self) -> None:

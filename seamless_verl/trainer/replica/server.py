@@ -13,7 +13,6 @@ import ray
 from verl.single_controller.ray import RayClassWithInitArgs
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
-from seamless_verl.errors import ReplicaLostError
 from seamless_verl.resources.ledger import Activity, Kind
 from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.rollout.wire import EngineServer, serve_engine
@@ -53,6 +52,11 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
     async def take_activity(self) -> TakenThere:
         """What its devices generated since the last time."""
         return TakenThere.of(self.activity)
+
+    async def standing(self) -> tuple[int, str | None]:
+        """The version of its weights, and the mode of its pause, None while it generates."""
+        assert self.source is not None
+        return self.source.version, None if self.source.paused is None else self.source.paused.value
 
     async def pause(self, mode: str) -> None:
         assert self.source is not None
@@ -103,25 +107,3 @@ class SeamlessReplica(vLLMReplica):  # type: ignore[misc]
             model_config=self.model_config,
             replica_rank=self.replica_rank,
         )
-
-
-class ActorControl:
-    """A replica's control through its server actor."""
-
-    def __init__(self, replica_id: str, actor: Any) -> None:
-        self.replica_id, self.actor = replica_id, actor
-
-    async def pause(self, mode: PauseMode) -> None:
-        await self._ask(self.actor.pause.remote(mode.value))
-
-    async def resume(self) -> None:
-        await self._ask(self.actor.resume.remote())
-
-    async def abort_all(self) -> None:
-        await self.pause(PauseMode.ABORT)
-
-    async def _ask(self, answer: Any) -> None:
-        try:
-            await answer
-        except ray.exceptions.RayActorError as error:
-            raise ReplicaLostError(self.replica_id, str(error)) from error
