@@ -25,8 +25,9 @@ logger = logging.getLogger(__name__)
 Tell = Callable[..., Awaitable[object]]
 
 
-async def _nothing(*_: Any) -> None:
+async def _nothing(*_: Any) -> bool:
     """Nobody to mend or to tell."""
+    return False
 
 
 class Commands:
@@ -34,7 +35,7 @@ class Commands:
 
     Args:
         save: keeps the notes where another process finds them.
-        mend: seeks contact with the replicas that were lost.
+        mend: seeks contact with the replicas that were lost; whether one came back.
         tell: gives a command, by its name, to the other planes; only the first plane has some.
         mirror: this is one of those others.
     """
@@ -45,7 +46,7 @@ class Commands:
         notes: Notes,
         *,
         save: Callable[[], None],
-        mend: Callable[[], Awaitable[None]] = _nothing,
+        mend: Callable[[], Awaitable[bool]] = _nothing,
         tell: Tell = _nothing,
         mirror: bool = False,
     ) -> None:
@@ -57,8 +58,7 @@ class Commands:
     async def told(self) -> AsyncGenerator[None, None]:
         """One command, noted at its end; an empty one mends what was lost."""
         async with self._lock:
-            await self._mend()
-            await self._pause(self.notes.held | self.notes.still)  # also what came back in the meantime
+            await self._met()
             try:
                 yield
             finally:
@@ -67,48 +67,69 @@ class Commands:
 
     async def freeze(self, ids: Collection[str]) -> list[str]:
         """Training has their devices: generation stops, and their calls freeze where they are, until `thaw`."""
-        async with self.told():
+
+        async def obeyed() -> list[str]:
             self.notes.held |= set(ids)
             await self._tell("freeze", ids)
             await self._pause(ids)
             return self.of(ids, PAUSED)
 
+        return await self._obey(obeyed)
+
     async def thaw(self, ids: Collection[str]) -> list[str]:
         """Their devices are free: frozen replicas go on."""
-        async with self.told():
+
+        async def obeyed() -> list[str]:
             self._release(ids)
             self.notes.held -= set(ids)
             await self.fleet.resume(self.of(ids, PAUSED))
             await self._tell("thaw", ids)
             return self.of(ids, SERVING)
 
-    async def stand_still(self, ids: Collection[str]) -> None:
+        return await self._obey(obeyed)
+
+    async def stand_still(self, ids: Collection[str]) -> list[str]:
         """To one of the other planes: the first is about to stop them."""
-        async with self.told():
+
+        async def obeyed() -> list[str]:
             self.notes.still |= set(ids)
             await self._pause(ids)
+            return self.of(ids, PAUSED)
+
+        return await self._obey(obeyed)
 
     async def part(self, ids: Collection[str], order: int = 0) -> list[str]:
         """Their calls are cut, to go on elsewhere or to wait; then their memory may be taken.
 
         Returns those that parted by this command; an `order` above 0 that comes again has the same answer.
         """
-        async with self.told():
-            if order and order == self.notes.parted[0]:
+        parted: dict[str, None] = {}  # in order, each once
+        again = order > 0 and order == self.notes.parted[0]
+
+        async def obeyed() -> list[str]:
+            if again:
                 return self.notes.parted[1]
             await self._tell("stand_still", ids)
-            parted = await self.fleet.lend(self.of(ids, SERVING, PAUSED, STALE))
+            parted.update(dict.fromkeys(await self.fleet.lend(self.of(ids, SERVING, PAUSED, STALE))))
             await self._tell("part", ids)
             self._release(ids)
-            self.notes.parted = (order, parted)
-            return parted
+            return list(parted)
+
+        def noting() -> None:
+            if not again:
+                self.notes.parted = (order, list(parted))
+
+        return await self._obey(obeyed, noting)
 
     async def returned(self, ids: Collection[str]) -> list[str]:
         """Their memory is theirs again; their weights nobody vouches for."""
-        async with self.told():
+
+        async def obeyed() -> list[str]:
             await self.fleet.reclaimed(self.of(ids, LENT))
             await self._tell("returned", ids)
             return self.of(ids, STALE)
+
+        return await self._obey(obeyed)
 
     async def commit(self, version: int) -> None:
         """The weights of `version` may be served from now on; what serves older ones goes on until it is refitted.
@@ -122,11 +143,14 @@ class Commands:
 
     async def begin_sync(self, ids: Collection[str]) -> list[str]:
         """Those that are to be given new weights, standing still: their calls are frozen in the engine."""
-        async with self.told():
+
+        async def obeyed() -> list[str]:
             await self._tell("stand_still", ids)
             begun = await self._begin_sync(ids)
             await self._tell("begin_sync", begun)
             return begun
+
+        return await self._obey(obeyed)
 
     async def synced(self, ids: Collection[str], version: int) -> list[str]:
         """They have the committed weights, and serve, unless training has their device.
@@ -134,7 +158,8 @@ class Commands:
         Raises:
             ReplicaVersionError: they are not the committed ones.
         """
-        async with self.told():
+
+        async def obeyed() -> list[str]:
             if self.mirror:  # the first plane has seen them stopped and loaded, whatever was seen here
                 await self._begin_sync(ids)
             await self.fleet.synced(self.of(ids, SYNCING), version)
@@ -143,14 +168,36 @@ class Commands:
             await self._tell("synced", ids, version)
             return self.of(ids, SERVING, PAUSED)
 
+        return await self._obey(obeyed)
+
     async def sync_failed(self, ids: Collection[str], reason: str = "") -> list[str]:
         """New weights did not reach them: their calls go on elsewhere."""
         logger.warning("%s could not be refitted: %s", ", ".join(ids), reason)
-        async with self.told():
+
+        async def obeyed() -> list[str]:
             await self.fleet.sync_failed(self.of(ids, SYNCING))
             self._release(ids)
             await self._tell("sync_failed", ids, reason)
             return self.of(ids, STALE)
+
+        return await self._obey(obeyed)
+
+    async def _obey(
+        self, obeyed: Callable[[], Awaitable[list[str]]], noting: Callable[[], None] = lambda: None
+    ) -> list[str]:
+        """A command, again for whom it lost on the way and met again; what is noted of it besides, at its end."""
+        async with self.told():
+            answer = await obeyed()
+            while await self._met():
+                answer = await obeyed()
+            noting()
+            return answer
+
+    async def _met(self) -> bool:
+        """Whether contact was had again with somebody; who is to stand still does, whatever was missed."""
+        back = await self._mend()
+        await self._pause(self.notes.held | self.notes.still)
+        return back
 
     def of(self, ids: Collection[str] | Fleet, *states: ReplicaState) -> list[str]:
         """Those of the ids in one of these states."""

@@ -17,7 +17,7 @@ from seamless_verl.errors import ReplicaLostError
 from seamless_verl.rollout.engine import EngineRequest, PauseMode
 from seamless_verl.rollout.fleet import Fleet
 from seamless_verl.rollout.notes import Notes
-from seamless_verl.rollout.states import DEAD
+from seamless_verl.rollout.states import DEAD, STALE
 from seamless_verl.rollout.wire import RemoteEngine
 from seamless_verl.trainer.replica.control import ActorControl, Elsewhere
 
@@ -59,10 +59,13 @@ class Contact:
         self.fleet.add(one.replica_id, engine=engine, control=self._control(one), capacity=self.capacity)
         self.attachments[one.replica_id] = one
 
-    async def seek(self) -> None:
-        """Have contact again with those that were lost, or give them up."""
+    async def seek(self) -> bool:
+        """Have contact again with those that were lost, or give them up; whether there was one."""
+        if not self.lost:
+            return False
         sought, self.lost = self.lost, set()
         await asyncio.gather(*(self._seek(self.attachments[name]) for name in sought if name in self.attachments))
+        return True
 
     async def _seek(self, one: Attachment) -> None:
         limit = asyncio.get_running_loop().time() + SOUGHT_S
@@ -78,17 +81,19 @@ class Contact:
             engine = await self._connect(one)
             try:
                 version, paused = await one.server.standing.remote()
+                state, known = self.notes.state_of(one.replica_id, version, paused and PauseMode(paused))
+                if state is STALE and paused is None:  # weights are loaded only into what stands still
+                    await self._control(one).pause(PauseMode.KEEP)
             except BaseException:
                 engine.close()
                 raise
         except ray.exceptions.ActorUnavailableError as error:
             return str(error)
-        except ray.exceptions.RayActorError as error:
+        except (ray.exceptions.RayActorError, ReplicaLostError) as error:
             self._give_up(one, f"its server is dead: {error}")
             return None
         except OSError as error:
             return await self._why(one, error)
-        state, known = self.notes.state_of(one.replica_id, version, None if paused is None else PauseMode(paused))
         logger.warning("replica %s was out of reach and is %s again", one.replica_id, state)
         self._put(one, engine, state, known)
         return None
