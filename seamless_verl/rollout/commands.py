@@ -37,7 +37,6 @@ class Commands:
         save: keeps the notes where another process finds them.
         mend: seeks contact with the replicas that were lost; whether one came back.
         tell: gives a command, by its name, to the other planes; only the first plane has some.
-        mirror: this is one of those others.
     """
 
     def __init__(
@@ -48,9 +47,8 @@ class Commands:
         save: Callable[[], None],
         mend: Callable[[], Awaitable[bool]] = _nothing,
         tell: Tell = _nothing,
-        mirror: bool = False,
     ) -> None:
-        self.fleet, self.notes, self.mirror = fleet, notes, mirror
+        self.fleet, self.notes = fleet, notes
         self._save, self._mend, self._tell = save, mend, tell
         self._lock = asyncio.Lock()
 
@@ -160,8 +158,6 @@ class Commands:
         """
 
         async def obeyed() -> list[str]:
-            if self.mirror:  # the first plane has seen them stopped and loaded, whatever was seen here
-                await self._begin_sync(ids)
             await self.fleet.synced(self.of(ids, SYNCING), version)
             self._release(ids)
             await self._pause(self.notes.held & set(ids))
@@ -200,9 +196,9 @@ class Commands:
         return back
 
     def of(self, ids: Collection[str] | Fleet, *states: ReplicaState) -> list[str]:
-        """Those of the ids in one of these states."""
-        wanted = set(ids)
-        return [view.replica_id for view in self.fleet.view if view.replica_id in wanted and view.state in states]
+        """Those of the ids in one of these states, in the order of the ids."""
+        found = {view.replica_id: view.state for view in self.fleet.view}
+        return [name for name in dict.fromkeys(ids) if found.get(name) in states]
 
     async def _begin_sync(self, ids: Collection[str]) -> list[str]:
         await self._pause(ids)

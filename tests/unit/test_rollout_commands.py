@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -35,8 +35,11 @@ class Server:
     name: str
     version: int = 0
     paused: PauseMode | None = None
+    routed: Callable[[str], bool] = lambda name: False
 
     async def pause(self, mode: PauseMode) -> None:
+        """Commanded by the first plane; the other one has stopped routing to it by then."""
+        assert not self.routed(self.name), self.name
         await asyncio.sleep(0)
         self.paused = mode
         await asyncio.sleep(0)
@@ -83,7 +86,7 @@ class World:
     """The first plane and one that mirrors it, both over the same servers."""
 
     def __init__(self) -> None:
-        self.servers = {name: Server(name) for name in NAMES}
+        self.servers = {name: Server(name, routed=self.routed) for name in NAMES}
         self.shelves: dict[str, bytes] = {}
         self.lives = {plane: self.life(plane) for plane in ("first", "other")}
         self.restarts = 0
@@ -103,7 +106,7 @@ class World:
                 state, version = notes.state_of(name, server.version, server.paused)
                 control = server if plane == "first" else Seen()
                 if state is STALE and server.paused is None:
-                    await control.pause(PauseMode.KEEP)
+                    server.paused = PauseMode.KEEP
                 made: Any = Connection(name)
                 fleet.restore(name, engine=made, control=control, capacity=4, state=state, version=version)
             life.lost.clear()
@@ -117,7 +120,7 @@ class World:
             if plane == "first":
                 await self.call("other", command, *arguments)
 
-        commands = Commands(fleet, notes, save=save, mend=mend, tell=tell, mirror=plane == "other")
+        commands = Commands(fleet, notes, save=save, mend=mend, tell=tell)
         life = Life(commands, set(NAMES))
         return life
 
@@ -143,6 +146,10 @@ class World:
         elif name not in life.lost:
             life.commands.fleet.lost(name, "the connection broke")
             life.lost.add(name)
+
+    def routed(self, name: str) -> bool:
+        """Whether the plane that commands no engine sends it calls."""
+        return self.states("other").get(name, (STALE, None))[0] is SERVING
 
     def states(self, plane: str) -> dict[str, tuple[ReplicaState, int | None]]:
         return {one.replica_id: (one.state, one.version) for one in self.lives[plane].commands.fleet.view}
@@ -258,6 +265,17 @@ class Trained(RuleBasedStateMachine):
 
 Trained.TestCase.settings = settings(max_examples=60, stateful_step_count=12, deadline=None, phases=PHASES)
 TestPlanesThatDie = Trained.TestCase
+
+
+def test_an_order_that_was_obeyed_is_answered_again() -> None:
+    async def whole() -> None:
+        world = World()
+        for order, parted in [(1, SHARED), (1, SHARED), (2, [])]:
+            assert await world.call("first", "part", SHARED, order) == parted
+            world.trouble("kill first", "")
+        assert await world.call("first", "part", SHARED, 2) == []
+
+    asyncio.run(whole())
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import asyncio
 import socket
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import ray
 
@@ -40,16 +39,16 @@ class Doorstep:
             socket.send_fds(way, [b"."], [self.socket.fileno()])
 
 
-async def borrowed(doorstep: Any) -> socket.socket | None:
-    """The doorstep's socket; None when the doorstep is dead, and its address free."""
+async def borrowed(doorstep: str) -> socket.socket | None:
+    """The socket of the doorstep of this name; None when the doorstep is dead, and its address free."""
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as here:
         path = str(Path(folder, "door"))  # a folder that only this user may enter
         here.bind(path)
         here.listen(1)
         here.settimeout(LENT_S)
         try:
-            await doorstep.lend.remote(path)
-        except ray.exceptions.RayActorError:
+            await ray.get_actor(doorstep).lend.remote(path)
+        except (ray.exceptions.RayActorError, ValueError):  # Ray has no actor of this name any more
             return None
         return await asyncio.to_thread(_received, here)
 

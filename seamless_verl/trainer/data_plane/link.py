@@ -45,9 +45,10 @@ class PlaneLink:
         sessions = None
         if gateway.enabled:
             port = gateway.port + shard if gateway.port else 0
-            doorstep = ray.remote(Doorstep).options(**there).remote(port)
+            name = f"{plane_name(shard)}-doorstep"
+            doorstep = ray.remote(Doorstep).options(**there, name=name).remote(port)
             self.doorsteps.append(doorstep)
-            sessions = sessions_of(config, gateway, shard, doorstep, ray.get(doorstep.address.remote())[1])
+            sessions = sessions_of(config, gateway, shard, name, ray.get(doorstep.address.remote())[1])
         settings = PlaneSettings(rollout_of(config, gateway, shard, self.token), sessions)
         placed = {**there, **FOR_EVER, "name": plane_name(shard), "max_concurrency": CONCURRENCY}
         return ray.remote(DataPlane).options(**placed).remote(settings)
@@ -92,7 +93,7 @@ def rollout_of(config: DictConfig, gateway: GatewayConfig, shard: int, token: st
     )
 
 
-def sessions_of(config: DictConfig, gateway: GatewayConfig, shard: int, doorstep: Any, port: int) -> SessionSettings:
+def sessions_of(config: DictConfig, gateway: GatewayConfig, shard: int, doorstep: str, port: int) -> SessionSettings:
     rollout = config.actor_rollout_ref.rollout
     length = rollout.max_model_len or rollout.prompt_length + rollout.response_length
     model = str(config.actor_rollout_ref.model.path)

@@ -98,7 +98,6 @@ class RolloutManager:
             save=lambda: self.shelf.put((notes, self.contact.attachments)),
             mend=self.contact.seek,
             tell=self._tell,
-            mirror=rollout.mirror,
         )
         self._mend()
         return left is not None

@@ -38,7 +38,7 @@ LOCKED_S, LOOK_S = 10.0, 0.05  # for so long an earlier life, just killed, may s
 class SessionSettings:
     """`options` are those of `vllm serve`; lengths in tokens bound what a session leaves to train.
 
-    `doorstep` is the actor that keeps the listening socket, at `port`, over the gateway's death.
+    `doorstep` names the actor that keeps the listening socket, at `port`, over the gateway's death.
     """
 
     model: str
@@ -47,7 +47,7 @@ class SessionSettings:
     options: Sequence[str] = ()
     longest_prompt: int | None = None
     longest_response: int | None = None
-    doorstep: Any = None
+    doorstep: str | None = None
 
 
 @dataclass(frozen=True)
