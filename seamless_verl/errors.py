@@ -182,3 +182,28 @@ class CallGrammarError(CallError, RuntimeError):
 
 class CallRefusedError(CallError, ValueError):
     """The engine would not run the call."""
+
+
+class GroupsFailedError(SeamlessError, RuntimeError):
+    """One group of sessions after another failed, so that nothing is left to be trained."""
+
+    def __init__(self, groups: int, key: str, last: str) -> None:
+        super().__init__(groups, key, last)
+        self.groups, self.key, self.last = groups, key, last
+
+    def __str__(self) -> str:
+        return (
+            f"{self.groups} groups failed one after another, and each was replaced by the next. "
+            f"Repair what broke the last, or let more fail with {self.key}={2 * self.groups}. The last: {self.last}"
+        )
+
+
+class PlaneFailedError(SeamlessError, RuntimeError):
+    """The data plane cannot go on, and starting it again would not help."""
+
+    def __init__(self, plane: str, reason: str) -> None:
+        super().__init__(plane, reason)
+        self.plane, self.reason = plane, reason
+
+    def __str__(self) -> str:
+        return f"{self.plane} has failed: {self.reason}"

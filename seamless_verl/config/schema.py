@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from enum import Enum
+from pathlib import Path
 from typing import Any, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
@@ -21,6 +22,7 @@ from seamless_verl.resources.tags import Layout, Resources
 E = TypeVar("E", bound=Enum)
 LENDING_POLICIES = ("marginal", "step_boundary", "never")  # of resources.lending
 TOKEN_POLICIES = ("train_all", "mask_older_than", "drop_if_older_than", "fresh_tail_only")  # of trajectory.policies
+JOURNAL = "trajectories.sqlite"
 
 
 class Handover(str, Enum):
@@ -58,12 +60,25 @@ class CpuConfig:
 
 @dataclass(frozen=True)
 class GatewayConfig:
-    """The door for agents of the user's own. `options` are those of `vllm serve` that concern requests."""
+    """The door for agents of the user's own. `options` are those of `vllm serve` that concern requests.
+
+    `shards` actors share sessions and calls; `max_failed_groups` in a row without a success end the run.
+    """
 
     enabled: bool = False
     port: int = 0
     journal: str | None = None
     options: tuple[str, ...] = ()
+    shards: int = 1
+    max_failed_groups: int = 32
+
+    def journal_of(self, shard: int, folder: str) -> Path:
+        """The file of one actor: `trajectories.sqlite`, or `trajectories-<shard>.sqlite` of several.
+
+        `folder` is where it is unless `journal` says otherwise.
+        """
+        path = Path(self.journal) if self.journal else Path(folder, JOURNAL)
+        return path if self.shards == 1 else path.with_name(f"{path.stem}-{shard}{path.suffix}")
 
 
 @dataclass(frozen=True)
@@ -151,6 +166,10 @@ class SeamlessConfig:
                 port=_integer("seamless.gateway.port", gateway.get("port", 0), least=0),
                 journal=_optional_text("seamless.gateway.journal", gateway.get("journal")),
                 options=_texts("seamless.gateway.options", gateway.get("options", [])),
+                shards=_integer("seamless.gateway.shards", gateway.get("shards", 1), least=1),
+                max_failed_groups=_integer(
+                    "seamless.gateway.max_failed_groups", gateway.get("max_failed_groups", 32), least=1
+                ),
             ),
             plot=_flag("seamless.plot", values.get("plot", False)),
             resources=Resources.parse(values.get("resources")),

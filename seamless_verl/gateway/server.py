@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -22,6 +23,7 @@ from seamless_verl.gateway.seam import CallSource, Recorder
 from seamless_verl.gateway.serving import rendering_config, serve_arguments, serving_app
 from seamless_verl.gateway.sessions import SessionTable
 
+logger = logging.getLogger(__name__)
 BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections: they close first, no request is lost in between
 EXPIRY_SECONDS = 1.0  # how late an expired session may reach the record; its calls are refused at once
@@ -47,7 +49,8 @@ class GatewaySettings:
 class Gateway:
     """Started once, stopped once; an async context manager does both.
 
-    With `restoring` it goes on with the sessions that were open when the journal's last gateway died.
+    With `restoring` it goes on with the sessions that were open when the journal's last gateway died, at the address
+    of `listener` if that was kept. `on_failure` hears what ends the server or the expiry before `stop` does.
     """
 
     def __init__(
@@ -58,12 +61,15 @@ class Gateway:
         recorder: Recorder,
         table: SessionTable | None = None,
         restoring: Restoring | None = None,
+        listener: socket.socket | None = None,
+        on_failure: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
         args = serve_arguments(settings.model, settings.options)
         self._settings, self._args, self._restoring = settings, args, restoring
         self.client = FleetEngineClient(rendering_config(args), source=source, recorder=recorder)
         self.table = table or SessionTable(max_running=settings.max_running)
         self.admin = Admin(self.table, recorder, cancel=self.client.cancel)
+        self._listener, self._on_failure = listener, on_failure
         self._server: uvicorn.Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -92,7 +98,7 @@ class Gateway:
             admin_key=settings.admin_key,
             max_body=settings.max_body,
         )
-        listener = socket.create_server((settings.host, settings.port), backlog=BACKLOG)
+        listener = self._listener or socket.create_server((settings.host, settings.port), backlog=BACKLOG)
         # Accepted sockets inherit it; asyncio sets it only on sockets made with the protocol's number.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.admin.url = f"http://{settings.host}:{listener.getsockname()[1]}"
@@ -108,6 +114,8 @@ class Gateway:
         self._server = _Embedded(config)
         serving = asyncio.create_task(self._server.serve(sockets=[listener]), name="gateway")
         self._tasks = [serving, asyncio.create_task(self._expire(), name="gateway expiry")]
+        for task in self._tasks:
+            task.add_done_callback(self._task_ended)
         await self._server.listening.wait()
 
     async def stop(self) -> None:
@@ -130,6 +138,11 @@ class Gateway:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.stop()
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.critical("the task %r of the gateway has failed", task.get_name(), exc_info=error)
+            self._on_failure(error)
 
     async def _expire(self) -> None:
         while True:

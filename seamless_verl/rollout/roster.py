@@ -60,15 +60,32 @@ class Roster:
             ValueError: the id is taken, or it has no room for a call.
             ReplicaVersionError: it comes with another version than the committed one.
         """
-        if capacity < 1:
-            raise ValueError(f"replica {replica_id}: capacity={capacity}; give room for one call at least")
-        if (known := self._replicas.get(replica_id)) is not None and known.state is not DEAD:
-            raise ValueError(f"replica {replica_id} is there already, {known.state}; remove it or take another id")
         if version is not None and version != self._committed:
             raise ReplicaVersionError(replica_id, version, self._committed)
         state = STALE if version is None else SERVING
-        self._replicas[replica_id] = Replica(replica_id, engine, control, capacity, state, version)
-        self._changed(self._replicas[replica_id], "added")
+        self._put(Replica(replica_id, engine, control, capacity, state, version), "added")
+
+    def restore(
+        self,
+        replica_id: str,
+        *,
+        engine: Engine,
+        control: ReplicaControl,
+        capacity: int,
+        state: ReplicaState,
+        version: int | None,
+    ) -> None:
+        """A replica as it was found when contact with it was had again, by this process or the next one.
+
+        Raises:
+            ValueError: the id is taken, it has no room for a call, or the state does not go with the version.
+            ReplicaVersionError: its version is newer than the committed one.
+        """
+        if (version is not None) != (state in VERSIONED):
+            raise ValueError(f"replica {replica_id}: version={version} of one that is {state}")
+        if version is not None and version > self._committed:
+            raise ReplicaVersionError(replica_id, version, self._committed)
+        self._put(Replica(replica_id, engine, control, capacity, state, version), "restored")
 
     def lost(self, replica_id: str, reason: str, *, engine: Engine | None = None) -> None:
         """The replica is gone, from any state; what is being done to it is interrupted, its calls go elsewhere.
@@ -101,6 +118,15 @@ class Roster:
         _equal(f"{name}: calls while {replica.state}", 0, load if replica.state in WITHOUT_CALLS else 0)
         _equal(f"{name}: known version", replica.state in VERSIONED, replica.version is not None)
         _equal(f"{name}: uncommitted versions", 0, max(0, (replica.version or 0) - self._committed))
+
+    def _put(self, replica: Replica, why: str) -> None:
+        name, capacity = replica.replica_id, replica.capacity
+        if capacity < 1:
+            raise ValueError(f"replica {name}: capacity={capacity}; give room for one call at least")
+        if (known := self._replicas.get(name)) is not None and known.state is not DEAD:
+            raise ValueError(f"replica {name} is there already, {known.state}; remove it or take another id")
+        self._replicas[name] = replica
+        self._changed(replica, why)
 
     def _of(self, replica_id: str) -> Replica:
         if replica_id not in self._replicas:

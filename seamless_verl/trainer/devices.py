@@ -9,6 +9,7 @@ the lending policy's to say, from what has been measured so far.
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -77,6 +78,8 @@ class Devices(ABC):
         self.taken: set[str] = set()  # replicas whose devices training has
         self.depth = self.trained = 0
         self.running: dict[str, int] = {}
+        self.thawing: list[Any] = []  # what was asked for and not waited for
+        self.orders = itertools.count(1)  # an order that is repeated after the plane's restart has the same answer
 
     @contextmanager
     def training(self, name: str) -> Iterator[None]:
@@ -172,10 +175,11 @@ class Shared(Devices):
     """Weights and cache of both sides fit beside each other: replicas freeze for a computation and go on after it."""
 
     def reclaim(self, ids: list[str]) -> dict[str, int]:
+        ray.get(self.thawing)  # a plane that was started again may hear of both in any order
         return dict(ray.get(self.plane.freeze.remote(ids)))
 
     def lend(self, ids: list[str]) -> None:
-        self.plane.thaw.remote(ids)  # the plane obeys in order
+        self.thawing = [self.plane.thaw.remote(ids)]
 
 
 class Released(Devices):
@@ -186,7 +190,7 @@ class Released(Devices):
         self.sleep = sleep
 
     def reclaim(self, ids: list[str]) -> dict[str, int]:
-        if calls := ray.get(self.plane.part.remote(ids)):
+        if calls := ray.get(self.plane.part.remote(ids, next(self.orders))):
             self.sleep()
         return dict(calls)
 

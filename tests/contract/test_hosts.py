@@ -14,6 +14,7 @@ from seamless_verl.platform.megatron.adapt import ADAPTATIONS as MEGATRON
 from seamless_verl.platform.process_group import DEFAULT_BACKEND
 from seamless_verl.platform.vllm.adaptations import ADAPTATIONS as VLLM
 from seamless_verl.platform.zygote.command import ADAPTATIONS as ZYGOTE
+from seamless_verl.trainer.host import plain_class
 
 BASE = "verl.trainer.ppo.v1.trainer_base:PPOTrainer."
 BUFFER = "verl.trainer.ppo.v1.replay_buffer:ReplayBufferAsync."
@@ -64,6 +65,21 @@ OVERRIDDEN = {
 def test_verl_still_has_what_we_override(symbol: str) -> None:
     found: Any = Adaptation("seamless-trainer", symbol, "verl 0.9.1", "overridden").verify()
     assert str(inspect.signature(inspect.unwrap(found))) == OVERRIDDEN[symbol]
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("_run_prompt", ["self", "prompt", "sampling_params", "trajectory", "trace"]),
+        ("_run_agent_loop", ["self", "sampling_params", "trajectory", "agent_name", "trace", "kwargs"]),
+        ("_agent_loop_postprocess", ["self", "output", "validate", "kwargs"]),
+    ],
+)
+def test_verls_worker_of_agent_loops_has_what_ours_overrides(name: str, parameters: list[str]) -> None:
+    from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
+
+    found = inspect.signature(getattr(plain_class(AgentLoopWorkerTQ), name)).parameters
+    assert [one for one in found if one != "_ray_trace_ctx"] == parameters
 
 
 @pytest.mark.parametrize("name", ["RayWorkerGroup", "LLMServerManager", "register_trainer"])

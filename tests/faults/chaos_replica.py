@@ -39,7 +39,10 @@ class Weights:
         return dict(self.model(version).named_parameters())
 
 
-async def obey(engine: Engine, source: AsyncLLMSource, weights: Weights, command: str, given: Any) -> None:
+async def obey(engine: Engine, source: AsyncLLMSource, weights: Weights, command: str, given: Any) -> Any:
+    """What the server's actor answers."""
+    if command == "standing":
+        return source.version, None if source.paused is None else source.paused.value
     if command == "pause":
         await source.pause(PauseMode(given))
     elif command == "resume":
@@ -49,6 +52,7 @@ async def obey(engine: Engine, source: AsyncLLMSource, weights: Weights, command
         with torch.no_grad():
             await engine.update(weights.of(given), bucket_mb=16)
         await source.commit(given)
+    return None
 
 
 async def serve(engine: Engine, weights: Weights, name: str, token: str) -> None:
@@ -59,8 +63,7 @@ async def serve(engine: Engine, weights: Weights, name: str, token: str) -> None
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         number, command, given = json.loads(line)
-        await obey(engine, source, weights, command, given)
-        say([number, "done"])
+        say([number, await obey(engine, source, weights, command, given)])
 
 
 def say(answer: list[Any]) -> None:

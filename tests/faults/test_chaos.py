@@ -12,7 +12,7 @@ import random
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,14 @@ from typing import Any
 import openai
 import psutil
 import pytest
+import ray
 import torch
 from chaos_replica import Weights
 
 from seamless_verl.gateway.journalled import JournalRecorder
 from seamless_verl.gateway.server import Gateway, GatewaySettings
 from seamless_verl.rollout.states import ReplicaState
-from seamless_verl.trainer.data_plane.rollout import RolloutManager
+from seamless_verl.trainer.data_plane.rollout import RolloutManager, RolloutSettings
 from seamless_verl.trajectory.account import Account
 from seamless_verl.trajectory.assemble import assemble
 from seamless_verl.trajectory.journal import JournalReader, SqliteJournal
@@ -54,8 +55,9 @@ class Replica:
     process: asyncio.subprocess.Process
     port: int = 0
     asked: int = 0
-    answers: dict[int, asyncio.Future[None]] = field(default_factory=dict)
+    answers: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
     reading: asyncio.Task[None] | None = None
+    dead: bool = False
 
     @classmethod
     async def start(cls, model: Path, name: str, core: int) -> Replica:
@@ -80,21 +82,33 @@ class Replica:
     async def read(self) -> None:
         assert self.process.stdout is not None
         while line := await self.process.stdout.readline():
-            self.answers.pop(json.loads(line)[0]).set_result(None)
+            number, value = json.loads(line)
+            if not (answer := self.answers.pop(number)).done():  # nobody waits for it any more
+                answer.set_result(value)
+        self.dead = True
         for answer in self.answers.values():
-            answer.cancel()
+            if not answer.done():
+                answer.set_exception(ray.exceptions.RayActorError())
 
-    async def ask(self, command: str, given: Any = None) -> None:
+    async def ask(self, command: str, given: Any = None) -> Any:
+        """As of an actor: raises RayActorError when it is dead."""
+        if self.dead:
+            raise ray.exceptions.RayActorError
         assert self.process.stdin is not None
         self.asked += 1
         answer = self.answers[self.asked] = asyncio.get_running_loop().create_future()
         self.process.stdin.write(json.dumps([self.asked, command, given]).encode() + b"\n")
-        await self.process.stdin.drain()
-        await answer
+        with suppress(ConnectionError):  # its death is heard of at the other end
+            await self.process.stdin.drain()
+        return await answer
 
     @property
     def pause(self) -> Remote:
         return Remote(self, "pause")
+
+    @property
+    def standing(self) -> Remote:
+        return Remote(self, "standing")
 
     @property
     def resume(self) -> Remote:
@@ -102,9 +116,10 @@ class Replica:
 
     async def kill(self) -> None:
         """The engine's own processes with it: what a machine's death is."""
-        family = [*psutil.Process(self.process.pid).children(recursive=True), psutil.Process(self.process.pid)]
-        for one in family:
-            one.kill()
+        with suppress(psutil.NoSuchProcess):  # it was killed, and nothing took its place
+            itself = psutil.Process(self.process.pid)
+            for one in (*itself.children(recursive=True), itself):
+                one.kill()
         await self.process.wait()
         assert self.reading is not None
         await self.reading
@@ -119,6 +134,30 @@ class Remote:
 
     def remote(self, *given: Any) -> Any:
         return self.replica.ask(self.command, *given)
+
+
+class Kept:
+    """A shelf for one life."""
+
+    value: Any = None
+
+    def put(self, value: Any) -> None:
+        self.value = value
+
+    def get(self) -> Any:
+        return self.value
+
+    def clear(self) -> None:
+        self.value = None
+
+
+class Manager(RolloutManager):
+    """Outside of an actor."""
+
+    async def up(self) -> None: ...
+
+    def fail(self, error: BaseException) -> None:
+        raise error
 
 
 @dataclass
@@ -143,7 +182,7 @@ class Chaos:
             for name in await self.manager.begin_sync(names):
                 try:
                     await self.replicas[name].ask("load", self.version)
-                except asyncio.CancelledError:  # it died under the load
+                except ray.exceptions.RayActorError:  # it died under the load
                     continue
                 await self.manager.synced([name], self.version)
 
@@ -203,7 +242,8 @@ def core_of(name: str) -> int:
 
 @asynccontextmanager
 async def house(model: Path, journal: SqliteJournal) -> AsyncIterator[tuple[Chaos, Gateway, JournalRecorder]]:
-    manager, recorder = RolloutManager(TOKEN, capacity=128), JournalRecorder(journal)
+    manager, recorder = Manager(RolloutSettings("chaos", TOKEN, 128), shelf=Kept()), JournalRecorder(journal)
+    manager.go_on()
     started = await asyncio.gather(*(Replica.start(model, name, core_of(name)) for name in NAMES))
     chaos = Chaos(manager, model, dict(zip(NAMES, started, strict=True)), random.Random(4))
     try:

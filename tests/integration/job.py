@@ -141,13 +141,15 @@ def run(folder: Path, data: Path, main: str = SEAMLESS, env: dict[str, str] | No
     return Job(folder, data, main, options, env or {}).start().finish()
 
 
-def check_record(job: Job, sessions: int) -> None:
-    """The journal of a run of AGENT has its sessions, each of two turns, the second on the first's very tokens."""
-    reader = JournalReader(job.folder / "checkpoints" / "trajectories.sqlite")
-    finished = [session for session in reader.sessions() if session.reason == "finished"]
-    assert len(finished) >= sessions and {session.calls for session in finished} == {2}
-    record = reader.read(finished[0].session_id)
-    assert record is not None
-    first, second = record.calls
-    whole = first.prompt_ids + first.turn().generated_ids
-    assert second.prompt_ids[: len(whole)] == whole
+def check_record(job: Job, sessions: int, shards: int = 1) -> None:
+    """The journals of a run of AGENT have its sessions, each of two turns, the second on the first's very tokens."""
+    names = ["trajectories.sqlite"] if shards == 1 else [f"trajectories-{shard}.sqlite" for shard in range(shards)]
+    readers = [JournalReader(job.folder / "checkpoints" / name) for name in names]
+    finished = [[session for session in reader.sessions() if session.reason == "finished"] for reader in readers]
+    assert sum(map(len, finished)) >= sessions and {session.calls for some in finished for session in some} == {2}
+    for reader, some in zip(readers, finished, strict=True):
+        record = reader.read(some[0].session_id)
+        assert record is not None
+        first, second = record.calls
+        whole = first.prompt_ids + first.turn().generated_ids
+        assert second.prompt_ids[: len(whole)] == whole

@@ -135,6 +135,20 @@ def test_the_port(folder: Path) -> None:
     assert_refused(tiny_plain(folder, ON, f"{key}=65536"), key, 65536, "to 0 for any that is free")
 
 
+def test_the_shards(folder: Path) -> None:
+    key = f"{GATEWAY}.port"
+    with socket.create_server(("", 0)) as taken:
+        before = taken.getsockname()[1] - 1
+        (problem,) = refused(tiny_plain(folder, ON, f"{key}={before}", f"{GATEWAY}.shards=2"))
+        assert problem.key == key and str(before + 1) in problem.reason
+    assert_refused(tiny_plain(folder, ON, f"{key}=65534", f"{GATEWAY}.shards=3"), key, 65534, "to 0 for any")
+    calls = tiny_plain(folder, f"{GATEWAY}.shards=3", "actor_rollout_ref.rollout.max_num_seqs=2")
+    assert_refused(calls, f"{GATEWAY}.shards", 3, f"{GATEWAY}.shards=2 or less")
+    (folder / "trajectories-1.sqlite").write_text("something else")
+    config = tiny_plain(folder, ON, f"trainer.default_local_dir={folder}", f"{GATEWAY}.shards=2")
+    assert_refused(config, "trainer.default_local_dir", str(folder), f"{GATEWAY}.journal")
+
+
 def test_the_journal(folder: Path) -> None:
     key = f"{GATEWAY}.journal"
     (folder / "file").write_text("something else")

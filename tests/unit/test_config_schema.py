@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +25,13 @@ from seamless_verl.resources import lending
 from seamless_verl.trajectory.policies import POLICIES
 
 
+def test_each_shard_has_a_journal() -> None:
+    one, two = GatewayConfig(), GatewayConfig(shards=2, journal="a/b.db")
+    assert one.journal_of(0, "folder") == Path("folder/trajectories.sqlite")
+    assert [two.journal_of(shard, "folder") for shard in (0, 1)] == [Path("a/b-0.db"), Path("a/b-1.db")]
+    assert GatewayConfig(shards=2).journal_of(1, "folder") == Path("folder/trajectories-1.sqlite")
+
+
 def test_yaml_and_dataclass_have_the_same_defaults() -> None:
     assert SeamlessConfig.parse(compose_ours().seamless) == SeamlessConfig() == SeamlessConfig.parse(None)
 
@@ -35,8 +43,9 @@ def test_the_policies_are_those_there_are() -> None:
 
 def test_values_are_read() -> None:
     gateway = {"enabled": True, "port": 8000, "journal": "j.sqlite", "options": ["--tool-call-parser=hermes"]}
+    gateway |= {"shards": 2, "max_failed_groups": 5}
     node = {"layout": "disaggregated", "max_staleness": 0, "cpu": {"devices": 3, "pin": False}, "plot": True}
-    door = GatewayConfig(True, 8000, "j.sqlite", ("--tool-call-parser=hermes",))
+    door = GatewayConfig(True, 8000, "j.sqlite", ("--tool-call-parser=hermes",), 2, 5)
     node |= {"gateway": gateway, "handover": "shared", "weights": {"at_once": 2, "kv": "keep"}}
     node["watchdog"] = {"transition_s": 5, "no_progress_s": 60}
     node["tokens"] = {"policy": "mask_older_than", "older_than": 2}
@@ -89,6 +98,8 @@ def test_machines_are_read() -> None:
         ({"device_memory_gb": "80"}, "seamless.device_memory_gb", "or null"),
         ({"wait_for_machines_s": -1}, "seamless.wait_for_machines_s", "Set seamless.wait_for_machines_s=0"),
         ({"gateway": {"journal": 3}}, "seamless.gateway.journal", "null"),
+        ({"gateway": {"shards": 0}}, "seamless.gateway.shards", "Set seamless.gateway.shards=1"),
+        ({"gateway": {"max_failed_groups": 0}}, "seamless.gateway.max_failed_groups", "max_failed_groups=1"),
         ({"gateway": {"options": "--a"}}, "seamless.gateway.options", 'options=["--one","--two=2"]'),
     ],
 )

@@ -16,7 +16,7 @@ from seamless_verl.config.checks.devices import (
     check_devices,
     check_engine_dtype,
 )
-from seamless_verl.config.checks.gateway import check_gateway, check_journal, check_port
+from seamless_verl.config.checks.gateway import check_gateway, check_journal, check_port, check_shards
 from seamless_verl.config.checks.lengths import check_lengths
 from seamless_verl.config.checks.micro_batches import (
     check_critic_micro_batches,
@@ -50,6 +50,7 @@ CHECKS: tuple[Check, ...] = (
     check_seamless,
     check_gateway,
     check_port,
+    check_shards,
     check_journal,
     check_options,
     check_loops,

@@ -14,11 +14,12 @@ from seamless_verl.config.checks.agents import LOOPS, OURS, loops_of
 from seamless_verl.config.checks.problem import Problem
 from seamless_verl.config.checks.roles import joins_cluster
 from seamless_verl.config.checks.settings import Settings, check
+from seamless_verl.config.schema import JOURNAL as JOURNAL_NAME
 from seamless_verl.errors import ConfigError
 
 ENABLED = "seamless.gateway.enabled"
 PORT, JOURNAL = "seamless.gateway.port", "seamless.gateway.journal"
-BESIDE = "trajectories.sqlite"  # where the journal is by default: beside the checkpoints
+SHARDS, CALLS = "seamless.gateway.shards", "actor_rollout_ref.rollout.max_num_seqs"
 SQLITE = b"SQLite format 3\0"
 LAST_PORT = 65535
 
@@ -38,31 +39,49 @@ def check_gateway(settings: Settings) -> list[Problem]:
 
 @check
 def check_port(settings: Settings) -> list[Problem]:
-    """A port that this machine has free. In a cluster the gateway may be on another one."""
+    """Ports that this machine has free, one for each shard. In a cluster the gateway may be on another one."""
     gateway = settings.seamless.gateway
     if not gateway.enabled or gateway.port == 0:
         return []
     way_out = f"Set {PORT} to another one, or to 0 for any that is free"
-    if gateway.port > LAST_PORT:
-        return [Problem(PORT, gateway.port, f"is more than {LAST_PORT}, the last port there is", way_out)]
+    if (last := gateway.port + gateway.shards - 1) > LAST_PORT:
+        which = "is" if last == gateway.port else f"and those of the other shards, up to {last}:"
+        return [Problem(PORT, gateway.port, f"{which} more than {LAST_PORT}, the last port there is", way_out)]
     if joins_cluster(settings):
         return []
-    try:
-        socket.create_server(("", gateway.port)).close()
-    except OSError as error:
-        return [Problem(PORT, gateway.port, f"cannot be listened to: {error.strerror}", way_out)]
+    for port in range(gateway.port, last + 1):
+        try:
+            socket.create_server(("", port)).close()
+        except OSError as error:
+            which = "" if port == gateway.port else f"needs {port} too, which "
+            return [Problem(PORT, gateway.port, f"{which}cannot be listened to: {error.strerror}", way_out)]
     return []
 
 
 @check
+def check_shards(settings: Settings) -> list[Problem]:
+    """Each shard has room for a call on each replica."""
+    shards = settings.seamless.gateway.shards
+    if settings.mode != "seamless" or shards == 1 or shards <= (room := settings.integer(CALLS, shards)):
+        return []
+    reason = f"a replica runs {CALLS}={room} calls at once, less than one for each shard"
+    return [Problem(SHARDS, shards, reason, f"Set {SHARDS}={room} or less")]
+
+
+@check
 def check_journal(settings: Settings) -> list[Problem]:
-    """A file that this run may write and no other run writes. In a cluster it may be on another machine."""
+    """Files that this run may write and no other run writes. In a cluster they may be on another machine."""
     gateway = settings.seamless.gateway
     if not gateway.enabled or joins_cluster(settings):
         return []
     key = JOURNAL if gateway.journal else "trainer.default_local_dir"
     value = gateway.journal or settings.text(key)
-    path = Path(value) if gateway.journal else Path(value, BESIDE)
+    for shard in range(gateway.shards):
+        _check_file(key, value, gateway.journal_of(shard, value))
+    return []
+
+
+def _check_file(key: str, value: str, path: Path) -> None:
     way_out = f"Set {JOURNAL} to a file in a folder of yours"
     _writable(key, value, path, way_out)
     if path.is_file() and not _is_database(path):
@@ -70,12 +89,11 @@ def check_journal(settings: Settings) -> list[Problem]:
     if locked(path):
         way_out = f"Wait for it or stop it, or give this run its own: {JOURNAL}=<file>"
         raise ConfigError(key, value, f"another run is writing the journal {path}", way_out)
-    return []
 
 
 def _writable(key: str, value: str, path: Path, way_out: str) -> None:
     if path.is_dir():
-        raise ConfigError(key, value, f"{path} is a folder", f"{way_out}, such as {path / BESIDE}")
+        raise ConfigError(key, value, f"{path} is a folder", f"{way_out}, such as {path / JOURNAL_NAME}")
     there = next(parent for parent in path.absolute().parents if parent.exists())
     if not there.is_dir():
         raise ConfigError(key, value, f"{there} is a file, so no folder can be made there", way_out)

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import ray
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 
 from seamless_verl.agents.call import call_agent
@@ -30,8 +29,9 @@ from seamless_verl.agents.endpoint import Endpoint
 from seamless_verl.agents.limits import Limits
 from seamless_verl.agents.load import load_agent
 from seamless_verl.agents.outcome import AgentOutcome, AgentStatus
-from seamless_verl.trainer.data_plane.plane import NAME, FinishedSession
-from seamless_verl.trainer.data_plane.samples import outputs_of
+from seamless_verl.trainer.data_plane.plane import FinishedSession
+from seamless_verl.trainer.data_plane.samples import SessionOutputs, outputs_of
+from seamless_verl.trainer.data_plane.shards import plane_of
 
 logger = logging.getLogger(__name__)
 SAMPLED = ("temperature", "top_p", "top_k", "repetition_penalty")
@@ -47,8 +47,10 @@ class SessionAgentLoop(AgentLoopBase, ABC):  # type: ignore[misc]
     """One session for each run; the agent's sampling is the trainer's, whatever it asks for.
 
     A session whose agent failed or ran out of time is rewarded `failure_reward`; with None it fails, and
-    verl replaces its group.
+    verl replaces its group. `confirmed`: the worker that runs the loop says when the outputs are kept.
     """
+
+    confirmed = False  # a worker of the user's own does not know of it
 
     def __init__(
         self, *args: Any, time_limit_s: float = 600.0, failure_reward: float | None = 0.0, **kwargs: Any
@@ -61,7 +63,8 @@ class SessionAgentLoop(AgentLoopBase, ABC):  # type: ignore[misc]
         """Run the agent to its end, within `time_limit_s`."""
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:
-        plane, started = ray.get_actor(NAME), time.monotonic()
+        name = f"{kwargs['uid']}_{kwargs['session_id']}"  # as TransferQueue's keys begin
+        plane, started = plane_of(self.config, name), time.monotonic()
         overrides = {name: sampling_params[name] for name in SAMPLED if name in sampling_params}
         opening = {
             "uid": str(kwargs["uid"]),
@@ -77,10 +80,17 @@ class SessionAgentLoop(AgentLoopBase, ABC):  # type: ignore[misc]
         finally:
             good = outcome is not None and outcome.status is AgentStatus.FINISHED
             session = await plane.close.remote(opened["session_id"], "finished" if good else "failed")
-        reward = self.reward(outcome, session)
-        if not session.sequences:
-            raise AgentFailedError(f"session {opened['session_id']} left nothing to train: {told(outcome)}")
-        return outputs_of(session, reward, time.monotonic() - started)
+        try:
+            reward = self.reward(outcome, session)
+            if not session.sequences:
+                raise AgentFailedError(f"session {opened['session_id']} left nothing to train: {told(outcome)}")
+        except AgentFailedError:  # nothing of it is kept
+            await plane.handed.remote(opened["session_id"])
+            raise
+        outputs = outputs_of(session, reward, time.monotonic() - started)
+        if not self.confirmed:
+            await plane.handed.remote(opened["session_id"])
+        return SessionOutputs(outputs, plane, opened["session_id"])
 
     def reward(self, outcome: AgentOutcome, session: FinishedSession) -> float | None:
         """What the agent, or its harness, said; None leaves it to verl's reward manager."""

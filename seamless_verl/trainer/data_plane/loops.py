@@ -2,30 +2,48 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import Any
 
 import ray
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
-from seamless_verl.trainer.data_plane.plane import NAME
-from seamless_verl.trainer.data_plane.samples import VersionedOutput
+from seamless_verl.trainer.data_plane.agent_loop import SessionAgentLoop
+from seamless_verl.trainer.data_plane.samples import SessionOutputs, VersionedOutput
+from seamless_verl.trainer.data_plane.shards import NAME
 from seamless_verl.trainer.host import plain_class
+
+LONGEST = 4000  # characters of an error that are passed on; all of it is in the log
+FAILED: ContextVar[list[str]] = ContextVar("failed")
+"""What went wrong in the group that this task, or one it started, belongs to."""
 
 
 class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[misc]
-    """verl's worker; rings when a prompt's group is finished or has failed."""
+    """verl's worker; rings when a prompt's group is finished or has failed, and says which sessions are kept."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.plane = ray.get_actor(NAME)
+        SessionAgentLoop.confirmed = True
+
+    async def _run_prompt(self, *args: Any, **kwargs: Any) -> None:
+        errors: list[str] = []
+        FAILED.set(errors)
+        await super()._run_prompt(*args, **kwargs)
+        await self.plane.ring.remote(errors[-1][-LONGEST:] if errors else None)
+
+    async def _run_agent_loop(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return await super()._run_agent_loop(*args, **kwargs)
+        except Exception as error:
+            FAILED.get().append(f"{type(error).__name__}: {error}")
+            raise
 
     async def _agent_loop_postprocess(self, output: Any, validate: bool, **kwargs: Any) -> None:
         outputs = output if isinstance(output, list) else [output]
         await super()._agent_loop_postprocess([VersionedOutput.of(one) for one in outputs], validate, **kwargs)
-
-    async def _run_prompt(self, *args: Any, **kwargs: Any) -> None:
-        await super()._run_prompt(*args, **kwargs)
-        await self.plane.ring.remote()
+        if isinstance(output, SessionOutputs):
+            await output.handed()
 
 
 class SeamlessAgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]

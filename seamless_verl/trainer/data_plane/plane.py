@@ -1,30 +1,35 @@
 """The actor between agents and replicas: the rollout manager, and with a gateway also its sessions and journal.
 
 Owned state: all of these; the trainer commands it, agent loops generate and open and close sessions in it.
+
+States: (made) STARTING -> UP -> FAILED. After a death Ray makes it again; it starts without being asked, since
+agents ask nobody. What FAILED says why, to everybody who asks from then on, and is not started again.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from seamless_verl.trainer.data_plane.rollout import RolloutManager
+import ray
+
+from seamless_verl.errors import JournalError, PlaneFailedError
+from seamless_verl.trainer.data_plane.rollout import RolloutManager, RolloutSettings
 from seamless_verl.trainer.data_plane.sessions import FinishedSession, Sessions, SessionSettings
 
-__all__ = ["NAME", "DataPlane", "FinishedSession", "PlaneSettings"]
+__all__ = ["DataPlane", "FinishedSession", "PlaneSettings"]
 logger = logging.getLogger(__name__)
-NAME = "seamless_data_plane"  # of the actor, in the job's namespace
 
 
 @dataclass(frozen=True)
 class PlaneSettings:
-    """`token` opens the replicas' doors, `capacity` calls run at once on one of them, and one that does not stop or
-    start within `transition_s` is given up; without `sessions` there is no gateway."""
+    """No `sessions`, no gateway."""
 
-    token: str
-    capacity: int = 256
-    transition_s: float | None = None
+    rollout: RolloutSettings
     sessions: SessionSettings | None = None
 
 
@@ -32,29 +37,77 @@ class DataPlane(RolloutManager):
     """A plain class, made an actor where it is started."""
 
     def __init__(self, settings: PlaneSettings) -> None:
-        super().__init__(settings.token, settings.capacity, settings.transition_s)
-        self.sessions = None if settings.sessions is None else Sessions(settings.sessions, self.calls)
+        super().__init__(settings.rollout)
+        self.settings = settings
+        self.sessions: Sessions | None = None
+        self.starting: asyncio.Task[None] | None = None
+        self.failed: PlaneFailedError | None = None
+        ray.get_runtime_context().current_actor.start.remote()  # Ray calls nothing but this after a death
 
     async def start(self) -> str | None:
         """Listen; returns the gateway's address, without a slash at its end, if there is one."""
-        return None if self.sessions is None else await self.sessions.start()
+        await self.up()
+        return None if self.sessions is None else self.sessions.gateway.url
+
+    async def up(self) -> None:
+        if self.starting is None:
+            self.starting = asyncio.create_task(self._start(), name="start")
+        await asyncio.shield(self.starting)
+        if self.failed is not None:
+            raise self.failed
+
+    async def _start(self) -> None:
+        try:
+            again = self.go_on()
+            if self.settings.sessions is not None:
+                self.sessions = Sessions(self.settings.sessions, self.calls, on_failure=self.fail)
+                await self.sessions.start(again=again)
+            async with self.commands.told():  # from now on this is not its first life
+                pass
+        except Exception as error:  # whoever asks is told
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """It cannot go on: whoever waits or asks is told so."""
+        if self.failed is None:
+            self.failed = PlaneFailedError(self.settings.rollout.name, f"{type(error).__name__}: {error}")
+            logger.critical("%s", self.failed, exc_info=error)
+            self.bell.wake()
 
     async def stop(self) -> None:
         """End what runs, and make all of it durable."""
+        await self.up()
         if self.sessions is not None:
             await self.sessions.stop()
+            self.sessions = None
         await super().stop()
 
     async def open(self, body: dict[str, Any]) -> dict[str, Any]:
         """A session; `body` as POST /admin/sessions takes it."""
-        assert self.sessions is not None
-        return await self.sessions.open(body)
+        async with self._journalling() as sessions:
+            return await sessions.open(body)
 
     async def close(self, session_id: str, reason: str) -> FinishedSession:
-        """End a session and take what it leaves."""
-        assert self.sessions is not None
-        return await self.sessions.close(session_id, reason, self.fleet.committed)
+        """End a session and take what it leaves; again gives the same, until it was handed over."""
+        async with self._journalling() as sessions:
+            return await sessions.close(session_id, reason, self.fleet.committed)
 
-    async def settle(self) -> dict[str, float]:
-        metrics = await super().settle()
+    async def handed(self, session_id: str) -> None:
+        """What a closed session left has been taken over: it is never given again."""
+        async with self._journalling() as sessions:
+            await sessions.handed(session_id)
+
+    @asynccontextmanager
+    async def _journalling(self) -> AsyncGenerator[Sessions, None]:
+        """Without its journal the plane can do nothing."""
+        await self.up()
+        assert self.sessions is not None
+        try:
+            yield self.sessions
+        except JournalError as error:
+            self.fail(error)
+            raise
+
+    async def metrics(self) -> dict[str, float]:
+        metrics = await super().metrics()
         return metrics if self.sessions is None else metrics | await self.sessions.settle()

@@ -3,32 +3,55 @@
 It lives in the data plane's actor. The trainer commands it: which replicas stand still, which are being
 given new weights, which version is committed. Whoever wants tokens calls `generate`, or comes through the
 gateway; either way the call is carried over every pause, hand-over and death.
+
+The actor may die at any instant. Ray starts it again and repeats what it had not answered: every method may be
+called again, and what must be known for that is on a shelf outside of the actor before a command is answered.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from array import array
+from collections import Counter
 from collections.abc import Collection
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
+import ray
+
 from seamless_verl.errors import ReplicaLostError
 from seamless_verl.resources.watchdog import stacks
 from seamless_verl.rollout.calls import Call, Calls
-from seamless_verl.rollout.engine import PauseMode
+from seamless_verl.rollout.commands import Commands
 from seamless_verl.rollout.fleet import Fleet
-from seamless_verl.rollout.routing import PrefixAffinity
-from seamless_verl.rollout.states import ReplicaState
-from seamless_verl.rollout.wire import RemoteEngine
-from seamless_verl.trainer.replica.server import ActorControl
+from seamless_verl.rollout.notes import Notes
+from seamless_verl.rollout.routing import PrefixAffinity, ReplicaView
+from seamless_verl.rollout.states import DEAD, PAUSED, SERVING, ReplicaState
+from seamless_verl.trainer.data_plane.bell import Bell, Failures
+from seamless_verl.trainer.data_plane.contact import Attachment, Contact
+from seamless_verl.trainer.data_plane.shelf import Shelf
 from seamless_verl.trajectory.records import Finish
 
-logger = logging.getLogger(__name__)
 REPORT_TOKENS = 64  # an engine tells of so many tokens at a time where nobody reads along
-REFITTED = (ReplicaState.SERVING, ReplicaState.PAUSED, ReplicaState.STALE)  # what may be given new weights
+STATES = {f"fleet/{state}" for state in ReplicaState}  # the same in every plane
+
+
+@dataclass(frozen=True)
+class RolloutSettings:
+    """`capacity` calls at once on one replica; `token` opens the replicas' doors.
+
+    One that does not stop or start within `transition_s` is given up. `others` are the names of the planes that
+    share the replicas with the first one; a `mirror` is one of those.
+    """
+
+    name: str
+    token: str
+    capacity: int = 256
+    others: tuple[str, ...] = ()
+    mirror: bool = False
+    max_failed_groups: int = 32
+    transition_s: float | None = None
 
 
 @dataclass
@@ -42,25 +65,52 @@ class Generated:
 
 
 class RolloutManager:
-    """Owns the fleet and its calls. Replicas are named `replica-<rank>`; each has room for `capacity` calls."""
+    """Owns the fleet and its calls. Replicas are named `replica-<rank>`."""
 
-    def __init__(self, token: str, capacity: int, transition_s: float | None = None) -> None:
-        self.token, self.capacity = token, capacity
-        self.fleet = Fleet(policy=PrefixAffinity(), deadline_s=transition_s)
+    def __init__(self, settings: RolloutSettings, shelf: Shelf | None = None) -> None:
+        self.rollout = settings
+        self.fleet = Fleet(policy=PrefixAffinity(), deadline_s=settings.transition_s, on_change=self._changed)
         self.calls = Calls(self.fleet)
-        self.bell = Bell()
-        self.held: set[str] = set()  # replicas whose device training has
-        self.command = asyncio.Lock()  # commands follow each other, each seeing what the one before it left
+        self.bell, self.failures = Bell(), Failures(settings.max_failed_groups)
+        self.shelf = shelf or Shelf(settings.name)
+        self.contact: Contact
+        self.commands: Commands
+        self.mending: asyncio.Task[None] | None = None
+        self.stopping = False
 
-    async def attach(self, replica_id: str, host: str, port: int, actor: Any) -> None:
+    async def up(self) -> None:
+        """Returns when it goes on where it was left; raises what keeps it from that."""
+        raise NotImplementedError
+
+    def fail(self, error: BaseException) -> None:
+        """It cannot go on: whoever waits or asks is told so."""
+        raise NotImplementedError
+
+    def go_on(self) -> bool:
+        """With what an earlier life left on the shelf, if there was one."""
+        left: tuple[Notes, dict[str, Attachment]] | None = self.shelf.get()
+        notes, attachments = left or (Notes(), {})
+        self.fleet.commit(notes.committed)
+        rollout = self.rollout
+        self.contact = Contact(
+            self.fleet, notes, attachments, token=rollout.token, capacity=rollout.capacity, mirror=rollout.mirror
+        )
+        self.commands = Commands(
+            self.fleet,
+            notes,
+            save=lambda: self.shelf.put((notes, self.contact.attachments)),
+            mend=self.contact.seek,
+            tell=self._tell,
+        )
+        self._mend()
+        return left is not None
+
+    async def attach(self, replica_id: str, host: str, port: int, server: Any) -> None:
         """A replica that listens; it serves after the next commit."""
-
-        def lost(reason: str) -> None:
-            logger.warning("replica %s is lost: %s", replica_id, reason)
-            self.fleet.lost(replica_id, reason, engine=engine)  # a process in its place is not meant
-
-        engine = await RemoteEngine.connect(host, port, token=self.token, replica_id=replica_id, on_lost=lost)
-        self.fleet.add(replica_id, engine=engine, control=ActorControl(replica_id, actor), capacity=self.capacity)
+        await self.up()
+        async with self.commands.told():
+            await self.contact.attach(Attachment(replica_id, host, port, server))
+            await self._tell("attach", replica_id, host, port, server)
 
     async def generate(self, name: str, prompt_ids: list[int], sampling: dict[str, Any]) -> Generated:
         """One call to its end. `sampling` are vLLM's fields; calls of one `name` like to be together.
@@ -68,6 +118,7 @@ class RolloutManager:
         Raises:
             CallError: the call failed for good.
         """
+        await self.up()
         call = Call(name, array("i", prompt_ids), {"stream_interval": REPORT_TOKENS, **sampling}, key=name)
         done = Generated()
         async with aclosing(self.calls.stream(call)) as pieces:
@@ -81,86 +132,84 @@ class RolloutManager:
         return done
 
     async def freeze(self, ids: Collection[str]) -> dict[str, int]:
-        """Training has their devices: generation stops, and their calls freeze where they are, until `thaw`.
-
-        Returns how many calls each of them has.
-        """
-        async with self.command:
-            self.held |= set(ids)
-            await self._freeze(ids)
-            return self._calls(ids)
+        """See `Commands` for this and the commands that follow. How many calls each of them has."""
+        await self.up()
+        await self.commands.freeze(ids)
+        return self._calls(ids)
 
     async def thaw(self, ids: Collection[str]) -> list[str]:
-        """Their devices are free: frozen replicas go on."""
-        async with self.command:
-            self.held -= set(ids)
-            return await self.fleet.resume(self._of(ids, ReplicaState.PAUSED))
+        await self.up()
+        return await self.commands.thaw(ids)
 
-    async def part(self, ids: Collection[str]) -> dict[str, int]:
-        """Their calls are cut, to go on elsewhere or to wait; then their memory may be taken.
+    async def stand_still(self, ids: Collection[str]) -> None:
+        await self.up()
+        await self.commands.stand_still(ids)
 
-        Returns those that parted, with how many calls each had.
-        """
-        parting = (ReplicaState.SERVING, ReplicaState.PAUSED, ReplicaState.STALE)
-        async with self.command:
-            calls = self._calls(ids)
-            return {name: calls[name] for name in await self.fleet.lend(self._of(ids, *parting))}
+    async def part(self, ids: Collection[str], order: int = 0) -> dict[str, int]:
+        """Those that parted, with how many calls each had."""
+        await self.up()
+        calls = self._calls(ids)
+        return {name: calls.get(name, 0) for name in await self.commands.part(ids, order)}
 
     async def returned(self, ids: Collection[str]) -> list[str]:
-        """Their memory is theirs again; their weights nobody vouches for."""
-        async with self.command:
-            return await self.fleet.reclaimed(self._of(ids, ReplicaState.LENT))
+        await self.up()
+        return await self.commands.returned(ids)
 
     async def commit(self, version: int) -> None:
-        """The weights of `version` may be served from now on; what serves older ones goes on until it is refitted."""
-        self.fleet.commit(version)
+        await self.up()
+        await self.commands.commit(version)
 
     async def begin_sync(self, ids: Collection[str]) -> list[str]:
-        """Those that are to be given new weights, standing still: their calls are frozen in the engine."""
-        async with self.command:
-            await self._freeze(ids)
-            return await self.fleet.begin_sync(self._of(ids, *REFITTED))
+        await self.up()
+        return await self.commands.begin_sync(ids)
 
     async def synced(self, ids: Collection[str], version: int) -> list[str]:
-        """They have the committed weights, and serve, unless training has their device."""
-        async with self.command:
-            synced = await self.fleet.synced(self._of(ids, ReplicaState.SYNCING), version)
-            await self._freeze(self.held & set(synced))
-            return synced
+        await self.up()
+        return await self.commands.synced(ids, version)
 
-    async def sync_failed(self, ids: Collection[str], reason: str) -> None:
-        """New weights did not reach them: their calls go on elsewhere."""
-        logger.warning("%s could not be refitted: %s", ", ".join(ids), reason)
-        async with self.command:
-            await self.fleet.sync_failed(self._of(ids, ReplicaState.SYNCING))
+    async def sync_failed(self, ids: Collection[str], reason: str = "") -> list[str]:
+        await self.up()
+        return await self.commands.sync_failed(ids, reason)
 
     async def settle(self) -> dict[str, float]:
-        """Metrics, after the books have been found to close and somebody to serve.
+        """Metrics of all planes, after the books have been found to close and somebody to serve.
 
         Raises:
             IntegrityError: they do not close.
             ReplicaLostError: no replica serves, so that every call would wait for ever.
         """
-        self.check_integrity()
-        if not self._of(self.fleet, ReplicaState.SERVING) and not self._of(self.held, ReplicaState.PAUSED):
-            raise ReplicaLostError(", ".join(self.fleet), f"no replica serves version {self.fleet.committed}")
-        return self.metrics()
+        await self.up()
+        async with self.commands.told():
+            self.check_integrity()
+            frozen = self.commands.of(self.commands.notes.held, PAUSED)  # while training has their device
+            if not frozen and not self.commands.of(self.fleet, SERVING):
+                raise ReplicaLostError(", ".join(self.fleet), f"no replica serves version {self.fleet.committed}")
+            return summed([await self.metrics(), *await self._tell("settle")])
 
     def check_integrity(self) -> None:
         """Raises IntegrityError where the books of fleet and calls do not close."""
         self.fleet.check_integrity()
         self.calls.check_integrity()
 
-    def metrics(self) -> dict[str, float]:
+    async def metrics(self) -> dict[str, float]:
         return self.fleet.metrics() | self.calls.metrics()
 
-    async def ring(self) -> None:
-        """A group of sessions has come to its end."""
+    async def ring(self, failure: str | None = None) -> None:
+        """A group of sessions has come to its end; `failure` is why, if it failed."""
+        self.failures.note(failure)
         self.bell.ring()
 
     async def rung(self, heard: int, timeout: float) -> int:
-        """How often it was rung, as soon as that is more than `heard` or `timeout` seconds have passed."""
-        return await self.bell.wait(heard, timeout)
+        """How often it was rung, as soon as that is not `heard` or `timeout` seconds have passed.
+
+        Raises:
+            GroupsFailedError: too many groups failed one after another.
+        """
+        await self.up()
+        count = await self.bell.wait(heard, timeout)
+        await self.up()
+        self.failures.check()
+        return count
 
     async def moved(self) -> float:
         """Tokens and replies so far: it grows as long as anything goes on here."""
@@ -168,43 +217,51 @@ class RolloutManager:
 
     async def where(self) -> str:
         """What stands where, for a person: replicas, calls, and every task of this process."""
-        books = [*map(str, self.fleet.view), str({**self.calls.metrics(), "training has": sorted(self.held)})]
+        books = [
+            *map(str, self.fleet.view),
+            str({**self.calls.metrics(), "training has": sorted(self.commands.notes.held)}),
+        ]
         return "\n".join([*books, stacks(asyncio.get_running_loop())])
 
     async def stop(self) -> None:
         """End what runs."""
+        self.stopping = True
         for replica_id in list(self.fleet):
             await self.fleet.remove(replica_id)
+        self.shelf.clear()
 
-    async def _freeze(self, ids: Collection[str]) -> list[str]:
-        return await self.fleet.pause(self._of(ids, ReplicaState.SERVING), PauseMode.KEEP)
+    def _changed(self, view: ReplicaView, why: str) -> None:
+        if view.state is DEAD and why != "restored" and not self.stopping:
+            self.contact.lost.add(view.replica_id)
+            self._mend()
 
     def _calls(self, ids: Collection[str]) -> dict[str, int]:
         return {view.replica_id: view.load for view in self.fleet.view if view.replica_id in ids}
 
-    def _of(self, ids: Collection[str] | Fleet, *states: ReplicaState) -> list[str]:
-        """Those of the ids in one of these states."""
-        wanted = set(ids)
-        return [view.replica_id for view in self.fleet.view if view.replica_id in wanted and view.state in states]
+    def _mend(self) -> None:
+        """See to what was lost also while nobody commands anything."""
+        if self.mending is None or self.mending.done():
+            self.mending = asyncio.create_task(self._mended(), name="mending")
+            self.mending.add_done_callback(self._mending_ended)
+
+    async def _mended(self) -> None:
+        while self.contact.lost and not self.stopping:
+            async with self.commands.told():
+                pass
+
+    def _mending_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(error)
+
+    async def _tell(self, command: str, *arguments: Any) -> list[Any]:
+        """The same to the other planes, if there are any; their answers."""
+        others = [ray.get_actor(name) for name in self.rollout.others]
+        return list(await asyncio.gather(*(getattr(other, command).remote(*arguments) for other in others)))
 
 
-class Bell:
-    """Counts; whoever has heard less is woken."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._rung = asyncio.Event()
-
-    def ring(self) -> None:
-        self.count += 1
-        self._rung.set()
-
-    async def wait(self, heard: int, timeout: float) -> int:
-        deadline = asyncio.get_running_loop().time() + timeout
-        while self.count <= heard and (left := deadline - asyncio.get_running_loop().time()) > 0:
-            self._rung.clear()
-            try:
-                await asyncio.wait_for(self._rung.wait(), left)
-            except TimeoutError:
-                break
-        return self.count
+def summed(metrics: list[dict[str, float]]) -> dict[str, float]:
+    """The planes' metrics as one's: counts add up, the replicas' states are the first plane's."""
+    total = Counter(metrics[0])
+    for more in metrics[1:]:
+        total.update({name: value for name, value in more.items() if name not in STATES})
+    return dict(total)

@@ -11,6 +11,17 @@ from seamless_verl.trainer.data_plane.plane import FinishedSession
 from seamless_verl.trajectory.sequences import CONTEXT, TrainingSequence
 
 
+class SessionOutputs(list[AgentLoopOutput]):
+    """What a session leaves, until TransferQueue has it; then its plane is told, with `handed`."""
+
+    def __init__(self, outputs: list[AgentLoopOutput], plane: Any, session_id: str) -> None:
+        super().__init__(outputs)
+        self.plane, self.session_id = plane, session_id
+
+    async def handed(self) -> None:
+        await self.plane.handed.remote(self.session_id)
+
+
 def outputs_of(session: FinishedSession, reward: float | None, seconds: float) -> list[AgentLoopOutput]:
     """The sequences as verl's outputs; `reward` None lets verl's reward manager score them."""
     metrics = AgentLoopMetrics(generate_sequences=seconds)

@@ -14,7 +14,6 @@ import ray
 from verl.single_controller.ray import RayClassWithInitArgs
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
-from seamless_verl.errors import ReplicaLostError
 from seamless_verl.resources.ledger import Activity, Kind
 from seamless_verl.resources.watchdog import stacks
 from seamless_verl.rollout.engine import PauseMode
@@ -59,6 +58,11 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
     async def where(self) -> str:
         """Every thread and task of this process, for a person."""
         return stacks(asyncio.get_running_loop())
+
+    async def standing(self) -> tuple[int, str | None]:
+        """The version of its weights, and the mode of its pause, None while it generates."""
+        assert self.source is not None
+        return self.source.version, None if self.source.paused is None else self.source.paused.value
 
     async def pause(self, mode: str) -> None:
         assert self.source is not None
@@ -109,25 +113,3 @@ class SeamlessReplica(vLLMReplica):  # type: ignore[misc]
             model_config=self.model_config,
             replica_rank=self.replica_rank,
         )
-
-
-class ActorControl:
-    """A replica's control through its server actor."""
-
-    def __init__(self, replica_id: str, actor: Any) -> None:
-        self.replica_id, self.actor = replica_id, actor
-
-    async def pause(self, mode: PauseMode) -> None:
-        await self._ask(self.actor.pause.remote(mode.value))
-
-    async def resume(self) -> None:
-        await self._ask(self.actor.resume.remote())
-
-    async def abort_all(self) -> None:
-        await self.pause(PauseMode.ABORT)
-
-    async def _ask(self, answer: Any) -> None:
-        try:
-            await answer
-        except ray.exceptions.RayActorError as error:
-            raise ReplicaLostError(self.replica_id, str(error)) from error

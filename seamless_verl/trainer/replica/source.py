@@ -93,7 +93,7 @@ class AsyncLLMSource:
                 for delta in self.deltas(mine, output, top=bool(request.sampling.get("logprobs"))):
                     yield delta
         finally:
-            self._leave(request.request_id)
+            self._leave(request.request_id, mine)
             collector.close()
             if not finished:
                 await self.engine.abort(collector.request_id, internal=True)
@@ -177,8 +177,9 @@ class AsyncLLMSource:
             self.on_busy(True)
         return mine
 
-    def _leave(self, request_id: str) -> None:
-        del self.in_flight[request_id]
+    def _leave(self, request_id: str, mine: InFlight) -> None:
+        if self.in_flight.get(request_id) is mine:  # a client that was started again may use the name again
+            del self.in_flight[request_id]
         if not self.in_flight and self.paused is None:
             self.on_busy(False)
 

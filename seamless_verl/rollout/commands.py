@@ -1,0 +1,214 @@
+"""What a trainer tells a fleet: each command may be told again, also to another process that goes on with the fleet.
+
+Invariants:
+- Commands follow each other; before each, contact with lost replicas is sought again, so that none misses one.
+- A command is noted before it is answered. One that was not answered comes again, and is completed from wherever
+  it was left; one that was answered and comes again changes nothing and has the same answer.
+- Where several planes share the replicas, the first of them commands their engines. The others stop routing before
+  it stops a replica, and route again after it has started one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+from contextlib import asynccontextmanager
+from typing import Any
+
+from seamless_verl.rollout.engine import PauseMode
+from seamless_verl.rollout.fleet import Fleet
+from seamless_verl.rollout.notes import Notes
+from seamless_verl.rollout.states import LENT, PAUSED, SERVING, STALE, SYNCING, ReplicaState
+
+logger = logging.getLogger(__name__)
+Tell = Callable[..., Awaitable[object]]
+
+
+async def _nothing(*_: Any) -> bool:
+    """Nobody to mend or to tell."""
+    return False
+
+
+class Commands:
+    """The commands of one plane.
+
+    Args:
+        save: keeps the notes where another process finds them.
+        mend: seeks contact with the replicas that were lost; whether one came back.
+        tell: gives a command, by its name, to the other planes; only the first plane has some.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        notes: Notes,
+        *,
+        save: Callable[[], None],
+        mend: Callable[[], Awaitable[bool]] = _nothing,
+        tell: Tell = _nothing,
+    ) -> None:
+        self.fleet, self.notes = fleet, notes
+        self._save, self._mend, self._tell = save, mend, tell
+        self._lock = asyncio.Lock()
+
+    @asynccontextmanager
+    async def told(self) -> AsyncGenerator[None, None]:
+        """One command, noted at its end; an empty one mends what was lost."""
+        async with self._lock:
+            await self._met()
+            try:
+                yield
+            finally:
+                self.notes.take(self.fleet.view, self.fleet.committed)
+                self._save()
+
+    async def freeze(self, ids: Collection[str]) -> list[str]:
+        """Training has their devices: generation stops, and their calls freeze where they are, until `thaw`."""
+
+        async def obeyed() -> list[str]:
+            self.notes.held |= set(ids)
+            await self._tell("freeze", ids)
+            await self._pause(ids)
+            return self.of(ids, PAUSED)
+
+        return await self._obey(obeyed)
+
+    async def thaw(self, ids: Collection[str]) -> list[str]:
+        """Their devices are free: frozen replicas go on."""
+
+        async def obeyed() -> list[str]:
+            self._release(ids)
+            self.notes.held -= set(ids)
+            await self.fleet.resume(self.of(ids, PAUSED))
+            await self._tell("thaw", ids)
+            return self.of(ids, SERVING)
+
+        return await self._obey(obeyed)
+
+    async def stand_still(self, ids: Collection[str]) -> list[str]:
+        """To one of the other planes: the first is about to stop them."""
+
+        async def obeyed() -> list[str]:
+            self.notes.still |= set(ids)
+            await self._pause(ids)
+            return self.of(ids, PAUSED)
+
+        return await self._obey(obeyed)
+
+    async def part(self, ids: Collection[str], order: int = 0) -> list[str]:
+        """Their calls are cut, to go on elsewhere or to wait; then their memory may be taken.
+
+        Returns those that parted by this command; an `order` above 0 that comes again has the same answer.
+        """
+        parted: dict[str, None] = {}  # in order, each once
+        again = order > 0 and order == self.notes.parted[0]
+
+        async def obeyed() -> list[str]:
+            if again:
+                return self.notes.parted[1]
+            await self._tell("stand_still", ids)
+            parted.update(dict.fromkeys(await self.fleet.lend(self.of(ids, SERVING, PAUSED, STALE))))
+            await self._tell("part", ids)
+            self._release(ids)
+            return list(parted)
+
+        def noting() -> None:
+            if not again:
+                self.notes.parted = (order, list(parted))
+
+        return await self._obey(obeyed, noting)
+
+    async def returned(self, ids: Collection[str]) -> list[str]:
+        """Their memory is theirs again; their weights nobody vouches for."""
+
+        async def obeyed() -> list[str]:
+            await self.fleet.reclaimed(self.of(ids, LENT))
+            await self._tell("returned", ids)
+            return self.of(ids, STALE)
+
+        return await self._obey(obeyed)
+
+    async def commit(self, version: int) -> None:
+        """The weights of `version` may be served from now on; what serves older ones goes on until it is refitted.
+
+        Raises:
+            ValueError: an older version than the committed one.
+        """
+        async with self.told():
+            self.fleet.commit(version)
+            await self._tell("commit", version)
+
+    async def begin_sync(self, ids: Collection[str]) -> list[str]:
+        """Those that are to be given new weights, standing still: their calls are frozen in the engine."""
+
+        async def obeyed() -> list[str]:
+            await self._tell("stand_still", ids)
+            begun = await self._begin_sync(ids)
+            await self._tell("begin_sync", begun)
+            return begun
+
+        return await self._obey(obeyed)
+
+    async def synced(self, ids: Collection[str], version: int) -> list[str]:
+        """They have the committed weights, and serve, unless training has their device.
+
+        Raises:
+            ReplicaVersionError: they are not the committed ones.
+        """
+
+        async def obeyed() -> list[str]:
+            await self.fleet.synced(self.of(ids, SYNCING), version)
+            self._release(ids)
+            await self._pause(self.notes.held & set(ids))
+            await self._tell("synced", ids, version)
+            return self.of(ids, SERVING, PAUSED)
+
+        return await self._obey(obeyed)
+
+    async def sync_failed(self, ids: Collection[str], reason: str = "") -> list[str]:
+        """New weights did not reach them: their calls go on elsewhere."""
+        logger.warning("%s could not be refitted: %s", ", ".join(ids), reason)
+
+        async def obeyed() -> list[str]:
+            await self.fleet.sync_failed(self.of(ids, SYNCING))
+            self._release(ids)
+            await self._tell("sync_failed", ids, reason)
+            return self.of(ids, STALE)
+
+        return await self._obey(obeyed)
+
+    async def _obey(
+        self, obeyed: Callable[[], Awaitable[list[str]]], noting: Callable[[], None] = lambda: None
+    ) -> list[str]:
+        """A command, again for whom it lost on the way and met again; what is noted of it besides, at its end."""
+        async with self.told():
+            answer = await obeyed()
+            while await self._met():
+                answer = await obeyed()
+            noting()
+            return answer
+
+    async def _met(self) -> bool:
+        """Whether contact was had again with somebody; who is to stand still does, whatever was missed."""
+        back = await self._mend()
+        await self._pause(self.notes.held | self.notes.still)
+        return back
+
+    def of(self, ids: Collection[str] | Fleet, *states: ReplicaState) -> list[str]:
+        """Those of the ids in one of these states, in the order of the ids."""
+        found = {view.replica_id: view.state for view in self.fleet.view}
+        return [name for name in dict.fromkeys(ids) if found.get(name) in states]
+
+    async def _begin_sync(self, ids: Collection[str]) -> list[str]:
+        await self._pause(ids)
+        await self.fleet.begin_sync(self.of(ids, PAUSED, STALE))
+        self._release(ids)
+        return self.of(ids, SYNCING)
+
+    async def _pause(self, ids: Collection[str]) -> None:
+        await self.fleet.pause(self.of(ids, SERVING), PauseMode.KEEP)
+
+    def _release(self, ids: Collection[str]) -> None:
+        """What `stand_still` asked for has come."""
+        self.notes.still -= set(ids)
