@@ -192,7 +192,9 @@ class Commands:
     async def _met(self) -> bool:
         """Whether contact was had again with somebody; who is to stand still does, whatever was missed."""
         back = await self._mend()
-        await self._pause(self.notes.held | self.notes.still)
+        if serving := self.of(self.notes.held | self.notes.still, SERVING):
+            await self._tell("stand_still", serving)  # the other planes stop routing to them first, as ever
+            await self._pause(serving)
         return back
 
     def of(self, ids: Collection[str] | Fleet, *states: ReplicaState) -> list[str]:
