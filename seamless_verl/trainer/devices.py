@@ -14,13 +14,15 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import ray
+from omegaconf import DictConfig
 
-from seamless_verl.resources.lending import Costs, Demand, DeviceView, LendingPolicy, LendingView, Tag, Use
-from seamless_verl.resources.lending.rates import averaged
+from seamless_verl.config.schema import Handover
+from seamless_verl.resources.lending import Demand, DeviceView, LendingPolicy, LendingView, Tag, Use
+from seamless_verl.trainer.measured import Measured
 from seamless_verl.trainer.servers import PlacedReplica
 
 T = TypeVar("T")
@@ -33,50 +35,33 @@ COMPUTATIONS = {
 BOTH = frozenset({Tag.TRAIN, Tag.ROLLOUT})
 
 
-class Measured:
-    """Moving averages: seconds of a hand-over, of a mini-batch's training, and from each computation to the next."""
+@dataclass(frozen=True)
+class Progress:
+    """Where training is: what it waits for, and the mini-batches that it has taken, in all and in this step."""
 
-    def __init__(self) -> None:
-        self.switch_s = 0.0
-        self.train_s: float | None = None
-        self.gaps: dict[str, float] = {}
-        self.ended: tuple[str, float] | None = None
-
-    def switched(self, seconds: float) -> None:
-        self.switch_s = averaged(self.switch_s or None, seconds)
-
-    def begins(self) -> None:
-        if self.ended is not None:
-            name, at = self.ended
-            self.gaps[name] = averaged(self.gaps.get(name), time.monotonic() - at)
-
-    def has_ended(self, name: str, seconds: float) -> None:
-        self.train_s = averaged(self.train_s, seconds)
-        self.ended = (name, time.monotonic())
-
-    @property
-    def costs(self) -> Costs:
-        return Costs(self.switch_s, self.switch_s, self.train_s or 0.0)
+    demand: Demand
+    trained: int
+    update: int
 
 
 class Devices(ABC):
-    """The trainer's devices that `replicas` generate on too. `switching` notes a hand-over; `demand` is asked
-    what the trainer waits for."""
+    """The trainer's devices that `replicas` generate on too. `switching` notes a hand-over; `progress` says where
+    training is."""
 
     def __init__(
         self,
         plane: Any,
         replicas: Sequence[PlacedReplica],
         policy: LendingPolicy,
-        demand: Callable[[], Demand],
+        progress: Callable[[], Progress],
         switching: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self.plane, self.replicas, self.policy = plane, replicas, policy
-        self.demand, self.switching = demand, switching
+        self.progress, self.switching = progress, switching
         self.ids = [one.replica_id for one in replicas]
         self.measured = Measured()
         self.taken: set[str] = set()  # replicas whose devices training has
-        self.depth = self.trained = 0
+        self.depth = 0
         self.running: dict[str, int] = {}
         self.thawing: list[Any] = []  # what was asked for and not waited for
         self.orders = itertools.count(1)  # an order that is repeated after the plane's restart has the same answer
@@ -141,17 +126,18 @@ class Devices(ABC):
             for one in self.replicas
             for device in one.devices
         ]
-        demand = self.demand()
+        progress = self.progress()
+        demand = progress.demand
         if due_in_s is None:  # groups are missing, so there is a call for every seat, or is about to be
             demand = replace(demand, waiting=sum(device.seats for device in devices))
-        return LendingView(time.monotonic(), tuple(devices), demand, self.measured.costs, due_in_s, self.trained)
+        where = (progress.trained, progress.update)
+        return LendingView(time.monotonic(), tuple(devices), demand, self.measured.costs, due_in_s, *where)
 
     def metrics(self) -> dict[str, float]:
         measured = {"lending/switch_s": self.measured.switch_s, "lending/train_s": self.measured.train_s or 0.0}
         return measured | self.policy.metrics()
 
     def _take(self) -> None:
-        self.trained += 1
         self.measured.begins()
         serving = [name for name in self.ids if name not in self.taken]
         if not serving:
@@ -202,3 +188,11 @@ class Released(Devices):
 
     def committed(self) -> None:
         self.taken.clear()
+
+
+def handover_of(asked: Handover, config: DictConfig) -> Handover:
+    """SHARED or RELEASED."""
+    if asked is not Handover.AUTO:
+        return asked
+    releases = config.trainer.device != "cpu" and config.actor_rollout_ref.rollout.free_cache_engine
+    return Handover.RELEASED if releases else Handover.SHARED

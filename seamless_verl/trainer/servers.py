@@ -6,6 +6,7 @@ balancer exists first, empty, and learns of the replicas when they serve.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from seamless_verl.trainer.data_plane.client import SeamlessClient
 from seamless_verl.trainer.device_time import rollout_device, train_device
 from seamless_verl.trainer.host import rebound
 from seamless_verl.trainer.pools import TagPools
+from seamless_verl.trainer.startup import Concurrently
 
 
 @dataclass(frozen=True)
@@ -93,3 +95,23 @@ class SeamlessServers(LLMServerManager):
     def client(self) -> SeamlessClient:
         """What agent loops generate with."""
         return self.get_client(client_cls=SeamlessClient)
+
+
+class StartedServers:
+    """verl's LLMServerManager as `_setup` calls it. What verl puts to sleep there before it loads a checkpoint
+    are replicas that release their memory; the others need not even be waited for yet."""
+
+    def __init__(self, launch: Callable[[], Concurrently[SeamlessServers]], *, released: bool) -> None:
+        self.launch, self.released = launch, released
+        self.sleeping: list[RolloutReplica] = []
+
+    def create(self, **_: Any) -> StartedServers:
+        launched = self.launch()
+        if self.released:
+            self.sleeping = [one.replica for one in launched.result().placed if one.shares_device]
+        return self
+
+    create_empty = create
+
+    def get_replicas(self) -> list[RolloutReplica]:
+        return self.sleeping

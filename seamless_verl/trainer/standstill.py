@@ -62,14 +62,14 @@ class Standstill:
             self.stuck.set_exception(StandstillError(text, self.limit_s))
 
     def outside(self) -> bool:
-        """Whether tokens came since the last look."""
+        """Whether tokens came since the last look; a rollout manager that was started again counts anew."""
         try:
             counted = self.moved()
         except Exception as error:  # whoever does not answer is part of the report
             logger.critical("the rollout manager does not answer: %s", error)
             return False
         before, self.counted = self.counted, counted
-        return counted > before
+        return counted != before
 
     def places(self) -> str:
         """Where the other processes are, or that they do not say."""

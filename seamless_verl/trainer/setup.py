@@ -1,0 +1,195 @@
+"""How a `seamless` run is put together: from its config to a trainer whose engines and replicas stand.
+
+verl's `_setup` does it in its order; what need not wait for each other is started here at once. Owns what is
+made once: the link to the data plane, the replicas, the devices and the commit of weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+from omegaconf import DictConfig
+from verl.trainer.ppo.utils import Role
+from verl.trainer.ppo.v1 import trainer_base
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+from verl.utils.config import omega_conf_to_dataclass
+
+from seamless_verl.config.checks.settings import Settings
+from seamless_verl.config.planning import plan_of
+from seamless_verl.config.schema import Handover, KvOnUpdate, SeamlessConfig
+from seamless_verl.resources.ledger import Kind
+from seamless_verl.resources.lending import Demand, lending_policy
+from seamless_verl.resources.placement import ReplicaKind
+from seamless_verl.resources.staleness import StalenessBound
+from seamless_verl.trainer.commit import Transfer, WeightCommit
+from seamless_verl.trainer.curve import ValidationCurve
+from seamless_verl.trainer.data_plane.link import PlaneLink
+from seamless_verl.trainer.device_time import DeviceTime, TakenThere, train_device
+from seamless_verl.trainer.devices import Devices, Progress, Released, Shared, handover_of
+from seamless_verl.trainer.host import rebound
+from seamless_verl.trainer.pools import TagPools, place_by_tags
+from seamless_verl.trainer.replay_buffer import SeamlessReplayBuffer
+from seamless_verl.trainer.replica.server import SeamlessReplica
+from seamless_verl.trainer.servers import FirstRanks, PlacedReplica, SeamlessServers, StartedServers
+from seamless_verl.trainer.startup import Concurrently
+from seamless_verl.trainer.workers import SeamlessActorWorker, SeamlessCriticWorker, SeamlessWorkerGroup
+from seamless_verl.trajectory.policies import policy
+
+UNRUNG_S = 10.0  # nothing depends on it: a look costs a millisecond
+ACTOR_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy)
+
+
+class TrainerSetup(PPOTrainer):  # type: ignore[misc]
+    """verl's trainer with our pools, workers, replicas and buffer in the places that verl has for its own."""
+
+    def __init__(self, config: DictConfig) -> None:
+        self.seamless = SeamlessConfig.parse(config.get("seamless"))
+        rollout = config.actor_rollout_ref.rollout
+        self.layout = self.seamless.layout_for(rollout.nnodes, rollout.n_gpus_per_node)
+        accelerator = config.trainer.device != "cpu"
+        tagged = self.seamless.resources is not None
+        self.plan = plan_of(Settings.of(config, devices=None, accelerator=accelerator)) if tagged else None
+        self.pools: TagPools | None = None
+        self._enable_hybrid_replicas = self.layout.shares_devices  # read by verl's _setup
+        self.handover = handover_of(self.seamless.handover, config)
+        self.policy = policy(self.seamless.tokens.policy, self.seamless.tokens.older_than)
+        self.curve = ValidationCurve.beside(config.trainer.default_local_dir)
+        self.commit: WeightCommit
+        self.devices: Devices
+        self.device_time: DeviceTime
+        self.servers: SeamlessServers
+        self.link: PlaneLink
+        self.launched: Concurrently[SeamlessServers]
+        self.taken = self.trained = 0  # mini-batches, of this step and of all
+        self.heard = 0  # groups that had ended when we last looked
+        self.seconds_between_looks = UNRUNG_S  # the task runner knows of loops that do not ring
+        self.reached: Callable[[str], None] = lambda stage: None  # who watches the run, set by the task runner
+        self.when_rewards_are_up: Callable[[], None] = lambda: None  # set by the task runner
+        super().__init__(config)
+
+    def _build_replay_buffer(self) -> SeamlessReplayBuffer:
+        updates = self.parameter_sync_step
+        batch = self.config.data.train_batch_size // updates
+        self.bound = StalenessBound(self.seamless.max_staleness, batch, updates)
+        return SeamlessReplayBuffer(
+            bound=self.bound,
+            update=lambda: self.local_trigger_step,
+            wait=self._wait_for_groups,
+            trainer_mode=self.trainer_mode,
+            trainer_config=self.config.trainer.v1.get(self.trainer_mode, {}),
+            sampler_kwargs=self.config.trainer.v1.sampler.sampler_kwargs,
+            refill_fn=self._add_prompts_to_generate,
+            filter_groups_metric=self._resolve_filter_groups_metric(),
+        )
+
+    def _wait_for_groups(self) -> None:
+        """Return when a group has ended since the last time, or after a while in which none has."""
+        self.heard = ray.get(self.link.actor.rung.remote(self.heard, self.seconds_between_looks))
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        classes = dict.fromkeys(ACTOR_ROLES, SeamlessActorWorker) | {Role.Critic: SeamlessCriticWorker}
+        for role in self.role_worker_mapping:
+            if role in classes:
+                self.role_worker_mapping[role] = ray.remote(classes[role])
+        if self.plan is not None:
+            self.pools = place_by_tags(self, self.plan, wait_s=self.seamless.wait_for_machines_s)
+
+    def _setup(self) -> None:
+        self.link = PlaneLink(self.config, self.seamless)
+        SeamlessWorkerGroup.on_spawn = self._start_servers
+        started = StartedServers(self.launch_servers, released=self.handover is Handover.RELEASED)
+        with rebound(trainer_base, RayWorkerGroup=SeamlessWorkerGroup, LLMServerManager=started):
+            super()._setup()
+        placed = self.launched.result().placed
+        self.link.attach(placed, keep_kv=self.seamless.weights.kv is KvOnUpdate.KEEP)
+        self.device_time = self._device_time(placed)
+        self.devices = self._devices([one for one in placed if one.shares_device])
+        self.devices.guard(self)
+        self.commit = self._commit(placed)
+
+    def _devices(self, sharing: Sequence[PlacedReplica]) -> Devices:
+        shared = [device for one in sharing for device in one.devices]
+        switching = partial(self.device_time.doing, Kind.SWITCH, shared)
+        told = (self.link.actor, sharing, lending_policy(self.seamless.lending), self.progress, switching)
+        if self.handover is Handover.SHARED:
+            return Shared(*told)
+        return Released(*told, sleep=self.checkpoint_manager.sleep_replicas)
+
+    def _commit(self, placed: Sequence[PlacedReplica]) -> WeightCommit:
+        engine = omega_conf_to_dataclass(self.config.actor_rollout_ref.rollout.checkpoint_engine)
+        alone = [one.replica for one in placed if not one.shares_device]
+        return WeightCommit(
+            self.link.actor,
+            self.actor_rollout_wg,
+            placed,
+            Transfer(engine, self.actor_rollout_wg, alone) if alone else None,
+            at_once=self.seamless.weights.at_once,
+            released=self.handover is Handover.RELEASED,
+            syncing=partial(self.device_time.doing, Kind.SYNC),
+        )
+
+    def progress(self) -> Progress:
+        """Where training is, and what it waits for, as far as the last look at the queue told."""
+        needed = self.bound.batch
+        left = needed * (self.parameter_sync_step - self.taken)
+        demand = Demand(ready=self.replay_buffer.finished(), needed=needed, left_in_step=left)
+        return Progress(demand, self.trained, self.taken)
+
+    def _device_time(self, placed: Sequence[PlacedReplica]) -> DeviceTime:
+        training = [train_device(i) for i in range(self.actor_rollout_wg.world_size)]
+        alone = [device for one in placed if not one.shares_device for device in one.devices]
+        handles = [one.replica.server_handle for one in placed]
+
+        def ask() -> list[TakenThere]:
+            asked = [handle.take_activity.remote() for handle in handles]
+            groups = [self.actor_rollout_wg, *([self.critic_wg] if self.use_critic else [])]
+            return [there for group in groups for there in group.take_activity()] + ray.get(asked)
+
+        return DeviceTime(Path(self.config.trainer.default_local_dir), [*training, *alone], ask)
+
+    def _start_servers(self, groups: dict[str, Any]) -> None:
+        """Launch the replicas beside the trainer's engines, once their processes exist.
+
+        Not on an accelerator that both would share: vLLM sizes its cache by the memory it finds free.
+        """
+        actors = next((group for role, group in groups.items() if role.startswith("actor")), None)
+        if actors is None or hasattr(self, "servers"):
+            return
+        sharing = FirstRanks(actors.workers[: self._generating(actors.world_size)])
+        self.servers = SeamlessServers(self.config, self.layout, sharing, SeamlessReplica, self.pools)
+        self.servers.open_balancer()
+        if not self.layout.shares_devices or self.config.trainer.device == "cpu":
+            self.launched = Concurrently("rollout", self.servers.launch)
+
+    def _generating(self, world: int) -> int:
+        """How many of the trainer's ranks, the first ones, are on devices that generate too."""
+        if self.plan is None:
+            return world
+        return sum(len(replica.devices) for replica in self.plan.replicas_of(ReplicaKind.HYBRID))
+
+    def launch_servers(self) -> Concurrently[SeamlessServers]:
+        """The launch of the replicas when verl's set-up reaches them: begun by now, or begun here."""
+        self.when_rewards_are_up()
+        if not hasattr(self, "launched"):
+            self.launched = Concurrently("rollout", self.servers.launch)
+        return self.launched
+
+    def where(self) -> dict[str, Any]:
+        """The actors that can be asked where they are, by name."""
+        servers = {one.replica_id: one.replica.server_handle for one in getattr(self.servers, "placed", [])}
+        return {"rollout manager": self.link.actor, **servers}
+
+    def get_llm_client(self) -> Any:
+        return self.servers.client()
+
+    def _rollout_server_managers(self) -> list[Any]:
+        return [self.servers]
+
+    def _get_n_gpus_for_throughput(self) -> int:
+        alone = (one.replica.world_size for one in self.servers.placed if not one.shares_device)
+        return int(self.resource_pool_manager.get_n_gpus() + sum(alone))
