@@ -15,8 +15,9 @@ import psutil
 import pytest
 
 RUN = """
-import sys
+import signal, sys
 from seamless_verl import supervisor
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also when the tests themselves run under nohup
 {before}
 def afterwards(note):
     print("note", note.read_text() if note.exists() else "none", flush=True)
