@@ -2,9 +2,11 @@
 
 A prompt submitted in step p starts on the weights of version p - 1, and step g trains the weights of
 version g - 1, so that its oldest token is g - p versions old. With at most (S + 1) steps' worth of
-prompts outstanding, and the oldest taken first, none is trained more than S versions late: the i-th
-oldest waits for i // batch updates. Taking a younger group while an older one still generates breaks
-that order, and is allowed only as far as everything left behind can still be trained in time.
+prompts outstanding when the step begins, and the oldest taken first, none is trained more than S
+versions late: the i-th oldest waits for i // batch updates. What is submitted later in the step has
+missed its first updates, and as many fewer may be outstanding. Taking a younger group while an older
+one still generates breaks that order, and is allowed only as far as everything left behind can still
+be trained in time.
 """
 
 from __future__ import annotations
@@ -21,11 +23,14 @@ class StalenessBound:
     batch: int
     updates: int = 1
 
-    def room(self, outstanding: int, ahead: int | None = None) -> int:
-        """How many prompts may be submitted beside those outstanding, with at most `ahead` steps' worth of them
-        beyond the step's own; as many as the bound allows when it is None."""
-        steps = self.max_staleness if ahead is None else min(ahead, self.max_staleness)
-        return max(0, (steps + 1) * self.batch * self.updates - outstanding)
+    def room(self, outstanding: int, ahead: int | None = None, update: int = 0) -> int:
+        """How many prompts may be submitted before update number `update` (from 0) of a step, beside those
+        outstanding, with at most `ahead` steps' worth of them beyond the step's own; as many as the bound allows
+        when it is None."""
+        step = self.batch * self.updates
+        allowed = (self.max_staleness + 1) * step - update * self.batch
+        wanted = allowed if ahead is None else (ahead + 1) * step
+        return max(0, min(allowed, wanted) - outstanding)
 
     def too_old(self, step: int, submitted: int) -> bool:
         """Whether training in `step` a prompt of step `submitted` would pass the bound."""

@@ -41,16 +41,24 @@ class SeamlessTrainer(TrainerSetup):
         self._add_async_warmup_batches(self.seamless.batches_ahead)
 
     def prepare_step(self) -> dict[str, Any]:
-        """Submit one batch, or what the bound has room for after a resume under a smaller one."""
-        room = self.bound.room(self.replay_buffer.outstanding(), self.seamless.batches_ahead)
-        if room >= self.config.data.train_batch_size:
-            return dict(super().prepare_step())
-        if room:
+        """Submit one batch, or what the bound has room for."""
+        if self.room() < self.config.data.train_batch_size:
+            self.refill()
+            return {}
+        return dict(super().prepare_step())
+
+    def room(self) -> int:
+        return self.bound.room(self.replay_buffer.outstanding(), self.seamless.batches_ahead, self.taken)
+
+    def refill(self) -> None:
+        """Submit what there is room for, so that engines do not run low until the step ends."""
+        if room := self.room():
             self._add_prompts_to_generate(room)
-        return {}
 
     def on_sample_begin(self) -> None:
         self.reached(f"waiting for groups, step {self.global_steps}")
+        if self.taken:
+            self.refill()
         self.devices.offer(None)
 
     def on_sample_end(self) -> None:

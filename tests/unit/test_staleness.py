@@ -8,16 +8,17 @@ from hypothesis import strategies as st
 from seamless_verl.resources.staleness import StalenessBound
 
 
-def worst_staleness(bound: StalenessBound, finishing: list[int], steps: int, *, heed: bool = True) -> int:
+def worst_staleness(
+    bound: StalenessBound, finishing: list[int], steps: int, *, ahead: int | None = None, heed: bool = True
+) -> int:
     """Train `steps` steps; `finishing[n]` polls pass before the n-th prompt has been generated."""
     outstanding: list[tuple[int, int]] = []  # (step submitted, polls left)
     worst, number = 0, 0
     for step in range(1, steps + 1):
-        wanted = bound.room(len(outstanding)) if step == 1 else bound.batch * bound.updates
-        for _ in range(min(wanted, bound.room(len(outstanding)))):
-            outstanding.append((step, finishing[number % len(finishing)]))
-            number += 1
         for update in range(bound.updates):
+            for _ in range(bound.room(len(outstanding), ahead, update)):
+                outstanding.append((step, finishing[number % len(finishing)]))
+                number += 1
             while True:
                 done = sorted(p for p in outstanding if p[1] <= 0)
                 taken = done[: bound.batch]
@@ -37,11 +38,20 @@ def worst_staleness(bound: StalenessBound, finishing: list[int], steps: int, *, 
 schedules = st.lists(st.integers(0, 30), min_size=1, max_size=40)
 
 
-@given(st.integers(0, 4), st.integers(1, 5), st.integers(1, 3), schedules)
+@given(st.integers(0, 4), st.integers(1, 5), st.integers(1, 3), st.none() | st.integers(0, 5), schedules)
 @settings(max_examples=300, deadline=None)
-def test_no_token_is_older_than_the_bound(staleness: int, batch: int, updates: int, finishing: list[int]) -> None:
+def test_no_token_is_older_than_the_bound(
+    staleness: int, batch: int, updates: int, ahead: int | None, finishing: list[int]
+) -> None:
     bound = StalenessBound(staleness, batch, updates)
-    assert worst_staleness(bound, finishing, steps=20) <= staleness
+    assert worst_staleness(bound, finishing, steps=20, ahead=ahead) <= staleness
+
+
+def test_a_step_that_runs_ahead_by_less_than_the_bound_is_refilled_before_each_update() -> None:
+    bound = StalenessBound(max_staleness=4, batch=4, updates=4)
+    assert [bound.room(32 - 4 * update, 1, update) for update in range(4)] == [0, 4, 8, 12]
+    assert [bound.room(80 - 4 * update, None, update) for update in range(4)] == [0, 0, 0, 0]
+    assert bound.room(64, None, update=1) == 12
 
 
 def test_without_holding_it_would_be_passed() -> None:
