@@ -132,6 +132,7 @@ def stopped(job: Job, moment: str, number: int) -> None:
 
 
 def leftovers(job: Job) -> list[str]:
-    """Processes that mention this run's folder."""
+    """Processes that mention this run's folder, and what is in its TMPDIR."""
     found = (process.info for process in psutil.process_iter(["pid", "cmdline"]) if process.pid != os.getpid())
-    return [str(info) for info in found if str(job.folder) in " ".join(info["cmdline"] or [])]
+    processes = [str(info) for info in found if str(job.folder) in " ".join(info["cmdline"] or [])]
+    return processes + sorted(os.listdir(job.temporary))
