@@ -14,7 +14,7 @@ async def answered(call: Any, *, cut: bool = False) -> Any:
     Whoever is cancelled meanwhile goes on when the call has ended, which for one that may be `cut` is at once:
     Ray repeats what a plane has not answered, also for callers that wait no longer.
     """
-    answer = call.as_future()
+    answer = asyncio.wrap_future(call.future())
     try:
         return await asyncio.shield(answer)
     except asyncio.CancelledError:
