@@ -2,8 +2,8 @@
 
 Ray, vLLM and Megatron start processes that start processes. As the "subreaper" of them all (Linux),
 this parent inherits every orphan, so that when the child ends, however it ends, whatever still runs
-is ended too, and the scratch folder with Ray's session and sockets goes with it. A Ray cluster that
-was there before and is joined is no descendant: nothing of it is touched.
+is ended too, and the scratch folder with everything temporary goes with it; what a killed supervisor left
+goes with the next run. A Ray cluster that was there before and is joined is no descendant: nothing of it is touched.
 
 States: RUNNING -> (signal) STOPPING -> (child gone or grace over) SWEEPING -> DONE. A second signal
 skips the grace. Every state but RUNNING ends in bounded time, also when a process cannot be killed.
@@ -18,7 +18,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -26,6 +25,8 @@ from pathlib import Path
 from types import FrameType
 
 import psutil
+
+from seamless_verl.scratch import scratch_folder
 
 GRACE_S = 25.0  # from a signal until the child is killed: Ray needs some seconds to shut down
 SWEEP_S = 4.0  # from asking the left-over processes to end until they are killed
@@ -47,7 +48,7 @@ def supervise(command: Sequence[str], *, marker: str, afterwards: Callable[[Path
     become_subreaper()
     with scratch_folder() as scratch:
         note = scratch / "run.json"
-        env = os.environ | {marker: str(note)} | ray_folder(os.environ, scratch, alone=alone)
+        env = os.environ | {marker: str(note)} | folders(os.environ, scratch, alone=alone)
         child = subprocess.Popen(command, env=env, start_new_session=True, preexec_fn=prepare_child)
         code = wait_forwarding_signals(child)
         with signals_ignored():  # an impatient third signal must not cut the sweep short
@@ -61,10 +62,21 @@ def supervise(command: Sequence[str], *, marker: str, afterwards: Callable[[Path
     return code
 
 
-def ray_folder(environ: Mapping[str, str], scratch: Path, *, alone: bool) -> dict[str, str]:
-    """Ray's session in the scratch folder, unless that would hide a cluster to join or overrule the user."""
+def folders(environ: Mapping[str, str], scratch: Path, *, alone: bool) -> dict[str, str]:
+    """The scratch folder as TMPDIR, and as Ray's, unless that would hide a cluster to join or overrule the user.
+
+    The workers of a Ray that the run starts inherit both. Those of a cluster that is joined do not, and are given
+    neither: they have the TMPDIR of whoever started the cluster, may be on hosts where the folder is not, and
+    may still be ending when it is removed. Torch's compile cache goes with it, unless TORCHINDUCTOR_CACHE_DIR
+    names one to keep.
+    """
     elsewhere = "RAY_TMPDIR" in environ or joins_cluster(environ, named_only=alone)
-    return {} if elsewhere else {"RAY_TMPDIR": str(scratch)}
+    return {"TMPDIR": str(scratch), "RAY_TMPDIR": ray_folder(environ) if elsewhere else str(scratch)}
+
+
+def ray_folder(environ: Mapping[str, str]) -> str:
+    """Where Ray would have its sessions by itself."""
+    return environ.get("RAY_TMPDIR") or environ.get("TMPDIR") or "/tmp"
 
 
 def joins_cluster(environ: Mapping[str, str], *, named_only: bool = False) -> bool:
@@ -74,8 +86,7 @@ def joins_cluster(environ: Mapping[str, str], *, named_only: bool = False) -> bo
     """
     if environ.get("RAY_ADDRESS"):
         return environ["RAY_ADDRESS"] != "local"
-    folder = environ.get("RAY_TMPDIR") or environ.get("TMPDIR") or "/tmp"  # as Ray looks for it
-    return not named_only and answers(Path(folder, "ray", "ray_current_cluster"))
+    return not named_only and answers(Path(ray_folder(environ), "ray", "ray_current_cluster"))
 
 
 def answers(address_file: Path) -> bool:
@@ -110,16 +121,6 @@ def prepare_child() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
-@contextmanager
-def scratch_folder() -> Iterator[Path]:
-    """A folder for Ray's session, with a path short enough for its sockets."""
-    path = Path(tempfile.mkdtemp(prefix="seamless-", dir="/tmp" if Path("/tmp").is_dir() else None))
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def wait_forwarding_signals(child: subprocess.Popen[bytes]) -> int:

@@ -73,9 +73,20 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
         self.trainer.reached = standstill.reached
         standstill.train(training)
 
+    def stop_agent_loops(self) -> None:
+        """Nobody calls the plane any more. A manager of the user's own may know no end for its workers but one."""
+        manager = self.agent_loop_manager
+        if hasattr(manager, "stop"):
+            manager.stop()
+            return
+        for worker in getattr(manager, "agent_loop_workers", ()):
+            ray.kill(worker)
+
     def close(self, succeeded: bool) -> None:
-        """Close the loggers, the queue, then the gateway, also when the trainer was never built."""
+        """Stop the agent loops, then what they call: loggers, queue, gateway; also when the trainer was never built."""
         try:
+            if succeeded:
+                self.stop_agent_loops()
             tracking = getattr(self.trainer, "logger", None)
             if tracking is not None:
                 tracking.finish(exit_code=0 if succeeded else 1)

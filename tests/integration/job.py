@@ -8,8 +8,9 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ AGENT: dict[str, Any] = {
 
 @dataclass
 class Job:
-    """One command line in a folder of its own; `start`, then `finish` or `stop`."""
+    """One command line in a folder of its own, and with a TMPDIR of its own; `start`, then `finish` or `stop`."""
 
     folder: Path
     data: Path
@@ -43,6 +44,7 @@ class Job:
     overrides: dict[str, Any]
     env: dict[str, str]
     process: subprocess.Popen[str] | None = None
+    temporary: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="t")))  # short, for sockets
 
     def command(self) -> list[str]:
         base = {
@@ -81,6 +83,7 @@ class Job:
             "HF_HUB_OFFLINE": "1",
             "PYTHONPATH": str(SUPPORT),
             "VERL_FILE_LOGGER_PATH": str(self.folder / "metrics.jsonl"),
+            "TMPDIR": str(self.temporary),
         }
         with (self.folder / "log.txt").open("w") as log:
             self.process = subprocess.Popen(

@@ -14,7 +14,7 @@ from typing import Any
 import ray
 from omegaconf import DictConfig, OmegaConf
 
-from seamless_verl.config.schema import GatewayConfig
+from seamless_verl.config.schema import SeamlessConfig
 from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.rollout.stub import StubEngine
 from seamless_verl.rollout.wire import EngineServer, serve_engine
@@ -67,7 +67,6 @@ class Plane:
     """A data plane with its replicas; the trainer's part is played by who calls its methods."""
 
     def __init__(self, model: Path, folder: Path, *, shards: int, replicas: int, delay_s: float) -> None:
-        self.gateway = GatewayConfig(True, shards=shards, max_failed_groups=3)
         self.config: DictConfig = OmegaConf.create(
             {
                 "actor_rollout_ref": {
@@ -81,12 +80,13 @@ class Plane:
                     },
                 },
                 "trainer": {"default_local_dir": str(folder)},
-                "seamless": {"gateway": {"enabled": True, "shards": shards}},
+                "seamless": {"gateway": {"enabled": True, "shards": shards, "max_failed_groups": 3}},
             }
         )
         self.servers = [ray.remote(StubServer).options(num_cpus=0).remote(i, delay_s) for i in range(replicas)]
         self.names = [f"replica-{i}" for i in range(replicas)]
-        self.link = PlaneLink(self.config, self.gateway)
+        seamless = SeamlessConfig.parse(self.config.seamless)
+        self.gateway, self.link = seamless.gateway, PlaneLink(self.config, seamless)
         self.first = self.link.actor
         placed = [
             PlacedReplica(SimpleNamespace(server_handle=server, replica_rank=i), False, (f"rollout-{i}",))  # type: ignore[arg-type]

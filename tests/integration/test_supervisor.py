@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from pathlib import Path
@@ -23,6 +24,12 @@ def afterwards(note):
     print("note", note.read_text() if note.exists() else "none", flush=True)
 sys.exit(supervisor.supervise([sys.executable, "-c", sys.argv[1]], marker="M", afterwards=afterwards))
 """
+
+
+@pytest.fixture
+def tmp_path() -> Path:
+    """Short, since it is TMPDIR here, where Ray's sockets are."""
+    return Path(tempfile.mkdtemp(prefix="t"))
 
 
 def supervised(code: str, cwd: Path, *, before: str = "", **env: str) -> subprocess.Popen[str]:
@@ -56,7 +63,8 @@ def test_the_exit_code_is_the_childs_and_nothing_is_left(tmp_path: Path, body: s
     assert process.returncode == code and len(rows) == 3
     for pid, scratch in rows:
         assert not psutil.pid_exists(int(pid))
-        assert not Path(scratch).exists()
+        assert Path(scratch).parent == tmp_path
+    assert not os.listdir(tmp_path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -75,8 +83,7 @@ def test_a_signal_lets_the_child_clean_up(tmp_path: Path, number: int) -> None:
     assert scratch.is_dir()
     process.send_signal(number)
     process.communicate(timeout=30)
-    assert process.returncode == 130 and (tmp_path / "cleaned").exists()
-    assert not scratch.exists()
+    assert process.returncode == 130 and os.listdir(tmp_path) == ["cleaned"]
 
 
 def test_a_run_under_nohup_hears_no_hangup(tmp_path: Path) -> None:
@@ -162,25 +169,48 @@ def test_a_process_of_others_is_left_alone(tmp_path: Path) -> None:
         other.kill()
 
 
-def session(tmp_path: Path, *, before: str = "alone = False", **env: str) -> str | None:
-    """RAY_TMPDIR as the supervisor gives it to its child, by the name of its folder."""
-    call = "print(supervisor.ray_folder(os.environ, Path('scratch'), alone=alone).get('RAY_TMPDIR')); sys.exit()"
+def test_everything_temporary_of_the_child_is_in_the_scratch_folder(tmp_path: Path) -> None:
+    code = "import os, tempfile; print(tempfile.mkdtemp(), os.environ['RAY_TMPDIR'], flush=True)"
+    process = supervised(code, tmp_path)
+    made, scratch = map(Path, line(process).split())
+    assert made.parent == scratch != tmp_path == scratch.parent
+    assert process.wait(30) == 0
+
+
+def test_what_a_killed_supervisor_left_goes_with_the_next_run(tmp_path: Path) -> None:
+    code = "import tempfile, time; print(tempfile.mkdtemp(), flush=True); time.sleep(600)"
+    other, killed = supervised(code, tmp_path), supervised(code, tmp_path)
+    held, left = Path(line(other)).parent, Path(line(killed)).parent
+    killed.kill()
+    killed.communicate()
+    assert set(tmp_path.iterdir()) == {held, left}
+    assert supervised("", tmp_path).wait(30) == 0
+    assert list(tmp_path.iterdir()) == [held], "that of a run that goes on stays"
+    other.send_signal(signal.SIGTERM)
+    other.communicate(timeout=30)
+    assert not os.listdir(tmp_path)
+
+
+def session(tmp_path: Path, *, before: str = "alone = False", **env: str) -> str:
+    """RAY_TMPDIR as the supervisor gives it to its child."""
+    call = "print(supervisor.folders(os.environ, Path('scratch'), alone=alone)['RAY_TMPDIR']); sys.exit()"
     process = supervised("", tmp_path, before=f"import os; from pathlib import Path\n{before}\n{call}", **env)
     out, _ = process.communicate(timeout=30)
-    return None if out.strip() == "None" else out.strip()
+    return out.strip()
 
 
 def test_a_cluster_that_can_be_joined_is_not_hidden(tmp_path: Path) -> None:
+    rays_own = str(tmp_path)
     assert session(tmp_path) == "scratch"
     assert session(tmp_path, RAY_ADDRESS="") == "scratch"
     assert session(tmp_path, RAY_ADDRESS="local") == "scratch"
-    assert session(tmp_path, RAY_ADDRESS="10.0.0.1:6379") is None
-    assert session(tmp_path, RAY_TMPDIR="/the/users") is None
+    assert session(tmp_path, RAY_ADDRESS="10.0.0.1:6379") == rays_own
+    assert session(tmp_path, RAY_TMPDIR="/the/users") == "/the/users"
     (tmp_path / "ray").mkdir()
     address = tmp_path / "ray" / "ray_current_cluster"
     with socket.create_server(("127.0.0.1", 0)) as cluster:
         address.write_text(f"127.0.0.1:{cluster.getsockname()[1]}")
-        assert session(tmp_path) is None
+        assert session(tmp_path) == rays_own
         assert session(tmp_path, before="alone = True") == "scratch"
     assert session(tmp_path) == "scratch"  # it has crashed, and its file stays
     address.write_text("nonsense")

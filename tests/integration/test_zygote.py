@@ -11,8 +11,9 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 import yaml
-from zygote_cases import launch, script, zygote
+from zygote_cases import launch, script, zygote, zygote_with
 
 from seamless_verl.platform.zygote import command, launcher
 
@@ -41,6 +42,16 @@ def test_a_fork_is_the_process_that_was_asked_for(zygote: dict[str, str], tmp_pa
     assert report["nice"] == os.nice(0) + 3 and report["parent"] != worker.pid
     assert report["path"] == [str(tmp_path), str(tmp_path / "more")]
     assert out.splitlines()[1] == "at exit" and worker.returncode == 7
+
+
+def test_a_fork_has_its_own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "asks_early.py").write_text("import tempfile; tempfile.gettempdir()")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with zygote_with("asks_early", tmp_path) as environ:
+        worker = launch(
+            environ | {"TMPDIR": str(tmp_path)}, script(tmp_path, "import tempfile; print(tempfile.gettempdir())")
+        )
+        assert worker.communicate()[0] == f"{tmp_path}\n"
 
 
 def test_forks_run_side_by_side_and_each_end_is_told(zygote: dict[str, str], tmp_path: Path) -> None:

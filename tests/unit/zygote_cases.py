@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -17,11 +18,17 @@ from seamless_verl.platform.zygote import launcher
 @pytest.fixture
 def zygote(tmp_path: Path) -> Iterator[dict[str, str]]:
     """The environment of a launcher whose zygote has imported `colorsys` and belongs to a process of its own."""
+    with zygote_with("colorsys", tmp_path) as environ:
+        yield environ
+
+
+@contextmanager
+def zygote_with(module: str, tmp_path: Path) -> Iterator[dict[str, str]]:
     owner = subprocess.Popen(["sleep", "100"])
     environ = {**os.environ, launcher.ADDRESS: f"zygote-test-{os.getpid()}-{tmp_path.name}", "MINE": "yes"}
-    assert launcher.start_zygote(launcher.address(environ), owner.pid, ["colorsys"])
+    assert launcher.start_zygote(launcher.address(environ), owner.pid, [module])
     assert not launcher.start_zygote(launcher.address(environ), owner.pid), "there is one already"
-    imported = script(tmp_path, "import sys; sys.exit('colorsys' in sys.modules)")
+    imported = script(tmp_path, f"import sys; sys.exit({module!r} in sys.modules)")
     while launch(environ, imported).wait(20) != 1:
         pass  # forks made before the imports are over import by themselves
     yield environ

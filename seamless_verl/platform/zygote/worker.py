@@ -15,6 +15,7 @@ import runpy
 import signal
 import socket
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -89,6 +90,7 @@ def take_over(request: Request) -> None:
     os.chdir(request.cwd)
     os.environ.clear()
     os.environ.update(request.env)
+    tempfile.tempdir = None  # whatever was imported may have asked for it, with another TMPDIR
     os.nice(max(0, request.nice - os.nice(0)))
     os.sched_setaffinity(0, request.cores)
     if "numpy" in sys.modules:  # the others reseed themselves after a fork

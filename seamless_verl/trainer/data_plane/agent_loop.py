@@ -29,6 +29,7 @@ from seamless_verl.agents.endpoint import Endpoint
 from seamless_verl.agents.limits import Limits
 from seamless_verl.agents.load import load_agent
 from seamless_verl.agents.outcome import AgentOutcome, AgentStatus
+from seamless_verl.trainer.data_plane.answers import answered
 from seamless_verl.trainer.data_plane.plane import FinishedSession
 from seamless_verl.trainer.data_plane.samples import SessionOutputs, outputs_of
 from seamless_verl.trainer.data_plane.shards import plane_of
@@ -72,24 +73,25 @@ class SessionAgentLoop(AgentLoopBase, ABC):  # type: ignore[misc]
             "metadata": {"session": str(kwargs["session_id"])},  # (uid, session) is TransferQueue's key
             "sampling": {"overrides": overrides, "max_tokens": self.rollout_config.response_length},
         }
-        opened = await plane.open.remote(opening)
+        opened = await answered(plane.open.remote(opening))
         endpoint = Endpoint(opened["anthropic_base_url"], opened["key"], opened["session_id"])
         outcome: AgentOutcome | None = None
         try:
             outcome = await self.run_agent(task_of(kwargs), endpoint)
         finally:
             good = outcome is not None and outcome.status is AgentStatus.FINISHED
-            session = await plane.close.remote(opened["session_id"], "finished" if good else "failed")
+            reason = "finished" if good else "failed"
+            session = await answered(plane.close.remote(opened["session_id"], reason))
         try:
             reward = self.reward(outcome, session)
             if not session.sequences:
                 raise AgentFailedError(f"session {opened['session_id']} left nothing to train: {told(outcome)}")
         except AgentFailedError:  # nothing of it is kept
-            await plane.handed.remote(opened["session_id"])
+            await answered(plane.handed.remote(opened["session_id"]))
             raise
         outputs = outputs_of(session, reward, time.monotonic() - started)
         if not self.confirmed:
-            await plane.handed.remote(opened["session_id"])
+            await answered(plane.handed.remote(opened["session_id"]))
         return SessionOutputs(outputs, plane, opened["session_id"])
 
     def reward(self, outcome: AgentOutcome, session: FinishedSession) -> float | None:

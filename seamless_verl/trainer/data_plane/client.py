@@ -10,6 +10,7 @@ from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
 from seamless_verl.config.schema import SeamlessConfig
+from seamless_verl.trainer.data_plane.answers import answered
 from seamless_verl.trainer.data_plane.rollout import Generated
 from seamless_verl.trainer.data_plane.shards import plane_name, shard_of
 from seamless_verl.trajectory.records import Finish
@@ -30,8 +31,8 @@ class SeamlessClient(FullyAsyncLLMServerClient):  # type: ignore[misc]
         if any(map(given, others.values())) or any(given(sampling_params.get(name)) for name in OF_THE_ENGINE):
             return await super().generate(request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **others)
         ids, name = normalize_token_ids(prompt_ids), str(request_id)
-        done = await self.plane(name).generate.remote(name, ids, self.fields(len(ids), sampling_params))
-        return output_of(done)
+        call = self.plane(name).generate.remote(name, ids, self.fields(len(ids), sampling_params))
+        return output_of(await answered(call, cut=True))
 
     def plane(self, name: str) -> Any:
         """The plane for a request of this name, which is the same for all turns of a conversation."""

@@ -1,7 +1,12 @@
-"""verl's agent loops, of which each says when a group of sessions has ended, so that nobody has to ask."""
+"""verl's agent loops, of which each says when a group of sessions has ended, so that nobody has to ask.
+
+They are stopped before the plane they call.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from contextvars import ContextVar
 from typing import Any
 
@@ -9,11 +14,14 @@ import ray
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
 from seamless_verl.trainer.data_plane.agent_loop import SessionAgentLoop
+from seamless_verl.trainer.data_plane.answers import answered
 from seamless_verl.trainer.data_plane.samples import SessionOutputs, VersionedOutput
 from seamless_verl.trainer.data_plane.shards import NAME
 from seamless_verl.trainer.host import plain_class
 
+logger = logging.getLogger(__name__)
 LONGEST = 4000  # characters of an error that are passed on; all of it is in the log
+STOP_S = 30.0  # for agents to end that are told to
 FAILED: ContextVar[list[str]] = ContextVar("failed")
 """What went wrong in the group that this task, or one it started, belongs to."""
 
@@ -30,7 +38,16 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
         errors: list[str] = []
         FAILED.set(errors)
         await super()._run_prompt(*args, **kwargs)
-        await self.plane.ring.remote(errors[-1][-LONGEST:] if errors else None)
+        await answered(self.plane.ring.remote(errors[-1][-LONGEST:] if errors else None))
+
+    async def stop(self) -> None:
+        """End the groups that still run; then none of their calls is open, unless an agent does not end."""
+        running = set(self.background_tasks)
+        for task in running:
+            task.cancel()
+        left = (await asyncio.wait(running, timeout=STOP_S))[1] if running else running
+        if left:
+            logger.warning("%s of %s groups did not end within %s s", len(left), len(running), STOP_S)
 
     async def _run_agent_loop(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -52,3 +69,11 @@ class SeamlessAgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = ray.remote(SeamlessAgentLoopWorker)
+
+    def stop(self) -> None:
+        """No group runs any more, and so nobody calls the plane."""
+        for stopped in [worker.stop.remote() for worker in self.agent_loop_workers]:
+            try:
+                ray.get(stopped)
+            except ray.exceptions.RayActorError as error:  # it calls nobody either
+                logger.warning("an agent loop worker was dead before it was stopped: %s", error)

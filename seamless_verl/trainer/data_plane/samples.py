@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
+from seamless_verl.trainer.data_plane.answers import answered
 from seamless_verl.trainer.data_plane.plane import FinishedSession
 from seamless_verl.trajectory.sequences import CONTEXT, TrainingSequence
 
@@ -19,7 +20,7 @@ class SessionOutputs(list[AgentLoopOutput]):
         self.plane, self.session_id = plane, session_id
 
     async def handed(self) -> None:
-        await self.plane.handed.remote(self.session_id)
+        await answered(self.plane.handed.remote(self.session_id))
 
 
 def outputs_of(session: FinishedSession, reward: float | None, seconds: float) -> list[AgentLoopOutput]:
