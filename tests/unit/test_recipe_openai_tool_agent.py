@@ -188,6 +188,14 @@ def test_the_command_refuses_what_cannot_work(tmp_path: Path) -> None:
     assert not (tmp_path / "model").exists()
 
 
+def test_the_command_refuses_a_folder_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    command = [sys.executable, str(RECIPE / "data.py"), "--out", "file"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2 and not done.stdout
+    assert done.stderr.startswith("--out='file': ") and done.stderr.endswith(". Name a folder that can be written\n")
+
+
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_an_empty_split_is_refused(split: str) -> None:
     with pytest.raises(ConfigError, match=f"{split}=0"):
