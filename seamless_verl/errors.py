@@ -6,6 +6,13 @@ arguments, and its text is complete without its traceback.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec
+
+P = ParamSpec("P")
+
 
 class SeamlessError(Exception):
     """Root of all errors raised on purpose by this package."""
@@ -20,6 +27,20 @@ class ConfigError(SeamlessError, ValueError):
 
     def __str__(self) -> str:
         return f"{self.key}={self.value!r}: {self.reason}. {self.way_out}"
+
+
+def refusing(command: Callable[P, int]) -> Callable[P, int]:
+    """A command that ends with code 2, and one line on standard error, for a setting that cannot work."""
+
+    @wraps(command)
+    def ended(*args: P.args, **kwargs: P.kwargs) -> int:
+        try:
+            return command(*args, **kwargs)
+        except ConfigError as error:
+            sys.stderr.write(f"{error}\n")
+            return 2
+
+    return ended
 
 
 class HostMovedError(SeamlessError, RuntimeError):

@@ -19,7 +19,7 @@ from seamless_verl.config import SeamlessConfig, preflight, register_search_path
 from seamless_verl.config.adopting import adopt_resources
 from seamless_verl.config.checks.modes import VERL_MODES
 from seamless_verl.config.command import composing, remove_run_folder
-from seamless_verl.errors import ConfigError
+from seamless_verl.errors import ConfigError, refusing
 from seamless_verl.platform.detect import on_cpu
 from seamless_verl.platform.environment import prepare
 from seamless_verl.supervisor import joins_cluster, supervise
@@ -30,6 +30,7 @@ PLATFORM = "SEAMLESS_PLATFORM"  # the choice among config/platform/, by default
 logger = logging.getLogger(__name__)
 
 
+@refusing
 def main() -> int:
     """Supervise a child that trains, or train when this is that child."""
     run_file = os.environ.pop(SUPERVISED, None)
@@ -40,11 +41,7 @@ def main() -> int:
     os.environ[RUN_FILE] = run_file  # for our trainer, in an actor
     register_search_path()
     os.environ.setdefault(PLATFORM, "cpu" if on_cpu() else "accelerator")
-    try:
-        compose_and_run()
-    except ConfigError as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
+    compose_and_run()
     return 0
 
 

@@ -13,10 +13,12 @@ import os
 import sys
 from pathlib import Path
 
-from seamless_verl.errors import ConfigError
+from seamless_verl.errors import ConfigError, refusing
 from seamless_verl.tiny import SIZES, make_arithmetic, make_model
+from seamless_verl.tiny.files import writing_to
 
 
+@refusing
 def main() -> int:
     """Exit code 0, or 2 with one line on standard error for a setting that cannot work."""
     parser = argparse.ArgumentParser(description="Make the arithmetic recipe's model and data.")
@@ -26,16 +28,10 @@ def main() -> int:
     parser.add_argument("--train", type=int, default=4096, help="questions to train on")
     parser.add_argument("--val", type=int, default=128, help="questions to validate on")
     options = parser.parse_args()
-    try:
+    with writing_to(options.out):
         check(options)
         make_model(options.size, options.seed, options.out / "model")
         make_arithmetic(options.out, options.seed, options.train, options.val)
-    except ConfigError as error:
-        print(error, file=sys.stderr)  # noqa: T201
-        return 2
-    except OSError as error:  # a disk that is full, or a folder that went away meanwhile
-        print(f"--out={str(options.out)!r}: {error}. Name a folder that can be written", file=sys.stderr)  # noqa: T201
-        return 2
     return 0
 
 

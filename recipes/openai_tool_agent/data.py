@@ -17,8 +17,9 @@ from typing import Any
 
 from transcripts import ask
 
-from seamless_verl.errors import ConfigError
+from seamless_verl.errors import ConfigError, refusing
 from seamless_verl.tiny import make_model
+from seamless_verl.tiny.files import writing_to
 from seamless_verl.tiny.task import write_parquet
 
 DATA_SOURCE = "calculator"
@@ -59,6 +60,7 @@ def make_beginner(folder: Path, seed: int, steps: int) -> None:
     print(f"warm start: {steps} steps in {time.monotonic() - began:.0f} s")  # noqa: T201
 
 
+@refusing
 def main() -> int:
     """Exit code 0, or 2 with one line on standard error for a setting that cannot work."""
     parser = argparse.ArgumentParser(description="Make the tool agent's model and data.")
@@ -68,13 +70,10 @@ def main() -> int:
     parser.add_argument("--train", type=int, default=2048, help="questions to train on")
     parser.add_argument("--val", type=int, default=64, help="questions to validate on")
     options = parser.parse_args()
-    try:
+    with writing_to(options.out):
         for split, count in (("train", options.train), ("val", options.val)):
             write_parquet(options.out / f"{split}.parquet", rows(split, options.seed, count))
         make_beginner(options.out / "model", options.seed, options.steps)
-    except ConfigError as error:
-        print(error, file=sys.stderr)  # noqa: T201
-        return 2
     return 0
 
 

@@ -18,15 +18,16 @@ from typing import Any
 
 from bugs import Repository, draw_repository
 
-from seamless_verl.errors import ConfigError
+from seamless_verl.errors import ConfigError, refusing
 from seamless_verl.tiny import SIZES, make_model
-from seamless_verl.tiny.files import replaced_folder
+from seamless_verl.tiny.files import replaced_folder, writing_to
 from seamless_verl.tiny.task import write_parquet
 
 DATA_SOURCE, HIDDEN = "swe_agent", "test_hidden.py"
 MADE = "made_by_data.py"  # by which a folder is known as ours, and may be replaced
 
 
+@refusing
 def main() -> int:
     """Exit code 0, or 2 with one line on standard error for a setting that cannot work."""
     parser = argparse.ArgumentParser(description="Make the swe_agent recipe's model, repositories and data.")
@@ -37,19 +38,13 @@ def main() -> int:
     parser.add_argument("--val", type=int, default=8, help="repositories to validate on")
     options = parser.parse_args()
     splits = {"train": options.train, "val": options.val}
-    try:
+    with writing_to(options.out):
         for split, count in splits.items():
             check_count(split, count)
         for split, count in splits.items():
             make_split(options.out.resolve(), split, options.seed, count)
         if options.size != "none":
             make_model(options.size, options.seed, options.out / "model")
-    except ConfigError as error:
-        print(error, file=sys.stderr)  # noqa: T201
-        return 2
-    except OSError as error:  # a disk that is full, or a folder that is a file
-        print(f"--out={str(options.out)!r}: {error}. Name a folder that can be written", file=sys.stderr)  # noqa: T201
-        return 2
     return 0
 
 

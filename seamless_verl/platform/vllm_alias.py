@@ -14,7 +14,7 @@ import tempfile
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
-from seamless_verl.errors import ConfigError
+from seamless_verl.errors import ConfigError, refusing
 
 
 def installed(name: str) -> Distribution | None:
@@ -65,13 +65,10 @@ def write_dist_info(site: Path, version: str, requires: str) -> None:
         raise
 
 
+@refusing
 def main() -> int:
     """Exit code 0, or 2 with one line on standard error."""
-    try:
-        print(f"vllm {lay_alias()}")  # noqa: T201
-    except ConfigError as error:
-        print(error, file=sys.stderr)  # noqa: T201
-        return 2
+    print(f"vllm {lay_alias()}")  # noqa: T201
     return 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from seamless_verl.errors import ConfigError
 from seamless_verl.resources.lending import LendingPolicy, StepBoundary, lending_policy
@@ -61,45 +61,13 @@ class Scheduler:
         return StepBoundary(share=self.share) if self.policy == "step_boundary" else lending_policy(self.policy)
 
 
-SYNC = Scheduler(
-    policy="step_boundary",
-    max_staleness=0,
-    updates=1,
-    early_pause=True,
-    carry=True,
-    cut_at_sync=True,
-    carry_s=VERL_RESUME_S,
-    oldest_first=False,
-)
-COLOCATE = Scheduler(
-    policy="step_boundary",
-    updates=1,
-    heed=False,
-    early_pause=True,
-    carry=True,
-    cut_at_sync=True,
-    carry_s=VERL_RESUME_S,
-    oldest_first=False,
-)
-SEPARATE = Scheduler(
-    policy="never",
-    heed=False,
-    carry=True,
-    cut_at_sync=True,
-    carry_s=VERL_RESUME_S,
-    early_pause=True,
-    oldest_first=False,
-)
-SWITCHING = Scheduler(
-    policy="step_boundary",
-    share=0.4,
-    heed=False,
-    carry=True,
-    cut_at_sync=True,
-    carry_s=VERL_RESUME_S,
-    early_pause=True,
-    oldest_first=False,
-)
+VERLS = Scheduler(heed=False, carry=True, cut_at_sync=True, carry_s=VERL_RESUME_S, early_pause=True, oldest_first=False)
+"""What verl's modes have in common."""
+
+COLOCATE = replace(VERLS, policy="step_boundary", updates=1)
+SYNC = replace(COLOCATE, max_staleness=0, heed=True)
+SEPARATE = replace(VERLS, policy="never")
+SWITCHING = replace(VERLS, policy="step_boundary", share=0.4)
 
 SCHEDULERS: Mapping[str, Scheduler] = {
     "sync": SYNC,

@@ -10,23 +10,20 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from seamless_verl.errors import ConfigError
+from seamless_verl.errors import refusing
 from seamless_verl.tiny.models import SIZES, make_model
 from seamless_verl.tiny.task import make_arithmetic
 
 TASKS = {"arithmetic": make_arithmetic}
 
 
+@refusing
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0, or 2 with one line on standard error for a setting that cannot work."""
     options = _parser().parse_args(arguments)
-    try:
-        make_model(options.size, options.seed, options.out / "model")
-        if options.task:
-            TASKS[options.task](options.out, options.seed, options.train, options.val)
-    except ConfigError as error:
-        print(error, file=sys.stderr)  # noqa: T201
-        return 2
+    make_model(options.size, options.seed, options.out / "model")
+    if options.task:
+        TASKS[options.task](options.out, options.seed, options.train, options.val)
     return 0
 
 

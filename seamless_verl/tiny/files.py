@@ -44,6 +44,15 @@ def replaced_folder(path: Path, *, marker: str) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+@contextmanager
+def writing_to(folder: Path) -> Iterator[None]:
+    """Raises ConfigError for `--out` when the block cannot write: a full disk, or a folder that is a file."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError("--out", str(folder), str(error), "Name a folder that can be written") from error
+
+
 def _refuse_foreign(path: Path, marker: str) -> None:
     if not path.exists() or (path / marker).is_file():
         return

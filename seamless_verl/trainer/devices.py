@@ -30,7 +30,6 @@ T = TypeVar("T")
 COMPUTATIONS = {
     "actor_rollout_wg": ("compute_log_prob", "update_actor"),
     "ref_policy_wg": ("compute_ref_log_prob",),
-    "critic_wg": ("infer_batch",),
 }
 BOTH = frozenset({Tag.TRAIN, Tag.ROLLOUT})
 

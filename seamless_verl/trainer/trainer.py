@@ -85,8 +85,12 @@ class SeamlessTrainer(TrainerSetup):
             metrics.update(logprob_difference(batch))
         return batch
 
+    def _compute_values(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        with self.devices.training("infer_batch"):  # the critic's group does not wait, verl does inside of this
+            return super()._compute_values(batch, metrics)
+
     def _update_critic(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        with self.devices.training("train_mini_batch"):  # verl starts the update and waits for it inside
+        with self.devices.training("train_mini_batch"):
             return super()._update_critic(batch, metrics)
 
     def _validate(self) -> dict[str, float]:

@@ -40,6 +40,12 @@ def logprobs(values: Iterable[float]) -> array[float]:
     return array(LOGPROB, values)
 
 
+def check_pairs(what: str, ids: Sequence[int], logprobs: Sequence[float]) -> None:
+    """Raises ValueError unless there is exactly one logprob for each id."""
+    if len(ids) != len(logprobs):
+        raise ValueError(f"{what}: {len(logprobs)} logprobs for {len(ids)} ids; give one for each")
+
+
 @dataclass(frozen=True)
 class Segment:
     """A maximal run of generated tokens with one weight version from one replica.
@@ -54,8 +60,7 @@ class Segment:
     replica: str
 
     def __post_init__(self) -> None:
-        if len(self.ids) != len(self.logprobs):
-            raise ValueError(f"segment: {len(self.logprobs)} logprobs for {len(self.ids)} ids; give one for each")
+        check_pairs("segment", self.ids, self.logprobs)
 
     def __len__(self) -> int:
         return len(self.ids)

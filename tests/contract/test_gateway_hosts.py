@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
 
 import pytest
+from host_cases import attributes, found, listed, parameters
 
-from seamless_verl.platform.adaptation import Adaptation
-
-VLLM, VERL = "vllm 0.29.0", "verl 0.9.1"
 CLIENT = "vllm.engine.protocol:EngineClient."
 STATE = "vllm.v1.engine.output_processor:RequestState."
 TEXT = "vllm.v1.engine.detokenizer:IncrementalDetokenizer."
@@ -52,6 +49,12 @@ PARAMETERS = {
     "vllm.renderers.hf:safe_apply_chat_template": "model_config tokenizer conversation * tools chat_template tokenize"
     " return_assistant_tokens_mask **kwargs",
     "vllm.entrypoints.serve.utils.api_utils:listen_for_disconnect": "request",
+    ONLINE + "warmup": "self",
+    RENDERER + "get_tokenizer": "self",
+    "vllm.renderers.params:ChatParams.with_defaults": "self default_chat_template_kwargs default_media_io_kwargs"
+    " default_mm_processor_kwargs",
+    "vllm.entrypoints.chat_utils:parse_chat_messages": "messages model_config content_format media_io_kwargs"
+    " mm_processor_kwargs",
     "vllm.envs:enable_envs_cache": "",
     "vllm.envs:disable_envs_cache": "",
     "vllm.renderers.online_renderer:_reused_prompt_token_ids": "request",
@@ -70,6 +73,15 @@ PARAMETERS = {
     "verl.utils.tokenizer.continuous_token_wiring:create_continuous_token_builder": "tokenizer * model_family"
     " hf_model_type chat_template_kwargs mm_processor_kwargs processor **builder_kwargs",
     BUILDER + "merge_context_tokens": "self previous_messages updated_messages runtime_token_ids * tools",
+    "vllm.entrypoints.openai.models.serving:OpenAIServingModels.show_available_models": "self",
+    "vllm.entrypoints.openai.models.protocol:BaseModelPath": "name model_path",
+    "vllm.engine.arg_utils:AsyncEngineArgs.from_cli_args": "args",
+    "vllm.exceptions:GracefulHTTPError": "message http_status",
+    "vllm.exceptions:VLLMValidationError": "message * parameter value",
+    "fastapi:FastAPI.build_middleware_stack": "self",
+    "fastapi._compat:ModelField.validate": "self value values * loc",
+    "uvicorn:Server.startup": "self sockets",
+    "uvicorn:Server.capture_signals": "self",
 }
 # Objects whose being there is all that is needed.
 NAMES = (
@@ -80,34 +92,40 @@ NAMES = (
     "vllm.entrypoints.anthropic.api_router:router",
     "vllm.engine.arg_utils:AsyncEngineArgs.create_model_config",
     "vllm.exceptions:GenerationError",
-    "vllm.exceptions:GracefulHTTPError",
-    "vllm.exceptions:VLLMValidationError",
+    "vllm.exceptions:VLLMNotFoundError",
     "vllm.v1.engine.exceptions:EngineGenerateError",
-    "vllm.entrypoints.chat_utils:parse_chat_messages",
     "vllm.envs:VLLM_CPU_KVCACHE_SPACE",
 )
-
-
-def parameters(found: Any) -> str:
-    """Names in order, `*` where the keyword-only ones begin."""
-    words: list[str] = []
-    stars: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
-    for one in inspect.signature(inspect.unwrap(found)).parameters.values():
-        if one.kind is one.KEYWORD_ONLY and "*" not in words:
-            words.append("*")
-        words.append(stars.get(one.kind, "") + one.name)
-    return " ".join(words)
+# What we read of its objects, or set on them.
+HELD = {
+    "vllm.renderers.hf:HfRenderer": "tokenizer _tokenize_prompt_async _apply_chat_template_async",
+    ONLINE[:-1]: "renderer model_config chat_template",
+    "vllm.v1.engine:EngineCoreRequest": "request_id external_req_id prompt_token_ids sampling_params reasoning_ended"
+    " reasoning_parser_kwargs",
+    "vllm.v1.engine:EngineCoreOutput": "request_id new_token_ids new_logprobs",
+    "vllm.v1.engine:FinishReason": "STOP LENGTH ABORT ERROR",
+    "vllm.sampling_params:SamplingParams": "num_logprobs output_kind prompt_logprobs",
+    STATE[:-1]: "detokenizer logprobs_processor",
+    TEXT[:-1]: "output_token_ids",
+    "vllm.config:StructuredOutputsConfig": "reasoning_parser",
+    "vllm.config:VllmConfig": "model_config structured_outputs_config",
+    "verl.utils.tokenizer.continuous_token:MergeResult": "token_ids",
+}
 
 
 @pytest.mark.parametrize("symbol", PARAMETERS)
 def test_what_we_override_or_call_takes_what_it_took(symbol: str) -> None:
-    host = VERL if symbol.startswith("verl.") else VLLM
-    assert parameters(Adaptation("gateway", symbol, host, "overridden or called").find()) == PARAMETERS[symbol]
+    assert parameters(found(symbol, "gateway")) == PARAMETERS[symbol]
 
 
 @pytest.mark.parametrize("symbol", NAMES)
 def test_what_we_import_is_there(symbol: str) -> None:
-    Adaptation("gateway", symbol, VLLM, "imported").find()
+    found(symbol, "gateway")
+
+
+@pytest.mark.parametrize(("owner", "name"), listed(HELD))
+def test_its_objects_hold_what_we_read(owner: str, name: str) -> None:
+    assert name in attributes(found(owner, "gateway"))
 
 
 def test_our_client_answers_all_that_the_protocol_demands() -> None:
@@ -138,12 +156,6 @@ def test_changed_parameters_are_checked_again() -> None:
     from vllm.sampling_params import SamplingParams
 
     assert structs.replace(SamplingParams(top_k=5), temperature=0.0).top_k == 0  # greedy: __post_init__ has run
-
-
-def test_a_state_has_the_parts_we_feed() -> None:
-    from vllm.v1.engine.output_processor import RequestState
-
-    assert {"detokenizer", "logprobs_processor"} <= set(inspect.signature(RequestState.__init__).parameters)
 
 
 def test_logprobs_come_in_the_order_we_build_them() -> None:

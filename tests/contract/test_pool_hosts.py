@@ -7,8 +7,8 @@ import inspect
 from typing import Any
 
 import pytest
+from host_cases import found, signature
 
-from seamless_verl.platform.adaptation import Adaptation
 from seamless_verl.resources.model_facts import ModelFacts
 
 BASE = "verl.single_controller.ray.base:"
@@ -47,8 +47,7 @@ LATENT = {
 
 @pytest.mark.parametrize("symbol", OVERRIDDEN)
 def test_verl_still_has_what_the_pools_override(symbol: str) -> None:
-    found: Any = Adaptation("tag-pools", symbol, "verl 0.9.1", "overridden").verify()
-    assert str(inspect.signature(inspect.unwrap(found))) == OVERRIDDEN[symbol]
+    assert str(signature(found(symbol, "tag-pools"))) == OVERRIDDEN[symbol]
 
 
 def test_the_managers_fields() -> None:

@@ -13,6 +13,7 @@ import hydra
 import pytest
 from config_cases import TINY, compose_ours, compose_verl, refused, tiny_files
 from omegaconf import OmegaConf
+from purity_cases import HEAVY
 
 from seamless_verl.config import SeamlessConfig, preflight, register_search_path
 
@@ -20,7 +21,6 @@ SEAMLESS_KEYS = {
     *("layout", "max_staleness", "cpu", "gateway", "plot"),
     *("resources", "wait_for_machines_s", "device_memory_gb"),
 }
-HEAVY = ("torch", "ray", "verl", "vllm", "megatron", "mbridge", "transformers", "transfer_queue")
 MIXED = (
     "data.train_batch_size=64",
     "actor@actor_rollout_ref.actor=dp_actor",

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from purity_cases import HEAVY
 
 PACKAGE = Path(__file__).parents[2] / "seamless_verl"
-HEAVY = ("torch", "ray", "verl", "vllm", "megatron", "mbridge", "transformers", "transfer_queue")
 PURE = (
     "errors",
     "config",

@@ -3,42 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import random
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletionMessage
+from recipe_cases import RECIPES, load
 
 from seamless_verl.agents.load import load_agent
 from seamless_verl.errors import ConfigError
 from seamless_verl.tiny import make_tokenizer
 
-RECIPE = Path(__file__).parents[2] / "recipes" / "openai_tool_agent"
-
-
-def load(*names: str) -> list[ModuleType]:
-    """The recipe's modules, which import one another by these plain names; the names are free again after."""
-    before = {name: sys.modules.pop(name, None) for name in names}
-    sys.path.insert(0, str(RECIPE))
-    try:
-        return [importlib.import_module(name) for name in names]
-    finally:
-        sys.path.remove(str(RECIPE))
-        for name, module in before.items():
-            sys.modules.pop(name, None)
-            if module is not None:
-                sys.modules[name] = module
-
-
-AGENT, TRANSCRIPTS, WARM_START, DATA, REWARD = load("agent", "transcripts", "warm_start", "data", "reward")
+RECIPE = RECIPES / "openai_tool_agent"
+AGENT, TRANSCRIPTS, WARM_START, DATA, REWARD = load(RECIPE, "agent", "transcripts", "warm_start", "data", "reward")
 Habit = TRANSCRIPTS.Habit
 
 
@@ -202,6 +186,14 @@ def test_the_command_refuses_what_cannot_work(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2 and "steps=0" in done.stderr and not done.stdout
     assert not (tmp_path / "model").exists()
+
+
+def test_the_command_refuses_a_folder_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    command = [sys.executable, str(RECIPE / "data.py"), "--out", "file"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2 and not done.stdout
+    assert done.stderr.startswith("--out='file': ") and done.stderr.endswith(". Name a folder that can be written\n")
 
 
 @pytest.mark.parametrize("split", ["train", "val"])

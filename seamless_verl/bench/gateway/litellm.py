@@ -19,7 +19,7 @@ from seamless_verl.bench.gateway.pace import MODEL
 from seamless_verl.bench.gateway.processes import started
 
 VERSION = "1.106.0"
-START_S = 120.0
+START_S, LOOK_S = 120.0, 0.2
 OFFLINE = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_TELEMETRY": "False", "LITELLM_LOG": "ERROR"}
 
 
@@ -65,11 +65,19 @@ def proxy(command: Path, folder: Path, engine_port: int, *, key: str, pinned: se
         started([str(command), *told], pinned=pinned, env=env, log=log) as process,
     ):
         until = time.monotonic() + START_S
-        while not _listens(port):
-            if process.poll() is not None or time.monotonic() > until:
+        while not _listens(port):  # which is all that it lets anybody know
+            if _ended(process, LOOK_S) or time.monotonic() > until:
                 raise RuntimeError(f"the LiteLLM proxy does not listen: {Path(log.name).read_text()[-2000:]}")
-            time.sleep(0.2)
         yield port, process.pid
+
+
+def _ended(process: subprocess.Popen[str], within_s: float) -> bool:
+    """Whether it has ended, or does so within that time."""
+    try:
+        process.wait(within_s)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def _free_port() -> int:

@@ -23,26 +23,23 @@ from seamless_verl.bench.training.report import RATES_FILE, RESULT_FILE, make_re
 from seamless_verl.bench.training.running import RunFailedError, run
 from seamless_verl.bench.training.settings import Plan, bench_cores, make_data
 from seamless_verl.bench.training.workloads import WORKLOADS, Workload, workload_named
-from seamless_verl.errors import ConfigError
+from seamless_verl.errors import ConfigError, refusing
 from seamless_verl.tiny.files import replaced_file
 
 VANILLA = "sync,colocate_async,separate_async,separate_async-switch,*-poll"
 OURS = "seamless-colocated-s1,seamless-disaggregated-s1-streamed,seamless-multiplexed-s1-streamed"
 
 
+@refusing
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0; 1 when a run failed or did other work; 2 for a setting that cannot work."""
     options = parser().parse_args(arguments)
-    try:
-        workload = workload_named(options.workload)
-        if options.list:
-            sys.stdout.write("".join(f"{arm.name}\n" for arm in known(workload)))
-            return 0
-        check(options)
-        return bench(workload, arms_named(workload, options.arms.split(",")), options)
-    except ConfigError as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
+    workload = workload_named(options.workload)
+    if options.list:
+        sys.stdout.write("".join(f"{arm.name}\n" for arm in known(workload)))
+        return 0
+    check(options)
+    return bench(workload, arms_named(workload, options.arms.split(",")), options)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -21,8 +21,8 @@ EVICTED = "training/off_policy/evicted_samples"
 
 
 @dataclass(frozen=True)
-class Figures:
-    """Of one run, after its first steps. Seconds are medians of steps; `tokens` are generated and trained.
+class PerStep:
+    """What a step of a run takes: seconds are medians of steps.
 
     `wait_s`: for samples; `update_s`: the actor's updates; `sync_s`: weights to the engines; `lent_s`: a
     trainer's device generating. None where a mode logs no such time. `update_s_per_token` is in device-seconds
@@ -30,8 +30,6 @@ class Figures:
     order, since the start: asynchronous modes take what is finished first, so it need not be 1.
     """
 
-    tokens: int
-    seconds: float
     step_s: float
     wait_s: float | None
     update_s: float | None
@@ -41,6 +39,14 @@ class Figures:
     staleness: float | None
     evicted: float
     budget: float
+
+
+@dataclass(frozen=True)
+class Figures(PerStep):
+    """Of one run, after its first steps; `tokens` are generated and trained."""
+
+    tokens: int
+    seconds: float
     start_s: float
 
     @property
@@ -111,7 +117,7 @@ def curve(steps: Steps) -> list[float]:
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(PerStep):
     """An arm over its rounds: medians, with the smallest and largest tokens a second.
 
     `ratio` is the median over rounds of its tokens a second over the baseline's of the same round; None where
@@ -124,15 +130,6 @@ class Row:
     lowest: float
     highest: float
     ratio: float | None
-    step_s: float
-    wait_s: float | None
-    update_s: float | None
-    sync_s: float | None
-    lent_s: float | None
-    update_s_per_token: float | None
-    staleness: float | None
-    evicted: float
-    budget: float
 
 
 def row(arm: str, runs: Mapping[int, Figures], baseline: Mapping[int, Figures]) -> Row:

@@ -97,7 +97,7 @@ def looks(process: subprocess.Popen[bytes], timeout_s: float) -> Iterator[None]:
     deadline = time.monotonic() + timeout_s
     while process.poll() is None and time.monotonic() < deadline:
         yield
-        time.sleep(LOOK_S)
+        time.sleep(LOOK_S)  # nobody tells of a line in a file; watching it more closely would take the run's cores
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:

@@ -112,7 +112,7 @@ def connect(connection: socket.socket, name: str) -> None:
         except ConnectionRefusedError:
             if time.monotonic() > deadline:
                 raise
-        time.sleep(0.01)
+        time.sleep(0.01)  # an address that nobody listens at yet has nothing to wait on
 
 
 def receive_number(connection: socket.socket) -> int:

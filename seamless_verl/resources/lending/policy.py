@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -24,7 +25,7 @@ class LendingPolicy(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
-class Deciding:
+class Deciding(ABC):
     """A policy that chooses for the lendable devices only; it counts lendings and reclaims by their reason."""
 
     def __init__(self) -> None:
@@ -38,8 +39,9 @@ class Deciding:
             self._note(view, device, decision[device.device_id])
         return {d.device_id: _carried(view, d, decision[d.device_id]) for d in view.devices}
 
+    @abstractmethod
     def _choose(self, view: LendingView, lendable: tuple[DeviceView, ...]) -> Mapping[str, Assignment]:
-        raise NotImplementedError
+        """Assignments by device id, of the devices given, which are one or more; who is left out follows its tags."""
 
     def _note(self, view: LendingView, device: DeviceView, said: Assignment) -> None:
         if said.use is not device.use:

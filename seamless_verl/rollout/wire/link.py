@@ -11,6 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -25,11 +26,8 @@ BATCH = 1 << 20  # bytes after which a frame leaves before the turn ends: a gree
 HEAD = 4
 
 
-class Link(asyncio.Protocol):
-    """Subclasses give `received`, which raises ValueError or TypeError on a message it does not understand, and `over`.
-
-    `admitted` is whether the other end has proved who it is; before, only short frames are read.
-    """
+class Link(asyncio.Protocol, ABC):
+    """`admitted` is whether the other end has proved who it is; before, only short frames are read."""
 
     def __init__(self) -> None:
         self.admitted = False
@@ -41,12 +39,13 @@ class Link(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._why = "the connection was closed"
 
+    @abstractmethod
     def received(self, message: list[Any]) -> None:
-        raise NotImplementedError
+        """Raises ValueError or TypeError on a message it does not understand."""
 
+    @abstractmethod
     def over(self, reason: str) -> None:
         """The connection is gone; again changes nothing."""
-        raise NotImplementedError
 
     @property
     def peer(self) -> str:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import ray
 from verl.utils import normalize_token_ids
 from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
-from seamless_verl.config.schema import SeamlessConfig
 from seamless_verl.trainer.data_plane.answers import answered
 from seamless_verl.trainer.data_plane.rollout import Generated
-from seamless_verl.trainer.data_plane.shards import plane_name, shard_of
+from seamless_verl.trainer.data_plane.shards import plane_of
 from seamless_verl.trajectory.records import Finish
 
 LIMITS = ("max_tokens", "max_new_tokens")  # the second is sglang's name, which verl takes too
@@ -22,8 +20,6 @@ OF_THE_ENGINE = ("stop", "extra_args")  # need the engine's own text or transpor
 class SeamlessClient(FullyAsyncLLMServerClient):  # type: ignore[misc]
     """Tokens through the data plane; what only the engine's own door can do goes the way verl's client goes."""
 
-    planes: list[Any] | None = None
-
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **others: Any
     ) -> TokenOutput:
@@ -31,15 +27,8 @@ class SeamlessClient(FullyAsyncLLMServerClient):  # type: ignore[misc]
         if any(map(given, others.values())) or any(given(sampling_params.get(name)) for name in OF_THE_ENGINE):
             return await super().generate(request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **others)
         ids, name = normalize_token_ids(prompt_ids), str(request_id)
-        call = self.plane(name).generate.remote(name, ids, self.fields(len(ids), sampling_params))
+        call = plane_of(self.config, name).generate.remote(name, ids, self.fields(len(ids), sampling_params))
         return output_of(await answered(call, cut=True))
-
-    def plane(self, name: str) -> Any:
-        """The plane for a request of this name, which is the same for all turns of a conversation."""
-        if self.planes is None:
-            shards = SeamlessConfig.parse(self.config.get("seamless")).gateway.shards
-            self.planes = [ray.get_actor(plane_name(shard)) for shard in range(shards)]
-        return self.planes[shard_of(name, len(self.planes))]
 
     def fields(self, prompt: int, asked: dict[str, Any]) -> dict[str, Any]:
         """vLLM's sampling fields, with the limits and defaults that verl's server would give them.

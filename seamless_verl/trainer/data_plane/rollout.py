@@ -11,6 +11,7 @@ called again, and what must be known for that is on a shelf outside of the actor
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from array import array
 from collections import Counter
 from collections.abc import Collection
@@ -64,7 +65,7 @@ class Generated:
     finish: str = ""
 
 
-class RolloutManager:
+class RolloutManager(ABC):
     """Owns the fleet and its calls. Replicas are named `replica-<rank>`."""
 
     def __init__(self, settings: RolloutSettings, shelf: Shelf | None = None) -> None:
@@ -78,13 +79,13 @@ class RolloutManager:
         self.mending: asyncio.Task[None] | None = None
         self.stopping = False
 
+    @abstractmethod
     async def up(self) -> None:
         """Returns when it goes on where it was left; raises what keeps it from that."""
-        raise NotImplementedError
 
+    @abstractmethod
     def fail(self, error: BaseException) -> None:
         """It cannot go on: whoever waits or asks is told so."""
-        raise NotImplementedError
 
     def go_on(self) -> bool:
         """With what an earlier life left on the shelf, if there was one."""

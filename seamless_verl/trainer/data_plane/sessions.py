@@ -117,7 +117,7 @@ class Sessions:
             except ConfigError:
                 if time.monotonic() > limit:
                     raise
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(LOOK_S)  # the system tells nobody that a dead process's lock is free
 
     async def stop(self) -> None:
         await self.gateway.stop()

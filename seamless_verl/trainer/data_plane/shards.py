@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 from seamless_verl.config.schema import SeamlessConfig
 
 NAME = "seamless_data_plane"  # of the first plane's actor, in the job's namespace
+_found: dict[tuple[str, str], list[Any]] = {}  # a job's planes, by its cluster's session and its id there
 
 
 def plane_name(shard: int) -> str:
@@ -22,9 +23,16 @@ def shard_of(key: str, shards: int) -> int:
 
 
 def plane_of(config: DictConfig, key: str) -> Any:
-    """The actor for a session or a call of this name, in a job of this config."""
-    shards = SeamlessConfig.parse(config.get("seamless")).gateway.shards
-    return ray.get_actor(plane_name(shard_of(key, shards)))
+    """The actor for a session or a call of this name, in a job of this config.
+
+    A process asks Ray once for its job's planes: an actor that Ray starts again after a death keeps its handle.
+    """
+    context = ray.get_runtime_context()
+    job = (context.get_session_name(), context.get_job_id())  # a driver may come to see several
+    if job not in _found:
+        shards = SeamlessConfig.parse(config.get("seamless")).gateway.shards
+        _found[job] = [ray.get_actor(plane_name(shard)) for shard in range(shards)]
+    return _found[job][shard_of(key, len(_found[job]))]
 
 
 def share_of(whole: int, shard: int, shards: int) -> int:

@@ -10,7 +10,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from seamless_verl.trajectory.records import Finish
+from seamless_verl.trajectory.records import Finish, check_pairs
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,7 @@ class Delta:
     replica: str
 
     def __post_init__(self) -> None:
-        if len(self.ids) != len(self.logprobs):
-            raise ValueError(f"delta: {len(self.logprobs)} logprobs for {len(self.ids)} ids; give one for each")
+        check_pairs("delta", self.ids, self.logprobs)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,167 @@
+"""What our trainer overrides, calls and reads of verl's, pinned: an upgrade fails here, by the name of what moved."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+
+import pytest
+from host_cases import attributes, found, listed, parameters, signature
+
+from seamless_verl.trainer.host import plain_class
+
+BASE = "verl.trainer.ppo.v1.trainer_base:PPOTrainer."
+BUFFER = "verl.trainer.ppo.v1.replay_buffer:ReplayBufferAsync."
+LOOPS = "verl.experimental.agent_loop.agent_loop:"
+BATCH = "transfer_queue.metadata.KVBatchMeta"
+# Methods of verl that our subclasses override, with the signatures they were written for.
+OVERRIDDEN = {
+    BASE + "__init__": "(self, config: omegaconf.dictconfig.DictConfig)",
+    BASE + "_build_replay_buffer": "(self) -> verl.trainer.ppo.v1.replay_buffer.ReplayBuffer",
+    BASE + "_init_resource_pool_mgr": "(self)",
+    BASE + "_setup": "(self)",
+    BASE + "get_llm_client": "(self) -> verl.workers.rollout.llm_server.LLMServerClient",
+    BASE + "_rollout_server_managers": "(self) -> list",
+    BASE + "_get_n_gpus_for_throughput": "(self) -> int",
+    BASE + "_compute_old_log_prob": f"(self, batch: {BATCH}, metrics: dict) -> {BATCH}",
+    BASE + "_compute_values": f"(self, batch: {BATCH}, metrics: dict) -> {BATCH}",
+    BASE + "_update_critic": f"(self, batch: {BATCH}, metrics: dict) -> {BATCH}",
+    BASE + "_validate": "(self) -> dict[str, float]",
+    BASE + "_load_checkpoint": "(self)",
+    BASE + "_save_checkpoint": "(self)",
+    BASE + "prepare_step": "(self) -> dict",
+    BASE + "on_init_end": "(self)",
+    BASE + "on_train_begin": "(self)",
+    BASE + "on_sample_begin": "(self)",
+    BASE + "on_sample_end": "(self)",
+    BASE + "on_step_end": "(self)",
+    BUFFER + "_has_enough_samples": "(self, global_steps: int, partition_id: str, batch_size: int,"
+    " sampleable_keys: set[str]) -> bool",
+    BUFFER + "_stale_terminal_keys": "(self, global_steps: int, partition_id: str) -> set[str]",
+    BUFFER + "_wait_for_next_poll": "(self, partition_id: str, last_debug_time: float) -> float",
+    LOOPS + "AgentLoopBase.run": "(self, sampling_params: dict[str, typing.Any], **kwargs)"
+    " -> verl.experimental.agent_loop.agent_loop.AgentLoopOutput",
+    LOOPS + "AgentLoopOutput.as_dict": "(self) -> dict[str, typing.Any]",
+}
+# What we call, with its parameters by name and in order.
+CALLED = {
+    BASE + "init": "self",
+    BASE + "fit": "self agent_loop_manager",
+    BASE + "_add_async_warmup_batches": "self num_warmup_batches",
+    BASE + "_add_prompts_to_generate": "self num_prompts",
+    BASE + "_resolve_filter_groups_metric": "self",
+    BASE + "_stop_rollout_profiling": "self",
+    BUFFER + "__init__": "self trainer_mode trainer_config max_off_policy_threshold max_off_policy_strategy"
+    " sampler_kwargs poll_interval refill_fn filter_groups_metric train_batch_size gen_batch_size"
+    " max_inflight_gen_batches sync_refill_failed_groups",
+    BUFFER + "_sync_metadata_from_transfer_queue": "self",
+    LOOPS + "AgentLoopBase.__init__": "self trainer_config server_manager tokenizer processor dataset_cls data_config"
+    " hf_model_type **kwargs",
+    "verl.trainer.ppo.v1.agent_loop_tq:AgentLoopManagerTQ.__init__": "self *args **kwargs",
+    "verl.trainer.main_ppo:run_ppo": "config task_runner_class",
+    "verl.trainer.ppo.utils:need_critic": "config",
+    "verl.trainer.ppo.utils:need_reference_policy": "config",
+    "verl.trainer.ppo.v1.trainer_base:register_trainer": "name",
+    "verl.utils.config:omega_conf_to_dataclass": "config dataclass_type",
+    "verl.utils.config:validate_config": "config use_reference_policy use_critic",
+    "verl.utils.debug:marked_timer": "name timing_raw color domain category",
+    "verl.utils.device:auto_set_device": "config",
+    "verl.utils.logging_utils:configure_verl_logging": "",
+    "verl.utils.tracking:Tracking.finish": "self exit_code",
+    "transfer_queue:init": "conf",
+    "transfer_queue:close": "",
+    "transfer_queue:kv_batch_get": "keys partition_id select_fields",
+    "transfer_queue:kv_batch_put": "keys partition_id fields tags data_parser",
+}
+# What we read of its objects, or set on them.
+HELD = {
+    BASE[:-1]: "config trainer_mode parameter_sync_step local_trigger_step global_steps timing_raw curr_step_profile"
+    " _pending_sync_metrics use_critic role_worker_mapping mapping resource_pool_manager actor_rollout_wg critic_wg"
+    " ref_policy_wg replay_buffer checkpoint_manager logger",
+    BUFFER[:-1]: "finished_keys pending_keys running_keys prompt_global_steps",
+    LOOPS + "AgentLoopBase": "config rollout_config",
+    LOOPS + "AgentLoopMetrics": "generate_sequences",
+    LOOPS + "AgentLoopOutput": "prompt_ids response_ids response_mask response_logprobs reward_score num_turns metrics"
+    " extra_fields",
+    "verl.trainer.ppo.v1.agent_loop_tq:AgentLoopManagerTQ": "agent_loop_workers_class",
+    "verl.trainer.main_ppo:TaskRunnerV1": "config trainer agent_loop_manager init_agent_loop_manager run",
+    "verl.trainer.ppo.utils:Role": "Actor ActorRollout ActorRolloutRef RefPolicy Critic RewardModel TeacherModel",
+    "transfer_queue:KVBatchMeta": "keys partition_id",
+}
+# The methods of verl's worker groups that compute; the others that its trainer calls do not.
+COMPUTING = {
+    "actor_rollout_wg": "compute_log_prob update_actor",
+    "ref_policy_wg": "compute_ref_log_prob",
+    "critic_wg": "infer_batch train_mini_batch",
+}
+OTHERS = {"init_model", "load_checkpoint", "save_checkpoint", "start_profile", "stop_profile", "reset", "set_loss_fn"}
+
+
+@pytest.mark.parametrize("symbol", OVERRIDDEN)
+def test_verl_still_has_what_we_override(symbol: str) -> None:
+    assert str(signature(found(symbol, "seamless-trainer"))) == OVERRIDDEN[symbol]
+
+
+@pytest.mark.parametrize("symbol", CALLED)
+def test_what_we_call_takes_what_it_took(symbol: str) -> None:
+    assert parameters(found(symbol, "seamless-trainer")) == CALLED[symbol]
+
+
+@pytest.mark.parametrize(("owner", "name"), listed(HELD))
+def test_its_objects_hold_what_we_read(owner: str, name: str) -> None:
+    assert name in attributes(found(owner, "seamless-trainer"))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("_run_prompt", "self prompt sampling_params trajectory trace"),
+        ("_run_agent_loop", "self sampling_params trajectory * agent_name trace **kwargs"),
+        ("_agent_loop_postprocess", "self output validate **kwargs"),
+    ],
+)
+def test_verls_worker_of_agent_loops_has_what_ours_overrides(name: str, expected: str) -> None:
+    worker = plain_class(found("verl.trainer.ppo.v1.agent_loop_tq:AgentLoopWorkerTQ", "seamless-loops"))
+    assert parameters(getattr(worker, name)) == expected
+
+
+@pytest.mark.parametrize("name", ["RayWorkerGroup", "LLMServerManager", "register_trainer"])
+def test_the_names_rebound_while_verl_sets_up_are_there(name: str) -> None:
+    assert name in vars(inspect.getmodule(found(BASE[:-1], "seamless-trainer")))
+
+
+def test_what_set_up_asks_of_the_manager_that_ours_stands_for() -> None:
+    source = inspect.getsource(found(BASE[:-1], "seamless-trainer"))
+    assert set(re.findall(r"\bLLMServerManager\.(\w+)\(", source)) == {"create", "create_empty"}
+    assert set(re.findall(r"llm_server_manager\.(\w+)", source)) == {"get_replicas", "get_client"}
+    assert '"_enable_hybrid_replicas"' in source
+
+
+def test_the_trainer_asks_for_no_other_computation() -> None:
+    source = inspect.getsource(found(BASE[:-1], "seamless-trainer"))
+    asked = set(re.findall(r"self\.(actor_rollout_wg|ref_policy_wg|critic_wg)\.(\w+)\(", source))
+    assert {call for call in asked if call[1] not in OTHERS} == set(listed(COMPUTING))
+
+
+def test_the_steps_of_a_run_are_those_that_our_task_runner_repeats() -> None:
+    run = plain_class(found("verl.trainer.main_ppo:TaskRunnerV1", "seamless-trainer")).run
+    steps = re.findall(r"[\w.]+\([^()]*\)$", textwrap.dedent(inspect.getsource(run)), re.MULTILINE)
+    assert steps == [
+        "configure_verl_logging()",
+        "get_trainer_cls(config.trainer.v1.trainer_mode)",
+        "OmegaConf.resolve(config)",
+        "tq.init(config.transfer_queue)",
+        "trainer_cls(config=config)",
+        "self.trainer.init()",
+        "self.init_agent_loop_manager()",
+        "self.trainer.fit(self.agent_loop_manager)",
+        'getattr(self.trainer, "logger", None)',
+        "tracking.finish(exit_code=0 if succeeded else 1)",
+        "tq.close()",
+    ]
+
+
+@pytest.mark.parametrize("name", ['"latest_checkpointed_iteration.txt"', 'f"global_step_', '"data.pt"'])
+def test_a_checkpoint_is_written_under_the_names_that_we_look_for(name: str) -> None:
+    assert name in inspect.getsource(found(BASE + "_save_checkpoint", "partial-checkpoints"))

@@ -1,0 +1,157 @@
+"""What we override, call and read of verl's workers, weights and servers: a mover is named by the test that fails."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+from host_cases import attributes, found, listed, parameters, signature
+
+ACTOR = "verl.workers.engine_workers:ActorRolloutRefWorker."
+TRAINING = "verl.workers.engine_workers:TrainingWorker."
+MEGATRON = "verl.workers.engine.megatron.transformer_impl:MegatronEngine."
+WEIGHTS = "verl.checkpoint_engine.base:"
+ENGINE = WEIGHTS + "CheckpointEngine."
+MANAGER = WEIGHTS + "CheckpointEngineManager."
+SERVERS = "verl.workers.rollout.llm_server:LLMServerManager."
+CLIENT = "verl.workers.rollout.llm_server:FullyAsyncLLMServerClient."
+SERVER = "verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMHttpServer."
+REPLICA = "verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMReplica."
+ADAPTER = "verl.workers.rollout.vllm_rollout.vllm_rollout:ServerAdapter."
+GROUP = "verl.single_controller.ray:RayWorkerGroup."
+DECORATOR = "verl.single_controller.base.decorator"
+WEIGHT = "tuple[str, torch.Tensor], NoneType, NoneType]"
+# Methods of verl that our subclasses override, with the signatures they were written for.
+OVERRIDDEN = {
+    ACTOR + "init_model": "(self)",
+    TRAINING + "__init__": "(self, config: verl.workers.config.engine.TrainingWorkerConfig)",
+    TRAINING + "infer_batch": "(self, data: tensordict._td.TensorDict) -> tensordict._td.TensorDict",
+    TRAINING + "train_mini_batch": "(self, data: tensordict._td.TensorDict) -> tensordict._td.TensorDict",
+    GROUP + "spawn": "(self, prefix_set)",
+    ENGINE + "prepare": "(self) -> dict[str, typing.Any]",
+    ENGINE + "build_topology": "(actor_wg_world_size: int, rollout_world_size: int,"
+    " metadata: list[dict]) -> tuple[dict[str, list[typing.Any]], dict[str, list[typing.Any]]]",
+    ENGINE + "init_process_group": "(self, **kwargs)",
+    ENGINE + "finalize": "(self)",
+    ENGINE + "send_weights": f"(self, weights: Generator[{WEIGHT}, global_steps: int | None = None)",
+    ENGINE + "receive_weights": f"(self, global_steps: int | None = None) -> Generator[{WEIGHT}",
+    CLIENT + "generate": "(self, request_id, *, prompt_ids: list[int], sampling_params: dict[str, typing.Any],"
+    " image_data: Optional[list[Any]] = None, video_data: Optional[list[Any]] = None,"
+    " audio_data: Optional[list[Any]] = None, mm_processor_kwargs: Optional[dict[str, Any]] = None, **kwargs: Any)"
+    " -> verl.workers.rollout.replica.TokenOutput",
+    SERVER + "abort_all_requests": "(self, reset_prefix_cache: bool = True, reject_request: bool = False)"
+    " -> dict[str, typing.Any]",
+    SERVER + "resume_engine_generation": "(self)",
+    SERVER + "clear_kv_cache": "(self)",
+    SERVER + "set_global_steps": "(self, global_steps: int)",
+    REPLICA + "get_ray_class_with_init_args": "(self) -> verl.single_controller.ray.base.RayClassWithInitArgs",
+}
+# What we call, with its parameters by name and in order.
+CALLED = {
+    "verl.experimental.separation.engine_workers:DetachActorWorker.__init__": "self config role distillation_config"
+    " **kwargs",
+    ACTOR + "update_weights": "self global_steps mode",
+    ACTOR + "execute_checkpoint_engine": "self method *args **kwargs",
+    MEGATRON + "get_per_tensor_param": "self base_sync_done **kwargs",
+    MEGATRON + "to": "self device model optimizer grad",
+    MEGATRON + "initialize": "self",
+    MEGATRON + "load_checkpoint": "self local_path hdfs_path del_local_after_load **kwargs",
+    "verl.workers.engine:EngineRegistry.register": "model_type backend device vendor",
+    MANAGER + "__init__": "self config actor_wg replicas",
+    MANAGER + "build_process_group": "self rollout",
+    MANAGER + "sleep_replicas": "self",
+    MANAGER + "update_weights": "self global_steps",
+    WEIGHTS + "CheckpointEngineWorker.__init__": "self rollout_config model_config server_adapter *args **kwargs",
+    WEIGHTS + "CheckpointEngineWorker.execute_checkpoint_engine": "self method *args **kwargs",
+    WEIGHTS + "CheckpointEngineRegistry.register": "backend",
+    WEIGHTS + "split_weight_chunks": "weights bucket_size meta_only",
+    WEIGHTS + "merge_weight_chunks": "chunks bucket_size",
+    ADAPTER + "update_weights": "self weights global_steps wire_format **kwargs",
+    "verl.workers.rollout.utils:ensure_async_iterator": "iterable",
+    "verl.utils.import_utils:import_external_libs": "external_libs",
+    "verl.utils.ray_utils:auto_await": "func",
+    "verl.utils:normalize_token_ids": "tokenized_output",
+    DECORATOR + ":register": "dispatch_mode execute_mode blocking materialize_futures",
+    "verl.single_controller.ray:RayClassWithInitArgs.__init__": "self cls *args **kwargs",
+    GROUP + "__init__": "self resource_pool ray_cls_with_init bin_pack name_prefix detached worker_names worker_handles"
+    " ray_wait_register_center_timeout **kwargs",
+    SERVERS + "__init__": "self config worker_group rollout_resource_pool start_rank load_balancer_cls",
+    SERVERS + "_initialize_llm_servers": "self start_rank",
+    SERVERS + "_init_global_load_balancer": "self",
+    SERVERS + "get_client": "self client_cls **kwargs",
+    "verl.workers.rollout.router:GlobalRequestLoadBalancer.add_servers": "self servers",
+    "verl.workers.rollout.replica:TokenOutput": "* token_ids log_probs routed_experts stop_reason num_preempted"
+    " extra_fields",
+    REPLICA + "__init__": "self replica_rank config model_config gpus_per_node is_reward_model is_teacher_model"
+    " name_suffix",
+}
+# What we read of its objects, or set on them.
+HELD = {
+    ACTOR[:-1]: "actor ref role rank layered_summon rollout checkpoint_engine",
+    TRAINING[:-1]: "engine rank",
+    MEGATRON[:-1]: "is_param_offload_enabled optimizer",
+    WEIGHTS + "CheckpointEngineWorker": "checkpoint_engine server_adapter",
+    WEIGHTS + "TensorMeta": "offset chunk_size",
+    MANAGER[:-1]: "actor_wg replicas",
+    ADAPTER[:-1]: "replica_rank",
+    DECORATOR + ":Dispatch": "ONE_TO_ALL",
+    GROUP[:-1]: "workers world_size",
+    SERVERS[:-1]: "rollout_replica_class worker_group server_addresses server_handles rollout_replicas"
+    " global_load_balancer",
+    CLIENT[:-1]: "config",
+    SERVER[:-1]: "replica_rank engine global_steps _server_address node_rank",
+    REPLICA[:-1]: "server_class config model_config replica_rank world_size workers server_handle",
+}
+# Whether a group's method returns what its workers returned, or replies that are still to come.
+WAITS = {
+    ACTOR + "compute_log_prob": True,
+    ACTOR + "compute_ref_log_prob": True,
+    ACTOR + "update_actor": True,
+    ACTOR + "update_weights": False,
+    ACTOR + "execute_checkpoint_engine": False,
+    WEIGHTS + "CheckpointEngineWorker.execute_checkpoint_engine": False,
+    TRAINING + "infer_batch": False,
+    TRAINING + "train_mini_batch": False,
+}
+
+
+@pytest.mark.parametrize("symbol", OVERRIDDEN)
+def test_verl_still_has_what_we_override(symbol: str) -> None:
+    assert str(signature(found(symbol, "seamless-workers"))) == OVERRIDDEN[symbol]
+
+
+@pytest.mark.parametrize("symbol", CALLED)
+def test_what_we_call_takes_what_it_took(symbol: str) -> None:
+    assert parameters(found(symbol, "seamless-workers")) == CALLED[symbol]
+
+
+@pytest.mark.parametrize(("owner", "name"), listed(HELD))
+def test_its_objects_hold_what_we_read(owner: str, name: str) -> None:
+    assert name in attributes(found(owner, "seamless-workers"))
+
+
+@pytest.mark.parametrize("symbol", WAITS)
+def test_a_groups_method_waits_where_it_waited(symbol: str) -> None:
+    registered = getattr(found(symbol, "seamless-workers"), found(f"{DECORATOR}:MAGIC_ATTR", "seamless-workers"))
+    assert registered["blocking"] is WAITS[symbol]
+
+
+def test_the_class_whose_name_is_rebound_for_standalone_replicas_is_there() -> None:
+    found("verl.workers.rollout.replica:ResourcePoolManager", "tag-pools")
+
+
+def test_a_standalone_worker_is_made_of_what_ours_is_made_of() -> None:
+    source = inspect.getsource(found(REPLICA + "get_ray_class_with_init_args", "seamless-workers"))
+    given = re.findall(r"^ +(\w+)=(\S+),$", source, re.MULTILINE)
+    assert given == [
+        ("cls", "rollout_worker_actor_cls"),
+        *((name, f"self.{field}") for name, field in [("rollout_config", "config"), ("model_config", "model_config")]),
+        ("replica_rank", "self.replica_rank"),
+    ]
+
+
+def test_the_caches_that_verl_clears_after_a_load_are_those_that_we_do() -> None:
+    source = inspect.getsource(found(SERVER + "clear_kv_cache", "seamless-workers"))
+    cleared = {"reset_prefix_cache", "reset_mm_cache", "reset_encoder_cache"}
+    assert set(re.findall(r"self\.engine\.(\w+)\(", source)) == cleared

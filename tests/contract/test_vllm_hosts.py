@@ -1,0 +1,109 @@
+"""What a replica's server relies on in vLLM's engine, pinned: an upgrade fails here, by the name of what moved."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from typing import Any
+
+import pytest
+from host_cases import attributes, found, listed, parameters
+
+from seamless_verl.rollout.engine import BESIDE_SAMPLING
+
+ENGINE = "vllm.v1.engine.async_llm:AsyncLLM."
+CORE = "vllm.v1.engine.core_client:AsyncMPClient"
+PROCESSOR = "vllm.v1.engine.output_processor:OutputProcessor."
+COLLECTOR = "vllm.v1.engine.output_processor:RequestOutputCollector."
+# What we call, with its parameters by name and in order; `*` stands before keyword-only ones.
+CALLED = {
+    ENGINE + "add_request": "self request_id prompt params arrival_time lora_request tokenization_kwargs trace_headers"
+    " priority data_parallel_rank session_id prompt_text reasoning_ended reasoning_parser_kwargs",
+    ENGINE + "abort": "self request_id internal",
+    ENGINE + "pause_generation": "self * mode wait_for_inflight_requests clear_cache",
+    ENGINE + "resume_generation": "self",
+    ENGINE + "reset_prefix_cache": "self reset_running_requests reset_connector",
+    ENGINE + "reset_mm_cache": "self",
+    ENGINE + "reset_encoder_cache": "self",
+    COLLECTOR + "get": "self",
+    COLLECTOR + "get_nowait": "self",
+    COLLECTOR + "close": "self",
+    "vllm.v1.engine.detokenizer:IncrementalDetokenizer.num_output_tokens": "self",
+}
+# What we read of its objects, or give them by name.
+HELD = {
+    ENGINE[:-1]: "engine_core output_processor errored",
+    CORE: "outputs_queue",
+    PROCESSOR[:-1]: "request_states",
+    COLLECTOR[:-1]: "request_id",
+    "vllm.v1.engine.output_processor:RequestState": "detokenizer",
+    "vllm.outputs:RequestOutput": "finished outputs",
+    "vllm.outputs:CompletionOutput": "token_ids logprobs finish_reason stop_reason",
+    "vllm.logprobs:Logprob": "logprob rank",
+    "vllm:TokensPrompt": "prompt_token_ids cache_salt",
+    "vllm.sampling_params:SamplingParams": "logprobs stream_interval structured_outputs detokenize output_kind",
+    "vllm.sampling_params:RequestOutputKind": "DELTA",
+}
+
+
+@pytest.mark.parametrize("symbol", CALLED)
+def test_what_we_call_takes_what_it_took(symbol: str) -> None:
+    assert parameters(found(symbol, "engine-source")) == CALLED[symbol]
+
+
+@pytest.mark.parametrize(("owner", "name"), listed(HELD))
+def test_its_objects_hold_what_we_read(owner: str, name: str) -> None:
+    assert name in attributes(found(owner, "engine-source"))
+
+
+def test_a_request_is_refused_by_an_error_of_the_client() -> None:
+    refusals = found("vllm.exceptions:VLLMValidationError", "engine-source").__mro__
+    assert found("vllm.exceptions:VLLMClientError", "engine-source") in refusals
+
+
+@pytest.mark.parametrize("name", BESIDE_SAMPLING)
+def test_what_goes_beside_the_sampling_has_a_parameter_of_its_own(name: str) -> None:
+    assert name in parameters(found(ENGINE + "add_request", "engine-source")).split()
+
+
+@pytest.mark.parametrize("mode", ["keep", "abort"])
+def test_the_engine_has_our_modes_of_a_pause(mode: str) -> None:
+    assert repr(mode) in str(inspect.signature(found(ENGINE + "pause_generation", "engine-source")).parameters["mode"])
+
+
+def test_replies_wait_in_a_queue_that_says_whether_somebody_waits_for_them() -> None:
+    assert "self.outputs_queue = asyncio.Queue[" in inspect.getsource(found(CORE, "engine-source"))
+    assert not asyncio.Queue()._getters  # type: ignore[attr-defined]
+
+
+def request(**sampling: Any) -> Any:
+    from vllm.v1.engine import EngineCoreRequest
+    from vllm.v1.engine.input_processor import InputProcessor
+
+    from seamless_verl.trainer.replica.source import sampling as parameters_of
+
+    fields = dict.fromkeys(("mm_features", "pooling_params", "lora_request", "cache_salt", "data_parallel_rank"))
+    params = parameters_of({"max_tokens": 8, **sampling})
+    asked = EngineCoreRequest("one", [1, 2], sampling_params=params, arrival_time=0.0, **fields)
+    InputProcessor.assign_request_id(asked)
+    return asked
+
+
+def entered(asked: Any) -> Any:
+    """The state of a request in vLLM's own table, found as the source finds it."""
+    collector = found(COLLECTOR[:-1], "engine-source")(asked.sampling_params.output_kind, asked.request_id)
+    processor = found(PROCESSOR[:-1], "engine-source")(None, log_stats=False)
+    processor.add_request(asked, None, queue=collector)
+    return processor.request_states[collector.request_id]
+
+
+def test_a_state_counts_tokens_though_they_are_not_made_text() -> None:
+    state = entered(request())
+    assert state.detokenizer.num_output_tokens() == 0
+    state.detokenizer.update([5, 6, 7], False)
+    assert state.detokenizer.num_output_tokens() == 3
+
+
+@pytest.mark.parametrize(("asked", "kept"), [({}, 1), ({"stream_interval": 64}, 64)])
+def test_a_request_says_how_many_tokens_it_wants_at_a_time(asked: dict[str, int], kept: int) -> None:
+    assert entered(request(**asked)).stream_interval == kept
