@@ -6,6 +6,7 @@ balancer exists first, empty, and learns of the replicas when they serve.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,9 @@ from seamless_verl.trainer.device_time import rollout_device, train_device
 from seamless_verl.trainer.host import rebound
 from seamless_verl.trainer.pools import TagPools
 from seamless_verl.trainer.startup import Concurrently
+
+logger = logging.getLogger(__name__)
+STOP_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,19 @@ class SeamlessServers(LLMServerManager):
         for i, replica in enumerate(self.rollout_replicas):
             devices = range(i * replica.world_size, (i + 1) * replica.world_size)
             self.placed.append(PlacedReplica(replica, shares_device, tuple(map(name, devices))))
+
+    def stop(self) -> None:
+        """End every engine that still lives.
+
+        Raises GetTimeoutError when one does not end.
+        """
+        ending = [one.replica.server_handle.end.remote() for one in self.placed]
+        ended, late = ray.wait(ending, num_returns=len(ending), timeout=STOP_S)
+        for reply in [*ended, *late]:
+            try:
+                ray.get(reply, timeout=0)
+            except ray.exceptions.RayActorError as death:  # it needs no end any more
+                logger.info("a replica had ended before: %s", death)
 
     def client(self) -> SeamlessClient:
         """What agent loops generate with."""

@@ -97,6 +97,7 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
         link = getattr(self.trainer, "link", None)
         if link is not None and succeeded:  # else it ends with the job, and what was shown is on record
             link.stop()
+            self.trainer.servers.stop()
 
 
 def task_runner_class() -> type:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ TAGGED: dict[str, Any] = {
     "actor_rollout_ref__actor__ppo_mini_batch_size": 4,
     "trainer__v1__seamless__parameter_sync_step": 2,
 }
+SHARED_MEMORY = "/dev/shm"
 UNANSWERED = "retries remaining"  # as Ray says it of calls to an actor that ended before it answered them
 MEGATRON = "actor_rollout_ref__actor__megatron__"
 
@@ -35,6 +37,7 @@ MEGATRON = "actor_rollout_ref__actor__megatron__"
 )
 def test_trainer_and_rollout_agree_at_every_step(nano: Path, tmp_path: Path, sizes: dict[str, Any]) -> None:
     """On-policy, so each batch is generated right after a weight update with the weights that score it."""
+    before = set(os.listdir(SHARED_MEMORY))
     job = run(
         tmp_path,
         nano,
@@ -50,6 +53,7 @@ def test_trainer_and_rollout_agree_at_every_step(nano: Path, tmp_path: Path, siz
         assert metrics["training/rollout_actor_probs_pearson_corr"] > 0.9999
         assert metrics["training/off_policy/trajectory_staleness_worst/max"] == 0
         assert metrics["actor/grad_norm"] > 0
+    assert leftovers(job) == [] and unused(set(os.listdir(SHARED_MEMORY)) - before) == set()
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +135,15 @@ def stopped(job: Job, moment: str, number: int) -> None:
     code = job.stop(number)
     assert code == 130, job.log()[-3000:]
     assert [process for process in started if process.is_running()] == leftovers(job) == []
+
+
+def unused(names: set[str]) -> set[str]:
+    """Those pieces of shared memory that no process has open: what other programs began meanwhile is theirs."""
+    maps = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):  # it has ended, or is not ours
+            maps += [one.path for one in process.memory_maps()]
+    return {name for name in names if f"{SHARED_MEMORY}/{name}" not in maps}
 
 
 def leftovers(job: Job) -> list[str]:

@@ -22,6 +22,8 @@ from seamless_verl.trainer.device_time import TakenThere
 from seamless_verl.trainer.replica.source import AsyncLLMSource
 from seamless_verl.trainer.workers import SeamlessReplicaWorker
 
+END_S = 10.0  # for an engine's processes to end by themselves
+
 
 class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
     """verl's server; the actor of node 0 has the engine, and the door."""
@@ -91,6 +93,10 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
         elif self.node_rank == 0:
             await self.engine.reset_mm_cache()
             await self.engine.reset_encoder_cache()
+
+    async def end(self) -> None:
+        """Stop the engine in order: processes that are killed leave behind what they share by memory."""
+        self.engine.shutdown(timeout=END_S)
 
     async def set_global_steps(self, global_steps: int) -> None:
         if self.source is not None:
