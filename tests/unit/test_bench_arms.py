@@ -156,6 +156,14 @@ def test_the_settings_of_our_arms() -> None:
     assert arm.overrides.keys() - plain.overrides.keys() == {"trainer.v1.seamless.parameter_sync_step"}
 
 
+def test_an_arm_may_run_ahead_and_keep_its_cache() -> None:
+    (arm,) = arms_named(W2, ["seamless-colocated-s8-ahead2-keep-streamed"])
+    (plain,) = arms_named(W2, ["seamless-colocated-s8-streamed"])
+    assert arm.overrides == {**plain.overrides, "seamless.ahead": 2, "seamless.weights.kv": "keep"}
+    with pytest.raises(ConfigError, match="-keep and -streamed in this order"):
+        arms_named(W2, ["seamless-colocated-s8-streamed-keep"])
+
+
 def test_the_data_set_does_not_begin_anew(tmp_path: Path) -> None:
     """Asynchronous modes draw ahead, by the largest staleness at most."""
     from pyarrow import parquet

@@ -2,7 +2,8 @@
 
 An arm is data: a name, which main job runs it, and its overrides. All arms train on two devices.
 Names are `sync`, `colocate_async`, `separate_async`, `separate_async-switch`, each also with `-poll`, and
-`seamless-<layout>-s<max_staleness>`, each also with `-ahead<n>` and with `-streamed`. Pure: strings only.
+`seamless-<layout>-s<max_staleness>`, each also with `-ahead<n>`, with `-keep` (of the KV cache at a commit) and
+with `-streamed`. Pure: strings only.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def polling(arm: Arm) -> Arm:
 
 LAYOUTS = {"colocated": (2, both), "disaggregated": (1, one_and_one), "multiplexed": (1, one_and_one)}
 STALENESS = (0, 1, 4)
-OURS = re.compile(rf"seamless-({'|'.join(LAYOUTS)})-s(\d+)(?:-ahead(\d+))?(-streamed)?")
+OURS = re.compile(rf"seamless-({'|'.join(LAYOUTS)})-s(\d+)(?:-ahead(\d+))?(-keep)?(-streamed)?")
 
 
 def seamless(workload: Workload, name: str) -> Arm | None:
@@ -80,11 +81,12 @@ def seamless(workload: Workload, name: str) -> Arm | None:
     match = OURS.fullmatch(name)
     if match is None:
         return None
-    layout, staleness, ahead, streamed = match[1], int(match[2]), match[3], match[4] is not None
+    layout, staleness, ahead, kept, streamed = match[1], int(match[2]), match[3], match[4], match[5]
     trains, devices = LAYOUTS[layout]
     updates = {"trainer.v1.seamless.parameter_sync_step": workload.prompts // MINI_BATCH} if streamed else {}
     node = {MODE: "seamless", "seamless.layout": layout, "seamless.max_staleness": staleness}
     node |= {} if ahead is None else {"seamless.ahead": int(ahead)}
+    node |= {"seamless.weights.kv": "keep"} if kept else {}
     return Arm(name, SEAMLESS, trains, {**devices(), **node, **updates})
 
 
@@ -105,7 +107,9 @@ def arms_named(workload: Workload, patterns: Sequence[str]) -> list[Arm]:
         if not found and (own := seamless(workload, pattern)) is not None:
             found = [own]
         if not found:
-            way_out = f"Choose from {', '.join(arm.name for arm in there)}, or a pattern such as '*-poll'"
+            names = ", ".join(arm.name for arm in there)
+            more = "ours take any -s<n>, then -ahead<n>, -keep and -streamed in this order"
+            way_out = f"Choose from {names}, or a pattern such as '*-poll'; {more}"
             raise ConfigError("--arms", pattern, "no arm has that name", way_out)
         chosen |= {arm.name: arm for arm in found}
     return list(chosen.values())
