@@ -108,9 +108,12 @@ class WatchdogConfig:
 
 @dataclass(frozen=True)
 class SeamlessConfig:
-    """Everything the `seamless:` node can say. `max_staleness` is in weight versions, 0 is on-policy; `ahead` in steps'
-    worth of prompts, None as many as the bound allows. `resources` None leaves the machines to verl's own fields;
-    `device_memory_gb` is in 10^9 bytes."""
+    """Everything the `seamless:` node can say.
+
+    `max_staleness` is in weight versions, 0 is on-policy; `ahead` in steps' worth of prompts outstanding beside one
+    step's, None as many as the bound allows. `resources` None leaves the machines to verl's own fields;
+    `device_memory_gb` is in 10^9 bytes.
+    """
 
     layout: Layout = Layout.AUTO
     max_staleness: int = 1

@@ -24,12 +24,14 @@ class StalenessBound:
     updates: int = 1
 
     def room(self, outstanding: int, ahead: int | None = None, update: int = 0) -> int:
-        """How many prompts may be submitted before update number `update` (from 0) of a step, beside those
-        outstanding, with at most `ahead` steps' worth of them beyond the step's own; as many as the bound allows
-        when it is None."""
-        step = self.batch * self.updates
-        allowed = (self.max_staleness + 1) * step - update * self.batch
-        wanted = allowed if ahead is None else (ahead + 1) * step
+        """How many prompts may be submitted before update number `update` (from 0) of a step, beside those outstanding.
+
+        With `ahead`, not more than `ahead` + 1 steps' worth are outstanding at any time, and with 0 none is
+        submitted for a later step; without it as many as the bound allows.
+        """
+        step, trained = self.batch * self.updates, update * self.batch
+        allowed = (self.max_staleness + 1) * step - trained
+        wanted = allowed if ahead is None else (ahead + 1) * step if ahead else step - trained
         return max(0, min(allowed, wanted) - outstanding)
 
     def too_old(self, step: int, submitted: int) -> bool:

@@ -114,7 +114,11 @@ class Devices(ABC):
                     setattr(group, name, self.around(name, getattr(group, name)))
 
     def view(self, due_in_s: float | None) -> LendingView:
-        """What the policy sees; the devices hand over together, since an update needs them all."""
+        """What the policy sees; the devices hand over together, since an update needs them all.
+
+        Replicas elsewhere are not in it: calls that are frozen here go on nowhere else, so that a policy must
+        never take others' generating for a reason to keep these frozen while training waits.
+        """
         devices = [
             DeviceView(
                 device,

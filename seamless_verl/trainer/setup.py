@@ -15,35 +15,32 @@ import ray
 from omegaconf import DictConfig
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import trainer_base
-from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.config import omega_conf_to_dataclass
 
 from seamless_verl.config.checks.settings import Settings
 from seamless_verl.config.planning import plan_of
 from seamless_verl.config.schema import Handover, KvOnUpdate, SeamlessConfig
 from seamless_verl.resources.ledger import Kind
-from seamless_verl.resources.lending import Demand, lending_policy
+from seamless_verl.resources.lending import lending_policy
 from seamless_verl.resources.placement import ReplicaKind
-from seamless_verl.resources.staleness import StalenessBound
 from seamless_verl.trainer.commit import Transfer, WeightCommit
 from seamless_verl.trainer.curve import ValidationCurve
 from seamless_verl.trainer.data_plane.link import PlaneLink
 from seamless_verl.trainer.device_time import DeviceTime, TakenThere, train_device
-from seamless_verl.trainer.devices import Devices, Progress, Released, Shared, handover_of
+from seamless_verl.trainer.devices import Devices, Released, Shared, handover_of
+from seamless_verl.trainer.feeding import FeedingTrainer
 from seamless_verl.trainer.host import rebound
 from seamless_verl.trainer.pools import TagPools, place_by_tags
-from seamless_verl.trainer.replay_buffer import SeamlessReplayBuffer
 from seamless_verl.trainer.replica.server import SeamlessReplica
 from seamless_verl.trainer.servers import FirstRanks, PlacedReplica, SeamlessServers, StartedServers
 from seamless_verl.trainer.startup import Concurrently
 from seamless_verl.trainer.workers import SeamlessActorWorker, SeamlessCriticWorker, SeamlessWorkerGroup
 from seamless_verl.trajectory.policies import policy
 
-UNRUNG_S = 10.0  # nothing depends on it: a look costs a millisecond
 ACTOR_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy)
 
 
-class TrainerSetup(PPOTrainer):  # type: ignore[misc]
+class TrainerSetup(FeedingTrainer):
     """verl's trainer with our pools, workers, replicas and buffer in the places that verl has for its own."""
 
     def __init__(self, config: DictConfig) -> None:
@@ -64,31 +61,9 @@ class TrainerSetup(PPOTrainer):  # type: ignore[misc]
         self.servers: SeamlessServers
         self.link: PlaneLink
         self.launched: Concurrently[SeamlessServers]
-        self.taken = self.trained = 0  # mini-batches, of this step and of all
-        self.heard = 0  # groups that had ended when we last looked
-        self.seconds_between_looks = UNRUNG_S  # the task runner knows of loops that do not ring
         self.reached: Callable[[str], None] = lambda stage: None  # who watches the run, set by the task runner
         self.when_rewards_are_up: Callable[[], None] = lambda: None  # set by the task runner
         super().__init__(config)
-
-    def _build_replay_buffer(self) -> SeamlessReplayBuffer:
-        updates = self.parameter_sync_step
-        batch = self.config.data.train_batch_size // updates
-        self.bound = StalenessBound(self.seamless.max_staleness, batch, updates)
-        return SeamlessReplayBuffer(
-            bound=self.bound,
-            update=lambda: self.local_trigger_step,
-            wait=self._wait_for_groups,
-            trainer_mode=self.trainer_mode,
-            trainer_config=self.config.trainer.v1.get(self.trainer_mode, {}),
-            sampler_kwargs=self.config.trainer.v1.sampler.sampler_kwargs,
-            refill_fn=self._add_prompts_to_generate,
-            filter_groups_metric=self._resolve_filter_groups_metric(),
-        )
-
-    def _wait_for_groups(self) -> None:
-        """Return when a group has ended since the last time, or after a while in which none has."""
-        self.heard = ray.get(self.link.actor.rung.remote(self.heard, self.seconds_between_looks))
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
@@ -132,13 +107,6 @@ class TrainerSetup(PPOTrainer):  # type: ignore[misc]
             released=self.handover is Handover.RELEASED,
             syncing=partial(self.device_time.doing, Kind.SYNC),
         )
-
-    def progress(self) -> Progress:
-        """Where training is, and what it waits for, as far as the last look at the queue told."""
-        needed = self.bound.batch
-        left = needed * (self.parameter_sync_step - self.taken)
-        demand = Demand(ready=self.replay_buffer.finished(), needed=needed, left_in_step=left)
-        return Progress(demand, self.trained, self.taken)
 
     def _device_time(self, placed: Sequence[PlacedReplica]) -> DeviceTime:
         training = [train_device(i) for i in range(self.actor_rollout_wg.world_size)]

@@ -40,36 +40,20 @@ class SeamlessTrainer(TrainerSetup):
         self.device_time.begin()
         self._add_async_warmup_batches(self.seamless.batches_ahead)
 
-    def prepare_step(self) -> dict[str, Any]:
-        """Submit one batch, or what the bound has room for."""
-        if self.room() < self.config.data.train_batch_size:
-            self.refill()
-            return {}
-        return dict(super().prepare_step())
-
-    def room(self) -> int:
-        return self.bound.room(self.replay_buffer.outstanding(), self.seamless.batches_ahead, self.taken)
-
-    def refill(self) -> None:
-        """Submit what there is room for, so that engines do not run low until the step ends."""
-        if room := self.room():
-            self._add_prompts_to_generate(room)
-
     def on_sample_begin(self) -> None:
         self.reached(f"waiting for groups, step {self.global_steps}")
-        if self.taken:
-            self.refill()
+        self.feed_update()
         self.devices.offer(None)
 
     def on_sample_end(self) -> None:
         self.reached(f"computing, step {self.global_steps}")
-        self.taken, self.trained = self.taken + 1, self.trained + 1
+        self.took_mini_batch()
         if self.curr_step_profile:
             self._stop_rollout_profiling()
 
     def on_step_end(self) -> None:
         self.reached(f"committing version {self.global_steps}")
-        self.taken = 0
+        self.ended_step()
         with marked_timer("update_weights", self.timing_raw, color="red"):
             self.devices.offer(None)  # the next computation is a batch away
             self._pending_sync_metrics = self.commit(self.global_steps)

@@ -270,6 +270,11 @@ def test_engines_that_only_verl_places_are_refused(tmp_path: Path) -> None:
 def test_somebody_is_always_left_to_generate(tmp_path: Path) -> None:
     never = tiny_run(tmp_path, "seamless.lending=never")
     assert_refused(never, "seamless.lending", "never", "seamless.lending=marginal")
+    both = (
+        "seamless.resources=[{count: 1, devices: 1, tags: [train, rollout]}, {count: 1, devices: 1, tags: [rollout]}]"
+    )
+    mixed = tiny_run(tmp_path, "seamless.lending=never", both, f"{ROLLOUT}.checkpoint_engine.backend=gloo")
+    assert_refused(mixed, "seamless.lending", "never", "seamless.lending=marginal")
     assert preflight(tiny_run(tmp_path, "seamless.lending=never", *POOL), devices=2, accelerator=False) == []
 
 

@@ -52,6 +52,7 @@ def test_a_step_that_runs_ahead_by_less_than_the_bound_is_refilled_before_each_u
     assert [bound.room(32 - 4 * update, 1, update) for update in range(4)] == [0, 4, 8, 12]
     assert [bound.room(80 - 4 * update, None, update) for update in range(4)] == [0, 0, 0, 0]
     assert bound.room(64, None, update=1) == 12
+    assert [bound.room(16 - 4 * update, 0, update) for update in range(4)] == [0, 0, 0, 0], "none for a later step"
 
 
 def test_without_holding_it_would_be_passed() -> None:

@@ -86,10 +86,10 @@ def _unused_pool(settings: Settings) -> list[Problem]:
 
 def _never_lent(settings: Settings) -> list[Problem]:
     lending = settings.seamless.lending
-    if lending != "never" or seamless_layout(settings) is not Layout.COLOCATED:
+    if lending != "never" or seamless_layout(settings) is Layout.DISAGGREGATED:
         return []
-    reason = "leaves nobody to generate after the first update: all devices train"
-    way_out = f"Set seamless.lending=marginal, or give generation a pool: {ROLLOUT}.nnodes=1"
+    reason = "would leave calls on the trainer's devices frozen from the first update on"
+    way_out = "Set seamless.lending=marginal, or lay it out disaggregated, where nothing is lent"
     return [Problem("seamless.lending", lending, reason, way_out)]
 
 

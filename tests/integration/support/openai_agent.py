@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from openai import AsyncOpenAI
@@ -14,6 +15,12 @@ async def run(task: dict[str, Any], endpoint: Any) -> float:
 async def retrying(task: dict[str, Any], endpoint: Any) -> float:
     """With the SDK's own two retries."""
     return await asked(task, endpoint)
+
+
+async def stuck(task: dict[str, Any], endpoint: Any) -> float:
+    """Waits for something that does not come."""
+    await asyncio.Event().wait()
+    return 0.0
 
 
 async def asked(task: dict[str, Any], endpoint: Any, **options: Any) -> float:

@@ -1,0 +1,23 @@
+"""A run that stands still ends by itself, and says where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from job import AGENT, SEAMLESS, Job
+from test_seamless import leftovers
+
+pytestmark = pytest.mark.integration
+
+
+def test_a_run_whose_agents_never_end_is_ended(nano: Path, tmp_path: Path) -> None:
+    options = AGENT | {"seamless__watchdog__no_progress_s": 15, "trainer__total_training_steps": 2}
+    options["actor_rollout_ref__rollout__agent__default_agent_loop"] = "stuck"
+    job = Job(tmp_path, nano, SEAMLESS, {key.replace("__", "."): value for key, value in options.items()}, {})
+    job.start()
+    assert job.process is not None and job.process.wait(300) == 1
+    log = job.log()
+    assert "The trainer was at: waiting for groups, step 1." in log
+    assert "--- rollout manager" in log and "--- replica-0" in log, "it does not say where the others were"
+    assert leftovers(job) == []
