@@ -19,14 +19,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import FrameType
 
 import psutil
 
-from seamless_verl.scratch import scratch_folder
+from seamless_verl.scratch import SIGNALS, scratch_folder, session_folder, signals_ignored
 
 GRACE_S = 25.0  # from a signal until the child is killed: Ray needs some seconds to shut down
 SWEEP_S = 4.0  # from asking the left-over processes to end until they are killed
@@ -35,7 +35,6 @@ ANSWER_S = 1.0  # for a local Ray cluster to accept a connection
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_PDEATHSIG = 1
 INTERRUPTED = 128 + signal.SIGINT  # exit code of a run that was asked to stop, and did
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TRACKER = "multiprocessing.resource_tracker"  # unlinks shared memory of the dead, then ends by itself
 
 
@@ -46,9 +45,10 @@ def supervise(command: Sequence[str], *, marker: str, afterwards: Callable[[Path
     the run is gone. `alone` keeps the run out of a Ray cluster that merely happens to run here.
     """
     become_subreaper()
-    with scratch_folder() as scratch:
+    elsewhere = session_elsewhere(os.environ, alone=alone)
+    with scratch_folder() as scratch, nullcontext(scratch) if elsewhere else session_folder(scratch) as session:
         note = scratch / "run.json"
-        env = os.environ | {marker: str(note)} | folders(os.environ, scratch, alone=alone)
+        env = os.environ | {marker: str(note), "TMPDIR": str(scratch), "RAY_TMPDIR": elsewhere or str(session)}
         child = subprocess.Popen(command, env=env, start_new_session=True, preexec_fn=prepare_child)
         code = wait_forwarding_signals(child)
         with signals_ignored():  # an impatient third signal must not cut the sweep short
@@ -58,20 +58,20 @@ def supervise(command: Sequence[str], *, marker: str, afterwards: Callable[[Path
             if not unkillable:
                 afterwards(note)
         if code not in (0, 2, 128 + signal.SIGINT, 128 + signal.SIGTERM):
-            keep_logs(scratch)
+            keep_logs(session)
     return code
 
 
-def folders(environ: Mapping[str, str], scratch: Path, *, alone: bool) -> dict[str, str]:
-    """The scratch folder as TMPDIR, and as Ray's, unless that would hide a cluster to join or overrule the user.
+def session_elsewhere(environ: Mapping[str, str], *, alone: bool) -> str | None:
+    """RAY_TMPDIR for a run whose own folder would hide a cluster to join, or overrule the user; else None.
 
-    The workers of a Ray that the run starts inherit both. Those of a cluster that is joined do not, and are given
-    neither: they have the TMPDIR of whoever started the cluster, may be on hosts where the folder is not, and
-    may still be ending when it is removed. Torch's compile cache goes with it, unless TORCHINDUCTOR_CACHE_DIR
-    names one to keep.
+    The workers of a Ray that the run starts inherit TMPDIR and RAY_TMPDIR. Those of a cluster that is joined do not,
+    and are given neither: they have the TMPDIR of whoever started the cluster, may be on hosts where the folder is
+    not, and may still be ending when it is removed. Torch's compile cache goes with it, unless
+    TORCHINDUCTOR_CACHE_DIR names one to keep.
     """
     elsewhere = "RAY_TMPDIR" in environ or joins_cluster(environ, named_only=alone)
-    return {"TMPDIR": str(scratch), "RAY_TMPDIR": ray_folder(environ) if elsewhere else str(scratch)}
+    return ray_folder(environ) if elsewhere else None
 
 
 def ray_folder(environ: Mapping[str, str]) -> str:
@@ -101,16 +101,6 @@ def answers(address_file: Path) -> bool:
 def become_subreaper() -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-@contextmanager
-def signals_ignored() -> Iterator[None]:
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def prepare_child() -> None:
@@ -187,9 +177,9 @@ def end(processes: list[psutil.Process]) -> list[psutil.Process]:
     return stuck
 
 
-def keep_logs(scratch: Path) -> None:
-    """Move Ray's logs of a failed run out of the scratch folder, and say where they are or why they are not."""
-    for logs in scratch.glob("ray/session_2*/logs"):
+def keep_logs(session: Path) -> None:
+    """Move Ray's logs of a failed run out of its session's folder, and say where they are or why they are not."""
+    for logs in session.glob("ray/session_2*/logs"):
         kept = Path("outputs") / f"ray-logs-{os.getpid()}"
         try:
             shutil.copytree(logs, kept, dirs_exist_ok=True, ignore_dangling_symlinks=True)

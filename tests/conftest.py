@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from seamless_verl.scratch import scratch_folder
+from seamless_verl.scratch import SESSION, scratch_folder
 
 
 @pytest.fixture(scope="session", autouse=True)
 def temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """TMPDIR of everything the tests start, gone with the session; not pytest's, whose path is too long for sockets."""
     tmp_path_factory.getbasetemp()  # stays where it is, for whoever looks into it afterwards
-    with scratch_folder() as path, pytest.MonkeyPatch.context() as patch:
+    with scratch_folder(SESSION) as path, pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(path))
         patch.setattr(tempfile, "tempdir", None)
         yield path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -10,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from seamless_verl.errors import ConfigError
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
@@ -46,11 +49,28 @@ def replaced_folder(path: Path, *, marker: str) -> Iterator[Path]:
 
 @contextmanager
 def writing_to(folder: Path) -> Iterator[None]:
-    """Raises ConfigError for `--out` when the block cannot write: a full disk, or a folder that is a file."""
+    """Raises ConfigError for `--out` when the block cannot write: a full disk, or a folder that is a file.
+
+    What goes wrong elsewhere is left as it is.
+    """
     try:
         yield
     except OSError as error:
+        if not _concerns(error, folder):
+            raise
         raise ConfigError("--out", str(folder), str(error), "Name a folder that can be written") from error
+
+
+def _concerns(error: OSError, folder: Path) -> bool:
+    """Whether a file that it names is in the folder, or on the way to it; a full disk's names none."""
+    named = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, (str, bytes))]
+    if not named:
+        return error.errno in FULL
+    for whole in (os.path.abspath, os.path.realpath):
+        out, places = Path(whole(folder)), [Path(whole(name)) for name in named]
+        if any(out.is_relative_to(place) or place.is_relative_to(out) for place in places):
+            return True
+    return False
 
 
 def _refuse_foreign(path: Path, marker: str) -> None:

@@ -49,8 +49,8 @@ def write_parquet(path: Path, rows: list[dict[str, Any]]) -> None:
     import pyarrow
     from pyarrow import parquet
 
-    with replaced_file(path) as temporary:
-        parquet.write_table(pyarrow.Table.from_pylist(rows), temporary)
+    with replaced_file(path) as temporary, temporary.open("wb") as file:  # whose errors name it, as pyarrow's do not
+        parquet.write_table(pyarrow.Table.from_pylist(rows), file)
 
 
 def make_arithmetic(folder: str | Path, seed: int, train: int, val: int) -> None:

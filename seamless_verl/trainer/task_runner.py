@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import ray
 import transfer_queue as tq
@@ -74,30 +76,41 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
         standstill.train(training)
 
     def stop_agent_loops(self) -> None:
-        """Nobody calls the plane any more. A manager of the user's own may know no end for its workers but one."""
+        """Nobody calls the plane any more. What a manager of the user's own calls its `stop` may be anything."""
+        from seamless_verl.trainer.data_plane.loops import SeamlessAgentLoopManager
+
         manager = self.agent_loop_manager
-        if hasattr(manager, "stop"):
+        if isinstance(manager, SeamlessAgentLoopManager):
             manager.stop()
             return
         for worker in getattr(manager, "agent_loop_workers", ()):
             ray.kill(worker)
 
-    def close(self, succeeded: bool) -> None:
-        """Stop the agent loops, then what they call: loggers, queue, gateway; also when the trainer was never built."""
-        try:
-            if succeeded:
-                self.stop_agent_loops()
-            tracking = getattr(self.trainer, "logger", None)
-            if tracking is not None:
-                tracking.finish(exit_code=0 if succeeded else 1)
-        finally:
-            tq.close()
-        if succeeded and (picture := self.trainer.device_time.finish()) is not None:
+    def show_device_time(self) -> None:
+        if (picture := self.trainer.device_time.finish()) is not None:
             print(f"device time: {picture}")  # noqa: T201 - where a run's own last lines go
-        link = getattr(self.trainer, "link", None)
-        if link is not None and succeeded:  # else it ends with the job, and what was shown is on record
-            link.stop()
-            self.trainer.servers.stop()
+
+    def close(self, succeeded: bool) -> None:
+        """Stop the agent loops, then what they call: loggers, queue, gateway, engines; also when the trainer was
+        never built.
+        """
+        tracking = getattr(self.trainer, "logger", None)
+        parts: list[Callable[[], Any]] = [tq.close]
+        if tracking is not None:
+            parts.insert(0, partial(tracking.finish, exit_code=0 if succeeded else 1))
+        if succeeded:  # else all of it ends with the job, and what was shown is on record
+            parts = [self.stop_agent_loops, *parts, self.show_device_time]
+            parts += [self.trainer.link.stop, self.trainer.servers.stop]
+        in_turn(parts)
+
+
+def in_turn(parts: Sequence[Callable[[], Any]]) -> None:
+    """Call each, whatever those before it raised, which is the context of what is raised at the end."""
+    try:
+        parts[0]()
+    finally:
+        if len(parts) > 1:
+            in_turn(parts[1:])
 
 
 def task_runner_class() -> type:

@@ -25,6 +25,7 @@ CALLED = {
     ENGINE + "reset_prefix_cache": "self reset_running_requests reset_connector",
     ENGINE + "reset_mm_cache": "self",
     ENGINE + "reset_encoder_cache": "self",
+    ENGINE + "shutdown": "self timeout",
     COLLECTOR + "get": "self",
     COLLECTOR + "get_nowait": "self",
     COLLECTOR + "close": "self",

@@ -177,6 +177,22 @@ def test_everything_temporary_of_the_child_is_in_the_scratch_folder(tmp_path: Pa
     assert process.wait(30) == 0
 
 
+def test_rays_session_alone_is_elsewhere_when_its_sockets_have_no_room(tmp_path: Path) -> None:
+    (long := tmp_path / "long-for-rays").mkdir()
+    (system := tmp_path / "system").mkdir()
+    shorter = f"from pathlib import Path; from seamless_verl import scratch; scratch.SYSTEM = Path({str(system)!r})"
+    code = "import os; print(os.environ['TMPDIR'], os.environ['RAY_TMPDIR'], flush=True)" + textwrap.dedent(LOGS)
+    process = supervised(code, tmp_path, before=shorter, TMPDIR=str(long))
+    out, _ = process.communicate(timeout=30)
+    said, where, *_ = out.splitlines()
+    assert f"TMPDIR={str(long)!r}: too long" in said and f"Ray's session is in {system}." in said
+    assert [Path(one).parent for one in where.split()] == [long, system]
+    assert not os.listdir(long) and not os.listdir(system)
+    assert (tmp_path / "outputs" / f"ray-logs-{process.pid}" / "raylet.out").is_file(), "also from there"
+    process = supervised("import os; print(os.environ['RAY_TMPDIR'])", tmp_path, TMPDIR=str(long), RAY_TMPDIR="/mine")
+    assert process.communicate(timeout=30)[0].startswith("/mine\n"), "nothing is said of what is the user's"
+
+
 def test_what_a_killed_supervisor_left_goes_with_the_next_run(tmp_path: Path) -> None:
     code = "import tempfile, time; print(tempfile.mkdtemp(), flush=True); time.sleep(600)"
     other, killed = supervised(code, tmp_path), supervised(code, tmp_path)
@@ -192,18 +208,18 @@ def test_what_a_killed_supervisor_left_goes_with_the_next_run(tmp_path: Path) ->
 
 
 def session(tmp_path: Path, *, before: str = "alone = False", **env: str) -> str:
-    """RAY_TMPDIR as the supervisor gives it to its child."""
-    call = "print(supervisor.folders(os.environ, Path('scratch'), alone=alone)['RAY_TMPDIR']); sys.exit()"
-    process = supervised("", tmp_path, before=f"import os; from pathlib import Path\n{before}\n{call}", **env)
+    """RAY_TMPDIR as the supervisor gives it to its child; "own" for one of the run's own."""
+    call = "print(supervisor.session_elsewhere(os.environ, alone=alone) or 'own'); sys.exit()"
+    process = supervised("", tmp_path, before=f"import os\n{before}\n{call}", **env)
     out, _ = process.communicate(timeout=30)
     return out.strip()
 
 
 def test_a_cluster_that_can_be_joined_is_not_hidden(tmp_path: Path) -> None:
     rays_own = str(tmp_path)
-    assert session(tmp_path) == "scratch"
-    assert session(tmp_path, RAY_ADDRESS="") == "scratch"
-    assert session(tmp_path, RAY_ADDRESS="local") == "scratch"
+    assert session(tmp_path) == "own"
+    assert session(tmp_path, RAY_ADDRESS="") == "own"
+    assert session(tmp_path, RAY_ADDRESS="local") == "own"
     assert session(tmp_path, RAY_ADDRESS="10.0.0.1:6379") == rays_own
     assert session(tmp_path, RAY_TMPDIR="/the/users") == "/the/users"
     (tmp_path / "ray").mkdir()
@@ -211,10 +227,10 @@ def test_a_cluster_that_can_be_joined_is_not_hidden(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as cluster:
         address.write_text(f"127.0.0.1:{cluster.getsockname()[1]}")
         assert session(tmp_path) == rays_own
-        assert session(tmp_path, before="alone = True") == "scratch"
-    assert session(tmp_path) == "scratch"  # it has crashed, and its file stays
+        assert session(tmp_path, before="alone = True") == "own"
+    assert session(tmp_path) == "own"  # it has crashed, and its file stays
     address.write_text("nonsense")
-    assert session(tmp_path) == "scratch"
+    assert session(tmp_path) == "own"
 
 
 LOGS = """

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -11,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from seamless_verl.scratch import LOCK, LONGEST, remove_left, scratch_folder
+from seamless_verl import scratch
+from seamless_verl.scratch import LOCK, PROCESSES, SESSION, longest, remove, remove_left, scratch_folder, session_folder
 
 HOLDER = """
 from seamless_verl.scratch import scratch_folder
@@ -24,7 +27,7 @@ with scratch_folder() as folder:
 @pytest.fixture
 def parent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An own TMPDIR, short enough."""
-    with tempfile.TemporaryDirectory(prefix="t") as folder, monkeypatch.context() as patch:
+    with tempfile.TemporaryDirectory(prefix="", dir="/tmp") as folder, monkeypatch.context() as patch:
         patch.setenv("TMPDIR", folder)
         patch.setattr(tempfile, "tempdir", None)
         yield Path(folder)
@@ -61,14 +64,81 @@ def test_only_what_nobody_holds_is_removed(parent: Path) -> None:
     assert set(parent.iterdir()) == others
 
 
-def test_a_path_too_long_for_sockets_is_not_used_and_that_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_folder_of_another_host_is_not_judged(parent: Path) -> None:
+    """Its lock, held or not, is one that this host may not see."""
+    theirs = parent / "sf-elsewher"
+    theirs.mkdir()
+    (theirs / f"not-{LOCK}").touch()
+    with scratch_folder() as mine:
+        remove_left(parent)
+        assert set(parent.iterdir()) == {mine, theirs}
+
+
+def test_the_lock_goes_last(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is killed while it removes leaves a folder that the next one removes."""
+    real, seen = shutil.rmtree, list[tuple[str, bool, bool]]()
+
+    def watched(path: Path, **options: bool) -> None:
+        ignored = all(signal.getsignal(number) is signal.SIG_IGN for number in scratch.SIGNALS)
+        seen.append((path.name, (folder / LOCK).exists(), ignored))
+        real(path, **options)
+
+    before = [signal.getsignal(number) for number in scratch.SIGNALS]
+    with scratch_folder() as folder, monkeypatch.context() as patch:
+        (folder / "inner").mkdir()
+        (folder / "file").touch()
+        patch.setattr(shutil, "rmtree", watched)
+        remove(folder)
+    assert seen == [("inner", True, True), (folder.name, True, True)] and not folder.exists()
+    assert [signal.getsignal(number) for number in scratch.SIGNALS] == before
+
+
+def test_what_cannot_be_deleted_is_said_and_left_to_the_next_run(
+    parent: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    long = tmp_path / ("x" * LONGEST)
+    """As a file that a dying process holds on a network's disk, which a test cannot bring about."""
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda path, **_: None)
+        with scratch_folder() as folder:
+            (folder / "inner").mkdir()
+    assert set(os.listdir(folder)) == {LOCK, "inner"} and f"{folder} is not all deleted" in capsys.readouterr().err
+    remove_left(parent)
+    assert not folder.exists()
+
+
+def grown(folder: Path, length: int) -> Path:
+    """A folder below this one whose path has that many bytes."""
+    long = folder / ("x" * (length - len(f"{folder}/")))
     long.mkdir()
+    return long
+
+
+@pytest.mark.parametrize(
+    ("below", "what"), [(PROCESSES, "This run's temporary files are"), (SESSION, "Ray's session is")]
+)
+def test_a_path_too_long_for_sockets_is_not_used_and_that_is_said(
+    parent: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], below: int, what: str
+) -> None:
+    monkeypatch.setattr(scratch, "SYSTEM", parent)
+    fits = grown(parent, longest(below))
+    monkeypatch.setattr(tempfile, "tempdir", str(fits))
+    with scratch_folder(below) as folder:
+        assert folder.parent == fits and not capsys.readouterr().err
+        assert len(f"{folder}") + below == scratch.SOCKET
+    long = grown(parent, longest(below) + 1)
     monkeypatch.setattr(tempfile, "tempdir", str(long))
-    with scratch_folder() as folder:
-        assert folder.parent == Path("/tmp")
+    with scratch_folder(below) as folder:
+        assert folder.parent == parent
     told = capsys.readouterr().err
-    assert f"TMPDIR={str(long)!r}: too long" in told and f"at most {LONGEST} bytes" in told
-    assert not os.listdir(long)
+    assert f"TMPDIR={str(long)!r}: too long" in told and f"{what} in {parent}. " in told
+    assert f"at most {longest(below)} bytes" in told and not os.listdir(long)
+
+
+def test_only_rays_session_moves_where_the_others_have_room(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scratch, "SYSTEM", parent)
+    with scratch_folder() as folder, session_folder(folder) as session:
+        assert session == folder
+    monkeypatch.setattr(tempfile, "tempdir", str(long := grown(parent, longest(SESSION) + 1)))
+    with scratch_folder() as folder, session_folder(folder) as session:
+        assert (folder.parent, session.parent) == (long, parent)
+    assert set(parent.iterdir()) == {long} and not os.listdir(long)

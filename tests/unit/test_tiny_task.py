@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -18,7 +20,7 @@ from pyarrow import parquet
 from seamless_verl.errors import ConfigError
 from seamless_verl.tiny import make_arithmetic
 from seamless_verl.tiny.__main__ import main
-from seamless_verl.tiny.files import replaced_file
+from seamless_verl.tiny.files import replaced_file, writing_to
 from seamless_verl.tiny.task import arithmetic_rows
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "arithmetic_grpo"
@@ -90,6 +92,42 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
         raise RuntimeError("torn")
     assert target.read_text() == "old"
     assert list(tmp_path.iterdir()) == [target]
+
+
+def opened_below_a_file(folder: Path) -> None:
+    (folder / "file").touch()
+    (folder / "file" / "data").open("wb")
+
+
+def test_what_concerns_the_folder_is_told_as_its_mistake(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Name a folder that can be written") as told, writing_to(tmp_path):
+        opened_below_a_file(tmp_path)
+    assert (told.value.key, told.value.value) == ("--out", str(tmp_path))
+    with pytest.raises(ConfigError), writing_to(tmp_path / "file" / "deep" / "er"):
+        (tmp_path / "file" / "deep").mkdir()  # on the way to it
+    with pytest.raises(ConfigError), writing_to(Path(os.path.relpath(tmp_path))):
+        os.replace(tmp_path / "none", tmp_path / "other")
+    (tmp_path / "link").symlink_to("/dev/null")
+    with pytest.raises(ConfigError), writing_to(tmp_path):
+        (tmp_path / "link" / "data").touch()
+
+
+@pytest.mark.parametrize(("leads_to", "reason"), [("none/data", "No such file"), ("/dev/full", "No space left")])
+def test_rows_that_cannot_be_written_are_the_folders_mistake(tmp_path: Path, leads_to: str, reason: str) -> None:
+    (tmp_path / f".train.parquet.{os.getpid()}").symlink_to(leads_to)
+    with pytest.raises(ConfigError, match=reason), writing_to(tmp_path):
+        make_arithmetic(tmp_path, 0, 4, 4)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_goes_wrong_elsewhere_is_left_as_it_is(tmp_path: Path) -> None:
+    (out := tmp_path / "out").mkdir()
+    with pytest.raises(NotADirectoryError), writing_to(out):
+        opened_below_a_file(tmp_path)
+    with pytest.raises(BlockingIOError), writing_to(out):
+        raise OSError(errno.EAGAIN, "no more processes")
+    with pytest.raises(OSError, match="no model"), writing_to(out):
+        raise OSError("no model")  # as transformers says it
 
 
 def test_the_command_writes_model_and_data(tmp_path: Path) -> None:

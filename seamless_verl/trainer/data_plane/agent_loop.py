@@ -13,6 +13,7 @@ Named in `actor_rollout_ref.rollout.agent.agent_loop_config_path` as verl's own 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
@@ -29,10 +30,11 @@ from seamless_verl.agents.endpoint import Endpoint
 from seamless_verl.agents.limits import Limits
 from seamless_verl.agents.load import load_agent
 from seamless_verl.agents.outcome import AgentOutcome, AgentStatus
-from seamless_verl.trainer.data_plane.answers import answered
+from seamless_verl.trainer.data_plane.answers import answered, left, opened_session
 from seamless_verl.trainer.data_plane.plane import FinishedSession
 from seamless_verl.trainer.data_plane.samples import SessionOutputs, outputs_of
 from seamless_verl.trainer.data_plane.shards import plane_of
+from seamless_verl.trajectory.session import Closed
 
 logger = logging.getLogger(__name__)
 SAMPLED = ("temperature", "top_p", "top_k", "repetition_penalty")
@@ -73,26 +75,29 @@ class SessionAgentLoop(AgentLoopBase, ABC):  # type: ignore[misc]
             "metadata": {"session": str(kwargs["session_id"])},  # (uid, session) is TransferQueue's key
             "sampling": {"overrides": overrides, "max_tokens": self.rollout_config.response_length},
         }
-        opened = await answered(plane.open.remote(opening))
+        opened = await opened_session(plane, opening)
         endpoint = Endpoint(opened["anthropic_base_url"], opened["key"], opened["session_id"])
-        outcome: AgentOutcome | None = None
         try:
             outcome = await self.run_agent(task_of(kwargs), endpoint)
-        finally:
-            good = outcome is not None and outcome.status is AgentStatus.FINISHED
-            reason = "finished" if good else "failed"
-            session = await answered(plane.close.remote(opened["session_id"], reason))
+        except asyncio.CancelledError:
+            await left(plane, endpoint.session_id, Closed.ABANDONED)
+            raise
+        except Exception:
+            await left(plane, endpoint.session_id, Closed.FAILED)
+            raise
+        reason = Closed.FINISHED if outcome.status is AgentStatus.FINISHED else Closed.FAILED
+        session = await answered(plane.close.remote(endpoint.session_id, reason))
         try:
             reward = self.reward(outcome, session)
             if not session.sequences:
-                raise AgentFailedError(f"session {opened['session_id']} left nothing to train: {told(outcome)}")
+                raise AgentFailedError(f"session {endpoint.session_id} left nothing to train: {told(outcome)}")
         except AgentFailedError:  # nothing of it is kept
-            await answered(plane.handed.remote(opened["session_id"]))
+            await answered(plane.handed.remote(endpoint.session_id))
             raise
         outputs = outputs_of(session, reward, time.monotonic() - started)
         if not self.confirmed:
-            await answered(plane.handed.remote(opened["session_id"]))
-        return SessionOutputs(outputs, plane, opened["session_id"])
+            await answered(plane.handed.remote(endpoint.session_id))
+        return SessionOutputs(outputs, plane, endpoint.session_id)
 
     def reward(self, outcome: AgentOutcome, session: FinishedSession) -> float | None:
         """What the agent, or its harness, said; None leaves it to verl's reward manager."""

@@ -71,9 +71,12 @@ class SeamlessAgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
         self.agent_loop_workers_class = ray.remote(SeamlessAgentLoopWorker)
 
     def stop(self) -> None:
-        """No group runs any more, and so nobody calls the plane."""
-        for stopped in [worker.stop.remote() for worker in self.agent_loop_workers]:
+        """No group runs any more, and so nobody calls the plane; a worker that cannot be told so is killed."""
+        told = {worker.stop.remote(): worker for worker in self.agent_loop_workers}
+        ray.wait(list(told), num_returns=len(told), timeout=2 * STOP_S)
+        for stopped, worker in told.items():
             try:
-                ray.get(stopped)
-            except ray.exceptions.RayActorError as error:  # it calls nobody either
-                logger.warning("an agent loop worker was dead before it was stopped: %s", error)
+                ray.get(stopped, timeout=0)
+            except ray.exceptions.RayError as error:  # it is dead, or an agent that never waits has its event loop
+                logger.warning("%s did not stop, and is killed: %s: %s", worker, type(error).__name__, error)
+                ray.kill(worker)
