@@ -17,6 +17,7 @@ from seamless_verl.rollout.fleet import Fleet
 from seamless_verl.rollout.routing import LeastLoaded
 from seamless_verl.rollout.stub import StubEngine
 from seamless_verl.trainer.data_plane.sessions import FinishedSession, Sessions, SessionSettings
+from seamless_verl.trajectory.account import Account, Reason
 from seamless_verl.trajectory.journal import JournalReader, Stage
 
 pytestmark = pytest.mark.integration
@@ -64,19 +65,21 @@ def test_closed_again_in_this_life_or_the_next_it_is_the_same(nano: Path, tmp_pa
             name, open_one = closed["session_id"], left["session_id"]
             given = plain(await first.close(name, "finished", 0))
             assert given[0] and given == plain(await first.close(name, "finished", 0))
-            assert first.account.generated == 9, "it was counted twice"
             with pytest.raises(JournalOrderError):
-                await first.handed(open_one)
+                await first.handed(open_one, kept=True)
         reader = JournalReader(journal)
         assert (reader.stage(name), reader.stage(open_one)) == (Stage.HANDING, Stage.OPEN)
         async with sessions(nano, journal, again=True) as second:
             assert given == plain(await second.close(name, "finished", 0))
             for _ in range(2):
-                await second.handed(name)
+                await second.handed(name, kept=True)
+            assert second.account == Account(9, 9), "it was counted twice"
             assert reader.stage(name) is Stage.HANDED
             with pytest.raises(JournalOrderError):
                 await second.close(name, "finished", 0)
-            assert plain(await second.close(open_one, "finished", 0))[2:] == given[2:]
+            assert plain(await second.close(open_one, "failed", 0))[2:] == given[2:]
+            await second.handed(open_one, kept=False)
+            assert second.account == Account(18, 9, {Reason.SESSION: 9}), "nothing of a failed session is trained"
             orphan = (await second.open({"uid": "u"}))["session_id"]
         async with sessions(nano, journal, again=False) as other_run:
             assert orphan not in other_run.ended

@@ -274,7 +274,7 @@ def test_somebody_is_always_left_to_generate(tmp_path: Path) -> None:
         "seamless.resources=[{count: 1, devices: 1, tags: [train, rollout]}, {count: 1, devices: 1, tags: [rollout]}]"
     )
     mixed = tiny_run(tmp_path, "seamless.lending=never", both, f"{ROLLOUT}.checkpoint_engine.backend=gloo")
-    assert_refused(mixed, "seamless.lending", "never", "seamless.lending=marginal")
+    assert "seamless.lending" in {problem.key for problem in refused(mixed, devices=2, accelerator=False)}
     assert preflight(tiny_run(tmp_path, "seamless.lending=never", *POOL), devices=2, accelerator=False) == []
 
 

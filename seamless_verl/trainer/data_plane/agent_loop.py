@@ -91,8 +91,8 @@ class SessionAgentLoop(AgentLoopBase, ABC):  # type: ignore[misc]
             reward = self.reward(outcome, session)
             if not session.sequences:
                 raise AgentFailedError(f"session {endpoint.session_id} left nothing to train: {told(outcome)}")
-        except AgentFailedError:  # nothing of it is kept
-            await answered(plane.handed.remote(endpoint.session_id))
+        except AgentFailedError:
+            await answered(plane.handed.remote(endpoint.session_id, kept=False))
             raise
         outputs = outputs_of(session, reward, time.monotonic() - started)
         if not self.confirmed:

@@ -42,4 +42,4 @@ async def opened_session(plane: Any, opening: dict[str, Any]) -> dict[str, Any]:
 async def left(plane: Any, session_id: str, reason: Closed) -> None:
     """The session ends so, and nothing of it is kept."""
     await answered(plane.close.remote(session_id, reason))
-    await answered(plane.handed.remote(session_id))
+    await answered(plane.handed.remote(session_id, kept=False))

@@ -92,10 +92,10 @@ class DataPlane(RolloutManager):
         async with self._journalling() as sessions:
             return await sessions.close(session_id, reason, self.fleet.committed)
 
-    async def handed(self, session_id: str) -> None:
-        """What a closed session left has been taken over: it is never given again."""
+    async def handed(self, session_id: str, kept: bool = True) -> None:
+        """What a closed session left has been taken over, or is left out: it is never given again."""
         async with self._journalling() as sessions:
-            await sessions.handed(session_id)
+            await sessions.handed(session_id, kept)
 
     @asynccontextmanager
     async def _journalling(self) -> AsyncGenerator[Sessions, None]:

@@ -11,6 +11,9 @@ from seamless_verl.trainer.data_plane.answers import answered
 from seamless_verl.trainer.data_plane.plane import FinishedSession
 from seamless_verl.trajectory.sequences import CONTEXT, TrainingSequence
 
+GENERATED = "generated_versions"
+"""In `extra_fields`: the weight version of each token that was generated, in order, context left out."""
+
 
 class SessionOutputs(list[AgentLoopOutput]):
     """What a session leaves, until TransferQueue has it; then its plane is told, with `handed`."""
@@ -55,8 +58,8 @@ def output_of(
 class VersionedOutput(AgentLoopOutput):  # type: ignore[misc]
     """verl's output with one more column: `weight_version`, int64 [response], CONTEXT where nothing was generated.
 
-    Our clients leave the versions of a generation in `extra_fields`. A loop that joins several generations
-    keeps only the last one's there; its tokens then all count as of the oldest version it knows.
+    Our sessions leave it in `extra_fields`, and our client the versions of all that a conversation generated. What
+    a loop drops of that counts as of the oldest version it knows.
     """
 
     def as_dict(self) -> dict[str, Any]:
@@ -70,9 +73,9 @@ class VersionedOutput(AgentLoopOutput):  # type: ignore[misc]
 
 
 def versions_of(output: AgentLoopOutput) -> list[int]:
-    known = output.extra_fields.get("weight_version") or []
+    if (column := output.extra_fields.get("weight_version")) is not None:
+        return [int(version) for version in column]
     oldest = output.extra_fields.get("min_global_steps")
-    size = len(output.response_ids)
-    versions = known if len(known) == size else [CONTEXT if oldest is None else oldest] * size
-    pairs = zip(versions, output.response_mask, strict=True)
-    return [int(version) if generated else int(CONTEXT) for version, generated in pairs]
+    known = iter(output.extra_fields.get(GENERATED) or ())
+    unknown = CONTEXT if oldest is None else oldest
+    return [int(next(known, unknown)) if generated else int(CONTEXT) for generated in output.response_mask]

@@ -11,6 +11,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import ray
 from seamless_verl.errors import ConfigError, JournalOrderError
 from seamless_verl.rollout.calls import Calls
 from seamless_verl.trainer.data_plane.doorstep import borrowed
-from seamless_verl.trajectory.account import Account
+from seamless_verl.trajectory.account import Account, Reason
 from seamless_verl.trajectory.assemble import Limits, assemble
 from seamless_verl.trajectory.journal import CallEnded, HandedOver, HandOverBegun, SessionClosed, SqliteJournal, Stage
 from seamless_verl.trajectory.journal.replay import closed_session
@@ -68,7 +69,8 @@ class Sessions:
         self.journal: SqliteJournal
         self.ended: dict[str, asyncio.Event] = {}  # of the sessions that were opened or restored, until they are taken
         self.leaving: set[str] = set()
-        self.account = Account()
+        self.account = Account()  # of the sessions that were handed over
+        self.assembled: dict[str, Account] = {}  # of those that were closed and not yet handed over
 
     async def start(self, *, again: bool) -> None:
         """Listen; `again` after a death, with the sessions that were open then.
@@ -144,12 +146,9 @@ class Sessions:
         record = await self._closed(session_id, reason)
         limits = Limits(self.settings.longest_prompt, self.settings.longest_response)
         assembly = assemble(record, TrainAll(), version, limits)
-        try:
+        with suppress(JournalOrderError):  # it was given before, and is given again
             await self.journal.append(HandOverBegun(session_id))
-        except JournalOrderError:  # it was given before, and is given again
-            pass
-        else:
-            self.account += assembly.account
+        self.assembled[session_id] = assembly.account
         return FinishedSession(assembly.sequences, dict(record.rewards), len(record.turns), assembly.account.metrics())
 
     async def _closed(self, session_id: str, reason: str) -> SessionRecord:
@@ -163,8 +162,10 @@ class Sessions:
         self.forget()
         return self.recorder.take(session_id)
 
-    async def handed(self, session_id: str) -> None:
-        """Its sequences are where they are trained from: nobody is given it again. Again changes nothing.
+    async def handed(self, session_id: str, kept: bool) -> None:
+        """Its sequences are where they are trained from, or, not `kept`, were left out: nobody is given it again.
+
+        Again changes nothing.
 
         Raises:
             JournalOrderError: it was not closed.
@@ -174,6 +175,8 @@ class Sessions:
         except JournalOrderError:
             if await asyncio.to_thread(self.journal.stage, session_id) is not Stage.HANDED:
                 raise
+        account = self.assembled.pop(session_id, Account())  # empty when it comes again, or an earlier life closed it
+        self.account += account if kept else account.discarded(Reason.SESSION)
 
     async def settle(self) -> dict[str, float]:
         """Metrics of all sessions' tokens, after their books have been found to close; old ones are compacted."""
