@@ -41,6 +41,18 @@ class SeamlessReplayBuffer(ReplayBufferAsync):
         """Groups that were ready to be trained at the last look."""
         return len(self.finished_keys[TRAIN])
 
+    def _materialize_batch(self, partition_id: str, uids: list[str], snapshot: dict[str, dict[str, Any]]) -> Any:
+        """A batch in the order in which its prompts were submitted, whatever ended first: sums round alike."""
+        order = {uid: i for i, uid in enumerate(self.prompt_global_steps[partition_id])}
+
+        def place(key: str) -> tuple[int, list[int]]:
+            uid, *within = key.rsplit("_", 2)
+            return order.get(uid, len(order)), [int(number) for number in within if number.isdigit()]
+
+        return super()._materialize_batch(
+            partition_id, uids, {key: snapshot[key] for key in sorted(snapshot, key=place)}
+        )
+
     def _stale_terminal_keys(self, global_steps: int, partition_id: str) -> set[str]:
         if partition_id != TRAIN:
             return set()

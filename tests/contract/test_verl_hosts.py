@@ -38,6 +38,8 @@ OVERRIDDEN = {
     BASE + "on_step_end": "(self)",
     BUFFER + "_has_enough_samples": "(self, global_steps: int, partition_id: str, batch_size: int,"
     " sampleable_keys: set[str]) -> bool",
+    BUFFER + "_materialize_batch": "(self, partition_id: str, selected_prompt_uids: list[str],"
+    " partition_snapshot: dict[str, dict]) -> transfer_queue.metadata.KVBatchMeta",
     BUFFER + "_stale_terminal_keys": "(self, global_steps: int, partition_id: str) -> set[str]",
     BUFFER + "_wait_for_next_poll": "(self, partition_id: str, last_debug_time: float) -> float",
     LOOPS + "AgentLoopBase.run": "(self, sampling_params: dict[str, typing.Any], **kwargs)"

@@ -57,6 +57,13 @@ THREAD_BINDING = Adaptation(
     "it turns VLLM_CPU_OMP_THREADS_BIND, which HostPlatform sets, into one thread a worker",
     "(self, rank: int, local_rank: int)",
 )
+SHARED_NAMES = Adaptation(
+    "vllm-shared-names",
+    "vllm.distributed.device_communicators.cpu_communicator:_CPUSHMDistributed.make_group_name",
+    VLLM,
+    "HostWorker removes what these names are of, once all ranks have joined, so that no killed worker leaves it behind",
+    "(communicator: vllm.distributed.device_communicators.cpu_communicator.CpuCommunicator) -> str",
+)
 ADAPTATIONS = (
     KEEP_WEIGHTS,
     PLACE_ENGINE,
@@ -66,4 +73,5 @@ ADAPTATIONS = (
     QUIET_WAKE,
     CPU_BUILD,
     THREAD_BINDING,
+    SHARED_NAMES,
 )

@@ -11,6 +11,8 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from seamless_verl.platform.cores import core_of_rank, device_cores
 from seamless_verl.platform.pinning import pin_process
 
+SHARED_MEMORY = "/dev/shm"
+
 
 class HostWorker(CPUWorker):  # type: ignore[misc]
     """One worker, one device, one core, one thread; sleeping frees nothing and says nothing."""
@@ -22,11 +24,26 @@ class HostWorker(CPUWorker):  # type: ignore[misc]
         torch.set_num_threads(1)
         super().__init__(vllm_config, local_rank, *args, **kwargs)
 
+    def init_device(self) -> None:
+        super().init_device()
+        unname_shared_memory(os.environ.get("VLLM_DIST_IDENT", ""), self.rank)
+
     def sleep(self, level: int = 1) -> None:
         """Keep everything: host memory is shared with the trainer anyway. The scheduler still pauses."""
 
     def wake_up(self, tags: list[str] | None = None) -> None:
         """Nothing was put away."""
+
+
+def unname_shared_memory(instance: str, rank: int) -> None:
+    """Take this rank's pieces of its groups' shared memory out of the file system.
+
+    All members have joined by the time a group exists, and go on with what they mapped; vLLM removes the names only
+    in a destructor, which a killed worker does not come to.
+    """
+    for name in os.listdir(SHARED_MEMORY) if instance else ():
+        if name.startswith(f"{instance}-") and name.endswith(f"-cpushm_{rank}"):
+            os.unlink(f"{SHARED_MEMORY}/{name}")
 
 
 def device_index(parallel_config: Any, local_rank: int) -> int:
