@@ -24,6 +24,7 @@ from vllm_engine import Engine, started
 from seamless_verl.rollout.calls import Call, Calls
 from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.rollout.fleet import Fleet
+from seamless_verl.rollout.routing import PrefixAffinity
 from seamless_verl.rollout.wire import RemoteEngine, serve_engine
 from seamless_verl.trainer.replica.source import AsyncLLMSource
 
@@ -50,7 +51,7 @@ class Runner:
         self.grew = asyncio.Condition()
 
     async def run(self, i: int) -> None:
-        fields = {"temperature": 1.0, "max_tokens": TOKENS, "ignore_eos": True, "seed": i}
+        fields = {"temperature": 1.0, "max_tokens": TOKENS, "ignore_eos": True}
         async with aclosing(self.calls.stream(Call(f"call-{i}", array("i", [1 + i] * 40), fields))) as pieces:
             async for piece in pieces:
                 assert piece.error is None, piece.error
@@ -81,7 +82,7 @@ async def fleet_of(engine: Engine) -> AsyncIterator[Fleet]:
         stack.push_async_callback(server.close)
         remote = await RemoteEngine.connect("127.0.0.1", server.port, token="t", replica_id="a")
         stack.callback(remote.close)
-        fleet = Fleet()
+        fleet = Fleet(policy=PrefixAffinity())
         fleet.add("a", engine=remote, control=source, capacity=CALLS)
         fleet.commit(0)
         await serve(fleet)
