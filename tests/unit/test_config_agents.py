@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -135,9 +136,19 @@ def test_the_port(folder: Path) -> None:
     assert_refused(tiny_plain(folder, ON, f"{key}=65536"), key, 65536, "to 0 for any that is free")
 
 
+def after_a_free_port() -> socket.socket:
+    """Listens; the port before it is free."""
+    while True:
+        taken = socket.create_server(("", 0))
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind(("", taken.getsockname()[1] - 1))
+            return taken
+        taken.close()
+
+
 def test_the_shards(folder: Path) -> None:
     key = f"{GATEWAY}.port"
-    with socket.create_server(("", 0)) as taken:
+    with after_a_free_port() as taken:
         before = taken.getsockname()[1] - 1
         (problem,) = refused(tiny_plain(folder, ON, f"{key}={before}", f"{GATEWAY}.shards=2"))
         assert problem.key == key and str(before + 1) in problem.reason
