@@ -44,7 +44,7 @@ def load_module(place: str, where: str, key: str) -> ModuleType:
             raise broken(key, where, error) from error
         way_out = "Install it or put its folder on PYTHONPATH, or name a file as path/to/file.py:name"
         raise ConfigError(key, where, f"there is no module '{error.name}'", way_out) from error
-    except Exception as error:
+    except Exception as error:  # the user's module may raise anything
         raise broken(key, where, error) from error
 
 
@@ -59,7 +59,7 @@ def load_file(path: Path, where: str, key: str) -> ModuleType:
     sys.modules[name] = module  # dataclasses and pickle look a class's module up there
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except Exception as error:  # the user's file may raise anything
         del sys.modules[name]
         raise broken(key, where, error) from error
     return module

@@ -128,7 +128,7 @@ class _ServerLink(Link):
         except ReplicaLostError as loss:
             ended = True
             self._tell(call, [Kind.LOST, call, loss.reason], ended)
-        except Exception as error:
+        except Exception as error:  # of an engine: told to the caller, where it is met
             reason = f"{type(error).__name__}: {error}"
             failed = Delta(tokens(()), logprobs(()), 0, EngineFinish.ERROR, reason)
             self._tell(call, delta_message(call, failed), True)

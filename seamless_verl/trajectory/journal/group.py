@@ -51,7 +51,7 @@ def _refusal(book: Book, append: Append) -> Exception | None:
         book.enter(append.events)
     except sqlite3.Error:
         raise
-    except Exception as error:
+    except Exception as error:  # the answer to whoever appended it, and nobody else's
         return error
     return None
 
