@@ -187,3 +187,19 @@ def test_the_likeliest_tokens_come_when_asked_for(engine: Engine, source: AsyncL
             assert list(top.logprobs) == sorted(top.logprobs, reverse=True)
             assert dict(zip(top.ids, top.logprobs, strict=True))[token] == pytest.approx(logprob, abs=1e-6)
             assert (top.ids.index(token) < 3) == (top.rank <= 3)
+
+
+def test_a_seed_says_the_same_when_the_prefill_was_cut_into_chunks(engine: Engine, source: AsyncLLMSource) -> None:
+    prompts = [[(7 * place + i) % 250 for place in range(900)] for i in range(6)]  # more than a step computes
+
+    async def scenario() -> tuple[list[list[int]], list[list[int]]]:
+        together = [Call(source, f"together-{i}", prompt, 12, seed=i) for i, prompt in enumerate(prompts)]
+        await asyncio.wait_for(asyncio.gather(*(call.task for call in together)), 60)
+        alone = []
+        for i, prompt in enumerate(prompts):
+            alone.append(Call(source, f"alone-{i}", prompt, 12, seed=i))
+            await asyncio.wait_for(alone[-1].task, 60)
+        return [call.column("ids") for call in together], [call.column("ids") for call in alone]
+
+    together, alone = engine.run(scenario())
+    assert together == alone and {len(ids) for ids in together} == {12}

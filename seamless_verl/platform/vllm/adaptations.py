@@ -64,6 +64,25 @@ SHARED_NAMES = Adaptation(
     "HostWorker removes what these names are of, once all ranks have joined, so that no killed worker leaves it behind",
     "(communicator: vllm.distributed.device_communicators.cpu_communicator.CpuCommunicator) -> str",
 )
+SEEDED_SAMPLE = Adaptation(
+    "vllm-seeded-sample",
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner._sample",
+    VLLM,
+    "HostModelRunner puts back the generators whose token is discarded, which a CPU's cannot do by an offset",
+    "(self, logits: torch.Tensor | None,"
+    " spec_decode_metadata: vllm.v1.spec_decode.metadata.SpecDecodeMetadata | None)"
+    " -> vllm.v1.outputs.SamplerOutput",
+)
+SEEDED_BOOKS = Adaptation(
+    "vllm-seeded-books",
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner._bookkeeping_sync",
+    VLLM,
+    "HostModelRunner shows it no generator that it would set back by an offset",
+    "(self, scheduler_output: 'SchedulerOutput', sampler_output: vllm.v1.outputs.SamplerOutput,"
+    " logits: torch.Tensor | None, hidden_states: torch.Tensor, num_scheduled_tokens: int)"
+    " -> tuple[dict[str, int], torch.Tensor | None, vllm.v1.outputs.LogprobsLists | None, list[list[int]],"
+    " dict[str, vllm.v1.outputs.LogprobsTensors | None], list[str], dict[str, int], list[int]]",
+)
 ADAPTATIONS = (
     KEEP_WEIGHTS,
     PLACE_ENGINE,
@@ -74,4 +93,6 @@ ADAPTATIONS = (
     CPU_BUILD,
     THREAD_BINDING,
     SHARED_NAMES,
+    SEEDED_SAMPLE,
+    SEEDED_BOOKS,
 )

@@ -6,10 +6,12 @@ import os
 from typing import Any
 
 import torch
+from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from seamless_verl.platform.cores import core_of_rank, device_cores
 from seamless_verl.platform.pinning import pin_process
+from seamless_verl.platform.vllm.seeded import HostModelRunner
 
 SHARED_MEMORY = "/dev/shm"
 
@@ -26,6 +28,8 @@ class HostWorker(CPUWorker):  # type: ignore[misc]
 
     def init_device(self) -> None:
         super().init_device()
+        if type(self.model_runner) is CPUModelRunner:  # vLLM makes it in the midst of what it does here
+            self.model_runner.__class__ = HostModelRunner
         unname_shared_memory(os.environ.get("VLLM_DIST_IDENT", ""), self.rank)
 
     def sleep(self, level: int = 1) -> None:
