@@ -153,6 +153,17 @@ class ReplicaStateError(SeamlessError, RuntimeError):
         return f"replica {self.replica} cannot go from {self.found} to {self.wanted}. From {self.found}: {self.legal}"
 
 
+class WeightsNotLoadedError(SeamlessError, RuntimeError):
+    """A replica could not load new weights; it stands still."""
+
+    def __init__(self, replica: str, version: int, reason: str) -> None:
+        super().__init__(replica, version, reason)
+        self.replica, self.version, self.reason = replica, version, reason
+
+    def __str__(self) -> str:
+        return f"replica {self.replica} could not load version {self.version}: {self.reason}"
+
+
 class ReplicaVersionError(SeamlessError, ValueError):
     """Weights that may not be served: their version is not the committed one."""
 

@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from typing import Any
 
+from seamless_verl.errors import WeightsNotLoadedError
 from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.rollout.fleet import Fleet
 from seamless_verl.rollout.notes import Notes
@@ -139,6 +140,25 @@ class Commands:
             self.fleet.commit(version)
             await self._tell("commit", version)
 
+    async def refit(self, ids: Collection[str], version: int, weights: Any) -> list[str]:
+        """Those that have the committed weights then, and serve, unless training has their device: each stands still
+        only while it loads. One that cannot load is STALE, and its calls go on elsewhere.
+
+        Raises:
+            ReplicaVersionError: they are not the committed ones.
+        """
+
+        async def obeyed() -> list[str]:
+            await self._tell("stand_still", ids)
+            there = self.of(ids, SERVING, PAUSED, STALE)
+            await self._tell("begin_sync", there)
+            reason = await self._refit(there, version, weights)
+            await self._tell("synced", self.of(there, SERVING, PAUSED), version)
+            await self._tell("sync_failed", self.of(there, STALE), reason)
+            return self.of(ids, SERVING, PAUSED)
+
+        return await self._obey(obeyed)
+
     async def begin_sync(self, ids: Collection[str]) -> list[str]:
         """Those that are to be given new weights, standing still: their calls are frozen in the engine."""
 
@@ -201,6 +221,19 @@ class Commands:
         """Those of the ids in one of these states, in the order of the ids."""
         found = {view.replica_id: view.state for view in self.fleet.view}
         return [name for name in dict.fromkeys(ids) if found.get(name) in states]
+
+    async def _refit(self, ids: Collection[str], version: int, weights: Any) -> str:
+        """Why some of them are STALE now, if some are."""
+        reason = ""
+        try:
+            await self.fleet.refit(ids, version, weights)
+        except WeightsNotLoadedError as error:
+            reason = str(error)
+            logger.warning(reason)
+        await self.fleet.sync_failed(self.of(ids, SYNCING))
+        self._release(ids)
+        await self._pause(self.notes.held & set(ids))
+        return reason
 
     async def _begin_sync(self, ids: Collection[str]) -> list[str]:
         await self._pause(ids)

@@ -111,3 +111,10 @@ class ReplicaControl(Protocol):
 
     async def abort_all(self) -> None:
         """Makes a `keep` pause an `abort` one: what is frozen is cut."""
+
+    async def refit(self, version: int, weights: Any) -> None:
+        """Stops it, loads these weights, calls frozen in the engine, and starts it. Again changes nothing.
+
+        Raises:
+            WeightsNotLoadedError: it stands still, and its weights may be of two versions.
+        """

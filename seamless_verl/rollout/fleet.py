@@ -53,7 +53,7 @@ class Fleet(Roster):
         async def part(replica: Replica) -> bool:
             return await self._cut(replica) and await self._enter(replica, LENT, "lend")
 
-        return await self._each(ids, LENT, "lend", part)
+        return await self._each(ids, LENT, "lend", part, pauses_first=True)
 
     async def reclaimed(self, ids: Collection[str]) -> list[str]:
         """LENT to STALE: its device is back, it must be refitted."""
@@ -63,14 +63,31 @@ class Fleet(Roster):
         """PAUSED or STALE to SYNCING; requests frozen by a `keep` pause stay in the engine."""
         return await self._each(ids, SYNCING, "begin_sync", lambda replica: self._enter(replica, SYNCING, "begin_sync"))
 
+    async def refit(self, ids: Collection[str], version: int, weights: Any) -> list[str]:
+        """SERVING, PAUSED or STALE to SERVING with the committed weights: one command stops, loads and starts it.
+
+        Raises:
+            ReplicaVersionError: they are not the committed ones; nothing changed.
+            WeightsNotLoadedError: of a replica that could not load them, which is SYNCING still.
+        """
+        self._check_committed(ids, version)
+
+        async def refitted(replica: Replica) -> bool:
+            if replica.state is SERVING:
+                self._move(replica, PAUSED, "pause")
+            self._move(replica, SYNCING, "begin_sync")
+            alive = await self._command(replica, replica.control.refit(version, weights))
+            return alive and await self._enter(replica, SERVING, "synced", version)
+
+        return await self._each(ids, SYNCING, "begin_sync", refitted, pauses_first=True)
+
     async def synced(self, ids: Collection[str], version: int) -> list[str]:
         """SYNCING to SERVING: it has these weights now.
 
         Raises:
             ReplicaVersionError: they are not the committed ones; the replicas are SYNCING still.
         """
-        for replica_id in ids if version != self.committed else ():
-            raise ReplicaVersionError(replica_id, version, self.committed)
+        self._check_committed(ids, version)
         return await self._each(ids, SERVING, "synced", lambda replica: self._start(replica, "synced", version))
 
     async def sync_failed(self, ids: Collection[str]) -> list[str]:
@@ -90,6 +107,10 @@ class Fleet(Roster):
                 self._lose(replica, "removed")
         if self._replicas.get(replica_id) is replica:
             del self._replicas[replica_id]
+
+    def _check_committed(self, ids: Collection[str], version: int) -> None:
+        for replica_id in ids if version != self.committed else ():
+            raise ReplicaVersionError(replica_id, version, self.committed)
 
     async def _start(self, replica: Replica, by: str, version: int | None) -> bool:
         alive = await self._command(replica, replica.control.resume())
@@ -127,26 +148,31 @@ class Fleet(Roster):
         return replica.state is not DEAD
 
     async def _each(
-        self, ids: Collection[str], goal: ReplicaState, by: str, operation: Callable[[Replica], Awaitable[bool]]
+        self,
+        ids: Collection[str],
+        goal: ReplicaState,
+        by: str,
+        operation: Callable[[Replica], Awaitable[bool]],
+        *,
+        pauses_first: bool = False,
     ) -> list[str]:
+        def check(replica: Replica) -> None:
+            state = PAUSED if pauses_first and replica.state is SERVING else replica.state
+            check_transition(replica.replica_id, state, goal, by)
+
         async def alone(replica: Replica) -> bool:
             async with replica.lock:
                 if replica.state is DEAD:
                     return False
-                _refuse_unless_legal(replica, goal, by)
+                check(replica)
                 return await operation(replica)
 
         replicas = [self._of(replica_id) for replica_id in dict.fromkeys(ids)]
         for replica in replicas:
             if replica.state is DEAD or not replica.lock.locked():
-                _refuse_unless_legal(replica, goal, by)
+                check(replica)
         done = await asyncio.gather(*map(alone, replicas), return_exceptions=True)
         for outcome in done:
             if isinstance(outcome, BaseException):
                 raise outcome
         return [replica.replica_id for replica, outcome in zip(replicas, done, strict=True) if outcome]
-
-
-def _refuse_unless_legal(replica: Replica, goal: ReplicaState, by: str) -> None:
-    pauses_first = by == "lend" and replica.state is SERVING
-    check_transition(replica.replica_id, PAUSED if pauses_first else replica.state, goal, by)

@@ -119,6 +119,11 @@ class StubEngine:
         for name in self._running:
             self._cut(name, self.tail)
 
+    async def refit(self, version: int, weights: Any) -> None:
+        await self.pause(PauseMode.KEEP)
+        self.version = version
+        await self.resume()
+
     def kill(self, reason: str = "killed") -> None:
         """Dies at once: whatever runs raises ReplicaLostError at its next token."""
         self._dead = self._dead or reason

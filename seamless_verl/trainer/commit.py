@@ -1,8 +1,8 @@
 """How a version of the weights is committed: staged beside the replicas while they generate, then loaded into a
 few of them at a time, while the others go on.
 
-A replica stands still from `begin_sync` to `synced`, which is one load from its host's memory. Its calls are
-frozen in the engine meanwhile and go on under the new weights.
+A replica stands still for one load from its host's memory, which all replicas there map. Its calls are frozen in
+the engine meanwhile and go on under the new weights.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ import ray
 from verl.checkpoint_engine import CheckpointEngineManager
 from verl.single_controller.ray import RayClassWithInitArgs, RayWorkerGroup
 
-from seamless_verl.trainer.servers import PlacedReplica
+from seamless_verl.trainer.host_weights import HostWeights
+from seamless_verl.trainer.servers import PlacedReplica, of_the_living
 from seamless_verl.trainer.workers import SeamlessReplicaWorker
 
 _worker = ray.remote(SeamlessReplicaWorker)
 
 
 class Transfer(CheckpointEngineManager):  # type: ignore[misc]
-    """verl's transfer to standalone replicas, into the memory of their workers and no further."""
+    """verl's transfer to standalone replicas, into the memory of their hosts and no further."""
 
-    def stage(self, version: int) -> dict[str, Any]:
-        """Send what the trainer has staged; returns the senders' metrics."""
+    def stage(self, version: int) -> tuple[list[HostWeights], dict[str, Any]]:
+        """Send what the trainer has staged; what each of the replicas' workers has then, and the senders' metrics."""
         rollout = group_of([worker for replica in self.replicas for worker in replica.workers])
         self.build_process_group(rollout)
         sent = self.actor_wg.send_staged(version)
@@ -36,7 +37,8 @@ class Transfer(CheckpointEngineManager):  # type: ignore[misc]
             group.execute_checkpoint_engine(["finalize"] * group.world_size) for group in (self.actor_wg, rollout)
         ]
         ray.get([reply for replies in finalize for reply in replies])
-        return {name: value for result in results[: len(sent)] for name, value in (result or {}).items()}
+        metrics = {name: value for result in results[: len(sent)] for name, value in (result or {}).items()}
+        return results[len(sent) :], metrics
 
 
 @dataclass
@@ -59,58 +61,59 @@ class WeightCommit:
             ReplicaLostError: no replica serves afterwards.
         """
         began = time.monotonic()
-        metrics = self.stage(version)
+        weights, metrics = self.stage(version)
         staged = time.monotonic()
         ray.get(self.plane.commit.remote(version))
-        still = [self.standing_still(some, version) for some in self.rounds()]
+        for some in self.rounds():
+            self.load(some, version, weights)
         metrics["seamless/commit/stage_s"] = staged - began
         metrics["seamless/commit/load_s"] = time.monotonic() - staged
-        metrics["seamless/commit/standstill_max_s"] = max(still, default=0.0)
+        metrics["seamless/commit/standstill_max_s"] = max(self.stood_still(), default=0.0)
         return metrics | ray.get(self.plane.settle.remote())
 
-    def stage(self, version: int) -> dict[str, Any]:
+    def stage(self, version: int) -> tuple[list[HostWeights], dict[str, Any]]:
+        """Where the weights are in the memory of each host that loads them, and metrics."""
+        here = list[HostWeights]()
         if self.transfer is not None or not self.released:
-            self.trainers.stage_weights(version)
-        return self.transfer.stage(version) if self.transfer else {}
+            here = [weights for weights in self.trainers.stage_weights(version) if weights is not None]
+        there, metrics = self.transfer.stage(version) if self.transfer else ([], {})
+        return [*here, *there], metrics
 
     def rounds(self) -> list[list[PlacedReplica]]:
         """Who is loaded together: all that come back from the trainer, then a few of the others at a time."""
-        back = [one for one in self.replicas if one.shares_device and self.released]
-        others = [one for one in self.replicas if one not in back]
+        back = [one for one in self.replicas if self.returns(one)]
+        others = [one for one in self.replicas if not self.returns(one)]
         few = [others[begin : begin + self.at_once] for begin in range(0, len(others), self.at_once)]
         return [back, *few] if back else few
 
-    def standing_still(self, some: Sequence[PlacedReplica], version: int) -> float:
-        """Seconds that these replicas stood still for their load."""
-        began = time.monotonic()
-        with self.syncing([device for one in some for device in one.devices]):
-            self.load(some, version)
-        return time.monotonic() - began
+    def returns(self, one: PlacedReplica) -> bool:
+        """Whether its memory was away."""
+        return self.released and one.shares_device
 
-    def load(self, some: Sequence[PlacedReplica], version: int) -> None:
+    def load(self, some: Sequence[PlacedReplica], version: int, weights: Sequence[HostWeights]) -> None:
         """Load into these replicas; one that cannot be is left STALE or DEAD."""
         ids = [one.replica_id for one in some]
+        if self.returns(some[0]):
+            with self.syncing([device for one in some for device in one.devices]):
+                self.load_back(ids, version)
+        else:
+            ray.get(self.plane.refit.remote(ids, version, weights))
+
+    def load_back(self, ids: Sequence[str], version: int) -> None:
+        """Into those whose memory was away, straight from the trainer's engine, as verl does it."""
         ray.get(self.plane.returned.remote(ids))
-        standing = set(ray.get(self.plane.begin_sync.remote(ids)))
-        for replica_ids, replies in self.loads([one for one in some if one.replica_id in standing], version):
-            try:
-                ray.get(replies)
-            except ray.exceptions.RayError as error:  # these replicas' trouble; the others serve on
-                ray.get(self.plane.sync_failed.remote(replica_ids, str(error)))
-                standing.difference_update(replica_ids)
-        ray.get(self.plane.synced.remote(sorted(standing), version))
+        standing = ray.get(self.plane.begin_sync.remote(ids))
+        try:
+            ray.get(list(self.trainers.update_weights(global_steps=version, mode="naive")))
+        except ray.exceptions.RayError as error:  # these replicas' trouble; the others serve on
+            ray.get(self.plane.sync_failed.remote(standing, str(error)))
+        else:
+            ray.get(self.plane.synced.remote(standing, version))
 
-    def loads(self, some: Sequence[PlacedReplica], version: int) -> list[tuple[list[str], list[Any]]]:
-        """Replicas, and the replies that say they are loaded; all begun."""
-        if self.released and some and some[0].shares_device:
-            replies = self.trainers.update_weights(global_steps=version, mode="naive")
-            return [([one.replica_id for one in some], list(replies))]
-        return [([one.replica_id], self.load_one(one, version)) for one in some]
-
-    def load_one(self, one: PlacedReplica, version: int) -> list[Any]:
-        if one.shares_device:
-            return list(self.trainers.load_staged(version, one.replica.replica_rank))
-        return list(group_of(one.replica.workers).load_staged(version))
+    def stood_still(self) -> list[float]:
+        """Seconds that each replica's last load took."""
+        asked = [one.replica.server_handle.stood_still.remote() for one in self.replicas]
+        return list(of_the_living(asked))
 
 
 def group_of(workers: Sequence[Any]) -> RayWorkerGroup:

@@ -7,7 +7,7 @@ balancer exists first, empty, and learns of the replicas when they serve.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,15 @@ class PlacedReplica:
     @property
     def replica_id(self) -> str:
         return f"replica-{self.replica.replica_rank}"
+
+
+def of_the_living(asked: Iterable[Any]) -> Iterator[Any]:
+    """Answers of the replicas' servers, without those of the dead, whom their calls have left already."""
+    for answer in asked:
+        try:
+            yield ray.get(answer)
+        except ray.exceptions.RayActorError as error:
+            logger.warning("a replica's server is dead: %s", error)
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,13 @@ from seamless_verl.trainer.feeding import FeedingTrainer
 from seamless_verl.trainer.host import rebound
 from seamless_verl.trainer.pools import TagPools, place_by_tags
 from seamless_verl.trainer.replica.server import SeamlessReplica
-from seamless_verl.trainer.servers import FirstRanks, PlacedReplica, SeamlessServers, StartedServers
+from seamless_verl.trainer.servers import (
+    FirstRanks,
+    PlacedReplica,
+    SeamlessServers,
+    StartedServers,
+    of_the_living,
+)
 from seamless_verl.trainer.startup import Concurrently
 from seamless_verl.trainer.workers import SeamlessActorWorker, SeamlessCriticWorker, SeamlessWorkerGroup
 from seamless_verl.trajectory.policies import policy
@@ -116,7 +122,7 @@ class TrainerSetup(FeedingTrainer):
         def ask() -> list[TakenThere]:
             asked = [handle.take_activity.remote() for handle in handles]
             groups = [self.actor_rollout_wg, *([self.critic_wg] if self.use_critic else [])]
-            return [there for group in groups for there in group.take_activity()] + ray.get(asked)
+            return [there for group in groups for there in group.take_activity()] + [*of_the_living(asked)]
 
         return DeviceTime(Path(self.config.trainer.default_local_dir), [*training, *alone], ask)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 from rollout_cases import settle
 
+from seamless_verl.errors import WeightsNotLoadedError
 from seamless_verl.rollout.commands import Commands
 from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.rollout.fleet import Fleet
@@ -36,6 +37,7 @@ class Server:
     version: int = 0
     paused: PauseMode | None = None
     routed: Callable[[str], bool] = lambda name: False
+    refitting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def pause(self, mode: PauseMode) -> None:
         """Commanded by the first plane; the other one has stopped routing to it by then."""
@@ -52,6 +54,21 @@ class Server:
     async def abort_all(self) -> None:
         await self.pause(PauseMode.ABORT)
 
+    async def refit(self, version: int, weights: Collection[str]) -> None:
+        """Only those named by `weights` can load them. It comes to its end also when who asked is killed."""
+        loading = asyncio.ensure_future(self._refit(version, weights))
+        loading.add_done_callback(asyncio.Future.exception)
+        await asyncio.shield(loading)
+
+    async def _refit(self, version: int, weights: Collection[str]) -> None:
+        async with self.refitting:
+            await self.pause(PauseMode.KEEP)
+            if self.name not in weights:
+                raise WeightsNotLoadedError(self.name, version, "no reason")
+            await asyncio.sleep(0)
+            self.version = version
+            await self.resume()
+
 
 class Seen:
     """The control that another plane has: none."""
@@ -61,6 +78,8 @@ class Seen:
     async def resume(self) -> None: ...
 
     async def abort_all(self) -> None: ...
+
+    async def refit(self, version: int, weights: Any) -> None: ...
 
 
 class Connection:
@@ -188,26 +207,36 @@ class Trained(RuleBasedStateMachine):
             self.do(self.world.call(plane, "stand_still", ()))
         return answer
 
+    COMMITTING = st.sampled_from(["loaded_by_themselves", "loaded_from_outside"])
     TROUBLES = st.lists(st.tuples(st.integers(0, 30), TROUBLE, st.sampled_from(NAMES)), max_size=3)
 
-    @rule(troubles=TROUBLES)
-    def commit(self, troubles: list[tuple[int, str, str]]) -> None:
+    @rule(troubles=TROUBLES, committing=COMMITTING)
+    def commit(self, troubles: list[tuple[int, str, str]], committing: str) -> None:
         self.version += 1
         self.away = False
-        assert self.obey(troubles, self.committing(self.version, failing=None)) == set(NAMES)
+        assert self.obey(troubles, getattr(self, committing)(self.version, None)) == set(NAMES)
         self.fit = set(NAMES)
         self.check()
 
-    @rule(troubles=TROUBLES, name=st.sampled_from(NAMES))
-    def commit_that_fails_somewhere(self, troubles: list[tuple[int, str, str]], name: str) -> None:
+    @rule(troubles=TROUBLES, committing=COMMITTING, name=st.sampled_from(NAMES))
+    def commit_that_fails_somewhere(self, troubles: list[tuple[int, str, str]], committing: str, name: str) -> None:
         self.version += 1
         self.away = False
         self.fit = set(NAMES) - {name}
-        assert self.obey(troubles, self.committing(self.version, failing=name)) == self.fit
+        assert self.obey(troubles, getattr(self, committing)(self.version, name)) == self.fit
         self.check()
 
-    async def committing(self, version: int, failing: str | None) -> set[str]:
+    async def loaded_by_themselves(self, version: int, failing: str | None) -> set[str]:
         """As WeightCommit does it, one replica after the other; who was refitted."""
+        done: set[str] = set()
+        await self.world.call("first", "commit", version)
+        for name in NAMES:
+            await self.world.call("first", "returned", [name])
+            done.update(await self.world.call("first", "refit", [name], version, set(NAMES) - {failing}))
+        return done
+
+    async def loaded_from_outside(self, version: int, failing: str | None) -> set[str]:
+        """As WeightCommit does it with replicas whose memory was away."""
         done: set[str] = set()
         await self.world.call("first", "commit", version)
         for name in NAMES:

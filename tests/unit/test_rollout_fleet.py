@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from rollout_cases import settle
 
-from seamless_verl.errors import ReplicaLostError, ReplicaStateError, ReplicaVersionError
+from seamless_verl.errors import ReplicaLostError, ReplicaStateError, ReplicaVersionError, WeightsNotLoadedError
 from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.rollout.fleet import Fleet
 from seamless_verl.rollout.replica import Lease
@@ -46,6 +46,14 @@ class Device(StubEngine):
     async def abort_all(self) -> None:
         await self._answer()
         assert not self.generating
+
+    async def refit(self, version: int, weights: Any) -> None:
+        """`weights` that are None cannot be loaded."""
+        await self.pause(PauseMode.KEEP)
+        if weights is None:
+            raise WeightsNotLoadedError(self.replica_id, version, "there are none")
+        self.version = version
+        await self.resume()
 
     async def _answer(self) -> None:
         await asyncio.sleep(0)
@@ -151,6 +159,10 @@ class AgainstAModel(RuleBasedStateMachine):
             if self.books.states.get(name) == SYNCING:
                 self.books.devices[name].version = self.fleet.committed
         self.expect(self.fleet.synced(ids, self.fleet.committed), ids, SERVING, {SYNCING})
+
+    @rule(ids=SOME)
+    def refit(self, ids: list[str]) -> None:
+        self.expect(self.fleet.refit(ids, self.fleet.committed, "weights"), ids, SERVING, {SERVING, PAUSED, STALE})
 
     @rule(ids=SOME)
     def sync_failed(self, ids: list[str]) -> None:
@@ -322,6 +334,22 @@ def test_weights_that_are_not_the_committed_ones_are_not_served() -> None:
         assert await fleet.synced(["a"], 1) == ["a"] and fleet.view[0].version == 1
         with pytest.raises(ValueError, match="older"):
             fleet.commit(0)
+
+    asyncio.run(case())
+
+
+def test_weights_that_cannot_be_loaded_leave_a_replica_that_is_not_routed_to() -> None:
+    async def case() -> None:
+        fleet, devices = fleet_of("a", "b")
+        fleet.commit(1)
+        with pytest.raises(ReplicaVersionError, match="version=0"):
+            await fleet.refit(["a"], 0, "weights")
+        assert await fleet.refit(["a"], 1, "weights") == ["a"] and fleet.view[0].version == devices["a"].version == 1
+        with pytest.raises(WeightsNotLoadedError, match="replica b could not load version 1"):
+            await fleet.refit(["b"], 1, None)
+        assert fleet.view[1].state is SYNCING and not devices["b"].generating
+        assert await fleet.sync_failed(["b"]) == ["b"]
+        fleet.check_integrity()
 
     asyncio.run(case())
 

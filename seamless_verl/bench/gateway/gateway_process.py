@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 from pathlib import Path
+from typing import Any
 
 from seamless_verl.bench.gateway.arms import ADMIN_KEY
 from seamless_verl.bench.gateway.pace import MODEL
@@ -32,6 +33,8 @@ class _Uncontrolled:
     async def resume(self) -> None: ...
 
     async def abort_all(self) -> None: ...
+
+    async def refit(self, version: int, weights: Any) -> None: ...
 
 
 async def serve(model: str, journal: str, wire_port: int) -> None:

@@ -160,6 +160,10 @@ class RolloutManager(ABC):
         await self.up()
         await self.commands.commit(version)
 
+    async def refit(self, ids: Collection[str], version: int, weights: Any) -> list[str]:
+        await self.up()
+        return await self.commands.refit(ids, version, weights)
+
     async def begin_sync(self, ids: Collection[str]) -> list[str]:
         await self.up()
         return await self.commands.begin_sync(ids)

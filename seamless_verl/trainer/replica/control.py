@@ -6,7 +6,7 @@ from typing import Any
 
 import ray
 
-from seamless_verl.errors import ReplicaLostError
+from seamless_verl.errors import ReplicaLostError, WeightsNotLoadedError
 from seamless_verl.rollout.engine import PauseMode
 
 
@@ -25,6 +25,12 @@ class ActorControl:
     async def abort_all(self) -> None:
         await self.pause(PauseMode.ABORT)
 
+    async def refit(self, version: int, weights: Any) -> None:
+        try:
+            await self._ask(self.actor.refit.remote(version, weights))
+        except ray.exceptions.RayTaskError as error:
+            raise WeightsNotLoadedError(self.replica_id, version, str(error)) from error
+
     async def _ask(self, answer: Any) -> None:
         try:
             await answer
@@ -40,3 +46,5 @@ class Elsewhere:
     async def resume(self) -> None: ...
 
     async def abort_all(self) -> None: ...
+
+    async def refit(self, version: int, weights: Any) -> None: ...

@@ -7,6 +7,7 @@ door. Both share one engine and one pause, so that a pause from either side is a
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from seamless_verl.resources.watchdog import stacks
 from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.rollout.wire import EngineServer, serve_engine
 from seamless_verl.trainer.device_time import TakenThere
+from seamless_verl.trainer.replica.extension import extension, pickled
 from seamless_verl.trainer.replica.source import AsyncLLMSource
 from seamless_verl.trainer.workers import SeamlessReplicaWorker
 
@@ -32,6 +34,12 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
     door: EngineServer | None = None
     activity: Activity
     busy = False
+    loaded: int | None = None  # the version of what the engine loaded last
+    stood_still_s = 0.0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.refitting = asyncio.Lock()
 
     async def open_door(self, token: str, devices: Sequence[str], keep_kv: bool = False) -> tuple[str, int]:
         """Serve the engine over TCP to whoever has the token; returns host and port. Again changes nothing.
@@ -70,6 +78,31 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
         assert self.source is not None
         await self.source.pause(PauseMode(mode))
 
+    async def refit(self, version: int, weights: Any) -> None:
+        """Load these weights, standing still only for that. It goes on then; again it only goes on.
+
+        Raises:
+            Exception: whatever kept the engine from loading; it stands still.
+        """
+        async with self.refitting:
+            if self.loaded != version:
+                await self._load(version, weights)
+            await self.resume()
+
+    async def _load(self, version: int, weights: Any) -> None:
+        await self.pause(PauseMode.KEEP)
+        began = time.monotonic()
+        with self.activity.doing(Kind.SYNC):
+            self.loaded = None  # what fails half-way has loaded nothing
+            await self.collective_rpc("load_staged", args=(pickled(weights),))
+            await self.clear_kv_cache()
+            await self.set_global_steps(version)
+        self.stood_still_s = time.monotonic() - began
+
+    async def stood_still(self) -> float:
+        """Seconds that the last load took."""
+        return self.stood_still_s
+
     async def resume(self) -> None:
         assert self.source is not None
         await self.source.resume()
@@ -102,6 +135,10 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
         if self.source is not None:
             await self.source.commit(global_steps)
         await super().set_global_steps(global_steps)
+        self.loaded = global_steps
+
+    def _get_worker_extension_cls(self) -> str:
+        return extension()
 
 
 class SeamlessReplica(vLLMReplica):  # type: ignore[misc]
