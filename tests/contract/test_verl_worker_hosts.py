@@ -18,7 +18,8 @@ SERVERS = "verl.workers.rollout.llm_server:LLMServerManager."
 CLIENT = "verl.workers.rollout.llm_server:FullyAsyncLLMServerClient."
 SERVER = "verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMHttpServer."
 REPLICA = "verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMReplica."
-ADAPTER = "verl.workers.rollout.vllm_rollout.vllm_rollout:ServerAdapter."
+RECEIVER = "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer:BucketedWeightReceiver."
+EXTENSION = "verl.workers.rollout.vllm_rollout.utils:vLLMColocateWorkerExtension."
 GROUP = "verl.single_controller.ray:RayWorkerGroup."
 DECORATOR = "verl.single_controller.base.decorator"
 WEIGHT = "tuple[str, torch.Tensor], NoneType, NoneType]"
@@ -45,6 +46,9 @@ OVERRIDDEN = {
     SERVER + "resume_engine_generation": "(self)",
     SERVER + "clear_kv_cache": "(self)",
     SERVER + "set_global_steps": "(self, global_steps: int)",
+    SERVER + "_get_worker_extension_cls": "(self) -> str",
+    RECEIVER + "__init__": "(self, zmq_handle: str, device: torch.device, use_shm: bool = False)",
+    RECEIVER + "receive_weights": "(self, on_bucket_received: <built-in function callable>)",
     REPLICA + "get_ray_class_with_init_args": "(self) -> verl.single_controller.ray.base.RayClassWithInitArgs",
 }
 # What we call, with its parameters by name and in order.
@@ -67,7 +71,8 @@ CALLED = {
     WEIGHTS + "CheckpointEngineRegistry.register": "backend",
     WEIGHTS + "split_weight_chunks": "weights bucket_size meta_only",
     WEIGHTS + "merge_weight_chunks": "chunks bucket_size",
-    ADAPTER + "update_weights": "self weights global_steps wire_format **kwargs",
+    EXTENSION + "update_weights_from_ipc": "self peft_config base_sync_done use_shm",
+    SERVER + "collective_rpc": "self method timeout args kwargs",
     "verl.workers.rollout.utils:ensure_async_iterator": "iterable",
     "verl.utils.import_utils:import_external_libs": "external_libs",
     "verl.utils.ray_utils:auto_await": "func",
@@ -91,10 +96,9 @@ HELD = {
     ACTOR[:-1]: "actor ref role rank layered_summon rollout checkpoint_engine",
     TRAINING[:-1]: "engine rank",
     MEGATRON[:-1]: "is_param_offload_enabled optimizer",
-    WEIGHTS + "CheckpointEngineWorker": "checkpoint_engine server_adapter",
+    WEIGHTS + "CheckpointEngineWorker": "checkpoint_engine",
     WEIGHTS + "TensorMeta": "offset chunk_size",
     MANAGER[:-1]: "actor_wg replicas",
-    ADAPTER[:-1]: "replica_rank",
     DECORATOR + ":Dispatch": "ONE_TO_ALL",
     GROUP[:-1]: "workers world_size",
     SERVERS[:-1]: "rollout_replica_class worker_group server_addresses server_handles rollout_replicas"

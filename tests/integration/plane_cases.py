@@ -51,8 +51,14 @@ class StubServer:
         self.paused = None
 
     async def load(self, version: int) -> None:
+        """From outside, as what comes back from the trainer."""
         assert self.paused is not None or self.engine.version == 0, "loaded while it generates"
         self.engine.version = version
+
+    async def refit(self, version: int, weights: Any) -> None:
+        await self.pause(PauseMode.KEEP)
+        self.engine.version = version
+        await self.resume()
 
     async def hang_up(self) -> None:
         """Its connections break, as by a network that was away."""
@@ -97,10 +103,8 @@ class Plane:
     def commit(self, version: int) -> None:
         """One replica after the other, as WeightCommit does it."""
         ray.get(self.first.commit.remote(version))
-        for name, server in zip(self.names, self.servers, strict=True):
-            if ray.get(self.first.begin_sync.remote([name])):
-                ray.get(server.load.remote(version))
-                ray.get(self.first.synced.remote([name], version))
+        for name in self.names:
+            ray.get(self.first.refit.remote([name], version, []))
 
     def pids(self) -> list[int]:
         return ray.get([actor.__ray_call__.remote(process) for actor in self.link.actors])

@@ -168,6 +168,11 @@ def check_commands_that_come_again(plane: Plane) -> None:
     assert ray.get(first.part.remote(plane.names, 2)) == {}
     ray.get(first.returned.remote(plane.names))
     plane.commit(version + 1)
+    for again in range(2):  # before and after a death
+        assert ray.get(first.refit.remote(plane.names, version + 1, [])) == plane.names
+        assert [ray.get(server.standing.remote()) for server in plane.servers] == [(version + 1, None)] * 2
+        if not again:
+            plane.kill(0)
 
 
 def check_connections_that_break(plane: Plane) -> None:

@@ -1,0 +1,48 @@
+"""A training run goes on with the replicas that are left, and one that lost its last one says so and ends."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from job import SEAMLESS, Job
+
+pytestmark = pytest.mark.integration
+STEPS = {"trainer.total_training_steps": 5, "seamless.max_staleness": 1}
+
+
+@pytest.mark.parametrize("who", ["SeamlessServer", "EngineCore"])
+def test_training_goes_on_without_a_replica(nano: Path, tmp_path: Path, who: str) -> None:
+    job = Job(tmp_path, nano, SEAMLESS, STEPS, {})
+    job.start()
+    job.wait_for("step:2 ")
+    processes(job, who)[0].send_signal(signal.SIGKILL)
+    steps = job.finish().metrics()
+    assert steps.keys() == {1, 2, 3, 4, 5}
+    assert [steps[step]["fleet/dead"] for step in (1, 5)] == [0, 1]
+    for metrics in steps.values():
+        assert metrics["training/rollout_logprob_diff_max"] < 2e-2
+        assert metrics["training/off_policy/trajectory_staleness_worst/max"] <= 1
+        assert metrics["calls/failed"] == 0
+
+
+def test_a_run_without_replicas_ends_and_says_why(nano: Path, tmp_path: Path) -> None:
+    job = Job(tmp_path, nano, SEAMLESS, STEPS, {})
+    job.start()
+    job.wait_for("step:2 ")
+    for process in processes(job, "SeamlessServer"):
+        process.send_signal(signal.SIGKILL)
+    assert job.process is not None and job.process.wait(180) != 0
+    assert "no replica serves version" in job.log()
+
+
+def processes(job: Job, name: str) -> list[psutil.Process]:
+    found = []
+    for one in job.descendants():
+        with suppress(psutil.NoSuchProcess):
+            if any(name in part for part in one.cmdline()):
+                found.append(one)
+    return found

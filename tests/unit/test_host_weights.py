@@ -1,0 +1,106 @@
+"""Weights in memory that other processes map: every shape and kind of number, and what happens when they are gone."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seamless_verl.trainer.host_weights import ALIGNED, HostMemory, HostWeights, here
+
+KINDS = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.float8_e4m3fn]
+SHAPES = st.lists(st.lists(st.integers(0, 5), max_size=3).map(tuple), min_size=1, max_size=6)
+
+
+def written(memory: HostMemory, weights: dict[str, torch.Tensor], version: int = 1) -> HostWeights:
+    memory.begin()
+    for name, weight in weights.items():
+        memory.add(name, weight)
+    return memory.end(version)
+
+
+def drawn(shapes: list[tuple[int, ...]], kind: torch.dtype) -> dict[str, torch.Tensor]:
+    numbers = [torch.randint(0, 100, shape).to(kind) for shape in shapes]
+    return {f"{i}": number for i, number in enumerate(numbers)} | {"last": torch.ones(3).to(kind)}
+
+
+@given(SHAPES, st.sampled_from(KINDS))
+def test_what_is_read_is_what_was_written(shapes: list[tuple[int, ...]], kind: torch.dtype) -> None:
+    weights, memory = drawn(shapes, kind), HostMemory()
+    told: HostWeights = pickle.loads(pickle.dumps(written(memory, weights)))
+    read = dict(told)
+    assert list(read) == list(weights)
+    for name, weight in weights.items():
+        assert read[name].dtype is kind and read[name].shape == weight.shape
+        assert torch.equal(read[name].reshape(-1).view(torch.uint8), weight.reshape(-1).view(torch.uint8))
+    assert all(one.offset % ALIGNED == 0 for one in told.placed)
+    memory.begin()
+
+
+def test_a_slice_is_written_as_the_slice_that_it_is() -> None:
+    whole, memory = torch.arange(24.0).view(4, 6), HostMemory()
+    (_, read), (_, turned) = written(memory, {"slice": whole[1:3, ::2], "turned": whole.T})
+    assert torch.equal(read, whole[1:3, ::2]) and torch.equal(turned, whole.T)
+
+
+def test_neither_side_can_change_what_the_other_sees() -> None:
+    original, memory = torch.zeros(8), HostMemory()
+    told = written(memory, {"w": original})
+    original.fill_(1.0)
+    (_, read), *_ = told
+    read.fill_(2.0)
+    assert dict(told)["w"].tolist() == [0.0] * 8
+
+
+READ = "import array, sys; print(sum(array.array('f', open(sys.argv[1], 'rb').read(int(sys.argv[2])))))"
+
+
+def test_another_process_finds_them_and_what_is_mapped_outlives_the_next_version() -> None:
+    memory = HostMemory()
+    told = written(memory, {"w": torch.full((1 << 16,), 0.5)})
+    there = subprocess.run([sys.executable, "-c", READ, told.path, str(told.size)], capture_output=True, check=True)
+    assert float(there.stdout) == 1 << 15
+    mapped = dict(told)
+    written(memory, {"w": torch.zeros(4)}, version=2)
+    assert mapped["w"].sum() == 1 << 15
+    assert dict(memory.of(2))["w"].tolist() == [0.0] * 4
+
+
+def test_one_version_is_asked_for_and_only_that_one_given() -> None:
+    memory = HostMemory()
+    with pytest.raises(AssertionError, match="version 3 is asked for, none is staged"):
+        memory.of(3)
+    written(memory, {"w": torch.zeros(1)}, version=2)
+    with pytest.raises(AssertionError, match="version 3 is asked for, 2 is staged"):
+        memory.of(3)
+
+
+def test_weights_of_another_host_or_of_a_writer_that_is_gone_are_not_chosen() -> None:
+    first, second = HostMemory(), HostMemory()
+    gone, there = written(first, {"w": torch.zeros(1)}), written(second, {"w": torch.ones(1)})
+    elsewhere = HostWeights(1, "elsewhere", there.path, there.size, there.placed)
+    first.begin()
+    os.close(first.file or 0)
+    first.file = None
+    assert here([elsewhere, gone, there]) is there
+    with pytest.raises(LookupError, match=r"has no weights in its memory; staged were \[\('elsewhere', '/proc/"):
+        here([elsewhere, gone])
+
+
+def test_nothing_is_left_of_versions_that_nobody_maps() -> None:
+    def mapped() -> int:
+        return sum("memfd:weights" in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+    memory, before = HostMemory(), len(os.listdir("/proc/self/fd"))
+    for version in range(5):
+        assert dict(written(memory, {"w": torch.zeros(9)}, version))["w"].sum() == 0
+    gc.collect()
+    assert mapped() == 0 and len(os.listdir("/proc/self/fd")) == before + 1
