@@ -21,6 +21,7 @@ from verl.workers.rollout.utils import ensure_async_iterator
 
 from seamless_verl.resources.ledger import Activity, Kind
 from seamless_verl.trainer.device_time import TakenThere, note_computations, train_device
+from seamless_verl.trainer.sending import bound_transfers
 from seamless_verl.trainer.tag_workers import TagWorkers
 
 
@@ -43,6 +44,7 @@ class SeamlessActorWorker(DetachActorWorker):
     staged: Staged | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        bound_transfers()
         super().__init__(*args, **kwargs)
         self.activity = Activity(f"trainer-{self.rank}", [train_device(self.rank)])
 
@@ -95,6 +97,10 @@ class SeamlessReplicaWorker(CheckpointEngineWorker):  # type: ignore[misc]
     """Beside an engine on a device of its own: receives weights while the engine generates."""
 
     staged: Staged | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        bound_transfers()
+        super().__init__(*args, **kwargs)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
     async def stage_weights(self, version: int) -> None:

@@ -19,6 +19,7 @@ CLIENT = "verl.workers.rollout.llm_server:FullyAsyncLLMServerClient."
 SERVER = "verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMHttpServer."
 REPLICA = "verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMReplica."
 ADAPTER = "verl.workers.rollout.vllm_rollout.vllm_rollout:ServerAdapter."
+SENDER = "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer:BucketedWeightSender."
 GROUP = "verl.single_controller.ray:RayWorkerGroup."
 DECORATOR = "verl.single_controller.base.decorator"
 WEIGHT = "tuple[str, torch.Tensor], NoneType, NoneType]"
@@ -45,6 +46,8 @@ OVERRIDDEN = {
     SERVER + "resume_engine_generation": "(self)",
     SERVER + "clear_kv_cache": "(self)",
     SERVER + "set_global_steps": "(self, global_steps: int)",
+    SENDER + "async_send_weights": "(self, weights)",
+    SENDER + "_init_socket": "(self)",
     REPLICA + "get_ray_class_with_init_args": "(self) -> verl.single_controller.ray.base.RayClassWithInitArgs",
 }
 # What we call, with its parameters by name and in order.
@@ -95,6 +98,7 @@ HELD = {
     WEIGHTS + "TensorMeta": "offset chunk_size",
     MANAGER[:-1]: "actor_wg replicas",
     ADAPTER[:-1]: "replica_rank",
+    SENDER[:-1]: "socket",
     DECORATOR + ":Dispatch": "ONE_TO_ALL",
     GROUP[:-1]: "workers world_size",
     SERVERS[:-1]: "rollout_replica_class worker_group server_addresses server_handles rollout_replicas"
@@ -139,6 +143,10 @@ def test_a_groups_method_waits_where_it_waited(symbol: str) -> None:
 
 def test_the_class_whose_name_is_rebound_for_standalone_replicas_is_there() -> None:
     found("verl.workers.rollout.replica:ResourcePoolManager", "tag-pools")
+
+
+def test_the_sender_whose_name_is_rebound_for_loads_is_there() -> None:
+    found("verl.workers.rollout.vllm_rollout.vllm_rollout:BucketedWeightSender", "bounded-transfers")
 
 
 def test_a_standalone_worker_is_made_of_what_ours_is_made_of() -> None:
