@@ -22,6 +22,7 @@ from verl.workers.rollout.utils import ensure_async_iterator
 from seamless_verl.resources.ledger import Activity, Kind
 from seamless_verl.trainer.device_time import TakenThere, note_computations, train_device
 from seamless_verl.trainer.host_weights import HostMemory, HostWeights
+from seamless_verl.trainer.sending import bound_transfers
 from seamless_verl.trainer.tag_workers import TagWorkers
 
 
@@ -29,6 +30,7 @@ class SeamlessActorWorker(DetachActorWorker):
     """Actor, rollout and reference on one device; it can also keep several versions of its weights."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        bound_transfers()
         super().__init__(*args, **kwargs)
         self.staged = HostMemory()
         self.activity = Activity(f"trainer-{self.rank}", [train_device(self.rank)])

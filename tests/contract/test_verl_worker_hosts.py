@@ -20,6 +20,7 @@ SERVER = "verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMHttpServer."
 REPLICA = "verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMReplica."
 RECEIVER = "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer:BucketedWeightReceiver."
 EXTENSION = "verl.workers.rollout.vllm_rollout.utils:vLLMColocateWorkerExtension."
+SENDER = "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer:BucketedWeightSender."
 GROUP = "verl.single_controller.ray:RayWorkerGroup."
 DECORATOR = "verl.single_controller.base.decorator"
 WEIGHT = "tuple[str, torch.Tensor], NoneType, NoneType]"
@@ -49,6 +50,8 @@ OVERRIDDEN = {
     SERVER + "_get_worker_extension_cls": "(self) -> str",
     RECEIVER + "__init__": "(self, zmq_handle: str, device: torch.device, use_shm: bool = False)",
     RECEIVER + "receive_weights": "(self, on_bucket_received: <built-in function callable>)",
+    SENDER + "async_send_weights": "(self, weights)",
+    SENDER + "_init_socket": "(self)",
     REPLICA + "get_ray_class_with_init_args": "(self) -> verl.single_controller.ray.base.RayClassWithInitArgs",
 }
 # What we call, with its parameters by name and in order.
@@ -99,6 +102,7 @@ HELD = {
     WEIGHTS + "CheckpointEngineWorker": "checkpoint_engine",
     WEIGHTS + "TensorMeta": "offset chunk_size",
     MANAGER[:-1]: "actor_wg replicas",
+    SENDER[:-1]: "socket",
     DECORATOR + ":Dispatch": "ONE_TO_ALL",
     GROUP[:-1]: "workers world_size",
     SERVERS[:-1]: "rollout_replica_class worker_group server_addresses server_handles rollout_replicas"
@@ -143,6 +147,10 @@ def test_a_groups_method_waits_where_it_waited(symbol: str) -> None:
 
 def test_the_class_whose_name_is_rebound_for_standalone_replicas_is_there() -> None:
     found("verl.workers.rollout.replica:ResourcePoolManager", "tag-pools")
+
+
+def test_the_sender_whose_name_is_rebound_for_loads_is_there() -> None:
+    found("verl.workers.rollout.vllm_rollout.vllm_rollout:BucketedWeightSender", "bounded-transfers")
 
 
 def test_a_standalone_worker_is_made_of_what_ours_is_made_of() -> None:

@@ -33,7 +33,7 @@ CALLED = {
 }
 # What we read of its objects, or give them by name.
 HELD = {
-    ENGINE[:-1]: "engine_core output_processor errored",
+    ENGINE[:-1]: "engine_core output_processor errored output_handler",
     CORE: "outputs_queue",
     PROCESSOR[:-1]: "request_states",
     COLLECTOR[:-1]: "request_id",

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
-from vllm_engine import Engine, redrawn, started
+from version_weights import Weights
+from vllm_engine import Engine, started
 
 from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.rollout.wire import serve_engine
@@ -24,19 +24,6 @@ from seamless_verl.trainer.replica.source import AsyncLLMSource
 LENGTH, SEATS = 1024, 128
 ANSWERS = os.fdopen(os.dup(1), "w")  # what libraries print is no answer
 os.dup2(2, 1)
-
-
-class Weights:
-    """The weights of every version, drawn from its number: version 0 is the model as it is."""
-
-    def __init__(self, model: Path) -> None:
-        self.first = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-
-    def model(self, version: int) -> Any:
-        return redrawn(self.first, version)[0] if version else self.first
-
-    def of(self, version: int) -> dict[str, torch.Tensor]:
-        return dict(self.model(version).named_parameters())
 
 
 async def obey(engine: Engine, source: AsyncLLMSource, weights: Weights, command: str, given: Any) -> Any:

@@ -22,7 +22,7 @@ import psutil
 import pytest
 import ray
 import torch
-from chaos_replica import Weights
+from version_weights import Weights
 
 from seamless_verl.gateway.journalled import JournalRecorder
 from seamless_verl.gateway.server import Gateway, GatewaySettings

@@ -104,13 +104,10 @@ async def no_generation(engine: Engine, mode: str) -> AsyncIterator[None]:
         await engine.llm.resume_generation()
 
 
-@contextmanager
-def started(model: Path, *, cores: Sequence[int], devices: Sequence[int], **options: Any) -> Iterator[Engine]:
-    """An engine for `model` in fp32, as verl's server would bring it up: mp executor, its extension, eager."""
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.v1.engine.async_llm import AsyncLLM
-
-    settings: dict[str, Any] = {
+def settings(model: Path, **options: Any) -> dict[str, Any]:
+    """What an engine for `model` in fp32 is made of, as verl's server would: mp executor, its extension, eager."""
+    return {
+        "model": str(model),
         "dtype": "float32",
         "skip_tokenizer_init": True,
         "enforce_eager": True,
@@ -123,20 +120,31 @@ def started(model: Path, *, cores: Sequence[int], devices: Sequence[int], **opti
         "disable_log_stats": True,
         **options,
     }
-    environment = {
+
+
+def environment(replica: str, cores: Sequence[int], devices: Sequence[int]) -> dict[str, str]:
+    """What the process of an engine needs, and its descendants; the job is one of its own."""
+    return {
         "VERL_PLATFORM": "cpu",
         "VERL_RAY_JOB_ID": uuid.uuid4().hex[:8],
-        "VERL_REPLICA_RANK": "0",
+        "VERL_REPLICA_RANK": replica,
         "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
         CPU_CORES: ",".join(map(str, cores)),
         VISIBLE_DEVICES: ",".join(map(str, devices)),
     }
 
+
+@contextmanager
+def started(model: Path, *, cores: Sequence[int], devices: Sequence[int], **options: Any) -> Iterator[Engine]:
+    """An engine as `settings` has it."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
     async def build() -> Any:
-        return AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(model), **settings))
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(**settings(model, **options)))
 
     with pytest.MonkeyPatch.context() as patch, asyncio.Runner() as runner:
-        for name, value in environment.items():
+        for name, value in environment("0", cores, devices).items():
             patch.setenv(name, value)
         engine = Engine(runner.run(build()), runner, "0")
         try:

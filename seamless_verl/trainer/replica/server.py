@@ -7,6 +7,8 @@ door. Both share one engine and one pause, so that a pause from either side is a
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -24,6 +26,7 @@ from seamless_verl.trainer.replica.extension import extension, pickled
 from seamless_verl.trainer.replica.source import AsyncLLMSource
 from seamless_verl.trainer.workers import SeamlessReplicaWorker
 
+logger = logging.getLogger(__name__)
 END_S = 10.0  # for an engine's processes to end by themselves
 
 
@@ -36,6 +39,7 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
     busy = False
     loaded: int | None = None  # the version of what the engine loaded last
     stood_still_s = 0.0
+    ending = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -53,6 +57,7 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
             )
             name = f"replica-{self.replica_rank}"
             self.door = await serve_engine(self.source, self._server_address, 0, token=token, replica_id=name)
+            self.engine.output_handler.add_done_callback(self.engine_died)
         return self._server_address, self.door.port
 
     def note_busy(self, busy: bool) -> None:
@@ -60,6 +65,17 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
         if busy is not self.busy:
             self.busy = busy
             (self.activity.begin if busy else self.activity.end)(Kind.ROLLOUT)
+
+    def engine_died(self, replies: asyncio.Task[None]) -> None:
+        """No more replies come from the engine: its process died, unless it was told to end. This one ends with it, so
+        that whoever waits for something the engine was to do hears at once what vLLM would let some never hear."""
+        if self.ending or replies.cancelled():
+            return
+        logger.critical("replica-%s: its engine's process died, and this server ends with it", self.replica_rank)
+        try:
+            self.engine.shutdown(timeout=0)  # what is left of it has no parent soon
+        finally:
+            os._exit(1)
 
     async def take_activity(self) -> TakenThere:
         """What its devices generated since the last time."""
@@ -129,6 +145,7 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
 
     async def end(self) -> None:
         """Stop the engine in order: processes that are killed leave behind what they share by memory."""
+        self.ending = True
         self.engine.shutdown(timeout=END_S)
 
     async def set_global_steps(self, global_steps: int) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,13 +19,24 @@ from vllm.exceptions import VLLMClientError
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
+from seamless_verl.errors import ReplicaLostError
 from seamless_verl.rollout.engine import BESIDE_SAMPLING, Delta, EngineFinish, EngineRequest, PauseMode, TopLogprobs
 
 HANDING_OUT_S = 60.0  # milliseconds, unless the engine has stopped answering
 ALL = 1 << 62  # more tokens than a request can have
 FINISHES = {"stop": EngineFinish.STOP, "length": EngineFinish.LENGTH, "abort": EngineFinish.CUT}
+
+
+@contextmanager
+def alive() -> Iterator[None]:
+    """vLLM's word for an engine whose process has died, which is a replica that is lost."""
+    try:
+        yield
+    except EngineDeadError as dead:
+        raise ReplicaLostError("at hand", "its engine's process died") from dead
 
 
 @dataclass(eq=False)
@@ -67,6 +79,12 @@ class AsyncLLMSource:
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Delta, None]:
         """Deltas as the engine makes them; closing the generator aborts the request."""
+        with alive():
+            async with aclosing(self._generate(request)) as deltas:
+                async for delta in deltas:
+                    yield delta
+
+    async def _generate(self, request: EngineRequest) -> AsyncGenerator[Delta, None]:
         if self.paused is PauseMode.ABORT:
             yield ended(self.version, EngineFinish.CUT)
             return
@@ -106,11 +124,13 @@ class AsyncLLMSource:
     async def pause(self, mode: PauseMode) -> None:
         """Stop generating; with `abort` every request in flight is cut, and so is every later one."""
         self.paused = mode
-        await self.engine.pause_generation(mode=mode.value, clear_cache=False)
+        with alive():
+            await self.engine.pause_generation(mode=mode.value, clear_cache=False)
         self.on_busy(False)
 
     async def resume(self) -> None:
-        await self.engine.resume_generation()
+        with alive():
+            await self.engine.resume_generation()
         self.paused = None
         self.on_busy(bool(self.in_flight))
 
