@@ -27,7 +27,7 @@ from seamless_verl.rollout.states import SERVING
 from seamless_verl.trainer.data_plane.rollout import Generated
 
 pytestmark = pytest.mark.integration
-EVENTS = int(os.environ.get("SEAMLESS_EVENTS", "60"))
+EVENTS = int(os.environ.get("SEAMLESS_EVENTS", "200"))
 SEED = int(os.environ.get("SEAMLESS_SEED", str(random.randrange(1 << 32))))
 CALLS, SAMPLES = 32, 150
 MOVE_S, EVENT_S, END_S = 30.0, 60.0, 120.0  # for all calls to go on after an event, for an event, for the end
@@ -234,4 +234,4 @@ def test_no_row_of_events_stops_a_call_or_loses_a_token(nano: Path) -> None:
     )
     assert error < 1e-3
     assert largest_error(samples[:20], weights, shift=1) > 0.1, "wrong weights would not have been told apart"
-    assert len(books.samples[True]) > EVENTS / 4, "too few calls had several versions"
+    assert len(books.samples[True]) >= min(SAMPLES, EVENTS // 4), "too few calls had several versions"
