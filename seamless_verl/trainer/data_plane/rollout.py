@@ -253,6 +253,9 @@ class RolloutManager(ABC):
         while self.contact.lost and not self.stopping:
             async with self.commands.told():
                 pass
+        states = {view.state for view in self.fleet.view}
+        if states == {DEAD} and not self.stopping:
+            raise ReplicaLostError(", ".join(self.fleet), "none is left, and every call would wait for ever")
 
     def _mending_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
