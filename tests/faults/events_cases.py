@@ -140,34 +140,42 @@ class Trainer:
             names = some(draw, self.away)
             await self.plane.returned.remote(names)
             self.away -= set(names)
-        await self.refitted(names)
+        await self.refitted(names, draw)
 
     async def update(self, draw: random.Random) -> None:
         """One replica after the other."""
-        await self.updated(shuffled(draw), failing=())
+        await self.updated(shuffled(draw), draw, failing=())
 
     async def update_that_fails(self, draw: random.Random) -> None:
         """On its way to one of them."""
-        await self.updated(names := shuffled(draw), failing=names[:1])
+        await self.updated(names := shuffled(draw), draw, failing=names[:1])
 
     async def refit(self, draw: random.Random) -> None:
         """Of whoever needs it, and of some who do not."""
-        await self.refitted(some(draw, NAMES))
+        await self.refitted(some(draw, NAMES), draw)
 
-    async def updated(self, names: list[str], failing: Collection[str]) -> None:
+    async def updated(self, names: list[str], draw: random.Random, failing: Collection[str]) -> None:
         async with self.updating:
             self.version += 1
             await self.plane.commit.remote(self.version)
             for name in names:
-                await self.load(name, fails=name in failing)
+                await self.load(name, draw, fails=name in failing)
 
-    async def refitted(self, names: Collection[str]) -> None:
+    async def refitted(self, names: Collection[str], draw: random.Random) -> None:
         async with self.updating:
             for name in names:
-                await self.load(name)
+                await self.load(name, draw)
 
-    async def load(self, name: str, *, fails: bool = False) -> None:
-        """As WeightCommit does it: nothing, where it is away or dead."""
+    async def load(self, name: str, draw: random.Random, *, fails: bool = False) -> None:
+        """As WeightCommit does it, in either way: nothing, where it is away or dead."""
+        if draw.random() < 0.3:
+            await self.load_from_outside(name, fails)
+            return
+        with suppress(ray.exceptions.RayActorError):  # it is dead
+            staged = await self.world.servers[name].stage.remote(self.version, gone=fails)
+            await self.plane.refit.remote([name], self.version, [staged])
+
+    async def load_from_outside(self, name: str, fails: bool) -> None:
         for standing in await self.plane.begin_sync.remote([name]):
             server = self.world.servers[standing]
             try:
@@ -224,7 +232,7 @@ class BadLuck:
         await self.world.kill(*self.world.processes[name].values())
         await self.world.start(name)
         self.world.down.remove(name)
-        await self.trainer.refitted([name])
+        await self.trainer.refitted([name], random.Random(0))
 
     async def kill_plane(self, draw: random.Random) -> None:
         """Ray starts it again and repeats what it had not answered."""
@@ -281,7 +289,7 @@ async def world(model: Path) -> AsyncIterator[tuple[World, Trainer, BadLuck]]:
     try:
         await made.plane.start.remote()
         await asyncio.gather(*map(made.start, NAMES))
-        await trainer.refitted(NAMES)
+        await trainer.refitted(NAMES, random.Random(0))
         yield made, trainer, BadLuck(made, trainer)
         await made.end()
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm_engine import Engine, environment, settings
 
+from seamless_verl.trainer.host_weights import HostMemory, HostWeights
+from seamless_verl.trainer.replica.extension import extension
 from seamless_verl.trainer.replica.server import SeamlessServer
 
 SIZES = {"max_num_seqs": 64, "max_model_len": 512, "kv_cache_memory_bytes": 64 << 20}
@@ -25,12 +28,25 @@ class Server(SeamlessServer):
         os.environ.update(environment(str(rank), [core], [0]))
         self.replica_rank, self.node_rank, self.global_steps, self._server_address = rank, 0, None, host
         self.weights = Weights(Path(model))
-        self.model = Path(model)
+        self.model, self.staged = Path(model), HostMemory()
 
     async def launch(self) -> int:
         """Its process id, with the engine up."""
-        self.engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**settings(self.model, **SIZES)))
+        self.engine = AsyncLLM.from_engine_args(
+            AsyncEngineArgs(**settings(self.model, **SIZES, worker_extension_cls=extension()))
+        )
         return os.getpid()
+
+    async def stage(self, version: int, *, gone: bool) -> HostWeights:
+        """The weights of a version in this host's memory; when `gone`, in memory that is there no more."""
+        self.staged.begin()
+        for name, weight in self.weights.of(version).items():
+            self.staged.add(name, weight)
+        staged = self.staged.end(version)
+        if gone:
+            self.staged.begin()
+            return replace(staged, path="/proc/0/fd/0")
+        return staged
 
     async def load(self, version: int) -> None:
         """The weights of a version, and the word that they are whole."""

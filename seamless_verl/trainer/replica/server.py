@@ -36,14 +36,11 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
     source: AsyncLLMSource | None = None
     door: EngineServer | None = None
     activity: Activity
+    refitting: asyncio.Lock
     busy = False
     loaded: int | None = None  # the version of what the engine loaded last
     stood_still_s = 0.0
     ending = False
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.refitting = asyncio.Lock()
 
     async def open_door(self, token: str, devices: Sequence[str], keep_kv: bool = False) -> tuple[str, int]:
         """Serve the engine over TCP to whoever has the token; returns host and port. Again changes nothing.
@@ -51,6 +48,7 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
         `devices` are the replica's, under whose names its generating is noted.
         """
         if self.door is None:
+            self.refitting = asyncio.Lock()
             self.activity = Activity(f"replica-{self.replica_rank}", devices)
             self.source = AsyncLLMSource(
                 self.engine, version=self.global_steps or 0, keep_kv=keep_kv, on_busy=self.note_busy
