@@ -105,7 +105,7 @@ class FleetEngineClient(IdleEngineClient):
         request = self.input_processor.process_inputs(
             request_id, prompt, bounded(exchange, params), ("generate",), lora_request=options.get("lora_request")
         )
-        self.input_processor.assign_request_id(request)
+        request.external_req_id = request_id  # an engine needs unique ids; here each call has its own collector
         request.reasoning_ended = options.get("reasoning_ended")
         request.reasoning_parser_kwargs = options.get("reasoning_parser_kwargs")
         return request

@@ -131,9 +131,10 @@ def _rendered(request: Any, messages: list[Any], tools: Any, parser: Any, settin
 
 def _appends(request: Any, settings: Mapping[str, Any]) -> bool:
     """Whether the prompt is the conversation and the beginning of a reply, no more and no less."""
-    if getattr(request, "truncation", "disabled") not in (None, "disabled"):
+    said = vars(request)  # a model that lacks a field takes long to say so
+    if said.get("truncation", "disabled") not in (None, "disabled"):
         return False
-    if settings.get("documents") or any(getattr(request, name, None) for name in OPEN_ENDED):
+    if settings.get("documents") or any(said.get(name) for name in OPEN_ENDED):
         return False
     return bool(settings.get("add_generation_prompt")) and not settings.get("continue_final_message")
 

@@ -71,8 +71,9 @@ class Tape:
         self._wake()
 
     def _wake(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
+        if self.followers:
+            self._changed.set()
+            self._changed = asyncio.Event()
 
     async def stream(self, call: Call) -> AsyncGenerator[Piece, None]:
         """A CallSource: what is on the tape, whatever the call. A tape that breaks off ends with FAILED."""

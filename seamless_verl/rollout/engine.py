@@ -11,7 +11,7 @@ What an engine promises:
 from __future__ import annotations
 
 from array import array
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
@@ -79,6 +79,17 @@ class Delta:
     finish: EngineFinish | None = None
     stop_reason: int | str | None = None
     top: tuple[TopLogprobs, ...] | None = None
+
+
+def joined(deltas: Sequence[Delta]) -> Delta:
+    """Deltas of one request and one weight version that follow each other, as one."""
+    last = deltas[-1]
+    ids, logprobs = deltas[0].ids[:], deltas[0].logprobs[:]
+    for later in deltas[1:]:
+        ids.extend(later.ids)
+        logprobs.extend(later.logprobs)
+    top = tuple(entry for delta in deltas for entry in delta.top or ())
+    return Delta(ids, logprobs, last.version, last.finish, last.stop_reason, top or None)
 
 
 class EngineSource(Protocol):

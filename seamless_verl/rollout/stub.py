@@ -85,8 +85,9 @@ class StubEngine:
             self._cut(name, 0)
         try:
             finish: EngineFinish | None = None
+            due = asyncio.get_running_loop().time()
             while finish is None:
-                await self._turn(name)
+                due = await self._turn(name, due + self.delay_s)
                 delta = self._cuts.pop(name, None) or text.next(self.tokens_per_delta, self.version)
                 finish = delta.finish
                 self.produced += len(delta.ids)
@@ -134,11 +135,18 @@ class StubEngine:
             self._cuts[name] = self._running[name].next(tail, self.version, EngineFinish.CUT)
             self._wake()
 
-    async def _turn(self, name: str) -> None:
-        await asyncio.sleep(self.delay_s)
+    async def _turn(self, name: str, due: float) -> float:
+        """Waits for the time of the next delta, and returns what the one after it is counted from.
+
+        A delta is due by the one before it, not by when its reader came for it: readers do not slow an engine.
+        """
+        clock = asyncio.get_running_loop().time
+        await asyncio.sleep(max(0.0, due - clock()))
         while self._pause is not None and name not in self._cuts and self._dead is None:
             await self._changed.wait()
+            due = clock()
         self._check_alive()
+        return due
 
     def _wake(self) -> None:
         self._changed.set()

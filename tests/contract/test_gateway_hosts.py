@@ -25,7 +25,6 @@ PARAMETERS = {
     INPUT + "__init__": "self vllm_config renderer * mm_registry",
     INPUT + "process_inputs": "self request_id prompt params supported_tasks arrival_time lora_request"
     " tokenization_kwargs trace_headers priority data_parallel_rank resumable session_id",
-    INPUT + "assign_request_id": "request",
     STATE + "from_new_request": "tokenizer request prompt parent_req request_index queue log_stats stream_interval",
     STATE + "make_request_output": "self new_token_ids pooling_output finish_reason stop_reason kv_transfer_params"
     " ec_transfer_params",

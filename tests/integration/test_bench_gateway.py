@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from seamless_verl.bench.gateway import __main__ as bench
+from seamless_verl.bench.gateway.pace import PACES, shapes
 
 pytestmark = pytest.mark.integration
 
@@ -16,16 +17,21 @@ pytestmark = pytest.mark.integration
 def test_a_short_run_measures_every_arm_and_leaves_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "report.json"
     before = {child.pid for child in psutil.Process().children(recursive=True)}
-    run = ["--no-litellm", "--paces", "at-once", "--rounds", "1", "--seconds", "0.2", "--out", str(out)]
-    assert bench.main(run) == 0
+    assert bench.main(["--no-litellm", "--rounds", "1", "--seconds", "0.2", "--out", str(out)]) == 0
     told = json.loads(out.read_text())
-    arms = {(row["arm"], row["concurrent"], row["stream"]) for row in told["rows"]}
-    assert arms == {(arm, n, stream) for arm in ("direct", "gateway") for n in (1, 32) for stream in (False, True)}
+    arms = {(row["arm"], row["pace"]["name"], row["concurrent"], row["callers"], row["stream"]) for row in told["rows"]}
+    assert arms == {
+        (arm, pace.name, shape.concurrent, shape.callers, shape.stream)
+        for arm in ("direct", "gateway")
+        for pace in PACES.values()
+        for shape in shapes(pace)
+    }
     for row in told["rows"]:
         assert 0 < row["first_p50_ms"] <= row["p50_ms"] <= row["p99_ms"]
+        assert row["first_p50_ms"] <= row["first_p99_ms"] <= row["p99_ms"]
         assert row["rate"] > 0 and row["cpu_ms"] > 0
-    gateway = [row for row in told["rows"] if row["arm"] == "gateway"]
-    assert all(row["added_p50_ms"] > 0 for row in gateway)
+    at_once = [row for row in told["rows"] if row["arm"] == "gateway" and row["pace"]["name"] == "at-once"]
+    assert all(row["added_p50_ms"] > 0 for row in at_once)
     assert told["record"]["tokens"] == 128_000
     assert "gateway" in capfd.readouterr().out
     assert {child.pid for child in psutil.Process().children(recursive=True)} == before

@@ -15,7 +15,15 @@ from hypothesis import strategies as st
 from rollout_cases import TOKEN, settle, until
 
 from seamless_verl.errors import ReplicaLostError, WireError
-from seamless_verl.rollout.engine import Delta, EngineFinish, EngineRequest, EngineSource, PauseMode, TopLogprobs
+from seamless_verl.rollout.engine import (
+    Delta,
+    EngineFinish,
+    EngineRequest,
+    EngineSource,
+    PauseMode,
+    TopLogprobs,
+    joined,
+)
 from seamless_verl.rollout.stub import StubEngine, stub_tokens
 from seamless_verl.rollout.wire import EngineServer, RemoteEngine, serve_engine
 from seamless_verl.rollout.wire.messages import PROTOCOL, Kind, delta_message, read_delta, read_request, request_message
@@ -84,6 +92,41 @@ DELTA = st.builds(
 def test_a_delta_arrives_as_it_was(delta: Delta) -> None:
     message = msgpack.unpackb(msgpack.packb(delta_message(7, delta)), strict_map_key=False)
     assert message[:2] == [Kind.DELTA, 7] and read_delta(message[2:]) == delta
+
+
+@given(deltas=st.lists(DELTA, min_size=1, max_size=5))
+def test_joined_deltas_are_all_of_their_tokens_and_the_last_ones_end(deltas: list[Delta]) -> None:
+    whole = joined(deltas)
+    assert list(whole.ids) == [token for one in deltas for token in one.ids]
+    assert whole.logprobs.tobytes() == b"".join(one.logprobs.tobytes() for one in deltas)
+    assert list(whole.top or ()) == [entry for one in deltas for entry in one.top or ()]
+    assert (whole.version, whole.finish, whole.stop_reason) == (
+        deltas[-1].version,
+        deltas[-1].finish,
+        deltas[-1].stop_reason,
+    )
+
+
+def test_a_reader_that_fell_behind_takes_what_waits_at_once_but_keeps_versions_apart() -> None:
+    async def case() -> None:
+        script = [
+            *(Delta(tokens([token]), logprobs([token]), 0) for token in (1, 2, 3)),
+            *(Delta(tokens([token]), logprobs([token]), 1) for token in (4, 5)),
+            Delta(tokens([6]), logprobs([6]), 1, EngineFinish.STOP, 6),
+        ]
+        async with served(Scripted(*script)) as server:
+            engine = await connect(server)
+            async with aclosing(engine.generate(request())) as deltas:
+                found = [await anext(deltas)]
+                await settle(200)
+                found += [delta async for delta in deltas]
+            assert len(found) <= 3
+            assert [token for delta in found for token in delta.ids] == [1, 2, 3, 4, 5, 6]
+            assert [version for delta in found for version in [delta.version] * len(delta.ids)] == [0, 0, 0, 1, 1, 1]
+            assert (found[-1].finish, found[-1].stop_reason) == (EngineFinish.STOP, 6)
+            engine.close()
+
+    asyncio.run(case())
 
 
 @given(

@@ -14,7 +14,7 @@ import uvloop
 from seamless_verl.bench.gateway.arms import Place, place
 from seamless_verl.bench.gateway.litellm import prepare
 from seamless_verl.bench.gateway.measuring import Measured, measure
-from seamless_verl.bench.gateway.pace import PACES, SHAPES
+from seamless_verl.bench.gateway.pace import PACES
 from seamless_verl.bench.gateway.processes import cores
 from seamless_verl.bench.gateway.record import record_cost
 from seamless_verl.bench.gateway.report import report, table
@@ -45,7 +45,7 @@ async def _measure(processes: Place, args: argparse.Namespace) -> list[Measured]
     return [
         one
         for name in args.paces
-        for one in await measure(processes, PACES[name], SHAPES, rounds=args.rounds, seconds=args.seconds)
+        for one in await measure(processes, PACES[name], rounds=args.rounds, seconds=args.seconds)
     ]
 
 

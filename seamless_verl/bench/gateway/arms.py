@@ -6,9 +6,10 @@ import json
 import secrets
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import psutil
 
 from seamless_verl.bench.gateway.client import Connection, request
 from seamless_verl.bench.gateway.litellm import prepare, proxy
-from seamless_verl.bench.gateway.pace import Pace
+from seamless_verl.bench.gateway.pace import Asked, Pace
 from seamless_verl.bench.gateway.processes import cores, said, started
 
 CHAT = "/v1/chat/completions"
@@ -42,13 +43,14 @@ class Arm:
         return float(sum(one.user + one.system for one in times))
 
     @asynccontextmanager
-    async def requests(self, body: bytes) -> AsyncGenerator[list[bytes], None]:
-        """The requests of one measurement, written beforehand, to be sent in turn; sessions are closed after it."""
+    async def requests(self, asked: Sequence[Asked]) -> AsyncGenerator[list[Asked], None]:
+        """What is asked for, as whole requests to be sent in turn, over and over; sessions are closed after it."""
         if self.admin_key is None:
-            yield [request(CHAT, body, self.key)]
+            yield [replace(one, body=request(CHAT, one.body, self.key)) for one in asked]
             return
         opened = [await self._admin("/admin/sessions", {"uid": "bench"}) for _ in range(SESSIONS)]
-        yield [request(f"/s/{one['key']}{CHAT}", body) for one in opened]
+        paths = [f"/s/{session['key']}{CHAT}" for session in opened]
+        yield [replace(one, body=request(path, one.body)) for path, one in zip(paths, cycle(asked), strict=False)]
         for one in opened:
             await self._admin(f"/admin/sessions/{one['session_id']}/close", {})
 

@@ -1,13 +1,17 @@
-"""How a stub engine gives its tokens, and what a client asks of it: the same for every arm."""
+"""How a stub engine gives its tokens, and what clients ask of it and when: the same for every arm."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from enum import StrEnum
+from math import ceil
+from random import Random
 
 VOCABULARY = 128  # bytes that are a character each, and none that ends a turn
 MODEL = "nano"
 QUESTION = "You are an agent with a shell. List the files that changed since the last release, newest first."
+LENGTHS = 64  # drawn, then asked for in turn
 
 
 @dataclass(frozen=True)
@@ -19,6 +23,10 @@ class Pace:
     per_delta: int
     delay_s: float
 
+    def takes_s(self, tokens: int) -> float:
+        """Seconds that the engine itself takes for so many."""
+        return ceil(tokens / self.per_delta) * self.delay_s
+
 
 AT_ONCE = Pace("at-once", 16, 16, 0.0)
 """A whole reply in one delta: nothing but the cost of a request is left."""
@@ -27,22 +35,59 @@ STEADY = Pace("steady", 32, 1, 0.02)
 PACES = {pace.name: pace for pace in (AT_ONCE, STEADY)}
 
 
+class Callers(StrEnum):
+    """How clients that are at work at once come upon each other."""
+
+    IN_STEP = "in step"
+    """they begin together, and replies are equally long, so that all of their requests keep coming at one instant:
+    what is slowest for the last of them is the cost of a request, times their number"""
+    APART = "apart"
+    """they begin spread over the time of a reply, and replies are half to one and a half times as long, as agents'
+    are. Only spread, they would keep their distance for ever and never meet; lengths alone would leave the first
+    requests at one instant. With both, requests meet as often as chance has it"""
+
+
 @dataclass(frozen=True)
 class Shape:
     """What clients do: so many calls at once, streamed or not."""
 
     concurrent: int
     stream: bool
+    callers: Callers = Callers.IN_STEP
 
     @property
     def name(self) -> str:
-        return f"{self.concurrent} {'streamed' if self.stream else 'whole'}"
+        number = f"{self.concurrent} {self.callers}," if self.concurrent > 1 else "1"
+        return f"{number} {'streamed' if self.stream else 'whole'}"
+
+    def begins_s(self, caller: int, pace: Pace) -> float:
+        """Seconds that a caller waits before its first request."""
+        spread = self.callers is Callers.APART
+        return caller / self.concurrent * pace.takes_s(pace.tokens) if spread else 0.0
+
+    def asked(self, pace: Pace) -> list[Asked]:
+        """What is asked for in turn."""
+        if self.callers is Callers.IN_STEP:
+            return [Asked.of(pace, pace.tokens, stream=self.stream)]
+        draw = Random(0)
+        lengths = [draw.randint(pace.tokens // 2, pace.tokens + pace.tokens // 2) for _ in range(LENGTHS)]
+        return [Asked.of(pace, length, stream=self.stream) for length in lengths]
 
 
-SHAPES = tuple(Shape(concurrent, stream) for concurrent in (1, 32) for stream in (False, True))
+def shapes(pace: Pace) -> list[Shape]:
+    """Those that differ at this pace: replies that take no time cannot be spread over it."""
+    several = [(32, callers) for callers in (Callers if pace.delay_s else [Callers.IN_STEP])]
+    return [Shape(n, stream, callers) for n, callers in ((1, Callers.IN_STEP), *several) for stream in (False, True)]
 
 
-def chat(pace: Pace, *, stream: bool) -> bytes:
-    """The body of a call, which every arm gets byte for byte."""
-    asked = {"model": MODEL, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": pace.tokens}
-    return json.dumps(asked | {"stream": stream}).encode()
+@dataclass(frozen=True)
+class Asked:
+    """The body of a call, which every arm gets byte for byte, and the seconds that the engine itself takes for it."""
+
+    body: bytes
+    takes_s: float
+
+    @classmethod
+    def of(cls, pace: Pace, tokens: int, *, stream: bool) -> Asked:
+        asked = {"model": MODEL, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": tokens}
+        return cls(json.dumps(asked | {"stream": stream}).encode(), pace.takes_s(tokens))

@@ -13,7 +13,12 @@ from seamless_verl.bench.gateway.measuring import Measured
 from seamless_verl.bench.gateway.record import RecordCost
 
 MS = 1000.0
-HEAD = ("engine", "calls", "arm", "calls/s", "CPU ms/call", "median ms", "p99 ms", "added median", "added p99")
+ADDED = {"first_p50": "first_p50", "first_p99": "first_p99", "p50": "late_p50", "p99": "late_p99"}
+"""What the latency added to the first byte and to the whole reply is the difference of."""
+HEAD = (
+    *("engine", "calls", "arm", "calls/s", "CPU ms/call", "median ms", "p99 ms"),
+    *("added to first: median", "p99", "added to whole: median", "p99"),
+)
 
 
 def rows(measured: Sequence[Measured]) -> list[dict[str, Any]]:
@@ -22,11 +27,12 @@ def rows(measured: Sequence[Measured]) -> list[dict[str, Any]]:
         {
             "pace": asdict(one.pace),
             "concurrent": one.shape.concurrent,
+            "callers": one.shape.callers,
             "stream": one.shape.stream,
             "arm": arm,
             "rate": one.middle(arm, "rate"),
-            **{f"{what}_ms": one.middle(arm, what) * MS for what in ("first_p50", "p50", "p99", "cpu")},
-            **{f"added_{what}_ms": one.added(arm, what) * MS for what in ("first_p50", "p50", "p99")},
+            **{f"{what}_ms": one.middle(arm, what) * MS for what in ("first_p50", "first_p99", "p50", "p99", "cpu")},
+            **{f"added_{what}_ms": one.added(arm, of) * MS for what, of in ADDED.items()},
             "rates": [stint.rate for stint in stints],
         }
         for one in measured
@@ -39,7 +45,7 @@ def table(measured: Sequence[Measured]) -> str:
     for one in measured:
         for arm in one.stints:
             numbers = (one.middle(arm, "rate"), *(one.middle(arm, what) * MS for what in ("cpu", "p50", "p99")))
-            added = ("", "") if arm == "direct" else tuple(f"{one.added(arm, w) * MS:.2f}" for w in ("p50", "p99"))
+            added = ("" if arm == "direct" else f"{one.added(arm, what) * MS:.2f}" for what in ADDED.values())
             lines.append((one.pace.name, one.shape.name, arm, *(f"{value:.2f}" for value in numbers), *added))
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEAD))]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)

@@ -3,6 +3,8 @@
 Invariants:
 - A call has an inbox from before its request is sent until it has ended or was left; then it is told to nobody.
 - When the connection is lost every inbox first gives what had arrived, and then raises ReplicaLostError.
+- What waits for a reader that fell behind comes as one delta where it is of one version, so that what it costs to
+  take falls with how far behind it is.
 
 Nothing slows the server down for one client that reads slowly, since that would stop all calls of the connection;
 what waits in an inbox is bounded by its call's token budget, 8 bytes a token and what it asked for on top.
@@ -18,7 +20,7 @@ from itertools import count
 from typing import Any
 
 from seamless_verl.errors import ReplicaLostError, WireError
-from seamless_verl.rollout.engine import Delta, EngineRequest
+from seamless_verl.rollout.engine import Delta, EngineRequest, joined
 from seamless_verl.rollout.wire.link import Link
 from seamless_verl.rollout.wire.messages import PROTOCOL, Kind, read_delta, request_message
 
@@ -103,7 +105,13 @@ class _Inbox:
                 raise ReplicaLostError(self._replica_id, self._lost)
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
-        return self._deltas.popleft()
+        return self._taken()
+
+    def _taken(self) -> Delta:
+        run = [self._deltas.popleft()]
+        while self._deltas and self._deltas[0].version == run[0].version:
+            run.append(self._deltas.popleft())
+        return run[0] if len(run) == 1 else joined(run)
 
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():
