@@ -63,6 +63,7 @@ def test_the_installed_torch_says_the_same_as_its_text() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.imports_torch
 def test_verl_finds_the_cpu_by_itself_only_with_a_torch_built_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     cpu = pytest.importorskip("seamless_verl.platform.cpu").PlatformCPU()

@@ -44,6 +44,7 @@ def grade(response: str, truth: str = "8") -> tuple[float, float]:
     return result["score"], result["acc"]
 
 
+@pytest.mark.imports_torch
 @pytest.mark.parametrize("file", SPLITS)
 def test_rows_have_the_columns_verl_reads(nano: Path, file: str) -> None:
     rows: list[dict[str, Any]] = parquet.read_table(nano / file).to_pylist()
