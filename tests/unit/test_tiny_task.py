@@ -131,6 +131,7 @@ def test_what_goes_wrong_elsewhere_is_left_as_it_is(tmp_path: Path) -> None:
         raise OSError("no model")  # as transformers says it
 
 
+@pytest.mark.imports_torch
 def test_the_command_writes_model_and_data(tmp_path: Path) -> None:
     arguments = ["--out", str(tmp_path), "--task", "arithmetic", "--train", "8", "--val", "4"]
     assert main(arguments) == 0
