@@ -90,9 +90,9 @@ def make_model(size: str, seed: int, path: str | Path) -> Path:
     alone, byte for byte. Returns the folder. ConfigError for an unknown size, or when `path` holds
     something other than a model.
     """
-    config = model_config(size)
+    size_named(size)  # refused, as a folder in the way is, before anything that takes seconds is imported
     with replaced_folder(Path(path), marker="config.json") as folder:
-        _write_weights(config, seed, folder)
+        _write_weights(model_config(size), seed, folder)
         make_tokenizer().save_pretrained(folder)
     return Path(path)
 

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
 from omegaconf import DictConfig
@@ -23,7 +23,9 @@ from omegaconf import DictConfig
 from seamless_verl.config.schema import Handover
 from seamless_verl.resources.lending import Demand, DeviceView, LendingPolicy, LendingView, Tag, Use
 from seamless_verl.trainer.measured import Measured
-from seamless_verl.trainer.servers import PlacedReplica
+
+if TYPE_CHECKING:
+    from seamless_verl.trainer.servers import PlacedReplica
 
 T = TypeVar("T")
 # The trainer's worker groups, and their methods that compute on its devices and return when they have.

@@ -105,6 +105,7 @@ def test_options(tmp_path: Path, capsys: Capture) -> None:
     assert "the following arguments are required: COMMAND" in refusal(capsys)
 
 
+@pytest.mark.imports_torch
 def test_a_model_without_a_tokenizer(tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "model").mkdir()
     told = refusal(capsys, "show", journal_file(tmp_path), "aaa1", "--text", "--model", str(tmp_path / "model"))

@@ -109,6 +109,7 @@ def test_show_with_requests(tmp_path: Path, capsys: Capture) -> None:
     assert "turn aaa1-c2 (stop): read 7 tokens, 1 of them new, wrote 1" in lines
 
 
+@pytest.mark.imports_torch
 def test_show_with_text(tmp_path: Path, capsys: Capture) -> None:
     tokenizer = make_tokenizer()
     tokenizer.save_pretrained(tmp_path / "model")
@@ -122,6 +123,7 @@ def test_show_with_text(tmp_path: Path, capsys: Capture) -> None:
     assert again[2] == f"    | {tokenizer.decode([65])}"
 
 
+@pytest.mark.imports_torch
 def test_the_tokenizer_makes_the_cause_certain(tmp_path: Path, capsys: Capture) -> None:
     tokenizer = make_tokenizer()
     tokenizer.save_pretrained(tmp_path / "model")

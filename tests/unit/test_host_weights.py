@@ -8,15 +8,19 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamless_verl.trainer.host_weights import ALIGNED, HostMemory, HostWeights, here
+if TYPE_CHECKING:
+    import torch
 
-KINDS = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.float8_e4m3fn]
+    from seamless_verl.trainer.host_weights import HostMemory, HostWeights
+
+pytestmark = pytest.mark.imports_torch
+KINDS = ["float32", "bfloat16", "float16", "int64", "uint8", "float8_e4m3fn"]
 SHAPES = st.lists(st.lists(st.integers(0, 5), max_size=3).map(tuple), min_size=1, max_size=6)
 
 
@@ -28,12 +32,19 @@ def written(memory: HostMemory, weights: dict[str, torch.Tensor], version: int =
 
 
 def drawn(shapes: list[tuple[int, ...]], kind: torch.dtype) -> dict[str, torch.Tensor]:
+    import torch
+
     numbers = [torch.randint(0, 100, shape).to(kind) for shape in shapes]
     return {f"{i}": number for i, number in enumerate(numbers)} | {"last": torch.ones(3).to(kind)}
 
 
 @given(SHAPES, st.sampled_from(KINDS))
-def test_what_is_read_is_what_was_written(shapes: list[tuple[int, ...]], kind: torch.dtype) -> None:
+def test_what_is_read_is_what_was_written(shapes: list[tuple[int, ...]], name_of_kind: str) -> None:
+    import torch
+
+    from seamless_verl.trainer.host_weights import ALIGNED, HostMemory
+
+    kind = getattr(torch, name_of_kind)
     weights, memory = drawn(shapes, kind), HostMemory()
     told: HostWeights = pickle.loads(pickle.dumps(written(memory, weights)))
     read = dict(told)
@@ -46,12 +57,20 @@ def test_what_is_read_is_what_was_written(shapes: list[tuple[int, ...]], kind: t
 
 
 def test_a_slice_is_written_as_the_slice_that_it_is() -> None:
+    import torch
+
+    from seamless_verl.trainer.host_weights import HostMemory
+
     whole, memory = torch.arange(24.0).view(4, 6), HostMemory()
     (_, read), (_, turned) = written(memory, {"slice": whole[1:3, ::2], "turned": whole.T})
     assert torch.equal(read, whole[1:3, ::2]) and torch.equal(turned, whole.T)
 
 
 def test_neither_side_can_change_what_the_other_sees() -> None:
+    import torch
+
+    from seamless_verl.trainer.host_weights import HostMemory
+
     original, memory = torch.zeros(8), HostMemory()
     told = written(memory, {"w": original})
     original.fill_(1.0)
@@ -64,6 +83,10 @@ READ = "import array, sys; print(sum(array.array('f', open(sys.argv[1], 'rb').re
 
 
 def test_another_process_finds_them_and_what_is_mapped_outlives_the_next_version() -> None:
+    import torch
+
+    from seamless_verl.trainer.host_weights import HostMemory
+
     memory = HostMemory()
     told = written(memory, {"w": torch.full((1 << 16,), 0.5)})
     there = subprocess.run([sys.executable, "-c", READ, told.path, str(told.size)], capture_output=True, check=True)
@@ -75,6 +98,10 @@ def test_another_process_finds_them_and_what_is_mapped_outlives_the_next_version
 
 
 def test_one_version_is_asked_for_and_only_that_one_given() -> None:
+    import torch
+
+    from seamless_verl.trainer.host_weights import HostMemory
+
     memory = HostMemory()
     with pytest.raises(AssertionError, match="version 3 is asked for, none is staged"):
         memory.of(3)
@@ -84,6 +111,10 @@ def test_one_version_is_asked_for_and_only_that_one_given() -> None:
 
 
 def test_weights_of_another_host_or_of_a_writer_that_is_gone_are_not_chosen() -> None:
+    import torch
+
+    from seamless_verl.trainer.host_weights import HostMemory, HostWeights, here
+
     first, second = HostMemory(), HostMemory()
     gone, there = written(first, {"w": torch.zeros(1)}), written(second, {"w": torch.ones(1)})
     elsewhere = HostWeights(1, "elsewhere", there.path, there.size, there.placed)
@@ -96,6 +127,10 @@ def test_weights_of_another_host_or_of_a_writer_that_is_gone_are_not_chosen() ->
 
 
 def test_nothing_is_left_of_versions_that_nobody_maps() -> None:
+    import torch
+
+    from seamless_verl.trainer.host_weights import HostMemory
+
     def mapped() -> int:
         return sum("memfd:weights" in line for line in Path("/proc/self/maps").read_text().splitlines())
 

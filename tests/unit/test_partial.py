@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from partial_cases import save, write_tracker
 
-from seamless_verl.trainer.marks import SILENCE_S, TRACKER, Life, Mark, mark_file, saved_steps, tracker_state
+from seamless_verl.trainer.marks import SILENCE_S, TRACKER, Life, Mark, mark_file, saved_steps
 from seamless_verl.trainer.partial import RUN_FILE, Left, announce, discard_partial, refreshing, saving
 
 DEAD = 2**22 + 1  # above Linux's largest process id
@@ -25,23 +26,6 @@ DEAD = 2**22 + 1  # above Linux's largest process id
 def run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(RUN_FILE, str(tmp_path / "run.json"))
     return tmp_path / "run.json"
-
-
-def save(folder: Path, step: int, *, finish: bool = True) -> None:
-    """As verl does, as far as it goes; at the end the tracker is emptied, then written."""
-    (folder / f"global_step_{step}" / "actor").mkdir(parents=True, exist_ok=True)
-    if finish:
-        (folder / f"global_step_{step}" / "actor" / "weights").touch()
-        (folder / f"global_step_{step}" / "data.pt").touch()
-        write_tracker(folder, str(step))
-
-
-def write_tracker(folder: Path, text: str) -> None:
-    """With a time of its own, as in a real run: tests write twice within one tick of the clock."""
-    state = tracker_state(folder)
-    (folder / TRACKER).write_text(text)
-    if state is not None:
-        os.utime(folder / TRACKER, ns=(int(state[1]) + 10**9,) * 2)
 
 
 def tracker(folder: Path) -> str:
@@ -78,7 +62,7 @@ import os, signal, sys
 from pathlib import Path
 from seamless_verl.supervisor import supervise
 from seamless_verl.trainer import partial
-from test_partial import save
+from partial_cases import save
 folder = Path("checkpoints")
 if "child" in sys.argv:
     os.environ[partial.RUN_FILE] = os.environ.pop("M")

@@ -8,7 +8,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,8 +22,13 @@ from seamless_verl.errors import ConfigError
 from seamless_verl.tiny import make_tokenizer
 
 RECIPE = RECIPES / "openai_tool_agent"
-AGENT, TRANSCRIPTS, WARM_START, DATA, REWARD = load(RECIPE, "agent", "transcripts", "warm_start", "data", "reward")
+AGENT, TRANSCRIPTS, DATA, REWARD = load(RECIPE, "agent", "transcripts", "data", "reward")
 Habit = TRANSCRIPTS.Habit
+
+
+@pytest.fixture(scope="module")
+def warm_start() -> ModuleType:
+    return load(RECIPE, "agent", "transcripts", "warm_start")[-1]
 
 
 @pytest.mark.parametrize(
@@ -143,14 +148,15 @@ def test_each_habit_is_what_it_says() -> None:
     assert len(Habit) == 3 and sum(habit.value for habit in Habit) == 15
 
 
-def test_the_assistant_s_words_and_their_ends_are_what_is_learned() -> None:
+@pytest.mark.imports_torch
+def test_the_assistant_s_words_and_their_ends_are_what_is_learned(warm_start: ModuleType) -> None:
     tokenizer = make_tokenizer()
-    ids, labels = next(WARM_START.examples(tokenizer, random.Random(0), [Habit.RIGHT]))
+    ids, labels = next(warm_start.examples(tokenizer, random.Random(0), [warm_start.Habit.RIGHT]))
     assert tokenizer.decode(ids).startswith("<|im_start|><|user|>What is ")
-    learned = tokenizer.decode([label for label in labels if label != WARM_START.IGNORED])
+    learned = tokenizer.decode([label for label in labels if label != warm_start.IGNORED])
     spoken = tokenizer.decode(ids).split("<|assistant|>")[1:]
     assert learned == "".join(part.split("<|im_end|>")[0] + "<|im_end|>" for part in spoken)
-    assert all(label in (token, WARM_START.IGNORED) for token, label in zip(ids, labels, strict=True))
+    assert all(label in (token, warm_start.IGNORED) for token, label in zip(ids, labels, strict=True))
 
 
 CALL = '<tool_call>{"name": "calculator", "arguments": {"expression": "37+41"}}</tool_call>'
@@ -202,8 +208,11 @@ def test_an_empty_split_is_refused(split: str) -> None:
         DATA.rows(split, 0, 0)
 
 
-def test_a_model_is_made_once_for_the_same_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "warm_start", WARM_START)
+@pytest.mark.imports_torch
+def test_a_model_is_made_once_for_the_same_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm_start: ModuleType
+) -> None:
+    monkeypatch.setitem(sys.modules, "warm_start", warm_start)
     for _ in range(2):
         DATA.make_beginner(tmp_path / "model", 0, 1)
     first = (tmp_path / "model" / "model.safetensors").stat()

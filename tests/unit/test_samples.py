@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import gc
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
-from seamless_verl.trainer.data_plane.client import SeamlessClient, Versions, output_of
-from seamless_verl.trainer.data_plane.rollout import Generated
-from seamless_verl.trainer.data_plane.samples import GENERATED, VersionedOutput, versions_of
+if TYPE_CHECKING:
+    from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
+
+pytestmark = pytest.mark.imports_torch
+GENERATED = "generated_versions"
 
 
 def output(mask: list[int], **extra: Any) -> AgentLoopOutput:
+    from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+
     ids = list(range(len(mask)))
     metrics = AgentLoopMetrics()
     return AgentLoopOutput(
@@ -23,6 +26,10 @@ def output(mask: list[int], **extra: Any) -> AgentLoopOutput:
 
 def test_a_loop_of_several_turns_has_the_version_of_each_token() -> None:
     """As verl's tool agent loop does it: the first turn's fields are kept, a tool's tokens stand between."""
+    from seamless_verl.trainer.data_plane.client import Versions, output_of
+    from seamless_verl.trainer.data_plane.rollout import Generated
+    from seamless_verl.trainer.data_plane.samples import VersionedOutput
+
     versions = Versions()
     kept: dict[str, Any] = {}
     for made in ([3, 3], [3, 4, 4]):
@@ -43,10 +50,15 @@ def test_a_loop_of_several_turns_has_the_version_of_each_token() -> None:
     ],
 )
 def test_what_is_not_known_counts_as_the_oldest(mask: list[int], extra: dict[str, Any], expected: list[int]) -> None:
-    assert versions_of(output(mask, **extra)) == expected
+    from seamless_verl.trainer.data_plane import samples
+
+    assert samples.GENERATED == GENERATED
+    assert samples.versions_of(output(mask, **extra)) == expected
 
 
 def test_versions_go_with_their_conversation() -> None:
+    from seamless_verl.trainer.data_plane.client import SeamlessClient, Versions
+
     versions = SeamlessClient.conversations.setdefault("a", Versions([1]))
     assert SeamlessClient.conversations["a"] is versions
     del versions

@@ -44,6 +44,7 @@ def grade(response: str, truth: str = "8") -> tuple[float, float]:
     return result["score"], result["acc"]
 
 
+@pytest.mark.imports_torch
 @pytest.mark.parametrize("file", SPLITS)
 def test_rows_have_the_columns_verl_reads(nano: Path, file: str) -> None:
     rows: list[dict[str, Any]] = parquet.read_table(nano / file).to_pylist()
@@ -130,6 +131,7 @@ def test_what_goes_wrong_elsewhere_is_left_as_it_is(tmp_path: Path) -> None:
         raise OSError("no model")  # as transformers says it
 
 
+@pytest.mark.imports_torch
 def test_the_command_writes_model_and_data(tmp_path: Path) -> None:
     arguments = ["--out", str(tmp_path), "--task", "arithmetic", "--train", "8", "--val", "4"]
     assert main(arguments) == 0

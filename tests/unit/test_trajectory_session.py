@@ -73,7 +73,7 @@ class Sessions(RuleBasedStateMachine):
         self.closed: Closed | None = None
 
     def draw_turn(self, data: st.DataObject) -> Turn:
-        prompt = data.draw(next_prompt(self.taken)) or [0]
+        prompt = next_prompt(data.draw, self.taken) or [0]
         parts = [segment(data.draw(ids()), version) for version in range(data.draw(st.integers(0, 2)))]
         finish = data.draw(st.sampled_from(Finish))
         return turn(f"t{len(self.taken)}", prompt, parts, finish=finish)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from hypothesis import strategies as st
@@ -57,15 +58,19 @@ class Told:
         return sum(each.generated for each in self.turns)
 
 
+@cache
 def ids(low: int = 0, high: int = 5) -> st.SearchStrategy[list[int]]:
-    """Few different tokens, so that coincidences are common."""
-    return st.lists(st.integers(0, 2), min_size=low, max_size=high)
+    """Few different tokens, so that coincidences are common; drawn as one text, which is quicker than one by one."""
+    return st.text("012", min_size=low, max_size=high).map(lambda text: [int(digit) for digit in text])
 
 
-@st.composite
+KIND = st.sampled_from(["extend", "extend", "branch", "again", "rewrite", "new"])
+RUNS = st.lists(st.tuples(ids(), st.integers(0, 3)), max_size=3)
+
+
 def next_prompt(draw: st.DrawFn, earlier: list[Turn]) -> list[int]:
     """Extends, branches within, samples again, rewrites, or starts anew."""
-    kind = draw(st.sampled_from(["extend", "extend", "branch", "again", "rewrite", "new"])) if earlier else "new"
+    kind = draw(KIND) if earlier else "new"
     if kind == "new":
         return draw(ids(1))
     past = draw(st.sampled_from(earlier))
@@ -82,8 +87,7 @@ def next_prompt(draw: st.DrawFn, earlier: list[Turn]) -> list[int]:
 def sessions(draw: st.DrawFn, most: int = 8, finishes: Sequence[Finish] = FINISHES) -> Told:
     told = Told()
     for number in range(draw(st.integers(1, most))):
-        prompt = draw(next_prompt(told.turns)) or [0]
-        runs = draw(st.lists(st.tuples(ids(), st.integers(0, 3)), max_size=3))
-        parts = [segment(run, version, -1.0 - number - i / 4) for i, (run, version) in enumerate(runs)]
+        prompt = next_prompt(draw, told.turns) or [0]
+        parts = [segment(run, version, -1.0 - number - i / 4) for i, (run, version) in enumerate(draw(RUNS))]
         told.turns.append(turn(f"t{number}", prompt, parts, finish=draw(st.sampled_from(finishes))))
     return told
