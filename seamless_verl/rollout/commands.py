@@ -226,7 +226,7 @@ class Commands:
         """Why some of them are STALE now, if some are."""
         reason = ""
         try:
-            await self.fleet.refit(ids, version, weights)
+            await self.fleet.refit(self.of(ids, SERVING, PAUSED, STALE), version, weights)
         except WeightsNotLoadedError as error:
             reason = str(error)
             logger.warning(reason)

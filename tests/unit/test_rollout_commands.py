@@ -292,7 +292,7 @@ class Trained(RuleBasedStateMachine):
                     assert server.paused is not None
 
 
-Trained.TestCase.settings = settings(max_examples=60, stateful_step_count=12, deadline=None, phases=PHASES)
+Trained.TestCase.settings = settings(max_examples=120, stateful_step_count=12, deadline=None, phases=PHASES)
 TestPlanesThatDie = Trained.TestCase
 
 
