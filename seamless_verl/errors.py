@@ -154,7 +154,7 @@ class ReplicaStateError(SeamlessError, RuntimeError):
 
 
 class WeightsNotLoadedError(SeamlessError, RuntimeError):
-    """A replica could not load new weights; it stands still."""
+    """A replica could not load new weights: its own are the old ones, or of two versions."""
 
     def __init__(self, replica: str, version: int, reason: str) -> None:
         super().__init__(replica, version, reason)

@@ -99,8 +99,8 @@ class TokensConfig:
 
 @dataclass(frozen=True)
 class WatchdogConfig:
-    """Seconds: a replica that takes longer than `transition_s` to stop or start is given up; a run that makes no
-    progress for `no_progress_s` ends, and says what stood still."""
+    """Seconds: a replica that takes longer than `transition_s` to stop, to load or to start is given up; a run that
+    makes no progress for `no_progress_s` ends, and says what stood still."""
 
     transition_s: int = 300
     no_progress_s: int = 3600

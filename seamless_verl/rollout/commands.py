@@ -1,7 +1,8 @@
 """What a trainer tells a fleet: each command may be told again, also to another process that goes on with the fleet.
 
 Invariants:
-- Commands follow each other; before each, contact with lost replicas is sought again, so that none misses one.
+- Commands follow each other, and one that loads weights lasts as long as the load; before each, contact with lost
+  replicas is sought again, so that none misses one.
 - A command is noted before it is answered. One that was not answered comes again, and is completed from wherever
   it was left; one that was answered and comes again changes nothing and has the same answer.
 - Where several planes share the replicas, the first of them commands their engines. The others stop routing before
@@ -149,12 +150,15 @@ class Commands:
         """
 
         async def obeyed() -> list[str]:
+            self.fleet.check_committed(ids, version)
             await self._tell("stand_still", ids)
             there = self.of(ids, SERVING, PAUSED, STALE)
             await self._tell("begin_sync", there)
             reason = await self._refit(there, version, weights)
-            await self._tell("synced", self.of(there, SERVING, PAUSED), version)
-            await self._tell("sync_failed", self.of(there, STALE), reason)
+            done = self.of(there, SERVING, PAUSED)
+            await self._tell("synced", done, version)
+            if failed := [name for name in there if name not in done]:
+                await self._tell("sync_failed", failed, reason)
             return self.of(ids, SERVING, PAUSED)
 
         return await self._obey(obeyed)

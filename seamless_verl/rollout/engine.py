@@ -127,5 +127,5 @@ class ReplicaControl(Protocol):
         """Stops it, loads these weights, calls frozen in the engine, and starts it. Again changes nothing.
 
         Raises:
-            WeightsNotLoadedError: it stands still, and its weights may be of two versions.
+            WeightsNotLoadedError: its weights are the old ones, or of two versions.
         """

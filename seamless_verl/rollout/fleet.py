@@ -70,7 +70,7 @@ class Fleet(Roster):
             ReplicaVersionError: they are not the committed ones; nothing changed.
             WeightsNotLoadedError: of a replica that could not load them, which is SYNCING still.
         """
-        self._check_committed(ids, version)
+        self.check_committed(ids, version)
 
         async def refitted(replica: Replica) -> bool:
             if replica.state is SERVING:
@@ -87,7 +87,7 @@ class Fleet(Roster):
         Raises:
             ReplicaVersionError: they are not the committed ones; the replicas are SYNCING still.
         """
-        self._check_committed(ids, version)
+        self.check_committed(ids, version)
         return await self._each(ids, SERVING, "synced", lambda replica: self._start(replica, "synced", version))
 
     async def sync_failed(self, ids: Collection[str]) -> list[str]:
@@ -108,9 +108,14 @@ class Fleet(Roster):
         if self._replicas.get(replica_id) is replica:
             del self._replicas[replica_id]
 
-    def _check_committed(self, ids: Collection[str], version: int) -> None:
+    def check_committed(self, ids: Collection[str], version: int) -> None:
+        """Raises ReplicaVersionError."""
         for replica_id in ids if version != self.committed else ():
             raise ReplicaVersionError(replica_id, version, self.committed)
+
+    def given_up(self, replica_id: str) -> bool:
+        """Whether it is dead because its control did not answer in time."""
+        return self._of(replica_id).given_up
 
     async def _start(self, replica: Replica, by: str, version: int | None) -> bool:
         alive = await self._command(replica, replica.control.resume())
@@ -135,6 +140,7 @@ class Fleet(Roster):
         try:
             done, _ = await asyncio.wait({replica.command}, timeout=self._deadline_s)
             if not done:
+                replica.given_up = True
                 reason = f"{replica.state}: its control has not answered for {self._deadline_s} s"
                 self.lost(replica.replica_id, reason, engine=replica.engine)
                 return False

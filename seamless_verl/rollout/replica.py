@@ -56,6 +56,7 @@ class Replica:
     state: ReplicaState = ReplicaState.STALE
     version: int | None = None
     pauses: int = 0
+    given_up: bool = False  # it did not obey in time: it may live, but nobody waits for it again
     leases: set[Lease] = field(default_factory=set)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     command: asyncio.Task[Any] | None = None

@@ -1,8 +1,8 @@
 """How a version of the weights is committed: staged beside the replicas while they generate, then loaded into a
 few of them at a time, while the others go on.
 
-A replica stands still for one load from its host's memory, which all replicas there map. Its calls are frozen in
-the engine meanwhile and go on under the new weights.
+A replica stands still for one load from its host's memory; what the trainer staged there all replicas on its devices
+map. Calls are frozen in the engine meanwhile and go on under the new weights.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ import ray
 from verl.checkpoint_engine import CheckpointEngineManager
 from verl.single_controller.ray import RayClassWithInitArgs, RayWorkerGroup
 
-from seamless_verl.trainer.host_weights import HostWeights
+from seamless_verl.trainer.host_weights import HostWeights, one_of_each_host
 from seamless_verl.trainer.servers import PlacedReplica, of_the_living
 from seamless_verl.trainer.workers import SeamlessReplicaWorker
 
 _worker = ray.remote(SeamlessReplicaWorker)
+Staged = dict[bool, list[HostWeights]]
 
 
 class Transfer(CheckpointEngineManager):  # type: ignore[misc]
     """verl's transfer to standalone replicas, into the memory of their hosts and no further."""
 
     def stage(self, version: int) -> tuple[list[HostWeights], dict[str, Any]]:
-        """Send what the trainer has staged; what each of the replicas' workers has then, and the senders' metrics."""
+        """Send what the trainer has staged; what the replicas' hosts have then, and the senders' metrics."""
         rollout = group_of([worker for replica in self.replicas for worker in replica.workers])
         self.build_process_group(rollout)
         sent = self.actor_wg.send_staged(version)
@@ -38,7 +39,7 @@ class Transfer(CheckpointEngineManager):  # type: ignore[misc]
         ]
         ray.get([reply for replies in finalize for reply in replies])
         metrics = {name: value for result in results[: len(sent)] for name, value in (result or {}).items()}
-        return results[len(sent) :], metrics
+        return one_of_each_host(results[len(sent) :]), metrics
 
 
 @dataclass
@@ -61,23 +62,22 @@ class WeightCommit:
             ReplicaLostError: no replica serves afterwards.
         """
         began = time.monotonic()
-        weights, metrics = self.stage(version)
-        staged = time.monotonic()
+        staged, metrics = self.stage(version)
+        loading = time.monotonic()
         ray.get(self.plane.commit.remote(version))
-        for some in self.rounds():
-            self.load(some, version, weights)
-        metrics["seamless/commit/stage_s"] = staged - began
-        metrics["seamless/commit/load_s"] = time.monotonic() - staged
-        metrics["seamless/commit/standstill_max_s"] = max(self.stood_still(), default=0.0)
+        loaded = [name for some in self.rounds() for name in self.load(some, version, staged)]
+        metrics["seamless/commit/stage_s"] = loading - began
+        metrics["seamless/commit/load_s"] = time.monotonic() - loading
+        metrics["seamless/commit/standstill_max_s"] = max(self.stood_still(loaded), default=0.0)
         return metrics | ray.get(self.plane.settle.remote())
 
-    def stage(self, version: int) -> tuple[list[HostWeights], dict[str, Any]]:
-        """Where the weights are in the memory of each host that loads them, and metrics."""
+    def stage(self, version: int) -> tuple[Staged, dict[str, Any]]:
+        """Where the weights are, for replicas that share the trainer's devices and for the others; and metrics."""
         here = list[HostWeights]()
         if self.transfer is not None or not self.released:
-            here = [weights for weights in self.trainers.stage_weights(version) if weights is not None]
+            here = one_of_each_host(self.trainers.stage_weights(version))
         there, metrics = self.transfer.stage(version) if self.transfer else ([], {})
-        return [*here, *there], metrics
+        return {True: here, False: there}, metrics
 
     def rounds(self) -> list[list[PlacedReplica]]:
         """Who is loaded together: all that come back from the trainer, then a few of the others at a time."""
@@ -90,19 +90,23 @@ class WeightCommit:
         """Whether its memory was away."""
         return self.released and one.shares_device
 
-    def load(self, some: Sequence[PlacedReplica], version: int, weights: Sequence[HostWeights]) -> None:
-        """Load into these replicas; one that cannot be is left STALE or DEAD."""
-        ids = [one.replica_id for one in some]
+    def load(self, some: Sequence[PlacedReplica], version: int, staged: Staged) -> list[str]:
+        """Load into these replicas; those that loaded what was staged. One that cannot is left STALE or DEAD."""
         if self.returns(some[0]):
             with self.syncing([device for one in some for device in one.devices]):
-                self.load_back(ids, version)
-        else:
-            ray.get(self.plane.refit.remote(ids, version, weights))
+                self.load_back([one.replica_id for one in some], version)
+            return []
+        loaded = list[str]()
+        for shares, weights in staged.items():
+            if ids := [one.replica_id for one in some if one.shares_device is shares]:
+                loaded += ray.get(self.plane.refit.remote(ids, version, weights))
+        return loaded
 
     def load_back(self, ids: Sequence[str], version: int) -> None:
         """Into those whose memory was away, straight from the trainer's engine, as verl does it."""
         ray.get(self.plane.returned.remote(ids))
-        standing = ray.get(self.plane.begin_sync.remote(ids))
+        if not (standing := ray.get(self.plane.begin_sync.remote(ids))):
+            return
         try:
             ray.get(list(self.trainers.update_weights(global_steps=version, mode="naive")))
         except ray.exceptions.RayError as error:  # these replicas' trouble; the others serve on
@@ -110,9 +114,10 @@ class WeightCommit:
         else:
             ray.get(self.plane.synced.remote(standing, version))
 
-    def stood_still(self) -> list[float]:
-        """Seconds that each replica's last load took."""
-        asked = [one.replica.server_handle.stood_still.remote() for one in self.replicas]
+    def stood_still(self, loaded: Sequence[str]) -> list[float]:
+        """Seconds that these did not generate."""
+        there = [one.replica.server_handle for one in self.replicas if one.replica_id in loaded]
+        asked = [server.stood_still.remote() for server in there]
         return list(of_the_living(asked))
 
 

@@ -7,14 +7,14 @@ long as that lives and keeps it, and a killed process leaves nothing behind.
 from __future__ import annotations
 
 import os
-import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import torch
 
+TOKEN_BYTES = 16
 ALIGNED = 64  # bytes: a cache line, and a multiple of every element's size
 
 
@@ -34,41 +34,49 @@ class Placed:
 
 @dataclass(frozen=True)
 class HostWeights:
-    """What may be sent to whoever is to map it: not the weights, but where they are. `peft` is verl's config of an
-    adapter, None where these are a model's weights."""
+    """What may be sent to whoever is to map it: not the weights, but where they are. `host` is the Ray node, `token`
+    what the memory begins with; `peft` is verl's config of an adapter, None where these are a model's weights."""
 
     version: int
     host: str
     path: str
     size: int
+    token: bytes
     placed: tuple[Placed, ...]
     peft: Any = None
 
-    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Names and weights, which are views of the mapped memory; writing to them changes nobody else's.
+    def mapped(self) -> list[tuple[str, torch.Tensor]]:
+        """Names and weights, which are views of the memory; writing to them changes nobody else's.
 
         Raises:
-            OSError: whoever wrote them is gone, or has gone on to another version.
+            OSError: whoever wrote them is on another host, gone, or has gone on to another version.
         """
-        memory = torch.from_file(self.path, shared=False, size=self.size, dtype=torch.uint8)
-        return ((one.name, one.of(memory)) for one in self.placed)
+        file = os.open(self.path, os.O_RDONLY)
+        try:  # what was opened stays what it is, whatever the path comes to stand for
+            if os.pread(file, TOKEN_BYTES, 0) != self.token:
+                raise OSError(f"{self.path} is not version {self.version} any more")
+            memory = torch.from_file(f"/proc/self/fd/{file}", shared=False, size=self.size, dtype=torch.uint8)
+        finally:
+            os.close(file)
+        return [(one.name, one.of(memory)) for one in self.placed]
 
 
 class HostMemory:
     """Owns the memory of one version: `begin`, `add` its weights, `end`; then those who map it load it."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str) -> None:
+        self.host = host
         self.file: int | None = None
+        self.token = b""
         self.placed: list[Placed] = []
         self.size = 0
         self.weights: HostWeights | None = None
 
     def begin(self) -> None:
         """Forgets the earlier version, whose memory goes when nobody maps it any more."""
-        if self.file is not None:
-            os.close(self.file)
-        self.weights, self.placed, self.size = None, [], 0
-        self.file = os.memfd_create("weights", os.MFD_CLOEXEC)
+        self.close()
+        self.file, self.token = os.memfd_create("weights", os.MFD_CLOEXEC), os.urandom(TOKEN_BYTES)
+        self.size = write_at(self.file, 0, memoryview(self.token))
 
     def add(self, name: str, weight: torch.Tensor) -> None:
         """Copies it: later changes of the original do not reach the copy."""
@@ -79,14 +87,21 @@ class HostMemory:
         self.placed.append(Placed(name, copied.dtype, tuple(copied.shape), offset))
 
     def end(self, version: int, peft: Any = None) -> HostWeights:
+        assert self.file is not None
+        os.ftruncate(self.file, self.size)  # where the last weight is empty, nothing was written at its place
         path = f"/proc/{os.getpid()}/fd/{self.file}"
-        self.weights = HostWeights(version, socket.gethostname(), path, self.size, tuple(self.placed), peft)
+        self.weights = HostWeights(version, self.host, path, self.size, self.token, tuple(self.placed), peft)
         return self.weights
 
     def of(self, version: int) -> HostWeights:
         assert self.weights is not None, f"version {version} is asked for, none is staged"
         assert self.weights.version == version, f"version {version} is asked for, {self.weights.version} is staged"
         return self.weights
+
+    def close(self) -> None:
+        if self.file is not None:
+            os.close(self.file)
+        self.file, self.weights, self.placed, self.size = None, None, [], 0
 
 
 def write_at(file: int, offset: int, data: memoryview) -> int:
@@ -97,14 +112,20 @@ def write_at(file: int, offset: int, data: memoryview) -> int:
     return done
 
 
-def here(weights: Iterable[HostWeights]) -> HostWeights:
-    """Those that this host can map.
+def one_of_each_host(weights: Iterable[HostWeights | None]) -> list[HostWeights]:
+    return list({one.host: one for one in weights if one is not None}.values())
+
+
+def mapped_here(staged: Iterable[HostWeights]) -> tuple[HostWeights, list[tuple[str, torch.Tensor]]]:
+    """Those that this host can map, with their weights.
 
     Raises:
-        LookupError: there are none.
+        LookupError: there are none; says why not.
     """
-    host, staged = socket.gethostname(), list(weights)
+    why = []
     for one in staged:
-        if one.host == host and os.path.exists(one.path):  # whoever wrote it lives
-            return one
-    raise LookupError(f"host {host} has no weights in its memory; staged were {[(o.host, o.path) for o in staged]}")
+        try:
+            return one, one.mapped()
+        except OSError as error:
+            why.append(f"node {one.host}: {error}")
+    raise LookupError(f"this host has no weights in its memory: {'; '.join(why) or 'none are staged'}")

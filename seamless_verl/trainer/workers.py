@@ -6,10 +6,10 @@ replica stands still only for the load. Owned state of each process: the version
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from typing import Any
 
+import ray
 import torch
 from verl.checkpoint_engine.base import CheckpointEngineWorker
 from verl.experimental.separation.engine_workers import DetachActorWorker
@@ -32,7 +32,7 @@ class SeamlessActorWorker(DetachActorWorker):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         bound_transfers()
         super().__init__(*args, **kwargs)
-        self.staged = HostMemory()
+        self.staged = HostMemory(node())
         self.activity = Activity(f"trainer-{self.rank}", [train_device(self.rank)])
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -57,7 +57,8 @@ class SeamlessActorWorker(DetachActorWorker):
         options = {"layered_summon": self.layered_summon, "base_sync_done": True} if "rollout" in self.role else {}
         weights, peft = self.actor.engine.get_per_tensor_param(**options)
         keeps = first_of_host() if options else self.rank == 0
-        self.staged.begin()
+        if keeps:
+            self.staged.begin()
         for name, weight in weights:
             if keeps:
                 self.staged.add(name, weight)
@@ -68,7 +69,7 @@ class SeamlessActorWorker(DetachActorWorker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
     async def send_staged(self, version: int) -> Any:
         """Rank 0 sends what is staged to the standalone replicas' workers; returns the transfer's metrics."""
-        weights = iter(self.staged.of(version)) if self.rank == 0 else iter(())
+        weights = iter(self.staged.of(version).mapped()) if self.rank == 0 else iter(())
         return await self.checkpoint_engine.send_weights(weights, global_steps=version)
 
 
@@ -77,7 +78,7 @@ class SeamlessReplicaWorker(CheckpointEngineWorker):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.staged = HostMemory()
+        self.staged = HostMemory(node())
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
     async def stage_weights(self, version: int) -> HostWeights:
@@ -90,8 +91,13 @@ class SeamlessReplicaWorker(CheckpointEngineWorker):  # type: ignore[misc]
 def first_of_host() -> bool:
     """Whether this rank is the first one on its host; all ranks ask together."""
     hosts = [""] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(hosts, socket.gethostname())
-    return hosts.index(socket.gethostname()) == torch.distributed.get_rank()
+    torch.distributed.all_gather_object(hosts, node())
+    return hosts.index(node()) == torch.distributed.get_rank()
+
+
+def node() -> str:
+    """Ray's name for this host."""
+    return str(ray.get_runtime_context().get_node_id())
 
 
 class SeamlessCriticWorker(TrainingWorker):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from version_weights import Weights
@@ -28,7 +28,9 @@ class Server(SeamlessServer):
         os.environ.update(environment(str(rank), [core], [0]))
         self.replica_rank, self.node_rank, self.global_steps, self._server_address = rank, 0, None, host
         self.weights = Weights(Path(model))
-        self.model, self.staged = Path(model), HostMemory()
+        self.model, self.staged = Path(model), HostMemory(host)
+        update = SimpleNamespace(update_weights_bucket_megabytes=16)
+        self.config = SimpleNamespace(checkpoint_engine=update)
 
     async def launch(self) -> int:
         """Its process id, with the engine up."""
@@ -45,7 +47,6 @@ class Server(SeamlessServer):
         staged = self.staged.end(version)
         if gone:
             self.staged.begin()
-            return replace(staged, path="/proc/0/fd/0")
         return staged
 
     async def load(self, version: int) -> None:

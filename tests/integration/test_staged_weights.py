@@ -46,15 +46,16 @@ async def load(engine: Engine, memory: HostMemory, weights: Mapping[str, torch.T
     for name, weight in weights.items():
         memory.add(name, weight)
     staged = pickled([memory.end(1)])
+    await engine.llm.collective_rpc("map_staged", args=(staged,))
     async with no_generation(engine, "keep"):
         began = time.perf_counter()
-        await engine.llm.collective_rpc("load_staged", args=(staged,))
+        await engine.llm.collective_rpc("load_staged", args=(1, 16 << 20))
         await engine.llm.reset_prefix_cache()
         return time.perf_counter() - began
 
 
 def test_a_load_takes_effect_exactly(engine: Engine, loaded: Any) -> None:
-    memory = HostMemory()
+    memory = HostMemory("here")
     for seed in (1, 2):
         renewed, weights = redrawn(loaded, seed=seed)
         engine.run(load(engine, memory, weights))
@@ -64,7 +65,7 @@ def test_a_load_takes_effect_exactly(engine: Engine, loaded: Any) -> None:
 
 
 def test_many_loads_leak_no_memory_and_take_milliseconds(engine: Engine, loaded: Any) -> None:
-    weights, memory = dict(loaded.named_parameters()), HostMemory()
+    weights, memory = dict(loaded.named_parameters()), HostMemory("here")
     worker = (processes("VLLM::Worker") or processes("EngineCore"))[0]
     for _ in range(10):
         engine.run(load(engine, memory, weights))
@@ -76,29 +77,28 @@ def test_many_loads_leak_no_memory_and_take_milliseconds(engine: Engine, loaded:
 
 
 def test_weights_whose_writer_is_gone_are_an_error_that_the_engine_survives(engine: Engine, loaded: Any) -> None:
-    memory = HostMemory()
+    memory = HostMemory("here")
     engine.run(load(engine, memory, dict(loaded.named_parameters())))
     lost = pickled([memory.of(1)])
     memory.begin()
-    os.close(memory.file or 0)
-    memory.file = None
 
-    async def late() -> None:
-        await engine.llm.collective_rpc("load_staged", args=(lost,))
+    async def asked(method: str, *args: Any) -> None:
+        await engine.llm.collective_rpc(method, args=args)
 
     with pytest.raises(Exception, match="has no weights in its memory"):
-        engine.run(late())
+        engine.run(asked("map_staged", lost))
+    with pytest.raises(Exception, match="version 2 is not mapped"):
+        engine.run(asked("load_staged", 2, 16 << 20))
     assert largest_error(loaded, engine.run(engine.samples(PROMPTS, 16))) < CLOSE
 
 
-def test_more_than_a_bucket_comes_in_several_the_last_of_which_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("seamless_verl.trainer.replica.extension.BUCKET_BYTES", 100)
-    memory = HostMemory()
+def test_more_than_a_bucket_comes_in_several_the_last_of_which_is_told() -> None:
+    memory = HostMemory("here")
     memory.begin()
     for i in range(5):
         memory.add(str(i), torch.full((10,), float(i)))
     memory.add("large", torch.zeros(1000))
     got: list[tuple[list[str], bool]] = []
-    receiver = MappedReceiver(memory.end(1), "", torch.device("cpu"), True)
+    receiver = MappedReceiver(memory.end(1).mapped(), 100, "", torch.device("cpu"), True)
     receiver.receive_weights(lambda bucket, last: got.append(([name for name, _ in bucket], last)))
     assert got == [(["0", "1"], False), (["2", "3"], False), (["4"], False), (["large"], True)]

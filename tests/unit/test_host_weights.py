@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,29 +32,29 @@ def written(memory: HostMemory, weights: dict[str, torch.Tensor], version: int =
     return memory.end(version)
 
 
-def drawn(shapes: list[tuple[int, ...]], kind: torch.dtype) -> dict[str, torch.Tensor]:
+def drawn(shapes: list[tuple[int, ...]], kind: torch.dtype, last: int) -> dict[str, torch.Tensor]:
     import torch
 
     numbers = [torch.randint(0, 100, shape).to(kind) for shape in shapes]
-    return {f"{i}": number for i, number in enumerate(numbers)} | {"last": torch.ones(3).to(kind)}
+    return {f"{i}": number for i, number in enumerate(numbers)} | {"last": torch.ones(last).to(kind)}
 
 
-@given(SHAPES, st.sampled_from(KINDS))
-def test_what_is_read_is_what_was_written(shapes: list[tuple[int, ...]], name_of_kind: str) -> None:
+@given(SHAPES, st.sampled_from(KINDS), st.integers(0, 3))
+def test_what_is_read_is_what_was_written(shapes: list[tuple[int, ...]], name_of_kind: str, last: int) -> None:
     import torch
 
     from seamless_verl.trainer.host_weights import ALIGNED, HostMemory
 
     kind = getattr(torch, name_of_kind)
-    weights, memory = drawn(shapes, kind), HostMemory()
+    weights, memory = drawn(shapes, kind, last), HostMemory("a")
     told: HostWeights = pickle.loads(pickle.dumps(written(memory, weights)))
-    read = dict(told)
+    read = dict(told.mapped())
     assert list(read) == list(weights)
     for name, weight in weights.items():
         assert read[name].dtype is kind and read[name].shape == weight.shape
         assert torch.equal(read[name].reshape(-1).view(torch.uint8), weight.reshape(-1).view(torch.uint8))
     assert all(one.offset % ALIGNED == 0 for one in told.placed)
-    memory.begin()
+    memory.close()
 
 
 def test_a_slice_is_written_as_the_slice_that_it_is() -> None:
@@ -61,8 +62,8 @@ def test_a_slice_is_written_as_the_slice_that_it_is() -> None:
 
     from seamless_verl.trainer.host_weights import HostMemory
 
-    whole, memory = torch.arange(24.0).view(4, 6), HostMemory()
-    (_, read), (_, turned) = written(memory, {"slice": whole[1:3, ::2], "turned": whole.T})
+    whole, memory = torch.arange(24.0).view(4, 6), HostMemory("a")
+    (_, read), (_, turned) = written(memory, {"slice": whole[1:3, ::2], "turned": whole.T}).mapped()
     assert torch.equal(read, whole[1:3, ::2]) and torch.equal(turned, whole.T)
 
 
@@ -71,15 +72,15 @@ def test_neither_side_can_change_what_the_other_sees() -> None:
 
     from seamless_verl.trainer.host_weights import HostMemory
 
-    original, memory = torch.zeros(8), HostMemory()
+    original, memory = torch.zeros(8), HostMemory("a")
     told = written(memory, {"w": original})
     original.fill_(1.0)
-    (_, read), *_ = told
+    (_, read), *_ = told.mapped()
     read.fill_(2.0)
-    assert dict(told)["w"].tolist() == [0.0] * 8
+    assert dict(told.mapped())["w"].tolist() == [0.0] * 8
 
 
-READ = "import array, sys; print(sum(array.array('f', open(sys.argv[1], 'rb').read(int(sys.argv[2])))))"
+READ = "import array, sys; print(sum(array.array('f', open(sys.argv[1], 'rb').read(int(sys.argv[2]))[64:])))"
 
 
 def test_another_process_finds_them_and_what_is_mapped_outlives_the_next_version() -> None:
@@ -87,14 +88,14 @@ def test_another_process_finds_them_and_what_is_mapped_outlives_the_next_version
 
     from seamless_verl.trainer.host_weights import HostMemory
 
-    memory = HostMemory()
+    memory = HostMemory("a")
     told = written(memory, {"w": torch.full((1 << 16,), 0.5)})
     there = subprocess.run([sys.executable, "-c", READ, told.path, str(told.size)], capture_output=True, check=True)
     assert float(there.stdout) == 1 << 15
-    mapped = dict(told)
+    mapped = dict(told.mapped())
     written(memory, {"w": torch.zeros(4)}, version=2)
     assert mapped["w"].sum() == 1 << 15
-    assert dict(memory.of(2))["w"].tolist() == [0.0] * 4
+    assert dict(memory.of(2).mapped())["w"].tolist() == [0.0] * 4
 
 
 def test_one_version_is_asked_for_and_only_that_one_given() -> None:
@@ -102,7 +103,7 @@ def test_one_version_is_asked_for_and_only_that_one_given() -> None:
 
     from seamless_verl.trainer.host_weights import HostMemory
 
-    memory = HostMemory()
+    memory = HostMemory("a")
     with pytest.raises(AssertionError, match="version 3 is asked for, none is staged"):
         memory.of(3)
     written(memory, {"w": torch.zeros(1)}, version=2)
@@ -110,20 +111,24 @@ def test_one_version_is_asked_for_and_only_that_one_given() -> None:
         memory.of(3)
 
 
-def test_weights_of_another_host_or_of_a_writer_that_is_gone_are_not_chosen() -> None:
+def test_a_version_that_is_gone_is_not_taken_for_the_one_in_its_place() -> None:
     import torch
 
-    from seamless_verl.trainer.host_weights import HostMemory, HostWeights, here
+    from seamless_verl.trainer.host_weights import HostMemory, mapped_here, one_of_each_host
 
-    first, second = HostMemory(), HostMemory()
-    gone, there = written(first, {"w": torch.zeros(1)}), written(second, {"w": torch.ones(1)})
-    elsewhere = HostWeights(1, "elsewhere", there.path, there.size, there.placed)
-    first.begin()
-    os.close(first.file or 0)
-    first.file = None
-    assert here([elsewhere, gone, there]) is there
-    with pytest.raises(LookupError, match=r"has no weights in its memory; staged were \[\('elsewhere', '/proc/"):
-        here([elsewhere, gone])
+    first, second = HostMemory("a"), HostMemory("b")
+    gone = written(first, {"w": torch.zeros(1)})
+    again, there = written(first, {"w": torch.ones(1)}, version=2), written(second, {"w": torch.ones(1)})
+    assert gone.path == again.path
+    assert mapped_here([gone, there])[0] is there
+    with pytest.raises(OSError, match="is not version 1 any more"):
+        gone.mapped()
+    first.close()
+    with pytest.raises(LookupError, match=r"no weights in its memory: node a: .*is not version 1.*node a: .*No such"):
+        mapped_here([replace(gone, path=there.path), again])
+    with pytest.raises(LookupError, match="none are staged"):
+        mapped_here([])
+    assert one_of_each_host([None, there, gone, again]) == [there, again]
 
 
 def test_nothing_is_left_of_versions_that_nobody_maps() -> None:
@@ -134,8 +139,8 @@ def test_nothing_is_left_of_versions_that_nobody_maps() -> None:
     def mapped() -> int:
         return sum("memfd:weights" in line for line in Path("/proc/self/maps").read_text().splitlines())
 
-    memory, before = HostMemory(), len(os.listdir("/proc/self/fd"))
+    memory, before = HostMemory("a"), len(os.listdir("/proc/self/fd"))
     for version in range(5):
-        assert dict(written(memory, {"w": torch.zeros(9)}, version))["w"].sum() == 0
+        assert dict(written(memory, {"w": torch.zeros(9)}, version).mapped())["w"].sum() == 0
     gc.collect()
     assert mapped() == 0 and len(os.listdir("/proc/self/fd")) == before + 1

@@ -449,6 +449,7 @@ def test_a_control_that_does_not_answer_in_time_loses_its_replica_and_names_it()
         assert await fleet.pause(["good", "hung"], PauseMode.KEEP) == ["good"]
         assert {view.replica_id: view.state for view in fleet.view} == {"good": PAUSED, "hung": DEAD}
         assert any(name == "hung" and "paused" in why and "0.05 s" in why for name, why in changes)
+        assert [fleet.given_up(name) for name in ("good", "hung")] == [False, True]
         lease.release()
         fleet.check_integrity()
 

@@ -237,7 +237,8 @@ class RolloutManager(ABC):
 
     def _changed(self, view: ReplicaView, why: str) -> None:
         if view.state is DEAD and why != "restored" and not self.stopping:
-            self.contact.lost.add(view.replica_id)
+            if not self.fleet.given_up(view.replica_id):
+                self.contact.lost.add(view.replica_id)
             self._mend()
 
     def _calls(self, ids: Collection[str]) -> dict[str, int]:

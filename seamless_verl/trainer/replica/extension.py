@@ -7,47 +7,65 @@ another place, so that an engine stands still for a load and not for a transfer.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
+from verl.utils.device import get_torch_device
 from verl.workers.rollout.vllm_rollout import bucketed_weight_transfer
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
 from seamless_verl.trainer.host import rebound
-from seamless_verl.trainer.host_weights import HostWeights, here
+from seamless_verl.trainer.host_weights import HostWeights, mapped_here
 
-BUCKET_BYTES = 512 << 20  # on the device at once, beside the weights that they replace
 Weights = list[tuple[str, torch.Tensor]]
 
 
 class SeamlessWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc]
-    """In each worker of an engine; vLLM calls it by the methods' names."""
+    """In each worker of an engine; vLLM calls it by the methods' names. Owned state: what was mapped to be loaded."""
 
-    def load_staged(self, staged: bytes) -> None:
-        """Load what this host has of these pickled HostWeights; the engine stands still meanwhile."""
-        weights = here(pickle.loads(staged))
-        kind = {} if weights.peft is None else {"peft_config": weights.peft, "base_sync_done": True}
-        mapped = partial(MappedReceiver, weights)
+    mapped: tuple[HostWeights, Weights] | None = None
+
+    def map_staged(self, staged: bytes) -> None:
+        """Map what this host has of these pickled HostWeights, while the engine generates."""
+        self.mapped = mapped_here(pickle.loads(staged))
+
+    def load_staged(self, version: int, bucket_bytes: int) -> None:
+        """Load what was mapped; the engine stands still meanwhile."""
+        assert self.mapped is not None and self.mapped[0].version == version, f"version {version} is not mapped"
+        (staged, weights), self.mapped = self.mapped, None
+        kind = {} if staged.peft is None else {"peft_config": staged.peft, "base_sync_done": True}
+        mapped = partial(MappedReceiver, weights, bucket_bytes)
         with rebound(bucketed_weight_transfer, BucketedWeightReceiver=mapped):
             self.update_weights_from_ipc(**kind, use_shm=True)
 
 
 class MappedReceiver:
-    """Has weights already; to verl it looks as if it received them."""
+    """Has weights already; to verl it looks as if it received them, at most `bucket_bytes` on the device at a time."""
 
-    def __init__(self, weights: HostWeights, zmq_handle: str, device: torch.device, use_shm: bool) -> None:
-        self.weights, self.device = weights, device
+    def __init__(
+        self, weights: Weights, bucket_bytes: int, zmq_handle: str, device: torch.device, use_shm: bool
+    ) -> None:
+        self.weights, self.bucket_bytes, self.device = weights, bucket_bytes, device
 
     def receive_weights(self, on_bucket_received: Callable[[Weights, bool], None]) -> None:
+        for bucket, is_last in self.buckets():
+            on_bucket_received([(name, weight.to(self.device)) for name, weight in bucket], is_last)
+            get_torch_device().synchronize()
+        get_torch_device().empty_cache()
+
+    def buckets(self) -> Iterator[tuple[Weights, bool]]:
+        """Weights that fit together, and whether they are the last ones; one that is too large comes alone."""
         bucket: Weights = []
+        size = 0
         for name, weight in self.weights:
-            if bucket and weight.nbytes + sum(one.nbytes for _, one in bucket) > BUCKET_BYTES:
-                on_bucket_received(bucket, False)
-                bucket = []
-            bucket.append((name, weight.to(self.device)))
-        on_bucket_received(bucket, True)
+            if bucket and size + weight.nbytes > self.bucket_bytes:
+                yield bucket, False
+                bucket, size = [], 0
+            bucket.append((name, weight))
+            size += weight.nbytes
+        yield bucket, True
 
 
 def extension() -> str:

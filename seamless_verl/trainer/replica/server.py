@@ -38,7 +38,7 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
     activity: Activity
     refitting: asyncio.Lock
     busy = False
-    loaded: int | None = None  # the version of what the engine loaded last
+    loaded: int | None = None  # the version of the weights, if it was loaded whole and its memory not away since
     stood_still_s = 0.0
     ending = False
 
@@ -96,25 +96,29 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
         """Load these weights, standing still only for that. It goes on then; again it only goes on.
 
         Raises:
-            Exception: whatever kept the engine from loading; it stands still.
+            Exception: whatever kept the engine from loading.
         """
         async with self.refitting:
-            if self.loaded != version:
-                await self._load(version, weights)
-            await self.resume()
+            if self.loaded == version:
+                await self.resume()
+            else:
+                self.loaded = None  # what fails half-way has loaded nothing
+                await self.collective_rpc("map_staged", args=(pickled(weights),))
+                await self.pause(PauseMode.KEEP)
+                await self._load(version)
 
-    async def _load(self, version: int, weights: Any) -> None:
-        await self.pause(PauseMode.KEEP)
+    async def _load(self, version: int) -> None:
         began = time.monotonic()
         with self.activity.doing(Kind.SYNC):
-            self.loaded = None  # what fails half-way has loaded nothing
-            await self.collective_rpc("load_staged", args=(pickled(weights),))
+            megabytes = self.config.checkpoint_engine.update_weights_bucket_megabytes
+            await self.collective_rpc("load_staged", args=(version, megabytes << 20))
             await self.clear_kv_cache()
             await self.set_global_steps(version)
+        await self.resume()
         self.stood_still_s = time.monotonic() - began
 
     async def stood_still(self) -> float:
-        """Seconds that the last load took."""
+        """Seconds that it did not generate for the last load."""
         return self.stood_still_s
 
     async def resume(self) -> None:
