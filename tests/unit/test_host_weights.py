@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def drawn(shapes: list[tuple[int, ...]], kind: torch.dtype, last: int) -> dict[s
     return {f"{i}": number for i, number in enumerate(numbers)} | {"last": torch.ones(last).to(kind)}
 
 
+@settings(deadline=None)  # the first one imports torch
 @given(SHAPES, st.sampled_from(KINDS), st.integers(0, 3))
 def test_what_is_read_is_what_was_written(shapes: list[tuple[int, ...]], name_of_kind: str, last: int) -> None:
     import torch
