@@ -1,9 +1,9 @@
-"""A live run that events happen to: real engines behind the product's servers, and a plane that Ray starts again.
+"""The kinds of events that happen to a live run.
 
 A kind of event is a method of `Trainer` or `BadLuck` whose name stands in `KINDS`, with how often it comes. It takes
 `draw`, its own randomness, and returns when it has happened; what else it takes place beside is up to the schedule.
-Each says under `possible` when it makes sense, so that the books stay those of one trainer: commands about the same
-thing, a freeze and a thaw of one replica, say, follow each other, and everything else may overlap.
+Each class says under `possible` which of its kinds make sense now, so that the books stay those of one trainer:
+commands about the same thing, a freeze and a thaw of one replica, say, follow each other, all others may overlap.
 """
 
 from __future__ import annotations
@@ -12,27 +12,15 @@ import asyncio
 import itertools
 import os
 import random
-from collections.abc import AsyncIterator, Collection, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 
 import psutil
-import pytest
 import ray
-from events_plane import WatchedPlane
-from events_server import Server
+from events_world import NAMES, World
 
-from seamless_verl.platform.zygote.command import name_worker_command
 from seamless_verl.rollout.states import DEAD
-from seamless_verl.trainer.data_plane.link import CONCURRENCY, FOR_EVER
-from seamless_verl.trainer.data_plane.plane import PlaneSettings
-from seamless_verl.trainer.data_plane.rollout import RolloutSettings
 
-NAMES = ("replica-0", "replica-1", "replica-2")
-TOKEN, CAPACITY = "the door's", 64
-TESTS = Path(__file__).parents[1]
 KINDS = {
     "freeze": 8.0,
     "thaw": 8.0,
@@ -46,44 +34,6 @@ KINDS = {
     "die": 1.2,
     "kill_plane": 0.8,
 }
-
-
-@dataclass
-class World:
-    """The plane, the replicas and what is known of them."""
-
-    model: Path
-    plane: Any
-    host: str
-    servers: dict[str, Any] = field(default_factory=dict)
-    processes: dict[str, dict[str, psutil.Process]] = field(default_factory=dict)
-    down: set[str] = field(default_factory=set)
-    revivals: set[asyncio.Task[None]] = field(default_factory=set)
-
-    async def start(self, name: str) -> None:
-        """A replica that is attached; it is STALE."""
-        cores = sorted(os.sched_getaffinity(0))
-        rank = NAMES.index(name)
-        made = ray.remote(Server).options(num_cpus=0)
-        server = made.remote(rank, str(self.model), cores[rank % len(cores)], self.host)
-        await server.launch.remote()
-        self.processes[name] = {what: psutil.Process(pid) for what, pid in (await server.processes.remote()).items()}
-        host, port = await server.open_door.remote(TOKEN, [name])
-        await self.plane.attach.remote(name, host, port, server)
-        self.servers[name] = server
-
-    async def kill(self, *processes: psutil.Process) -> None:
-        """Kill -9; returns when they are gone, as some may have been before."""
-        for process in processes:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-        for process in processes:
-            await asyncio.to_thread(process.wait)
-
-    async def end(self) -> None:
-        """In order, as a run ends."""
-        await self.plane.stop.remote()
-        await asyncio.gather(*(server.end.remote() for server in self.servers.values()))
 
 
 class Trainer:
@@ -249,48 +199,3 @@ def some(draw: random.Random, names: Collection[str]) -> list[str]:
 
 def shuffled(draw: random.Random) -> list[str]:
     return draw.sample(NAMES, len(NAMES))
-
-
-@contextmanager
-def cluster() -> Iterator[None]:
-    """Ray, with workers that have imported everything."""
-    env = {
-        "PYTHONPATH": ":".join(map(str, (TESTS.parent, TESTS / "integration", TESTS / "faults"))),
-        "VERL_PLATFORM": "cpu",
-        "TORCHDYNAMO_DISABLE": "1",
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
-    executable = '"$SEAMLESS_PYTHON" -IS "$SEAMLESS_LAUNCHER"'
-    with pytest.MonkeyPatch.context() as patch:
-        named = dict[str, str]()
-        name_worker_command(named)
-        for name, value in named.items():
-            patch.setenv(name, value)
-        ray.init(
-            num_cpus=4,
-            include_dashboard=False,
-            object_store_memory=128 << 20,
-            runtime_env={"env_vars": env, "py_executable": executable},
-        )
-        try:
-            yield
-        finally:
-            ray.shutdown()
-
-
-@asynccontextmanager
-async def world(model: Path) -> AsyncIterator[tuple[World, Trainer, BadLuck]]:
-    """All replicas serve version 0."""
-    settings = PlaneSettings(RolloutSettings("events", TOKEN, CAPACITY))
-    options: dict[str, Any] = {"num_cpus": 0, **FOR_EVER, "name": "events", "max_concurrency": CONCURRENCY}
-    made = World(model, ray.remote(WatchedPlane).options(**options).remote(settings), ray.util.get_node_ip_address())
-    trainer = Trainer(made)
-    try:
-        await made.plane.start.remote()
-        await asyncio.gather(*map(made.start, NAMES))
-        await trainer.refitted(NAMES, random.Random(0))
-        yield made, trainer, BadLuck(made, trainer)
-        await made.end()
-    finally:
-        await made.kill(*(process for one in made.processes.values() for process in one.values()))
