@@ -9,7 +9,7 @@ VENV="$HERE/../../.venv/bin/python"
 PYTHON="${PYTHON:-$([ -x "$VENV" ] && echo "$VENV" || echo python)}"
 MAIN="${MAIN:-seamless_verl.main_ppo}"
 export DATA="${DATA:-$PWD/runs/$(basename "$HERE")}"
-export HF_HUB_OFFLINE=1
+export HF_HUB_OFFLINE="${HF_HUB_OFFLINE:-1}"
 
 "$PYTHON" "$HERE/data.py" --out "$DATA"
 exec "$PYTHON" -m "$MAIN" --config-dir "$HERE" --config-name config \

@@ -6,7 +6,7 @@ RECIPE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 VENV="$RECIPE/../../.venv/bin/python"
 PYTHON="${PYTHON:-$([ -x "$VENV" ] && echo "$VENV" || echo python)}"
 export RECIPE DATA="${DATA:-$PWD/runs/$(basename "$RECIPE")}"
-export HF_HUB_OFFLINE=1
+export HF_HUB_OFFLINE="${HF_HUB_OFFLINE:-1}"
 
 "$PYTHON" "$RECIPE/data.py" --out "$DATA" --steps "${WARM_STEPS:-400}"
 exec "$PYTHON" -m seamless_verl.main_ppo --config-dir "$RECIPE" --config-name config \

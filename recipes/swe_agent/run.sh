@@ -7,7 +7,7 @@ VENV="$RECIPE/../../.venv/bin/python"
 PYTHON="${PYTHON:-$([ -x "$VENV" ] && echo "$VENV" || echo python)}"
 export RECIPE PYTHON DATA="${DATA:-$PWD/runs/$(basename "$RECIPE")}"
 export AGENT_ENV="${AGENT_ENV:-$DATA/agent-venv}"
-export HF_HUB_OFFLINE=1
+export HF_HUB_OFFLINE="${HF_HUB_OFFLINE:-1}"
 
 "$RECIPE/setup.sh" "$AGENT_ENV"
 "$PYTHON" "$RECIPE/data.py" --out "$DATA"

@@ -29,7 +29,8 @@ def test_a_short_run_measures_every_arm_and_leaves_nothing(tmp_path: Path, capfd
     for row in told["rows"]:
         assert 0 < row["first_p50_ms"] <= row["p50_ms"] <= row["p99_ms"]
         assert row["first_p50_ms"] <= row["first_p99_ms"] <= row["p99_ms"]
-        assert row["rate"] > 0 and row["cpu_ms"] > 0
+        assert row["rate"] > 0
+        assert row["cpu_ms"] > 0 or row["pace"]["name"] == "steady"  # few calls: less than the clock of a process tells
     at_once = [row for row in told["rows"] if row["arm"] == "gateway" and row["pace"]["name"] == "at-once"]
     assert all(row["added_p50_ms"] > 0 for row in at_once)
     assert told["record"]["tokens"] == 128_000

@@ -59,7 +59,7 @@ def test_hub_id_is_refused_only_offline(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.delenv("TRANSFORMERS_OFFLINE", raising=False)
     assert preflight(config, devices=1, accelerator=False) == []
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert_refused(config, PATH, "seamless-test/not-in-any-cache", "unset HF_HUB_OFFLINE")
+    assert_refused(config, PATH, "seamless-test/not-in-any-cache", "set HF_HUB_OFFLINE=0")
 
 
 @pytest.mark.parametrize("column", ["prompt", "data_source", "reward_model"])
@@ -76,6 +76,23 @@ def test_missing_answer_and_unreadable_file(tmp_path: Path) -> None:
     assert_refused(config, "data.val_files", str(file), "reward_model.ground_truth")
     file.write_text("not parquet")
     assert_refused(config, "data.val_files", str(file), "Set data.val_files to a parquet file")
+
+
+def test_prompts_that_are_texts_and_no_messages(tmp_path: Path) -> None:
+    config = tiny_run(tmp_path)
+    file = write_rows(tmp_path / "train.parquet", {**ROW, "prompt": "What is 1 + 1?"})
+    assert_refused(config, "data.train_files", str(file), '[{"role": "user", "content": ...}]')
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder, why in [
+        (tmp_path / "file" / "checkpoints", "/file: Not a dir"),
+        (Path("/proc/checkpoints"), "/proc: "),
+    ]:
+        config = tiny_run(tmp_path, f"trainer.default_local_dir={folder}")
+        assert_refused(config, "trainer.default_local_dir", str(folder), "to a folder of yours")
+        assert why in str(refused(config)[0])
 
 
 def test_a_data_set_or_reward_of_the_users_own_has_its_own_columns(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from seamless_verl.config.checks.modes import check_mode, check_seamless, check_
 from seamless_verl.config.checks.parallel import check_rollout_parallel, check_trainer_parallel
 from seamless_verl.config.checks.placement import check_memory, check_resources
 from seamless_verl.config.checks.problem import Problem, RefusedConfigError
-from seamless_verl.config.checks.resuming import check_resume, check_steps
+from seamless_verl.config.checks.resuming import check_folder, check_resume, check_steps
 from seamless_verl.config.checks.reward import check_reward_function
 from seamless_verl.config.checks.serve_options import check_options
 from seamless_verl.config.checks.settings import Check, Settings
@@ -64,6 +64,7 @@ CHECKS: tuple[Check, ...] = (
     check_lengths,
     check_reward_function,
     check_resume,
+    check_folder,
     check_steps,
     check_resources,
     check_devices,

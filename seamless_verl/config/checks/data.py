@@ -20,9 +20,10 @@ SUFFIXES = (".parquet", ".json", ".jsonl")
 
 @dataclass(frozen=True)
 class Footer:
-    """What a parquet file says about itself: top-level columns, fields of struct columns, rows."""
+    """What a parquet file says about itself: top-level columns, which of them are lists, fields of structs, rows."""
 
     columns: frozenset[str]
+    lists: frozenset[str]
     fields: dict[str, frozenset[str]]
     rows: int
 
@@ -82,7 +83,8 @@ def _footer(key: str, path: str) -> Footer:
         raise ConfigError(key, path, reason, f"Set {key} to a parquet file") from error
     structs = [field for field in schema if types.is_struct(field.type)]
     fields = {s.name: frozenset(s.type.field(i).name for i in range(s.type.num_fields)) for s in structs}
-    return Footer(frozenset(schema.names), fields, rows)
+    lists = frozenset(field.name for field in schema if types.is_list(field.type) or types.is_large_list(field.type))
+    return Footer(frozenset(schema.names), lists, fields, rows)
 
 
 def _columns(settings: Settings, key: str, path: str, footer: Footer) -> list[Problem]:
@@ -91,6 +93,9 @@ def _columns(settings: Settings, key: str, path: str, footer: Footer) -> list[Pr
     if missing:
         reason = f"lacks the column {' and '.join(missing)} (it has {', '.join(sorted(footer.columns))})"
         return [Problem(key, path, reason, _column_way_out(settings, missing))]
+    if (prompt := settings.text("data.prompt_key", "prompt")) not in footer.lists:
+        reason = f"its column {prompt} has no lists of messages"
+        return [Problem(key, path, reason, 'Write each prompt as [{"role": "user", "content": ...}]')]
     if "ground_truth" not in footer.fields.get("reward_model", {"ground_truth"}):
         way_out = "Write the expected answer into reward_model.ground_truth"
         return [Problem(key, path, "its column reward_model lacks the field ground_truth", way_out)]

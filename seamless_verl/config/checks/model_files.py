@@ -73,7 +73,7 @@ def _cached(key: str, hub_id: str) -> Path | None:
     offline = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
     if offline.upper() in ("1", "ON", "YES", "TRUE"):
         reason = "is neither a folder nor in the hub's cache, and HF_HUB_OFFLINE is set"
-        raise ConfigError(key, hub_id, reason, f"Set {key} to a model folder, or unset HF_HUB_OFFLINE")
+        raise ConfigError(key, hub_id, reason, f"Set {key} to a model folder, or set HF_HUB_OFFLINE=0")
     return None
 
 

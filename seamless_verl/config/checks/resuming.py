@@ -6,8 +6,11 @@ Sources: verl/trainer/ppo/v1/trainer_base.py `_load_checkpoint`, `_init_dataload
 from __future__ import annotations
 
 import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from seamless_verl.config.checks.problem import Problem
+from seamless_verl.config.checks.roles import joins_cluster
 from seamless_verl.config.checks.settings import Settings, check
 from seamless_verl.config.schema import nearest
 from seamless_verl.errors import ConfigError
@@ -15,6 +18,7 @@ from seamless_verl.errors import ConfigError
 MODE, PATH = "trainer.resume_mode", "trainer.resume_from_path"
 STEPS, EPOCHS = "trainer.total_training_steps", "trainer.total_epochs"
 MODES = ("auto", "disable", "resume_path")
+FOLDER = "trainer.default_local_dir"
 PREFIX = "global_step_"
 
 
@@ -30,6 +34,22 @@ def check_resume(settings: Settings) -> list[Problem]:
         reason = f"is not read while {MODE}={mode}"
         return [Problem(PATH, path, reason, f"Set {MODE}=resume_path to resume from it", warning=True)]
     return []
+
+
+@check
+def check_folder(settings: Settings) -> list[Problem]:
+    """A folder that can be made and written. In a cluster it may be on another machine."""
+    value = settings.get(FOLDER)
+    if not isinstance(value, str) or "://" in value or joins_cluster(settings):
+        return []
+    path = Path(value).absolute()
+    there = next(folder for folder in (path, *path.parents) if folder.exists())
+    try:
+        with TemporaryDirectory(dir=there):
+            return []
+    except OSError as error:
+        reason = f"cannot be made in {there}: {error.strerror}"
+        return [Problem(FOLDER, value, reason, f"Set {FOLDER} to a folder of yours")]
 
 
 @check
