@@ -21,6 +21,7 @@ from events_world import NAMES, World
 
 from seamless_verl.rollout.states import DEAD
 
+REFITS = float(os.environ.get("SEAMLESS_REFITS", "0"))  # share of loads that are one command
 KINDS = {
     "freeze": 8.0,
     "thaw": 8.0,
@@ -118,7 +119,7 @@ class Trainer:
 
     async def load(self, name: str, draw: random.Random, *, fails: bool = False) -> None:
         """As WeightCommit does it, in either way: nothing, where it is away or dead."""
-        if draw.random() < 0.3:
+        if draw.random() >= REFITS:
             await self.load_from_outside(name, fails)
             return
         with suppress(ray.exceptions.RayActorError):  # it is dead
