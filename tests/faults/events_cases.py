@@ -21,7 +21,7 @@ from events_world import NAMES, World
 
 from seamless_verl.rollout.states import DEAD
 
-REFITS = float(os.environ.get("SEAMLESS_REFITS", "0"))  # share of loads that are one command
+REFITS = float(os.environ.get("SEAMLESS_REFITS", "0.7"))  # share of loads that are one command
 KINDS = {
     "freeze": 8.0,
     "thaw": 8.0,

@@ -203,3 +203,23 @@ def test_a_seed_says_the_same_when_the_prefill_was_cut_into_chunks(engine: Engin
 
     together, alone = engine.run(scenario())
     assert together == alone and {len(ids) for ids in together} == {12}
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_a_request_that_is_on_its_way_when_others_are_cut_is_cut_too(
+    engine: Engine, source: AsyncLLMSource, turns: int
+) -> None:
+    """`turns` of the loop lie between the last request and the pause."""
+
+    async def scenario() -> list[Call]:
+        calls = [Call(source, f"on-its-way-{turns}-{i}", [5 + i] * 8, 400) for i in range(8)]
+        for _ in range(turns):
+            await asyncio.sleep(0)  # each is a step of the requests on their way
+        await source.pause(PauseMode.ABORT)
+        try:
+            await asyncio.wait_for(asyncio.gather(*(call.task for call in calls)), 10)
+        finally:
+            await source.resume()
+        return calls
+
+    assert {call.finish for call in engine.run(scenario())} == {EngineFinish.CUT}

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +11,7 @@ import psutil
 import pytest
 import torch
 from job import AGENT, POOL, SEAMLESS, Job, check_record, run
+from shared_memory import check_nothing_left, pieces
 
 pytestmark = pytest.mark.integration
 TAGGED: dict[str, Any] = {
@@ -22,7 +20,6 @@ TAGGED: dict[str, Any] = {
     "actor_rollout_ref__actor__ppo_mini_batch_size": 4,
     "trainer__v1__seamless__parameter_sync_step": 2,
 }
-SHARED_MEMORY = "/dev/shm"
 UNANSWERED = "retries remaining"  # as Ray says it of calls to an actor that ended before it answered them
 MEGATRON = "actor_rollout_ref__actor__megatron__"
 
@@ -39,7 +36,7 @@ MEGATRON = "actor_rollout_ref__actor__megatron__"
 )
 def test_trainer_and_rollout_agree_at_every_step(nano: Path, tmp_path: Path, sizes: dict[str, Any]) -> None:
     """On-policy, so each batch is generated right after a weight update with the weights that score it."""
-    before = set(os.listdir(SHARED_MEMORY))
+    before = pieces()
     job = run(
         tmp_path,
         nano,
@@ -56,7 +53,7 @@ def test_trainer_and_rollout_agree_at_every_step(nano: Path, tmp_path: Path, siz
         assert metrics["training/off_policy/trajectory_staleness_worst/max"] == 0
         assert metrics["actor/grad_norm"] > 0
     assert leftovers(job) == []
-    settled(lambda: unused(set(os.listdir(SHARED_MEMORY)) - before) == set())
+    check_nothing_left(before)
 
 
 @pytest.fixture(scope="module")
@@ -138,23 +135,6 @@ def stopped(job: Job, moment: str, number: int) -> None:
     code = job.stop(number)
     assert code == 130, job.log()[-3000:]
     assert [process for process in started if process.is_running()] == leftovers(job) == []
-
-
-def unused(names: set[str]) -> set[str]:
-    """Those pieces of shared memory that no process has open: what other programs began meanwhile is theirs."""
-    maps = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):  # it has ended, or is not ours
-            maps += [one.path for one in process.memory_maps()]
-    return {name for name in names if f"{SHARED_MEMORY}/{name}" not in maps}
-
-
-def settled(condition: Callable[[], bool], timeout: float = 20) -> None:
-    """Return once it is true: other jobs on the machine come and go."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.2)
 
 
 def leftovers(job: Job) -> list[str]:

@@ -104,6 +104,8 @@ class AsyncLLMSource:
         mine = self._enter(request.request_id, collector)
         finished = False
         try:
+            if self.paused is PauseMode.ABORT:  # since the check above: the pause could not know of this one
+                await self.abort(request.request_id)
             while not finished:
                 output = collector.get_nowait() or await collector.get()
                 assert isinstance(output, RequestOutput)
