@@ -60,6 +60,13 @@ CALLED = {
     BUFFER + "_sync_metadata_from_transfer_queue": "self",
     LOOPS + "AgentLoopBase.__init__": "self trainer_config server_manager tokenizer processor dataset_cls data_config"
     " hf_model_type **kwargs",
+    LOOPS + "DictConfigWrap": "config",
+    LOOPS + "ToolListWrap": "tools",
+    LOOPS + "AgentLoopWorker._compute_score": "self outputs kwargs",
+    LOOPS + "AgentLoopWorker._compute_teacher_logprobs": "self output prompt_ids response_ids validate sample_kwargs",
+    LOOPS + "AgentLoopWorker._compute_multi_modal_inputs": "self output input_ids",
+    LOOPS + "AgentLoopWorker._compute_position_ids": "self input_ids attention_mask multi_modal_inputs"
+    " mm_processor_kwargs",
     "verl.trainer.ppo.v1.agent_loop_tq:AgentLoopManagerTQ.__init__": "self *args **kwargs",
     "verl.trainer.main_ppo:run_ppo": "config task_runner_class",
     "verl.trainer.ppo.utils:need_critic": "config",
@@ -70,9 +77,12 @@ CALLED = {
     "verl.utils.debug:marked_timer": "name timing_raw color domain category",
     "verl.utils.device:auto_set_device": "config",
     "verl.utils.logging_utils:configure_verl_logging": "",
+    "verl.utils.rollout_trace:rollout_trace_attr": "sample_index step rollout_n name validate trace",
+    "verl.utils.tensordict_utils:list_of_dict_to_tensordict": "list_of_dicts",
     "verl.utils.tracking:Tracking.finish": "self exit_code",
     "transfer_queue:init": "conf",
     "transfer_queue:close": "",
+    "transfer_queue:async_kv_batch_put": "keys partition_id fields tags data_parser",
     "transfer_queue:kv_batch_get": "keys partition_id select_fields",
     "transfer_queue:kv_batch_put": "keys partition_id fields tags data_parser",
 }

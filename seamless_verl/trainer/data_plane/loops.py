@@ -1,4 +1,4 @@
-"""verl's agent loops, of which each says when a group of sessions has ended, so that nobody has to ask.
+"""verl's agent loops, of which each hands a group of sessions over as one, and says when: so nobody has to ask.
 
 They are stopped before the plane they call.
 """
@@ -7,23 +7,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
+import hydra
 import ray
+from omegaconf import DictConfig, ListConfig
+from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap, _agent_loop_registry
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
+from verl.utils.rollout_trace import rollout_trace_attr
 
 from seamless_verl.trainer.data_plane.agent_loop import SessionAgentLoop
 from seamless_verl.trainer.data_plane.answers import answered
-from seamless_verl.trainer.data_plane.samples import SessionOutputs, VersionedOutput
+from seamless_verl.trainer.data_plane.groups import Group
+from seamless_verl.trainer.data_plane.rows import rows_of, share_reward
+from seamless_verl.trainer.data_plane.samples import SessionOutputs
 from seamless_verl.trainer.data_plane.shards import NAME
 from seamless_verl.trainer.host import plain_class
 
 logger = logging.getLogger(__name__)
 LONGEST = 4000  # characters of an error that are passed on; all of it is in the log
 STOP_S = 30.0  # for agents to end that are told to
-FAILED: ContextVar[list[str]] = ContextVar("failed")
-"""What went wrong in the group that this task, or one it started, belongs to."""
+GROUP: ContextVar[Group] = ContextVar("group")
+"""Of the prompt that this task, or one it started, belongs to."""
 
 
 class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[misc]
@@ -32,13 +40,13 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.plane = ray.get_actor(NAME)
+        self.loops: dict[str, Callable[..., Any]] = {}
         SessionAgentLoop.confirmed = True
 
     async def _run_prompt(self, *args: Any, **kwargs: Any) -> None:
-        errors: list[str] = []
-        FAILED.set(errors)
+        GROUP.set(group := Group())
         await super()._run_prompt(*args, **kwargs)
-        await answered(self.plane.ring.remote(errors[-1][-LONGEST:] if errors else None))
+        await answered(self.plane.ring.remote(group.errors[-1][-LONGEST:] if group.errors else None))
 
     async def stop(self) -> None:
         """End the groups that still run; then none of their calls is open, unless an agent does not end."""
@@ -49,18 +57,64 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
         if left:
             logger.warning("%s of %s groups did not end within %s s", len(left), len(running), STOP_S)
 
-    async def _run_agent_loop(self, *args: Any, **kwargs: Any) -> Any:
+    async def _run_agent_loop(self, sampling_params: dict[str, Any], trajectory: dict[str, Any], **kwargs: Any) -> None:
         try:
-            return await super()._run_agent_loop(*args, **kwargs)
+            await self._run_session(sampling_params, trajectory, **kwargs)
         except Exception as error:
-            FAILED.get().append(f"{type(error).__name__}: {error}")
+            GROUP.get().errors.append(f"{type(error).__name__}: {error}")
             raise
 
+    async def _run_session(
+        self, sampling: dict[str, Any], trajectory: dict[str, Any], *, agent_name: str, trace: bool, **kwargs: Any
+    ) -> None:
+        """One session of a group; the last to end hands over what all have left."""
+        group, place = GROUP.get(), {key: trajectory[key] for key in ("sample_index", "step", "rollout_n", "validate")}
+        try:
+            with group.session(), rollout_trace_attr(**place, name="agent_loop", trace=trace):
+                output = await self._agent_loop(agent_name).run(sampling, **kwargs)
+                await self._agent_loop_postprocess(output, trajectory["validate"], **kwargs)
+        finally:
+            if not group.running:
+                await group.put("val" if trajectory["validate"] else "train")
+
+    def _agent_loop(self, name: str) -> Any:
+        """A new loop of that name."""
+        if name not in self.loops:
+            if name not in _agent_loop_registry:
+                raise LookupError(
+                    f"agent_name={name!r}: no agent loop has that name, only {sorted(_agent_loop_registry)}"
+                )
+            self.loops[name] = maker(_agent_loop_registry[name])
+        return self.loops[name](
+            trainer_config=DictConfigWrap(self.config),
+            server_manager=self.llm_client,
+            tokenizer=self.tokenizer,
+            processor=self.processor,
+            hf_model_type=self.hf_model_type,
+            dataset_cls=self.dataset_cls,
+            data_config=DictConfigWrap(self.config.data),
+            tools=ToolListWrap(self.tools),
+        )
+
     async def _agent_loop_postprocess(self, output: Any, validate: bool, **kwargs: Any) -> None:
+        """Score a session, which goes on to the trainer with the others of its group."""
         outputs = output if isinstance(output, list) else [output]
-        await super()._agent_loop_postprocess([VersionedOutput.of(one) for one in outputs], validate, **kwargs)
+        if outputs:
+            last = outputs[-1]
+            await self._compute_score(outputs, kwargs=kwargs)
+            await self._compute_teacher_logprobs(last, last.prompt_ids, last.response_ids, validate, kwargs)
+            share_reward(outputs)
+            GROUP.get().rows += rows_of(outputs, self, kwargs)
         if isinstance(output, SessionOutputs):
-            await output.handed()
+            GROUP.get().sessions.append(output)
+
+
+def maker(config: Any) -> Callable[..., Any]:
+    """What makes a loop of that configuration; hydra reads it once, unless its parts are to be made anew for each."""
+    if any(isinstance(value, Mapping | list | ListConfig | DictConfig) for value in config.values()):
+        return partial(hydra.utils.instantiate, config)
+    made: Callable[..., Any] = hydra.utils.instantiate(config, _partial_=True)
+    return made
 
 
 class SeamlessAgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
