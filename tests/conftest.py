@@ -10,6 +10,17 @@ import pytest
 
 from seamless_verl.scratch import SESSION, scratch_folder
 
+LONGEST = [
+    *("seamless", "vanilla", "megatron_engine", "gateway_training", "plane_end", "gateway_kill"),
+    *("recipe_swe_agent_talk", "bench_gateway", "run_end", "vllm_tensor_parallel", "staged_weights"),
+]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """First the files that take longest: of two workers, neither is left with one when the other has no more to do."""
+    order = {f"test_{name}": number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path.stem, len(order)))
+
 
 @pytest.fixture(scope="session", autouse=True)
 def temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:

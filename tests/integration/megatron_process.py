@@ -1,7 +1,7 @@
 """One rank of a Megatron engine in its own process: log-probabilities, some updates, an HF export.
 
 Run as `python megatron_process.py CASE.json RANK`; the case gives model, sizes, sequences and the
-output folder. Every rank writes what it has to `<out>/rank<r>.pt`.
+output folder. Every rank writes what it has to `<out>/rank<r>.pt`. Imported, it has loaded all that a rank needs.
 """
 
 from __future__ import annotations
@@ -13,12 +13,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+from verl.trainer.config import CheckpointConfig
+from verl.utils import tensordict_utils as tu
+from verl.utils.distributed import initialize_global_process_group_ray
+from verl.workers.config import HFModelConfig, McoreEngineConfig, McoreOptimizerConfig
+from verl.workers.engine import EngineRegistry
+from verl.workers.utils.losses import sft_loss
+
+import seamless_verl.platform.megatron.engines  # noqa: F401 - for those that are forked after it
+from seamless_verl.platform.engine import register_engines
+
 
 def build_engine(case: dict[str, Any]) -> Any:
-    from verl.trainer.config import CheckpointConfig
-    from verl.workers.config import HFModelConfig, McoreEngineConfig, McoreOptimizerConfig
-    from verl.workers.engine import EngineRegistry
-
     transformer = dict(
         gradient_accumulation_fusion=False, masked_softmax_fusion=False, apply_rope_fusion=False,
         attention_backend="unfused",
@@ -41,9 +48,6 @@ def build_engine(case: dict[str, Any]) -> Any:
 
 
 def batch_of(sequences: list[list[int]]) -> Any:
-    import torch
-    from verl.utils import tensordict_utils as tu
-
     nested = lambda rows: torch.nested.as_nested_tensor(rows, layout=torch.jagged)  # noqa: E731
     ids = [torch.tensor(s) for s in sequences]
     data = tu.get_tensordict(
@@ -70,12 +74,6 @@ def main() -> None:
     case, rank = json.loads(Path(sys.argv[1]).read_text()), int(sys.argv[2])
     world = case.get("world", 1)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), DIST_INIT_METHOD=f"file://{case['out']}/store")
-    import torch
-    from verl.utils.distributed import initialize_global_process_group_ray
-    from verl.workers.utils.losses import sft_loss
-
-    from seamless_verl.platform.engine import register_engines
-
     torch.set_num_threads(1)
     register_engines()
     initialize_global_process_group_ray()

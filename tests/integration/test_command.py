@@ -141,3 +141,18 @@ def test_a_run_folder_with_anything_in_it_stays_whole(tmp_path: Path, name: str)
     before = sorted(folder.rglob("*"))
     remove_run_folder(folder)
     assert sorted(folder.rglob("*")) == before
+
+
+def test_pythons_own_options_reach_the_child(tmp_path: Path) -> None:
+    script = tmp_path / "main.py"
+    script.write_text("""
+import os, sys
+from seamless_verl import main_ppo
+main_ppo.tidy_checkpoints = lambda run_file: None
+if main_ppo.SUPERVISED in os.environ:
+    print(sys.warnoptions[-1], sys.flags.utf8_mode, sys.argv[1:])
+else:
+    sys.exit(main_ppo.main())
+""")
+    command = [sys.executable, "-W", "ignore", "-X", "utf8=1", "-B", str(script), "-W", "a=1"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "ignore 1 ['-W', 'a=1']\n"

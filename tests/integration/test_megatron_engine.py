@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from zygote_cases import launch, zygote_with
 
 pytestmark = pytest.mark.integration
 PROCESS = Path(__file__).with_name("megatron_process.py")
@@ -23,17 +23,26 @@ def sequences() -> list[list[int]]:
     return [[rng.randrange(256) for _ in range(n)] for n in (5, 17, 40, 3, 90, 33, 64, 12)]
 
 
-def run(folder: Path, model: Path, layout: str, updates: int, **more: Any) -> list[dict[str, Any]]:
+@pytest.fixture(scope="module")
+def environ(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Of processes that are forks of one, as a run's workers are: most of a rank's time would be its imports."""
+    settings = {"VERL_PLATFORM": "cpu", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (settings | {"PYTHONPATH": str(PROCESS.parent), "PYTHONWARNINGS": "ignore"}).items():
+            patch.setenv(name, value)
+        with zygote_with(PROCESS.stem, tmp_path_factory.mktemp("zygote"), import_s=120) as environ:
+            yield environ
+
+
+def run(
+    environ: dict[str, str], folder: Path, model: Path, layout: str, updates: int, **more: Any
+) -> list[dict[str, Any]]:
     world, tp, pp = LAYOUTS[layout]
     case = {"model": str(model), "out": str(folder), "world": world, "tp": tp, "pp": pp,
             "updates": updates, "sequences": sequences(), **more}  # fmt: skip
     (folder / "case.json").write_text(json.dumps(case))
-    env = os.environ | {"VERL_PLATFORM": "cpu", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", str(PROCESS), str(folder / "case.json")]
-    ranks = [
-        subprocess.Popen([*command, str(r)], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for r in range(world)
-    ]
+    command = [str(PROCESS), str(folder / "case.json")]
+    ranks = [launch(environ, *command, str(r), stderr=subprocess.STDOUT) for r in range(world)]
     outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0] * world, "\n".join(outputs)[-4000:]
     return [torch.load(folder / f"rank{r}.pt", weights_only=False) for r in range(world)]
@@ -62,10 +71,13 @@ def measured_logprobs(results: list[dict[str, Any]], step: int) -> list[torch.Te
 
 
 @pytest.fixture(scope="module")
-def runs(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+def runs(
+    environ: dict[str, str], nano: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[dict[str, Any]]]:
     """Four updates in every layout, and a checkpoint after the second (`checkpoint_of`)."""
     base = tmp_path_factory.getbasetemp()
-    return {name: run(made(base / name), nano / "model", name, updates=4, save_before_update=2) for name in LAYOUTS}
+    more = {"updates": 4, "save_before_update": 2}
+    return {name: run(environ, made(base / name), nano / "model", name, **more) for name in LAYOUTS}
 
 
 def made(folder: Path) -> Path:
@@ -101,10 +113,10 @@ def test_every_layout_learns_alike(runs: dict[str, list[dict[str, Any]]], layout
     assert torch.allclose(one, other, atol=1e-2), (one, other)
 
 
-def test_export_without_updates_is_the_model_bit_for_bit(nano: Path, tmp_path: Path) -> None:
+def test_export_without_updates_is_the_model_bit_for_bit(environ: dict[str, str], nano: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
-    exported = run(tmp_path, nano / "model", "one", updates=0)[0]["weights"]
+    exported = run(environ, tmp_path, nano / "model", "one", updates=0)[0]["weights"]
     original = load_file(nano / "model" / "model.safetensors")
     for name, tensor in exported.items():
         assert torch.equal(tensor, original[name].to(torch.bfloat16)), name
@@ -112,11 +124,11 @@ def test_export_without_updates_is_the_model_bit_for_bit(nano: Path, tmp_path: P
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_resumed_engine_goes_on_bit_for_bit(
-    runs: dict[str, list[dict[str, Any]]], nano: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory,
-    layout: str,
+    environ: dict[str, str], runs: dict[str, list[dict[str, Any]]], nano: Path, tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory, layout: str,
 ) -> None:  # fmt: skip
     checkpoint = checkpoint_of(tmp_path_factory, layout)
-    resumed = run(tmp_path, nano / "model", layout, updates=2, load=str(checkpoint))
+    resumed = run(environ, tmp_path, nano / "model", layout, updates=2, load=str(checkpoint))
     for before, after in zip(runs[layout], resumed, strict=True):
         assert (before["losses"][2:], before["rates"][2:]) == (after["losses"], after["rates"])
         for name, tensor in before["weights"].items():

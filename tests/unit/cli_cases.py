@@ -1,13 +1,16 @@
-"""A journal as a run leaves it, for the tests of the command."""
+"""A journal as a run leaves it, and what the command says of it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from journal_cases import delta, ended, journal_at, opened, started, write
 
+from seamless_verl.cli.main import main
 from seamless_verl.trajectory.journal import HandedOver, HandOverBegun, RewardPosted, SessionClosed, SqliteJournal
 
+Capture = pytest.CaptureFixture[str]
 NOTHING_LEFT_BEHIND = {"journal.sqlite", "journal.sqlite-lock", "journal.sqlite-wal", "journal.sqlite-shm"}
 
 
@@ -38,3 +41,23 @@ def journal_file(folder: Path) -> str:
     with journal_at(folder) as journal:
         filled(journal)
         return str(journal.path)
+
+
+def said(capsys: Capture, *argv: str) -> list[str]:
+    """The lines of `trajectories ...`, which succeeds and says nothing on stderr."""
+    assert main(["trajectories", *argv]) == 0
+    out = capsys.readouterr()
+    assert out.err == ""
+    return out.out.splitlines()
+
+
+def refusal(capsys: Capture, *argv: str) -> str:
+    """The line that is told; nothing is said on stdout."""
+    try:
+        code = main(["trajectories", *argv])
+    except SystemExit as stop:
+        code = int(str(stop.code))
+    out = capsys.readouterr()
+    assert code == 2 and out.out == ""
+    (line,) = out.err.splitlines()
+    return line

@@ -73,6 +73,13 @@ TINY = (
     "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
     "trainer.n_gpus_per_node=1",
 )
+# What of it a command line needs.
+TINY_CLI = (
+    "algorithm.adv_estimator=grpo",
+    "data.train_batch_size=8",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+    "actor_rollout_ref.actor.use_dynamic_bsz=True",
+)
 # Large parts of verl's config that no check reads; without them a test takes a fraction of the time.
 UNREAD = (
     *("global_profiler", "profiler", "skip", "transfer_queue", "distillation_loss"),

@@ -1,34 +1,43 @@
-"""What imports torch is marked so: every worker collects all tests, and one alone should pay those seconds."""
+"""Unit tests are of pure code: what starts a process or imports torch belongs to tests/integration, and is refused."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 
 import pytest
 
+STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.system"}
+refusing: set[str] = set()
+
+
+def refuse(event: str, args: tuple[object, ...]) -> None:
+    """An audit hook: it acts before anything is started or imported, whoever would do it."""
+    if event in refusing and (event != "import" or str(args[0]).partition(".")[0] == "torch"):
+        pytest.fail(f"{event} {args[:1]}: unit tests are of pure code, so this one belongs to tests/integration")
+
+
+@contextmanager
+def refused() -> Iterator[None]:
+    """Torch only where it has not been imported before, by tests of another kind in the same process."""
+    refusing.update(STARTS | (set() if "torch" in sys.modules else {"import"}))
+    try:
+        yield
+    finally:
+        refusing.clear()
+
+
+sys.addaudithook(refuse)
+
 
 @pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(
-    collector: pytest.Collector,
-) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Refuses a module of tests that imports torch; the tests themselves may."""
-    before = "torch" in sys.modules
-    report = yield
-    if "torch" in sys.modules and not before and report.passed:
-        report.outcome, report.result = "failed", []
-        report.longrepr = f"{collector.nodeid} imports torch when it is collected; let the tests do it that need it"
-    return report
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    with refused():
+        return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
-    before = "torch" in sys.modules
-    yield
-    if "torch" in sys.modules and not before and item.get_closest_marker("imports_torch") is None:
-        pytest.fail("imports torch: mark it with imports_torch", pytrace=False)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """First what imports torch: the worker that begins there has run it all before another comes to help."""
-    items.sort(key=lambda item: item.get_closest_marker("imports_torch") is None)
+def pytest_runtest_protocol() -> Generator[None, bool | None, bool | None]:
+    with refused():
+        return (yield)

@@ -1,8 +1,11 @@
-"""Ledgers with plain times, and sources whose clock is turned by hand."""
+"""Ledgers with plain times, sources whose clock is turned by hand, and what a trace says."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from seamless_verl.resources.ledger import Activity, Kind, Ledger, Span, Taken
+from seamless_verl.resources.ledger.timeline import read_events
 
 
 class Clock:
@@ -34,3 +37,9 @@ def activity(clock: Clock, *devices: str, source: str = "s", **settings: int) ->
 def seconds(books: Ledger, device: str = "d0") -> dict[str, float]:
     """The kinds that have any, by name."""
     return {str(kind): value for kind, value in books.seconds[device].items() if value}
+
+
+def stretches(path: Path, process: int) -> list[tuple[int, str, float, float]]:
+    """(lane, name, start, end) of the complete events of a process, times in seconds."""
+    events = [e for e in read_events(path) if e["ph"] == "X" and e["pid"] == process]
+    return [(e["tid"], e["name"], e["ts"] / 1e6, (e["ts"] + e["dur"]) / 1e6) for e in events]

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from agents_cases import ENDPOINT
 
 from seamless_verl.agents.call import Agent, call_agent
 from seamless_verl.agents.endpoint import Endpoint
 from seamless_verl.agents.outcome import ERROR_CHARS, AgentOutcome, AgentStatus
 
+ENDPOINT = Endpoint("http://127.0.0.1:8000", "sk-secret", "group/7")
 Task = Mapping[str, Any]
 
 

@@ -6,11 +6,12 @@ import math
 import pickle
 
 import pytest
-from agents_cases import ENDPOINT
 
 from seamless_verl.agents.endpoint import Endpoint, environment
 from seamless_verl.agents.outcome import AgentOutcome, AgentStatus, reward_of
 from seamless_verl.errors import ConfigError
+
+ENDPOINT = Endpoint("http://127.0.0.1:8000", "sk-secret", "group/7")
 
 
 def test_public_clients_find_the_session_by_their_own_variables() -> None:

@@ -2,33 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from cli_cases import journal_file
+from cli_cases import Capture, journal_file, refusal
 from journal_cases import journal_at, opened, write
 
-from seamless_verl.cli.main import main
 from seamless_verl.trajectory.journal import JournalReader
-
-Capture = pytest.CaptureFixture[str]
-COMMAND = [sys.executable, "-m", "seamless_verl.cli"]
-
-
-def refusal(capsys: Capture, *argv: str) -> str:
-    """The line that is told; nothing is said on stdout."""
-    try:
-        code = main(["trajectories", *argv])
-    except SystemExit as stop:
-        code = int(str(stop.code))
-    out = capsys.readouterr()
-    assert code == 2 and out.out == ""
-    (line,) = out.err.splitlines()
-    return line
 
 
 def test_what_is_no_journal(tmp_path: Path, capsys: Capture) -> None:
@@ -105,13 +86,6 @@ def test_options(tmp_path: Path, capsys: Capture) -> None:
     assert "the following arguments are required: COMMAND" in refusal(capsys)
 
 
-@pytest.mark.imports_torch
-def test_a_model_without_a_tokenizer(tmp_path: Path, capsys: Capture) -> None:
-    (tmp_path / "model").mkdir()
-    told = refusal(capsys, "show", journal_file(tmp_path), "aaa1", "--text", "--model", str(tmp_path / "model"))
-    assert f"--model='{tmp_path / 'model'}': it has no tokenizer" in told
-
-
 @pytest.mark.parametrize("end", ["", "-wal", "-shm", "-lock"])
 def test_an_export_never_replaces_the_journal(tmp_path: Path, capsys: Capture, end: str) -> None:
     path = journal_file(tmp_path)
@@ -131,38 +105,3 @@ def test_places_that_cannot_be_written(tmp_path: Path, capsys: Capture) -> None:
     assert "it exists" in kept and folder.is_dir()
     long = str(tmp_path / ("x" * 250))
     assert f"--out='{long}': File name too long" in refusal(capsys, "export", path, "--out", long)
-
-
-def test_the_command_as_a_process(tmp_path: Path) -> None:
-    listed = subprocess.run([*COMMAND, "trajectories", "ls", journal_file(tmp_path)], capture_output=True, text=True)
-    assert (listed.returncode, listed.stderr) == (0, "") and "3 sessions" in listed.stdout
-    refused = subprocess.run([*COMMAND, "trajectories", "ls", "nowhere"], capture_output=True, text=True)
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert refused.stderr.startswith("seamless-verl: JOURNAL='nowhere'") and refused.stderr.count("\n") == 1
-    helped = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True)
-    assert helped.returncode == 0 and "trajectories" in helped.stdout
-
-
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("sessions", [1, 3000])
-def test_a_reader_that_has_left_is_no_error(tmp_path: Path, unbuffered: str, sessions: int) -> None:
-    with journal_at(tmp_path) as journal:
-        write(journal, *(opened(f"session-{number:06}") for number in range(sessions)))
-        reading, writing = os.pipe()
-        os.close(reading)
-        argv = [*COMMAND, "trajectories", "ls", "--json", str(journal.path)]
-        env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
-        left = subprocess.run(argv, stdout=writing, stderr=subprocess.PIPE, text=True, env=env)
-        os.close(writing)
-    assert (left.stderr, left.returncode) == ("", 141)
-
-
-def test_a_reader_that_leaves_in_the_middle_is_no_error(tmp_path: Path) -> None:
-    with journal_at(tmp_path) as journal:
-        write(journal, *(opened(f"session-{number:06}") for number in range(3000)))
-        argv = [*COMMAND, "trajectories", "ls", "--json", str(journal.path)]
-        with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None and process.stderr is not None
-            assert "session-000000" in process.stdout.readline()
-            process.stdout.close()
-            assert (process.stderr.read(), process.wait(timeout=60)) == ("", 141)

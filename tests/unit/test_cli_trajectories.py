@@ -9,28 +9,15 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from cli_cases import closed, drifted, filled, journal_file
-from journal_cases import delta, ended, journal_at, opened, started, write
+from cli_cases import Capture, closed, drifted, filled, journal_file, said
+from journal_cases import journal_at, opened, write
 
-from seamless_verl.cli.main import main
 from seamless_verl.cli.reading import rebuilt
 from seamless_verl.cli.text import age, plain
 from seamless_verl.gateway.session import Limits, SessionState
 from seamless_verl.gateway.sessions import SessionTable
-from seamless_verl.tiny import make_tokenizer
-from seamless_verl.tiny.tokenizer import END_OF_TURN, token_id
 from seamless_verl.trajectory.journal import SessionRecord, Stage
 from seamless_verl.trajectory.session import Closed
-
-Capture = pytest.CaptureFixture[str]
-
-
-def said(capsys: Capture, *argv: str) -> list[str]:
-    """The lines of `trajectories ...`, which succeeds and says nothing on stderr."""
-    assert main(["trajectories", *argv]) == 0
-    out = capsys.readouterr()
-    assert out.err == ""
-    return out.out.splitlines()
 
 
 def ids(lines: list[str]) -> list[str]:
@@ -107,38 +94,6 @@ def test_show_with_requests(tmp_path: Path, capsys: Capture) -> None:
     assert any('"content": "reply to aaa1-c2"' in line for line in lines)
     assert sum('"messages": [' in line for line in lines) == 3
     assert "turn aaa1-c2 (stop): read 7 tokens, 1 of them new, wrote 1" in lines
-
-
-@pytest.mark.imports_torch
-def test_show_with_text(tmp_path: Path, capsys: Capture) -> None:
-    tokenizer = make_tokenizer()
-    tokenizer.save_pretrained(tmp_path / "model")
-    with journal_at(tmp_path) as journal:
-        asked, answered = tokenizer.encode("2+2?\n"), tokenizer.encode("four\x1b[2J")
-        write(journal, opened(), started(prompt=asked), delta(answered), ended(), started("s", "d", [*asked, 65]))
-        path = str(journal.path)
-    lines = said(capsys, "show", path, "s", "--text", "--model", str(tmp_path / "model"))
-    assert "    | 2+2?" in lines and r"    | four\x1b[2J" in lines
-    again = lines[lines.index("turn d (cancelled): read 6 tokens, 1 of them new, wrote 0") :]
-    assert again[2] == f"    | {tokenizer.decode([65])}"
-
-
-@pytest.mark.imports_torch
-def test_the_tokenizer_makes_the_cause_certain(tmp_path: Path, capsys: Capture) -> None:
-    tokenizer = make_tokenizer()
-    tokenizer.save_pretrained(tmp_path / "model")
-    marker = token_id(END_OF_TURN)
-    spelled = tokenizer.encode(END_OF_TURN, split_special_tokens=True)
-    assert marker not in spelled
-    with journal_at(tmp_path) as journal:
-        write(journal, opened(), started(), delta([66, marker]), ended())
-        write(journal, started("s", "d", [1, 2, 3, 66, *spelled]), delta([7], "d"), ended("d"))
-        path = str(journal.path)
-    assert any("at token 4 (agent_edit)" in line for line in said(capsys, "show", path, "s"))
-    lines = said(capsys, "show", path, "s", "--text", "--model", str(tmp_path / "model"))
-    assert any("at token 4 (retokenization)" in line for line in lines)
-    at = lines.index("drift of d at token 4, recorded:")
-    assert lines[at + 1 : at + 4] == [f"    | {END_OF_TURN}", "replayed:", f"    | {END_OF_TURN}"]
 
 
 def test_reading_goes_on_while_a_run_writes(tmp_path: Path, capsys: Capture) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +13,6 @@ from config_cases import assert_refused, refused, tiny_plain
 
 from seamless_verl.config import preflight
 from seamless_verl.config.checks.serve_options import name_of, serve_options
-from seamless_verl.trajectory.journal import SqliteJournal
 
 AGENT = "actor_rollout_ref.rollout.agent"
 LOOPS, DEFAULT = f"{AGENT}.agent_loop_config_path", f"{AGENT}.default_agent_loop"
@@ -179,27 +177,6 @@ def test_a_journal_that_may_not_be_written(folder: Path, monkeypatch: pytest.Mon
     config = tiny_plain(folder, ON, f"{GATEWAY}.journal=journal")
     (problem,) = refused(config)
     assert problem.key == f"{GATEWAY}.journal" and f"{folder} cannot be written" in problem.reason
-
-
-def test_a_journal_that_another_run_writes(folder: Path) -> None:
-    checkpoints = f"trainer.default_local_dir={folder}/checkpoints"
-    config = tiny_plain(folder, ON, checkpoints)
-    code = """
-import pathlib, sys
-from seamless_verl.trajectory.journal import SqliteJournal
-with SqliteJournal(pathlib.Path(sys.argv[1])):
-    print("open", flush=True)
-    sys.stdin.read()
-"""
-    journal = folder / "checkpoints" / "trajectories.sqlite"
-    command = [sys.executable, "-c", code, str(journal)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-        assert other.stdout is not None and other.stdout.readline() == b"open\n"
-        assert_refused(config, "trainer.default_local_dir", f"{folder}/checkpoints", f"{GATEWAY}.journal=<file>")
-        other.communicate()
-    assert preflight(config, devices=1, accelerator=False) == []
-    with SqliteJournal(journal):  # the check took nothing
-        pass
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,6 @@
-"""The command line: which platform a config is for, and what of python's own is passed on."""
+"""Which platform a config is for."""
 
 from __future__ import annotations
-
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
@@ -24,18 +20,3 @@ def test_the_cpu_platform_can_be_chosen_beside_an_accelerator(monkeypatch: pytes
     monkeypatch.setenv("VERL_PLATFORM", "cuda")
     assert uses_cpu(OmegaConf.create({"trainer": {"device": "cpu"}}))
     assert not uses_cpu(OmegaConf.create({"trainer": {"device": "cuda"}}))
-
-
-def test_pythons_own_options_reach_the_child(tmp_path: Path) -> None:
-    script = tmp_path / "main.py"
-    script.write_text("""
-import os, sys
-from seamless_verl import main_ppo
-main_ppo.tidy_checkpoints = lambda run_file: None
-if main_ppo.SUPERVISED in os.environ:
-    print(sys.warnoptions[-1], sys.flags.utf8_mode, sys.argv[1:])
-else:
-    sys.exit(main_ppo.main())
-""")
-    command = [sys.executable, "-W", "ignore", "-X", "utf8=1", "-B", str(script), "-W", "a=1"]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "ignore 1 ['-W', 'a=1']\n"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -54,28 +52,6 @@ def test_an_accelerator_is_any_numbered_device(
 ])  # fmt: skip
 def test_the_build_of_torch_is_read_without_importing_it(version: str, accelerator: bool) -> None:
     assert detect.names_accelerator(version) is accelerator
-
-
-@pytest.mark.imports_torch
-def test_the_installed_torch_says_the_same_as_its_text() -> None:
-    import torch
-
-    code = "from seamless_verl.platform.detect import torch_is_for_accelerators as t\nimport sys\n"
-    code += "text = t()\nassert 'torch' not in sys.modules\nprint(text)"
-    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-    assert said.strip() == str(bool(torch.version.cuda or torch.version.hip))
-
-
-@pytest.mark.imports_torch
-def test_verl_finds_the_cpu_by_itself_only_with_a_torch_built_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = pytest.importorskip("torch")
-    cpu = pytest.importorskip("seamless_verl.platform.cpu").PlatformCPU()
-    monkeypatch.setattr(cpu, "check_smi_command", lambda command: False)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for cuda, hip, available in ((None, None, True), ("13.0", None, False), (None, "7.1", False)):
-        monkeypatch.setattr(torch.version, "cuda", cuda)
-        monkeypatch.setattr(torch.version, "hip", hip)
-        assert cpu.is_platform_available() is available
 
 
 def test_the_environment_keeps_what_the_user_has_set() -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from resources_cases import group, memory_facts, plan, qwen3_8b
 
 from seamless_verl.resources.fitting import misfits
-from seamless_verl.resources.host_memory import accelerator_bytes, host_bytes
+from seamless_verl.resources.host_memory import host_bytes
 from seamless_verl.resources.memory import (
     EngineMemory,
     TrainingMemory,
@@ -169,15 +168,3 @@ def test_host_memory_is_the_least_of_machine_and_container(tmp_path: Path) -> No
     limit.write_text("1000000\n")
     assert host_bytes(meminfo, (limit,)) == 1_000_000
     assert host_bytes(tmp_path / "none", (limit,)) is None
-
-
-@pytest.mark.parametrize(
-    ("script", "found"),
-    [("echo 81559; echo 40536", 40536 * 2**20), ("exit 9", None), ("echo no device", None)],
-)
-def test_accelerator_memory(script: str, found: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    command = tmp_path / "nvidia-smi"
-    command.write_text(f"#!/bin/sh\n{script}\n")
-    command.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    assert accelerator_bytes() == found

@@ -5,32 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from scratch_cases import parent
 
 from seamless_verl import scratch
 from seamless_verl.scratch import LOCK, PROCESSES, SESSION, longest, remove, remove_left, scratch_folder, session_folder
 
-HOLDER = """
-from seamless_verl.scratch import scratch_folder
-with scratch_folder() as folder:
-    print(folder, flush=True)
-    input()
-"""
-
-
-@pytest.fixture
-def parent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An own TMPDIR, short enough."""
-    with tempfile.TemporaryDirectory(prefix="", dir="/tmp") as folder, monkeypatch.context() as patch:
-        patch.setenv("TMPDIR", folder)
-        patch.setattr(tempfile, "tempdir", None)
-        yield Path(folder)
+__all__ = ["parent"]
 
 
 def test_it_goes_with_all_in_it(parent: Path) -> None:
@@ -41,27 +25,6 @@ def test_it_goes_with_all_in_it(parent: Path) -> None:
         (folder / "shut" / "inner").chmod(0)
         (folder / "shut").chmod(0o500)
     assert not os.listdir(parent)
-
-
-def test_only_what_nobody_holds_is_removed(parent: Path) -> None:
-    others = {parent / "sf-download", parent / "seamless-agent-12345678"}
-    for other in others:
-        other.mkdir()
-    command = [sys.executable, "-c", HOLDER]
-    with (
-        subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True) as holder,
-        scratch_folder() as mine,
-    ):
-        assert holder.stdout is not None
-        theirs = Path(holder.stdout.readline().strip())
-        remove_left(parent)
-        assert set(parent.iterdir()) == others | {mine, theirs}
-        holder.kill()
-        holder.wait()
-        assert theirs.exists()
-        remove_left(parent)
-        assert set(parent.iterdir()) == others | {mine}
-    assert set(parent.iterdir()) == others
 
 
 def test_a_folder_of_another_host_is_not_judged(parent: Path) -> None:

@@ -65,7 +65,16 @@ def ids(low: int = 0, high: int = 5) -> st.SearchStrategy[list[int]]:
 
 
 KIND = st.sampled_from(["extend", "extend", "branch", "again", "rewrite", "new"])
-RUNS = st.lists(st.tuples(ids(), st.integers(0, 3)), max_size=3)
+
+
+def runs_of(dice: bytes) -> list[tuple[list[int], int]]:
+    """Up to three runs of up to five tokens each, and their versions; the first byte says how many."""
+    throws = (dice[at : at + 7] for at in range(1, len(dice), 7))
+    runs = [([one % 3 for one in tokens[: length % 6]], version % 4) for length, version, *tokens in throws]
+    return runs[: dice[0] % 4]
+
+
+RUNS = st.binary(min_size=22, max_size=22).map(runs_of)  # one draw, where a list of lists takes ten
 
 
 def next_prompt(draw: st.DrawFn, earlier: list[Turn]) -> list[int]:

@@ -14,7 +14,7 @@ from seamless_verl.tiny.tokenizer import CONTROL_TOKENS, MARKUP_TOKENS, VOCAB_SI
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-pytestmark = pytest.mark.imports_torch
+pytestmark = pytest.mark.integration
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "why": "é"}}}
 CHAT: list[dict[str, Any]] = [

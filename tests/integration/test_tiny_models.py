@@ -9,7 +9,7 @@ import pytest
 from seamless_verl.errors import ConfigError
 from seamless_verl.tiny import SIZES, make_model
 
-pytestmark = pytest.mark.imports_torch
+pytestmark = pytest.mark.integration
 BOUNDS = {"nano": (350_000, 450_000), "small": (2_700_000, 3_500_000), "medium": (18e6, 22e6)}
 
 

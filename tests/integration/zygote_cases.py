@@ -23,13 +23,14 @@ def zygote(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 
 @contextmanager
-def zygote_with(module: str, tmp_path: Path) -> Iterator[dict[str, str]]:
-    owner = subprocess.Popen(["sleep", "100"])
+def zygote_with(module: str, tmp_path: Path, import_s: float = 20) -> Iterator[dict[str, str]]:
+    """`import_s` bounds the import of the module."""
+    owner = subprocess.Popen(["sleep", "1000"])
     environ = {**os.environ, launcher.ADDRESS: f"zygote-test-{os.getpid()}-{tmp_path.name}", "MINE": "yes"}
     assert launcher.start_zygote(launcher.address(environ), owner.pid, [module])
     assert not launcher.start_zygote(launcher.address(environ), owner.pid), "there is one already"
     imported = script(tmp_path, f"import sys; sys.exit({module!r} in sys.modules)")
-    while launch(environ, imported).wait(20) != 1:
+    while launch(environ, imported).wait(import_s) != 1:
         pass  # forks made before the imports are over import by themselves
     yield environ
     owner.kill()

@@ -10,7 +10,7 @@ import pytest
 if TYPE_CHECKING:
     from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
-pytestmark = pytest.mark.imports_torch
+pytestmark = pytest.mark.integration
 GENERATED = "generated_versions"
 
 

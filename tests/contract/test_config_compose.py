@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,7 +12,6 @@ import hydra
 import pytest
 from config_cases import TINY, compose_ours, compose_verl, refused, tiny_files
 from omegaconf import OmegaConf
-from purity_cases import HEAVY
 
 from seamless_verl.config import SeamlessConfig, preflight, register_search_path
 
@@ -27,26 +25,6 @@ MIXED = (
     "+new.key=1",
     "~critic",
     "++trainer.logger=[console]",
-)
-MAIN = (
-    f"HEAVY = {HEAVY!r}"
-    + """
-import sys
-import hydra
-from seamless_verl.config import SeamlessConfig, preflight, register_search_path
-register_search_path()
-
-@hydra.main(config_path="pkg://seamless_verl.config", config_name="seamless_ppo_trainer", version_base=None)
-def main(config):
-    try:
-        preflight(config, devices=1, accelerator=False)
-    except ValueError:
-        pass
-    heavy = [name for name in HEAVY if name in sys.modules]
-    sys.stdout.write(f"ran {config.trainer.v1.trainer_mode} {config.data.train_batch_size} {heavy}\\n")
-
-main()
-"""
 )
 
 
@@ -84,15 +62,6 @@ def test_our_defaults() -> None:
     assert config.seamless.max_staleness == 3
 
 
-def test_multirun_imports_nothing_heavy(tmp_path: Path) -> None:
-    """The whole way to a refused run, twice over, in a process of its own."""
-    (tmp_path / "main.py").write_text(MAIN)
-    command = [sys.executable, "main.py", "-m", "data.train_batch_size=8,16", "hydra.sweep.dir=swept"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert "ran seamless 8 []" in done.stdout and "ran seamless 16 []" in done.stdout, done.stderr
-    assert (tmp_path / "swept" / "1" / ".hydra" / "config.yaml").is_file()
-
-
 @pytest.fixture
 def run_main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Runs `hydra.main` on a command line in this process and returns what it printed."""
@@ -122,9 +91,3 @@ def test_hydra_information(run_main: Callable[..., str]) -> None:
     job = run_main("--cfg", "job", "model_engine=dp", "trainer.v1.trainer_mode=sync")
     assert "max_staleness: 1" in job and "strategy: fsdp" in job and "ran " not in job
     assert "model_engine: dp, megatron, torchtitan, veomni" in run_main("--help")
-
-
-def test_importing_the_config_imports_nothing_heavy() -> None:
-    code = f"import sys, seamless_verl.config; print([m for m in {HEAVY!r} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout.strip() == "[]", done.stdout + done.stderr

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from seamless_verl.trainer.host_weights import HostMemory, HostWeights
 
-pytestmark = pytest.mark.imports_torch
+pytestmark = pytest.mark.integration
 KINDS = ["float32", "bfloat16", "float16", "int64", "uint8", "float8_e4m3fn"]
 SHAPES = st.lists(st.lists(st.integers(0, 5), max_size=3).map(tuple), min_size=1, max_size=6)
 

@@ -20,6 +20,7 @@ from seamless_verl.agents.group import Group
 from seamless_verl.agents.outcome import AgentOutcome, AgentStatus
 from seamless_verl.agents.processes import end_processes
 
+pytestmark = pytest.mark.integration
 S = AgentStatus
 # Forks twice with a session of its own each time, so that init adopts it; says its pid once it is a daemon.
 DAEMON = """

@@ -5,30 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import subprocess
-import sys
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from openai.types.chat import ChatCompletionMessage
 from recipe_cases import RECIPES, load
 
 from seamless_verl.agents.load import load_agent
 from seamless_verl.errors import ConfigError
-from seamless_verl.tiny import make_tokenizer
 
 RECIPE = RECIPES / "openai_tool_agent"
 AGENT, TRANSCRIPTS, DATA, REWARD = load(RECIPE, "agent", "transcripts", "data", "reward")
 Habit = TRANSCRIPTS.Habit
-
-
-@pytest.fixture(scope="module")
-def warm_start() -> ModuleType:
-    return load(RECIPE, "agent", "transcripts", "warm_start")[-1]
 
 
 @pytest.mark.parametrize(
@@ -77,6 +67,8 @@ class Scripted:
         self.chat = SimpleNamespace(completions=self)
 
     async def create(self, **request: Any) -> Any:
+        from openai.types.chat import ChatCompletionMessage  # a second, which only this worker needs to spend
+
         self.asked.append(request)
         reply = self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
         message = ChatCompletionMessage.model_validate({"role": "assistant", "content": None} | reply)
@@ -148,17 +140,6 @@ def test_each_habit_is_what_it_says() -> None:
     assert len(Habit) == 3 and sum(habit.value for habit in Habit) == 15
 
 
-@pytest.mark.imports_torch
-def test_the_assistant_s_words_and_their_ends_are_what_is_learned(warm_start: ModuleType) -> None:
-    tokenizer = make_tokenizer()
-    ids, labels = next(warm_start.examples(tokenizer, random.Random(0), [warm_start.Habit.RIGHT]))
-    assert tokenizer.decode(ids).startswith("<|im_start|><|user|>What is ")
-    learned = tokenizer.decode([label for label in labels if label != warm_start.IGNORED])
-    spoken = tokenizer.decode(ids).split("<|assistant|>")[1:]
-    assert learned == "".join(part.split("<|im_end|>")[0] + "<|im_end|>" for part in spoken)
-    assert all(label in (token, warm_start.IGNORED) for token, label in zip(ids, labels, strict=True))
-
-
 CALL = '<tool_call>{"name": "calculator", "arguments": {"expression": "37+41"}}</tool_call>'
 FIRST, SECOND = (f"{CALL}<tool_response>{value}</tool_response>" for value in (78, 66))
 FAILED = f"{CALL}<tool_response>error</tool_response>"
@@ -187,36 +168,7 @@ def test_reward(text: str, score: float, acc: float, results: int) -> None:
     assert graded == {"score": score, "acc": acc, "results": results}
 
 
-def test_the_command_refuses_what_cannot_work(tmp_path: Path) -> None:
-    command = [sys.executable, str(RECIPE / "data.py"), "--out", str(tmp_path), "--steps", "0"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2 and "steps=0" in done.stderr and not done.stdout
-    assert not (tmp_path / "model").exists()
-
-
-def test_the_command_refuses_a_folder_that_is_a_file(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    command = [sys.executable, str(RECIPE / "data.py"), "--out", "file"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 2 and not done.stdout
-    assert done.stderr.startswith("--out='file': ") and done.stderr.endswith(". Name a folder that can be written\n")
-
-
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_an_empty_split_is_refused(split: str) -> None:
     with pytest.raises(ConfigError, match=f"{split}=0"):
         DATA.rows(split, 0, 0)
-
-
-@pytest.mark.imports_torch
-def test_a_model_is_made_once_for_the_same_settings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm_start: ModuleType
-) -> None:
-    monkeypatch.setitem(sys.modules, "warm_start", warm_start)
-    for _ in range(2):
-        DATA.make_beginner(tmp_path / "model", 0, 1)
-    first = (tmp_path / "model" / "model.safetensors").stat()
-    DATA.make_beginner(tmp_path / "model", 0, 1)
-    assert (tmp_path / "model" / "model.safetensors").stat().st_mtime_ns == first.st_mtime_ns
-    DATA.make_beginner(tmp_path / "model", 0, 2)
-    assert (tmp_path / "model" / "model.safetensors").stat().st_mtime_ns != first.st_mtime_ns

@@ -9,12 +9,10 @@ from pathlib import Path
 import pytest
 from agents_cases import ENDPOINT, limits, private_tmp, python, ran
 
-from seamless_verl.agents.command import AgentCommand
 from seamless_verl.agents.endpoint import environment
-from seamless_verl.agents.limits import Limits
 from seamless_verl.agents.outcome import AgentStatus
-from seamless_verl.errors import ConfigError
 
+pytestmark = pytest.mark.integration
 S = AgentStatus
 SHOW = python("import json, os; print(json.dumps(dict(os.environ)))")
 
@@ -183,24 +181,3 @@ def test_resource_limits_bite(code: str, which: dict[str, int], says: str) -> No
 def test_signals_are_as_a_program_expects_them() -> None:
     shown = ran(["/bin/sh", "-c", "grep -E '^Sig(Blk|Ign)' /proc/self/status"]).output
     assert [line.split()[1] for line in shown.splitlines()] == ["0" * 16, "0" * 16]
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"command": ""}, "command=''"),
-        ({"command": []}, "command=\\[\\]"),
-        ({"folder": Path("/nowhere")}, "folder='/nowhere'"),
-        ({"env": {"OPENAI_BASE_URL": "x"}}, "env='OPENAI_BASE_URL'"),
-        ({"inherit": ["HOME"]}, "env='HOME'"),
-    ],
-)
-def test_mistakes_are_refused_before_anything_runs(options: dict[str, object], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        AgentCommand(**({"command": "true"} | options))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("wrong", [{"wall_s": 0.0}, {"wall_s": float("nan")}, {"cpu_s": 0}, {"output_bytes": -1}])
-def test_limits_that_cannot_hold_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match=f"limits.{next(iter(wrong))}="):
-        Limits(**wrong)  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ VERSIONS = [1, 1, 2, -1, 3]
 MASK = [1, 1, 1, 0, 1]
 
 
-@pytest.mark.imports_torch
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("name", "older_than", "expected"),
     [
