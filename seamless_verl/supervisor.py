@@ -6,7 +6,8 @@ is ended too, and the scratch folder with everything temporary goes with it; wha
 goes with the next run. A Ray cluster that was there before and is joined is no descendant: nothing of it is touched.
 
 States: RUNNING -> (signal) STOPPING -> (child gone or grace over) SWEEPING -> DONE. A second signal
-skips the grace. Every state but RUNNING ends in bounded time, also when a process cannot be killed.
+skips the grace, and the run ends as by the first: with the same code, and nothing left. Every state but
+RUNNING ends in bounded time, also when a process cannot be killed.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ SWEEPS = 10  # at most so often, for processes that appear while others are ende
 ANSWER_S = 1.0  # for a local Ray cluster to accept a connection
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_PDEATHSIG = 1
-INTERRUPTED = 128 + signal.SIGINT  # exit code of a run that was asked to stop, and did
+INTERRUPTED = 128 + signal.SIGINT  # exit code of a run that was asked to stop, and did, or was asked twice
 TRACKER = "multiprocessing.resource_tracker"  # unlinks shared memory of the dead, then ends by itself
 
 
@@ -118,14 +119,14 @@ def wait_forwarding_signals(child: subprocess.Popen[bytes]) -> int:
 
     A child that cannot be killed is left to the sweep, which names it.
     """
-    deadline = float("inf")
+    deadline, signals = float("inf"), 0
 
     def forward(number: int, frame: FrameType | None) -> None:
-        nonlocal deadline
-        first = deadline == float("inf")
-        deadline = time.monotonic() + (GRACE_S if first else 0.0)
+        nonlocal deadline, signals
+        signals += 1
+        deadline = time.monotonic() + (GRACE_S if signals == 1 else 0.0)
         with suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGINT if first else signal.SIGKILL)
+            os.killpg(child.pid, signal.SIGINT if signals == 1 else signal.SIGKILL)
 
     heeded = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN or number != signal.SIGHUP]
     before = {number: signal.signal(number, forward) for number in heeded}  # nohup ignores SIGHUP: so do we
@@ -133,8 +134,8 @@ def wait_forwarding_signals(child: subprocess.Popen[bytes]) -> int:
         while True:
             with suppress(subprocess.TimeoutExpired):
                 code = child.wait(timeout=0.2)
-                stopped = deadline != float("inf") and code != -signal.SIGKILL
-                if stopped:  # an interrupt while Ray starts can surface as any error, even as its crash
+                killed = code == -signal.SIGKILL and signals < 2  # by the end of its grace, or by others
+                if signals and not killed:  # an interrupt while Ray starts can surface as any error, even as its crash
                     return INTERRUPTED
                 return code if code >= 0 else 128 - code
             if time.monotonic() > deadline:
