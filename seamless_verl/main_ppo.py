@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,26 +40,26 @@ def main() -> int:
         # The CPU platform's config declares the devices of a cluster of its own.
         return supervise(command, marker=SUPERVISED, afterwards=tidy_checkpoints, alone=on_cpu())
     os.environ[RUN_FILE] = run_file  # for our trainer, in an actor
-    register_search_path()
-    os.environ.setdefault(PLATFORM, "cpu" if on_cpu() else "accelerator")
-    compose_and_run()
+    compose_and(run)
     return 0
 
 
-def compose_and_run() -> None:
+def compose_and(run: Callable[[DictConfig], object]) -> None:
     """Raises ConfigError for what hydra cannot compose; what it can has its end in `run_or_refuse`."""
     import hydra
 
+    register_search_path()
+    os.environ.setdefault(PLATFORM, "cpu" if on_cpu() else "accelerator")
     with composing(sys.argv[1:]) as begin:
 
         def job(config: DictConfig) -> None:
             begin()
-            run_or_refuse(config)
+            run_or_refuse(run, config)
 
         hydra.main(config_path=None, config_name="seamless_ppo_trainer", version_base=None)(job)()
 
 
-def run_or_refuse(config: DictConfig) -> None:
+def run_or_refuse(run: Callable[[DictConfig], object], config: DictConfig) -> None:
     """Run the job; a setting that cannot work ends the process with code 2, Ctrl-C with 130."""
     try:
         run(config)
@@ -79,12 +80,9 @@ def discard_run_folder() -> None:
 
 
 def run(config: DictConfig) -> None:
-    cpu, seamless = uses_cpu(config), SeamlessConfig.parse(config.get("seamless"))
-    devices = seamless.cpu.device_count if cpu else None
-    adopt_resources(config, command_line())
-    for warning in preflight(config, devices=devices, accelerator=not cpu):
-        logger.warning(warning)
-    if devices is not None:
+    seamless = check(config)
+    if uses_cpu(config):
+        devices = seamless.cpu.device_count
         prepare(os.environ, cores=os.sched_getaffinity(0), devices=devices, pin=seamless.cpu.pin)
     announce_checkpoints(config)
     try:
@@ -94,6 +92,20 @@ def run(config: DictConfig) -> None:
         stop_ray()
     if seamless.plot:
         show_curve(config)
+
+
+def check(config: DictConfig, *, unmade: bool = False) -> SeamlessConfig:
+    """Complete a config by its tags, refuse one that cannot work, and say what may not.
+
+    `unmade`: data and models that are not there may come yet, and nothing is said of them.
+    """
+    cpu, seamless = uses_cpu(config), SeamlessConfig.parse(config.get("seamless"))
+    adopt_resources(config, command_line())
+    devices = seamless.cpu.device_count if cpu else None
+    warnings = preflight(config, devices=devices, accelerator=not cpu, unmade=unmade)
+    for warning in () if unmade else warnings:
+        logger.warning(warning)
+    return seamless
 
 
 def command_line() -> list[str]:

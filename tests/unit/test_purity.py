@@ -19,6 +19,7 @@ PURE = (
     "supervisor",
     "tiny",
     "main_ppo",
+    "check",
     *(f"trainer.{name}" for name in ("partial", "marks", "curve", "host", "machines")),
     *(f"trajectory.{name}" for name in ("assemble", "drift", "export", "journal", "policies", "session", "show")),
     *(f"rollout.{name}" for name in ("calls", "stub", "wire")),
@@ -49,6 +50,7 @@ BELOW = {
     "trainer": {"errors", "config", "platform", "rollout", "gateway", "agents", "trajectory", "resources"},
     "bench": {"errors", "tiny", "trajectory", "rollout", "gateway", "resources", "config", "platform", "supervisor"},
     "main_ppo": {"errors", "config", "platform", "trainer", "supervisor"},
+    "check": {"errors", "main_ppo"},
 }
 
 
