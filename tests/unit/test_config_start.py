@@ -200,3 +200,11 @@ def test_a_train_batch_can_also_be_cut_otherwise(tmp_path: Path, train: int, min
 def test_working_directory_is_told(tmp_path: Path) -> None:
     (problem,) = refused(tiny_plain(tmp_path, f"{REWARD}.path=mine/reward.py"))
     assert os.getcwd() in problem.reason
+
+
+def test_how_a_long_prompt_is_cut_cannot_be_chosen(tmp_path: Path) -> None:
+    for way in ("error", "left"):
+        assert preflight(tiny_plain(tmp_path, f"data.truncation={way}"), devices=1, accelerator=False) == []
+    (warning,) = preflight(tiny_plain(tmp_path, "data.truncation=right"), devices=1, accelerator=False)
+    assert warning.startswith("data.truncation='right': is not read by verl 0.9.1")
+    assert warning.endswith("data.filter_overlong_prompts=True leaves such prompts out")

@@ -18,7 +18,7 @@ from seamless_verl.config.checks.devices import (
     check_engine_dtype,
 )
 from seamless_verl.config.checks.gateway import check_gateway, check_journal, check_port, check_shards
-from seamless_verl.config.checks.lengths import check_lengths
+from seamless_verl.config.checks.lengths import check_lengths, check_truncation
 from seamless_verl.config.checks.micro_batches import (
     check_critic_micro_batches,
     check_micro_batches,
@@ -63,6 +63,7 @@ CHECKS: tuple[Check, ...] = (
     check_head_size,
     check_data,
     check_lengths,
+    check_truncation,
     check_reward_function,
     check_resume,
     check_folder,
