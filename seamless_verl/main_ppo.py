@@ -23,7 +23,7 @@ from seamless_verl.config.command import composing, remove_run_folder
 from seamless_verl.errors import ConfigError, refusing
 from seamless_verl.platform.detect import on_cpu
 from seamless_verl.platform.environment import prepare
-from seamless_verl.supervisor import joins_cluster, supervise
+from seamless_verl.supervisor import joins_cluster, logs_belong_in, supervise
 from seamless_verl.trainer.partial import RUN_FILE, Left, announce, discard_partial, refreshing
 
 SUPERVISED = "SEAMLESS_SUPERVISED"
@@ -73,10 +73,15 @@ def run_or_refuse(run: Callable[[DictConfig], object], config: DictConfig) -> No
 
 def discard_run_folder() -> None:
     """Remove what hydra made for a run that did not begin."""
+    if (folder := run_folder()) is not None:
+        remove_run_folder(folder)
+
+
+def run_folder() -> Path | None:
+    """Where hydra has the settings and the log of this run; None when it did not compose the config."""
     from hydra.core.hydra_config import HydraConfig
 
-    if HydraConfig.initialized():
-        remove_run_folder(Path(HydraConfig.get().runtime.output_dir))
+    return Path(HydraConfig.get().runtime.output_dir) if HydraConfig.initialized() else None
 
 
 def run(config: DictConfig) -> None:
@@ -85,6 +90,8 @@ def run(config: DictConfig) -> None:
         devices = seamless.cpu.device_count
         prepare(os.environ, cores=os.sched_getaffinity(0), devices=devices, pin=seamless.cpu.pin)
     announce_checkpoints(config)
+    if RUN_FILE in os.environ and (folder := run_folder()) is not None:
+        logs_belong_in(folder, Path(os.environ[RUN_FILE]))
     try:
         with refreshing():
             train(config)

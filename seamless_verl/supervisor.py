@@ -32,6 +32,7 @@ from seamless_verl.scratch import SIGNALS, scratch_folder, session_folder, signa
 GRACE_S = 25.0  # from a signal until the child is killed: Ray needs some seconds to shut down
 SWEEP_S = 4.0  # from asking the left-over processes to end until they are killed
 SWEEPS = 10  # at most so often, for processes that appear while others are ended
+LOGS = "run.logs"  # beside the child's file: the folder for Ray's logs of a run that fails
 ANSWER_S = 1.0  # for a local Ray cluster to accept a connection
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_PDEATHSIG = 1
@@ -43,7 +44,8 @@ def supervise(command: Sequence[str], *, marker: str, afterwards: Callable[[Path
     """Run `command`; returns its exit code, 128 + n for a signal n.
 
     The variable `marker` names a file the child may write; `afterwards` gets it once every process of
-    the run is gone. `alone` keeps the run out of a Ray cluster that merely happens to run here.
+    the run is gone. The child may also say in which folder to keep Ray's logs should it fail (`logs_belong_in`).
+    `alone` keeps the run out of a Ray cluster that merely happens to run here.
     """
     become_subreaper()
     elsewhere = session_elsewhere(os.environ, alone=alone)
@@ -59,8 +61,19 @@ def supervise(command: Sequence[str], *, marker: str, afterwards: Callable[[Path
             if not unkillable:
                 afterwards(note)
         if code not in (0, 2, 128 + signal.SIGINT, 128 + signal.SIGTERM):
-            keep_logs(session)
+            keep_logs(session, folder_of_logs(note))
     return code
+
+
+def logs_belong_in(folder: Path, note: Path) -> None:
+    """In the child, whose file is `note`: Ray's logs of this run belong there, if it fails."""
+    note.with_name(LOGS).write_text(str(folder.absolute()))
+
+
+def folder_of_logs(note: Path) -> Path:
+    """Where the child said; else, as when it failed before it could, where hydra has its folders by default."""
+    said = note.with_name(LOGS)
+    return Path(said.read_text()) if said.is_file() else Path("outputs")
 
 
 def session_elsewhere(environ: Mapping[str, str], *, alone: bool) -> str | None:
@@ -178,10 +191,10 @@ def end(processes: list[psutil.Process]) -> list[psutil.Process]:
     return stuck
 
 
-def keep_logs(session: Path) -> None:
-    """Move Ray's logs of a failed run out of its session's folder, and say where they are or why they are not."""
+def keep_logs(session: Path, folder: Path) -> None:
+    """Copy Ray's logs of a failed run out of its session's folder, and say where they are or why they are not."""
     for logs in session.glob("ray/session_2*/logs"):
-        kept = Path("outputs") / f"ray-logs-{os.getpid()}"
+        kept = folder / f"ray-logs-{os.getpid()}"
         try:
             shutil.copytree(logs, kept, dirs_exist_ok=True, ignore_dangling_symlinks=True)
         except OSError as error:

@@ -272,6 +272,20 @@ def test_the_logs_of_a_failed_run_are_kept(tmp_path: Path) -> None:
     assert str(kept.relative_to(tmp_path)) in out
 
 
+def test_the_logs_of_a_failed_run_are_kept_where_it_wants_them(tmp_path: Path) -> None:
+    wanted = tmp_path / "run folder"
+    says = f"""
+        from pathlib import Path
+        from seamless_verl.supervisor import logs_belong_in
+        import os
+        logs_belong_in(Path({wanted.name!r}), Path(os.environ["M"]))
+    """
+    process = supervised(textwrap.dedent(says) + textwrap.dedent(LOGS), tmp_path)
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 3 and str(wanted / f"ray-logs-{process.pid}") in out
+    assert (wanted / f"ray-logs-{process.pid}" / "raylet.out").is_file() and os.listdir(tmp_path) == [wanted.name]
+
+
 def test_logs_that_cannot_be_kept_are_said_to_be_lost(tmp_path: Path) -> None:
     (tmp_path / "outputs").touch()  # no folder can be made here, by root neither
     process = supervised(LOGS, tmp_path)
