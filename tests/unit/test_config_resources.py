@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -217,16 +215,6 @@ def test_a_plan_is_refused_for_what_it_would_break(tmp_path: Path, capsys: pytes
     first, second = capsys.readouterr().err.splitlines()
     assert "=3: a replica of 3 devices does not" in first and "=3: does not divide the model's 32" in second
     assert first.startswith("seamless-verl: ") and second.startswith("seamless-verl: ")
-
-
-def test_the_readmes_plan_works_as_it_is_written(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("VERL_PLATFORM", "cpu")
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    [command] = re.findall(r"^seamless-verl (plan (?:.*\\\n)*.*)$", readme, re.MULTILINE)
-    assert main(shlex.split(command.replace("\\\n", ""))) == 0
-    assert capsys.readouterr().out.startswith("multiplexed: 3 machines, 24 devices\n")
 
 
 def test_the_command_imports_nothing_heavy(tmp_path: Path) -> None:
