@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from seamless_verl.config.command import composing, remove_run_folder
 from seamless_verl.errors import ConfigError, refusing
 from seamless_verl.platform.detect import on_cpu
 from seamless_verl.platform.environment import prepare
-from seamless_verl.supervisor import joins_cluster, supervise
+from seamless_verl.supervisor import joins_cluster, logs_belong_in, supervise
 from seamless_verl.trainer.partial import RUN_FILE, Left, announce, discard_partial, refreshing
 
 SUPERVISED = "SEAMLESS_SUPERVISED"
@@ -39,26 +40,26 @@ def main() -> int:
         # The CPU platform's config declares the devices of a cluster of its own.
         return supervise(command, marker=SUPERVISED, afterwards=tidy_checkpoints, alone=on_cpu())
     os.environ[RUN_FILE] = run_file  # for our trainer, in an actor
-    register_search_path()
-    os.environ.setdefault(PLATFORM, "cpu" if on_cpu() else "accelerator")
-    compose_and_run()
+    compose_and(run)
     return 0
 
 
-def compose_and_run() -> None:
+def compose_and(run: Callable[[DictConfig], object]) -> None:
     """Raises ConfigError for what hydra cannot compose; what it can has its end in `run_or_refuse`."""
     import hydra
 
+    register_search_path()
+    os.environ.setdefault(PLATFORM, "cpu" if on_cpu() else "accelerator")
     with composing(sys.argv[1:]) as begin:
 
         def job(config: DictConfig) -> None:
             begin()
-            run_or_refuse(config)
+            run_or_refuse(run, config)
 
         hydra.main(config_path=None, config_name="seamless_ppo_trainer", version_base=None)(job)()
 
 
-def run_or_refuse(config: DictConfig) -> None:
+def run_or_refuse(run: Callable[[DictConfig], object], config: DictConfig) -> None:
     """Run the job; a setting that cannot work ends the process with code 2, Ctrl-C with 130."""
     try:
         run(config)
@@ -72,21 +73,25 @@ def run_or_refuse(config: DictConfig) -> None:
 
 def discard_run_folder() -> None:
     """Remove what hydra made for a run that did not begin."""
+    if (folder := run_folder()) is not None:
+        remove_run_folder(folder)
+
+
+def run_folder() -> Path | None:
+    """Where hydra has the settings and the log of this run; None when it did not compose the config."""
     from hydra.core.hydra_config import HydraConfig
 
-    if HydraConfig.initialized():
-        remove_run_folder(Path(HydraConfig.get().runtime.output_dir))
+    return Path(HydraConfig.get().runtime.output_dir) if HydraConfig.initialized() else None
 
 
 def run(config: DictConfig) -> None:
-    cpu, seamless = uses_cpu(config), SeamlessConfig.parse(config.get("seamless"))
-    devices = seamless.cpu.device_count if cpu else None
-    adopt_resources(config, command_line())
-    for warning in preflight(config, devices=devices, accelerator=not cpu):
-        logger.warning(warning)
-    if devices is not None:
+    seamless = check(config)
+    if uses_cpu(config):
+        devices = seamless.cpu.device_count
         prepare(os.environ, cores=os.sched_getaffinity(0), devices=devices, pin=seamless.cpu.pin)
     announce_checkpoints(config)
+    if RUN_FILE in os.environ and (folder := run_folder()) is not None:
+        logs_belong_in(folder, Path(os.environ[RUN_FILE]))
     try:
         with refreshing():
             train(config)
@@ -94,6 +99,20 @@ def run(config: DictConfig) -> None:
         stop_ray()
     if seamless.plot:
         show_curve(config)
+
+
+def check(config: DictConfig, *, unmade: bool = False) -> SeamlessConfig:
+    """Complete a config by its tags, refuse one that cannot work, and say what may not.
+
+    `unmade`: data and models that are not there may come yet, and nothing is said of them.
+    """
+    cpu, seamless = uses_cpu(config), SeamlessConfig.parse(config.get("seamless"))
+    adopt_resources(config, command_line())
+    devices = seamless.cpu.device_count if cpu else None
+    warnings = preflight(config, devices=devices, accelerator=not cpu, unmade=unmade)
+    for warning in () if unmade else warnings:
+        logger.warning(warning)
+    return seamless
 
 
 def command_line() -> list[str]:

@@ -6,7 +6,8 @@ is ended too, and the scratch folder with everything temporary goes with it; wha
 goes with the next run. A Ray cluster that was there before and is joined is no descendant: nothing of it is touched.
 
 States: RUNNING -> (signal) STOPPING -> (child gone or grace over) SWEEPING -> DONE. A second signal
-skips the grace. Every state but RUNNING ends in bounded time, also when a process cannot be killed.
+skips the grace, and the run ends as by the first: with the same code, and nothing left. Every state but
+RUNNING ends in bounded time, also when a process cannot be killed.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ from seamless_verl.scratch import SIGNALS, scratch_folder, session_folder, signa
 GRACE_S = 25.0  # from a signal until the child is killed: Ray needs some seconds to shut down
 SWEEP_S = 4.0  # from asking the left-over processes to end until they are killed
 SWEEPS = 10  # at most so often, for processes that appear while others are ended
+LOGS = "run.logs"  # beside the child's file: the folder for Ray's logs of a run that fails
 ANSWER_S = 1.0  # for a local Ray cluster to accept a connection
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_PDEATHSIG = 1
-INTERRUPTED = 128 + signal.SIGINT  # exit code of a run that was asked to stop, and did
+INTERRUPTED = 128 + signal.SIGINT  # exit code of a run that was asked to stop, and did, or was asked twice
 TRACKER = "multiprocessing.resource_tracker"  # unlinks shared memory of the dead, then ends by itself
 
 
@@ -42,7 +44,8 @@ def supervise(command: Sequence[str], *, marker: str, afterwards: Callable[[Path
     """Run `command`; returns its exit code, 128 + n for a signal n.
 
     The variable `marker` names a file the child may write; `afterwards` gets it once every process of
-    the run is gone. `alone` keeps the run out of a Ray cluster that merely happens to run here.
+    the run is gone. The child may also say in which folder to keep Ray's logs should it fail (`logs_belong_in`).
+    `alone` keeps the run out of a Ray cluster that merely happens to run here.
     """
     become_subreaper()
     elsewhere = session_elsewhere(os.environ, alone=alone)
@@ -58,8 +61,19 @@ def supervise(command: Sequence[str], *, marker: str, afterwards: Callable[[Path
             if not unkillable:
                 afterwards(note)
         if code not in (0, 2, 128 + signal.SIGINT, 128 + signal.SIGTERM):
-            keep_logs(session)
+            keep_logs(session, folder_of_logs(note))
     return code
+
+
+def logs_belong_in(folder: Path, note: Path) -> None:
+    """In the child, whose file is `note`: Ray's logs of this run belong there, if it fails."""
+    note.with_name(LOGS).write_text(str(folder.absolute()))
+
+
+def folder_of_logs(note: Path) -> Path:
+    """Where the child said; else, as when it failed before it could, where hydra has its folders by default."""
+    said = note.with_name(LOGS)
+    return Path(said.read_text()) if said.is_file() else Path("outputs")
 
 
 def session_elsewhere(environ: Mapping[str, str], *, alone: bool) -> str | None:
@@ -118,14 +132,14 @@ def wait_forwarding_signals(child: subprocess.Popen[bytes]) -> int:
 
     A child that cannot be killed is left to the sweep, which names it.
     """
-    deadline = float("inf")
+    deadline, signals = float("inf"), 0
 
     def forward(number: int, frame: FrameType | None) -> None:
-        nonlocal deadline
-        first = deadline == float("inf")
-        deadline = time.monotonic() + (GRACE_S if first else 0.0)
+        nonlocal deadline, signals
+        signals += 1
+        deadline = time.monotonic() + (GRACE_S if signals == 1 else 0.0)
         with suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGINT if first else signal.SIGKILL)
+            os.killpg(child.pid, signal.SIGINT if signals == 1 else signal.SIGKILL)
 
     heeded = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN or number != signal.SIGHUP]
     before = {number: signal.signal(number, forward) for number in heeded}  # nohup ignores SIGHUP: so do we
@@ -133,8 +147,8 @@ def wait_forwarding_signals(child: subprocess.Popen[bytes]) -> int:
         while True:
             with suppress(subprocess.TimeoutExpired):
                 code = child.wait(timeout=0.2)
-                stopped = deadline != float("inf") and code != -signal.SIGKILL
-                if stopped:  # an interrupt while Ray starts can surface as any error, even as its crash
+                killed = code == -signal.SIGKILL and signals < 2  # by the end of its grace, or by others
+                if signals and not killed:  # an interrupt while Ray starts can surface as any error, even as its crash
                     return INTERRUPTED
                 return code if code >= 0 else 128 - code
             if time.monotonic() > deadline:
@@ -177,10 +191,10 @@ def end(processes: list[psutil.Process]) -> list[psutil.Process]:
     return stuck
 
 
-def keep_logs(session: Path) -> None:
-    """Move Ray's logs of a failed run out of its session's folder, and say where they are or why they are not."""
+def keep_logs(session: Path, folder: Path) -> None:
+    """Copy Ray's logs of a failed run out of its session's folder, and say where they are or why they are not."""
     for logs in session.glob("ray/session_2*/logs"):
-        kept = Path("outputs") / f"ray-logs-{os.getpid()}"
+        kept = folder / f"ray-logs-{os.getpid()}"
         try:
             shutil.copytree(logs, kept, dirs_exist_ok=True, ignore_dangling_symlinks=True)
         except OSError as error:

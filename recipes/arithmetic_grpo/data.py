@@ -2,6 +2,8 @@
 
     python recipes/arithmetic_grpo/data.py --out DIR [--size nano] [--seed 0] [--train 4096] [--val 128]
 
+A model that was made with the same size and seed is left as it is.
+
 For a task of your own, write rows with the same columns: `data_source`, `prompt` (chat messages),
 `ability`, `reward_model` (`style`, `ground_truth`) and `extra_info` (`index`).
 """
@@ -14,7 +16,7 @@ import sys
 from pathlib import Path
 
 from seamless_verl.errors import ConfigError, refusing
-from seamless_verl.tiny import SIZES, make_arithmetic, make_model
+from seamless_verl.tiny import SIZES, keep_or_make_model, make_arithmetic
 from seamless_verl.tiny.files import writing_to
 
 
@@ -30,7 +32,7 @@ def main() -> int:
     options = parser.parse_args()
     with writing_to(options.out):
         check(options)
-        make_model(options.size, options.seed, options.out / "model")
+        keep_or_make_model(options.size, options.seed, options.out / "model")
         make_arithmetic(options.out, options.seed, options.train, options.val)
     return 0
 

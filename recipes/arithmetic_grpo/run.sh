@@ -11,8 +11,11 @@ MAIN="${MAIN:-seamless_verl.main_ppo}"
 export DATA="${DATA:-$PWD/runs/$(basename "$HERE")}"
 export HF_HUB_OFFLINE="${HF_HUB_OFFLINE:-1}"
 
+ARGUMENTS=(--config-dir "$HERE" --config-name config
+  "hydra.searchpath=[pkg://seamless_verl.config]" "hydra.run.dir=$DATA/outputs"
+  "reward.custom_reward_function.path=$HERE/reward.py"
+  "trainer.default_local_dir=$DATA/checkpoints/\${trainer.experiment_name}" "$@")
+
+"$PYTHON" -m seamless_verl.check --unmade "${ARGUMENTS[@]}" # a setting that cannot work is refused before all else
 "$PYTHON" "$HERE/data.py" --out "$DATA"
-exec "$PYTHON" -m "$MAIN" --config-dir "$HERE" --config-name config \
-  "hydra.searchpath=[pkg://seamless_verl.config]" "hydra.run.dir=$DATA/outputs" \
-  "reward.custom_reward_function.path=$HERE/reward.py" \
-  "trainer.default_local_dir=$DATA/checkpoints/\${trainer.experiment_name}" "$@"
+exec "$PYTHON" -m "$MAIN" "${ARGUMENTS[@]}"

@@ -1,6 +1,6 @@
 """Makes what the swe_agent recipe trains on, in one folder:
 
-model/                          the tiny model, unless --size none
+model/                          the tiny model, unless --size none; kept when it is the same
 train.parquet, val.parquet      one row a repository: the issue as prompt, the folders in extra_info
 repositories/<split>/<index>/   what the agent gets a copy of
 tests/<split>/<index>/          what it is graded with
@@ -19,7 +19,7 @@ from typing import Any
 from bugs import Repository, draw_repository
 
 from seamless_verl.errors import ConfigError, refusing
-from seamless_verl.tiny import SIZES, make_model
+from seamless_verl.tiny import SIZES, keep_or_make_model
 from seamless_verl.tiny.files import replaced_folder, writing_to
 from seamless_verl.tiny.task import write_parquet
 
@@ -44,7 +44,7 @@ def main() -> int:
         for split, count in splits.items():
             make_split(options.out.resolve(), split, options.seed, count)
         if options.size != "none":
-            make_model(options.size, options.seed, options.out / "model")
+            keep_or_make_model(options.size, options.seed, options.out / "model")
     return 0
 
 

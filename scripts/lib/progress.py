@@ -6,6 +6,7 @@ which cleans up after itself.
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -54,7 +55,8 @@ def main(log: str, command: list[str]) -> int:
         start_new_session=True,  # Ctrl-C comes to us alone, and reaches the command once
     )
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda n, _: child.send_signal(n))
+        # To what a script has called too: bash goes on after a Ctrl-C that reached it alone.
+        signal.signal(number, lambda n, _: os.killpg(child.pid, n))
     assert child.stdout is not None
     with open(log, "w", encoding="utf-8") as file:
         for line in child.stdout:
@@ -70,6 +72,7 @@ def main(log: str, command: list[str]) -> int:
             if curve and not PREFIX.match(line):
                 sys.stdout.write(line)
     code = child.wait()
+    code = code if code >= 0 else 128 - code  # as a shell counts death by a signal
     if code not in (0, 130, 143):
         sys.stdout.write(f"\nIt ended with code {code}. The last lines of {log}:\n{''.join(tail)}")
     return code

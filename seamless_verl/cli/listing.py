@@ -15,6 +15,7 @@ from seamless_verl.errors import ConfigError
 from seamless_verl.trajectory.journal import SessionSummary, Stage
 
 HEADER = ("SESSION", "UID", "STAGE", "REASON", "CALLS", "TOKENS", "OPENED", "AGE")
+LEFT = "No run writes this journal now. What is open was cut off with its run; the next one here abandons it"
 NUMBERS = (4, 5, 7)  # columns set flush right
 
 
@@ -22,7 +23,8 @@ def list_sessions(args: argparse.Namespace) -> None:
     """Raises ConfigError for a limit under 1, and for what is no journal."""
     if args.limit is not None and args.limit < 1:
         raise ConfigError("--limit", args.limit, "that lists nothing", "Give 1 or more, or leave it out")
-    sessions = [one for one in opened(args.journal).sessions() if _wanted(one, args.uid, args.stage)]
+    reader = opened(args.journal)
+    sessions = [one for one in reader.sessions() if _wanted(one, args.uid, args.stage)]
     listed = sessions[-args.limit :] if args.limit else sessions
     now = time()
     if args.json:
@@ -31,6 +33,8 @@ def list_sessions(args: argparse.Namespace) -> None:
         return
     lines = [HEADER, *(_cells(one, now) for one in listed)]
     write("\n".join([*columns(lines, NUMBERS), _totals(sessions, len(listed))]))
+    if any(one.stage is Stage.OPEN for one in sessions) and not reader.is_written():
+        write(LEFT)
 
 
 def _wanted(one: SessionSummary, uid: str | None, stage: str | None) -> bool:

@@ -27,13 +27,14 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns the exit code, 2 for a mistake of the user's, told in one line on stderr."""
+    """Runs one command; returns the exit code, 2 for a mistake of the user's, told in a line on stderr."""
     args = parser().parse_args(argv)
     try:
         args.run(args)
         sys.stdout.flush()
     except (ConfigError, JournalError) as error:
-        sys.stderr.write(f"{PROG}: {' '.join(str(error).split())}\n")
+        for problem in getattr(error, "problems", (error,)):  # of a config that has several
+            sys.stderr.write(f"{PROG}: {' '.join(str(problem).split())}\n")
         return MISTAKE
     except BrokenPipeError:
         # The interpreter flushes once more at its end, and would complain then.

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -36,29 +37,29 @@ def add(commands: Commands) -> None:
 
 
 def show_plan(args: argparse.Namespace) -> None:
-    """Raises ConfigError for whatever a run with these settings would be refused for."""
-    from seamless_verl.config import SeamlessConfig, preflight
+    """Raises ConfigError for settings that have no plan; what else a run would be refused for is said beside it."""
+    from seamless_verl.config import SeamlessConfig
     from seamless_verl.config.adopting import adopt_resources
-    from seamless_verl.config.checks import Settings
+    from seamless_verl.config.checks import Settings, preflight_of_plan
     from seamless_verl.config.planning import plan_of
 
     config = composed(args.config_dir, args.config_name, args.overrides)
     cpu = config.trainer.device == "cpu"
     devices = SeamlessConfig.parse(config.get("seamless")).cpu.device_count if cpu else None
     adopt_resources(config, args.overrides)
-    for warning in preflight(config, devices=devices, accelerator=not cpu):
+    settings = Settings.of(config, devices=devices, accelerator=not cpu)
+    warnings, plan = preflight_of_plan(settings), plan_of(replace(settings, unmade=True))
+    for warning in warnings:
         sys.stderr.write(f"warning: {warning}\n")
-    plan = plan_of(Settings.of(config, devices=devices, accelerator=not cpu))
     write(plan_to_json(plan) if args.json else "\n".join(table(plan)))
 
 
 def composed(folder: Path | None, name: str, overrides: Sequence[str]) -> DictConfig:
     """The config that a run would have; ConfigError for what hydra cannot compose."""
     from hydra import compose, initialize_config_dir
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
 
     from seamless_verl.config import register_search_path
+    from seamless_verl.config.command import composing
     from seamless_verl.config.search_path import HERE
     from seamless_verl.platform.detect import on_cpu
 
@@ -66,13 +67,9 @@ def composed(folder: Path | None, name: str, overrides: Sequence[str]) -> DictCo
     place = HERE if folder is None else folder
     if not place.is_dir():
         raise ConfigError("--config-dir", str(place), "there is no such folder", "Give the folder of your config")
-    try:
-        here = "cpu" if on_cpu() else "accelerator"
-        with chosen_platform(here), initialize_config_dir(str(place.absolute()), version_base=None):
-            return compose(name, list(overrides))
-    except (HydraException, OmegaConfBaseException) as error:
-        way_out = "Write overrides as KEY=VALUE, with + before keys that are not there"
-        raise ConfigError("KEY=VALUE", list(overrides), f"cannot be composed: {error}", way_out) from error
+    here = "cpu" if on_cpu() else "accelerator"
+    with composing(overrides), chosen_platform(here), initialize_config_dir(str(place.absolute()), version_base=None):
+        return compose(name, list(overrides))
 
 
 @contextmanager
@@ -102,6 +99,8 @@ def table(plan: Plan) -> Iterator[str]:
         has = "unknown" if plan.device_bytes is None else gigabytes(plan.device_bytes)
         shared = ", shared by all devices" if plan.shared_memory else " a device"
         yield f"model: {plan.parameters:,} parameters; memory: {has}{shared}"
+    else:
+        yield "model: not known here (actor_rollout_ref.model.path), and so is no memory"
     yield ""
     yield from columns([HEADER, *(_machine(plan, node) for node in range(machines))], right=())
     yield ""

@@ -199,11 +199,14 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def nearest(name: str, valid: list[str]) -> str:
-    """A way out for a mistyped name: the nearest valid one when there is one, and all of them."""
+def nearest(name: str, valid: list[str], before: str = "") -> str:
+    """A way out for a mistyped name: the nearest valid one when there is one, and all of them.
+
+    Each is written with what stands `before` it in a command.
+    """
     near = get_close_matches(name, valid, n=1)
-    hint = f"Did you mean {near[0]}? " if near else ""
-    return f"{hint}Valid: {', '.join(valid)}"
+    hint = f"Did you mean {before}{near[0]}? " if near else ""
+    return f"{hint}Valid: {', '.join(before + one for one in valid)}"
 
 
 def _known(node: object, cls: type[Any], prefix: str) -> dict[str, Any]:
@@ -215,7 +218,7 @@ def _known(node: object, cls: type[Any], prefix: str) -> dict[str, Any]:
         raise ConfigError(prefix, tree, "must be a node with keys", nearest("", valid))
     for name, value in tree.items():
         if name not in valid:
-            raise ConfigError(f"{prefix}.{name}", value, "is not a known key", nearest(str(name), valid))
+            raise ConfigError(f"{prefix}.{name}", value, "is not a known key", nearest(str(name), valid, f"{prefix}."))
     return dict(tree)
 
 

@@ -10,7 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from seamless_verl.errors import refusing
+from seamless_verl.errors import ConfigError, refusing
+from seamless_verl.tiny.files import writing_to
 from seamless_verl.tiny.models import SIZES, make_model
 from seamless_verl.tiny.task import make_arithmetic
 
@@ -21,10 +22,19 @@ TASKS = {"arithmetic": make_arithmetic}
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0, or 2 with one line on standard error for a setting that cannot work."""
     options = _parser().parse_args(arguments)
-    make_model(options.size, options.seed, options.out / "model")
-    if options.task:
-        TASKS[options.task](options.out, options.seed, options.train, options.val)
+    check_rows(train=options.train, val=options.val)
+    with writing_to(options.out):
+        make_model(options.size, options.seed, options.out / "model")
+        if options.task:
+            TASKS[options.task](options.out, options.seed, options.train, options.val)
     return 0
+
+
+def check_rows(**counts: int) -> None:
+    """ConfigError for none, before a model is made, which takes seconds to import."""
+    for name, count in counts.items():
+        if count < 1:
+            raise ConfigError(f"--{name}", count, "there must be at least one row", f"Give --{name} 1 or more")
 
 
 def _parser() -> argparse.ArgumentParser:

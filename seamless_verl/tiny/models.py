@@ -6,14 +6,16 @@ vocabulary), and head sizes are ones that vLLM's CPU attention has kernels for (
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from seamless_verl.errors import ConfigError
-from seamless_verl.tiny.files import replaced_folder
-from seamless_verl.tiny.tokenizer import END_OF_TURN, PAD, VOCAB_SIZE, make_tokenizer, token_id
+from seamless_verl.tiny.files import replaced_file, replaced_folder
+from seamless_verl.tiny.tokenizer import CHAT_TEMPLATE, END_OF_TURN, PAD, VOCAB_SIZE, make_tokenizer, token_id
 
 if TYPE_CHECKING:
     from transformers import Qwen3Config
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 MAX_POSITIONS = 8192
 """Longest sequence, in tokens."""
 
+MADE = "made.json"
+"""In the folder of a model that need not be made again: what it was made of."""
 
 WEIGHT_GAIN, HEAD_STD = 0.9, 0.02
 """Scales of the random weights. A weak head makes sampling start nearly uniform, whatever the seed. Stronger
@@ -95,6 +99,22 @@ def make_model(size: str, seed: int, path: str | Path) -> Path:
         _write_weights(model_config(size), seed, folder)
         make_tokenizer().save_pretrained(folder)
     return Path(path)
+
+
+def keep_or_make_model(size: str, seed: int, path: str | Path) -> Path:
+    """`make_model`, unless this left the same one there: to make it again takes seconds, nearly all of them imports."""
+    made, wanted = Path(path) / MADE, {"size": size, "seed": seed, "code": _code()}
+    if not made.is_file() or json.loads(made.read_text(encoding="utf-8")) != wanted:
+        make_model(size, seed, path)
+        with replaced_file(made) as temporary:
+            temporary.write_text(json.dumps(wanted), encoding="utf-8")
+    return Path(path)
+
+
+def _code() -> str:
+    """Another one when this package would make other files."""
+    sources = (Path(__file__), Path(__file__).with_name("tokenizer.py"), CHAT_TEMPLATE)
+    return sha256(b"".join(file.read_bytes() for file in sources)).hexdigest()
 
 
 def _write_weights(config: Qwen3Config, seed: int, folder: Path) -> None:

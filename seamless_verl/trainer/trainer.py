@@ -37,6 +37,7 @@ class SeamlessTrainer(TrainerSetup):
             super()._save_checkpoint()
 
     def on_train_begin(self) -> None:
+        self.long_prompts.result()
         self.device_time.begin()
         self._add_async_warmup_batches(self.seamless.batches_ahead)
 

@@ -9,7 +9,16 @@ import pytest
 from packaging.version import Version
 
 from seamless_verl.config.checks.modes import VERL_MODES
-from seamless_verl.config.checks.serve_options import PARSERS, _keys, _source, serve_options
+from seamless_verl.config.checks.serve_options import (
+    ALONE,
+    PARSERS,
+    UNREAD,
+    _keys,
+    _source,
+    engine_options,
+    serve_options,
+    server_options,
+)
 from seamless_verl.config.checks.tables import (
     DERIVED_HEAD_DIM,
     MBRIDGE_MODEL_TYPES,
@@ -45,11 +54,23 @@ def test_vllm_serve_options() -> None:
     from vllm.tool_parsers import ToolParserManager
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    actions = make_arg_parser(FlexibleArgumentParser())._actions
+    parser = make_arg_parser(FlexibleArgumentParser())
+    actions = parser._actions
     flags = {flag.removeprefix("--") for one in actions for flag in one.option_strings if flag.startswith("--")}
     assert {
         flag for flag in flags if flag.removeprefix("no-") not in flags or not flag.startswith("no-")
     } == serve_options()
+    groups = {
+        group.title: {flag.removeprefix("--") for one in group._group_actions for flag in one.option_strings}
+        for group in parser._action_groups
+    }
+    for title in ("CacheConfig", "LoadConfig", "ParallelConfig", "SchedulerConfig", "VllmConfig"):
+        assert {name for name in groups[title] if name in serve_options()} - {ALONE} <= engine_options()
+    for title in ("MultiModalConfig", "StructuredOutputsConfig"):
+        assert not groups[title] & engine_options()
+    assert groups["ModelConfig"] & engine_options() == UNREAD
+    assert {"host", "port", "api-key", "ssl-keyfile", "root-path"} <= server_options() <= groups["Frontend"]
+    assert not {"chat-template", "tool-call-parser", "enable-auto-tool-choice"} & server_options()
     for name, manager in [("tool-call-parser", ToolParserManager), ("reasoning-parser", ReasoningParserManager)]:
         place, table, plugin = PARSERS[name]
         file = _source(place)

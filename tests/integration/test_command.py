@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from config_cases import tiny_files
+from config_cases import TINY, tiny_files
 from hydra import compose, initialize_config_dir
 from hydra.errors import InstantiationException, SearchPathException
 
@@ -18,11 +18,15 @@ from seamless_verl.config.command import FULL_ERROR, composing, remove_run_folde
 from seamless_verl.config.search_path import HERE
 from seamless_verl.errors import ConfigError
 
-RECIPE = Path(__file__).parents[2] / "recipes" / "arithmetic_grpo"
+RECIPES = Path(__file__).parents[2] / "recipes"
+RECIPE = RECIPES / "arithmetic_grpo"
 
 
-def run(folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "seamless_verl.main_ppo", *arguments]
+def run(folder: Path, *arguments: str, main: str = "main_ppo", **env: str) -> subprocess.CompletedProcess[str]:
+    return ended(folder, sys.executable, "-m", f"seamless_verl.{main}", *arguments, **env)
+
+
+def ended(folder: Path, *command: str, **env: str) -> subprocess.CompletedProcess[str]:
     everything = {name: value for name, value in os.environ.items() if name != "DATA"} | {"VERL_PLATFORM": "cpu"} | env
     return subprocess.run(command, cwd=folder, env=everything, capture_output=True, text=True, timeout=60)
 
@@ -91,6 +95,7 @@ def test_the_users_wish_for_full_errors_stays(monkeypatch: pytest.MonkeyPatch) -
         assert os.environ[FULL_ERROR] == "0"
 
 
+@pytest.mark.parametrize("main", ["main_ppo", "check"])
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -98,8 +103,10 @@ def test_the_users_wish_for_full_errors_stays(monkeypatch: pytest.MonkeyPatch) -
         (["--config-dir", str(RECIPE), "--config-name", "config"], "$DATA=None: the environment variable DATA is not"),
     ],
 )
-def test_the_whole_command_ends_with_code_2_and_leaves_nothing(tmp_path: Path, arguments: list[str], told: str) -> None:
-    done = run(tmp_path, *arguments)
+def test_the_whole_command_ends_with_code_2_and_leaves_nothing(
+    tmp_path: Path, arguments: list[str], told: str, main: str
+) -> None:
+    done = run(tmp_path, *arguments, main=main)
     assert done.returncode == 2 and told in done.stderr and done.stdout == ""
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert not list(tmp_path.iterdir())
@@ -156,3 +163,44 @@ else:
 """)
     command = [sys.executable, "-W", "ignore", "-X", "utf8=1", "-B", str(script), "-W", "a=1"]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "ignore 1 ['-W', 'a=1']\n"
+
+
+def test_a_check_says_what_the_run_would_and_starts_nothing(tmp_path: Path) -> None:
+    files = tiny_files(tmp_path / "files")
+    mine = (*TINY, "trainer.default_local_dir=mine", "hydra.run.dir=run folder")
+    done = run(tmp_path, *files, *mine, main="check")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    wrong = ("trainer.total_training_steps=0", "data.train_batch_size=7")
+    refused = run(tmp_path, *files, *mine, *wrong, main="check")
+    assert refused.returncode == 2 and refused.stderr == run(tmp_path, *files, *mine, *wrong).stderr
+    assert "trainer.total_training_steps=0: must be" in refused.stderr and len(refused.stderr.splitlines()) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["files"]
+
+
+def test_a_check_can_come_before_data_and_model(tmp_path: Path) -> None:
+    files = ("data.train_files=t.parquet", "data.val_files=v.parquet", "actor_rollout_ref.model.path=out/model")
+    done = run(tmp_path, *TINY, *files, main="check", HF_HUB_OFFLINE="1")
+    assert done.returncode == 2
+    for told in ("data.train_files='t.parquet'", "data.val_files='v.parquet'", "actor_rollout_ref.model.path='out/mo"):
+        assert f"\n{told}" in f"\n{done.stderr}"
+    done = run(tmp_path, "--unmade", *TINY, *files, main="check", HF_HUB_OFFLINE="1")
+    assert (done.returncode, done.stderr) == (0, "")
+    (tmp_path / "t.parquet").write_text("no parquet")
+    done = run(tmp_path, "--unmade", *TINY, *files, "data.train_batch_size=7", main="check")
+    assert done.returncode == 2
+    assert [line.partition("=")[0] for line in done.stderr.splitlines()] == [
+        "data.train_files",
+        "data.train_batch_size",
+    ]
+
+
+@pytest.mark.parametrize("recipe", [recipe.parent.name for recipe in RECIPES.glob("*/run.sh")])
+def test_a_recipe_refuses_a_wrong_setting_before_it_makes_anything(tmp_path: Path, recipe: str) -> None:
+    script = str(RECIPES / recipe / "run.sh")
+    for wrong, told in (
+        ("trainer.nnode=1", "Did you mean trainer.nnodes?"),
+        ("data.train_batch_size=7", "multiple of"),
+    ):
+        done = ended(tmp_path, script, wrong, PYTHON=sys.executable, DATA=str(tmp_path / "data"))
+        assert done.returncode == 2 and told in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+        assert not list(tmp_path.iterdir())

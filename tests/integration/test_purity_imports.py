@@ -17,6 +17,7 @@ PURE = (
     "supervisor",
     "tiny",
     "main_ppo",
+    "check",
     *(f"trainer.{name}" for name in ("partial", "marks", "curve", "host", "machines")),
     *(f"trajectory.{name}" for name in ("assemble", "drift", "export", "journal", "policies", "session", "show")),
     *(f"rollout.{name}" for name in ("calls", "stub", "wire")),

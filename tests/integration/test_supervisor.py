@@ -102,7 +102,32 @@ def test_a_run_under_nohup_hears_no_hangup(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_second_signal_kills_at_once(tmp_path: Path, second: int) -> None:
+def test_a_second_signal_kills_at_once_and_ends_as_the_first(tmp_path: Path, second: int) -> None:
+    code = """
+        import os, signal, subprocess, sys, time
+        logs = os.path.join(os.environ["RAY_TMPDIR"], "ray", "session_2030", "logs")
+        os.makedirs(logs)
+        left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+        print(left.pid, flush=True)
+        signal.signal(signal.SIGINT, lambda *_: print("not yet", flush=True))
+        print("ready", flush=True)
+        while True:
+            time.sleep(600)
+    """
+    process = supervised(code, tmp_path)
+    left = int(line(process))
+    assert line(process) == "ready"
+    process.send_signal(signal.SIGINT)
+    assert line(process) == "not yet"
+    start = time.monotonic()
+    process.send_signal(second)
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 130 and time.monotonic() - start < 5
+    assert out == "note none\n", "and nothing of a failure"
+    assert not psutil.pid_exists(left) and not os.listdir(tmp_path)
+
+
+def test_a_child_that_outstays_its_grace_has_failed(tmp_path: Path) -> None:
     code = """
         import signal, time
         signal.signal(signal.SIGINT, lambda *_: print("not yet", flush=True))
@@ -110,14 +135,11 @@ def test_a_second_signal_kills_at_once(tmp_path: Path, second: int) -> None:
         while True:
             time.sleep(600)
     """
-    process = supervised(code, tmp_path)
+    process = supervised(code, tmp_path, before="supervisor.GRACE_S = 0.2")
     assert line(process) == "ready"
     process.send_signal(signal.SIGINT)
-    assert line(process) == "not yet"
-    start = time.monotonic()
-    process.send_signal(second)
     process.communicate(timeout=30)
-    assert process.returncode == 137 and time.monotonic() - start < 5
+    assert process.returncode == 137
 
 
 @pytest.mark.parametrize(("how", "code"), [("sys.exit(0)", 0), ("sys.exit(1)", 1), ("os.kill(os.getpid(), 9)", 137)])
@@ -248,6 +270,20 @@ def test_the_logs_of_a_failed_run_are_kept(tmp_path: Path) -> None:
     kept = tmp_path / "outputs" / f"ray-logs-{process.pid}"
     assert process.returncode == 3 and (kept / "raylet.out").read_text() == "why"
     assert str(kept.relative_to(tmp_path)) in out
+
+
+def test_the_logs_of_a_failed_run_are_kept_where_it_wants_them(tmp_path: Path) -> None:
+    wanted = tmp_path / "run folder"
+    says = f"""
+        from pathlib import Path
+        from seamless_verl.supervisor import logs_belong_in
+        import os
+        logs_belong_in(Path({wanted.name!r}), Path(os.environ["M"]))
+    """
+    process = supervised(textwrap.dedent(says) + textwrap.dedent(LOGS), tmp_path)
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 3 and str(wanted / f"ray-logs-{process.pid}") in out
+    assert (wanted / f"ray-logs-{process.pid}" / "raylet.out").is_file() and os.listdir(tmp_path) == [wanted.name]
 
 
 def test_logs_that_cannot_be_kept_are_said_to_be_lost(tmp_path: Path) -> None:

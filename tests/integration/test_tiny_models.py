@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from seamless_verl.errors import ConfigError
-from seamless_verl.tiny import SIZES, make_model
+from seamless_verl.tiny import SIZES, keep_or_make_model, make_model, models
+from seamless_verl.tiny.models import MADE
 
 pytestmark = pytest.mark.integration
 BOUNDS = {"nano": (350_000, 450_000), "small": (2_700_000, 3_500_000), "medium": (18e6, 22e6)}
@@ -93,3 +94,21 @@ def test_a_model_in_the_way_is_replaced_and_nothing_is_left_beside_it(tmp_path: 
     make_model("nano", 1, tmp_path / "model")
     assert contents(tmp_path / "model") != old
     assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_model_that_is_there_is_kept_and_another_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = keep_or_make_model("nano", 3, tmp_path / "model")
+    first = contents(path)
+    assert {name: first[name] for name in first if name != MADE} == contents(make_model("nano", 3, tmp_path / "again"))
+    with monkeypatch.context() as patch:
+        patch.setattr(models, "make_model", None)
+        assert keep_or_make_model("nano", 3, path) == path
+    keep_or_make_model("nano", 4, path)
+    assert contents(path)["model.safetensors"] != first["model.safetensors"]
+    make_model("nano", 4, path)  # whoever makes it otherwise leaves no word of it
+    assert MADE not in contents(path)
+    keep_or_make_model("nano", 3, path)
+    assert contents(path) == first
+    monkeypatch.setattr(models, "_code", lambda: "other code")
+    keep_or_make_model("nano", 3, path)
+    assert contents(path)[MADE] != first[MADE]

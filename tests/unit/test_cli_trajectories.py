@@ -21,11 +21,15 @@ from seamless_verl.trajectory.session import Closed
 
 
 def ids(lines: list[str]) -> list[str]:
-    return [line.split()[0] for line in lines[1:-1]]
+    return [line.split()[0] for line in lines[1 : lines.index(totals(lines))]]
+
+
+def totals(lines: list[str]) -> str:
+    return next(line for line in lines if re.match(r"\d+ sessions?\b", line))
 
 
 def test_ls_has_a_line_for_each_session_and_the_totals(tmp_path: Path, capsys: Capture) -> None:
-    header, first, second, third, totals = said(capsys, "ls", journal_file(tmp_path))
+    header, first, second, third, totals, left = said(capsys, "ls", journal_file(tmp_path))
     assert header.split() == ["SESSION", "UID", "STAGE", "REASON", "CALLS", "TOKENS", "OPENED", "AGE"]
     assert first.split()[:6] == ["aaa1", "u0", "closed", "finished", "3", "6"]
     assert second.split()[:6] == ["aab2", "u1", "open", "-", "1", "1"]
@@ -35,6 +39,20 @@ def test_ls_has_a_line_for_each_session_and_the_totals(tmp_path: Path, capsys: C
     days = int((time.time() - 1.5) // 86400)
     assert first.split()[7].startswith(f"{days}d")
     assert totals == "3 sessions (1 open, 1 closed, 1 handed): 5 calls, 9 tokens generated"
+    assert left.startswith("No run writes this journal now. What is open was cut off with its run")
+
+
+def test_ls_says_what_a_stopped_run_has_left_open(tmp_path: Path, capsys: Capture) -> None:
+    with journal_at(tmp_path) as journal:
+        write(journal, opened("running"))
+        path = str(journal.path)
+        assert said(capsys, "ls", path)[-1].startswith("1 session (1 open)"), "its run goes on"
+    assert said(capsys, "ls", path)[-1].startswith("No run writes this journal now")
+    Path(f"{path}-lock").unlink()  # as of a copy
+    assert said(capsys, "ls", path)[-1].startswith("No run writes this journal now")
+    with journal_at(tmp_path) as journal:
+        write(journal, *closed("running", "abandoned"))
+    assert said(capsys, "ls", path)[-1].startswith("1 session (1 closed)")
 
 
 def test_ls_leaves_out_what_was_not_asked_for(tmp_path: Path, capsys: Capture) -> None:
@@ -43,7 +61,7 @@ def test_ls_leaves_out_what_was_not_asked_for(tmp_path: Path, capsys: Capture) -
     assert ids(said(capsys, "ls", path, "--stage", "closed")) == ["aaa1"]
     limited = said(capsys, "ls", path, "--limit", "2")
     assert ids(limited) == ["aab2", "b3"]
-    assert limited[-1].startswith("3 sessions") and "the newest 2 listed" in limited[-1]
+    assert totals(limited).startswith("3 sessions") and "the newest 2 listed" in totals(limited)
     assert said(capsys, "ls", path, "--uid", "nobody")[1:] == ["0 sessions: 0 calls, 0 tokens generated"]
 
 

@@ -184,7 +184,7 @@ def test_a_journal_that_may_not_be_written(folder: Path, monkeypatch: pytest.Mon
     [
         "[--tool-call-parser=hermes,--enable-auto-tool-choice]",
         "[--tool_call_parser,hermes]",
-        "[--no-enable-prefix-caching,--hf-overrides.a.b=1,-cc.mode=3]",
+        "[--no-enable-log-deltas,--hf-overrides.a.b=1,--structured-outputs-config.backend=auto]",
         "[--tool-call-parser=mine,--tool-parser-plugin=mine.py]",
         "[--max-log=3]",
     ],
@@ -209,6 +209,29 @@ def test_options_that_vllm_has(folder: Path, options: str) -> None:
 def test_options_that_vllm_has_not(folder: Path, options: str, value: str, way_out: str) -> None:
     config = tiny_plain(folder, ON, f"{GATEWAY}.options={options}")
     assert_refused(config, f"{GATEWAY}.options", value, way_out)
+
+
+@pytest.mark.parametrize(
+    ("option", "way_out"),
+    [
+        ("--gpu-memory-utilization=0.5", "Set actor_rollout_ref.rollout.gpu_memory_utilization for all engines"),
+        ("--max_num_seqs=4", "Set actor_rollout_ref.rollout.max_num_seqs for all engines"),
+        ("--no-enable-prefix-caching", "Set actor_rollout_ref.rollout.enable_prefix_caching for all engines"),
+        (
+            "--kv-transfer-config.a=1",
+            "Set +actor_rollout_ref.rollout.engine_kwargs.vllm.kv_transfer_config for all engines",
+        ),
+        ("--enforce-eager", "Set actor_rollout_ref.rollout.enforce_eager for all engines"),
+        ("--port=8000", "Leave it out; seamless.gateway.port says where the gateway listens"),
+        ("--api-key=mine", "seamless.gateway.port"),
+    ],
+)
+def test_options_that_the_gateway_does_not_read(folder: Path, option: str, way_out: str) -> None:
+    known = ("max_num_seqs=128", "enforce_eager=true")
+    config = tiny_plain(
+        folder, ON, f"{GATEWAY}.options=[{option}]", *(f"actor_rollout_ref.rollout.{one}" for one in known)
+    )
+    assert_refused(config, f"{GATEWAY}.options", option, way_out)
 
 
 def test_names_of_options() -> None:

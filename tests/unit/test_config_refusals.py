@@ -87,7 +87,7 @@ def test_a_standalone_pool_passes_on_two_devices(tmp_path: Path, overrides: tupl
             False,
             "mbridge=True",
         ),
-        ("++seamless.layuot=auto", "seamless.layuot", "auto", "Did you mean layout?"),
+        ("++seamless.layuot=auto", "seamless.layuot", "auto", "Did you mean seamless.layout?"),
         (f"{PATH}=/no/such/model", PATH, "/no/such/model", f"Set {PATH} to a model folder"),
         (f"{PATH}=./model", PATH, "./model", f"Set {PATH} to a model folder"),
         (

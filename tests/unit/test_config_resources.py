@@ -165,11 +165,44 @@ def test_the_command_prints_the_same_plan_as_table_and_as_json(
     assert plan.layout is Layout.MULTIPLEXED and plan.trainer.devices == (0,)
 
 
+CLUSTER = (
+    f"{KEY}=[{{count: 2, devices: 8, tags: [train, rollout]}},"
+    " {count: 1, devices: 8, tags: [rollout], labels: {zone: b}}]"
+)
+
+
 def test_the_command_refuses_what_a_run_would(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *tiny_files(tmp_path), *TINY_CLI, TWO, "platform=cpu", "trainer.nnodes=7"]) == 2
     told = capsys.readouterr().err
     assert f"trainer.nnodes=7: contradicts {KEY}" in told and told.count("\n") == 1
-    assert main(["plan", "no.such.key=1"]) == 2
-    assert "cannot be composed" in capsys.readouterr().err
+    assert main(["plan", "trainer.nnode=1"]) == 2
+    assert "trainer.nnode='1': is not a known key. Did you mean trainer.nnodes?" in capsys.readouterr().err
+    assert main(["plan", "--config-name", "none"]) == 2
+    assert "--config-name='none': there is no such config" in capsys.readouterr().err
     assert main(["plan", "--config-dir", str(tmp_path / "none")]) == 2
     assert "--config-dir" in capsys.readouterr().err
+
+
+def test_a_plan_needs_none_of_its_machines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """No model, no data, more devices than here, and settings that a run would still have to be given."""
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    for platform, replicas in (("cpu", "16 hybrid, 8 standalone"), ("accelerator", "8 hybrid, 4 standalone")):
+        assert main(["plan", f"platform={platform}", CLUSTER]) == 0
+        told = capsys.readouterr()
+        assert told.out.startswith("multiplexed: 3 machines, 24 devices\n") and replicas in told.out
+        assert "model: not known here" in told.out
+        assert told.err.startswith("warning: a run would be refused here, for ") and told.err.count("\n") == 1
+        assert "data.train_files" in told.err and "actor_rollout_ref.model.path" in told.err
+        assert (f"{KEY}," in told.err) == (platform == "cpu"), "where it is known how many devices there are"
+
+
+def test_a_plan_is_refused_for_what_it_would_break(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = f"actor_rollout_ref.model.path={write_model(tmp_path / 'model', **QWEN3_8B)}"
+    small = ("platform=accelerator", "algorithm.adv_estimator=grpo", "seamless.device_memory_gb=16", model, CLUSTER)
+    assert main(["plan", *small]) == 2
+    told = capsys.readouterr().err
+    assert "would need" in told and "has 16.0 GB" in told
+    assert main(["plan", *small, f"{ROLLOUT}.tensor_model_parallel_size=3"]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert "=3: a replica of 3 devices does not" in first and "=3: does not divide the model's 32" in second
+    assert first.startswith("seamless-verl: ") and second.startswith("seamless-verl: ")

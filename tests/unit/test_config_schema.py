@@ -71,8 +71,9 @@ def test_machines_are_read() -> None:
 @pytest.mark.parametrize(
     ("node", "key", "way_out"),
     [
-        ({"layuot": "auto"}, "seamless.layuot", "Did you mean layout?"),
-        ({"cpu": {"device": 2}}, "seamless.cpu.device", "Did you mean devices?"),
+        ({"layuot": "auto"}, "seamless.layuot", "Did you mean seamless.layout? Valid: seamless.layout, seamless.max_"),
+        ({"cpu": {"device": 2}}, "seamless.cpu.device", "Did you mean seamless.cpu.devices? Valid: seamless.cpu.dev"),
+        ({"foo": 1}, "seamless.foo", "Valid: seamless.layout, seamless.max_staleness, "),
         ({"layout": "colocate"}, "seamless.layout", "Did you mean colocated?"),
         ({"layout": ["auto"]}, "seamless.layout", "Valid: auto, colocated, disaggregated, multiplexed"),
         ({"max_staleness": -1}, "seamless.max_staleness", "Set seamless.max_staleness=0"),

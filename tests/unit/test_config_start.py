@@ -43,8 +43,15 @@ def test_a_reward_function_that_only_running_would_find(tmp_path: Path) -> None:
 def test_a_reward_function_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, path, name = reward(tmp_path), f"{REWARD}.path", f"{REWARD}.name"
     config = tiny_plain(tmp_path, f"{path}={file}", f"{name}=compute_scores")
-    assert_refused(config, name, "compute_scores", "Did you mean compute_score?")
+    assert_refused(config, name, "compute_scores", "Did you mean compute_score? It has: compute_score")
     assert_refused(tiny_plain(tmp_path, f"{path}={file}", f"{name}=zz"), name, "zz", "It has: compute_score")
+    file = reward(tmp_path, "import os\nLIMIT = 3\nclass Judge: ...\nasync def grade(): ...\ndef _own(): ...")
+    assert_refused(tiny_plain(tmp_path, f"{path}={file}", f"{name}=zz"), name, "zz", "It has: Judge, grade")
+    reward(tmp_path, "import os\nLIMIT = 3")
+    assert_refused(tiny_plain(tmp_path, f"{path}={file}", f"{name}=zz"), name, "zz", "It has: LIMIT, os")
+    reward(tmp_path, "\n".join(f"def f{number:02}(): ..." for number in range(20)))
+    assert_refused(tiny_plain(tmp_path, f"{path}={file}", f"{name}=zz"), name, "zz", "f11 and 8 more")
+    reward(tmp_path)
     assert_refused(tiny_plain(tmp_path, f"{path}={file}", f"{name}=null"), name, None, f"Add {name}=")
     missing = f"{tmp_path}/rewards.py"
     assert_refused(tiny_plain(tmp_path, f"{path}={missing}"), path, missing, f"Set {path} to a .py file")
@@ -193,3 +200,11 @@ def test_a_train_batch_can_also_be_cut_otherwise(tmp_path: Path, train: int, min
 def test_working_directory_is_told(tmp_path: Path) -> None:
     (problem,) = refused(tiny_plain(tmp_path, f"{REWARD}.path=mine/reward.py"))
     assert os.getcwd() in problem.reason
+
+
+def test_how_a_long_prompt_is_cut_cannot_be_chosen(tmp_path: Path) -> None:
+    for way in ("error", "left"):
+        assert preflight(tiny_plain(tmp_path, f"data.truncation={way}"), devices=1, accelerator=False) == []
+    (warning,) = preflight(tiny_plain(tmp_path, "data.truncation=right"), devices=1, accelerator=False)
+    assert warning.startswith("data.truncation='right': is not read by verl 0.9.1")
+    assert warning.endswith("data.filter_overlong_prompts=True leaves such prompts out")

@@ -25,6 +25,7 @@ BELOW = {
     "trainer": {"errors", "config", "platform", "rollout", "gateway", "agents", "trajectory", "resources"},
     "bench": {"errors", "tiny", "trajectory", "rollout", "gateway", "resources", "config", "platform", "supervisor"},
     "main_ppo": {"errors", "config", "platform", "trainer", "supervisor"},
+    "check": {"errors", "main_ppo"},
 }
 
 

@@ -119,6 +119,15 @@ def test_the_command_ends_with_two_and_one_line(tmp_path: Path, capsys: pytest.C
     assert "Name a new or empty folder" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", ["--train", "--val"])
+def test_the_command_refuses_no_rows_before_it_imports_what_takes_seconds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    assert main(["--out", str(tmp_path / "new"), "--task", "arithmetic", option, "0"]) == 2
+    assert capsys.readouterr().err == f"{option}=0: there must be at least one row. Give {option} 1 or more\n"
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("response", "score", "acc"),
     [

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from omegaconf import DictConfig
@@ -17,7 +18,7 @@ from seamless_verl.config.checks.devices import (
     check_engine_dtype,
 )
 from seamless_verl.config.checks.gateway import check_gateway, check_journal, check_port, check_shards
-from seamless_verl.config.checks.lengths import check_lengths
+from seamless_verl.config.checks.lengths import check_lengths, check_truncation
 from seamless_verl.config.checks.micro_batches import (
     check_critic_micro_batches,
     check_micro_batches,
@@ -41,7 +42,7 @@ from seamless_verl.config.checks.serve_options import check_options
 from seamless_verl.config.checks.settings import Check, Settings
 from seamless_verl.config.checks.versions import check_versions
 
-__all__ = ["CHECKS", "Problem", "RefusedConfigError", "Settings", "find_problems", "preflight"]
+__all__ = ["CHECKS", "Problem", "RefusedConfigError", "Settings", "find_problems", "preflight", "preflight_of_plan"]
 
 # In the order in which a reader should mend things: later checks often follow from earlier ones.
 CHECKS: tuple[Check, ...] = (
@@ -62,6 +63,7 @@ CHECKS: tuple[Check, ...] = (
     check_head_size,
     check_data,
     check_lengths,
+    check_truncation,
     check_reward_function,
     check_resume,
     check_folder,
@@ -85,25 +87,53 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
-def preflight(config: DictConfig | Mapping[str, Any], *, devices: int | None, accelerator: bool) -> list[str]:
+# What a plan follows from; the rest is of the run alone, or of the machine that it would be started on.
+OF_A_PLAN: tuple[Check, ...] = (
+    *(check_mode, check_seamless, check_resources, check_trainer_parallel, check_rollout_parallel),
+    *(check_model_division, check_memory),
+)
+
+
+def preflight(
+    config: DictConfig | Mapping[str, Any], *, devices: int | None, accelerator: bool, unmade: bool = False
+) -> list[str]:
     """Refuse a composed config that cannot run, before anything starts; return warnings for one that may.
 
     `devices` is how many there are in all, None when only a running cluster knows; `accelerator` is
-    False on the CPU platform. Raises RefusedConfigError, a ConfigError that is the first problem and
-    whose text lists every problem, one a line. Imports none of torch, ray, verl, vllm and Megatron.
+    False on the CPU platform; `unmade` as in Settings. Raises RefusedConfigError, a ConfigError that is the
+    first problem and whose text lists every problem, one a line. Imports none of torch, ray, verl, vllm and Megatron.
     """
-    settings = Settings.of(config, devices=devices, accelerator=accelerator)
+    return warnings_of(find_problems(Settings.of(config, devices=devices, accelerator=accelerator, unmade=unmade)))
+
+
+def preflight_of_plan(settings: Settings) -> list[str]:
+    """Refuse what has no plan, whatever data and models are here; what else is wrong with a run is a warning.
+
+    Memory that is not stated is this machine's own, and stops no plan for others.
+    """
+    stated = settings.seamless.device_memory_gb is not None
+    needed = [check for check in OF_A_PLAN if stated or check is not check_memory]
+    warnings_of(find_problems(replace(settings, unmade=True), needed))
     problems = find_problems(settings)
+    keys = ", ".join(dict.fromkeys(problem.key for problem in problems if not problem.warning))
+    refused = (
+        f"a run would be refused here, for {keys}; `python -m seamless_verl.check` with the same settings says why"
+    )
+    return [*(str(problem) for problem in problems if problem.warning), *([refused] if keys else [])]
+
+
+def warnings_of(problems: Sequence[Problem]) -> list[str]:
+    """The problems as text, where all of them are warnings; RefusedConfigError where one is not."""
     fatal = [problem for problem in problems if not problem.warning]
     if fatal:
         raise RefusedConfigError(*fatal)
     return [str(problem) for problem in problems]
 
 
-def find_problems(settings: Settings) -> list[Problem]:
-    """All problems and warnings, in the order of CHECKS, one for each key and reason."""
+def find_problems(settings: Settings, checks: Sequence[Check] = CHECKS) -> list[Problem]:
+    """All problems and warnings, in the order of the checks, one for each key and reason."""
     found: dict[tuple[str, str], Problem] = {}
-    for check in CHECKS:
+    for check in checks:
         for problem in check(settings):
             found.setdefault((problem.key, problem.reason), problem)
     return list(found.values())

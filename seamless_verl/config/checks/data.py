@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 
 from seamless_verl.config.checks.batches import TRAIN
-from seamless_verl.config.checks.problem import Problem
+from seamless_verl.config.checks.problem import AbsentError, Problem
 from seamless_verl.config.checks.settings import Settings, check
 from seamless_verl.errors import ConfigError
 
@@ -36,7 +36,11 @@ def check_data(settings: Settings) -> list[Problem]:
     problems, rows = [], 0
     for key in FILE_KEYS:
         for path in _paths(settings, key):
-            footer = _open(key, path)
+            try:
+                footer = _open(key, path)
+            except AbsentError as error:
+                problems.append(Problem.of(error, unmade=settings.unmade))
+                footer = None
             if footer is None:
                 rows = -1
                 continue
@@ -66,7 +70,7 @@ def _open(key: str, path: str) -> Footer | None:
         return None
     local = os.path.expanduser(path)
     if not os.path.isfile(local):
-        raise ConfigError(key, path, "does not exist", f"Set {key} to a file that verl's data scripts made")
+        raise AbsentError(key, path, "does not exist", f"Set {key} to a file that verl's data scripts made")
     if not path.endswith(SUFFIXES):
         raise ConfigError(key, path, "is of a kind verl does not read", f"Set {key} to a .parquet file")
     return _footer(key, local) if path.endswith(".parquet") else None

@@ -16,6 +16,17 @@ LONGEST = f"{ROLLOUT}.max_model_len"
 
 
 @check
+def check_truncation(settings: Settings) -> list[Problem]:
+    """How a prompt that is too long is cut is not for the user to choose (agent_loop.py `_cap_text_prompt_length`)."""
+    key, way = "data.truncation", settings.get("data.truncation", "error")
+    if way in ("error", "left"):  # verl's default; and what it does, whatever it is told
+        return []
+    reason = "is not read by verl 0.9.1, which cuts off the beginning of a prompt that is too long"
+    way_out = "Leave it out; data.filter_overlong_prompts=True leaves such prompts out"
+    return [Problem(key, way, reason, way_out, warning=True)]
+
+
+@check
 def check_lengths(settings: Settings) -> list[Problem]:
     """A longest prompt with a longest response is no longer than a sequence may be."""
     positions, longest = max_positions(settings), settings.get(LONGEST)

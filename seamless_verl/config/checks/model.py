@@ -43,7 +43,7 @@ def check_critic_model(settings: Settings) -> list[Problem]:
         locate("critic.model.path", settings.text("critic.model.path"))
     except ConfigError as error:
         way_out = f"{error.way_out}, or train without a critic: algorithm.adv_estimator=grpo"
-        return [Problem(error.key, error.value, error.reason, way_out)]
+        raise type(error)(error.key, error.value, error.reason, way_out) from error
     return []
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from seamless_verl.config.checks.problem import AbsentError
 from seamless_verl.config.checks.settings import Settings
 from seamless_verl.config.checks.tables import DERIVED_HEAD_DIM
 from seamless_verl.errors import ConfigError
@@ -19,11 +20,16 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 def model_config(settings: Settings, node: str) -> Mapping[str, Any] | None:
     """The model's config.json with verl's override_config applied.
 
-    None when it cannot be read before the run: a hub id that is not in the cache, or a remote path.
-    Raises ConfigError when the path cannot be a model.
+    None when it cannot be read before the run: a hub id that is not in the cache, a remote path, or
+    one that may still be made. Raises ConfigError when the path cannot be a model.
     """
     key = f"{node}.hf_config_path" if settings.get(f"{node}.hf_config_path") else f"{node}.path"
-    folder = locate(key, settings.text(key))
+    try:
+        folder = locate(key, settings.text(key))
+    except AbsentError:
+        if not settings.unmade:
+            raise
+        return None
     if folder is None:
         return None
     overrides = settings.get(f"{node}.override_config", {})
@@ -31,7 +37,8 @@ def model_config(settings: Settings, node: str) -> Mapping[str, Any] | None:
 
 
 def locate(key: str, path: str) -> Path | None:
-    """The local folder of a model path; None when it is remote. ConfigError when it is nowhere."""
+    """The local folder of a model path; None when it is remote. AbsentError when it is nowhere, ConfigError
+    when it is no folder."""
     if "://" in path:
         return None
     if os.path.isdir(path):
@@ -42,7 +49,7 @@ def locate(key: str, path: str) -> Path | None:
     if os.path.exists(path):
         raise ConfigError(key, path, "is a file", f"Set {key} to the folder that holds config.json")
     if not HUB_ID.fullmatch(path):
-        raise ConfigError(key, path, "does not exist", f"Set {key} to a model folder or a hub id")
+        raise AbsentError(key, path, "does not exist", f"Set {key} to a model folder or a hub id")
     return _cached(key, path)
 
 
@@ -73,7 +80,7 @@ def _cached(key: str, hub_id: str) -> Path | None:
     offline = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
     if offline.upper() in ("1", "ON", "YES", "TRUE"):
         reason = "is neither a folder nor in the hub's cache, and HF_HUB_OFFLINE is set"
-        raise ConfigError(key, hub_id, reason, f"Set {key} to a model folder, or set HF_HUB_OFFLINE=0")
+        raise AbsentError(key, hub_id, reason, f"Set {key} to a model folder, or set HF_HUB_OFFLINE=0")
     return None
 
 

@@ -10,7 +10,7 @@ from seamless_verl.config.checks.roles import (
     releases_memory,
     seamless_layout,
 )
-from seamless_verl.config.checks.settings import Settings, check
+from seamless_verl.config.checks.settings import MISSING, Settings, check
 from seamless_verl.config.schema import nearest
 from seamless_verl.resources.tags import Layout
 
@@ -103,7 +103,8 @@ def _ahead(settings: Settings) -> list[Problem]:
 
 def _engine(settings: Settings) -> list[Problem]:
     key = f"{ROLLOUT}.name"
-    if (name := settings.get(key, "vllm")) == "vllm" or not settings.host.accelerator:  # there another check speaks
+    name = settings.get(key, "vllm")
+    if name in ("vllm", MISSING) or not settings.host.accelerator:  # there another check speaks
         return []
     way_out = f"Set {key}=vllm, or use one of verl's own trainer modes"
     return [Problem(key, name, "the seamless trainer streams from vLLM's engine", way_out)]

@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from seamless_verl.errors import ConfigError
 
 
+class AbsentError(ConfigError):
+    """Data or a model that is not there, and that a recipe may be about to make."""
+
+
 @dataclass(frozen=True)
 class Problem:
     """A setting that cannot work, in the terms of ConfigError; a warning when it may still work."""
@@ -18,8 +22,10 @@ class Problem:
     warning: bool = False
 
     @classmethod
-    def of(cls, error: ConfigError) -> Problem:
-        return cls(error.key, error.value, error.reason, error.way_out)
+    def of(cls, error: ConfigError, *, unmade: bool = False) -> Problem:
+        """A warning for what is absent, where that may be because it is `unmade`."""
+        warning = unmade and isinstance(error, AbsentError)
+        return cls(error.key, error.value, error.reason, error.way_out, warning)
 
     def __str__(self) -> str:
         return str(ConfigError(self.key, self.value, self.reason, self.way_out))

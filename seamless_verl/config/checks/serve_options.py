@@ -20,6 +20,12 @@ from seamless_verl.config.schema import nearest
 
 KEY = "seamless.gateway.options"
 SOURCES = ("engine/arg_utils.py", "entrypoints/launchers/cli_args.py")
+READ = ("model", "multimodal", "structured_outputs")  # groups of the engine's options that the gateway reads
+UNREAD = frozenset({"quantization", "enforce-eager", "enable-sleep-mode", "enable-cumem-allocator"})  # but of these
+ALONE = "structured-outputs-config"  # the one it reads of another group
+GROUPED = re.compile(r'(\w+)_group\.add_argument\(\s*"--([a-z][a-z0-9-]+)"')
+SERVER = re.compile(r"^class FrontendArgs\b.*?(?=^(?:class|def) )", re.MULTILINE | re.DOTALL)
+ENGINES = "actor_rollout_ref.rollout"
 OPTION, FIELD = re.compile(r'"--([a-z][a-z0-9-]+)"'), re.compile(r"^    ([a-z][a-z0-9_]+): ", re.MULTILINE)
 PARSERS = {
     "tool-call-parser": ("tool_parsers/__init__.py", "_TOOL_PARSERS_TO_REGISTER", "tool-parser-plugin"),
@@ -29,14 +35,15 @@ PARSERS = {
 
 @check
 def check_options(settings: Settings) -> list[Problem]:
-    """Each is one that vLLM has, and the parsers they choose are ones that it has."""
+    """Each is one that vLLM has and the gateway reads, and the parsers they choose are ones that vLLM has."""
     gateway, known = settings.seamless.gateway, serve_options()
     if not gateway.enabled or not known:
         return []
     given = list(gateway.options)
     if given and not given[0].startswith("-"):
         return [Problem(KEY, given[0], "is not an option", f'Write options as \'{KEY}=["--one","--two=2"]\'')]
-    problems = [_unknown(option, known) for option in given if option.startswith("--")]
+    named = [option for option in given if option.startswith("--")]
+    problems = [_unknown(option, known) or _elsewhere(settings, option) for option in named]
     problems += [_no_parser(name, given) for name in PARSERS]
     return [problem for problem in problems if problem is not None]
 
@@ -52,6 +59,22 @@ def serve_options() -> frozenset[str]:
     return frozenset(fields.union(*(OPTION.findall(text) for text in texts)))
 
 
+@cache
+def engine_options() -> frozenset[str]:
+    """Names of those that only an engine reads, which the gateway has none of."""
+    file = _source(SOURCES[0])
+    grouped = [] if file is None else GROUPED.findall(file.read_text(encoding="utf-8"))
+    return frozenset(name for group, name in grouped if group not in READ and name != ALONE) | UNREAD
+
+
+@cache
+def server_options() -> frozenset[str]:
+    """Names of those of vLLM's own HTTP server, in whose place the gateway stands."""
+    file = _source(SOURCES[1])
+    found = None if file is None else SERVER.search(file.read_text(encoding="utf-8"))
+    return frozenset() if found is None else frozenset(name.replace("_", "-") for name in FIELD.findall(found[0]))
+
+
 def name_of(option: str) -> str:
     """`--no-this_one.key=value` is `this-one`: how it is spelled, switched off or reached into does not count."""
     name = re.split(r"[=.]", option.removeprefix("--"), maxsplit=1)[0]
@@ -65,6 +88,21 @@ def _unknown(option: str, known: frozenset[str]) -> Problem | None:
     near = nearest(name, sorted(known)).partition("? Valid")
     hint = f"{near[0].replace('mean ', 'mean --')}? " if near[1] else ""
     return Problem(KEY, option, "is not an option of vllm serve", f"{hint}`vllm serve --help=all` lists them")
+
+
+def _elsewhere(settings: Settings, option: str) -> Problem | None:
+    """An option that has its effect in another place, as far as it is spelled out."""
+    name = name_of(option)
+    name = name if name in serve_options() else name.removeprefix("no-")
+    if name in engine_options():
+        key = f"{ENGINES}.{name.replace('-', '_')}"
+        if settings.get(key) is None:
+            key = f"+{ENGINES}.engine_kwargs.vllm.{name.replace('-', '_')}"
+        return Problem(KEY, option, "is for an engine, which the gateway has none of", f"Set {key} for all engines")
+    if name in server_options():
+        way_out = f"Leave it out; {KEY.replace('options', 'port')} says where the gateway listens"
+        return Problem(KEY, option, "is for vLLM's own server, in whose place the gateway stands", way_out)
+    return None
 
 
 def _no_parser(name: str, given: Sequence[str]) -> Problem | None:

@@ -31,15 +31,19 @@ class Host:
 
 @dataclass(frozen=True)
 class Settings:
-    """Resolved values of one config; reads raise ConfigError, never an omegaconf error."""
+    """Resolved values of one config; reads raise ConfigError, never an omegaconf error.
+
+    `unmade`: data and models that are not there may come yet; what would be read of them is not known.
+    """
 
     tree: Mapping[str, Any]
     host: Host
+    unmade: bool = False
 
     @classmethod
-    def of(cls, config: Config, *, devices: int | None, accelerator: bool) -> Settings:
+    def of(cls, config: Config, *, devices: int | None, accelerator: bool, unmade: bool = False) -> Settings:
         """Resolve every interpolation once; a broken one is a ConfigError that names its key."""
-        return cls(_resolved(config), Host(devices, accelerator, usable_cores()))
+        return cls(_resolved(config), Host(devices, accelerator, usable_cores()), unmade)
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value at a dotted key; `default` when the key is absent or null."""
@@ -94,7 +98,7 @@ def check(body: Check) -> Check:
         try:
             return body(settings)
         except ConfigError as error:
-            return [Problem.of(error)]
+            return [Problem.of(error, unmade=settings.unmade)]
 
     return run
 

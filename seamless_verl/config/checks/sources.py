@@ -16,6 +16,7 @@ from pathlib import Path
 from seamless_verl.errors import ConfigError
 
 Names = frozenset[str]
+LISTED = 12  # names that a message has, at most
 
 
 def find_module(dotted: str) -> tuple[ModuleSpec | None, list[str]]:
@@ -40,8 +41,8 @@ def check_name(key: str, value: str, place: str, file: str | Path, name: str) ->
         return
     public = sorted(one for one in names if not one.startswith("_"))
     near = get_close_matches(name, public, n=1)
-    way_out = f"Did you mean {near[0]}?" if near else f"It has: {', '.join(public) or 'nothing'}"
-    raise ConfigError(key, value, f"{place} has no {name!r}", way_out)
+    hint = f"Did you mean {near[0]}? " if near else ""
+    raise ConfigError(key, value, f"{place} has no {name!r}", f"{hint}It has: {_listed(Path(file), public)}")
 
 
 def check_dotted(key: str, value: str, dotted: str, way_out: str) -> None:
@@ -67,6 +68,15 @@ def names_of(key: str, value: str, file: Path) -> Names | None:
         raise ConfigError(key, value, f"{file} cannot be read: {error.strerror}", "Allow it to be read") from error
     names = frozenset(_defined(body))
     return None if {"*", "__getattr__"} & names or "globals()" in source else names
+
+
+def _listed(file: Path, public: list[str]) -> str:
+    """What may have been meant: the functions and classes, or where there are none all public names."""
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    made = {node.name for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, kinds)}
+    names = [one for one in public if one in made] or public
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return (", ".join(names[:LISTED]) or "nothing") + more
 
 
 def _defined(body: Iterable[ast.stmt]) -> Iterator[str]:

@@ -52,7 +52,7 @@ def writing(path: Path, durability: Durability) -> Iterator[sqlite3.Connection]:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = os.open(path.with_name(path.name + "-lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        lock = os.open(lock_file(path), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise JournalError(str(path), f"{type(error).__name__}: {error}", WAY_OUT) from error
     try:
@@ -67,6 +67,11 @@ def writing(path: Path, durability: Durability) -> Iterator[sqlite3.Connection]:
             db.close()
     finally:
         os.close(lock)
+
+
+def lock_file(path: Path) -> Path:
+    """The file whose lock the one writer of the journal `path` holds."""
+    return path.with_name(path.name + "-lock")
 
 
 def _take(lock: int, path: Path) -> None:

@@ -1,0 +1,38 @@
+"""`python -m seamless_verl.check [--unmade] ...`: refuses what `seamless_verl.main_ppo ...` would, and starts nothing.
+
+With `--unmade` data and models that are not there are taken for not made yet: so recipes ask before they make
+them, which takes longer than to refuse a mistyped setting. It leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from tempfile import TemporaryDirectory
+
+from seamless_verl.errors import refusing
+from seamless_verl.main_ppo import check, compose_and
+
+UNMADE = "--unmade"
+RUN_FOLDER = re.compile(r"\+*hydra\.run\.dir=")
+
+
+@refusing
+def main() -> int:
+    """Exit code 0, or 2 with a message on standard error, as the run itself would end."""
+    with TemporaryDirectory() as folder:
+        arguments, unmade = elsewhere(sys.argv[1:], folder), UNMADE in sys.argv
+        sys.argv[1:] = arguments
+        compose_and(lambda config: check(config, unmade=unmade))
+    return 0
+
+
+def elsewhere(arguments: Sequence[str], folder: str) -> list[str]:
+    """The arguments of hydra's command line, with another folder for what it writes of a run."""
+    kept = [one for one in arguments if one != UNMADE and RUN_FOLDER.match(one) is None]
+    return [*kept, f"hydra.run.dir='{folder}'"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""What the README shows is what the commands print, and its table of settings has them all."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+import yaml
+from journal_cases import delta, ended, started, write
+
+from seamless_verl.cli.main import main
+from seamless_verl.config.search_path import HERE
+from seamless_verl.trajectory.journal import (
+    HandedOver,
+    HandOverBegun,
+    RewardPosted,
+    SessionClosed,
+    SessionOpened,
+    SqliteJournal,
+)
+
+README = Path(__file__).parents[2] / "README.md"
+CUT, NEXT = "9f2c41d07a5be3c8", "e8d3307f4c16a952"
+OPENED = datetime.fromisoformat("2026-11-21T12:19:51+00:00").timestamp()
+TIMES = re.compile(r"\d{4}-\d\d-\d\dT[\d:+]+(\s+\w+$)?")  # by the reader's clock and zone
+
+
+def recorded(journal: SqliteJournal) -> None:
+    """A weight update cuts the second call of a session; the third does not repeat all of the second's reply."""
+    one, two, three = (f"{CUT}.{number}" for number in (1, 2, 3))
+    prompt, reply, result = [1] * 41, [2] * 60, [3] * 18
+    first, later = [4] * 44, [5] * 44
+    whole = [*prompt, *reply, *result, *first, *later]
+    write(journal, SessionOpened(CUT, "7d1e0b9c-3f52-4a06-b1d7-20c5a94f8e63", {}, OPENED))
+    write(journal, started(CUT, one, prompt), delta(reply, one, 3, "replica-0"), ended(one))
+    write(journal, started(CUT, two, [*prompt, *reply, *result]), delta(first, two, 3, "replica-0"))
+    write(journal, delta(later, two, 4, "replica-1"), ended(two))
+    write(journal, started(CUT, three, [*whole[:187], *[6] * 49]), delta([7] * 42, three, 4, "replica-0"), ended(three))
+    write(journal, RewardPosted(CUT, "reward", 1.0), SessionClosed(CUT, "finished"))
+    write(journal, HandOverBegun(CUT), HandedOver(CUT, OPENED + 60))
+    write(journal, SessionOpened(NEXT, "b490d2f7-86ae-4c1b-9e35-7fd1064ba8c2", {}, OPENED + 104))
+    write(journal, started(NEXT, f"{NEXT}.1"), delta([8] * 33, f"{NEXT}.1", 4, "replica-1"))
+
+
+def shown() -> str:
+    [block] = re.findall(r"^```\n(SESSION .*?)```$", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return str(block)
+
+
+def lines(text: str) -> list[str]:
+    return [" ".join(TIMES.sub("", line).split()) for line in text.splitlines() if line.strip()]
+
+
+def test_the_example_is_what_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with SqliteJournal(tmp_path / "trajectories.sqlite") as journal:
+        recorded(journal)
+        for arguments in (["ls", str(journal.path)], ["show", str(journal.path), CUT[:4]]):
+            assert main(["trajectories", *arguments]) == 0
+    printed, expected = lines(capsys.readouterr().out), lines(shown())
+    cut = {line: line.removesuffix("...") for line in expected if line.endswith("...")}  # long ones, in the README
+    assert [line[: len(cut.get(of, line))] for line, of in zip(printed, expected, strict=True)] == [
+        cut.get(of, of) for of in expected
+    ]
+
+
+def keys(node: Mapping[str, object], prefix: str) -> Iterator[str]:
+    for name, value in node.items():
+        if isinstance(value, Mapping):
+            yield from keys(value, f"{prefix}.{name}")
+        else:
+            yield f"{prefix}.{name}"
+
+
+def test_every_setting_is_in_the_table() -> None:
+    settings = yaml.safe_load((HERE / "seamless.yaml").read_text(encoding="utf-8"))
+    told = re.findall(r"^\| `(seamless\.[\w.]+)` \| ", README.read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(told) == sorted(keys(settings, "seamless"))
+
+
+def test_the_plan_works_as_it_is_written(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    [command] = re.findall(r"^seamless-verl (plan (?:.*\\\n)*.*)$", README.read_text(encoding="utf-8"), re.MULTILINE)
+    assert main(shlex.split(command.replace("\\\n", ""))) == 0
+    assert capsys.readouterr().out.startswith("multiplexed: 3 machines, 24 devices\n")
