@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Coroutine, Generator, Sequence
+from typing import Any
 
 import pytest
 from ledger_cases import Clock
@@ -130,6 +131,44 @@ def test_the_stack_of_a_task_goes_down_to_where_it_waits() -> None:
 
     text = asyncio.run(scenario()).split("\ntask the waiting one (")[1]
     assert text.index("in top") < text.index("in bottom") < text.index("in wait")
+
+
+class Compiled(Coroutine[Any, Any, None]):
+    """A coroutine without a frame that awaits one with: as Ray runs the methods of an actor."""
+
+    cr_frame = None
+
+    def __init__(self, inner: Coroutine[Any, Any, None]) -> None:
+        self.cr_await = inner.__await__()
+
+    def send(self, value: Any) -> Any:
+        return self.cr_await.send(value)
+
+    def throw(self, *args: Any) -> Any:
+        return self.cr_await.throw(*args)
+
+    def close(self) -> None:
+        self.cr_await.close()
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return self.cr_await
+
+
+def test_the_stack_goes_through_what_is_compiled() -> None:
+    async def method(event: asyncio.Event) -> None:
+        await event.wait()
+
+    async def scenario() -> str:
+        event = asyncio.Event()
+        task = asyncio.create_task(Compiled(method(event)), name="an actor's")
+        await asyncio.sleep(0)
+        text = stacks(asyncio.get_running_loop())
+        event.set()
+        await task
+        return text
+
+    text = asyncio.run(scenario()).split("\ntask an actor's (")[1]
+    assert text.index("in method") < text.index("in wait")
 
 
 def test_an_interval_is_above_zero() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 import threading
 import traceback
 from collections.abc import Iterator
-from types import FrameType
+from types import CoroutineType, FrameType
 from typing import Any
+
+WRAPPER = "coroutine_wrapper"  # CPython's type of a coroutine's `__await__()`
 
 
 def stacks(loop: asyncio.AbstractEventLoop | None = None) -> str:
@@ -38,7 +41,17 @@ def _awaiting(awaited: object) -> Iterator[FrameType]:
         prefix, below = ("cr", "cr_await") if hasattr(awaited, "cr_frame") else ("gi", "gi_yieldfrom")
         if (frame := getattr(awaited, f"{prefix}_frame", None)) is not None:
             yield frame
-        awaited = getattr(awaited, below, None)
+        awaited = getattr(awaited, below, None) or _wrapped(awaited)
+
+
+def _wrapped(awaited: object) -> CoroutineType[Any, Any, Any] | None:
+    """The coroutine of which this is `__await__()`: so Ray's compiled ones await what an actor's methods are.
+
+    It has no attribute for that, but the garbage collector knows.
+    """
+    if type(awaited).__name__ != WRAPPER:
+        return None
+    return next((one for one in gc.get_referents(awaited) if isinstance(one, CoroutineType)), None)
 
 
 def _section(title: str, lines: list[str]) -> str:
