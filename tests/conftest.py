@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from seamless_verl.scratch import SESSION, scratch_folder
 
+settings.register_profile("shared", suppress_health_check=[HealthCheck.too_slow])  # that is the machine, not the test
+settings.load_profile("shared")
 LONGEST = [
     *("seamless", "vanilla", "megatron_engine", "gateway_training", "plane_end", "gateway_kill"),
     *("recipe_swe_agent_talk", "bench_gateway", "run_end", "vllm_tensor_parallel", "staged_weights"),
