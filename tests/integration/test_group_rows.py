@@ -31,7 +31,8 @@ class Scripted:
         self.tag, self.kwargs = tag, kwargs
 
     async def run(self, sampling_params: dict[str, Any], *, session_id: int, **kwargs: Any) -> Any:
-        await asyncio.sleep(0)
+        if self.tag != "waits for nothing":
+            await asyncio.sleep(0)
         left = SCRIPT[session_id]
         if isinstance(left, Exception):
             raise left
@@ -174,6 +175,15 @@ def test_sessions_are_told_of_when_all_are_put_and_the_group_is_finished_after(
     run_prompt(made)
     assert made.plane.told == [("s0", 1), ("s1", 1), ("s2", 1), ("rung", None)]
     assert put.tags == [("u", "running"), ("u", "finished")]
+
+
+def test_sessions_that_wait_for_nothing_are_put_and_told_of_once(put: Put, scripted: dict[int, Any]) -> None:
+    verls._agent_loop_registry["scripted"]["tag"] = "waits for nothing"
+    made = worker(SeamlessAgentLoopWorker, put, 3)
+    scripted |= {i: SessionOutputs([output([i])], made.plane, f"s{i}") for i in range(3)}
+    run_prompt(made)
+    assert sorted(key for batch in put.batches for key in batch["keys"]) == ["u_0_0", "u_1_0", "u_2_0"]
+    assert sorted(told for told, _ in made.plane.told) == ["rung", "s0", "s1", "s2"]
 
 
 @pytest.mark.parametrize("failing", range(3))

@@ -21,7 +21,8 @@ from seamless_verl.trainer.data_plane.samples import SessionOutputs
 
 @dataclass
 class Group:
-    """The sessions of one prompt. They begin in one turn of the event loop, before any of them can end."""
+    """The sessions of one prompt. They begin in one turn of the event loop, so that none has ended by then but one that
+    waited for nothing; what such a one leaves goes by itself."""
 
     errors: list[str] = field(default_factory=list)
     running: int = 0
@@ -37,13 +38,13 @@ class Group:
             self.running -= 1
 
     async def put(self, partition: str) -> None:
-        """Hand all rows over, and then tell the sessions' planes so."""
-        rows, self.rows = self.rows, []
+        """Hand over what there is, each row once, and then tell the sessions' planes so."""
+        rows, self.rows, sessions, self.sessions = self.rows, [], self.sessions, []
         for alike in alike_in_columns(rows):
             keys, columns, tags = (list(part) for part in zip(*alike, strict=True))
             batch = list_of_dict_to_tensordict(columns)
             await tq.async_kv_batch_put(keys=keys, fields=batch, tags=tags, partition_id=partition)
-        await asyncio.gather(*(session.handed() for session in self.sessions))
+        await asyncio.gather(*(session.handed() for session in sessions))
 
 
 def alike_in_columns(rows: Sequence[Row]) -> list[list[Row]]:
