@@ -19,7 +19,12 @@ from seamless_verl.trainer.data_plane.samples import SessionOutputs
 from seamless_verl.trainer.host import plain_class
 
 pytestmark = pytest.mark.integration
-KEPT = {"global_steps": 7, "raw_prompt": [{"role": "user", "content": "hm"}], "data_source": "a"}
+KEPT = {
+    "sampling": "a column of the data",
+    "global_steps": 7,
+    "raw_prompt": [{"role": "user", "content": "hm"}],
+    "data_source": "a",
+}
 SCRIPT: dict[int, Any] = {}
 """What the sessions of a test leave, by their number."""
 
@@ -34,7 +39,7 @@ class Scripted:
         if self.tag != "waits for nothing":
             await asyncio.sleep(0)
         left = SCRIPT[session_id]
-        if isinstance(left, Exception):
+        if isinstance(left, BaseException):
             raise left
         return left
 
@@ -62,15 +67,15 @@ class Put:
 
 
 class Plane:
-    """Says which sessions it was told of, and how many batches had been put by then."""
+    """Says which sessions it was told of, and how many batches had been put by then, or that it was left out."""
 
     def __init__(self, put: Put) -> None:
         self.put, self.told = put, []  # type: ignore[var-annotated]
         self.ring = SimpleNamespace(remote=self._rung)
         self.handed = SimpleNamespace(remote=self._handed)
 
-    def _handed(self, session_id: str) -> Any:
-        self.told.append((session_id, len(self.put.batches)))
+    def _handed(self, session_id: str, kept: bool) -> Any:
+        self.told.append((session_id, len(self.put.batches) if kept else "left out"))
         return done(None)
 
     def _rung(self, error: str | None) -> Any:
@@ -187,16 +192,14 @@ def test_sessions_that_wait_for_nothing_are_put_and_told_of_once(put: Put, scrip
 
 
 @pytest.mark.parametrize("failing", range(3))
-def test_a_session_that_fails_fails_its_group_and_the_others_are_on_record(
-    put: Put, scripted: dict[int, Any], failing: int
-) -> None:
+def test_of_a_group_with_a_failed_session_nothing_is_trained(put: Put, scripted: dict[int, Any], failing: int) -> None:
     made = worker(SeamlessAgentLoopWorker, put, 3)
     scripted |= {i: SessionOutputs([output([i])], made.plane, f"s{i}") for i in range(3)}
     scripted[failing] = ValueError("no")
     run_prompt(made)
     kept = [i for i in range(3) if i != failing]
-    assert [batch["keys"] for batch in put.batches] == [[f"u_{i}_0" for i in kept]]
-    assert made.plane.told == [*((f"s{i}", 1) for i in kept), ("rung", "ValueError: no")]
+    assert put.batches == []
+    assert made.plane.told == [*((f"s{i}", "left out") for i in kept), ("rung", "ValueError: no")]
     assert put.tags[-1] == ("u", "failure")
 
 
@@ -208,14 +211,28 @@ def test_a_put_that_fails_fails_the_group(put: Put, scripted: dict[int, Any], mo
     made = worker(SeamlessAgentLoopWorker, put, 2)
     scripted |= {i: SessionOutputs([output([i])], made.plane, f"s{i}") for i in range(2)}
     run_prompt(made)
-    assert made.plane.told == [("rung", "ConnectionError: gone")] and put.tags[-1] == ("u", "failure")
+    left_out = [("s0", "left out"), ("s1", "left out")]
+    assert made.plane.told == [*left_out, ("rung", "ConnectionError: gone")] and put.tags[-1] == ("u", "failure")
+
+
+def test_of_a_group_that_is_stopped_nothing_is_trained(put: Put, scripted: dict[int, Any]) -> None:
+    made = worker(SeamlessAgentLoopWorker, put, 2)
+    scripted |= {0: SessionOutputs([output([0])], made.plane, "s0"), 1: asyncio.CancelledError()}
+    run_prompt(made)
+    assert put.batches == [] and made.plane.told[0] == ("s0", "left out")
+
+
+def test_what_leaves_nothing_is_said(put: Put, scripted: dict[int, Any], caplog: pytest.LogCaptureFixture) -> None:
+    scripted |= {0: []}
+    run_prompt(worker(SeamlessAgentLoopWorker, put))
+    assert put.batches == [] and "session 0 of prompt u left nothing to train on" in caplog.text
 
 
 def test_an_unknown_agent_loop_is_named(put: Put) -> None:
     made = worker(SeamlessAgentLoopWorker, put)
     run_prompt(made)
     ((_, told),) = made.plane.told
-    assert told.startswith("LookupError: agent_name='scripted': no agent loop has that name, only [")
+    assert told.startswith("ConfigError: agent_name='scripted': no agent loop has that name, only [")
 
 
 def test_parts_of_a_loop_are_made_anew_for_each(scripted: dict[int, Any]) -> None:

@@ -26,6 +26,7 @@ class Group:
 
     errors: list[str] = field(default_factory=list)
     running: int = 0
+    failed: bool = False
     rows: list[Row] = field(default_factory=list)
     sessions: list[SessionOutputs] = field(default_factory=list)
 
@@ -34,17 +35,32 @@ class Group:
         self.running += 1
         try:
             yield
+        except BaseException:
+            self.failed = True
+            raise
         finally:
             self.running -= 1
 
-    async def put(self, partition: str) -> None:
-        """Hand over what there is, each row once, and then tell the sessions' planes so."""
+    async def hand_over(self, partition: str) -> None:
+        """What there is, each row once; nothing of a group that has failed, which nobody trains on.
+
+        The sessions' planes are told which of it was.
+        """
         rows, self.rows, sessions, self.sessions = self.rows, [], self.sessions, []
-        for alike in alike_in_columns(rows):
-            keys, columns, tags = (list(part) for part in zip(*alike, strict=True))
-            batch = list_of_dict_to_tensordict(columns)
-            await tq.async_kv_batch_put(keys=keys, fields=batch, tags=tags, partition_id=partition)
-        await asyncio.gather(*(session.handed() for session in sessions))
+        kept = False
+        try:
+            if not self.failed:
+                await put(rows, partition)
+                kept = True
+        finally:
+            await asyncio.gather(*(session.handed(kept) for session in sessions))
+
+
+async def put(rows: Sequence[Row], partition: str) -> None:
+    for alike in alike_in_columns(rows):
+        keys, columns, tags = (list(part) for part in zip(*alike, strict=True))
+        batch = list_of_dict_to_tensordict(columns)
+        await tq.async_kv_batch_put(keys=keys, fields=batch, tags=tags, partition_id=partition)
 
 
 def alike_in_columns(rows: Sequence[Row]) -> list[list[Row]]:

@@ -19,6 +19,7 @@ from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 from verl.utils.rollout_trace import rollout_trace_attr
 
+from seamless_verl.errors import ConfigError
 from seamless_verl.trainer.data_plane.agent_loop import SessionAgentLoop
 from seamless_verl.trainer.data_plane.answers import answered
 from seamless_verl.trainer.data_plane.groups import Group
@@ -29,6 +30,7 @@ from seamless_verl.trainer.host import plain_class
 
 logger = logging.getLogger(__name__)
 LONGEST = 4000  # characters of an error that are passed on; all of it is in the log
+LOOPS = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
 STOP_S = 30.0  # for agents to end that are told to
 GROUP: ContextVar[Group] = ContextVar("group")
 """Of the prompt that this task, or one it started, belongs to."""
@@ -65,7 +67,7 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
             raise
 
     async def _run_session(
-        self, sampling: dict[str, Any], trajectory: dict[str, Any], *, agent_name: str, trace: bool, **kwargs: Any
+        self, sampling: dict[str, Any], trajectory: dict[str, Any], /, *, agent_name: str, trace: bool, **kwargs: Any
     ) -> None:
         """One session of a group; the last to end hands over what all have left."""
         group, place = GROUP.get(), {key: trajectory[key] for key in ("sample_index", "step", "rollout_n", "validate")}
@@ -75,15 +77,14 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
                 await self._agent_loop_postprocess(output, trajectory["validate"], **kwargs)
         finally:
             if not group.running:
-                await group.put("val" if trajectory["validate"] else "train")
+                await group.hand_over("val" if trajectory["validate"] else "train")
 
     def _agent_loop(self, name: str) -> Any:
         """A new loop of that name."""
         if name not in self.loops:
             if name not in _agent_loop_registry:
-                raise LookupError(
-                    f"agent_name={name!r}: no agent loop has that name, only {sorted(_agent_loop_registry)}"
-                )
+                problem = f"no agent loop has that name, only {sorted(_agent_loop_registry)}"
+                raise ConfigError("agent_name", name, problem, f"Name it in the file of {LOOPS}, or in the data")
             self.loops[name] = maker(_agent_loop_registry[name])
         return self.loops[name](
             trainer_config=DictConfigWrap(self.config),
@@ -105,6 +106,8 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
             await self._compute_teacher_logprobs(last, last.prompt_ids, last.response_ids, validate, kwargs)
             share_reward(outputs)
             GROUP.get().rows += rows_of(outputs, self, kwargs)
+        else:
+            logger.warning("session %s of prompt %s left nothing to train on", kwargs["session_id"], kwargs["uid"])
         if isinstance(output, SessionOutputs):
             GROUP.get().sessions.append(output)
 

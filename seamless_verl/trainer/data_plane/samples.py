@@ -16,14 +16,14 @@ GENERATED = "generated_versions"
 
 
 class SessionOutputs(list[AgentLoopOutput]):
-    """What a session leaves, until TransferQueue has it; then its plane is told, with `handed`."""
+    """What a session leaves, until TransferQueue has it or its group has failed; then its plane is told."""
 
     def __init__(self, outputs: list[AgentLoopOutput], plane: Any, session_id: str) -> None:
         super().__init__(outputs)
         self.plane, self.session_id = plane, session_id
 
-    async def handed(self) -> None:
-        await answered(self.plane.handed.remote(self.session_id))
+    async def handed(self, kept: bool) -> None:
+        await answered(self.plane.handed.remote(self.session_id, kept))
 
 
 def outputs_of(session: FinishedSession, reward: float | None, seconds: float) -> list[AgentLoopOutput]:
