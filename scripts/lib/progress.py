@@ -13,7 +13,9 @@ import subprocess
 import sys
 import time
 from collections import deque
+from contextlib import suppress
 
+FORWARDED = (signal.SIGINT, signal.SIGTERM)
 STAGES = (
     ("Started a local Ray instance", "Ray is up"),
     ("train and validate dataloader initialized", "data is loaded"),
@@ -46,6 +48,8 @@ def digest(line: str) -> str | None:
 
 def main(log: str, command: list[str]) -> int:
     start, shown, tail, curve = time.monotonic(), set(), deque(maxlen=40), False
+    for number in FORWARDED:  # a background job of a script inherits that Ctrl-C is ignored, and so would the command
+        signal.signal(number, signal.SIG_DFL)
     child = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -54,9 +58,13 @@ def main(log: str, command: list[str]) -> int:
         errors="replace",
         start_new_session=True,  # Ctrl-C comes to us alone, and reaches the command once
     )
-    for number in (signal.SIGINT, signal.SIGTERM):
-        # To what a script has called too: bash goes on after a Ctrl-C that reached it alone.
-        signal.signal(number, lambda n, _: os.killpg(child.pid, n))
+
+    def forward(number: int, _: object) -> None:
+        with suppress(ProcessLookupError):  # it has just ended
+            os.killpg(child.pid, number)  # to what a script has called too: bash alone goes on after a Ctrl-C
+
+    for number in FORWARDED:
+        signal.signal(number, forward)
     assert child.stdout is not None
     with open(log, "w", encoding="utf-8") as file:
         for line in child.stdout:

@@ -28,8 +28,6 @@ def test_the_same_run_under_other_tags(nano: Path, tmp_path: Path, layout: str) 
         seamless__resources=f"[{{count: 1, devices: 1, tags: {first}}}, {{count: 1, devices: 1, tags: {second}}}]",
         seamless__max_staleness=0,
         actor_rollout_ref__rollout__checkpoint_engine__backend="gloo",
-        actor_rollout_ref__actor__ppo_mini_batch_size=4,
-        trainer__v1__seamless__parameter_sync_step=2,
         trainer__total_training_steps=4,
     )
     steps = job.metrics()
