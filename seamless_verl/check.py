@@ -15,7 +15,8 @@ from seamless_verl.errors import refusing
 from seamless_verl.main_ppo import check, compose_and
 
 UNMADE = "--unmade"
-RUN_FOLDER = re.compile(r"\+*hydra\.run\.dir=")
+FOLDER = re.compile(r"\+*hydra\.(run|sweep)\.dir=")
+SETTING = re.compile(r"[^-].*=")
 
 
 @refusing
@@ -29,9 +30,13 @@ def main() -> int:
 
 
 def elsewhere(arguments: Sequence[str], folder: str) -> list[str]:
-    """The arguments of hydra's command line, with another folder for what it writes of a run."""
-    kept = [one for one in arguments if one != UNMADE and RUN_FOLDER.match(one) is None]
-    return [*kept, f"hydra.run.dir='{folder}'"]
+    """The arguments of hydra's command line, with another folder for what it writes of a run.
+
+    That stands with the other settings: hydra takes none after an option that follows one.
+    """
+    kept = [one for one in arguments if one != UNMADE and FOLDER.match(one) is None]
+    place = next((i for i, one in enumerate(kept) if SETTING.match(one)), len(kept))
+    return [*kept[:place], f"hydra.run.dir='{folder}'", f"hydra.sweep.dir='{folder}'", *kept[place:]]
 
 
 if __name__ == "__main__":

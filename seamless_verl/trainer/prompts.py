@@ -7,6 +7,7 @@ beginning in the agent loop (agent_loop.py `_cap_text_prompt_length`), with a wa
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 LOOKED_AT = 10_000  # prompts of a set, evenly spread over a longer one
+LOOKING_S = 20.0  # at a set, beside what a run does until it begins to train
 LIMIT, FILTER = "data.max_prompt_length", "data.filter_overlong_prompts"
 
 
@@ -31,10 +33,13 @@ class Lengths:
     error: str = ""
 
 
-def measured(prompts: Iterable[Any], length: Callable[[Any], int], limit: int) -> Lengths:
+def measured(prompts: Iterable[Any], length: Callable[[Any], int], limit: int, seconds: float = LOOKING_S) -> Lengths:
+    """Of as many prompts as can be looked at in so many seconds."""
     looked_at = too_long = longest = failed = 0
-    error = ""
+    error, until = "", time.monotonic() + seconds
     for prompt in prompts:
+        if time.monotonic() > until:
+            break
         looked_at += 1
         try:
             tokens = length(prompt)
@@ -51,28 +56,48 @@ def told(found: Lengths, key: str, limit: int) -> list[str]:
     texts = []
     if found.too_long:
         texts.append(
-            f"{LIMIT}={limit}: {found.too_long} of {found.looked_at} prompts of {key} have more tokens, up to "
-            f"{found.longest}, and lose their beginning. Set {LIMIT}={found.longest} to keep them whole, or "
-            f"{FILTER}=True to leave them out"
+            f"{LIMIT}={limit}: {found.too_long} of {found.looked_at} prompts looked at of {key} have more tokens, "
+            f"up to {found.longest}, and lose their beginning. Set {LIMIT}={found.longest} to keep these whole, or "
+            f"{FILTER}=True to leave such out"
         )
     if found.failed:
-        texts.append(
-            f"{found.failed} of {found.looked_at} prompts of {key} cannot be rendered. The first: {found.error}"
-        )
+        counted = f"{found.failed} of {found.looked_at} prompts looked at of {key}"
+        texts.append(f"{counted} cannot be rendered. The first: {found.error}")
     return texts
 
 
-def tell_of_long(datasets: dict[str, Any], limit: int) -> None:
-    """Warn of prompts in verl's data sets, by their keys, that are longer than `limit` tokens.
+@dataclass(frozen=True)
+class Looker:
+    """Looks at the prompts of one of verl's data sets; made where the tokenizer is not in use."""
 
-    A set of another class, one with images, or one that verl has filtered, is left out.
-    """
+    key: str
+    prompts: Iterable[Any]
+    length: Callable[[Any], int]
+
+    def tell(self, limit: int) -> None:
+        """Warn of prompts that are longer than `limit` tokens; that they cannot be counted ends no run."""
+        try:
+            texts = told(measured(self.prompts, self.length, limit), self.key, limit)
+        except Exception as why:
+            texts = [f"how many prompts of {self.key} are too long cannot be said: {type(why).__name__}: {why}"]
+        for text in texts:
+            logger.warning(text)
+
+
+def lookers(datasets: dict[str, Any]) -> list[Looker]:
+    """For verl's data sets by their keys; not for one of another class, with images, or that verl has filtered."""
     from verl.utils.dataset.rl_dataset import RLHFDataset
 
-    for key, dataset in datasets.items():
-        if type(dataset) is RLHFDataset and dataset.processor is None and not dataset.filter_overlong_prompts:
-            for text in told(measured(prompts_of(dataset), length_by(dataset), limit), key, limit):
-                logger.warning(text)
+    return [
+        Looker(key, prompts_of(dataset), length_by(dataset))
+        for key, dataset in datasets.items()
+        if type(dataset) is RLHFDataset and dataset.processor is None and not dataset.filter_overlong_prompts
+    ]
+
+
+def tell_of_long(found: Iterable[Looker], limit: int) -> None:
+    for one in found:
+        one.tell(limit)
 
 
 def prompts_of(dataset: Any) -> Iterable[Any]:

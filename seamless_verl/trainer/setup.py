@@ -31,7 +31,7 @@ from seamless_verl.trainer.devices import Devices, Released, Shared, handover_of
 from seamless_verl.trainer.feeding import FeedingTrainer
 from seamless_verl.trainer.host import rebound
 from seamless_verl.trainer.pools import TagPools, place_by_tags
-from seamless_verl.trainer.prompts import tell_of_long
+from seamless_verl.trainer.prompts import lookers, tell_of_long
 from seamless_verl.trainer.replica.server import SeamlessReplica
 from seamless_verl.trainer.servers import (
     FirstRanks,
@@ -78,7 +78,7 @@ class TrainerSetup(FeedingTrainer):
         sets = {"data.train_files": self.train_dataset, "data.val_files": self.val_dataset}
         shown = {} if self.seamless.gateway.enabled else sets
         limit = self.config.actor_rollout_ref.rollout.prompt_length
-        self.long_prompts = Concurrently("long-prompts", partial(tell_of_long, shown, limit))
+        self.long_prompts = Concurrently("long-prompts", partial(tell_of_long, lookers(shown), limit))
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()

@@ -185,13 +185,30 @@ def test_a_check_can_come_before_data_and_model(tmp_path: Path) -> None:
         assert f"\n{told}" in f"\n{done.stderr}"
     done = run(tmp_path, "--unmade", *TINY, *files, main="check", HF_HUB_OFFLINE="1")
     assert (done.returncode, done.stderr) == (0, "")
-    (tmp_path / "t.parquet").write_text("no parquet")
+    (tmp_path / "t.parquet").write_text("no parquet")  # what is there may be made anew
     done = run(tmp_path, "--unmade", *TINY, *files, "data.train_batch_size=7", main="check")
     assert done.returncode == 2
-    assert [line.partition("=")[0] for line in done.stderr.splitlines()] == [
-        "data.train_files",
-        "data.train_batch_size",
-    ]
+    assert [line.partition("=")[0] for line in done.stderr.splitlines()] == ["data.train_batch_size"]
+    done = run(tmp_path, *TINY, *files, main="check", HF_HUB_OFFLINE="1")
+    assert "data.train_files" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("trainer.total_training_steps=0", "--cfg", "job"),
+        ("--cfg", "job", "trainer.total_training_steps=0"),
+        ("trainer.total_training_steps=0", "--config-dir", "configs"),
+        ("--config-dir", "configs", "trainer.total_training_steps=0"),
+        ("-m", "trainer.total_training_steps=0,-1"),
+    ],
+)
+def test_a_check_takes_options_where_a_run_does(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    (tmp_path / "configs").mkdir()
+    done = run(tmp_path, *arguments, main="check")
+    assert "unrecognized" not in done.stderr and "Traceback" not in done.stderr
+    assert "total_training_steps: 0" in done.stdout or "trainer.total_training_steps=0: must" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["configs"]
 
 
 @pytest.mark.parametrize("recipe", [recipe.parent.name for recipe in RECIPES.glob("*/run.sh")])

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from seamless_verl.trainer.prompts import Lengths, measured, told
+from collections.abc import Iterator
+
+import pytest
+
+from seamless_verl.trainer.prompts import Lengths, Looker, measured, told
 
 KEY = "data.train_files"
 
@@ -17,9 +21,11 @@ def test_what_is_too_long_is_counted() -> None:
     found = measured(["a", "abcd", "abcdefg"], len, 3)
     assert found == Lengths(looked_at=3, too_long=2, longest=7)
     (text,) = told(found, KEY, 3)
-    assert text.startswith(f"data.max_prompt_length=3: 2 of 3 prompts of {KEY} have more tokens, up to 7, and lose")
+    assert text.startswith(
+        f"data.max_prompt_length=3: 2 of 3 prompts looked at of {KEY} have more tokens, up to 7, and lose"
+    )
     assert text.endswith(
-        "Set data.max_prompt_length=7 to keep them whole, or data.filter_overlong_prompts=True to leave them out"
+        "Set data.max_prompt_length=7 to keep these whole, or data.filter_overlong_prompts=True to leave such out"
     )
 
 
@@ -27,6 +33,18 @@ def test_what_cannot_be_rendered_is_counted_apart() -> None:
     found = measured(["abcd", 1, None], len, 3)  # type: ignore[arg-type]
     assert (found.looked_at, found.too_long, found.failed) == (3, 1, 2)
     _, text = told(found, KEY, 3)
-    assert (
-        text == f"2 of 3 prompts of {KEY} cannot be rendered. The first: TypeError: object of type 'int' has no len()"
-    )
+    first = "TypeError: object of type 'int' has no len()"
+    assert text == f"2 of 3 prompts looked at of {KEY} cannot be rendered. The first: {first}"
+
+
+def test_looking_ends_in_time() -> None:
+    assert measured(["abcd"] * 9, len, 3, seconds=-1) == Lengths()
+
+
+def test_what_cannot_be_counted_is_said_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    def prompts() -> Iterator[str]:
+        raise OSError("gone")
+        yield ""
+
+    Looker(KEY, prompts(), len).tell(3)
+    assert f"how many prompts of {KEY} are too long cannot be said: OSError: gone" in caplog.text

@@ -7,7 +7,7 @@ verl/experimental/reward_loop/reward_manager, verl/trainer/ppo/v1/trainer_base.p
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from seamless_verl.config.checks.batches import TRAIN
 from seamless_verl.config.checks.problem import AbsentError, Problem
@@ -30,7 +30,10 @@ class Footer:
 
 @check
 def check_data(settings: Settings) -> list[Problem]:
-    """Every file of both sets; a data set class of the user's own reads what it likes."""
+    """Every file of both sets; a data set class of the user's own reads what it likes.
+
+    What is made anew before the run (`unmade`) may be otherwise now, and is refused by the run.
+    """
     if settings.get("data.custom_cls.path") is not None:
         return []
     problems, rows = [], 0
@@ -38,15 +41,16 @@ def check_data(settings: Settings) -> list[Problem]:
         for path in _paths(settings, key):
             try:
                 footer = _open(key, path)
-            except AbsentError as error:
-                problems.append(Problem.of(error, unmade=settings.unmade))
+            except ConfigError as error:
+                problems.append(Problem.of(error))
                 footer = None
             if footer is None:
                 rows = -1
                 continue
             problems += _columns(settings, key, path, footer)
             rows += footer.rows if key == FILE_KEYS[0] and rows >= 0 else 0
-    return problems or _enough(settings, rows)
+    found = problems or _enough(settings, rows)
+    return [replace(one, warning=True) for one in found] if settings.unmade else found
 
 
 def required_columns(settings: Settings) -> list[str]:
