@@ -223,7 +223,8 @@ def test_options_that_vllm_has_not(folder: Path, options: str, value: str, way_o
         ),
         ("--enforce-eager", "Set actor_rollout_ref.rollout.enforce_eager for all engines"),
         ("--port=8000", "Leave it out; seamless.gateway.port says where the gateway listens"),
-        ("--api-key=mine", "seamless.gateway.port"),
+        ("--api-key=abc", "Leave it out"),
+        ("--api-key=mine", "Leave it out"),
     ],
 )
 def test_options_that_the_gateway_does_not_read(folder: Path, option: str, way_out: str) -> None:

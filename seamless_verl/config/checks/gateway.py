@@ -112,13 +112,13 @@ def lock_file(journal: Path) -> Path:
 
 
 def locked(journal: Path) -> bool:
-    """Whether a run holds the journal's lock now; takes nothing from it."""
+    """Whether a run holds the journal's lock now; takes nothing from it, and minds no other who only looks."""
     try:
         lock = os.open(lock_file(journal), os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     finally:

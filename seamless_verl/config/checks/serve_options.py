@@ -26,6 +26,7 @@ ALONE = "structured-outputs-config"  # the one it reads of another group
 GROUPED = re.compile(r'(\w+)_group\.add_argument\(\s*"--([a-z][a-z0-9-]+)"')
 SERVER = re.compile(r"^class FrontendArgs\b.*?(?=^(?:class|def) )", re.MULTILINE | re.DOTALL)
 ENGINES = "actor_rollout_ref.rollout"
+WHERE = ("host", "port", "uds")  # a server listens
 OPTION, FIELD = re.compile(r'"--([a-z][a-z0-9-]+)"'), re.compile(r"^    ([a-z][a-z0-9_]+): ", re.MULTILINE)
 PARSERS = {
     "tool-call-parser": ("tool_parsers/__init__.py", "_TOOL_PARSERS_TO_REGISTER", "tool-parser-plugin"),
@@ -100,7 +101,8 @@ def _elsewhere(settings: Settings, option: str) -> Problem | None:
             key = f"+{ENGINES}.engine_kwargs.vllm.{name.replace('-', '_')}"
         return Problem(KEY, option, "is for an engine, which the gateway has none of", f"Set {key} for all engines")
     if name in server_options():
-        way_out = f"Leave it out; {KEY.replace('options', 'port')} says where the gateway listens"
+        listens = f"; {KEY.replace('options', 'port')} says where the gateway listens" if name in WHERE else ""
+        way_out = f"Leave it out{listens}"
         return Problem(KEY, option, "is for vLLM's own server, in whose place the gateway stands", way_out)
     return None
 
