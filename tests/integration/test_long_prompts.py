@@ -49,7 +49,7 @@ def test_verls_sets_are_looked_at(nano: Path, tmp_path: Path, caplog: pytest.Log
     }
     with caplog.at_level(logging.WARNING):
         prompts.tell_of_long(prompts.lookers(sets), 20)
-    (text,) = caplog.messages
+    (text,) = [one.getMessage() for one in caplog.records if one.name == prompts.__name__]  # not those of datasets
     assert "8 of 8 prompts looked at of data.val_files have more tokens, up to" in text
     longest = int(text.partition("up to ")[2].partition(",")[0])
     assert len(dataset(long, nano, max_prompt_length=longest, filter_overlong_prompts=True)) == 8, "as verl counts"
