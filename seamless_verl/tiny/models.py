@@ -125,6 +125,10 @@ def _write_weights(config: Qwen3Config, seed: int, folder: Path) -> None:
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config)
         torch.nn.init.normal_(model.lm_head.weight, std=HEAD_STD)
+        # A policy that starts nearly uniform generates the padding token too. Its embedding is made zero, and the
+        # gradient of an RMSNorm at zero is 1 / sqrt(eps), a thousand times that of any other token.
+        padding = model.get_input_embeddings().weight.data[config.pad_token_id]
+        torch.nn.init.normal_(padding, std=config.initializer_range)
     model.generation_config = GenerationConfig(
         eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id, do_sample=True
     )

@@ -76,6 +76,19 @@ def test_an_untrained_model_starts_near_uniform(nano: Path) -> None:
     assert entropy > 0.95 * torch.log(torch.tensor(logits.shape[-1]))
 
 
+def test_no_token_has_a_gradient_far_from_the_others(nano: Path) -> None:
+    """Each may be generated, so that one of them would turn a whole update."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(nano / "model")
+    ids = torch.arange(model.config.vocab_size).roll(1)[None]
+    inputs = model.get_input_embeddings()(ids).detach().requires_grad_()
+    model(inputs_embeds=inputs, labels=ids).loss.backward()
+    norms = inputs.grad[0].norm(dim=1)
+    assert norms.max() < 20 * norms.median()
+
+
 def test_an_unknown_size_names_the_choices(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"size='huge'.*nano, small, medium"):
         make_model("huge", 0, tmp_path / "model")

@@ -87,4 +87,5 @@ SEPARATE: dict[str, Any] = {
 def test_verls_asynchronous_modes_train(nano: Path, tmp_path: Path, mode: dict[str, Any]) -> None:
     job = run(tmp_path, nano, VERL, **mode, trainer__total_training_steps=3)
     assert job.metrics().keys() == {1, 2, 3}
-    assert all(metrics["actor/grad_norm"] > 0 for metrics in job.metrics().values())
+    norms = [metrics["actor/grad_norm"] for metrics in job.metrics().values()]
+    assert all(0 < norm < 20 for norm in norms), norms

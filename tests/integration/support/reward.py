@@ -1,4 +1,4 @@
-"""A reward with a gradient from the first step: the share of digits, and one for the right answer."""
+"""A reward with a gradient at every step: the share of ASCII characters, and one for the right answer."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from typing import Any
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: str, **kwargs: Any) -> float:
-    digits = sum(character.isdigit() for character in solution_str) / max(1, len(solution_str))
-    return 1.0 if solution_str.strip() == ground_truth else 0.5 * digits
+    share = sum(character.isascii() for character in solution_str) / max(1, len(solution_str))
+    return 1.0 if solution_str.strip() == ground_truth else 0.5 * share
