@@ -6,12 +6,14 @@ beginning in the agent loop (agent_loop.py `_cap_text_prompt_length`), with a wa
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
+logger = logging.getLogger(__name__)
 LOOKED_AT = 10_000  # prompts of a set, evenly spread over a longer one
 LOOKING_S = 20.0  # at a set, beside what a run does until it begins to train
 LIMIT, FILTER = "data.max_prompt_length", "data.filter_overlong_prompts"
@@ -79,7 +81,7 @@ class Looker:
         except Exception as why:
             texts = [f"how many prompts of {self.key} are too long cannot be said: {type(why).__name__}: {why}"]
         for text in texts:
-            print(f"warning: {text}", flush=True)  # noqa: T201 - the task runner's process drops what is logged
+            logger.warning("%s", text)
 
 
 def lookers(datasets: dict[str, Any]) -> list[Looker]:

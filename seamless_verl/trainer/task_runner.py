@@ -13,6 +13,7 @@ from verl.trainer.main_ppo import TaskRunnerV1
 from verl.utils.logging_utils import configure_verl_logging
 
 from seamless_verl.trainer.host import plain_class
+from seamless_verl.trainer.log import show_log
 from seamless_verl.trainer.standstill import ANSWER_S, Standstill
 from seamless_verl.trainer.startup import Concurrently
 
@@ -29,6 +30,7 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
     def run(self, config: DictConfig) -> None:
         """Train to the end; the trainer registers itself as it is imported, in this process alone."""
         configure_verl_logging()
+        show_log("INFO")
         config.transfer_queue.enable = True
         OmegaConf.resolve(config)
         self.config = config

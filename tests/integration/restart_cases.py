@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
@@ -80,7 +81,8 @@ def spelled(ids: Sequence[int]) -> str:
 
 
 async def alone(model: str, journal: str, port: str, delay_s: str) -> None:
-    """A process that says where it listens, and serves until it is killed."""
+    """A process that says which it is and where it listens, and serves until it is killed."""
+    print(os.getpid(), flush=True)  # noqa: T201
     with SqliteJournal(Path(journal)) as kept:
         async with served(Path(model), kept, port=int(port), delay_s=float(delay_s)) as here:
             print(here.gateway.url, flush=True)  # noqa: T201

@@ -33,7 +33,7 @@ def test_verl_cuts_off_the_beginning_whatever_it_is_told() -> None:
     assert inspect.getsource(rl_dataset).count("self.truncation") == 1, "it is read now"
 
 
-def test_verls_sets_are_looked_at(nano: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verls_sets_are_looked_at(nano: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     from verl.utils.dataset.rl_dataset import RLHFDataset
 
     class Own(RLHFDataset):  # type: ignore[misc]
@@ -47,9 +47,9 @@ def test_verls_sets_are_looked_at(nano: Path, tmp_path: Path, capsys: pytest.Cap
         "own": dataset(long, nano, Own, max_prompt_length=20),
     }
     found = prompts.lookers(sets)
-    capsys.readouterr()
+    caplog.clear()
     prompts.tell_of_long(found, 20)
-    (text,) = capsys.readouterr().out.splitlines()
+    (text,) = caplog.messages
     assert "8 of 8 prompts looked at of data.val_files have more tokens, up to" in text
     longest = int(text.partition("up to ")[2].partition(",")[0])
     assert len(dataset(long, nano, max_prompt_length=longest, filter_overlong_prompts=True)) == 8, "as verl counts"

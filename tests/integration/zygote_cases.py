@@ -51,7 +51,10 @@ def script(folder: Path, text: str) -> str:
     return str(folder / "script.py")
 
 
+def launching(*arguments: str) -> list[str]:
+    return [sys.executable, "-IS", launcher.__file__, *arguments]
+
+
 def launch(environ: dict[str, str], *arguments: str, **options: object) -> subprocess.Popen[str]:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    start = [sys.executable, "-IS", launcher.__file__, *arguments]
-    return subprocess.Popen(start, env=environ, **(pipes | options))  # type: ignore[call-overload,no-any-return]
+    return subprocess.Popen(launching(*arguments), env=environ, **(pipes | options))  # type: ignore[call-overload,no-any-return]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
+HERE = Path(__file__).parent
 STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.system"}
 refusing: set[str] = set()
 
@@ -19,9 +21,10 @@ def refuse(event: str, args: tuple[object, ...]) -> None:
 
 
 @contextmanager
-def refused() -> Iterator[None]:
-    """Torch only where it has not been imported before, by tests of another kind in the same process."""
-    refusing.update(STARTS | (set() if "torch" in sys.modules else {"import"}))
+def refused(node: pytest.Item | pytest.Collector) -> Iterator[None]:
+    """While it runs, if it is in this folder; torch only where tests of another kind have not imported it before."""
+    if HERE in node.path.parents:
+        refusing.update(STARTS | (set() if "torch" in sys.modules else {"import"}))
     try:
         yield
     finally:
@@ -32,12 +35,14 @@ sys.addaudithook(refuse)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    with refused():
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    with refused(collector):
         return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol() -> Generator[None, bool | None, bool | None]:
-    with refused():
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool | None, bool | None]:
+    with refused(item):
         return (yield)

@@ -27,6 +27,7 @@ from seamless_verl.trainer.data_plane.rows import rows_of, share_reward
 from seamless_verl.trainer.data_plane.samples import SessionOutputs
 from seamless_verl.trainer.data_plane.shards import NAME
 from seamless_verl.trainer.host import plain_class
+from seamless_verl.trainer.log import show_log
 
 logger = logging.getLogger(__name__)
 LONGEST = 4000  # characters of an error that are passed on; all of it is in the log
@@ -40,6 +41,7 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
     """verl's worker; rings when a prompt's group is finished or has failed, and says which sessions are kept."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        show_log()
         super().__init__(*args, **kwargs)
         self.plane = ray.get_actor(NAME)
         self.loops: dict[str, Callable[..., Any]] = {}

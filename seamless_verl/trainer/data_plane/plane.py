@@ -20,6 +20,7 @@ import ray
 from seamless_verl.errors import JournalError, PlaneFailedError
 from seamless_verl.trainer.data_plane.rollout import RolloutManager, RolloutSettings
 from seamless_verl.trainer.data_plane.sessions import FinishedSession, Sessions, SessionSettings
+from seamless_verl.trainer.log import show_log
 
 __all__ = ["DataPlane", "FinishedSession", "PlaneSettings"]
 logger = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ class DataPlane(RolloutManager):
     """A plain class, made an actor where it is started."""
 
     def __init__(self, settings: PlaneSettings) -> None:
+        show_log()
         super().__init__(settings.rollout)
         self.settings = settings
         self.sessions: Sessions | None = None

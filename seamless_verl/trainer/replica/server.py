@@ -22,6 +22,7 @@ from seamless_verl.resources.watchdog import stacks
 from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.rollout.wire import EngineServer, serve_engine
 from seamless_verl.trainer.device_time import TakenThere
+from seamless_verl.trainer.log import show_log
 from seamless_verl.trainer.replica.extension import extension, pickled
 from seamless_verl.trainer.replica.source import AsyncLLMSource
 from seamless_verl.trainer.workers import SeamlessReplicaWorker
@@ -41,6 +42,10 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
     loaded: int | None = None  # the version of the weights, if it was loaded whole and its memory not away since
     stood_still_s = 0.0
     ending = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        show_log()
+        super().__init__(*args, **kwargs)
 
     async def open_door(self, token: str, devices: Sequence[str], keep_kv: bool = False) -> tuple[str, int]:
         """Serve the engine over TCP to whoever has the token; returns host and port. Again changes nothing.

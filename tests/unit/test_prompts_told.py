@@ -41,10 +41,10 @@ def test_looking_ends_in_time() -> None:
     assert measured(["abcd"] * 9, len, 3, seconds=-1) == Lengths()
 
 
-def test_what_cannot_be_counted_is_said_and_ends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_counted_is_said_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
     def prompts() -> Iterator[str]:
         raise OSError("gone")
         yield ""
 
     Looker(KEY, prompts(), len).tell(3)
-    assert f"how many prompts of {KEY} are too long cannot be said: OSError: gone" in capsys.readouterr().out
+    assert f"how many prompts of {KEY} are too long cannot be said: OSError: gone" in caplog.text
