@@ -100,7 +100,7 @@ def table(plan: Plan) -> Iterator[str]:
         shared = ", shared by all devices" if plan.shared_memory else " a device"
         yield f"model: {plan.parameters:,} parameters; memory: {has}{shared}"
     else:
-        yield "model: not known here (actor_rollout_ref.model.path), and so is no memory"
+        yield "memory: not estimated; that takes actor_rollout_ref.model.path here, all of it trained by Megatron"
     yield ""
     yield from columns([HEADER, *(_machine(plan, node) for node in range(machines))], right=())
     yield ""

@@ -190,7 +190,7 @@ def test_a_plan_needs_none_of_its_machines(capsys: pytest.CaptureFixture[str], m
         assert main(["plan", f"platform={platform}", CLUSTER]) == 0
         told = capsys.readouterr()
         assert told.out.startswith("multiplexed: 3 machines, 24 devices\n") and replicas in told.out
-        assert "model: not known here" in told.out
+        assert "memory: not estimated" in told.out
         assert told.err.startswith("warning: a run would be refused here, for ") and told.err.count("\n") == 1
         assert "data.train_files" in told.err and "actor_rollout_ref.model.path" in told.err
         assert (f"{KEY}," in told.err) == (platform == "cpu"), "where it is known how many devices there are"

@@ -10,13 +10,14 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "seamless_verl"
 BELOW = {
     "errors": set(),
+    "locks": set(),
     "resources": {"errors"},
-    "config": {"errors", "resources"},
+    "config": {"errors", "locks", "resources"},
     "scratch": set(),
     "supervisor": {"scratch"},
     "tiny": {"errors"},
     "platform": {"errors"},
-    "trajectory": {"errors"},
+    "trajectory": {"errors", "locks"},
     "gateway": {"errors", "trajectory", "rollout"},
     "rollout": {"errors", "trajectory"},
     "agents": {"errors"},

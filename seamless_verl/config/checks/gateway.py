@@ -5,7 +5,6 @@ Sources: seamless_verl/trainer/data_plane/link.py, seamless_verl/trajectory/jour
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 from pathlib import Path
@@ -16,6 +15,7 @@ from seamless_verl.config.checks.roles import joins_cluster
 from seamless_verl.config.checks.settings import Settings, check
 from seamless_verl.config.schema import JOURNAL as JOURNAL_NAME
 from seamless_verl.errors import ConfigError
+from seamless_verl.locks import is_locked, lock_file
 
 ENABLED = "seamless.gateway.enabled"
 PORT, JOURNAL = "seamless.gateway.port", "seamless.gateway.journal"
@@ -86,7 +86,7 @@ def _check_file(key: str, value: str, path: Path) -> None:
     _writable(key, value, path, way_out)
     if path.is_file() and not _is_database(path):
         raise ConfigError(key, value, f"{path} is no journal", f"{way_out}, or move that file away")
-    if locked(path):
+    if is_locked(path):
         way_out = f"Wait for it or stop it, or give this run its own: {JOURNAL}=<file>"
         raise ConfigError(key, value, f"another run is writing the journal {path}", way_out)
 
@@ -105,22 +105,3 @@ def _writable(key: str, value: str, path: Path, way_out: str) -> None:
 def _is_database(path: Path) -> bool:
     with path.open("rb") as file:
         return file.read(len(SQLITE)) in (SQLITE, b"")
-
-
-def lock_file(journal: Path) -> Path:
-    return journal.with_name(journal.name + "-lock")
-
-
-def locked(journal: Path) -> bool:
-    """Whether a run holds the journal's lock now; takes nothing from it, and minds no other who only looks."""
-    try:
-        lock = os.open(lock_file(journal), os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(lock)
-    return False

@@ -6,8 +6,6 @@ All of it blocks: a gateway reads before it serves, or in a thread.
 
 from __future__ import annotations
 
-import fcntl
-import os
 import sqlite3
 from array import array
 from collections import defaultdict
@@ -17,10 +15,11 @@ from pathlib import Path
 from urllib.parse import quote
 
 from seamless_verl.errors import JournalError
+from seamless_verl.locks import is_locked
 from seamless_verl.trajectory.journal.book import STAGES
 from seamless_verl.trajectory.journal.codec import from_json, pack, unpack_ids, unpack_logprobs
 from seamless_verl.trajectory.journal.recorded import CallRecord, SessionRecord, SessionSummary, Stage
-from seamless_verl.trajectory.journal.schema import check_version, failure, lock_file
+from seamless_verl.trajectory.journal.schema import check_version, failure
 from seamless_verl.trajectory.records import LOGPROB, TOKEN, Finish, Segment
 
 STAGE = "COALESCE((SELECT MAX(stage) FROM stages WHERE session=sessions.n), 0)"
@@ -86,18 +85,9 @@ class JournalReader:
     def is_written(self) -> bool:
         """Whether a process has it open for writing now, or that cannot be told."""
         try:
-            lock = os.open(lock_file(self.path), os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return False
+            return is_locked(self.path)
         except OSError:
             return True
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:  # it is held, or the file system has no locks
-            return True
-        finally:
-            os.close(lock)
-        return False
 
     def sessions(self) -> tuple[SessionSummary, ...]:
         """All sessions on record, oldest first; counts every token, so it takes time on a large file."""

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from seamless_verl.errors import ConfigError, JournalError
+from seamless_verl.locks import lock_file
 from seamless_verl.trajectory.journal.protocol import Durability
 
 VERSION = 1
@@ -67,11 +68,6 @@ def writing(path: Path, durability: Durability) -> Iterator[sqlite3.Connection]:
             db.close()
     finally:
         os.close(lock)
-
-
-def lock_file(path: Path) -> Path:
-    """The file whose lock the one writer of the journal `path` holds."""
-    return path.with_name(path.name + "-lock")
 
 
 def _take(lock: int, path: Path) -> None:
