@@ -15,12 +15,11 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import FrameType
 
 from seamless_verl.bench.training.arms import Arm, arms_named, known
 from seamless_verl.bench.training.figures import check_skip, figures
 from seamless_verl.bench.training.report import RATES_FILE, RESULT_FILE, make_report, table, write_result
-from seamless_verl.bench.training.running import RunFailedError, run
+from seamless_verl.bench.training.running import RunFailedError, leave, run
 from seamless_verl.bench.training.settings import Plan, bench_cores, make_data
 from seamless_verl.bench.training.workloads import WORKLOADS, Workload, workload_named
 from seamless_verl.errors import ConfigError, refusing
@@ -147,11 +146,6 @@ def measure_rates(workload: Workload, model: Path, folder: Path) -> None:
         done = subprocess.run(command, env=env, stdout=log, stderr=subprocess.STDOUT, check=False)
     if done.returncode != 0:
         sys.stderr.write(f"The engine could not be measured alone: see {folder / 'rates.txt'}\n")
-
-
-def leave(number: int, _: FrameType | None) -> None:
-    """By an exception, so that the run of the moment is ended too."""
-    sys.exit(128 + number)
 
 
 if __name__ == "__main__":

@@ -10,10 +10,12 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from seamless_verl.bench.training.settings import LOG_FILE, STEPS_FILE, Plan, bench_cores
@@ -110,3 +112,8 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+def leave(number: int, _: FrameType | None) -> None:
+    """Handles SIGTERM by an exception, so that the run of the moment is ended too."""
+    sys.exit(128 + number)

@@ -1,0 +1,1 @@
+"""Whether a recipe learns alike under two trainers: the same job over several seeds, and its validation rewards."""
