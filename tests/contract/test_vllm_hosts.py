@@ -20,7 +20,7 @@ CALLED = {
     ENGINE + "add_request": "self request_id prompt params arrival_time lora_request tokenization_kwargs trace_headers"
     " priority data_parallel_rank session_id prompt_text reasoning_ended reasoning_parser_kwargs",
     ENGINE + "abort": "self request_id internal",
-    ENGINE + "pause_generation": "self * mode wait_for_inflight_requests clear_cache",
+    CORE + ".pause_scheduler_async": "self mode clear_cache",
     ENGINE + "resume_generation": "self",
     ENGINE + "reset_prefix_cache": "self reset_running_requests reset_connector",
     ENGINE + "reset_mm_cache": "self",
@@ -33,7 +33,7 @@ CALLED = {
 }
 # What we read of its objects, or give them by name.
 HELD = {
-    ENGINE[:-1]: "engine_core output_processor errored output_handler",
+    ENGINE[:-1]: "engine_core output_processor errored output_handler model_config",
     CORE: "outputs_queue",
     PROCESSOR[:-1]: "request_states",
     COLLECTOR[:-1]: "request_id",

@@ -35,6 +35,7 @@ pytestmark = pytest.mark.integration
 KILLS = int(os.environ.get("SEAMLESS_KILLS", "5"))
 STREAMING, ASKING, LENGTH, DELAY = 3, 3, 50, 0.02  # agents of each kind; tokens of a call, and seconds between them
 LONGEST = 1.5  # seconds from a start to the kill; a call takes LENGTH * DELAY
+TURNS = 20  # of a conversation, which ends before it is longer than the model takes; the next begins anew
 PATIENCE = 120  # attempts, with PAUSE seconds between them
 PAUSE = 0.25
 PROGRAM = Path(__file__).parents[1] / "integration" / "restart_cases.py"
@@ -70,6 +71,7 @@ class Agent:
         client = openai.AsyncOpenAI(base_url=self.base_url, api_key="unused", max_retries=PATIENCE)
         async with client, httpx.AsyncClient(timeout=30) as http:
             while not self.over.is_set():
+                messages = messages if len(self.said) % TURNS else []
                 messages.append({"role": "user", "content": f"turn {len(self.said)} of {self.session_id}"})
                 body = {"model": "nano", "messages": messages, "max_tokens": LENGTH}
                 text = await (self.streamed(http, body) if streaming else self.asked(client, body))
@@ -196,7 +198,7 @@ def check(journal: SqliteJournal, agent: Agent) -> int:
     assert [call.finish for call in record.calls] == [Finish.LENGTH] * len(agent.said), "a call was lost or made anew"
     before: list[int] = []
     for turn, call in enumerate(record.calls):
-        ids = generated(call)
+        ids, before = generated(call), before if turn % TURNS else []
         assert ids == uninterrupted(call, LENGTH)
         assert agent.said[turn] == spelled(ids) == call.reply["message"]["content"]
         assert not agent.shown or agent.shown[turn] == ids

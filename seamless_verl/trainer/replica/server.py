@@ -109,11 +109,11 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
             else:
                 self.loaded = None  # what fails half-way has loaded nothing
                 await self.collective_rpc("map_staged", args=(pickled(weights),))
-                await self.pause(PauseMode.KEEP)
                 await self._load(version)
 
     async def _load(self, version: int) -> None:
         began = time.monotonic()
+        await self.pause(PauseMode.KEEP)
         with self.activity.doing(Kind.SYNC):
             megabytes = self.config.checkpoint_engine.update_weights_bucket_megabytes
             await self.collective_rpc("load_staged", args=(version, megabytes << 20))
@@ -146,7 +146,7 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
         """After a load: what frozen calls hold is the commit's to judge, the other caches go as verl has it."""
         if self.source is None:
             await super().clear_kv_cache()
-        elif self.node_rank == 0:
+        elif self.node_rank == 0 and self.engine.model_config.is_multimodal_model:
             await self.engine.reset_mm_cache()
             await self.engine.reset_encoder_cache()
 
