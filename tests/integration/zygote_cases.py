@@ -30,8 +30,7 @@ def zygote_with(module: str, tmp_path: Path, import_s: float = 20) -> Iterator[d
     assert launcher.start_zygote(launcher.address(environ), owner.pid, [module])
     assert not launcher.start_zygote(launcher.address(environ), owner.pid), "there is one already"
     imported = script(tmp_path, f"import sys; sys.exit({module!r} in sys.modules)")
-    while launch(environ, imported).wait(import_s) != 1:
-        pass  # forks made before the imports are over import by themselves
+    assert launch(environ, imported).wait(import_s) == 1, "it was forked before the imports were over"
     yield environ
     owner.kill()
     owner.wait()

@@ -27,7 +27,7 @@ NODE = "RAY_RAYLET_PID"  # set by Ray in its workers
 ADDRESS = "SEAMLESS_ZYGOTE"  # names another socket
 NUMBER = struct.Struct("!I")  # on the wire: a length, a process id, an exit code
 PEER = struct.Struct("3i")  # process, user and group, as SO_PEERCRED gives them
-PATIENCE_S = 60.0  # for a fork: the zygote may be in the middle of an import
+PATIENCE_S = 300.0  # for a fork: the imports come first, and take a minute where nothing is in the page cache
 LISTENS_WITHIN_S = 1.0  # another launcher has bound its socket, and listens next
 
 
