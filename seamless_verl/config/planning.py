@@ -12,6 +12,7 @@ from seamless_verl.config.checks.roles import (
     has_teacher,
     needs_critic,
     needs_reference,
+    trains_adapter,
     uses_megatron,
 )
 from seamless_verl.config.checks.settings import Settings
@@ -79,7 +80,7 @@ def replica_sizes(settings: Settings) -> ReplicaSizes:
 def roles_of(settings: Settings) -> Roles:
     return Roles(
         critic=needs_critic(settings),
-        reference=needs_reference(settings) and not _by_adapter(settings),
+        reference=needs_reference(settings) and not trains_adapter(settings),
         reward=has_reward_model(settings),
         teacher=has_teacher(settings),
     )
@@ -87,7 +88,7 @@ def roles_of(settings: Settings) -> Roles:
 
 def memory_facts(settings: Settings) -> MemoryFacts | None:
     """None where the model's sizes cannot be read, or the engine's memory is not ours to count."""
-    config = model_config(settings, MODEL) if uses_megatron(settings) and not _by_adapter(settings) else None
+    config = model_config(settings, MODEL) if uses_megatron(settings) and not trains_adapter(settings) else None
     actor = None if config is None else ModelFacts.read(config)
     if actor is None:
         return None
@@ -153,12 +154,6 @@ def engine_memory(settings: Settings) -> EngineMemory:
 
 def _longest(settings: Settings) -> int:
     return settings.integer("data.max_prompt_length", 512) + settings.integer("data.max_response_length", 512)
-
-
-def _by_adapter(settings: Settings) -> bool:
-    """Whether adapters train, which then carry the reference in the actor (trainer_base.py, `ref_in_actor`)."""
-    rank = settings.get(f"{MODEL}.lora.rank", 0) or settings.get(f"{MODEL}.lora_rank", 0)
-    return bool(rank) or settings.get(f"{MODEL}.lora_adapter_path") is not None
 
 
 def _group(settings: Settings, node: str, name: str, tags: tuple[str, ...]) -> MachineGroup:

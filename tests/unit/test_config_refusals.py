@@ -303,6 +303,14 @@ def test_samplings_that_our_bound_replaces_bring_a_warning(tmp_path: Path) -> No
     assert "max_off_policy_threshold=2" in warning and "seamless.max_staleness" in warning
 
 
+@pytest.mark.parametrize("adapter", ["++actor_rollout_ref.model.lora_rank=8", "++actor_rollout_ref.model.lora.rank=8"])
+def test_an_adapter_that_would_not_generate_is_refused(tmp_path: Path, adapter: str) -> None:
+    merge = "actor_rollout_ref.model.lora.merge"
+    assert_refused(tiny_run(tmp_path, adapter), merge, False, f"Set {merge}=True")
+    preflight(tiny_run(tmp_path, adapter, f"++{merge}=True"), devices=1, accelerator=False)
+    preflight(tiny_run(tmp_path, adapter, "trainer.v1.trainer_mode=sync"), devices=1, accelerator=False)
+
+
 def test_the_gateway_needs_our_trainer_and_vllm(tmp_path: Path) -> None:
     mode = tiny_run(tmp_path, "seamless.gateway.enabled=true", "trainer.v1.trainer_mode=sync")
     assert_refused(mode, "seamless.gateway.enabled", True, "trainer.v1.trainer_mode=seamless")

@@ -26,6 +26,7 @@ from seamless_verl.config.checks.micro_batches import (
 )
 from seamless_verl.config.checks.missing import check_missing
 from seamless_verl.config.checks.model import (
+    check_adapter,
     check_bridge,
     check_critic_model,
     check_head_size,
@@ -58,6 +59,7 @@ CHECKS: tuple[Check, ...] = (
     check_default_loop,
     check_versions,
     check_model,
+    check_adapter,
     check_critic_model,
     check_bridge,
     check_head_size,

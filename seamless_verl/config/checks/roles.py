@@ -21,6 +21,13 @@ def needs_reference(settings: Settings) -> bool:
     return in_reward or settings.flag("actor_rollout_ref.actor.use_kl_loss")
 
 
+def trains_adapter(settings: Settings) -> bool:
+    """Whether adapters train, which then carry the reference in the actor (trainer_base.py, `ref_in_actor`)."""
+    model = "actor_rollout_ref.model"
+    rank = settings.get(f"{model}.lora.rank", 0) or settings.get(f"{model}.lora_rank", 0)
+    return bool(rank) or settings.get(f"{model}.lora_adapter_path") is not None
+
+
 def has_reward_model(settings: Settings) -> bool:
     legacy = settings.get("reward_model.enable")
     return bool(settings.get("reward.reward_model.enable", False) if legacy is None else legacy)
