@@ -112,8 +112,8 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
                 await self._load(version)
 
     async def _load(self, version: int) -> None:
-        began = time.monotonic()
         await self.pause(PauseMode.KEEP)
+        began = time.monotonic()  # the step that the pause waited for is behind it
         with self.activity.doing(Kind.SYNC):
             megabytes = self.config.checkpoint_engine.update_weights_bucket_megabytes
             await self.collective_rpc("load_staged", args=(version, megabytes << 20))
@@ -123,7 +123,7 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
         self.stood_still_s = time.monotonic() - began
 
     async def stood_still(self) -> float:
-        """Seconds that it did not generate for the last load."""
+        """Seconds that it did not generate for the last load, from its word that it has paused to that it goes on."""
         return self.stood_still_s
 
     async def resume(self) -> None:
