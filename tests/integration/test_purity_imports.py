@@ -21,6 +21,7 @@ PURE = (
     *(f"trainer.{name}" for name in ("partial", "marks", "curve", "host", "machines")),
     *(f"trajectory.{name}" for name in ("assemble", "drift", "export", "journal", "policies", "session", "show")),
     *(f"rollout.{name}" for name in ("calls", "stub", "wire")),
+    "bench.rewards.curves",
     *(f"resources.{name}" for name in ("ledger", "ledger.drawing", "watchdog", "staleness", "lending")),
     "simulator.__main__",
     "agents.command",

@@ -19,8 +19,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from seamless_verl.bench.rewards.curves import rewards, table
+from seamless_verl.bench.rewards.curves import LAST, rewards, table
 from seamless_verl.bench.training.running import leave, stop
+from seamless_verl.config.checks.modes import MODES
 from seamless_verl.errors import ConfigError, refusing
 
 METRICS, LOG, DONE = "metrics.jsonl", "log.txt", "done"
@@ -54,10 +55,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     recipe, out = options.recipe.absolute(), options.out.absolute()
     if not (recipe / "run.sh").is_file():
         raise ConfigError("--recipe", str(recipe), "has no run.sh", "Give the folder of a recipe")
-    seeds = seeds_of(options.seeds)
+    seeds, arms = seeds_of(options.seeds), arms_of(options.arms)
+    if options.steps < LAST * options.every:
+        way_out = f"Give --steps {LAST * options.every} or more, or a smaller --every"
+        raise ConfigError("--steps", options.steps, f"holds fewer than {LAST} validations", way_out)
     more = [f"trainer.total_training_steps={options.steps}", f"trainer.test_freq={options.every}", *options.set]
     more += ["trainer.val_before_train=True", "trainer.save_freq=-1"]
-    arms = options.arms.split(",")
     runs = [Run(arm, seed, out / f"{named(arm)}-seed{seed}", more) for seed in seeds for arm in arms]
     for one in runs:
         if not finished(one, recipe, out / "data"):
@@ -84,13 +87,27 @@ def parser() -> argparse.ArgumentParser:
 
 
 def seeds_of(text: str) -> list[int]:
-    if not re.fullmatch(r"\d+(,\d+)+", text):
-        raise ConfigError("--seeds", text, "are not two or more numbers", "Write them as --seeds 1,2,3")
-    return [int(one) for one in text.split(",")]
+    seeds = [int(one) for one in text.split(",")] if re.fullmatch(r"\d+(,\d+)*", text) else []
+    if len(set(seeds)) < max(2, len(seeds)):
+        raise ConfigError("--seeds", text, "are not two or more numbers, all different", "Write them as --seeds 1,2,3")
+    return seeds
+
+
+def arms_of(text: str) -> list[str]:
+    arms = text.split(",")
+    for arm in arms:
+        mode, *own = arm.split(":")
+        if mode not in MODES or any("=" not in one for one in own):
+            way_out = f"Write it as one of {', '.join(MODES)}, with settings as in seamless:seamless.ahead=1"
+            raise ConfigError("--arms", arm, "is no trainer mode with settings", way_out)
+    if len({named(arm) for arm in arms}) < len(arms):
+        raise ConfigError("--arms", text, "names one twice", "Name each once")
+    return arms
 
 
 def named(arm: str) -> str:
-    return re.sub(r"[^\w.=-]+", "_", arm)
+    """As a folder's name, which stands in hydra's overrides."""
+    return re.sub(r"[^\w.-]+", "_", arm)
 
 
 def finished(one: Run, recipe: Path, data: Path) -> bool:
@@ -100,15 +117,18 @@ def finished(one: Run, recipe: Path, data: Path) -> bool:
     if done.is_file() and done.read_text() == settings:
         return True
     one.folder.mkdir(parents=True, exist_ok=True)
-    (one.folder / METRICS).unlink(missing_ok=True)
+    for file in (done, one.folder / METRICS):
+        file.unlink(missing_ok=True)
     with (one.folder / LOG).open("wb") as log:
-        process = subprocess.Popen(one.command(recipe), env=one.environment(data), stdout=log, stderr=subprocess.STDOUT)
+        whole = {"env": one.environment(data), "stdout": log, "stderr": subprocess.STDOUT, "start_new_session": True}
+        process: subprocess.Popen[bytes] = subprocess.Popen(one.command(recipe), **whole)  # type: ignore[call-overload]
     try:
         code = process.wait()
     finally:
-        stop(process)
-    if code != 0:
-        sys.stderr.write(f"{one.folder.name}: code {code}, see {one.folder / LOG}\n")
+        stop(process, group=True)  # a recipe prepares before it becomes the run
+    if code != 0 or not one.curve():
+        found = f"code {code}" if code else "no validation reward"
+        sys.stderr.write(f"{one.folder.name}: {found}, see {one.folder / LOG}\n")
         return False
     done.write_text(settings)
     sys.stderr.write(f"{one.folder.name}: {max(one.curve().items())[1]:.3f} at the end\n")

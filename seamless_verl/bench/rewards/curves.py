@@ -1,8 +1,8 @@
 """Validation rewards of an arm's runs, and whether two arms differ by more than their seeds do. Pure.
 
 A curve is the mean reward by step. What a run has learned is the mean of its last `LAST` validations, since one
-alone is of few samples. Two arms are within noise when the difference of their means over seeds is at most two
-standard errors of it, sqrt(var_a / n_a + var_b / n_b) with the samples' variances, as in Welch's test.
+alone is of few samples. Two arms are within noise when zero is in the 95% confidence interval of the difference of
+their means over seeds, by Welch's t test (B. L. Welch, Biometrika 34, 1947): runs are few, and vary unlike.
 """
 
 from __future__ import annotations
@@ -13,28 +13,35 @@ from math import sqrt
 from statistics import mean, variance
 
 LAST = 3
+QUANTILES = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 10: 2.23, 15: 2.13, 30: 2.04}
+"""Student's t, two-sided 95%, by degrees of freedom; for those between, the next lower ones."""
 Curve = Mapping[int, float]
 
 
 @dataclass(frozen=True)
 class Learned:
-    """Of an arm: the mean over its runs, and the variance of that mean."""
+    """Of an arm: the mean over its runs, the variance of that mean, and how many runs there are."""
 
     mean: float
     of_mean: float
+    runs: int
 
     @classmethod
     def of(cls, curves: Sequence[Curve]) -> Learned:
         ends = [learned(curve) for curve in curves]
-        return cls(mean(ends), variance(ends) / len(ends))
+        return cls(mean(ends), variance(ends) / len(ends), len(ends))
 
     def differs(self, other: Learned) -> tuple[float, float]:
-        """How much more this one is, and two standard errors of that."""
-        return self.mean - other.mean, 2 * sqrt(self.of_mean + other.of_mean)
+        """How much more this one is, and half the width of that difference's 95% confidence interval."""
+        both = self.of_mean + other.of_mean
+        each = (one.of_mean**2 / (one.runs - 1) for one in (self, other))
+        freedom = both**2 / sum(each) if both else 1.0
+        return self.mean - other.mean, QUANTILES[max(n for n in QUANTILES if n <= max(freedom, 1) + 1e-9)] * sqrt(both)
 
 
 def learned(curve: Curve) -> float:
-    return mean(curve[step] for step in sorted(curve)[-LAST:])
+    """Of what came after an update."""
+    return mean(curve[step] for step in sorted(set(curve) - {0})[-LAST:])
 
 
 def rewards(rows: Sequence[Mapping[str, object]]) -> dict[int, float]:
@@ -63,4 +70,4 @@ def table(arms: Mapping[str, Sequence[Curve]]) -> Iterator[str]:
     for name, one in others:
         more, noise = one.differs(first[1])
         verdict = "within noise" if abs(more) <= noise else "differs"
-        yield f"{name}: {one.mean:.3f}, {more:+.3f} to {first[0]}, two standard errors {noise:.3f}: {verdict}"
+        yield f"{name}: {one.mean:.3f}, {more:+.3f} +- {noise:.3f} (95%) to {first[0]}: {verdict}"

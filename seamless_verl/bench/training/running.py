@@ -102,11 +102,14 @@ def looks(process: subprocess.Popen[bytes], timeout_s: float) -> Iterator[None]:
         time.sleep(LOOK_S)  # nobody tells of a line in a file; watching it more closely would take the run's cores
 
 
-def stop(process: subprocess.Popen[bytes]) -> None:
-    """Ask a process that still runs to end, and wait."""
+def stop(process: subprocess.Popen[bytes], *, group: bool = False) -> None:
+    """Ask a process that still runs to end, or all of the `group` that it leads, and wait for it."""
     if process.poll() is not None:
         return
-    process.send_signal(signal.SIGTERM)
+    if group:
+        os.killpg(process.pid, signal.SIGTERM)
+    else:
+        process.send_signal(signal.SIGTERM)
     try:
         process.wait(GRACE_S)
     except subprocess.TimeoutExpired:
