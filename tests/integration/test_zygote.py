@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
 import yaml
-from zygote_cases import launch, script, zygote, zygote_with
+from zygote_cases import launch, script, zygote, zygote_with, zygotes
 
 from seamless_verl.platform.zygote import command, launcher
 
@@ -52,6 +55,68 @@ def test_a_fork_has_its_own_temporary_folder(tmp_path: Path, monkeypatch: pytest
             environ | {"TMPDIR": str(tmp_path)}, script(tmp_path, "import tempfile; print(tempfile.gettempdir())")
         )
         assert worker.communicate()[0] == f"{tmp_path}\n"
+
+
+@dataclass
+class Importing:
+    """A zygote in the first of two imports, which ends when the FIFO `gate` is written to."""
+
+    environ: dict[str, str]
+    owner: subprocess.Popen[bytes]
+    gate: Path
+
+    def asked(self, *argv: str) -> socket.socket:
+        """As a launcher asks that waits."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(launcher, "receive_number", lambda connection: 0)
+            return launcher.ask(launcher.address(self.environ), argv)[0]
+
+    def waiting(self) -> int:
+        """Connections to it, accepted or not."""
+        name = "@" + launcher.address(self.environ)[1:]
+        return [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines()].count(name) - 1
+
+
+@pytest.fixture
+def importing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Importing]:
+    os.mkfifo(gate := tmp_path / "gate")
+    begun = tmp_path / "begun"
+    (tmp_path / "takes_long.py").write_text(f"open({str(begun)!r}, 'w'); open({str(gate)!r}).read()")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    owner = subprocess.Popen(["sleep", "1000"])
+    name = f"zygote-test-{os.getpid()}-{tmp_path.name}"
+    environ = {**os.environ, launcher.ADDRESS: name, launcher.NODE: str(owner.pid)}
+    assert launcher.start_zygote(launcher.address(environ), owner.pid, ["takes_long", "colorsys"])
+    while not begun.exists():
+        assert zygotes()
+        time.sleep(0.01)
+    yield Importing(environ, owner, gate)
+    owner.kill()
+    owner.wait()
+    psutil.wait_procs(zygotes(), timeout=10)
+    assert zygotes() == []
+
+
+def test_a_fork_is_made_when_all_is_imported_and_for_who_still_waits(importing: Importing, tmp_path: Path) -> None:
+    text = f"import sys; open({str(tmp_path)!r} + '/' + sys.argv[1], 'w'); sys.exit(3 + ('colorsys' in sys.modules))"
+    late = script(tmp_path, text)
+    importing.asked(late, "gone").close()
+    waits = importing.asked(late, "waits")
+    importing.gate.write_text("")
+    launcher.receive_number(waits)
+    assert launcher.receive_number(waits) == 4, "it was forked before the second import"
+    assert (tmp_path / "waits").exists() and not (tmp_path / "gone").exists()
+
+
+def test_who_waits_for_imports_ends_with_the_node(importing: Importing, tmp_path: Path) -> None:
+    waits = launch(importing.environ, script(tmp_path, f"open({str(tmp_path)!r} + '/ran', 'w')"))
+    while importing.waiting() < 1:
+        assert waits.poll() is None
+        time.sleep(0.01)
+    importing.owner.kill()
+    importing.owner.wait()
+    importing.gate.write_text("")
+    assert waits.wait(20) == 1 and not (tmp_path / "ran").exists()
 
 
 def test_forks_run_side_by_side_and_each_end_is_told(zygote: dict[str, str], tmp_path: Path) -> None:

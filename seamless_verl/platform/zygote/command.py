@@ -10,6 +10,7 @@ from seamless_verl.platform.adaptation import Adaptation
 from seamless_verl.platform.zygote import launcher
 
 PYTHON, LAUNCHER = "SEAMLESS_PYTHON", "SEAMLESS_LAUNCHER"  # as config/platform/cpu.yaml uses them
+REGISTER_S = "RAY_worker_register_timeout_seconds"  # Ray's, by default 60: it kills a worker that is not up by then
 WORKER_COMMAND = Adaptation(
     "zygote-worker-command",
     "ray._private.runtime_env.context:RuntimeEnvContext.exec_worker",
@@ -41,6 +42,10 @@ ADAPTATIONS = (WORKER_COMMAND, SPAWN_COMMAND, SPAWN_DESCRIPTORS, ENGINE_START)
 
 
 def name_worker_command(environ: MutableMapping[str, str]) -> None:
-    """Set the variables of which config/platform/cpu.yaml makes `runtime_env.py_executable`; children inherit them."""
+    """Set the variables of which config/platform/cpu.yaml makes `runtime_env.py_executable`; children inherit them.
+
+    And let Ray wait for a worker for longer than its launcher waits for the zygote.
+    """
     environ.setdefault(PYTHON, sys.executable)
     environ.setdefault(LAUNCHER, str(Path(launcher.__file__).resolve()))
+    environ.setdefault(REGISTER_S, str(int(2 * launcher.PATIENCE_S)))

@@ -27,7 +27,7 @@ NODE = "RAY_RAYLET_PID"  # set by Ray in its workers
 ADDRESS = "SEAMLESS_ZYGOTE"  # names another socket
 NUMBER = struct.Struct("!I")  # on the wire: a length, a process id, an exit code
 PEER = struct.Struct("3i")  # process, user and group, as SO_PEERCRED gives them
-PATIENCE_S = 300.0  # for a fork: the imports come first, and take a minute where nothing is in the page cache
+PATIENCE_S = 240.0  # for a fork: the imports come first, and take a minute where nothing is in the page cache
 LISTENS_WITHIN_S = 1.0  # another launcher has bound its socket, and listens next
 
 
@@ -130,11 +130,13 @@ def receive(connection: socket.socket, size: int) -> bytes:
 
 
 def main() -> int:
-    numbers, name = inherited(), address(os.environ)
+    numbers, name, owner = inherited(), address(os.environ), int(os.environ.get(NODE, os.getppid()))
     try:
-        start_zygote(name, int(os.environ.get(NODE, os.getppid())))
+        start_zygote(name, owner)
         connection, worker = ask(name, sys.argv[1:], numbers)
     except OSError as error:
+        if not os.path.exists(f"/proc/{owner}"):
+            return 1  # the node went, and nobody waits for this worker
         sys.stderr.write(f"no zygote ({error}): this worker imports everything by itself\n")
         os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

@@ -72,6 +72,10 @@ class Zygote:
         except (OSError, ValueError, struct.error):  # a stranger, or a launcher that was killed while it asked
             connection.close()
             return
+        if select.select([connection], [], [], 0)[0]:  # it says nothing more: it was killed while it waited
+            request.close()
+            connection.close()
+            return
         worker = os.fork()
         if worker == 0:
             sockets = [self.server, connection, *(each for _, each in self.workers.values())]
