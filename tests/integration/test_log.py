@@ -31,7 +31,8 @@ log.warning("and this")
     ],
 )
 def test_what_is_logged_is_shown_once(given: dict[str, str], level: str, lines: list[str]) -> None:
-    env = {name: value for name, value in os.environ.items() if name != "VERL_LOGGING_LEVEL"} | given
+    levels = ("VERL_LOGGING_LEVEL", "LOG_LEVEL", "SAGEMAKER_CONTAINER_LOG_LEVEL")
+    env = {name: value for name, value in os.environ.items() if name not in levels} | given
     code = CODE % (level, level)
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 from config_cases import assert_refused, refused, tiny_run
+from omegaconf import DictConfig
 
 from seamless_verl.config import RefusedConfigError, preflight, usable_cores
+from seamless_verl.config.checks import Problem, Settings, find_problems
+from seamless_verl.config.checks.adapter import check_adapter
 from seamless_verl.errors import ConfigError
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -303,12 +306,25 @@ def test_samplings_that_our_bound_replaces_bring_a_warning(tmp_path: Path) -> No
     assert "max_off_policy_threshold=2" in warning and "seamless.max_staleness" in warning
 
 
-@pytest.mark.parametrize("adapter", ["++actor_rollout_ref.model.lora_rank=8", "++actor_rollout_ref.model.lora.rank=8"])
-def test_an_adapter_that_would_not_generate_is_refused(tmp_path: Path, adapter: str) -> None:
-    merge = "actor_rollout_ref.model.lora.merge"
-    assert_refused(tiny_run(tmp_path, adapter), merge, False, f"Set {merge}=True")
-    preflight(tiny_run(tmp_path, adapter, f"++{merge}=True"), devices=1, accelerator=False)
-    preflight(tiny_run(tmp_path, adapter, "trainer.v1.trainer_mode=sync"), devices=1, accelerator=False)
+def test_an_adapter_that_would_not_generate_is_refused(tmp_path: Path) -> None:
+    lora = "actor_rollout_ref.model.lora"
+    adapter = (f"++{lora}.rank=8", f"{ACTOR}.megatron.vanilla_mbridge=False")
+    (problem,) = find_adapter(tiny_run(tmp_path, *adapter))
+    assert (problem.key, problem.value) == (f"{lora}.merge", False) and f"Set {lora}.merge=True" in problem.way_out
+    assert find_adapter(tiny_run(tmp_path, *adapter, f"++{lora}.merge=True")) == []
+    assert find_adapter(tiny_run(tmp_path, *adapter, "trainer.v1.trainer_mode=sync")) == []
+
+
+def test_an_adapter_that_megatron_would_not_train_is_refused(tmp_path: Path) -> None:
+    model = "actor_rollout_ref.model"
+    merged, rank, vanilla = f"++{model}.lora.merge=True", f"{model}.lora.rank", f"{ACTOR}.megatron.vanilla_mbridge"
+    assert_refused(tiny_run(tmp_path, f"{model}.lora_rank=8", merged), rank, 0, f"Set {rank}=8")
+    bridged = tiny_run(tmp_path, f"++{rank}=8", merged, f"{vanilla}=True")
+    assert_refused(bridged, vanilla, True, f"Set {vanilla}=False")
+
+
+def find_adapter(config: DictConfig) -> list[Problem]:
+    return find_problems(Settings.of(config, devices=1, accelerator=False), [check_adapter])
 
 
 def test_the_gateway_needs_our_trainer_and_vllm(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import threading
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from journal_cases import delta, ended, generated, journal_at, opened, started, write
 
 from seamless_verl.errors import ConfigError, JournalError, JournalOrderError
+from seamless_verl.locks import lock_file
 from seamless_verl.trajectory.journal import (
     CallEnded,
     CallStarted,
@@ -148,6 +150,14 @@ def test_a_compaction_cut_by_closing_is_answered(tmp_path: Path) -> None:
 def test_one_journal_has_one_writer(tmp_path: Path) -> None:
     with journal_at(tmp_path), pytest.raises(ConfigError, match="another journal writes"):
         journal_at(tmp_path)
+    journal_at(tmp_path).close()
+
+
+def test_who_only_looks_for_a_writer_keeps_none_out(tmp_path: Path) -> None:
+    journal_at(tmp_path).close()
+    look = os.open(lock_file(tmp_path / "journal.sqlite"), os.O_RDONLY)
+    fcntl.flock(look, fcntl.LOCK_SH)
+    threading.Timer(0.02, os.close, [look]).start()  # many times as long as a look takes
     journal_at(tmp_path).close()
 
 

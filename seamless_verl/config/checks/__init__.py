@@ -8,6 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from seamless_verl.config.checks.adapter import check_adapter
 from seamless_verl.config.checks.agents import check_default_loop, check_loops
 from seamless_verl.config.checks.batches import check_critic_batch, check_mini_batch, check_train_batch
 from seamless_verl.config.checks.data import check_data
@@ -26,7 +27,6 @@ from seamless_verl.config.checks.micro_batches import (
 )
 from seamless_verl.config.checks.missing import check_missing
 from seamless_verl.config.checks.model import (
-    check_adapter,
     check_bridge,
     check_critic_model,
     check_head_size,

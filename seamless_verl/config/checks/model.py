@@ -12,7 +12,7 @@ from typing import Any
 
 from seamless_verl.config.checks.model_files import head_dim, locate, model_config, text_config
 from seamless_verl.config.checks.problem import Problem
-from seamless_verl.config.checks.roles import needs_critic, trains_adapter, uses_megatron
+from seamless_verl.config.checks.roles import needs_critic, uses_megatron
 from seamless_verl.config.checks.settings import Settings, check
 from seamless_verl.config.checks.sizes import MEGATRON, ROLLOUT, MegatronSizes
 from seamless_verl.config.checks.tables import MBRIDGE_MODEL_TYPES, VLLM_CPU_HEAD_SIZES
@@ -32,16 +32,6 @@ def check_model(settings: Settings) -> list[Problem]:
     if config is None:
         return []
     return [*_one_architecture(settings, config), *_megatron_takes(settings, config)]
-
-
-@check
-def check_adapter(settings: Settings) -> list[Problem]:
-    """Our replicas generate with whole weights: beside them an adapter would be trained and not used."""
-    key = f"{MODEL}.lora.merge"
-    if settings.mode != "seamless" or not trains_adapter(settings) or settings.flag(key):
-        return []
-    way_out = f"Set {key}=True, which sends merged weights, or use one of verl's own trainer modes"
-    return [Problem(key, False, "the seamless trainer's engines would generate without the adapter", way_out)]
 
 
 @check

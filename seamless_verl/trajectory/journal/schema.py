@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ VERSION = 1
 APPLICATION = 0x53454A4C  # "SEJL"
 PAGE = 4096  # bytes; measured no slower than 8192 and 16384, and a commit writes whole pages
 CHECKPOINT = 8000  # pages of log, 32 MB, before they move into the file: that flushes the disk and holds appends up
+LOOKING_S = 0.2  # whoever only looks for a writer holds the lock for microseconds
 WAY_OUT = "Free the disk or replace the file, then open the journal again; only what was acknowledged is in it"
 
 # The order of insertion within a transaction; values are in the order of columns.
@@ -71,11 +73,16 @@ def writing(path: Path, durability: Durability) -> Iterator[sqlite3.Connection]:
 
 
 def _take(lock: int, path: Path) -> None:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        way_out = "Stop the other writer, or give this one its own path"
-        raise ConfigError("journal", str(path), "another journal writes to it", way_out) from error
+    limit = time.monotonic() + LOOKING_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError as error:
+            if time.monotonic() > limit:
+                way_out = "Stop the other writer, or give this one its own path"
+                raise ConfigError("journal", str(path), "another journal writes to it", way_out) from error
+        time.sleep(LOOKING_S / 20)  # a lock tells nobody that it is free
 
 
 def _prepare(db: sqlite3.Connection, path: Path, durability: Durability) -> None:
