@@ -59,7 +59,7 @@ def rewards(rows: Sequence[Mapping[str, object]]) -> dict[int, float]:
 def table(arms: Mapping[str, Sequence[Curve]]) -> Iterator[str]:
     """A line for each step that all runs validated at, then what each arm has learned, beside the first one."""
     steps = set.intersection(*(set(curve) for curves in arms.values() for curve in curves))
-    width = max(map(len, arms)) + 2
+    width = max(*map(len, arms), len("0.000-0.000")) + 2
     yield "step  " + "".join(name.rjust(width) for name in arms) + "   (mean over seeds, lowest-highest below)"
     for step in sorted(steps):
         yield f"{step:4}  " + "".join(f"{mean(c[step] for c in curves):{width}.3f}" for curves in arms.values())
