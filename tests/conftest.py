@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +34,14 @@ def temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("TMPDIR", str(path))
         patch.setattr(tempfile, "tempdir", None)
         yield path
+
+
+@pytest.fixture(autouse=True)
+def log(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Warnings are heard also in a process that imports vLLM's API server: it sets the root logger, and the handlers
+    that this has at that moment, to errors alone."""
+    with caplog.at_level(logging.WARNING, logger="seamless_verl"):
+        yield
 
 
 @pytest.fixture(scope="session")

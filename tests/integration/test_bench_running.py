@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from seamless_verl.bench.training import running
-from seamless_verl.bench.training.__main__ import leave
 from seamless_verl.bench.training.arms import Arm
-from seamless_verl.bench.training.running import RunFailedError, run
+from seamless_verl.bench.training.running import RunFailedError, leave, run
 from seamless_verl.bench.training.settings import Plan, bench_cores
 from seamless_verl.bench.training.workloads import WORKLOADS
 

@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from seamless_verl.bench.rewards.curves import LAST, rewards, table
-from seamless_verl.bench.training.running import leave, stop
+from seamless_verl.bench.training.running import leave_on_signals, stop
 from seamless_verl.config.checks.modes import MODES
 from seamless_verl.errors import ConfigError, refusing
 
@@ -136,5 +135,5 @@ def finished(one: Run, recipe: Path, data: Path) -> bool:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, leave)
+    leave_on_signals()
     sys.exit(main())

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,7 @@ from pathlib import Path
 from seamless_verl.bench.training.arms import Arm, arms_named, known
 from seamless_verl.bench.training.figures import check_skip, figures
 from seamless_verl.bench.training.report import RATES_FILE, RESULT_FILE, make_report, table, write_result
-from seamless_verl.bench.training.running import RunFailedError, leave, run
+from seamless_verl.bench.training.running import RunFailedError, leave_on_signals, run
 from seamless_verl.bench.training.settings import Plan, bench_cores, make_data
 from seamless_verl.bench.training.workloads import WORKLOADS, Workload, workload_named
 from seamless_verl.errors import ConfigError, refusing
@@ -149,5 +148,5 @@ def measure_rates(workload: Workload, model: Path, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, leave)
+    leave_on_signals()
     sys.exit(main())

@@ -117,6 +117,12 @@ def stop(process: subprocess.Popen[bytes], *, group: bool = False) -> None:
         process.wait()
 
 
+def leave_on_signals() -> None:
+    """The run of the moment is ended too; Ctrl-C also ends what a script has begun with `&`, where it is ignored."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, leave)
+
+
 def leave(number: int, _: FrameType | None) -> None:
-    """Handles SIGTERM by an exception, so that the run of the moment is ended too."""
+    """Handles a signal by an exception."""
     sys.exit(128 + number)

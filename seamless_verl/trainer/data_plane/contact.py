@@ -37,14 +37,22 @@ class Attachment:
 
 
 class Contact:
-    """Owns the connections; `lost` are the replicas to be sought. `attachments` are all there ever were."""
+    """Owns the connections; `attachments` are all there ever were.
+
+    `lost` are the replicas to be sought, `sought` those that a command seeks at this moment: neither is given up yet.
+    """
 
     def __init__(
         self, fleet: Fleet, notes: Notes, attachments: dict[str, Attachment], *, token: str, capacity: int, mirror: bool
     ) -> None:
         self.fleet, self.notes, self.attachments = fleet, notes, attachments
         self.token, self.capacity, self.mirror = token, capacity, mirror
-        self.lost = set(attachments)
+        self.lost, self.sought = set(attachments), set[str]()
+
+    @property
+    def missing(self) -> set[str]:
+        """Dead in the books, and perhaps only there."""
+        return self.lost | self.sought
 
     async def attach(self, one: Attachment) -> None:
         """A replica that listens; again changes nothing. It serves after the next commit.
@@ -60,11 +68,15 @@ class Contact:
         self.attachments[one.replica_id] = one
 
     async def seek(self) -> bool:
-        """Have contact again with those that were lost, or give them up; whether there was one."""
+        """Have contact again with those that were lost, or give them up; whether there was one. Not twice at once."""
         if not self.lost:
             return False
-        sought, self.lost = self.lost, set()
-        await asyncio.gather(*(self._seek(self.attachments[name]) for name in sought if name in self.attachments))
+        self.sought, self.lost = self.lost, set()
+        try:
+            known = [self.attachments[name] for name in self.sought if name in self.attachments]
+            await asyncio.gather(*map(self._seek, known))
+        finally:
+            self.sought = set()
         return True
 
     async def _seek(self, one: Attachment) -> None:

@@ -251,7 +251,7 @@ class RolloutManager(ABC):
             self.mending.add_done_callback(self._mending_ended)
 
     async def _mended(self) -> None:
-        while self.contact.lost and not self.stopping:
+        while self.contact.missing and not self.stopping:
             async with self.commands.told():
                 pass
         states = {view.state for view in self.fleet.view}

@@ -55,8 +55,8 @@ def thinks_then_says(text: str) -> dict[str, Any]:
 
 
 def ending(ask: Callable[[int], T], over: Callable[[T], bool]) -> T:
-    """The first sampled reply that comes to an end by itself: after a call that it had to make, an untrained model ends
-    about as often as it makes another."""
+    """The first sampled reply that ends as it should: after a call that it had to make, say, an untrained model makes
+    about as often another."""
     return next(reply for reply in map(ask, range(40)) if over(reply))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import anthropic
 import pytest
 from conformance_stage import MODEL, Server
-from conformance_words import ARGUMENTS, HI, HI_TOKENS, TALE, thinks_then_says
+from conformance_words import ARGUMENTS, HI, HI_TOKENS, TALE, ending, thinks_then_says
 
 pytestmark = pytest.mark.integration
 
@@ -123,14 +123,17 @@ def test_an_output_format_gives_json_of_that_schema(server: Server) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_thinking_is_a_block_of_its_own(server: Server, stream: bool) -> None:
-    """Sampled until it ends by itself: the API has no seed."""
+    """Sampled, as the API has no seed: a reply whose very first token ends it has no block."""
     template = {"chat_template_kwargs": thinks_then_says("")["chat_template_kwargs"]}
-    options = {"max_tokens": 40, "extra_body": template}
-    if stream:
+
+    def asked(_: int) -> Any:
+        options = {"max_tokens": 40, "extra_body": template}
+        if not stream:
+            return ask(server, **options)
         with server.anthropic.messages.stream(model=MODEL, messages=HI, **options) as events:
-            reply = events.get_final_message()
-    else:
-        reply = ask(server, **options)
+            return events.get_final_message()
+
+    reply = ending(asked, lambda reply: bool(reply.content))
     assert reply.content[0].type == "thinking" and reply.content[0].thinking
 
 
