@@ -17,7 +17,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from seamless_verl.config import SeamlessConfig, preflight, register_search_path
-from seamless_verl.config.adopting import adopt_resources
+from seamless_verl.config.adopting import adopt_parsers, adopt_resources
 from seamless_verl.config.checks.modes import VERL_MODES
 from seamless_verl.config.command import composing, remove_run_folder
 from seamless_verl.errors import ConfigError, refusing
@@ -108,6 +108,7 @@ def check(config: DictConfig, *, unmade: bool = False) -> SeamlessConfig:
     """
     cpu, seamless = uses_cpu(config), SeamlessConfig.parse(config.get("seamless"))
     adopt_resources(config, command_line())
+    adopt_parsers(config)
     devices = seamless.cpu.device_count if cpu else None
     warnings = preflight(config, devices=devices, accelerator=not cpu, unmade=unmade)
     for warning in () if unmade else warnings:

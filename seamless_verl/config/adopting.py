@@ -1,4 +1,4 @@
-"""verl's own fields set from `seamless.resources`, so that whatever reads them later reads one truth.
+"""verl's own fields set from `seamless`, so that whatever reads them later reads one truth.
 
 What a user has set stays as it is, and is refused by the checks when it contradicts the tags. A value
 counts as set when the command line names it, or when it is not the default.
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from omegaconf import DictConfig, OmegaConf
 
 from seamless_verl.config.checks.roles import by_tags
+from seamless_verl.config.checks.serve_options import ENGINES, value_of
 from seamless_verl.config.checks.settings import Settings
 from seamless_verl.config.planning import replica_sizes, roles_of
 from seamless_verl.resources.verl_fields import NODES, PER_NODE, REWARD_NODE, ROLLOUT_NODE, TEACHER_NODE, verl_fields
@@ -26,6 +27,7 @@ VERL_DEFAULTS: dict[str, object] = {
     f"{TEACHER_NODE}.{NODES}": 0,
     f"{TEACHER_NODE}.{PER_NODE}": 8,
 }
+PARSERS = ("reasoning-parser", "reasoning-parser-plugin")
 CPU_DEFAULTS = VERL_DEFAULTS | {f"trainer.{PER_NODE}": 1}  # config/platform/cpu.yaml
 
 
@@ -46,6 +48,17 @@ def adopt_resources(config: DictConfig, overrides: Sequence[str] = ()) -> None:
     for key, value in fields.items():
         if key not in named and _is_default(config, settings, key, defaults):
             OmegaConf.update(config, key, value, force_add=True)
+
+
+def adopt_parsers(config: DictConfig) -> None:
+    """Have the engines tell reasoning from the rest as the gateway does: a grammar of theirs begins after it."""
+    settings = Settings.of(config, devices=None, accelerator=True)
+    gateway = settings.seamless.gateway
+    for name in PARSERS if gateway.enabled else ():
+        key = f"{ENGINES}.engine_kwargs.vllm.{name.replace('-', '_')}"
+        chosen = value_of(name, gateway.options)
+        if chosen is not None and settings.get(key) is None:
+            OmegaConf.update(config, key, chosen, force_add=True)
 
 
 def _is_default(config: DictConfig, settings: Settings, key: str, defaults: dict[str, object]) -> bool:

@@ -7,11 +7,10 @@ Invariants:
 - `finish` is set once.
 
 What a continuation cannot carry: the engine sees the produced tokens as prompt, so presence and frequency
-penalties (which count generated tokens only) begin anew unless the engine reads `carried`, and the state of a
-grammar is gone. A call with a grammar that was cut after its first token therefore fails with its reason,
-rather than be completed into text that breaks the grammar; where the engines advance the grammar over the
-`carried` ids, `grammars_resume` lets it go on. A `keep` pause never cuts, and a cut before the first token
-costs nothing, so that this is left to deaths, reclaims and `abort` pauses.
+penalties (which count generated tokens only) begin anew unless the engine reads `carried`. Neither can it carry the
+state of a grammar: an engine advances a new one over the `carried` ids, which `grammars_resume` says ours do. Where
+they do not, a call that was cut after its first token fails with its reason, rather than be completed into text
+that breaks the grammar.
 """
 
 from __future__ import annotations

@@ -48,6 +48,7 @@ OVERRIDDEN = {
     SERVER + "clear_kv_cache": "(self)",
     SERVER + "set_global_steps": "(self, global_steps: int)",
     SERVER + "_get_worker_extension_cls": "(self) -> str",
+    SERVER + "_preprocess_engine_kwargs": "(self, engine_kwargs: dict) -> None",
     RECEIVER + "__init__": "(self, zmq_handle: str, device: torch.device, use_shm: bool = False)",
     RECEIVER + "receive_weights": "(self, on_bucket_received: <built-in function callable>)",
     SENDER + "async_send_weights": "(self, weights)",

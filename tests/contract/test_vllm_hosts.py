@@ -14,6 +14,8 @@ from seamless_verl.rollout.engine import BESIDE_SAMPLING
 ENGINE = "vllm.v1.engine.async_llm:AsyncLLM."
 CORE = "vllm.v1.engine.core_client:AsyncMPClient"
 PROCESSOR = "vllm.v1.engine.output_processor:OutputProcessor."
+SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler."
+MANAGER = "vllm.v1.structured_output:StructuredOutputManager."
 COLLECTOR = "vllm.v1.engine.output_processor:RequestOutputCollector."
 # What we call, with its parameters by name and in order; `*` stands before keyword-only ones.
 CALLED = {
@@ -30,6 +32,12 @@ CALLED = {
     COLLECTOR + "get_nowait": "self",
     COLLECTOR + "close": "self",
     "vllm.v1.engine.detokenizer:IncrementalDetokenizer.num_output_tokens": "self",
+    MANAGER + "_get_reasoner": "self request",
+    "vllm.reasoning:ReasoningParser.is_reasoning_end": "self input_ids",
+    "vllm.reasoning:ReasoningParser.is_reasoning_end_streaming": "self input_ids delta_ids",
+    "vllm.v1.structured_output.backend_types:StructuredOutputGrammar.accept_tokens": "self request_id tokens",
+    # overridden
+    SCHEDULER + "_try_promote_blocked_waiting_request": "self request",
 }
 # What we read of its objects, or give them by name.
 HELD = {
@@ -42,7 +50,14 @@ HELD = {
     "vllm.outputs:CompletionOutput": "token_ids logprobs finish_reason stop_reason",
     "vllm.logprobs:Logprob": "logprob rank",
     "vllm:TokensPrompt": "prompt_token_ids cache_salt",
-    "vllm.sampling_params:SamplingParams": "logprobs stream_interval structured_outputs detokenize output_kind",
+    "vllm.sampling_params:SamplingParams": "logprobs stream_interval structured_outputs detokenize output_kind"
+    " extra_args",
+    SCHEDULER[:-1]: "structured_output_manager grammar_compile_error_reqs",
+    MANAGER[:-1]: "enable_in_reasoning",
+    "vllm.v1.request:Request": "request_id status prompt_token_ids sampling_params structured_output_request",
+    "vllm.v1.request:RequestStatus": "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR",
+    "vllm.v1.structured_output.request:StructuredOutputRequest": "grammar reasoning_ended",
+    "vllm.config:SchedulerConfig": "scheduler_cls async_scheduling",
     "vllm.sampling_params:RequestOutputKind": "DELTA",
 }
 
@@ -108,3 +123,20 @@ def test_a_state_counts_tokens_though_they_are_not_made_text() -> None:
 @pytest.mark.parametrize(("asked", "kept"), [({}, 1), ({"stream_interval": 64}, 64)])
 def test_a_request_says_how_many_tokens_it_wants_at_a_time(asked: dict[str, int], kept: int) -> None:
     assert entered(request(**asked)).stream_interval == kept
+
+
+def test_an_engine_takes_whatever_makes_a_scheduler_of_its_parts() -> None:
+    from vllm.config import SchedulerConfig
+
+    from seamless_verl.trainer.replica import scheduler
+
+    named = SchedulerConfig.default_factory(scheduler_cls=scheduler.NAME)
+    assert named.get_scheduler_cls() is scheduler.scheduler  # type: ignore[comparison-overlap]
+    core = inspect.getsource(found("vllm.v1.engine.core:EngineCore.__init__", "engine-source"))
+    assert "Scheduler = vllm_config.scheduler_config.get_scheduler_cls()" in core
+    assert "= Scheduler(\n            vllm_config=vllm_config,\n" in core
+
+
+def test_a_request_with_a_grammar_waits_until_that_is_compiled() -> None:
+    made = inspect.getsource(found("vllm.v1.request:Request.__init__", "engine-source"))
+    assert "self.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR" in made

@@ -53,7 +53,7 @@ class WatchedPlane(DataPlane):
 
     def __init__(self, settings: PlaneSettings) -> None:
         super().__init__(settings)
-        self.calls: WatchedCalls = WatchedCalls(self.fleet)
+        self.calls: WatchedCalls = WatchedCalls(self.fleet, grammars_resume=settings.rollout.grammars_resume)
 
     async def looked_at(self) -> tuple[dict[str, str], float]:
         """States by replica, and the longest wait so far, after the books have been found to close and to be true.

@@ -111,13 +111,13 @@ def _no_parser(name: str, given: Sequence[str]) -> Problem | None:
     """The choice of a parser, when vLLM has none of that name and no plugin may bring it."""
     place, table, plugin = PARSERS[name]
     file, names = _source(place), [name_of(option) for option in given]
-    chosen, known = _value(name, given), [] if file is None else _keys(file, table)
+    chosen, known = value_of(name, given), [] if file is None else _keys(file, table)
     if chosen is None or plugin in names or not known or chosen in known:
         return None
     return Problem(KEY, f"--{name}={chosen}", f"vLLM has no such {name.replace('-', ' ')}", nearest(chosen, known))
 
 
-def _value(name: str, given: Sequence[str]) -> str | None:
+def value_of(name: str, given: Sequence[str]) -> str | None:
     """The last value of an option, written behind `=` or as the next item."""
     value = None
     for option, following in zip_longest(given, given[1:]):

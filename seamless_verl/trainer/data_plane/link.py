@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from seamless_verl.config.schema import GatewayConfig, SeamlessConfig
@@ -27,6 +27,7 @@ from seamless_verl.trainer.servers import PlacedReplica
 logger = logging.getLogger(__name__)
 STOP_S = 60.0
 CONCURRENCY = 4096  # methods of the actor that may wait at once: one for each open session or call, and more
+SCHEDULER = "actor_rollout_ref.rollout.engine_kwargs.vllm.scheduler_cls"  # the user's own knows no carried grammars
 FOR_EVER = {"max_restarts": -1, "max_task_retries": -1}
 
 
@@ -95,6 +96,7 @@ def rollout_of(config: DictConfig, seamless: SeamlessConfig, shard: int, token: 
         mirror=shard > 0,
         max_failed_groups=gateway.max_failed_groups,
         transition_s=seamless.watchdog.transition_s,
+        grammars_resume=OmegaConf.select(config, SCHEDULER) is None,
     )
 
 

@@ -42,7 +42,8 @@ STATES = {f"fleet/{state}" for state in ReplicaState}  # the same in every plane
 class RolloutSettings:
     """`capacity` calls at once on one replica; `token` opens the replicas' doors.
 
-    One that does not stop or start within `transition_s` is given up. `others` are the names of the planes that
+    One that does not stop or start within `transition_s` is given up. With `grammars_resume` their engines take up a
+    grammar where a call was cut. `others` are the names of the planes that
     share the replicas with the first one; a `mirror` is one of those.
     """
 
@@ -53,6 +54,7 @@ class RolloutSettings:
     mirror: bool = False
     max_failed_groups: int = 32
     transition_s: float | None = None
+    grammars_resume: bool = True
 
 
 @dataclass
@@ -71,7 +73,7 @@ class RolloutManager(ABC):
     def __init__(self, settings: RolloutSettings, shelf: Shelf | None = None) -> None:
         self.rollout = settings
         self.fleet = Fleet(policy=PrefixAffinity(), deadline_s=settings.transition_s, on_change=self._changed)
-        self.calls = Calls(self.fleet)
+        self.calls = Calls(self.fleet, grammars_resume=settings.grammars_resume)
         self.bell, self.failures = Bell(), Failures(settings.max_failed_groups)
         self.shelf = shelf or Shelf(settings.name)
         self.contact: Contact

@@ -23,6 +23,7 @@ from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.rollout.wire import EngineServer, serve_engine
 from seamless_verl.trainer.device_time import TakenThere
 from seamless_verl.trainer.log import show_log
+from seamless_verl.trainer.replica import scheduler
 from seamless_verl.trainer.replica.extension import extension, pickled
 from seamless_verl.trainer.replica.source import AsyncLLMSource
 from seamless_verl.trainer.workers import SeamlessReplicaWorker
@@ -160,6 +161,11 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
             await self.source.commit(global_steps)
         await super().set_global_steps(global_steps)
         self.loaded = global_steps
+
+    def _preprocess_engine_kwargs(self, engine_kwargs: dict[str, Any]) -> None:
+        """A scheduler of the user's stays; calls that are cut within a grammar fail then."""
+        super()._preprocess_engine_kwargs(engine_kwargs)
+        engine_kwargs.setdefault("scheduler_cls", scheduler.NAME)
 
     def _get_worker_extension_cls(self) -> str:
         return extension()

@@ -24,6 +24,7 @@ from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from seamless_verl.errors import ReplicaLostError
 from seamless_verl.rollout.engine import BESIDE_SAMPLING, Delta, EngineFinish, EngineRequest, PauseMode, TopLogprobs
+from seamless_verl.trainer.replica.scheduler import CARRIED
 
 HANDING_OUT_S = 60.0  # milliseconds, unless the engine has stopped answering
 ALL = 1 << 62  # more tokens than a request can have
@@ -94,7 +95,8 @@ class AsyncLLMSource:
         fields = dict(request.sampling)
         beside = {name: fields.pop(name, None) for name in BESIDE_SAMPLING}
         try:
-            collector = await self.engine.add_request(request.request_id, prompt, sampling(fields), **beside)
+            params = sampling(fields, request.carried)
+            collector = await self.engine.add_request(request.request_id, prompt, params, **beside)
         except (ValueError, VLLMClientError) as error:
             yield ended(self.version, EngineFinish.ERROR, str(error))
             return
@@ -227,10 +229,12 @@ def likeliest(sampled: int, entry: Mapping[int, Any]) -> TopLogprobs:
     return TopLogprobs(ids, logprobs, entry[sampled].rank)
 
 
-def sampling(fields: Mapping[str, Any]) -> SamplingParams:
+def sampling(fields: Mapping[str, Any], carried: int = 0) -> SamplingParams:
     """vLLM's parameters of a request; text and stop strings are the client's, tokens and logprobs ours."""
     known = dict(fields)
     if known.get("structured_outputs") is not None:
         known["structured_outputs"] = StructuredOutputsParams(**known["structured_outputs"])
+    if carried:
+        known["extra_args"] = {**(known.get("extra_args") or {}), CARRIED: carried}
     known["logprobs"] = known.get("logprobs") or 0
     return SamplingParams(**known, detokenize=False, output_kind=RequestOutputKind.DELTA)

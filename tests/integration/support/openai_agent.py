@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 from openai import AsyncOpenAI
+
+FORM = r"(0|1){40}\."
 
 
 async def run(task: dict[str, Any], endpoint: Any) -> float:
@@ -21,6 +24,21 @@ async def stuck(task: dict[str, Any], endpoint: Any) -> float:
     """Waits for something that does not come."""
     await asyncio.Event().wait()
     return 0.0
+
+
+async def strict(task: dict[str, Any], endpoint: Any) -> float:
+    """Asks for two replies in a form that a token too many or too few would break."""
+    async with AsyncOpenAI(base_url=f"{endpoint.base_url}/v1", api_key=endpoint.session_key, max_retries=0) as client:
+        said = [await of_form(client, list(task["prompt"])) for _ in range(2)]
+    return sum(text.count("1") for text in said) / sum(map(len, said))
+
+
+async def of_form(client: AsyncOpenAI, messages: list[Any]) -> str:
+    form = {"structured_outputs": {"regex": FORM}}
+    reply = await client.chat.completions.create(model="policy", messages=messages, max_tokens=100, extra_body=form)
+    text = reply.choices[0].message.content or ""
+    assert re.fullmatch(FORM, text), f"{text!r} is not of the form"
+    return text
 
 
 async def asked(task: dict[str, Any], endpoint: Any, **options: Any) -> float:

@@ -1,0 +1,32 @@
+"""A reasoning parser of the gateway is the engines' too, unless they were given one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from config_cases import tiny_run
+from omegaconf import OmegaConf
+
+from seamless_verl.config.adopting import adopt_parsers
+
+ENGINE = "actor_rollout_ref.rollout.engine_kwargs.vllm"
+ON = ("trainer.v1.trainer_mode=seamless", "seamless.gateway.enabled=true")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ((*ON, 'seamless.gateway.options=["--reasoning-parser=qwen3"]'), "qwen3"),
+        ((*ON, 'seamless.gateway.options=["--reasoning-parser","qwen3"]'), "qwen3"),
+        ((*ON, 'seamless.gateway.options=["--reasoning_parser=qwen3"]', f"+{ENGINE}.reasoning_parser=glm45"), "glm45"),
+        ((*ON, 'seamless.gateway.options=["--tool-call-parser=hermes"]'), None),
+        (('seamless.gateway.options=["--reasoning-parser=qwen3"]',), None),
+    ],
+)
+def test_engines_read_reasoning_as_the_gateway_does(
+    tmp_path: Path, overrides: tuple[str, ...], expected: str | None
+) -> None:
+    config = tiny_run(tmp_path, "trainer.device=cpu", *overrides)
+    adopt_parsers(config)
+    assert OmegaConf.select(config, f"{ENGINE}.reasoning_parser") == expected
