@@ -209,7 +209,7 @@ class CallLossesError(CallError, RuntimeError):
 
 
 class CallGrammarError(CallError, RuntimeError):
-    """The call was cut inside a grammar, whose state cannot be carried to another request."""
+    """The call was cut inside a grammar, and its engines begin one anew with each request."""
 
 
 class CallRefusedError(CallError, ValueError):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from omegaconf import DictConfig, OmegaConf
 
 from seamless_verl.config.checks.roles import by_tags
-from seamless_verl.config.checks.serve_options import ENGINES, value_of
+from seamless_verl.config.checks.serve_options import ENGINE, engines_parser, value_of
 from seamless_verl.config.checks.settings import Settings
 from seamless_verl.config.planning import replica_sizes, roles_of
 from seamless_verl.resources.verl_fields import NODES, PER_NODE, REWARD_NODE, ROLLOUT_NODE, TEACHER_NODE, verl_fields
@@ -27,7 +27,7 @@ VERL_DEFAULTS: dict[str, object] = {
     f"{TEACHER_NODE}.{NODES}": 0,
     f"{TEACHER_NODE}.{PER_NODE}": 8,
 }
-PARSERS = ("reasoning-parser", "reasoning-parser-plugin")
+ADOPTED = ("reasoning-parser", "reasoning-parser-plugin")
 CPU_DEFAULTS = VERL_DEFAULTS | {f"trainer.{PER_NODE}": 1}  # config/platform/cpu.yaml
 
 
@@ -53,12 +53,10 @@ def adopt_resources(config: DictConfig, overrides: Sequence[str] = ()) -> None:
 def adopt_parsers(config: DictConfig) -> None:
     """Have the engines tell reasoning from the rest as the gateway does: a grammar of theirs begins after it."""
     settings = Settings.of(config, devices=None, accelerator=True)
-    gateway = settings.seamless.gateway
-    for name in PARSERS if gateway.enabled else ():
-        key = f"{ENGINES}.engine_kwargs.vllm.{name.replace('-', '_')}"
-        chosen = value_of(name, gateway.options)
-        if chosen is not None and settings.get(key) is None:
-            OmegaConf.update(config, key, chosen, force_add=True)
+    gateway, given = settings.seamless.gateway, engines_parser(settings)
+    for name in ADOPTED if gateway.enabled and given is None else ():
+        if (chosen := value_of(name, gateway.options)) is not None:
+            OmegaConf.update(config, f"{ENGINE}.{name.replace('-', '_')}", chosen, force_add=True)
 
 
 def _is_default(config: DictConfig, settings: Settings, key: str, defaults: dict[str, object]) -> bool:

@@ -23,6 +23,8 @@ from vllm.entrypoints.openai.models.serving import OpenAIServingModels
 from vllm.entrypoints.openai.responses.api_router import router as responses_router
 from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
 from vllm.exceptions import VLLMNotFoundError
+from vllm.reasoning import ReasoningParserManager
+from vllm.tool_parsers import ToolParserManager
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from seamless_verl.gateway.engine_client import FleetEngineClient
@@ -38,6 +40,10 @@ def serve_arguments(model: str, options: Sequence[str] = ()) -> Namespace:
     args: Namespace = parser.parse_args(["--model", model, *options])
     args.model_tag = None
     validate_parsed_serve_args(args)
+    if args.tool_parser_plugin:
+        ToolParserManager.import_tool_parser(args.tool_parser_plugin)
+    if args.reasoning_parser_plugin:
+        ReasoningParserManager.import_reasoning_parser(args.reasoning_parser_plugin)
     return args
 
 

@@ -14,7 +14,6 @@ from seamless_verl.rollout.engine import BESIDE_SAMPLING
 ENGINE = "vllm.v1.engine.async_llm:AsyncLLM."
 CORE = "vllm.v1.engine.core_client:AsyncMPClient"
 PROCESSOR = "vllm.v1.engine.output_processor:OutputProcessor."
-SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler."
 MANAGER = "vllm.v1.structured_output:StructuredOutputManager."
 COLLECTOR = "vllm.v1.engine.output_processor:RequestOutputCollector."
 # What we call, with its parameters by name and in order; `*` stands before keyword-only ones.
@@ -36,8 +35,7 @@ CALLED = {
     "vllm.reasoning:ReasoningParser.is_reasoning_end": "self input_ids",
     "vllm.reasoning:ReasoningParser.is_reasoning_end_streaming": "self input_ids delta_ids",
     "vllm.v1.structured_output.backend_types:StructuredOutputGrammar.accept_tokens": "self request_id tokens",
-    # overridden
-    SCHEDULER + "_try_promote_blocked_waiting_request": "self request",
+    MANAGER + "_create_grammar": "self request",  # replaced
 }
 # What we read of its objects, or give them by name.
 HELD = {
@@ -52,11 +50,11 @@ HELD = {
     "vllm:TokensPrompt": "prompt_token_ids cache_salt",
     "vllm.sampling_params:SamplingParams": "logprobs stream_interval structured_outputs detokenize output_kind"
     " extra_args",
-    SCHEDULER[:-1]: "structured_output_manager grammar_compile_error_reqs",
-    MANAGER[:-1]: "enable_in_reasoning",
-    "vllm.v1.request:Request": "request_id status prompt_token_ids sampling_params structured_output_request",
-    "vllm.v1.request:RequestStatus": "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR",
-    "vllm.v1.structured_output.request:StructuredOutputRequest": "grammar reasoning_ended",
+    "vllm.v1.core.sched.scheduler:Scheduler": "structured_output_manager",
+    MANAGER[:-1]: "enable_in_reasoning tokenizer",
+    "vllm.v1.request:Request": "request_id prompt_token_ids sampling_params structured_output_request",
+    "vllm.v1.structured_output.request:StructuredOutputRequest": "reasoning_ended",
+    "vllm.tokenizers:TokenizerLike": "get_added_vocab",
     "vllm.config:SchedulerConfig": "scheduler_cls async_scheduling",
     "vllm.sampling_params:RequestOutputKind": "DELTA",
 }
@@ -137,6 +135,8 @@ def test_an_engine_takes_whatever_makes_a_scheduler_of_its_parts() -> None:
     assert "= Scheduler(\n            vllm_config=vllm_config,\n" in core
 
 
-def test_a_request_with_a_grammar_waits_until_that_is_compiled() -> None:
-    made = inspect.getsource(found("vllm.v1.request:Request.__init__", "engine-source"))
-    assert "self.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR" in made
+def test_a_grammar_that_cannot_be_made_ends_its_request_alone() -> None:
+    init = inspect.getsource(found(MANAGER + "grammar_init", "engine-source"))
+    assert "self.executor.submit(self._create_grammar, request)" in init
+    promoted = found("vllm.v1.core.sched.scheduler:Scheduler._try_promote_blocked_waiting_request", "engine-source")
+    assert "isinstance(structured_output_req.grammar, Exception)" in inspect.getsource(promoted)

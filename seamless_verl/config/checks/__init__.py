@@ -39,7 +39,7 @@ from seamless_verl.config.checks.placement import check_memory, check_resources
 from seamless_verl.config.checks.problem import Problem, RefusedConfigError
 from seamless_verl.config.checks.resuming import check_folder, check_resume, check_steps
 from seamless_verl.config.checks.reward import check_reward_function
-from seamless_verl.config.checks.serve_options import check_options
+from seamless_verl.config.checks.serve_options import check_options, check_reasoning
 from seamless_verl.config.checks.settings import Check, Settings
 from seamless_verl.config.checks.versions import check_versions
 
@@ -55,6 +55,7 @@ CHECKS: tuple[Check, ...] = (
     check_shards,
     check_journal,
     check_options,
+    check_reasoning,
     check_loops,
     check_default_loop,
     check_versions,

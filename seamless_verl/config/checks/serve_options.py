@@ -26,6 +26,7 @@ ALONE = "structured-outputs-config"  # the one it reads of another group
 GROUPED = re.compile(r'(\w+)_group\.add_argument\(\s*"--([a-z][a-z0-9-]+)"')
 SERVER = re.compile(r"^class FrontendArgs\b.*?(?=^(?:class|def) )", re.MULTILINE | re.DOTALL)
 ENGINES = "actor_rollout_ref.rollout"
+ENGINE = f"{ENGINES}.engine_kwargs.vllm"
 WHERE = ("host", "port", "uds")  # a server listens
 OPTION, FIELD = re.compile(r'"--([a-z][a-z0-9-]+)"'), re.compile(r"^    ([a-z][a-z0-9_]+): ", re.MULTILINE)
 PARSERS = {
@@ -47,6 +48,23 @@ def check_options(settings: Settings) -> list[Problem]:
     problems = [_unknown(option, known) or _elsewhere(settings, option) for option in named]
     problems += [_no_parser(name, given) for name in PARSERS]
     return [problem for problem in problems if problem is not None]
+
+
+@check
+def check_reasoning(settings: Settings) -> list[Problem]:
+    """Engines and gateway take the same for reasoning."""
+    gateway, engines = settings.seamless.gateway, engines_parser(settings)
+    chosen = value_of("reasoning-parser", gateway.options)
+    if not gateway.enabled or engines is None or chosen in (None, engines):
+        return []
+    reason = f"engines have {engines}, and would begin a grammar elsewhere than the gateway"
+    return [Problem(KEY, f"--reasoning-parser={chosen}", reason, f"Leave {ENGINE}.reasoning_parser to the gateway")]
+
+
+def engines_parser(settings: Settings) -> str | None:
+    """The reasoning parser that engines were given, in either of its places."""
+    places = ("reasoning_parser", "structured_outputs_config.reasoning_parser")
+    return next((str(one) for place in places if (one := settings.get(f"{ENGINE}.{place}"))), None)
 
 
 @cache

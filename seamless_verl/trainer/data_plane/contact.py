@@ -71,6 +71,7 @@ class Contact:
         """Have contact again with those that were lost, or give them up; whether there was one. Not twice at once."""
         if not self.lost:
             return False
+        assert not self.sought, "commands follow each other"
         self.sought, self.lost = self.lost, set()
         try:
             known = [self.attachments[name] for name in self.sought if name in self.attachments]

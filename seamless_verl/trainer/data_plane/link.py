@@ -27,7 +27,8 @@ from seamless_verl.trainer.servers import PlacedReplica
 logger = logging.getLogger(__name__)
 STOP_S = 60.0
 CONCURRENCY = 4096  # methods of the actor that may wait at once: one for each open session or call, and more
-SCHEDULER = "actor_rollout_ref.rollout.engine_kwargs.vllm.scheduler_cls"  # the user's own knows no carried grammars
+OWN_SCHEDULERS = [f"actor_rollout_ref.rollout.engine_kwargs.vllm.scheduler{dash}cls" for dash in "_-"]
+"""Of the user, who knows no carried grammars."""
 FOR_EVER = {"max_restarts": -1, "max_task_retries": -1}
 
 
@@ -96,7 +97,7 @@ def rollout_of(config: DictConfig, seamless: SeamlessConfig, shard: int, token: 
         mirror=shard > 0,
         max_failed_groups=gateway.max_failed_groups,
         transition_s=seamless.watchdog.transition_s,
-        grammars_resume=OmegaConf.select(config, SCHEDULER) is None,
+        grammars_resume=all(OmegaConf.select(config, key) is None for key in OWN_SCHEDULERS),
     )
 
 

@@ -43,8 +43,8 @@ class RolloutSettings:
     """`capacity` calls at once on one replica; `token` opens the replicas' doors.
 
     One that does not stop or start within `transition_s` is given up. With `grammars_resume` their engines take up a
-    grammar where a call was cut. `others` are the names of the planes that
-    share the replicas with the first one; a `mirror` is one of those.
+    grammar where a call was cut. `others` are the names of the planes that share the replicas with the first one; a
+    `mirror` is one of those.
     """
 
     name: str

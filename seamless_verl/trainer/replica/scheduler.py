@@ -1,55 +1,65 @@
-"""vLLM's scheduler, which also takes up a grammar where an earlier request of the same call was cut.
+"""vLLM's scheduler, in whose engine a grammar is taken up where an earlier request of the same call was cut.
 
 A continuation has the tokens that its call produced so far at the end of its prompt, and vLLM begins a grammar with
-the first token it samples itself. Here the grammar first takes those; with a reasoning parser, those after the
-reasoning.
+the first token it samples itself. Here a grammar takes those when it is compiled, in the thread that compiles it,
+while the engine goes on; with a reasoning parser, those after the reasoning.
+
+An engine keeps to the grammar library that its first grammar needed. Where schemas need different ones, two engines
+may differ in how a few characters are escaped; a continuation that the second does not allow ends with an error.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+from vllm.logger import init_logger
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import SchedulerInterface
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.request import Request, RequestStatus
+from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
+from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
+logger = init_logger("vllm.seamless_verl.scheduler")  # shown as vLLM's own in the engine's process
 CARRIED = "seamless_carried"
 """In SamplingParams.extra_args: how many ids at the end of the prompt the call produced itself."""
 
 
 class ContinuedGrammars(Scheduler):  # type: ignore[misc]
-    """Owned state: none of its own. A grammar takes what was carried once, when it is compiled."""
+    """Owned state: none of its own."""
 
-    def _try_promote_blocked_waiting_request(self, request: Request) -> bool:
-        waited = request.status
-        if not super()._try_promote_blocked_waiting_request(request):
-            return False
-        if waited != RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
-            return True
-        if taken_up(request, self.structured_output_manager):
-            return True
-        request.status = waited
-        self.grammar_compile_error_reqs.add(request.request_id)  # vLLM ends it with an error
-        return False
+    def __init__(self, *parts: Any, **named: Any) -> None:
+        super().__init__(*parts, **named)
+        manager = self.structured_output_manager
+        manager._create_grammar = partial(taken_up, manager, manager._create_grammar)
 
 
 class ContinuedAsyncGrammars(ContinuedGrammars, AsyncScheduler):  # type: ignore[misc]
     """For an engine that schedules ahead of what it has sampled."""
 
 
-def taken_up(request: Request, manager: StructuredOutputManager) -> bool:
-    """Whether the grammar of the request, which is compiled, allows what was carried; it stands after that."""
-    carried = ((request.sampling_params.extra_args or {}).get(CARRIED, 0)) if request.sampling_params else 0
-    begin = grammar_begin(request, manager, carried) if carried else None
-    if begin is None:
-        return True
-    taken = list(request.prompt_token_ids[begin:])
-    return not taken or bool(request.structured_output_request.grammar.accept_tokens(request.request_id, taken))
+def taken_up(
+    manager: StructuredOutputManager, create: Callable[[Request], StructuredOutputGrammar], request: Request
+) -> StructuredOutputGrammar:
+    """The compiled grammar of a request, standing after what was carried.
+
+    Raises:
+        ValueError: it does not allow that; vLLM ends the request with an error.
+    """
+    grammar = create(request)
+    carried = (request.sampling_params.extra_args or {}).get(CARRIED, 0)
+    begin = grammar_begin(manager, request, carried) if carried else None
+    for token in () if begin is None else request.prompt_token_ids[begin:]:
+        if not grammar.accept_tokens(request.request_id, [token]):
+            problem = f"request {request.request_id}: its grammar does not allow what it has carried, {carried} tokens"
+            logger.error(problem)
+            raise ValueError(problem)
+    return grammar
 
 
-def grammar_begin(request: Request, manager: StructuredOutputManager, carried: int) -> int | None:
+def grammar_begin(manager: StructuredOutputManager, request: Request, carried: int) -> int | None:
     """Where in the prompt the grammar's tokens begin; None while the reply still reasons."""
     structured, ids = request.structured_output_request, list(request.prompt_token_ids)
     own = len(ids) - carried
@@ -60,11 +70,20 @@ def grammar_begin(request: Request, manager: StructuredOutputManager, carried: i
         structured.reasoning_ended = reasoner.is_reasoning_end(ids[:own])
     if structured.reasoning_ended:
         return own
-    for end in range(own + 1, len(ids) + 1):
-        if reasoner.is_reasoning_end_streaming(ids[:end], ids[end - 1 : end]):
-            structured.reasoning_ended = True
-            return end
-    return None
+    if not reasoner.is_reasoning_end_streaming(ids, ids[own:]):
+        return None
+    structured.reasoning_ended = True
+    return reasoning_end(reasoner, ids, own, set(manager.tokenizer.get_added_vocab().values()))
+
+
+def reasoning_end(reasoner: Any, ids: Sequence[int], own: int, marks: set[int]) -> int:
+    """Where a reasoning ends that ends after `own`: as vLLM finds it token by token, but first at those that may mark
+    it and those behind them, since to look at one costs a walk through all before it."""
+    near = [i for i in range(own, len(ids)) if ids[i] in marks or (i > own and ids[i - 1] in marks)]
+    for last in (*near, *range(own, len(ids))):
+        if reasoner.is_reasoning_end_streaming(ids[: last + 1], ids[last : last + 1]):
+            return last + 1
+    return len(ids)
 
 
 def scheduler(*, vllm_config: Any, **parts: Any) -> SchedulerInterface:

@@ -16,6 +16,7 @@ from typing import Any
 import ray
 from verl.single_controller.ray import RayClassWithInitArgs
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
+from vllm.reasoning import ReasoningParserManager
 
 from seamless_verl.resources.ledger import Activity, Kind
 from seamless_verl.resources.watchdog import stacks
@@ -165,7 +166,11 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
     def _preprocess_engine_kwargs(self, engine_kwargs: dict[str, Any]) -> None:
         """A scheduler of the user's stays; calls that are cut within a grammar fail then."""
         super()._preprocess_engine_kwargs(engine_kwargs)
-        engine_kwargs.setdefault("scheduler_cls", scheduler.NAME)
+        named = {name.replace("-", "_"): value for name, value in engine_kwargs.items()}
+        if "scheduler_cls" not in named:
+            engine_kwargs["scheduler_cls"] = scheduler.NAME
+        if plugin := named.get("reasoning_parser_plugin"):
+            ReasoningParserManager.import_reasoning_parser(plugin)
 
     def _get_worker_extension_cls(self) -> str:
         return extension()

@@ -94,6 +94,8 @@ class AsyncLLMSource:
             prompt["cache_salt"] = str(self.version)
         fields = dict(request.sampling)
         beside = {name: fields.pop(name, None) for name in BESIDE_SAMPLING}
+        if all(value is None for value in beside.values()):
+            beside["reasoning_ended"] = True  # nobody spoke of reasoning: a grammar holds from the first token on
         try:
             params = sampling(fields, request.carried)
             collector = await self.engine.add_request(request.request_id, prompt, params, **beside)
@@ -195,7 +197,7 @@ class AsyncLLMSource:
                 logprobs=array("f", values[begin:end]),
                 version=version,
                 finish=finish_of(completion) if last else None,
-                stop_reason=completion.stop_reason if last else None,
+                stop_reason=reason_of(completion) if last else None,
                 top=tuple(likeliest(i, entry) for i, entry in rows) if top else None,
             )
 
@@ -220,6 +222,12 @@ def finish_of(completion: CompletionOutput) -> EngineFinish | None:
     if completion.finish_reason is None:
         return None
     return FINISHES.get(completion.finish_reason, EngineFinish.ERROR)
+
+
+def reason_of(completion: CompletionOutput) -> int | str | None:
+    """vLLM gives none for a request that it ended itself."""
+    failed = finish_of(completion) is EngineFinish.ERROR
+    return "its engine ended it, and has said why in its log" if failed else completion.stop_reason
 
 
 def likeliest(sampled: int, entry: Mapping[int, Any]) -> TopLogprobs:
