@@ -51,6 +51,13 @@ def test_steps_at_which_not_all_validated_are_left_out() -> None:
     assert "\n   0  " in text and "\n   5  " not in text and "\n   4  " not in text
 
 
+def test_long_names_stand_above_the_table() -> None:
+    long, curves = "seamless:seamless.max_staleness=4:seamless.ahead=1", [{5: 0.2}, {5: 0.4}]
+    lines = list(table({"sync": curves, long: curves}))
+    assert lines[:2] == ["[1] sync", f"[2] {long}"] and lines[2].split()[:3] == ["step", "[1]", "[2]"]
+    assert max(map(len, lines[2:4])) < 80 and lines[-1].startswith(f"{long}: 0.300, +0.000")
+
+
 @pytest.mark.parametrize("text", ["1", "", "a,b", "1,2,", "1,1", "1,2,2"])
 def test_one_seed_is_no_comparison(text: str) -> None:
     with pytest.raises(ConfigError, match="--seeds"):

@@ -13,6 +13,7 @@ from math import sqrt
 from statistics import mean, variance
 
 LAST = 3
+LONGEST = 24  # characters of an arm's name above its column
 QUANTILES = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 10: 2.23, 15: 2.13, 30: 2.04}
 """Student's t, two-sided 95%, by degrees of freedom; for those between, the next lower ones."""
 Curve = Mapping[int, float]
@@ -59,8 +60,10 @@ def rewards(rows: Sequence[Mapping[str, object]]) -> dict[int, float]:
 def table(arms: Mapping[str, Sequence[Curve]]) -> Iterator[str]:
     """A line for each step that all runs validated at, then what each arm has learned, beside the first one."""
     steps = set.intersection(*(set(curve) for curves in arms.values() for curve in curves))
-    width = max(*map(len, arms), len("0.000-0.000")) + 2
-    yield "step  " + "".join(name.rjust(width) for name in arms) + "   (mean over seeds, lowest-highest below)"
+    heads = list(arms) if max(map(len, arms)) <= LONGEST else [f"[{number}]" for number in range(1, len(arms) + 1)]
+    yield from (f"{head} {name}" for head, name in zip(heads, arms, strict=True) if head != name)
+    width = max(*map(len, heads), len("0.000-0.000")) + 2
+    yield "step  " + "".join(head.rjust(width) for head in heads) + "   (mean over seeds, lowest-highest below)"
     for step in sorted(steps):
         yield f"{step:4}  " + "".join(f"{mean(c[step] for c in curves):{width}.3f}" for curves in arms.values())
         ranges = (f"{min(c[step] for c in curves):.3f}-{max(c[step] for c in curves):.3f}" for curves in arms.values())
