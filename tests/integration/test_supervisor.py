@@ -109,7 +109,7 @@ def test_a_second_signal_kills_at_once_and_ends_as_the_first(tmp_path: Path, sec
         os.makedirs(logs)
         left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
         print(left.pid, flush=True)
-        signal.signal(signal.SIGINT, lambda *_: print("not yet", flush=True))
+        signal.signal(signal.SIGINT, lambda *_: os.write(1, b"not yet\\n"))  # not into a print
         print("ready", flush=True)
         while True:
             time.sleep(600)
@@ -129,8 +129,8 @@ def test_a_second_signal_kills_at_once_and_ends_as_the_first(tmp_path: Path, sec
 
 def test_a_child_that_outstays_its_grace_has_failed(tmp_path: Path) -> None:
     code = """
-        import signal, time
-        signal.signal(signal.SIGINT, lambda *_: print("not yet", flush=True))
+        import os, signal, time
+        signal.signal(signal.SIGINT, lambda *_: os.write(1, b"not yet\\n"))  # not into a print
         print("ready", flush=True)
         while True:
             time.sleep(600)

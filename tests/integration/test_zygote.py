@@ -57,6 +57,18 @@ def test_a_fork_has_its_own_temporary_folder(tmp_path: Path, monkeypatch: pytest
         assert worker.communicate()[0] == f"{tmp_path}\n"
 
 
+def test_forks_draw_ids_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when the zygote has drawn one, as verl's imports do."""
+    draw = "from ray._raylet import ObjectRef, UniqueID; "
+    (tmp_path / "draws_early.py").write_text(f"{draw}UniqueID.from_random()")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with zygote_with("draws_early", tmp_path) as environ:
+        text = f"{draw}print(*(UniqueID.from_random().hex() for _ in range(200)), ObjectRef.from_random().hex())"
+        workers = [launch(environ, script(tmp_path, text)) for _ in range(4)]
+        ids = [identity for worker in workers for identity in worker.communicate()[0].split()]
+    assert len(ids) == len(set(ids)) == 4 * 201
+
+
 @dataclass
 class Importing:
     """A zygote in the first of two imports, which ends when the FIFO `gate` is written to."""

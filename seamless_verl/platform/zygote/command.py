@@ -38,7 +38,13 @@ ENGINE_START = Adaptation(
     "inside a Ray actor vLLM starts its engine by multiprocessing's spawn",
     "()",
 )
-ADAPTATIONS = (WORKER_COMMAND, SPAWN_COMMAND, SPAWN_DESCRIPTORS, ENGINE_START)
+IDS = Adaptation(
+    "zygote-ids",
+    "ray._raylet:UniqueID.from_random",
+    "ray 2.60.0",
+    "it draws from the one generator of all of Ray's random ids; forks of the zygote go past each other's",
+)
+ADAPTATIONS = (IDS, WORKER_COMMAND, SPAWN_COMMAND, SPAWN_DESCRIPTORS, ENGINE_START)
 
 
 def name_worker_command(environ: MutableMapping[str, str]) -> None:

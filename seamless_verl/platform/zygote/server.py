@@ -42,6 +42,7 @@ class Zygote:
         self.server, self.owner = server, os.pidfd_open(owner)
         self.workers: dict[int, tuple[int, socket.socket]] = {}  # by pidfd: process id and connection
         self.launchers: dict[socket.socket, int] = {}  # by connection, while it stands: process id of the worker
+        self.forks = 0
 
     def run(self, modules: tuple[str, ...]) -> None:
         for module in modules:
@@ -76,10 +77,11 @@ class Zygote:
             request.close()
             connection.close()
             return
+        self.forks += 1
         worker = os.fork()
         if worker == 0:
             sockets = [self.server, connection, *(each for _, each in self.workers.values())]
-            become(request, [*(each.detach() for each in sockets), self.owner, *self.workers])
+            become(request, self.forks, [*(each.detach() for each in sockets), self.owner, *self.workers])
         request.close()
         self.workers[os.pidfd_open(worker)] = (worker, connection)
         self.launchers[connection] = worker

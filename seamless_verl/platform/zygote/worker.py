@@ -28,6 +28,7 @@ from launcher import NUMBER, receive
 
 PATIENCE_S = 5.0  # a launcher says all it has to say at once; while it does, no other is served
 MOST_DESCRIPTORS = 253  # that one message takes
+IDS = 256  # that a worker may draw by itself; Ray derives nearly all of its ids from others
 Command = Callable[..., list[Any]]
 
 
@@ -62,12 +63,14 @@ class Request:
             os.close(descriptor)
 
 
-def become(request: Request, own: Iterable[int]) -> NoReturn:
-    """Be that process: run its script to the end, and end. `own` are the zygote's descriptors."""
+def become(request: Request, number: int, own: Iterable[int]) -> NoReturn:
+    """Be that process: run its script to the end, and end. `own` are the zygote's descriptors, of whose forks this is
+    the one of this `number`."""
     try:
         for each in own:
             os.close(each)
         take_over(request)
+        differ(number)
         spawn.get_command_line = through_launcher(spawn.get_command_line)
         run(request.argv)
         code = 0
@@ -83,7 +86,7 @@ def become(request: Request, own: Iterable[int]) -> NoReturn:
 
 
 def take_over(request: Request) -> None:
-    """Descriptors, session, signals, folder, environment, niceness, cores, and randomness of one's own."""
+    """Descriptors, session, signals, folder, environment, niceness and cores of one's own."""
     install(request.descriptors, request.numbers)
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -93,8 +96,20 @@ def take_over(request: Request) -> None:
     tempfile.tempdir = None  # whatever was imported may have asked for it, with another TMPDIR
     os.nice(max(0, request.nice - os.nice(0)))
     os.sched_setaffinity(0, request.cores)
-    if "numpy" in sys.modules:  # the others reseed themselves after a fork
+
+
+def differ(number: int) -> None:
+    """Have random numbers of one's own, from those that do not reseed themselves after a fork.
+
+    Ray draws an id from one generator of its C++ while it is imported, and all forks would go on with the same ids: two
+    that start at once would have the same object in the node's store, at which Ray's worker ends itself. Nothing
+    seeds that generator, so each fork goes past those of the forks before it.
+    """
+    if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(int.from_bytes(os.urandom(4), "big"))
+    if (ray := sys.modules.get("ray._raylet")) is not None:
+        for _ in range(number * IDS):
+            ray.UniqueID.from_random()
 
 
 def install(descriptors: list[int], numbers: list[int]) -> None:
