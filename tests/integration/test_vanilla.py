@@ -1,4 +1,4 @@
-"""verl's own trainers on the CPU platform, and law 7: installing the plugin changes nothing in verl."""
+"""verl's `sync` on the CPU platform, and law 7: installing the plugin changes nothing in verl."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from job import POOL, SUPPORT, VERL, Job, comparable, run
+from job import SUPPORT, VERL, Job, comparable, run
 
 pytestmark = pytest.mark.integration
 DETERMINISTIC: dict[str, Any] = {
@@ -63,29 +63,3 @@ def test_without_staleness_ours_has_the_losses_of_sync_step_for_step(plain: Job,
         assert {name: found[name] for name in LOSSES} == wanted
         for name in ("prompt_length/mean", "response_length/mean", "critic/score/max"):
             assert found[name] == expected[name]
-
-
-SEPARATE: dict[str, Any] = {
-    **POOL,
-    "trainer__v1__trainer_mode": "separate_async",
-    "trainer__v1__separate_async__parameter_sync_step": 2,
-    "actor_rollout_ref__actor__ppo_mini_batch_size": 4,
-}
-
-
-@pytest.mark.parametrize(
-    "mode",
-    [
-        pytest.param({"trainer__v1__trainer_mode": "colocate_async"}, id="colocate_async"),
-        pytest.param({**SEPARATE, "actor_rollout_ref__hybrid_engine": True}, id="separate_async"),
-        pytest.param(
-            {**SEPARATE, "trainer__v1__separate_async__hybrid_rollout__enable_switch": True},
-            id="separate_async-lending",
-        ),
-    ],
-)
-def test_verls_asynchronous_modes_train(nano: Path, tmp_path: Path, mode: dict[str, Any]) -> None:
-    job = run(tmp_path, nano, VERL, **mode, trainer__total_training_steps=3)
-    assert job.metrics().keys() == {1, 2, 3}
-    norms = [metrics["actor/grad_norm"] for metrics in job.metrics().values()]
-    assert all(0 < norm < 20 for norm in norms), norms

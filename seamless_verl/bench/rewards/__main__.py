@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from seamless_verl.bench.rewards.curves import LAST, rewards, table
-from seamless_verl.bench.training.running import leave_on_signals, stop
+from seamless_verl.bench.training.running import leave_on_signals, process_of
 from seamless_verl.config.checks.modes import MODES
 from seamless_verl.errors import ConfigError, refusing
 
@@ -120,11 +120,8 @@ def finished(one: Run, recipe: Path, data: Path) -> bool:
         file.unlink(missing_ok=True)
     with (one.folder / LOG).open("wb") as log:
         whole = {"env": one.environment(data), "stdout": log, "stderr": subprocess.STDOUT, "start_new_session": True}
-        process: subprocess.Popen[bytes] = subprocess.Popen(one.command(recipe), **whole)  # type: ignore[call-overload]
-    try:
-        code = process.wait()
-    finally:
-        stop(process, group=True)  # a recipe prepares before it becomes the run
+        with process_of(one.command(recipe), group=True, **whole) as process:  # it prepares before it becomes the run
+            code = process.wait()
     if code != 0 or not one.curve():
         found = f"code {code}" if code else "no validation reward"
         sys.stderr.write(f"{one.folder.name}: {found}, see {one.folder / LOG}\n")

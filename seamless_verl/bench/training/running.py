@@ -12,8 +12,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,6 +23,7 @@ from typing import Any
 from seamless_verl.bench.training.settings import LOG_FILE, STEPS_FILE, Plan, bench_cores
 
 LOOK_S = 0.02
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 GRACE_S = 60.0  # from asking a run to stop until it is killed; its supervisor needs up to half of it
 
 
@@ -71,20 +74,17 @@ def run(plan: Plan, timeout_s: float) -> list[dict[str, Any]]:
     plan.folder.mkdir(parents=True, exist_ok=True)
     plan.write_loops()
     with (plan.folder / LOG_FILE).open("wb") as log:
-        process = subprocess.Popen(
-            plan.command(),
-            cwd=plan.folder,
-            env=plan.environment(),
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            preexec_fn=lambda: os.sched_setaffinity(0, bench_cores()),  # of whatever it starts, helpers included
-        )
-    started = Started(process, Tail(plan.folder / "metrics.jsonl"), time.monotonic())
-    try:
-        for _ in looks(process, timeout_s):
-            started.look()
-    finally:
-        stop(process)
+        whole: dict[str, Any] = {
+            "cwd": plan.folder,
+            "env": plan.environment(),
+            "stdout": log,
+            "stderr": subprocess.STDOUT,
+        }
+        pin = partial(os.sched_setaffinity, 0, bench_cores())  # and whatever it starts, helpers included
+        with process_of(plan.command(), **whole, preexec_fn=pin) as process:
+            started = Started(process, Tail(plan.folder / "metrics.jsonl"), time.monotonic())
+            for _ in looks(process, timeout_s):
+                started.look()
     started.look()
     if process.returncode != 0 or len(started.steps) < plan.steps:
         end = (plan.folder / LOG_FILE).read_text(errors="replace")[-3000:]
@@ -100,6 +100,33 @@ def looks(process: subprocess.Popen[bytes], timeout_s: float) -> Iterator[None]:
     while process.poll() is None and time.monotonic() < deadline:
         yield
         time.sleep(LOOK_S)  # nobody tells of a line in a file; watching it more closely would take the run's cores
+
+
+@contextmanager
+def process_of(command: Sequence[str], *, group: bool = False, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is over with the block, or all of the `group` that it leads."""
+    process: subprocess.Popen[bytes] | None = None
+    try:
+        with signals_later():
+            process = subprocess.Popen(command, **options)
+        yield process
+    finally:
+        if process is not None:
+            stop(process, group=group)
+
+
+@contextmanager
+def signals_later() -> Iterator[None]:
+    """Those that come meanwhile are heard at its end: none comes between a process and the word for it."""
+    came = list[int]()
+    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for heard in came:
+            signal.raise_signal(heard)
 
 
 def stop(process: subprocess.Popen[bytes], *, group: bool = False) -> None:
@@ -119,7 +146,7 @@ def stop(process: subprocess.Popen[bytes], *, group: bool = False) -> None:
 
 def leave_on_signals() -> None:
     """The run of the moment is ended too; Ctrl-C also ends what a script has begun with `&`, where it is ignored."""
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in SIGNALS:
         signal.signal(number, leave)
 
 
