@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 from omegaconf import DictConfig, OmegaConf
 
+from seamless_verl.config import engine_kwargs
 from seamless_verl.config.checks.roles import by_tags
-from seamless_verl.config.checks.serve_options import ENGINE, engines_parser, value_of
+from seamless_verl.config.checks.serve_options import engines_parser, value_of
 from seamless_verl.config.checks.settings import Settings
 from seamless_verl.config.planning import replica_sizes, roles_of
 from seamless_verl.resources.verl_fields import NODES, PER_NODE, REWARD_NODE, ROLLOUT_NODE, TEACHER_NODE, verl_fields
@@ -56,7 +57,7 @@ def adopt_parsers(config: DictConfig) -> None:
     gateway, given = settings.seamless.gateway, engines_parser(settings)
     for name in ADOPTED if gateway.enabled and given is None else ():
         if (chosen := value_of(name, gateway.options)) is not None:
-            OmegaConf.update(config, f"{ENGINE}.{name.replace('-', '_')}", chosen, force_add=True)
+            OmegaConf.update(config, f"{engine_kwargs.KEY}.{name.replace('-', '_')}", chosen, force_add=True)
 
 
 def _is_default(config: DictConfig, settings: Settings, key: str, defaults: dict[str, object]) -> bool:

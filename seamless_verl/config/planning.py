@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from seamless_verl.config import engine_kwargs
 from seamless_verl.config.checks.model_files import model_config
 from seamless_verl.config.checks.roles import (
     has_hybrid_rollout,
@@ -139,7 +140,7 @@ def training_memory(settings: Settings) -> TrainingMemory:
 
 def engine_memory(settings: Settings) -> EngineMemory:
     utilization = settings.get(f"{ENGINE}.gpu_memory_utilization", 0.5)
-    cache = settings.get(f"{ENGINE}.engine_kwargs.vllm.kv_cache_memory_bytes")
+    cache = engine_kwargs.given(settings.get(engine_kwargs.KEY), "kv_cache_memory_bytes")
     value = 4 if settings.text(f"{ENGINE}.dtype", "bfloat16") in ("float32", "float") else 2
     sleeps = settings.flag(f"{ENGINE}.enable_sleep_mode", True) and settings.flag(f"{ENGINE}.free_cache_engine", True)
     return EngineMemory(

@@ -1,9 +1,11 @@
 """The recorder that journals: what it has returned from survives the gateway's death.
 
-Owned state: the record of each session from its opening until it is taken, the segments of the calls that run,
-and the calls that a restart cut, until a retry goes on with them or their session ends.
+Owned state: the record of each session from its opening until it is taken, the segments of the calls that run, and
+the calls that a restart cut, until a retry goes on with them or their session ends.
 
 Invariants:
+- A call is in the journal from its first tokens on, or from its end: an agent whose call a restart forgot has seen
+  nothing of it.
 - A session's record holds the turns that the journal has an end for, and their tokens are the journal's.
 - A call's last tokens and its end are one append: no call has all its tokens on record and no end.
 - When a session is closed, every call of it has an end on record.
@@ -11,14 +13,15 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import asdict
 from time import time
-from typing import Any, Protocol
+from typing import Any
 
 from seamless_verl.gateway.resuming import OWN
 from seamless_verl.gateway.seam import SessionCall
 from seamless_verl.gateway.session import Session, SessionState
+from seamless_verl.gateway.untold import Appends, Untold
 from seamless_verl.rollout.calls import Piece
 from seamless_verl.trajectory.drift import Decode
 from seamless_verl.trajectory.journal import (
@@ -39,12 +42,6 @@ from seamless_verl.trajectory.records import Finish, Segment, Turn, logprobs, to
 from seamless_verl.trajectory.session import Closed, SessionRecord
 
 
-class Appends(Protocol):
-    """All that a recorder asks of a journal."""
-
-    def append(self, *events: Event) -> Awaitable[None]: ...
-
-
 class JournalRecorder:
     """Journals first, then keeps. `on_closed` hears of each session that takes no more calls."""
 
@@ -54,6 +51,7 @@ class JournalRecorder:
         self._journal, self._decode, self._on_closed = journal, decode, on_closed
         self._records: dict[str, SessionRecord] = {}
         self._running: dict[str, list[Segment]] = {}
+        self._untold = Untold(journal)
         self._last: dict[str, Piece] = {}
         self._cut: dict[str, dict[str, CallRecord]] = {}
 
@@ -63,16 +61,20 @@ class JournalRecorder:
 
     async def started(self, call: SessionCall) -> None:
         self._running[call.call_id] = []
-        await self._journal.append(
-            CallStarted(call.session_id, call.call_id, call.digest, call.prompt_ids, recorded(call))
-        )
+        start = CallStarted(call.session_id, call.call_id, call.digest, call.prompt_ids, recorded(call))
+        self._untold.begin(start)
+
+    def noted(self, call: SessionCall, piece: Piece) -> None:
+        if piece.ids:
+            self._untold.note(delta(call, piece))
+            extend(self._running[call.call_id], piece)
 
     async def piece(self, call: SessionCall, piece: Piece) -> None:
         """The last piece is kept back for the call's end, before which nobody is shown it."""
         if piece.finish is not None:
             self._last[call.call_id] = piece
         elif piece.ids:
-            written = self._journal.append(delta(call, piece))
+            written = self._untold.append(call.call_id, delta(call, piece))
             extend(self._running[call.call_id], piece)  # now: the journal has it even if this task is cancelled
             await written
 
@@ -84,7 +86,7 @@ class JournalRecorder:
         if last is not None and last.ids:
             events.append(delta(call, last))
             extend(segments, last)
-        await self._journal.append(*events, CallEnded(call.call_id, finish, reply))
+        await self._untold.append(call.call_id, *events, CallEnded(call.call_id, finish, reply))
         self._cut.get(call.session_id, {}).pop(call.call_id, None)
         turn = Turn(call.call_id, call.prompt_ids, segments, finish, recorded(call), reply)
         self._records[call.session_id].add_turn(turn)

@@ -67,10 +67,16 @@ class Continued(Unrecorded):
     def __init__(self, recorder: Recorder, known: int) -> None:
         self._recorder, self._beyond = recorder, Beyond(known)
 
+    def noted(self, call: SessionCall, piece: Piece) -> None:
+        self._recorder.noted(call, self._new(piece))
+
     async def piece(self, call: SessionCall, piece: Piece) -> None:
+        await self._recorder.piece(call, self._new(piece))
+
+    def _new(self, piece: Piece) -> Piece:
         if piece.ids and not self._beyond.new(len(piece.ids)):
-            piece = replace(piece, ids=tokens(()), logprobs=logprobs(()), top=None)
-        await self._recorder.piece(call, piece)
+            return replace(piece, ids=tokens(()), logprobs=logprobs(()), top=None)
+        return piece
 
     async def ended(self, call: SessionCall, finish: Finish, reply: dict[str, Any]) -> None:
         await self._recorder.ended(call, finish, reply)

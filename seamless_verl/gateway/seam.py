@@ -41,12 +41,16 @@ class CallSource(Protocol):
 class Recorder(Protocol):
     """Keeps the record. What has returned is kept for good, and only then does the agent see anything of it.
 
-    A piece that is a call's last may be kept with the call's end, for it is shown after that.
+    What is shown of a call is its pieces, so its start may be kept with the first of them, and the last of them, which
+    is shown after the call's end, with that.
     """
 
     async def opened(self, session: Session) -> None: ...
 
     async def started(self, call: SessionCall) -> None: ...
+
+    def noted(self, call: SessionCall, piece: Piece) -> None:
+        """A piece that is not the call's last and that nobody is to be shown before a later one; kept with that."""
 
     async def piece(self, call: SessionCall, piece: Piece) -> None: ...
 
@@ -65,6 +69,8 @@ class Unrecorded:
     async def opened(self, session: Session) -> None: ...
 
     async def started(self, call: SessionCall) -> None: ...
+
+    def noted(self, call: SessionCall, piece: Piece) -> None: ...
 
     async def piece(self, call: SessionCall, piece: Piece) -> None: ...
 

@@ -145,6 +145,7 @@ class Gateway:
             self._on_failure(error)
 
     async def _expire(self) -> None:
+        """Sessions expire by the clock, which tells nobody."""
         while True:
             await asyncio.sleep(EXPIRY_SECONDS)
             await self.admin.expire()

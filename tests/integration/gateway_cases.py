@@ -120,6 +120,9 @@ class Kept:
     async def started(self, call: SessionCall) -> None:
         self.events.append(("started", call.call_id))
 
+    def noted(self, call: SessionCall, piece: Piece) -> None:
+        self.events.append(("piece", call.call_id, list(piece.ids)))
+
     async def piece(self, call: SessionCall, piece: Piece) -> None:
         if self.gate is not None:
             await self.gate.wait()

@@ -34,7 +34,7 @@ def test_engines_read_reasoning_as_the_gateway_does(
     assert OmegaConf.select(config, f"{ENGINE}.reasoning_parser") == expected
 
 
-@pytest.mark.parametrize("key", [f"{ENGINE}.reasoning_parser", INNER])
+@pytest.mark.parametrize("key", [f"{ENGINE}.reasoning_parser", f"{ENGINE}.reasoning-parser", INNER])
 def test_engines_that_read_it_otherwise_are_refused(tmp_path: Path, key: str) -> None:
     options = 'seamless.gateway.options=["--reasoning-parser=qwen3"]'
     config = tiny_run(tmp_path, "trainer.device=cpu", *ON, options, f"+{key}=glm45")

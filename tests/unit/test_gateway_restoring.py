@@ -8,16 +8,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import settings as rounds
 from hypothesis import strategies as st
+from rollout_cases import until
 
+from seamless_verl.errors import JournalError
 from seamless_verl.gateway.journalled import JournalRecorder
 from seamless_verl.gateway.limits import Limits, Sampling
 from seamless_verl.gateway.restoring import Restoring, attempts_of
 from seamless_verl.gateway.retries import KEPT, Attempt, Attempts
 from seamless_verl.gateway.seam import SessionCall
 from seamless_verl.gateway.sessions import Session, SessionTable
+from seamless_verl.gateway.untold import NOTED_S
 from seamless_verl.rollout.calls import Piece
 from seamless_verl.trajectory.journal import CallRecord, SqliteJournal, Stage
 from seamless_verl.trajectory.journal.replay import closed_session
@@ -51,15 +55,20 @@ def told(segments: Sequence[Segment]) -> list[tuple[Any, ...]]:
 
 PIECES = st.lists(st.tuples(st.lists(st.integers(0, 9), min_size=1, max_size=4), st.integers(0, 2)), max_size=5)
 ENDS = st.sampled_from([Finish.STOP, Finish.LENGTH, Finish.TOOL_CALLS, Finish.CANCELLED, Finish.FAILED, None])
-CALLS = st.lists(st.tuples(PIECES, ENDS), max_size=6)
+CALLS = st.lists(st.tuples(PIECES, ENDS).filter(any), max_size=6)
+"""Those that have tokens or an end: of any other nobody has seen anything."""
 
 
 async def lived(recorder: JournalRecorder, session: Session, calls: list[Any]) -> None:
     for number, (pieces, finish) in enumerate(calls):
         call = call_of(session, [1, 2, number], key=f"k{number}")
         await recorder.started(call)
-        for ids, version in pieces:
-            await recorder.piece(call, piece(ids, version))
+        for place, (ids, version) in enumerate(pieces, 1):
+            told_now = piece(ids, version)
+            if place < len(pieces):
+                recorder.noted(call, told_now)
+            else:
+                await recorder.piece(call, told_now)
             session.count(len(ids))
         if finish is not None:
             await recorder.piece(call, piece([7], 3, finish))
@@ -138,6 +147,53 @@ def test_a_piece_on_its_way_to_the_journal_is_kept_when_its_call_is_cancelled(tm
             kept, left = recorder.record(session.session_id), journal.read(session.session_id)
             assert left is not None and writing.cancelled()
             assert kept.turns[0].generated_ids() == left.calls[0].turn().generated_ids == tokens([5, 6])
+
+    asyncio.run(case())
+
+
+def calls_of(journal: SqliteJournal, session: Session) -> Sequence[CallRecord]:
+    left = journal.read(session.session_id)
+    assert left is not None
+    return left.calls
+
+
+def test_what_nobody_waits_for_is_journalled_soon_and_a_call_without_tokens_not_at_all(tmp_path: Path) -> None:
+    async def case() -> None:
+        with SqliteJournal(tmp_path / "journal.sqlite") as journal:
+            recorder, (session, _) = JournalRecorder(journal), SessionTable().open("u")
+            await recorder.opened(session)
+            silent, speaking = call_of(session, [1]), call_of(session, [1, 2])
+            for call in (silent, speaking):
+                await recorder.started(call)
+            recorder.noted(speaking, piece([5]))
+            recorder.noted(speaking, piece([6], version=1))
+            await until(lambda: bool(calls_of(journal, session)))
+            (kept,) = calls_of(journal, session)
+            assert (kept.call_id, [list(one.ids) for one in kept.segments]) == (speaking.call_id, [[5], [6]])
+            await recorder.ended(speaking, Finish.CANCELLED, {})
+            await recorder.ended(silent, Finish.CANCELLED, {})
+            assert [turn.turn_id for turn in recorder.record(session.session_id).turns] == [
+                speaking.call_id,
+                silent.call_id,
+            ]
+
+    asyncio.run(case())
+
+
+def test_a_call_hears_that_its_tokens_could_not_be_journalled(tmp_path: Path) -> None:
+    async def case() -> None:
+        with SqliteJournal(tmp_path / "journal.sqlite") as journal:
+            recorder, (session, _) = JournalRecorder(journal), SessionTable().open("u")
+            await recorder.opened(session)
+            call = call_of(session, [1])
+            await recorder.started(call)
+            recorder.noted(call, piece([5]))
+            journal.close()
+            await asyncio.sleep(2 * NOTED_S)
+            with pytest.raises(JournalError, match="it is closed"):
+                recorder.noted(call, piece([6]))
+            with pytest.raises(JournalError, match="it is closed"):
+                await recorder.ended(call, Finish.STOP, {})
 
     asyncio.run(case())
 

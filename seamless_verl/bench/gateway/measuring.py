@@ -102,7 +102,7 @@ async def stint_of(arm: Arm, pace: Pace, shape: Shape, seconds: float) -> Stint:
 async def _keep_asking(
     connection: Connection, turns: Iterator[Asked], begins_s: float, until: float
 ) -> list[tuple[Timed, Asked]]:
-    await asyncio.sleep(begins_s)
+    await asyncio.sleep(begins_s)  # what the shape asks for: callers that began together would stay in step
     timed: list[tuple[Timed, Asked]] = []
     while not timed or perf_counter() < until:
         asked = next(turns)

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from itertools import zip_longest
 from pathlib import Path
 
+from seamless_verl.config import engine_kwargs
 from seamless_verl.config.checks.problem import Problem
 from seamless_verl.config.checks.settings import Settings, check
 from seamless_verl.config.schema import nearest
@@ -26,7 +27,6 @@ ALONE = "structured-outputs-config"  # the one it reads of another group
 GROUPED = re.compile(r'(\w+)_group\.add_argument\(\s*"--([a-z][a-z0-9-]+)"')
 SERVER = re.compile(r"^class FrontendArgs\b.*?(?=^(?:class|def) )", re.MULTILINE | re.DOTALL)
 ENGINES = "actor_rollout_ref.rollout"
-ENGINE = f"{ENGINES}.engine_kwargs.vllm"
 WHERE = ("host", "port", "uds")  # a server listens
 OPTION, FIELD = re.compile(r'"--([a-z][a-z0-9-]+)"'), re.compile(r"^    ([a-z][a-z0-9_]+): ", re.MULTILINE)
 PARSERS = {
@@ -58,13 +58,16 @@ def check_reasoning(settings: Settings) -> list[Problem]:
     if not gateway.enabled or engines is None or chosen in (None, engines):
         return []
     reason = f"engines have {engines}, and would begin a grammar elsewhere than the gateway"
-    return [Problem(KEY, f"--reasoning-parser={chosen}", reason, f"Leave {ENGINE}.reasoning_parser to the gateway")]
+    way_out = f"Leave {engine_kwargs.KEY}.reasoning_parser to the gateway"
+    return [Problem(KEY, f"--reasoning-parser={chosen}", reason, way_out)]
 
 
 def engines_parser(settings: Settings) -> str | None:
     """The reasoning parser that engines were given, in either of its places."""
-    places = ("reasoning_parser", "structured_outputs_config.reasoning_parser")
-    return next((str(one) for place in places if (one := settings.get(f"{ENGINE}.{place}"))), None)
+    kwargs = settings.get(engine_kwargs.KEY)
+    outputs = engine_kwargs.given(kwargs, "structured_outputs_config")
+    chosen = [engine_kwargs.given(place, "reasoning_parser") for place in (kwargs, outputs)]
+    return next((str(one) for one in chosen if one), None)
 
 
 @cache
@@ -116,7 +119,7 @@ def _elsewhere(settings: Settings, option: str) -> Problem | None:
     if name in engine_options():
         key = f"{ENGINES}.{name.replace('-', '_')}"
         if settings.get(key) is None:
-            key = f"+{ENGINES}.engine_kwargs.vllm.{name.replace('-', '_')}"
+            key = f"+{engine_kwargs.KEY}.{name.replace('-', '_')}"
         return Problem(KEY, option, "is for an engine, which the gateway has none of", f"Set {key} for all engines")
     if name in server_options():
         listens = f"; {KEY.replace('options', 'port')} says where the gateway listens" if name in WHERE else ""

@@ -16,6 +16,7 @@ import ray
 from omegaconf import DictConfig, OmegaConf
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from seamless_verl.config import engine_kwargs
 from seamless_verl.config.schema import GatewayConfig, SeamlessConfig
 from seamless_verl.trainer.data_plane.doorstep import Doorstep
 from seamless_verl.trainer.data_plane.plane import DataPlane, PlaneSettings
@@ -27,8 +28,6 @@ from seamless_verl.trainer.servers import PlacedReplica
 logger = logging.getLogger(__name__)
 STOP_S = 60.0
 CONCURRENCY = 4096  # methods of the actor that may wait at once: one for each open session or call, and more
-OWN_SCHEDULERS = [f"actor_rollout_ref.rollout.engine_kwargs.vllm.scheduler{dash}cls" for dash in "_-"]
-"""Of the user, who knows no carried grammars."""
 FOR_EVER = {"max_restarts": -1, "max_task_retries": -1}
 
 
@@ -97,7 +96,7 @@ def rollout_of(config: DictConfig, seamless: SeamlessConfig, shard: int, token: 
         mirror=shard > 0,
         max_failed_groups=gateway.max_failed_groups,
         transition_s=seamless.watchdog.transition_s,
-        grammars_resume=all(OmegaConf.select(config, key) is None for key in OWN_SCHEDULERS),
+        grammars_resume=engine_kwargs.given(OmegaConf.select(config, engine_kwargs.KEY), "scheduler_cls") is None,
     )
 
 

@@ -18,6 +18,7 @@ from verl.single_controller.ray import RayClassWithInitArgs
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 from vllm.reasoning import ReasoningParserManager
 
+from seamless_verl.config.engine_kwargs import given
 from seamless_verl.resources.ledger import Activity, Kind
 from seamless_verl.resources.watchdog import stacks
 from seamless_verl.rollout.engine import PauseMode
@@ -166,10 +167,9 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
     def _preprocess_engine_kwargs(self, engine_kwargs: dict[str, Any]) -> None:
         """A scheduler of the user's stays; calls that are cut within a grammar fail then."""
         super()._preprocess_engine_kwargs(engine_kwargs)
-        named = {name.replace("-", "_"): value for name, value in engine_kwargs.items()}
-        if "scheduler_cls" not in named:
+        if given(engine_kwargs, "scheduler_cls") is None:
             engine_kwargs["scheduler_cls"] = scheduler.NAME
-        if plugin := named.get("reasoning_parser_plugin"):
+        if plugin := given(engine_kwargs, "reasoning_parser_plugin"):
             ReasoningParserManager.import_reasoning_parser(plugin)
 
     def _get_worker_extension_cls(self) -> str:
