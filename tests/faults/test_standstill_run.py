@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from job import AGENT, SEAMLESS, Job
-from test_seamless import leftovers
+from job_ends import leftovers
 
 pytestmark = pytest.mark.integration
 

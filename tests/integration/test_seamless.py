@@ -1,26 +1,18 @@
-"""The main job end to end: both layouts, agreement of trainer and rollout, checkpoints, clean exits."""
+"""The main job end to end: both layouts, agreement of trainer and rollout, checkpoints."""
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from job import AGENT, POOL, SEAMLESS, Job, check_record, run
+from job_ends import UNANSWERED, leftovers, stopped
 from shared_memory import check_nothing_left, pieces
 
 pytestmark = pytest.mark.integration
-TAGGED: dict[str, Any] = {
-    "seamless__resources": "[{count: 1, devices: 1, tags: [train, rollout]}, {count: 1, devices: 1, tags: [rollout]}]",
-    "actor_rollout_ref__rollout__checkpoint_engine__backend": "gloo",
-    "actor_rollout_ref__actor__ppo_mini_batch_size": 4,
-    "trainer__v1__seamless__parameter_sync_step": 2,
-}
-UNANSWERED = "retries remaining"  # as Ray says it of calls to an actor that ended before it answered them
 MEGATRON = "actor_rollout_ref__actor__megatron__"
 
 
@@ -104,41 +96,3 @@ def test_nothing_is_left_of_a_finished_run(disaggregated: Job) -> None:
 def test_a_run_stopped_while_ray_starts_leaves_nothing(nano: Path, tmp_path: Path) -> None:
     job = Job(tmp_path, nano, SEAMLESS, {"trainer.total_training_steps": 1000}, {})
     stopped(job, "Started a local Ray", signal.SIGINT)
-
-
-def test_a_stopped_run_leaves_whole_checkpoints_and_goes_on_from_the_last(nano: Path, tmp_path: Path) -> None:
-    """Multiplexed by tags: one device trains and generates, the other generates. Mini-batches are streamed."""
-    endless = {"trainer.total_training_steps": 1000, "trainer.save_freq": 1, "trainer.max_actor_ckpt_to_keep": 2}
-    tagged = {key.replace("__", "."): value for key, value in TAGGED.items()}
-    stopped(Job(tmp_path, nano, SEAMLESS, endless | tagged, {}), "step:2 ", signal.SIGTERM)
-    checkpoints = tmp_path / "checkpoints"
-    last = int((checkpoints / "latest_checkpointed_iteration.txt").read_text())
-    assert last == max(int(folder.name.split("_")[-1]) for folder in checkpoints.glob("global_step_*"))
-    (tmp_path / "metrics.jsonl").unlink()
-    resumed = run(tmp_path, nano, **TAGGED, trainer__total_training_steps=last + 3, trainer__resume_mode="auto")
-    assert leftovers(resumed) == [] and UNANSWERED not in resumed.log()
-    assert resumed.metrics().keys() == {last + 1, last + 2, last + 3}
-    for metrics in resumed.metrics().values():
-        assert metrics["training/off_policy/trajectory_staleness_worst/max"] <= 1
-        assert metrics["fleet/serving"] == 2 and metrics["fleet/dead"] == 0
-        shares = [metrics[f"seamless/device/{kind}_share"] for kind in ("train", "rollout", "switch", "sync", "idle")]
-        assert sum(shares) == pytest.approx(1, abs=0.01)
-        assert metrics["seamless/device/train-0/train_share"] > 0 == metrics["seamless/device/rollout-0/train_share"]
-    assert (checkpoints / "devices-2.png").stat().st_size > 0, "a resumed run keeps the books of the one before"
-
-
-def stopped(job: Job, moment: str, number: int) -> None:
-    """Stop the run at a moment of its log; nothing of it may be left."""
-    job.start().wait_for(moment)
-    started = job.descendants()
-    assert started
-    code = job.stop(number)
-    assert code == 130, job.log()[-3000:]
-    assert [process for process in started if process.is_running()] == leftovers(job) == []
-
-
-def leftovers(job: Job) -> list[str]:
-    """Processes that mention this run's folder, and what is in its TMPDIR."""
-    found = (process.info for process in psutil.process_iter(["pid", "cmdline"]) if process.pid != os.getpid())
-    processes = [str(info) for info in found if str(job.folder) in " ".join(info["cmdline"] or [])]
-    return processes + sorted(os.listdir(job.temporary))
