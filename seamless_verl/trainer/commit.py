@@ -66,9 +66,8 @@ class WeightCommit:
         loading = time.monotonic()
         ray.get(self.plane.commit.remote(version))
         loaded = [name for some in self.rounds() for name in self.load(some, version, staged)]
-        metrics["seamless/commit/stage_s"] = loading - began
-        metrics["seamless/commit/load_s"] = time.monotonic() - loading
-        metrics["seamless/commit/standstill_max_s"] = max(self.stood_still(loaded), default=0.0)
+        ended = time.monotonic()
+        metrics |= costs(self.stood_still(loaded), loading - began, ended - loading)
         return metrics | ray.get(self.plane.settle.remote())
 
     def stage(self, version: int) -> tuple[Staged, dict[str, Any]]:
@@ -119,6 +118,14 @@ class WeightCommit:
         there = [one.replica.server_handle for one in self.replicas if one.replica_id in loaded]
         asked = [server.stood_still.remote() for server in there]
         return list(of_the_living(asked))
+
+
+def costs(standstills: Sequence[float], stage_s: float, load_s: float) -> dict[str, float]:
+    """Metrics of a commit; `standstill_share` is the part of the replicas' time in it that they did not generate."""
+    named: dict[str, float] = {"stage_s": stage_s, "load_s": load_s, "standstill_max_s": max(standstills, default=0.0)}
+    if standstills:
+        named["standstill_share"] = sum(standstills) / (len(standstills) * (stage_s + load_s))
+    return {f"seamless/commit/{name}": value for name, value in named.items()}
 
 
 def group_of(workers: Sequence[Any]) -> RayWorkerGroup:
