@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from vllm.outputs import RequestOutput
-from vllm.sampling_params import SamplingParams
+from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.engine.output_processor import RequestState
 from vllm.v1.engine.parallel_sampling import ParentRequest
@@ -30,6 +30,10 @@ WHEN_SET = (
 )
 """Fields of SamplingParams that reach a replica; stop strings and everything about text stay here."""
 
+GATHERED = 16
+"""Tokens that a replica may gather before it gives them where nobody reads along: so many a crash costs at most, and
+each time costs every process between the engine and the journal much the same."""
+
 _FINISH = {Finish.STOP: FinishReason.STOP, Finish.LENGTH: FinishReason.LENGTH, Finish.CANCELLED: FinishReason.ABORT}
 _DEFAULTS = SamplingParams()
 
@@ -39,6 +43,8 @@ def asked_of(request: EngineCoreRequest) -> dict[str, Any]:
     params = request.sampling_params
     assert params is not None
     asked = sampling_of(params)
+    if params.output_kind is RequestOutputKind.FINAL_ONLY and not params.stop:  # at a stop string it is to stop at once
+        asked["stream_interval"] = GATHERED
     if params.structured_outputs is not None:
         beside = {name: getattr(request, name) for name in BESIDE_SAMPLING}
         asked |= {name: value for name, value in beside.items() if value is not None}

@@ -6,6 +6,7 @@ FastAPI, which says why. The reply is the function's in either case.
 Invariants:
 - A body is checked by FastAPI's own field of the route, and a straight reply equals the routed one byte for byte.
 - When the client goes away the function is cancelled, or the sending of what it returned.
+- A request that the server cancels has no reply of its function's: its client may send it again.
 """
 
 from __future__ import annotations
@@ -118,6 +119,8 @@ async def while_connected(receive: Receive, work: Callable[[], Awaitable[None]])
 
 async def _answered(function: Function, asked: Any, request: Request, send: Send) -> None:
     response: Response = await function(asked, raw_request=request)
+    if (me := asyncio.current_task()) is not None and me.cancelling():
+        raise asyncio.CancelledError  # vLLM makes it a 400, which no SDK sends again: but its client is still there
     if isinstance(response, StreamingResponse):
         await response.stream_response(send)  # whoever called listens for the client already
     else:

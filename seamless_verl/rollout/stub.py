@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from seamless_verl.errors import ReplicaLostError
-from seamless_verl.rollout.engine import Delta, EngineFinish, EngineRequest, PauseMode
+from seamless_verl.rollout.engine import Delta, EngineFinish, EngineRequest, PauseMode, joined
 from seamless_verl.trajectory.records import logprobs, tokens
 
 VOCABULARY, PRIME = 50_000, (1 << 61) - 1
@@ -85,13 +85,14 @@ class StubEngine:
             self._cut(name, 0)
         try:
             finish: EngineFinish | None = None
-            due = asyncio.get_running_loop().time()
+            due, held = asyncio.get_running_loop().time(), _Held(request.sampling.get("stream_interval", 1))
             while finish is None:
                 due = await self._turn(name, due + self.delay_s)
                 delta = self._cuts.pop(name, None) or text.next(self.tokens_per_delta, self.version)
                 finish = delta.finish
                 self.produced += len(delta.ids)
-                yield delta
+                for given in held.put(delta):
+                    yield given
         finally:
             del self._running[name]
             self._cuts.pop(name, None)
@@ -155,6 +156,26 @@ class StubEngine:
     def _check_alive(self) -> None:
         if self._dead is not None:
             raise ReplicaLostError(self.replica_id, self._dead)
+
+
+class _Held:
+    """Deltas of one request until they are `interval` tokens, as vLLM holds them; never the first and the last ones."""
+
+    def __init__(self, interval: int) -> None:
+        self._interval, self._deltas, self._given = interval, list[Delta](), False
+
+    def put(self, delta: Delta) -> list[Delta]:
+        """What is given now: at most one delta of each weight version."""
+        earlier = self._taken() if self._deltas and self._deltas[0].version != delta.version else []
+        self._deltas.append(delta)
+        count = sum(len(one.ids) for one in self._deltas)
+        due = not self._given or delta.finish is not None or count >= self._interval
+        self._given = True
+        return earlier + self._taken() if due else earlier
+
+    def _taken(self) -> list[Delta]:
+        whole, self._deltas = joined(self._deltas), []
+        return [whole]
 
 
 class _Text:

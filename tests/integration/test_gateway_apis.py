@@ -12,6 +12,7 @@ import pytest
 from gateway_cases import CALLED, EOS, TOOL, House, Reply, user, visit
 
 from seamless_verl.gateway.memory import Memory
+from seamless_verl.gateway.outputs import GATHERED
 from seamless_verl.trajectory.records import Finish, tokens
 
 pytestmark = pytest.mark.integration
@@ -165,7 +166,7 @@ def test_parameters_reach_the_replica_and_text_does_not(nano: Path) -> None:
         sampling = dict(here.source.calls[0].sampling)
         assert sampling.pop("structured_outputs")["json"] == {"type": "object"}
         expected = {**asked, **extra, "top_p": 1.0, "logprobs": 0, "max_tokens": 8192 - 7}
-        assert sampling == expected
+        assert sampling == expected | {"stream_interval": GATHERED}
 
     visit(nano, case)
 
