@@ -19,12 +19,16 @@ from vllm.renderers.online_renderer import OnlineRenderer
 
 from seamless_verl.gateway.continuation import Continuation
 from seamless_verl.gateway.exchange import CURRENT, Exchange, Rendered
-from seamless_verl.gateway.memory import seed_of
+from seamless_verl.gateway.memory import seed_of, text_only
 from seamless_verl.gateway.nearby import is_short, stay_here
+from seamless_verl.gateway.prompts import Prompts, key_of
+from seamless_verl.trajectory.records import tokens
 
 NOT_SETTINGS = ("add_generation_prompt", "continue_final_message", "tools", "tokenize", "documents")
 OPEN_ENDED = ("truncate_prompt_tokens", "return_assistant_tokens_mask", "return_token_offsets", "chat_template")
 """Request fields whose meaning needs the whole conversation rendered."""
+TEXT_TOO = ("echo", "return_prompt_text")
+"""And those that the ids of a prompt are not enough for."""
 
 
 class SessionRenderer(OnlineRenderer):
@@ -33,6 +37,7 @@ class SessionRenderer(OnlineRenderer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         stay_here(self.renderer)
+        self._prompts = Prompts()
         self._continuation = (
             Continuation(self.renderer.get_tokenizer(), self.model_config.hf_config.model_type, self.chat_template)
             if isinstance(self.renderer, HfRenderer)
@@ -52,12 +57,14 @@ class SessionRenderer(OnlineRenderer):
     ) -> tuple[list[Any], list[Any]]:
         _check(messages)
         exchange = CURRENT.get()
-        ids = None
+        ids = key = None
         if exchange is not None:
             params = request.build_chat_params(default_template, default_template_content_format)
             settings = params.with_defaults(default_template_kwargs).chat_template_kwargs
             exchange.rendered = _rendered(request, messages, tool_dicts, parser, settings)
             ids = await self._continued(exchange, settings, default_template_content_format)
+            if ids is None and (key := _key(exchange.rendered, settings)) is not None:
+                ids = self._known(request, key)
         if ids is not None:
             request.kv_transfer_params = {"prompt_token_ids": ids}
         result: tuple[list[Any], list[Any]] = await super().preprocess_chat(
@@ -72,7 +79,15 @@ class SessionRenderer(OnlineRenderer):
         )
         if ids is not None:
             request.kv_transfer_params = None
+        elif key is not None:
+            self._prompts.put(key, tokens(result[1][0]["prompt_token_ids"]))
         return result
+
+    def _known(self, request: Any, key: bytes) -> list[int] | None:
+        """The prompt as it was rendered before; one that is too long vLLM renders again, and says so."""
+        ids = self._prompts.get(key)
+        limit = request.build_tok_params(self.model_config).max_input_tokens
+        return None if ids is None or (limit is not None and len(ids) > limit) else ids.tolist()
 
     async def _continued(self, exchange: Exchange, settings: Mapping[str, Any], form: Any) -> list[int] | None:
         """The prompt's ids where its beginning is on record, else None."""
@@ -137,6 +152,19 @@ def _appends(request: Any, settings: Mapping[str, Any]) -> bool:
     if settings.get("documents") or any(said.get(name) for name in OPEN_ENDED):
         return False
     return bool(settings.get("add_generation_prompt")) and not settings.get("continue_final_message")
+
+
+def _key(rendered: Rendered, settings: Mapping[str, Any]) -> bytes | None:
+    """What all that are rendered to the same prompt have alike; None for one that is more than text, or of which more
+    is asked than its ids."""
+    said = vars(rendered.request)
+    if (
+        any(said.get(name) for name in TEXT_TOO)
+        or not text_only(rendered.messages)
+        or not _appends(rendered.request, settings)
+    ):
+        return None
+    return key_of(rendered.tools, rendered.settings, said.get("add_special_tokens"), rendered.messages)
 
 
 def _plain(message: Any) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The straight way to vLLM's handlers: what FastAPI does for every request, without what it does for none of ours.
 
 A body that passes the model of its route goes to the route's own function at once; one that does not goes to
-FastAPI, which says why. The reply is the function's in either case.
+FastAPI, which says why. The reply is the function's in either case, or what FastAPI makes of an error of its.
 
 Invariants:
 - A body is checked by FastAPI's own field of the route, and a straight reply equals the routed one byte for byte.
@@ -21,31 +21,29 @@ from fastapi.routing import APIRoute
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from seamless_verl.gateway.bodies import COUNTING, POSTED
 from seamless_verl.gateway.replying import Replayed
 
 READ = "seamless_verl.read"  # the scope's key for a body that was read: what it says, and its bytes
+FAILED = "seamless_verl.failed"  # and for what a function raised
 PATHS = POSTED | {COUNTING}
 
 Function = Callable[..., Awaitable[Any]]
 
 
 class Straight:
-    """Stands inside of FastAPI's handling of errors, before `routed`, where what it cannot do itself goes."""
+    """Stands before FastAPI; what it cannot do itself, and what a function raises, goes to `whole`, all of FastAPI."""
 
-    def __init__(self, routed: ASGIApp, routes: list[Any]) -> None:
-        self._routed = routed
+    def __init__(self, whole: ASGIApp, routes: list[Any]) -> None:
+        self._whole = whole
         ours = (one for one in routes if isinstance(one, APIRoute) and one.path in PATHS)
         self._routes = {route.path: (route.body_field, _uncancelled(route.endpoint)) for route in ours}
         assert self._routes.keys() == PATHS, f"routes for {sorted(PATHS)}, found {sorted(self._routes)}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        read = scope.get(READ)
-        if read is None:
-            await self._routed(scope, receive, send)
-            return
+        read: Read = scope[READ]
         field, function = self._routes[scope["path"]]
         said = read.said()
         try:
@@ -53,9 +51,15 @@ class Straight:
         except Exception:  # whatever it is, FastAPI meets it again and turns it into a reply
             errors = [said]
         if errors:
-            await self._routed(read.typed(scope), Replayed(read.data(), receive), send)
-        else:
-            await self.run(function, asked, Request(scope, receive, send), send)
+            await self._whole(read.typed(scope), Replayed(read.data(), receive), send)
+            return
+        begun = Begun(send)
+        try:
+            await self.run(function, asked, Request(scope, receive, begun), begun)
+        except Exception as error:  # FastAPI turns it into a reply, where there is none yet
+            if begun.yet:
+                raise
+            await self._whole({**scope, FAILED: error}, receive, send)
 
     async def run(self, function: Function, asked: Any, request: Request, send: Send) -> None:
         """Gives a checked body to its route's function, and its answer to the client while there is one."""
@@ -82,17 +86,50 @@ class Read:
         return {**scope, "headers": [*scope["headers"], (b"content-length", length)]}
 
 
+class Begun:
+    """A send that knows whether a reply has begun."""
+
+    def __init__(self, send: Send) -> None:
+        self._send, self.yet = send, False
+
+    async def __call__(self, message: Message) -> None:
+        self.yet = True
+        await self._send(message)
+
+
 class ServingApp(FastAPI):
-    """FastAPI with its error handling, and the straight way before its routes."""
+    """FastAPI, and the straight way before it for bodies that were read."""
+
+    straight: Straight
 
     def build_middleware_stack(self) -> ASGIApp:
         stack: Any = super().build_middleware_stack()
         catching = stack
         while not isinstance(catching, ExceptionMiddleware):
             catching = catching.app
-        catching.app = Straight(catching.app, self.router.routes)
+        catching.app = _raising(catching.app)
+        self.straight = Straight(stack, self.router.routes)
         whole: ASGIApp = stack
         return whole
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if READ not in scope:
+            await super().__call__(scope, receive, send)
+            return
+        if self.middleware_stack is None:
+            self.middleware_stack = self.build_middleware_stack()
+        await self.straight({**scope, "app": self}, receive, send)
+
+
+def _raising(routed: ASGIApp) -> ASGIApp:
+    """Raises, inside of FastAPI's handling of errors, what a request failed with outside of it."""
+
+    async def routed_or_raised(scope: Scope, receive: Receive, send: Send) -> None:
+        if (error := scope.get(FAILED)) is not None:
+            raise error
+        await routed(scope, receive, send)
+
+    return routed_or_raised
 
 
 async def while_connected(receive: Receive, work: Callable[[], Awaitable[None]]) -> None:

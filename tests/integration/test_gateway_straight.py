@@ -92,7 +92,7 @@ def either_way(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         if ROUTED in scope["headers"]:
             gone.append("routed")
             read = scope.pop(READ)
-            await self._routed(read.typed(scope), Replayed(read.data(), receive), send)
+            await self._whole(read.typed(scope), Replayed(read.data(), receive), send)
         else:
             await straight(self, scope, receive, send)
 
