@@ -24,6 +24,7 @@ from seamless_verl.errors import ConfigError
 
 FULL_ERROR = "HYDRA_FULL_ERROR"  # hydra then raises what it would otherwise print
 GROUPS = ["platform", "model_engine"]  # what can be chosen although it is no key
+LISTS = ["seamless.gateway.options"]  # keys whose values have signs in them that hydra cannot read
 NEAR = 3  # suggestions for a mistyped key, at most
 LIKE, ABOUT = 1.4, 0.15  # of 2: how like a suggestion must be, and how much less so than the best
 HYDRAS = {"config.yaml", "hydra.yaml", "overrides.yaml"}  # in .hydra
@@ -53,6 +54,11 @@ def composing(arguments: Sequence[str]) -> Iterator[Callable[[], None]]:
         if composed:
             raise
         raise told(error, arguments) from error
+    except OSError as error:
+        if composed or error.filename is None:
+            raise
+        way_out = "Set hydra.run.dir to a folder of yours"
+        raise ConfigError("hydra.run.dir", str(error.filename), f"cannot be made: {error.strerror}", way_out) from error
     finally:
         begin()
 
@@ -67,7 +73,7 @@ def told(error: Exception, arguments: Sequence[str]) -> ConfigError:
         return ConfigError("--config-dir", folder, "there is no such folder", "Name the folder that holds the config")
     if isinstance(error, OverrideParseException):
         key, value = _split(error.override)
-        quoted = '["...","..."]' if (value or "").startswith("[") else '"..."'
+        quoted = _quoted(key, value or "")
         way_out = f"Quote what has signs in it: '{key}={quoted}'"
         return ConfigError(key, value, f"cannot be read ({_first(text)})", way_out)
     override = _culprit(text, arguments)
@@ -82,6 +88,14 @@ def told(error: Exception, arguments: Sequence[str]) -> ConfigError:
     if isinstance(cause, (ConfigKeyError, ConfigAttributeError)) or "Could not override" in text:
         return ConfigError(key, value, "is not a known key", _near_keys(key, override, cause))
     return ConfigError(key, value, f"hydra refuses it: {_both(text, cause)}", f"Write {key}=<value> as it can be taken")
+
+
+def _quoted(key: str, value: str) -> str:
+    """How hydra would take it: a list of texts, or a text."""
+    if value.startswith("["):
+        return '["...","..."]'
+    text = '"..."' if set(value) & set("\"'") else f'"{value}"'
+    return f"[{text}]" if key in LISTS else text
 
 
 def _no_config(error: MissingConfigException) -> ConfigError:

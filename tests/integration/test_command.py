@@ -60,7 +60,9 @@ def untouched_environment() -> Iterator[None]:
         ("+platform=cpu", "platform='cpu': is there already", "Write platform=cpu"),
         ("+trainer.nnodes=2", "trainer.nnodes='2': is there already", "Write trainer.nnodes=2"),
         ("trainer.nnodes=[1", "trainer.nnodes='[1': cannot be read", '\'trainer.nnodes=["...","..."]\''),
-        ("data.seed=a=b=[", "data.seed='a=b=[': cannot be read", "'data.seed=\"...\"'"),
+        ("data.seed=a=b=[", "data.seed='a=b=[': cannot be read", "'data.seed=\"a=b=[\"'"),
+        ('data.seed=a="b', "cannot be read", "'data.seed=\"...\"'"),
+        ("seamless.gateway.options=--a=b", "cannot be read", "'seamless.gateway.options=[\"--a=b\"]'"),
         ("~trainer.nosuch", "trainer.nosuch=None: is not there to be deleted", "Leave ~trainer.nosuch out"),
         ("trainer.nnodes=1,2", "trainer.nnodes='1,2': hydra refuses it", "Write trainer.nnodes=<value>"),
         ("nosuch@trainer=x", "nosuch@trainer='x': hydra refuses it", "group 'nosuch' does not exist"),
@@ -76,6 +78,14 @@ def test_a_config_that_is_not_there() -> None:
     assert "--config-name='nosuch': there is no such config" in composed(config="nosuch")
     with pytest.raises(ConfigError, match="--config-dir='/nosuch': there is no such folder"), composing([]):
         raise SearchPathException("Additional config directory '/nosuch' not found")  # as hydra's command line does
+
+
+def test_a_folder_of_hydras_that_cannot_be_made() -> None:
+    with pytest.raises(ConfigError, match=r"hydra.run.dir='/proc/nope': cannot be made"), composing([]):
+        os.mkdir("/proc/nope")
+    with pytest.raises(FileNotFoundError), composing([]) as begin:
+        begin()
+        os.mkdir("/proc/nope")
 
 
 def test_a_job_reports_its_own_errors() -> None:

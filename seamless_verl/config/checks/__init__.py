@@ -18,6 +18,7 @@ from seamless_verl.config.checks.devices import (
     check_devices,
     check_engine_dtype,
 )
+from seamless_verl.config.checks.engine_options import check_engine_options
 from seamless_verl.config.checks.gateway import check_gateway, check_journal, check_port, check_shards
 from seamless_verl.config.checks.lengths import check_lengths, check_truncation
 from seamless_verl.config.checks.micro_batches import (
@@ -34,6 +35,7 @@ from seamless_verl.config.checks.model import (
     check_model_division,
 )
 from seamless_verl.config.checks.modes import check_mode, check_seamless, check_standalone_pool
+from seamless_verl.config.checks.numbers import check_numbers
 from seamless_verl.config.checks.parallel import check_rollout_parallel, check_trainer_parallel
 from seamless_verl.config.checks.placement import check_memory, check_resources
 from seamless_verl.config.checks.problem import Problem, RefusedConfigError
@@ -56,6 +58,8 @@ CHECKS: tuple[Check, ...] = (
     check_journal,
     check_options,
     check_reasoning,
+    check_engine_options,
+    check_numbers,
     check_loops,
     check_default_loop,
     check_versions,

@@ -10,6 +10,7 @@ import socket
 from pathlib import Path
 
 from seamless_verl.config.checks.agents import LOOPS, OURS, loops_of
+from seamless_verl.config.checks.folders import nearest_there, why_not_in
 from seamless_verl.config.checks.problem import Problem
 from seamless_verl.config.checks.roles import joins_cluster
 from seamless_verl.config.checks.settings import Settings, check
@@ -94,10 +95,12 @@ def _check_file(key: str, value: str, path: Path) -> None:
 def _writable(key: str, value: str, path: Path, way_out: str) -> None:
     if path.is_dir():
         raise ConfigError(key, value, f"{path} is a folder", f"{way_out}, such as {path / JOURNAL_NAME}")
-    there = next(parent for parent in path.absolute().parents if parent.exists())
+    there = nearest_there(path.absolute().parent)
     if not there.is_dir():
         raise ConfigError(key, value, f"{there} is a file, so no folder can be made there", way_out)
-    for one in (there, path, lock_file(path)):
+    if (why := why_not_in(there)) is not None:
+        raise ConfigError(key, value, f"{there} cannot be written: {why}", way_out)
+    for one in (path, lock_file(path)):
         if one.exists() and not os.access(one, os.W_OK):
             raise ConfigError(key, value, f"{one} cannot be written", way_out)
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
+from seamless_verl.config.checks.folders import nearest_there, why_not_in
 from seamless_verl.config.checks.problem import Problem
 from seamless_verl.config.checks.roles import joins_cluster
 from seamless_verl.config.checks.settings import Settings, check
@@ -43,13 +43,10 @@ def check_folder(settings: Settings) -> list[Problem]:
     if not isinstance(value, str) or "://" in value or joins_cluster(settings):
         return []
     path = Path(value).absolute()
-    there = next(folder for folder in (path, *path.parents) if folder.exists())
-    try:
-        with TemporaryDirectory(dir=there):
-            return []
-    except OSError as error:
-        reason = f"cannot be made in {there}: {error.strerror}"
-        return [Problem(FOLDER, value, reason, f"Set {FOLDER} to a folder of yours")]
+    there = nearest_there(path)
+    if (why := why_not_in(there)) is None:
+        return []
+    return [Problem(FOLDER, value, f"cannot be made in {there}: {why}", f"Set {FOLDER} to a folder of yours")]
 
 
 @check

@@ -130,12 +130,17 @@ def _elsewhere(settings: Settings, option: str) -> Problem | None:
 
 def _no_parser(name: str, given: Sequence[str]) -> Problem | None:
     """The choice of a parser, when vLLM has none of that name and no plugin may bring it."""
-    place, table, plugin = PARSERS[name]
-    file, names = _source(place), [name_of(option) for option in given]
-    chosen, known = value_of(name, given), [] if file is None else _keys(file, table)
-    if chosen is None or plugin in names or not known or chosen in known:
+    chosen, names = value_of(name, given), [name_of(option) for option in given]
+    if chosen is None or PARSERS[name][2] in names or (way_out := no_parser(name, chosen)) is None:
         return None
-    return Problem(KEY, f"--{name}={chosen}", f"vLLM has no such {name.replace('-', ' ')}", nearest(chosen, known))
+    return Problem(KEY, f"--{name}={chosen}", f"vLLM has no such {name.replace('-', ' ')}", way_out)
+
+
+def no_parser(name: str, chosen: str) -> str | None:
+    """The way out where vLLM itself has no parser of that name; None where it has, or its sources have moved."""
+    place, table, _ = PARSERS[name]
+    known = [] if (file := _source(place)) is None else _keys(file, table)
+    return None if not known or chosen in known else nearest(chosen, known)
 
 
 def value_of(name: str, given: Sequence[str]) -> str | None:

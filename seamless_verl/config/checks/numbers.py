@@ -1,0 +1,37 @@
+"""Numbers that nothing else reads before the run: verl and vLLM would meet them a minute or two after the start."""
+
+from __future__ import annotations
+
+from seamless_verl.config.checks.problem import Problem
+from seamless_verl.config.checks.settings import Settings, check
+from seamless_verl.errors import ConfigError
+
+ROLLOUT = "actor_rollout_ref.rollout"
+WHOLE = {
+    f"{ROLLOUT}.max_num_seqs": 1,
+    f"{ROLLOUT}.max_num_batched_tokens": 1,
+    f"{ROLLOUT}.n": 1,
+    "trainer.save_freq": -1,  # which is never
+    "trainer.test_freq": -1,
+}
+"""Keys, and the least that each can be."""
+SHARE = f"{ROLLOUT}.gpu_memory_utilization"
+
+
+@check
+def check_numbers(settings: Settings) -> list[Problem]:
+    """Each is a number that it can be."""
+    problems = [problem for key, least in WHOLE.items() if (problem := _whole(settings, key, least)) is not None]
+    share = settings.get(SHARE)
+    if share is not None and (isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1):
+        problems.append(Problem(SHARE, share, "must be a number above 0, at most 1", f"Set {SHARE}=0.5"))
+    return problems
+
+
+def _whole(settings: Settings, key: str, least: int) -> Problem | None:
+    try:
+        if settings.get(key) is not None:
+            settings.integer(key, least=least)
+    except ConfigError as error:
+        return Problem.of(error)
+    return None
