@@ -16,7 +16,7 @@ ROLLOUT = "actor_rollout_ref.rollout"
 @pytest.mark.parametrize(
     ("override", "key", "value", "way_out"),
     [
-        (f"+{KEY}.max_num_batched_token=4", f"{KEY}.max_num_batched_token", 4, "max-num-batched-tokens"),
+        (f"+{KEY}.max_num_batched_tokenz=4", f"{KEY}.max_num_batched_tokenz", 4, "max-num-batched-tokens"),
         (f"+{KEY}.no_such_option=1", f"{KEY}.no_such_option", 1, "vllm serve --help=all"),
         (f"+{KEY}.reasoning-parser=nosuch", f"{KEY}.reasoning_parser", "nosuch", "qwen3"),
         (f"+{KEY}.tool_call_parser=hermess", f"{KEY}.tool_call_parser", "hermess", "hermes"),
@@ -41,6 +41,8 @@ def test_one_option_in_both_spellings(tmp_path: Path) -> None:
     "override",
     [
         f"+{KEY}.enforce-eager=true",
+        f"+{KEY}.no-enforce-eager=true",
+        f"+{KEY}.nothing_known=null",
         f"+{KEY}.kv_cache_memory_bytes=1000000000",
         f"+{KEY}.scheduler_cls=mine.Scheduler",
         f"+{KEY}.reasoning_parser=qwen3",

@@ -10,10 +10,9 @@ from collections import Counter
 from typing import Any
 
 from seamless_verl.config.checks.problem import Problem
-from seamless_verl.config.checks.serve_options import PARSERS, name_of, no_parser, serve_options
+from seamless_verl.config.checks.serve_options import PARSERS, name_of, no_parser, serve_options, unknown
 from seamless_verl.config.checks.settings import Settings, check
 from seamless_verl.config.engine_kwargs import KEY, given
-from seamless_verl.config.schema import nearest
 
 
 @check
@@ -22,17 +21,13 @@ def check_engine_options(settings: Settings) -> list[Problem]:
     kwargs, known = settings.get(KEY) or {}, serve_options()
     if not known or settings.get("actor_rollout_ref.rollout.name") != "vllm":
         return []
-    names = {str(key): name_of(f"--{key}") for key in kwargs}
+    names = {str(key): name_of(f"--{key}") for key, value in kwargs.items() if value is not None}
     twice = [name for name, count in Counter(names.values()).items() if count > 1]
-    problems = [_unknown(key, kwargs[key], known) for key, name in names.items() if name not in known]
+    ways_out = {key: way_out for key, name in names.items() if (way_out := unknown(name, known)) is not None}
+    reason = "is not an option of vllm serve"
+    problems = [Problem(f"{KEY}.{key}", kwargs[key], reason, way_out) for key, way_out in ways_out.items()]
     problems += [Problem(KEY, name, "is written twice, with - and with _", "Keep one of them") for name in twice]
     return problems + [problem for name in PARSERS if (problem := _no_parser(kwargs, name)) is not None]
-
-
-def _unknown(key: str, value: Any, known: frozenset[str]) -> Problem:
-    near = nearest(name_of(f"--{key}"), sorted(known)).partition("? Valid")
-    hint = f"{near[0]}? " if near[1] else ""
-    return Problem(f"{KEY}.{key}", value, "is no option of vllm serve", f"{hint}`vllm serve --help=all` lists them")
 
 
 def _no_parser(kwargs: Any, name: str) -> Problem | None:

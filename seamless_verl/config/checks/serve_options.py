@@ -104,12 +104,18 @@ def name_of(option: str) -> str:
 
 
 def _unknown(option: str, known: frozenset[str]) -> Problem | None:
-    name = name_of(option)
+    if (way_out := unknown(name_of(option), known)) is None:
+        return None
+    return Problem(KEY, option, "is not an option of vllm serve", way_out)
+
+
+def unknown(name: str, known: frozenset[str]) -> str | None:
+    """The way out where no option has that name, nor begins with it, as vLLM's parser allows."""
     if {name, name.removeprefix("no-")} & known or any(one.startswith(name) for one in known):
         return None
     near = nearest(name, sorted(known)).partition("? Valid")
     hint = f"{near[0].replace('mean ', 'mean --')}? " if near[1] else ""
-    return Problem(KEY, option, "is not an option of vllm serve", f"{hint}`vllm serve --help=all` lists them")
+    return f"{hint}`vllm serve --help=all` lists them"
 
 
 def _elsewhere(settings: Settings, option: str) -> Problem | None:
