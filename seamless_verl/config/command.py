@@ -55,7 +55,7 @@ def composing(arguments: Sequence[str]) -> Iterator[Callable[[], None]]:
             raise
         raise told(error, arguments) from error
     except OSError as error:
-        if composed or error.filename is None:
+        if composed or error.filename is None or str(error.filename).endswith(".yaml"):  # a config that cannot be read
             raise
         way_out = "Set hydra.run.dir to a folder of yours"
         raise ConfigError("hydra.run.dir", str(error.filename), f"cannot be made: {error.strerror}", way_out) from error

@@ -86,6 +86,7 @@ class Decoder:
         params = request.sampling_params
         assert params is not None and self._state.detokenizer is not None
         self._stops, self._top = bool(params.stop), params.num_logprobs is not None
+        self.whole = params.output_kind is RequestOutputKind.FINAL_ONLY  # nobody is shown anything before the end
         self._detokenizer, self._logprobs = self._state.detokenizer, self._state.logprobs_processor
         self._request_id = request.request_id
 

@@ -27,6 +27,8 @@ from seamless_verl.trajectory.records import tokens
 NOT_SETTINGS = ("add_generation_prompt", "continue_final_message", "tools", "tokenize", "documents")
 OPEN_ENDED = ("truncate_prompt_tokens", "return_assistant_tokens_mask", "return_token_offsets", "chat_template")
 """Request fields whose meaning needs the whole conversation rendered."""
+IN_THE_PROMPT = ("add_special_tokens", "tool_choice", "response_format")
+"""Those that shape it beside the conversation, its tools and the template's settings."""
 TEXT_TOO = ("echo", "return_prompt_text")
 """And those that the ids of a prompt are not enough for."""
 
@@ -164,7 +166,7 @@ def _key(rendered: Rendered, settings: Mapping[str, Any]) -> bytes | None:
         or not _appends(rendered.request, settings)
     ):
         return None
-    return key_of(rendered.tools, rendered.settings, said.get("add_special_tokens"), rendered.messages)
+    return key_of(rendered.tools, settings, [said.get(name) for name in IN_THE_PROMPT], rendered.messages)
 
 
 def _plain(message: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ its turns, and its requests for the SDKs that repeat them. A repeated request re
 goes on with the ones that were cut, under their own ids. A deadline runs on while no gateway does.
 
 What does not come back: that a reply had been read in full (so a marked retry may be given what ended before the
-restart), the likeliest other tokens at a position, and requests that had no call yet; those count as no turn.
+restart), the likeliest other tokens at a position, and requests that had no token yet; those count as no turn.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One call of an agent's request as it runs: every piece is on record before anybody sees it.
 
 Invariants:
-- started, then pieces (noted where nobody is shown anything yet), then ended reach the recorder in this order, each
-  awaited that can be; ended comes once, whatever happens.
+- started, then pieces (noted where nobody is shown any before the end), then ended reach the recorder in this order,
+  each awaited that can be; ended comes once, whatever happens.
 - A piece is delivered after it is on record, the last one after the call's end is.
 - When the request goes away the call is cancelled, unless a repetition of the request follows it.
 """
@@ -86,7 +86,7 @@ class RunningCall:
         async with aclosing(self.source.stream(self.call)) as pieces:
             async for given in pieces:
                 piece, output = self.decoder.feed(given)
-                if output is None and piece.finish is None:
+                if self.decoder.whole and piece.finish is None:
                     self.recorder.noted(self.call, piece)
                 else:
                     await self.recorder.piece(self.call, piece)

@@ -121,7 +121,11 @@ class WeightCommit:
 
 
 def costs(standstills: Sequence[float], stage_s: float, load_s: float) -> dict[str, float]:
-    """Metrics of a commit; `standstill_share` is the part of the replicas' time in it that they did not generate."""
+    """Metrics of a commit.
+
+    `standstill_share` is the part of it in which those that loaded what was staged did not generate;
+    those that come back from the trainer have not generated for longer.
+    """
     named: dict[str, float] = {"stage_s": stage_s, "load_s": load_s, "standstill_max_s": max(standstills, default=0.0)}
     if standstills:
         named["standstill_share"] = sum(standstills) / (len(standstills) * (stage_s + load_s))

@@ -78,7 +78,7 @@ def _cached(key: str, hub_id: str) -> Path | None:
     if isinstance(found, str):
         return Path(found).parent
     owner, has_owner, _ = hub_id.partition("/")
-    if has_owner and os.path.isdir(owner):
+    if has_owner and os.path.isdir(owner) and not list(Path(owner).glob("*/config.json")):  # Qwen/ may hold downloads
         way_out = f"Set {key} to a model folder; one of the hub is fetched by `hf download {hub_id}`"
         raise AbsentError(key, hub_id, f"is not in the folder {owner} that is here, nor in the hub's cache", way_out)
     offline = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""

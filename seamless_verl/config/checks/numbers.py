@@ -9,19 +9,19 @@ from seamless_verl.errors import ConfigError
 ROLLOUT = "actor_rollout_ref.rollout"
 WHOLE = {
     f"{ROLLOUT}.max_num_seqs": 1,
-    f"{ROLLOUT}.max_num_batched_tokens": 1,
     f"{ROLLOUT}.n": 1,
-    "trainer.save_freq": -1,  # which is never
-    "trainer.test_freq": -1,
 }
-"""Keys, and the least that each can be."""
+"""Keys, and the least that each can be when it is given."""
+OFTEN = ("save_freq", "test_freq")  # of `trainer`, whole numbers; -1 is never
 SHARE = f"{ROLLOUT}.gpu_memory_utilization"
 
 
 @check
 def check_numbers(settings: Settings) -> list[Problem]:
     """Each is a number that it can be."""
-    problems = [problem for key, least in WHOLE.items() if (problem := _whole(settings, key, least)) is not None]
+    given = {key: least for key, least in WHOLE.items() if settings.get(key) is not None}
+    given |= {f"trainer.{name}": -1 for name in OFTEN if name in settings.get("trainer", {})}
+    problems = [problem for key, least in given.items() if (problem := _whole(settings, key, least)) is not None]
     share = settings.get(SHARE)
     if share is not None and (isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1):
         problems.append(Problem(SHARE, share, "must be a number above 0, at most 1", f"Set {SHARE}=0.5"))
@@ -30,8 +30,7 @@ def check_numbers(settings: Settings) -> list[Problem]:
 
 def _whole(settings: Settings, key: str, least: int) -> Problem | None:
     try:
-        if settings.get(key) is not None:
-            settings.integer(key, least=least)
+        settings.integer(key, least=least)
     except ConfigError as error:
         return Problem.of(error)
     return None

@@ -10,6 +10,7 @@ import ast
 import re
 from collections.abc import Sequence
 from functools import cache
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from itertools import zip_longest
 from pathlib import Path
@@ -20,6 +21,7 @@ from seamless_verl.config.checks.settings import Settings, check
 from seamless_verl.config.schema import nearest
 
 KEY = "seamless.gateway.options"
+PLUGINS, KNOWN_PLUGINS = "vllm.general_plugins", ("vllm.", "seamless_verl.")  # the second bring no parsers
 SOURCES = ("engine/arg_utils.py", "entrypoints/launchers/cli_args.py")
 READ = ("model", "multimodal", "structured_outputs")  # groups of the engine's options that the gateway reads
 UNREAD = frozenset({"quantization", "enforce-eager", "enable-sleep-mode", "enable-cumem-allocator"})  # but of these
@@ -143,8 +145,11 @@ def _no_parser(name: str, given: Sequence[str]) -> Problem | None:
 
 
 def no_parser(name: str, chosen: str) -> str | None:
-    """The way out where vLLM itself has no parser of that name; None where it has, or its sources have moved."""
+    """The way out where vLLM itself has no parser of that name; None where it has, its sources have moved, or an
+    installed plugin of its may bring one."""
     place, table, _ = PARSERS[name]
+    if not all(plugin.value.startswith(KNOWN_PLUGINS) for plugin in entry_points(group=PLUGINS)):
+        return None
     known = [] if (file := _source(place)) is None else _keys(file, table)
     return None if not known or chosen in known else nearest(chosen, known)
 

@@ -58,7 +58,7 @@ class CallRecord:
 
 @dataclass(frozen=True)
 class SessionRecord:
-    """A session with its calls in the order they started."""
+    """A session with its calls in the order in which they came into the journal."""
 
     session_id: str
     uid: str

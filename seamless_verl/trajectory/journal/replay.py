@@ -24,7 +24,7 @@ def closed_as(reason: str) -> Closed:
 
 
 def replay(left: Journalled, *, decode: Decode | None = None) -> SessionRecord:
-    """The session as it was, its turns in the order of their starts.
+    """The session as it was, its turns in the order of its calls in the journal.
 
     In an open session calls without an end are left out, for they may go on; in a closed one they are CANCELLED.
     """
