@@ -75,8 +75,9 @@ def test_disaggregated_trains_within_its_staleness_bound(disaggregated: Job) -> 
 
 
 def test_a_commit_says_which_part_of_it_replicas_stood_still(disaggregated: Job) -> None:
-    shares = [metrics["seamless/commit/standstill_share"] for metrics in disaggregated.metrics().values()]
-    assert shares and all(0 < share < 1 for share in shares)
+    said = [metrics.get("seamless/commit/standstill_share") for metrics in disaggregated.metrics().values()]
+    shares = [share for share in said if share is not None]
+    assert len(shares) >= 5 and all(0 < share < 1 for share in shares)
 
 
 def test_the_hf_checkpoint_loads_in_plain_transformers(disaggregated: Job, nano: Path) -> None:
