@@ -32,7 +32,8 @@ WHEN_SET = (
 
 GATHERED = 16
 """Tokens that a replica may gather before it gives them where nobody reads along: so many a crash costs at most, and
-each time costs every process between the engine and the journal much the same."""
+each time costs every process between the engine and the journal much the same. verl's own agent loops, whose calls no
+journal keeps, have more of them gathered."""
 
 _FINISH = {Finish.STOP: FinishReason.STOP, Finish.LENGTH: FinishReason.LENGTH, Finish.CANCELLED: FinishReason.ABORT}
 _DEFAULTS = SamplingParams()

@@ -4,7 +4,8 @@ Owned state: the events of each call that wait, and the appends that are on thei
 
 Invariants:
 - A call's events reach the journal in their order.
-- What waits for nobody is told within NOTED_S of its first token, that of many calls at once: one commit costs as much.
+- What waits for nobody is told NOTED_S after its first token, or as soon after as the call's last append is done; that
+  of many calls at once, for one commit costs as much.
 - Who awaits an append hears what became of all earlier ones of its call.
 - A call has at most one append on its way that nobody awaits: a journal that falls behind is not given more and more.
 """

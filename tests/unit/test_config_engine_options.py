@@ -23,6 +23,7 @@ ROLLOUT = "actor_rollout_ref.rollout"
     [
         (f"+{KEY}.max_num_batched_tokenz=4", f"{KEY}.max_num_batched_tokenz", 4, "max-num-batched-tokens"),
         (f"+{KEY}.no_such_option=1", f"{KEY}.no_such_option", 1, "vllm serve --help=all"),
+        (f"+{KEY}.no_such_option=0", f"{KEY}.no_such_option", 0, "vllm serve --help=all"),
         (f"+{KEY}.reasoning-parser=nosuch", f"{KEY}.reasoning_parser", "nosuch", "qwen3"),
         (f"{KEY}=--enforce-eager", KEY, "--enforce-eager", f"Write +{KEY}.<option>=<value>"),
         (f"{ROLLOUT}.max_num_seqs=abc", f"{ROLLOUT}.max_num_seqs", "abc", f"Set {ROLLOUT}.max_num_seqs=1"),

@@ -15,8 +15,6 @@ from seamless_verl.config.checks.serve_options import name_of, no_parser, serve_
 from seamless_verl.config.checks.settings import Settings, check
 from seamless_verl.config.engine_kwargs import KEY, given
 
-UNSAID: tuple[object, ...] = (None, False, [])  # verl makes no option of these, or a negated one
-
 
 @check
 def check_engine_options(settings: Settings) -> list[Problem]:
@@ -26,13 +24,18 @@ def check_engine_options(settings: Settings) -> list[Problem]:
         return []
     if not isinstance(kwargs, Mapping):
         return [Problem(KEY, kwargs, "holds options by name", f"Write +{KEY}.<option>=<value>")]
-    names = {str(key): name_of(f"--{key}") for key, value in kwargs.items() if value not in UNSAID}
+    names = {str(key): name_of(f"--{key}") for key, value in kwargs.items() if _said(value)}
     twice = [name for name, count in Counter(key.replace("_", "-") for key in names).items() if count > 1]
     ways_out = {key: way_out for key, name in names.items() if (way_out := unknown(name, known)) is not None}
     reason = "is not an option of vllm serve"
     problems = [Problem(f"{KEY}.{key}", kwargs[key], reason, way_out) for key, way_out in ways_out.items()]
     problems += [Problem(KEY, name, "is written twice, with - and with _", "Keep one of them") for name in twice]
     return problems + _no_parser(kwargs)
+
+
+def _said(value: object) -> bool:
+    """Whether verl makes an option of it as it is named: of False it makes none, or a negated one. 0 is a value."""
+    return value is not None and value is not False and value != []
 
 
 def _no_parser(kwargs: Mapping[str, Any]) -> list[Problem]:
