@@ -15,6 +15,7 @@ from vllm_engine import Engine, largest_error, no_generation, processes, redrawn
 
 from seamless_verl.trainer.host_weights import HostMemory
 from seamless_verl.trainer.replica.extension import MappedReceiver, extension, pickled
+from seamless_verl.trainer.replica.load_plan import Plans
 
 pytestmark = [
     pytest.mark.integration,
@@ -54,11 +55,17 @@ async def load(engine: Engine, memory: HostMemory, weights: Mapping[str, torch.T
         return time.perf_counter() - began
 
 
+async def planned(engine: Engine) -> list[bool]:
+    """Whether each worker knows how to load without the model's loaders."""
+    return await engine.llm.collective_rpc(lambda worker: worker.plans.plan is not None)
+
+
 def test_a_load_takes_effect_exactly(engine: Engine, loaded: Any) -> None:
     memory = HostMemory("here")
-    for seed in (1, 2):
+    for seed in (1, 2, 3):
         renewed, weights = redrawn(loaded, seed=seed)
         engine.run(load(engine, memory, weights))
+        assert all(engine.run(planned(engine))), "later loads would go through the model's loaders again"
         samples = engine.run(engine.samples(PROMPTS, 48))
         assert largest_error(renewed, samples) < CLOSE
         assert largest_error(loaded, samples) > FAR, "the old weights would not have been told apart"
@@ -99,6 +106,6 @@ def test_more_than_a_bucket_comes_in_several_the_last_of_which_is_told() -> None
         memory.add(str(i), torch.full((10,), float(i)))
     memory.add("large", torch.zeros(1000))
     got: list[tuple[list[str], bool]] = []
-    receiver = MappedReceiver(memory.end(1).mapped(), 100, "", torch.device("cpu"), True)
+    receiver = MappedReceiver(memory.end(1).mapped(), 100, Plans(), [], "", torch.device("cpu"), True)
     receiver.receive_weights(lambda bucket, last: got.append(([name for name, _ in bucket], last)))
     assert got == [(["0", "1"], False), (["2", "3"], False), (["4"], False), (["large"], True)]

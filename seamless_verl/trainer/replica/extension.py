@@ -7,7 +7,7 @@ another place, so that an engine stands still for a load and not for a transfer.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,14 +18,17 @@ from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
 from seamless_verl.trainer.host import rebound
 from seamless_verl.trainer.host_weights import HostWeights, mapped_here
+from seamless_verl.trainer.replica.load_plan import Plans
 
 Weights = list[tuple[str, torch.Tensor]]
 
 
 class SeamlessWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc]
-    """In each worker of an engine; vLLM calls it by the methods' names. Owned state: what was mapped to be loaded."""
+    """In each worker of an engine; vLLM calls it by the methods' names. Owned state: what was mapped to be loaded, and
+    how it is loaded without the model's loaders."""
 
     mapped: tuple[HostWeights, Weights] | None = None
+    plans: Plans | None = None
 
     def map_staged(self, staged: bytes) -> None:
         """Map what this host has of these pickled HostWeights, while the engine generates."""
@@ -36,7 +39,9 @@ class SeamlessWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc
         assert self.mapped is not None and self.mapped[0].version == version, f"version {version} is not mapped"
         (staged, weights), self.mapped = self.mapped, None
         kind = {} if staged.peft is None else {"peft_config": staged.peft, "base_sync_done": True}
-        mapped = partial(MappedReceiver, weights, bucket_bytes)
+        self.plans = self.plans or Plans()
+        plans = self.plans if staged.peft is None else Plans(tried=True)  # an adapter is no part of the model
+        mapped = partial(MappedReceiver, weights, bucket_bytes, plans, list(self._iter_all_models()))
         with rebound(bucketed_weight_transfer, BucketedWeightReceiver=mapped):
             self.update_weights_from_ipc(**kind, use_shm=True)
 
@@ -45,15 +50,31 @@ class MappedReceiver:
     """Has weights already; to verl it looks as if it received them, at most `bucket_bytes` on the device at a time."""
 
     def __init__(
-        self, weights: Weights, bucket_bytes: int, zmq_handle: str, device: torch.device, use_shm: bool
+        self,
+        weights: Weights,
+        bucket_bytes: int,
+        plans: Plans,
+        models: Sequence[torch.nn.Module],
+        zmq_handle: str,
+        device: torch.device,
+        use_shm: bool,
     ) -> None:
         self.weights, self.bucket_bytes, self.device = weights, bucket_bytes, device
+        self.plans, self.models = plans, models
 
     def receive_weights(self, on_bucket_received: Callable[[Weights, bool], None]) -> None:
-        for bucket, is_last in self.buckets():
-            on_bucket_received([(name, weight.to(self.device)) for name, weight in bucket], is_last)
-            get_torch_device().synchronize()
+        if not self.plans.load(self.weights, self.models):
+            with self.plans.noting(self.models) as comes:
+                self.hand_over(on_bucket_received, comes)
+        get_torch_device().synchronize()
         get_torch_device().empty_cache()
+
+    def hand_over(self, on_bucket_received: Callable[[Weights, bool], None], comes: Callable[[Weights], None]) -> None:
+        for bucket, is_last in self.buckets():
+            here = [(name, weight.to(self.device)) for name, weight in bucket]
+            comes(here)
+            on_bucket_received(here, is_last)
+            get_torch_device().synchronize()
 
     def buckets(self) -> Iterator[tuple[Weights, bool]]:
         """Weights that fit together, and whether they are the last ones; one that is too large comes alone."""

@@ -1,0 +1,151 @@
+"""What a load copies where: noted once, then done again without the loaders.
+
+A model's loaders find for each weight its place among the engine's parameters (names mapped, Q, K and V side by side,
+a rank's shard narrowed). That is Python, a third of a small model's load, and the engine stands still for it; what it
+comes to is the same copies each time. A load that is more than copies, such as one that quantizes, has no plan, and
+neither has one after which the engine's parameters lie elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+Weights = Sequence[tuple[str, torch.Tensor]]
+COPY, FILL = torch.ops.aten.copy_.default, torch.ops.aten.fill_.Scalar
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A view of the weight `name`, `offset` elements into it, goes to `target`, a view of a parameter."""
+
+    target: torch.Tensor
+    name: str
+    offset: int
+    size: Sequence[int]
+    stride: Sequence[int]
+
+    def do(self, weights: Mapping[str, torch.Tensor]) -> None:
+        weight = weights[self.name]
+        self.target.copy_(weight.as_strided(self.size, self.stride, weight.storage_offset() + self.offset))
+
+
+@dataclass(frozen=True)
+class Fill:
+    """What pads a parameter."""
+
+    target: torch.Tensor
+    value: float
+
+    def do(self, weights: Mapping[str, torch.Tensor]) -> None:
+        self.target.fill_(self.value)
+
+
+@dataclass(frozen=True)
+class LoadPlan:
+    """What a load of weights of these `kinds` does to these `places`, in order."""
+
+    kinds: list[Any]
+    places: set[int]
+    steps: list[Copy | Fill]
+
+    def fits(self, weights: Weights, models: Iterable[torch.nn.Module]) -> bool:
+        return self.kinds == kinds_of(weights) and self.places == places_of(models)
+
+    @torch.no_grad()
+    def load(self, weights: Weights) -> None:
+        named = dict(weights)
+        for step in self.steps:
+            step.do(named)
+
+
+@dataclass
+class Plans:
+    """Owns the plan of a worker's loads: its first load is to give it, and it is given up when it does not fit."""
+
+    plan: LoadPlan | None = None
+    tried: bool = False
+
+    def load(self, weights: Weights, models: Sequence[torch.nn.Module]) -> bool:
+        """Load by the plan; False where there is none for these, and nothing was loaded."""
+        if self.plan is not None and not self.plan.fits(weights, models):
+            self.plan = None
+        if self.plan is not None:
+            self.plan.load(weights)
+        return self.plan is not None
+
+    @contextmanager
+    def noting(self, models: Sequence[torch.nn.Module]) -> Iterator[Callable[[Weights], None]]:
+        """Loaders run inside the block; what it gives hears of each bucket before they do."""
+        if self.tried:
+            yield lambda bucket: None
+            return
+        self.tried = True
+        with Noting(models) as noting:
+            yield noting.comes
+        self.plan = noting.plan()
+
+
+class Noting(TorchDispatchMode):
+    """Active while loaders run: notes their copies from `sources`, and whether they do anything else that lasts."""
+
+    def __init__(self, models: Sequence[torch.nn.Module]) -> None:
+        super().__init__()
+        self.models = models
+        self.places = places_of(models)
+        self.kinds = list[Any]()
+        self.sources = list[tuple[str, torch.Tensor]]()
+        self.steps = list[Copy | Fill]()
+        self.whole = True  # all that was done is in `steps`
+
+    def comes(self, bucket: Weights) -> None:
+        """These are the weights that are loaded next; the earlier ones may be gone from memory."""
+        self.sources = list(bucket)
+        self.kinds += kinds_of(bucket)
+
+    def plan(self) -> LoadPlan | None:
+        """After the load: how to do it again."""
+        still = self.whole and self.places == places_of(self.models)
+        return LoadPlan(self.kinds, self.places, self.steps) if still else None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(self.lasts(one) for one in written(func, args, kwargs or {})):
+            step = self.step(func, *args)
+            self.steps += [] if step is None else [step]
+            self.whole = self.whole and step is not None
+        return func(*args, **(kwargs or {}))
+
+    def lasts(self, changed: torch.Tensor) -> bool:
+        return changed.numel() > 0 and changed.untyped_storage().data_ptr() in self.places
+
+    def step(self, func: Any, target: Any = None, what: Any = None, *more: Any) -> Copy | Fill | None:
+        if func is FILL:
+            return Fill(target.detach(), what)
+        for name, weight in self.sources if func is COPY else ():
+            offset = what.data_ptr() - weight.data_ptr()
+            if weight.dtype == what.dtype and 0 <= offset < weight.nbytes:
+                return Copy(target.detach(), name, offset // weight.itemsize, what.size(), what.stride())
+        return None
+
+
+def written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
+    """The tensors among its arguments that an operator changes, by its own schema."""
+    for place, one in enumerate(func._schema.arguments):
+        value = args[place] if place < len(args) else kwargs.get(one.name)
+        if one.alias_info is not None and one.alias_info.is_write and value is not None:
+            yield from [value] if isinstance(value, torch.Tensor) else value
+
+
+def kinds_of(weights: Weights) -> list[Any]:
+    return [(name, weight.dtype, weight.shape) for name, weight in weights]
+
+
+def places_of(models: Iterable[torch.nn.Module]) -> set[int]:
+    """Where the memory of parameters and buffers begins."""
+    tensors = (tensor for model in models for group in (model.parameters(), model.buffers()) for tensor in group)
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors}
