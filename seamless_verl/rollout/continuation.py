@@ -85,8 +85,9 @@ class Progress:
         name = f"{self.call.call_id}#{self._attempts}"
         self._attempts, self._carried = self._attempts + 1, len(self.produced)
         if not self.produced:
-            return EngineRequest(name, self.call.prompt_ids, self.call.sampling)
-        return EngineRequest(name, self.call.prompt_ids + self.produced, self._remaining(), len(self.produced))
+            return EngineRequest(name, self.call.prompt_ids, self.call.sampling, kin=self.call.key)
+        prompt = self.call.prompt_ids + self.produced
+        return EngineRequest(name, prompt, self._remaining(), len(self.produced), self.call.key)
 
     def take(self, delta: Delta, replica: str) -> Piece | None:
         """The piece a delta makes, or None when there is nothing to tell."""

@@ -15,6 +15,8 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 
 from seamless_verl.trainer.data_plane.loops import SeamlessAgentLoopWorker, maker
+from seamless_verl.trainer.data_plane.puts import Puts
+from seamless_verl.trainer.data_plane.rows import Row
 from seamless_verl.trainer.data_plane.samples import SessionOutputs
 from seamless_verl.trainer.host import plain_class
 
@@ -114,7 +116,7 @@ def worker(kind: Any, put: Put, n: int = 1) -> Any:
     made.config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout), data=None)
     made.reward_loop_worker_handles, made.distillation_enabled, made.processor = None, False, None
     made.llm_client = made.tokenizer = made.hf_model_type = made.dataset_cls = None
-    made.tools, made.loops, made.plane = [], {}, Plane(put)
+    made.tools, made.loops, made.plane, made.puts = [], {}, Plane(put), Puts()
     return made
 
 
@@ -213,6 +215,29 @@ def test_a_put_that_fails_fails_the_group(put: Put, scripted: dict[int, Any], mo
     run_prompt(made)
     left_out = [("s0", "left out"), ("s1", "left out")]
     assert made.plane.told == [*left_out, ("rung", "ConnectionError: gone")] and put.tags[-1] == ("u", "failure")
+
+
+def test_groups_that_end_while_one_is_put_go_together_but_for_those_that_left(put: Put) -> None:
+    async def scenario() -> None:
+        puts, row = Puts(), lambda name: [Row(name, {"prompts": torch.ones(1)}, {})]
+        tasks = [asyncio.create_task(puts.put(row("first"), "train"))]
+        await asyncio.sleep(0)
+        where = {"a": "train", "b": "val", "left": "train", "c": "train"}
+        tasks += [asyncio.create_task(puts.put(row(name), partition)) for name, partition in where.items()]
+        await asyncio.sleep(0)
+        tasks[3].cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(one) for one in ended] == [type(None)] * 3 + [asyncio.CancelledError, type(None)]
+        await puts.put(row("later"), "val")
+        assert puts.putting is None or puts.putting.done()
+
+    asyncio.run(scenario())
+    assert [(batch["partition_id"], batch["keys"]) for batch in put.batches] == [
+        ("train", ["first"]),
+        ("train", ["a", "c"]),
+        ("val", ["b"]),
+        ("val", ["later"]),
+    ]
 
 
 def test_of_a_group_that_is_stopped_nothing_is_trained(put: Put, scripted: dict[int, Any]) -> None:

@@ -48,10 +48,12 @@ def versions(nano: Path) -> list[tuple[Any, dict[str, torch.Tensor]]]:
 class Call:
     """One request that runs by itself; `deltas` grows as it goes."""
 
-    def __init__(self, source: AsyncLLMSource, name: str, prompt: list[int], tokens: int, **others: Any) -> None:
+    def __init__(
+        self, source: AsyncLLMSource, name: str, prompt: list[int], tokens: int, kin: str = "", **others: Any
+    ) -> None:
         self.prompt, self.deltas, self.grew = prompt, list[Delta](), asyncio.Condition()
         fields = {"temperature": 1.0, "max_tokens": tokens, "ignore_eos": True, "seed": len(name), **others}
-        request = EngineRequest(name, array("i", prompt), fields)
+        request = EngineRequest(name, array("i", prompt), fields, kin=kin)
         self.task = asyncio.create_task(self.run(source, request))
 
     async def run(self, source: AsyncLLMSource, request: EngineRequest) -> None:

@@ -168,6 +168,32 @@ def test_a_kept_cache_changes_later_logprobs_by_little_and_an_update_by_more(
     assert kept.mean() < stale.mean() or rate < 1e-4
 
 
+@pytest.mark.parametrize("keep", [True, False], ids=["keep", "recompute"])
+def test_a_kept_cache_serves_later_turns_of_its_conversation_alone(engine: Engine, nano: Path, keep: bool) -> None:
+    from transformers import AutoModelForCausalLM
+
+    old = AutoModelForCausalLM.from_pretrained(nano / "model", dtype=torch.float32)
+    new, weights = moved(old, 1e-2)
+
+    async def scenario() -> dict[str, float]:
+        source = AsyncLLMSource(engine.llm, version=0, keep_kv=keep)
+        prompt = [5 + i % 90 for i in range(300)]  # more than a block of the cache
+        await (first := Request(source, f"first-{keep}", prompt, 4, kin="talk")).task
+        await source.pause(PauseMode.KEEP)
+        await engine.update(weights, bucket_mb=16, caches=False)
+        await source.commit(1)
+        await source.resume()
+        longer = prompt + first.column("ids")
+        later = {kin: Request(source, f"{kin}-{keep}", longer, 8, kin=kin) for kin in ("talk", "other", "")}
+        await asyncio.gather(*(call.task for call in later.values()))
+        await engine.update(dict(old.named_parameters()), bucket_mb=16)
+        return {kin: errors([call], new).max().item() for kin, call in later.items()}
+
+    found = engine.run(scenario())
+    assert max(found["other"], found[""]) < 1e-3, "what others left of older weights was taken"
+    assert (found["talk"] > 1e-3) is keep
+
+
 def errors(calls: list[Request], model: Any) -> torch.Tensor:
     """Of the tokens of version 1, against transformers."""
     found = []

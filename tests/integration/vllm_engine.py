@@ -72,8 +72,8 @@ class Engine:
     async def samples(self, prompts: list[list[int]], tokens: int) -> list[Sample]:
         return await asyncio.gather(*(self.sample(prompt, tokens) for prompt in prompts))
 
-    async def update(self, weights: Mapping[str, torch.Tensor], bucket_mb: int) -> None:
-        """Send weights as verl does between colocated processes: its own sender, shared memory."""
+    async def update(self, weights: Mapping[str, torch.Tensor], bucket_mb: int, caches: bool = True) -> None:
+        """Send weights as verl does between colocated processes: its own sender, shared memory; then empty `caches`."""
         from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
 
         job = os.environ["VERL_RAY_JOB_ID"]
@@ -84,7 +84,8 @@ class Engine:
         # Without a limit a receiver that failed would leave verl's sender waiting for ever.
         zmq.Context.instance().setsockopt(zmq.RCVTIMEO, 20_000)
         await asyncio.gather(sending, receiving)
-        await self.llm.reset_prefix_cache()
+        if caches:
+            await self.llm.reset_prefix_cache()
 
     def close(self) -> None:
         """Stop the engine, and let go of what it and verl's sender leave open, here and not in a later test."""

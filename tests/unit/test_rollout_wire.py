@@ -134,7 +134,7 @@ def test_a_reader_that_fell_behind_takes_what_waits_at_once_but_keeps_versions_a
     sampling=st.dictionaries(st.text(max_size=4), st.none() | FLOAT32 | st.dictionaries(INT32, FLOAT32, max_size=2)),
 )
 def test_a_request_arrives_as_it_was(ids: list[int], sampling: dict[str, Any]) -> None:
-    sent = EngineRequest("name", array("i", ids), sampling, len(ids))
+    sent = EngineRequest("name", array("i", ids), sampling, len(ids), "kin")
     message = msgpack.unpackb(msgpack.packb(request_message(7, sent)), strict_map_key=False)
     assert message[:2] == [Kind.GENERATE, 7] and read_request(message[2:]) == sent
 
@@ -353,7 +353,7 @@ async def reply(server: EngineServer, *sent: bytes) -> list[Any]:
 
 
 HELLO = framed([Kind.HELLO, PROTOCOL, TOKEN])
-GENERATE = [Kind.GENERATE, 0, "c", b"\0" * 4, {"max_tokens": 10**9}, 0]
+GENERATE = [Kind.GENERATE, 0, "c", b"\0" * 4, {"max_tokens": 10**9}, 0, ""]
 
 
 @pytest.mark.parametrize(
@@ -370,9 +370,11 @@ GENERATE = [Kind.GENERATE, 0, "c", b"\0" * 4, {"max_tokens": 10**9}, 0]
         (HELLO + framed([99, 1]), "not understood"),
         (HELLO + HELLO, "not understood"),
         (HELLO + framed(GENERATE, GENERATE), "not understood"),
-        (HELLO + framed([Kind.GENERATE, 0, "c", b"123", {}, 0]), "malformed"),
-        (HELLO + framed([Kind.GENERATE, 0, "c", "text", {}, 0]), "an array came as str"),
-        (HELLO + framed([Kind.GENERATE, 0, 7, b"", {}, 0]), "a request needs a name"),
+        (HELLO + framed([Kind.GENERATE, 0, "c", b"123", {}, 0, ""]), "malformed"),
+        (HELLO + framed([Kind.GENERATE, 0, "c", "text", {}, 0, ""]), "an array came as str"),
+        (HELLO + framed([Kind.GENERATE, 0, 7, b"", {}, 0, ""]), "a request needs a name"),
+        (HELLO + framed([Kind.GENERATE, 0, "c", b"", {}, 0, 7]), "a request needs a name, its kin's"),
+        (HELLO + framed([Kind.GENERATE, 0, "c", b"", {}, 0]), "malformed"),
     ],
 )
 def test_what_is_not_understood_closes_that_connection_with_its_reason(sent: bytes, reason: str) -> None:

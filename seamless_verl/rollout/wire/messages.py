@@ -2,7 +2,7 @@
 
     HELLO   protocol, token            client, once, first
     WELCOME replica                    server, once, first
-    GENERATE call, request, prompt, sampling, carried
+    GENERATE call, request, prompt, sampling, carried, kin
     DROP    call                       the client left the call; nothing more is sent for it
     ABORT   request                    the request is to end with CUT
     DELTA   call, ids, logprobs, version, finish, stop_reason, top
@@ -21,7 +21,7 @@ from typing import Any
 
 from seamless_verl.rollout.engine import Delta, EngineFinish, EngineRequest, TopLogprobs
 
-PROTOCOL = 1
+PROTOCOL = 2
 SWAP = sys.byteorder == "big"
 
 
@@ -57,15 +57,16 @@ def unpacked(typecode: str, raw: Any) -> array[Any]:
 
 def request_message(call: int, request: EngineRequest) -> list[Any]:
     prompt = packed(request.prompt_ids)
-    return [Kind.GENERATE, call, request.request_id, prompt, dict(request.sampling), request.carried]
+    return [Kind.GENERATE, call, request.request_id, prompt, dict(request.sampling), request.carried, request.kin]
 
 
 def read_request(items: list[Any]) -> EngineRequest:
     """From a GENERATE message without kind and call; raises ValueError or TypeError on anything else."""
-    request_id, prompt, sampling, carried = items
-    if not (isinstance(request_id, str) and isinstance(sampling, dict) and isinstance(carried, int)):
-        raise TypeError("a request needs a name, its sampling, and how much of it is carried")
-    return EngineRequest(request_id, unpacked("i", prompt), sampling, carried)
+    request_id, prompt, sampling, carried, kin = items
+    named = isinstance(request_id, str) and isinstance(kin, str)
+    if not (named and isinstance(sampling, dict) and isinstance(carried, int)):
+        raise TypeError("a request needs a name, its kin's, its sampling, and how much of it is carried")
+    return EngineRequest(request_id, unpacked("i", prompt), sampling, carried, kin)
 
 
 def delta_message(call: int, delta: Delta) -> list[Any]:

@@ -23,6 +23,7 @@ from seamless_verl.errors import ConfigError
 from seamless_verl.trainer.data_plane.agent_loop import SessionAgentLoop
 from seamless_verl.trainer.data_plane.answers import answered
 from seamless_verl.trainer.data_plane.groups import Group
+from seamless_verl.trainer.data_plane.puts import Puts
 from seamless_verl.trainer.data_plane.rows import rows_of, share_reward
 from seamless_verl.trainer.data_plane.samples import SessionOutputs
 from seamless_verl.trainer.data_plane.shards import NAME
@@ -45,10 +46,11 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
         super().__init__(*args, **kwargs)
         self.plane = ray.get_actor(NAME)
         self.loops: dict[str, Callable[..., Any]] = {}
+        self.puts = Puts()
         SessionAgentLoop.confirmed = True
 
     async def _run_prompt(self, *args: Any, **kwargs: Any) -> None:
-        GROUP.set(group := Group())
+        GROUP.set(group := Group(self.puts))
         await super()._run_prompt(*args, **kwargs)
         await answered(self.plane.ring.remote(group.errors[-1][-LONGEST:] if group.errors else None))
 

@@ -28,6 +28,7 @@ from seamless_verl.trainer.replica.scheduler import CARRIED
 
 HANDING_OUT_S = 60.0  # milliseconds, unless the engine has stopped answering
 ALL = 1 << 62  # more tokens than a request can have
+REMEMBERED = 16384  # conversations; of one that is forgotten the next request computes everything again
 FINISHES = {"stop": EngineFinish.STOP, "length": EngineFinish.LENGTH, "abort": EngineFinish.CUT}
 
 
@@ -62,12 +63,28 @@ class InFlight:
         return spans if begin == count and spans else [*spans, (begin, count, present)]
 
 
+class Salts:
+    """Under which name each conversation's requests are cached: the version its first one here came under. So they
+    build on each other across commits, and on those of others that began under the same weights, as all do then."""
+
+    def __init__(self) -> None:
+        self.first: dict[str, int] = {}  # in order of use
+
+    def of(self, kin: str, version: int) -> str:
+        if not kin:
+            return str(version)
+        self.first[kin] = self.first.pop(kin, version)
+        if len(self.first) > REMEMBERED:
+            del self.first[next(iter(self.first))]
+        return str(self.first[kin])
+
+
 class AsyncLLMSource:
     """One engine; `version` is that of the weights it was started with.
 
     `on_busy` hears when the engine begins to have something to generate, and when it has no more. With
-    `keep_kv` a commit leaves the KV cache of requests in flight as the old weights made it; requests that
-    begin later never build on it.
+    `keep_kv` a commit leaves the KV cache of requests in flight as the old weights made it, and later requests of the
+    same conversations build on it; others never do.
     """
 
     def __init__(
@@ -75,6 +92,7 @@ class AsyncLLMSource:
     ) -> None:
         self.engine, self.version = engine, version
         self.keep_kv, self.on_busy = keep_kv, on_busy or (lambda busy: None)
+        self.salts = Salts()
         self.paused: PauseMode | None = None
         self.in_flight: dict[str, InFlight] = {}
 
@@ -91,7 +109,7 @@ class AsyncLLMSource:
             return
         prompt = TokensPrompt(prompt_token_ids=request.prompt_ids.tolist())
         if self.keep_kv:
-            prompt["cache_salt"] = str(self.version)
+            prompt["cache_salt"] = self.salts.of(request.kin, self.version)
         fields = dict(request.sampling)
         beside = {name: fields.pop(name, None) for name in BESIDE_SAMPLING}
         if all(value is None for value in beside.values()):

@@ -1,0 +1,88 @@
+"""Rows on their way to TransferQueue.
+
+A put costs much the same for one row as for a hundred, and groups end in bursts, since what was drawn together ends
+together. So one put is on its way at a time, and what comes meanwhile goes with the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import transfer_queue as tq
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+from seamless_verl.trainer.data_plane.rows import Row
+
+
+@dataclass(eq=False)
+class Parcel:
+    """The rows of one group; `arrived` has what became of them."""
+
+    partition: str
+    rows: Sequence[Row]
+    arrived: asyncio.Future[None]
+
+
+class Puts:
+    """Of one event loop. Owned state: the parcels that wait, and the task that puts, which ends when none do."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Parcel] = []
+        self.putting: asyncio.Task[None] | None = None
+
+    async def put(self, rows: Sequence[Row], partition: str) -> None:
+        """Returns when TransferQueue has them; raises what kept it from that. Who leaves early puts nothing."""
+        parcel = Parcel(partition, rows, asyncio.get_running_loop().create_future())
+        self.waiting.append(parcel)
+        if self.putting is None:
+            self.putting = asyncio.create_task(self._put())
+        await parcel.arrived
+
+    async def _put(self) -> None:
+        try:
+            while parcels := [parcel for parcel in self.waiting if not parcel.arrived.done()]:
+                self.waiting = []
+                for partition in {parcel.partition: None for parcel in parcels}:
+                    await put_together([parcel for parcel in parcels if parcel.partition == partition], partition)
+        finally:
+            self.putting = None
+            for parcel in self.waiting:  # it was cancelled
+                parcel.arrived.cancel()
+
+
+async def put_together(parcels: Sequence[Parcel], partition: str) -> None:
+    """All of their rows; when that fails, it fails for all."""
+    try:
+        for alike in alike_in_columns([row for parcel in parcels for row in parcel.rows]):
+            keys, columns, tags = (list(part) for part in zip(*alike, strict=True))
+            batch = list_of_dict_to_tensordict(columns)
+            await tq.async_kv_batch_put(keys=keys, fields=batch, tags=tags, partition_id=partition)
+    except Exception as error:
+        settle(parcels, error)
+    except asyncio.CancelledError:
+        for parcel in parcels:
+            parcel.arrived.cancel()
+        raise
+    else:
+        settle(parcels, None)
+
+
+def settle(parcels: Sequence[Parcel], error: Exception | None) -> None:
+    for parcel in parcels:
+        if parcel.arrived.done():  # nobody waits for it any more
+            continue
+        if error is None:
+            parcel.arrived.set_result(None)
+        else:
+            parcel.arrived.set_exception(error)
+
+
+def alike_in_columns(rows: Sequence[Row]) -> list[list[Row]]:
+    """The rows by the names of their columns, each in its order: a batch has the same in all of its rows."""
+    kinds: defaultdict[frozenset[str], list[Row]] = defaultdict(list)
+    for row in rows:
+        kinds[frozenset(row.columns)].append(row)
+    return list(kinds.values())
