@@ -99,7 +99,7 @@ class PrefixAffinity(_Counting):
 
     OUTCOMES = ("preferred", "second", "spilled")
 
-    def __init__(self, *, margin: float = 0.1) -> None:
+    def __init__(self, *, margin: float = 0.2) -> None:
         super().__init__()
         if not 0 <= margin <= 1:
             raise ConfigError("margin", margin, "it is a share of a replica's capacity", "Give 0 to 1")

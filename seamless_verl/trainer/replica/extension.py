@@ -7,6 +7,7 @@ another place, so that an engine stands still for a load and not for a transfer.
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -34,8 +35,9 @@ class SeamlessWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc
         """Map what this host has of these pickled HostWeights, while the engine generates."""
         self.mapped = mapped_here(pickle.loads(staged))
 
-    def load_staged(self, version: int, bucket_bytes: int) -> None:
-        """Load what was mapped; the engine stands still meanwhile."""
+    def load_staged(self, version: int, bucket_bytes: int) -> float:
+        """Load what was mapped, while the engine stands still; returns when it began, on this host's clock."""
+        began = time.monotonic()
         assert self.mapped is not None and self.mapped[0].version == version, f"version {version} is not mapped"
         (staged, weights), self.mapped = self.mapped, None
         kind = {} if staged.peft is None else {"peft_config": staged.peft, "base_sync_done": True}
@@ -44,6 +46,7 @@ class SeamlessWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc
         mapped = partial(MappedReceiver, weights, bucket_bytes, plans, list(self._iter_all_models()))
         with rebound(bucketed_weight_transfer, BucketedWeightReceiver=mapped):
             self.update_weights_from_ipc(**kind, use_shm=True)
+        return began
 
 
 class MappedReceiver:

@@ -115,18 +115,18 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
                 await self._load(version)
 
     async def _load(self, version: int) -> None:
-        await self.pause(PauseMode.KEEP)
-        began = time.monotonic()  # the step that the pause waited for is behind it
+        """The engine has the load right behind the pause, and takes both in this order."""
+        bucket_bytes = self.config.checkpoint_engine.update_weights_bucket_megabytes << 20
         with self.activity.doing(Kind.SYNC):
-            megabytes = self.config.checkpoint_engine.update_weights_bucket_megabytes
-            await self.collective_rpc("load_staged", args=(version, megabytes << 20))
+            loading = self.engine.collective_rpc("load_staged", args=(version, bucket_bytes))
+            _, began = await asyncio.gather(self.pause(PauseMode.KEEP), loading)
             await self.clear_kv_cache()
             await self.set_global_steps(version)
         await self.resume()
-        self.stood_still_s = time.monotonic() - began
+        self.stood_still_s = time.monotonic() - began[0]  # the first worker is on this host, and has its clock
 
     async def stood_still(self) -> float:
-        """Seconds that it did not generate for the last load, from its word that it has paused to that it goes on."""
+        """Seconds that it did not generate for the last load, from its beginning in the engine until it goes on."""
         return self.stood_still_s
 
     async def resume(self) -> None:
