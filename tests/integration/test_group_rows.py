@@ -240,6 +240,28 @@ def test_groups_that_end_while_one_is_put_go_together_but_for_those_that_left(pu
     ]
 
 
+def test_a_group_whose_rows_cannot_be_put_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    put: list[list[str]] = []
+
+    async def choosy(*, keys: list[str], **kwargs: Any) -> None:
+        await asyncio.sleep(0)
+        if "bad" in keys:
+            raise ValueError("no")
+        put.append(keys)
+
+    async def scenario() -> list[Any]:
+        puts = Puts()
+        rows = ([Row(name, {"prompts": torch.ones(1)}, {})] for name in ("first", "a", "bad", "b"))
+        tasks = [asyncio.create_task(puts.put(one, "train")) for one in rows]
+        await asyncio.sleep(0)
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    monkeypatch.setattr(transfer_queue, "async_kv_batch_put", choosy)
+    ended = asyncio.run(scenario())
+    assert put == [["first"], ["a"], ["b"]]
+    assert [type(one) for one in ended] == [type(None), type(None), ValueError, type(None)]
+
+
 def test_of_a_group_that_is_stopped_nothing_is_trained(put: Put, scripted: dict[int, Any]) -> None:
     made = worker(SeamlessAgentLoopWorker, put, 2)
     scripted |= {0: SessionOutputs([output([0])], made.plane, "s0"), 1: asyncio.CancelledError()}

@@ -70,23 +70,28 @@ def test_a_plan_does_what_the_loaders_do(bucket: int) -> None:
     assert by_plan == [False, True, True]
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        lambda model: model.both.data.mul_(2),
-        lambda model: torch.add(model.both.data, 1, out=model.both.data),
-        lambda model: torch._foreach_mul_([model.both.data], 2),
-        lambda model: model.brief.data.copy_(torch.zeros(3)),
-        lambda model: setattr(model, "both", torch.nn.Parameter(model.both * 2)),
-    ],
-    ids=["in place", "out", "foreach", "computed", "replaced"],
-)
-def test_what_is_more_than_copies_has_no_plan(more: Callable[[Fused], object]) -> None:
+MORE: dict[str, Callable[..., object]] = {
+    "in place": lambda model, *_: model.both.data.mul_(2),
+    "out": lambda model, *_: torch.add(model.both.data, 1, out=model.both.data),
+    "foreach": lambda model, *_: torch._foreach_mul_([model.both.data], 2),
+    "computed": lambda model, *_: model.brief.data.copy_(torch.zeros(3)),
+    "replaced": lambda model, *_: setattr(model, "both", torch.nn.Parameter(model.both * 2)),
+    "sum": lambda model, first, *_: model.both.data.fill_(first.sum().item()),
+    "value": lambda model, first, *_: model.both.data.fill_(first[0, 0].item()),
+    "branch": lambda model, first, *_: model.both.data.fill_(bool((first > 0).any())),
+    "source changed": lambda model, first, *_: model.both.data[:2].copy_(first.add_(1)),
+    "copied beside": lambda model, first, *_: setattr(model, "beside", torch.empty(2, 3).copy_(first)),
+    "cloned beside": lambda model, first, *_: setattr(model, "beside", first.clone()),
+}
+
+
+@pytest.mark.parametrize("more", MORE.values(), ids=MORE.keys())
+def test_what_is_more_than_copies_has_no_plan(more: Callable[..., object]) -> None:
     model, plans = Fused(), Plans()
     with plans.noting([model]) as comes, torch.no_grad():
         comes(weights := drawn(0))
         model.load(weights)
-        more(model)
+        more(model, *(weight for _, weight in weights))
     assert plans.tried and plans.plan is None
     assert not plans.load(drawn(1), [model])
 

@@ -62,6 +62,8 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
         left = (await asyncio.wait(running, timeout=STOP_S))[1] if running else running
         if left:
             logger.warning("%s of %s groups did not end within %s s", len(left), len(running), STOP_S)
+        if self.puts.putting is not None:  # what was under way goes to its end
+            await asyncio.wait({self.puts.putting}, timeout=STOP_S)
 
     async def _run_agent_loop(self, sampling_params: dict[str, Any], trajectory: dict[str, Any], **kwargs: Any) -> None:
         try:

@@ -34,7 +34,8 @@ class Puts:
         self.putting: asyncio.Task[None] | None = None
 
     async def put(self, rows: Sequence[Row], partition: str) -> None:
-        """Returns when TransferQueue has them; raises what kept it from that. Who leaves early puts nothing."""
+        """Returns when TransferQueue has them; raises what kept it from that. Who leaves before its put begins puts
+        nothing; of one that is under way it does not hear the end."""
         parcel = Parcel(partition, rows, asyncio.get_running_loop().create_future())
         self.waiting.append(parcel)
         if self.putting is None:
@@ -42,30 +43,31 @@ class Puts:
         await parcel.arrived
 
     async def _put(self) -> None:
+        parcels = list[Parcel]()
         try:
-            while parcels := [parcel for parcel in self.waiting if not parcel.arrived.done()]:
-                self.waiting = []
+            while self.waiting:
+                parcels, self.waiting = self.waiting, []
                 for partition in {parcel.partition: None for parcel in parcels}:
-                    await put_together([parcel for parcel in parcels if parcel.partition == partition], partition)
+                    mine = [one for one in parcels if one.partition == partition and not one.arrived.done()]
+                    await put_together(mine, partition)
         finally:
-            self.putting = None
-            for parcel in self.waiting:  # it was cancelled
+            for parcel in (*parcels, *self.waiting):  # none are left, unless it was cancelled
                 parcel.arrived.cancel()
+            self.waiting, self.putting = [], None
 
 
 async def put_together(parcels: Sequence[Parcel], partition: str) -> None:
-    """All of their rows; when that fails, it fails for all."""
+    """All of their rows; when that fails, each by itself, since one group's may not be put beside another's."""
     try:
         for alike in alike_in_columns([row for parcel in parcels for row in parcel.rows]):
             keys, columns, tags = (list(part) for part in zip(*alike, strict=True))
             batch = list_of_dict_to_tensordict(columns)
             await tq.async_kv_batch_put(keys=keys, fields=batch, tags=tags, partition_id=partition)
     except Exception as error:
-        settle(parcels, error)
-    except asyncio.CancelledError:
-        for parcel in parcels:
-            parcel.arrived.cancel()
-        raise
+        if len(parcels) == 1:
+            settle(parcels, error)
+        for parcel in parcels if len(parcels) > 1 else ():
+            await put_together([parcel], partition)
     else:
         settle(parcels, None)
 

@@ -2,12 +2,14 @@
 
 A model's loaders find for each weight its place among the engine's parameters (names mapped, Q, K and V side by side,
 a rank's shard narrowed). That is Python, a third of a small model's load, and the engine stands still for it; what it
-comes to is the same copies each time. A load that is more than copies, such as one that quantizes, has no plan, and
-neither has one after which the engine's parameters lie elsewhere.
+comes to is the same copies each time. A load has a plan only if all it does with the weights, as torch's dispatcher
+sees it, is to copy views of them into parameters and buffers: none if it computes with one, looks at a value, or keeps
+one elsewhere, and none if the engine's parameters lie elsewhere after it.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +17,9 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+logger = logging.getLogger(__name__)
 Weights = Sequence[tuple[str, torch.Tensor]]
 COPY, FILL = torch.ops.aten.copy_.default, torch.ops.aten.fill_.Scalar
 
@@ -74,6 +78,7 @@ class Plans:
     def load(self, weights: Weights, models: Sequence[torch.nn.Module]) -> bool:
         """Load by the plan; False where there is none for these, and nothing was loaded."""
         if self.plan is not None and not self.plan.fits(weights, models):
+            logger.warning("weights or parameters are not what they were: the model's own loaders load from now on")
             self.plan = None
         if self.plan is not None:
             self.plan.load(weights)
@@ -110,18 +115,25 @@ class Noting(TorchDispatchMode):
 
     def plan(self) -> LoadPlan | None:
         """After the load: how to do it again."""
+        self.sources = []
         still = self.whole and self.places == places_of(self.models)
         return LoadPlan(self.kinds, self.places, self.steps) if still else None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(self.lasts(one) for one in written(func, args, kwargs or {})):
+        if any(map(self.lasts, written(func, args, kwargs or {}))):
             step = self.step(func, *args)
             self.steps += [] if step is None else [step]
             self.whole = self.whole and step is not None
+        elif not is_view(func) and any(map(self.is_source, tree_leaves((args, kwargs)))):
+            self.whole = False
         return func(*args, **(kwargs or {}))
 
     def lasts(self, changed: torch.Tensor) -> bool:
         return changed.numel() > 0 and changed.untyped_storage().data_ptr() in self.places
+
+    def is_source(self, one: Any) -> bool:
+        memory = {weight.untyped_storage().data_ptr() for _, weight in self.sources}
+        return isinstance(one, torch.Tensor) and one.untyped_storage().data_ptr() in memory
 
     def step(self, func: Any, target: Any = None, what: Any = None, *more: Any) -> Copy | Fill | None:
         if func is FILL:
@@ -131,6 +143,11 @@ class Noting(TorchDispatchMode):
             if weight.dtype == what.dtype and 0 <= offset < weight.nbytes:
                 return Copy(target.detach(), name, offset // weight.itemsize, what.size(), what.stride())
         return None
+
+
+def is_view(func: Any) -> bool:
+    """Whether what it returns is memory that it was given, and it writes nothing."""
+    return any(one.alias_info is not None and not one.alias_info.is_write for one in func._schema.returns)
 
 
 def written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:

@@ -10,7 +10,8 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import ray
@@ -115,15 +116,30 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
                 await self._load(version)
 
     async def _load(self, version: int) -> None:
-        """The engine has the load right behind the pause, and takes both in this order."""
-        bucket_bytes = self.config.checkpoint_engine.update_weights_bucket_megabytes << 20
-        with self.activity.doing(Kind.SYNC):
-            loading = self.engine.collective_rpc("load_staged", args=(version, bucket_bytes))
-            _, began = await asyncio.gather(self.pause(PauseMode.KEEP), loading)
+        with ExitStack() as noted:
+            began = await self._stop_and_load(version, noted)
             await self.clear_kv_cache()
             await self.set_global_steps(version)
         await self.resume()
-        self.stood_still_s = time.monotonic() - began[0]  # the first worker is on this host, and has its clock
+        self.stood_still_s = time.monotonic() - began
+
+    async def _stop_and_load(self, version: int, noted: ExitStack) -> float:
+        """The engine has the load right behind the pause, and takes both in this order; when it began to load.
+
+        Not where engines in parallel agree on the step they all stop after: there the load waits for that.
+        """
+
+        async def stop() -> None:
+            await self.pause(PauseMode.KEEP)
+            noted.enter_context(self.activity.doing(Kind.SYNC))  # the step that the pause waited for is behind it
+
+        bucket_bytes = self.config.checkpoint_engine.update_weights_bucket_megabytes << 20
+        together = self.config.data_parallel_size == 1
+        if not together:
+            await stop()
+        loading = self.engine.collective_rpc("load_staged", args=(version, bucket_bytes))
+        *_, began = await all_of(*([stop()] if together else []), loading)
+        return float(began[0])  # the first worker is on this host, and has its clock
 
     async def stood_still(self) -> float:
         """Seconds that it did not generate for the last load, from its beginning in the engine until it goes on."""
@@ -174,6 +190,15 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
 
     def _get_worker_extension_cls(self) -> str:
         return extension()
+
+
+async def all_of(*parts: Awaitable[Any]) -> list[Any]:
+    """Their results, when all have ended; raises the first error there was."""
+    outcomes = await asyncio.gather(*parts, return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return outcomes
 
 
 class SeamlessReplica(vLLMReplica):  # type: ignore[misc]

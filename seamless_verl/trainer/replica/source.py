@@ -83,8 +83,8 @@ class AsyncLLMSource:
     """One engine; `version` is that of the weights it was started with.
 
     `on_busy` hears when the engine begins to have something to generate, and when it has no more. With
-    `keep_kv` a commit leaves the KV cache of requests in flight as the old weights made it, and later requests of the
-    same conversations build on it; others never do.
+    `keep_kv` a commit leaves the KV cache of requests in flight as the old weights made it, and later requests of
+    conversations that began before it may build on it, for as long as those last; none that begins after it does.
     """
 
     def __init__(
