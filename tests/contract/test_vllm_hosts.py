@@ -23,6 +23,7 @@ CALLED = {
     ENGINE + "abort": "self request_id internal",
     CORE + ".pause_scheduler_async": "self mode clear_cache",
     ENGINE + "resume_generation": "self",
+    ENGINE + "collective_rpc": "self method timeout args kwargs",
     ENGINE + "reset_prefix_cache": "self reset_running_requests reset_connector",
     ENGINE + "reset_mm_cache": "self",
     ENGINE + "reset_encoder_cache": "self",

@@ -78,6 +78,7 @@ MORE: dict[str, Callable[..., object]] = {
     "replaced": lambda model, *_: setattr(model, "both", torch.nn.Parameter(model.both * 2)),
     "sum": lambda model, first, *_: model.both.data.fill_(first.sum().item()),
     "value": lambda model, first, *_: model.both.data.fill_(first[0, 0].item()),
+    "value of a parameter": lambda model, *_: model.turned.fill_(model.both.max().item()),
     "branch": lambda model, first, *_: model.both.data.fill_(bool((first > 0).any())),
     "source changed": lambda model, first, *_: model.both.data[:2].copy_(first.add_(1)),
     "copied beside": lambda model, first, *_: setattr(model, "beside", torch.empty(2, 3).copy_(first)),

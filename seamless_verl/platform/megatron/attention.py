@@ -53,9 +53,9 @@ class SDPAttention(nn.Module):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """[b, heads, s, d] attention in which a group of heads shares each key and value head."""
-        on_host = q.device.type == "cpu" and q.itemsize < 4
+        widened = q.device.type == "cpu" and q.itemsize < 4
         out = F.scaled_dot_product_attention(
-            *((x.float() for x in (q, k, v)) if on_host else (q, k, v)),
+            *((x.float() for x in (q, k, v)) if widened else (q, k, v)),
             attn_mask=mask,
             dropout_p=self.dropout if self.training else 0.0,
             is_causal=mask is None,

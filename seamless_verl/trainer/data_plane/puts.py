@@ -51,7 +51,7 @@ class Puts:
                     mine = [one for one in parcels if one.partition == partition and not one.arrived.done()]
                     await put_together(mine, partition)
         finally:
-            for parcel in (*parcels, *self.waiting):  # none are left, unless it was cancelled
+            for parcel in (*parcels, *self.waiting):  # what is settled stays so; the rest was cancelled
                 parcel.arrived.cancel()
             self.waiting, self.putting = [], None
 
@@ -63,10 +63,11 @@ async def put_together(parcels: Sequence[Parcel], partition: str) -> None:
             keys, columns, tags = (list(part) for part in zip(*alike, strict=True))
             batch = list_of_dict_to_tensordict(columns)
             await tq.async_kv_batch_put(keys=keys, fields=batch, tags=tags, partition_id=partition)
-    except Exception as error:
+    except Exception as error:  # whoever waits for the parcel hears it
         if len(parcels) == 1:
             settle(parcels, error)
-        for parcel in parcels if len(parcels) > 1 else ():
+            return
+        for parcel in parcels:
             await put_together([parcel], partition)
     else:
         settle(parcels, None)

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 logger = logging.getLogger(__name__)
 Weights = Sequence[tuple[str, torch.Tensor]]
 COPY, FILL = torch.ops.aten.copy_.default, torch.ops.aten.fill_.Scalar
+LOOK = torch.ops.aten._local_scalar_dense.default  # at a value: item(), bool()
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ class Noting(TorchDispatchMode):
             step = self.step(func, *args)
             self.steps += [] if step is None else [step]
             self.whole = self.whole and step is not None
-        elif not is_view(func) and any(map(self.is_source, tree_leaves((args, kwargs)))):
+        elif func is LOOK or (not is_view(func) and any(map(self.is_source, tree_leaves((args, kwargs))))):
             self.whole = False
         return func(*args, **(kwargs or {}))
 

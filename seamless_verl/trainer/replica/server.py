@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Awaitable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import ray
@@ -134,11 +135,14 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
             noted.enter_context(self.activity.doing(Kind.SYNC))  # the step that the pause waited for is behind it
 
         bucket_bytes = self.config.checkpoint_engine.update_weights_bucket_megabytes << 20
-        together = self.config.data_parallel_size == 1
-        if not together:
+        load = partial(
+            self.engine.collective_rpc, "load_staged", args=(version, bucket_bytes)
+        )  # verl's returns nothing
+        if self.config.data_parallel_size > 1:
             await stop()
-        loading = self.engine.collective_rpc("load_staged", args=(version, bucket_bytes))
-        *_, began = await all_of(*([stop()] if together else []), loading)
+            began = await load()
+        else:
+            _, began = await all_of(stop(), load())
         return float(began[0])  # the first worker is on this host, and has its clock
 
     async def stood_still(self) -> float:

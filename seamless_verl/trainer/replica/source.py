@@ -65,7 +65,7 @@ class InFlight:
 
 class Salts:
     """Under which name each conversation's requests are cached: the version its first one here came under. So they
-    build on each other across commits, and on those of others that began under the same weights, as all do then."""
+    build on each other across commits, and on those of others that began under the same version."""
 
     def __init__(self) -> None:
         self.first: dict[str, int] = {}  # in order of use

@@ -1,0 +1,73 @@
+"""A load reaches vLLM's engine behind the pause that it is asked for with: our server, and vLLM's own client."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from host_cases import found
+
+from seamless_verl.resources.ledger import Activity
+from seamless_verl.rollout.engine import PauseMode
+from seamless_verl.trainer.replica.server import SeamlessServer
+from seamless_verl.trainer.replica.source import AsyncLLMSource
+
+PAUSE, LOAD = "pause_scheduler", "collective_rpc"
+
+
+class Sent:
+    """vLLM's client without a socket: `methods` in the order in which they would go over it."""
+
+    def __init__(self) -> None:
+        self.methods: list[str] = []
+        self.client = object.__new__(found("vllm.v1.engine.core_client:AsyncMPClient", "engine-source"))
+        self.client.client_index, self.client.core_engine, self.client.utility_results = 0, b"", {}
+        self.client.encoder = SimpleNamespace(encode=lambda message: [message])
+        self.client._send_input_message = self.send
+        self.client._ensure_output_queue_task = lambda: None
+
+    async def send(self, message: Any, engine: bytes) -> None:
+        self.methods.append(message[1][2])
+
+    def reply(self, result: Any) -> None:
+        """To the oldest that waits."""
+        self.client.utility_results.pop(next(iter(self.client.utility_results))).set_result(result)
+
+
+def server_of(sent: Sent, parallel: int) -> Any:
+    engine = SimpleNamespace(engine_core=sent.client, collective_rpc=sent.client.collective_rpc_async)
+    source = AsyncLLMSource(engine, version=0)  # type: ignore[arg-type]
+    bucket = SimpleNamespace(update_weights_bucket_megabytes=1)
+    return SimpleNamespace(
+        engine=engine,
+        activity=Activity("replica", ["device"]),
+        config=SimpleNamespace(checkpoint_engine=bucket, data_parallel_size=parallel),
+        pause=lambda mode: source.pause(PauseMode(mode)),
+    )
+
+
+async def all_that_can() -> None:
+    """Go on until everything waits for a reply: nothing here waits for the world outside."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(("parallel", "before_the_reply"), [(1, [PAUSE, LOAD]), (2, [PAUSE])])
+def test_a_load_goes_right_behind_its_pause_but_where_engines_stop_together(
+    parallel: int, before_the_reply: list[str]
+) -> None:
+    async def case() -> None:
+        sent = Sent()
+        with ExitStack() as noted:
+            task = asyncio.create_task(SeamlessServer._stop_and_load(server_of(sent, parallel), 1, noted))
+            await all_that_can()
+            assert sent.methods == before_the_reply
+            sent.reply(None)
+            await all_that_can()
+            sent.reply([5.0])
+            assert await task == 5.0 and sent.methods == [PAUSE, LOAD]
+
+    asyncio.run(asyncio.wait_for(case(), 30))
