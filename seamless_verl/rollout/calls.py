@@ -3,7 +3,8 @@
 Invariants:
 - Every call that began has exactly one outcome, or is running; one whose client went away is CANCELLED.
 - A call holds a slot from before its request is sent until the engine has ended it or it was aborted.
-- A cut call stands in line where its age puts it: before all that began after it.
+- A call stands in line where its age puts it, also after a cut: that of its conversation, so that what has begun ends
+  before more begins.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
+from functools import lru_cache
 from itertools import count
 from typing import TypeVar
 
@@ -25,6 +27,7 @@ from seamless_verl.trajectory.records import Finish, logprobs, tokens
 __all__ = ["Call", "Calls", "Piece"]
 
 T = TypeVar("T")
+REMEMBERED = 16_384  # conversations whose age is known; one that was silent while as many called is as a new one
 NOT_ENDED = Delta(tokens(()), logprobs(()), 0, EngineFinish.CUT)  # an engine that stops without a word has cut
 
 
@@ -38,6 +41,7 @@ class Calls:
     def __init__(self, fleet: Fleet, *, max_losses: int = 8, grammars_resume: bool = False) -> None:
         self._fleet, self._max_losses, self._grammars_resume = fleet, max_losses, grammars_resume
         self._tickets = count()
+        self._ticket = lru_cache(maxsize=REMEMBERED)(lambda key: next(self._tickets))
         self._begun = self._running = self._tokens = 0
         self._ended: Counter[Finish] = Counter()
 
@@ -49,7 +53,7 @@ class Calls:
         """
         progress = Progress(call, max_losses=self._max_losses, grammars_resume=self._grammars_resume)
         limit = None if call.deadline_s is None else asyncio.get_running_loop().time() + call.deadline_s
-        ticket = next(self._tickets)
+        ticket = self._ticket(call.key) if call.key else next(self._tickets)
         self._begun, self._running = self._begun + 1, self._running + 1
         try:
             if (last := progress.resumed()) is not None:

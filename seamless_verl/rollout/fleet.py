@@ -118,8 +118,13 @@ class Fleet(Roster):
         return self._of(replica_id).given_up
 
     async def _start(self, replica: Replica, by: str, version: int | None) -> bool:
-        alive = await self._command(replica, replica.control.resume())
-        return alive and await self._enter(replica, SERVING, by, version)
+        replica.resuming = True
+        try:
+            alive = await self._command(replica, replica.control.resume())
+            return alive and await self._enter(replica, SERVING, by, version)
+        finally:
+            replica.resuming = False
+            self._serve()  # who waited for it, if it did not come
 
     async def _enter(self, replica: Replica, state: ReplicaState, by: str, version: int | None = None) -> bool:
         self._move(replica, state, by, version)

@@ -16,7 +16,7 @@ from typing import Any
 
 from seamless_verl.rollout.engine import Engine, ReplicaControl
 from seamless_verl.rollout.routing import ReplicaView
-from seamless_verl.rollout.states import VERSIONED, WITHOUT_CALLS, ReplicaState, check_transition
+from seamless_verl.rollout.states import PAUSED, SYNCING, VERSIONED, WITHOUT_CALLS, ReplicaState, check_transition
 
 
 @dataclass(eq=False)
@@ -47,7 +47,8 @@ class Lease:
 
 @dataclass(eq=False)
 class Replica:
-    """One replica; `command` is what its control is busy with, and `lock` keeps one operation at a time."""
+    """One replica; `command` is what its control is busy with, and `lock` keeps one operation at a time. `resuming`:
+    its control was told to go on, and has not answered."""
 
     replica_id: str
     engine: Engine
@@ -56,6 +57,7 @@ class Replica:
     state: ReplicaState = ReplicaState.STALE
     version: int | None = None
     pauses: int = 0
+    resuming: bool = False
     given_up: bool = False  # it did not obey in time: it may live, but nobody waits for it again
     leases: set[Lease] = field(default_factory=set)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -63,7 +65,8 @@ class Replica:
 
     @property
     def view(self) -> ReplicaView:
-        return ReplicaView(self.replica_id, self.state, self.version, len(self.leases), self.capacity)
+        starting = self.resuming and self.state in (PAUSED, SYNCING)
+        return ReplicaView(self.replica_id, self.state, self.version, len(self.leases), self.capacity, starting)
 
     def move(self, state: ReplicaState, by: str, version: int | None = None) -> int:
         """Changes the state by that operation, and tells how many leases it dropped.

@@ -4,7 +4,7 @@ Invariants:
 - A call is granted a slot only on a replica that is SERVING, with weights that were committed, and has room.
 - Leases granted = given back + dropped with their replica + attached; an attached one is with a replica that
   is SERVING, PAUSED or SYNCING.
-- Nobody stands in line while a serving replica has room; the line is served oldest call first.
+- Nobody stands in line while a serving replica has room, but for one that is about to serve.
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ OnChange: TypeAlias = Callable[[ReplicaView, str], None]  # the replica after th
 
 
 class Roster:
-    """The replicas and the slots on them; `on_change` hears of each change of a replica's state."""
+    """The replicas and the slots on them; `on_change` hears of each change of a replica's state. A slot goes to who is
+    at home there before others, unless they are older by more than `overtaking` calls."""
 
-    def __init__(self, *, policy: RoutingPolicy, committed: int = 0, on_change: OnChange | None = None) -> None:
+    def __init__(
+        self, *, policy: RoutingPolicy, committed: int = 0, on_change: OnChange | None = None, overtaking: int = 256
+    ) -> None:
         self._policy, self._committed, self._on_change = policy, committed, on_change
         self._replicas: dict[str, Replica] = {}
-        self._line = Line()
+        self._line = Line(overtaking)
         self._granted = self._given_back = self._dropped = 0
 
     @property
@@ -98,7 +101,7 @@ class Roster:
 
     async def acquire(self, key: str, ticket: int) -> Lease:
         """A slot on a serving replica, waiting for one if need be; `ticket` is the call's place in line."""
-        if (lease := self._grant(key)) is not None:  # then nobody stands in line
+        if (lease := self._grant(key)) is not None:  # then nobody in line could have it
             return lease
         return await self._line.wait(key, ticket)
 
@@ -108,8 +111,8 @@ class Roster:
         _equal("leases given back + dropped + attached", self._granted, self._given_back + self._dropped + attached)
         for replica in self._replicas.values():
             self._check(replica)
-        room = any(replica.view.open for replica in self._replicas.values())
-        _equal("calls in line while there is room", 0, len(self._line) if room else 0)
+        idle = self._has_room() and not any(replica.view.starting for replica in self._replicas.values())
+        _equal("calls in line while there is room", 0, len(self._line) if idle else 0)
 
     def _check(self, replica: Replica) -> None:
         name, load = f"replica {replica.replica_id}", len(replica.leases)
@@ -147,7 +150,19 @@ class Roster:
     def _changed(self, replica: Replica, why: str) -> None:
         if self._on_change is not None:
             self._on_change(replica.view, why)
-        self._line.serve(self._grant)
+        self._serve()
+
+    def _serve(self) -> None:
+        """Slots to those in line."""
+        if len(self._line) and self._has_room():
+            homes = self._policy.homes(self.view)
+            self._line.serve(self._grant, lambda key: self._open(homes(key)), self._has_room)
+
+    def _has_room(self) -> bool:
+        return any(map(self._open, self._replicas))
+
+    def _open(self, replica_id: str | None) -> bool:
+        return replica_id is not None and self._replicas[replica_id].view.open
 
     def _grant(self, key: str) -> Lease | None:
         chosen = self._policy.decide(self.view, key)
@@ -164,7 +179,7 @@ class Roster:
         if lease.attached:
             lease.replica.leases.remove(lease)
             self._given_back += 1
-            self._line.serve(self._grant)
+            self._serve()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._replicas)

@@ -7,8 +7,9 @@ counts what it decided and keeps nothing else, so restoring its state equals nev
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, Protocol, TypeAlias
 
@@ -18,13 +19,14 @@ from seamless_verl.rollout.states import ReplicaState
 
 @dataclass(frozen=True, slots=True)
 class ReplicaView:
-    """A replica as a policy sees it; load and capacity in calls."""
+    """A replica as a policy sees it; load and capacity in calls. `starting`: it will serve in a moment."""
 
     replica_id: str
     state: ReplicaState
     version: int | None
     load: int
     capacity: int
+    starting: bool = False
 
     @property
     def busy(self) -> float:
@@ -36,6 +38,11 @@ class ReplicaView:
         """Whether it takes one more call."""
         return self.state is ReplicaState.SERVING and self.load < self.capacity
 
+    @property
+    def there(self) -> bool:
+        """Whether calls may count on it."""
+        return self.state is ReplicaState.SERVING or self.starting
+
 
 View: TypeAlias = Sequence[ReplicaView]
 
@@ -44,7 +51,10 @@ class RoutingPolicy(Protocol):
     """What the fleet asks of a policy."""
 
     def decide(self, view: View, key: str) -> str | None:
-        """The replica for a call; calls of one key like to be together."""
+        """The replica for a call, now; calls of one key like to be together."""
+
+    def homes(self, view: View) -> Callable[[str], str | None]:
+        """Where a key's calls would rather be than elsewhere, if anywhere."""
 
     def metrics(self) -> dict[str, float]: ...
 
@@ -87,6 +97,9 @@ class LeastLoaded(_Counting):
         chosen = _least_loaded(view)
         return None if chosen is None else self._count("least_loaded", chosen)
 
+    def homes(self, view: View) -> Callable[[str], str | None]:
+        return lambda key: None
+
 
 class PrefixAffinity(_Counting):
     """Calls of one key stay with one replica, whose cache holds their prefix, while loads stay near each other.
@@ -94,7 +107,8 @@ class PrefixAffinity(_Counting):
     Two candidates by weighted rendezvous hashing (Thaler and Ravishankar 1998; weights by Schindelhauer and
     Schomaker 2005), so that a replica that comes or goes moves only the keys it wins or held, and a larger one
     wins more. The first is taken unless it is full or busier than the second by more than `margin`, a share of
-    capacity; then the second; when both are full, whoever is least loaded.
+    capacity; then the second; when both are full, whoever is least loaded. While the first is starting it is waited
+    for: of replicas that start together, the quickest would else be given all that waits.
     """
 
     OUTCOMES = ("preferred", "second", "spilled")
@@ -106,27 +120,41 @@ class PrefixAffinity(_Counting):
         self.margin = margin
 
     def decide(self, view: View, key: str) -> str | None:
-        serving = [replica for replica in view if replica.state is ReplicaState.SERVING]
-        ranked = sorted(serving, key=lambda replica: (_score(replica, key), replica.replica_id))[-2:]
-        if not ranked:
+        there = {replica.replica_id: replica for replica in view if replica.there}
+        ranked = [there[name] for name in _ranking(_sizes(view), key) if name in there][:2]
+        if not ranked or ranked[0].starting:
             return None
-        first, second = ranked[-1], ranked[0]
+        first, second = ranked[0], ranked[-1]
         if first.open and first.busy <= second.busy + self.margin:
             return self._count("preferred", first)
         if second.open:
             return self._count("second", second)
-        spilled = _least_loaded(serving)
+        spilled = _least_loaded(view)
         return None if spilled is None else self._count("spilled", spilled)
+
+    def homes(self, view: View) -> Callable[[str], str | None]:
+        there, sizes = {replica.replica_id for replica in view if replica.there}, _sizes(view)
+        return lambda key: next((name for name in _ranking(sizes, key) if name in there), None)
 
 
 def _least_loaded(view: View) -> ReplicaView | None:
     return min((r for r in view if r.open), key=lambda r: (r.busy, r.replica_id), default=None)
 
 
-def _score(replica: ReplicaView, key: str) -> float:
-    digest = blake2b(f"{replica.replica_id}\0{key}".encode(), digest_size=8).digest()
+def _sizes(view: View) -> tuple[tuple[str, int], ...]:
+    return tuple((replica.replica_id, replica.capacity) for replica in view)
+
+
+@lru_cache(maxsize=16_384)  # a conversation asks at every turn, and while it waits
+def _ranking(sizes: tuple[tuple[str, int], ...], key: str) -> tuple[str, ...]:
+    """Ids of replicas of these capacities, the key's first choice first."""
+    return tuple(name for _, name in sorted(((_score(*size, key), size[0]) for size in sizes), reverse=True))
+
+
+def _score(replica_id: str, capacity: int, key: str) -> float:
+    digest = blake2b(f"{replica_id}\0{key}".encode(), digest_size=8).digest()
     uniform = (int.from_bytes(digest, "little") + 1) / (2.0**64 + 2)
-    return -replica.capacity / math.log(uniform) if uniform < 1 else math.inf
+    return -capacity / math.log(uniform) if uniform < 1 else math.inf
 
 
 POLICIES: dict[str, type[PrefixAffinity] | type[LeastLoaded]] = {

@@ -1,7 +1,10 @@
-"""Calls that wait for a slot, oldest call first.
+"""Calls that wait for a slot.
 
-Invariant: a waiter stands in line until it is granted a lease or goes away; a lease granted to one that
-goes away at the same moment is given back.
+Invariants:
+- A waiter stands in line until it is granted a lease or goes away; a lease granted to one that goes away at the same
+  moment is given back.
+- A slot goes to the oldest call that is at home there, else to the oldest; but a call goes before none that is older
+  by more than `overtaking` calls.
 """
 
 from __future__ import annotations
@@ -16,17 +19,23 @@ from seamless_verl.rollout.replica import Lease
 
 @dataclass(eq=False)
 class Waiter:
-    """A call in line; `ticket` is its age among all calls, kept over its cuts."""
+    """A call in line; `ticket` is its age."""
 
     ticket: int
     key: str
     granted: asyncio.Future[Lease]
 
+    def offer(self, grant: Callable[[str], Lease | None]) -> None:
+        """Takes a lease if it is granted one, unless it has one or has gone."""
+        if not self.granted.done() and (lease := grant(self.key)) is not None:
+            self.granted.set_result(lease)
+
 
 class Line:
     """The calls in line."""
 
-    def __init__(self) -> None:
+    def __init__(self, overtaking: int) -> None:
+        self._overtaking = overtaking
         self._waiters: list[Waiter] = []
 
     def __len__(self) -> int:
@@ -45,12 +54,16 @@ class Line:
                 waiter.granted.result().release()
             raise
 
-    def serve(self, grant: Callable[[str], Lease | None]) -> None:
-        """Grants leases from the head of the line until there are no more."""
-        while self._waiters:
-            waiter = self._waiters[0]
-            if not waiter.granted.done():
-                if (lease := grant(waiter.key)) is None:
-                    return
-                waiter.granted.set_result(lease)
-            self._waiters.remove(waiter)
+    def serve(
+        self, grant: Callable[[str], Lease | None], at_home: Callable[[str], bool], has_room: Callable[[], bool]
+    ) -> None:
+        """Grants leases until there are none; `at_home` tells whether there is one where a key's calls like to be,
+        `grant` refuses a key whose calls are to wait all the same."""
+        last = self._waiters[0].ticket + self._overtaking if self._waiters else 0
+        for waiter in self._waiters:
+            if has_room() and waiter.ticket <= last and at_home(waiter.key):
+                waiter.offer(grant)
+        for waiter in self._waiters:
+            if has_room():
+                waiter.offer(grant)
+        self._waiters = [waiter for waiter in self._waiters if not waiter.granted.done()]

@@ -383,6 +383,29 @@ def test_a_client_that_is_slow_to_take_the_end_holds_no_slot() -> None:
     asyncio.run(case())
 
 
+def test_what_has_begun_ends_before_more_begins() -> None:
+    async def case() -> None:
+        async with world() as w:
+            await w.start("a", capacity=1)
+            await run(w.calls, call("first turn", key="old", max_tokens=2))
+            holding = w.calls.stream(call("holding", max_tokens=900))
+            await anext(holding)
+            names, ended = {"new one": "new", "no conversation": "", "second turn": "old"}, list[str]()
+
+            async def ran(name: str, key: str) -> None:
+                await run(w.calls, call(name, key=key, max_tokens=2))
+                ended.append(name)
+
+            running = [asyncio.create_task(ran(*one)) for one in names.items()]
+            await settle()
+            assert w.fleet.metrics()["fleet/waiting"] == 3
+            await holding.aclose()
+            await asyncio.gather(*running)
+            assert ended == ["second turn", "new one", "no conversation"]
+
+    asyncio.run(case())
+
+
 def test_a_slot_that_went_away_before_it_was_used_is_no_loss() -> None:
     async def case() -> None:
         async with world(max_losses=0) as w:

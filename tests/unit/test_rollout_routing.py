@@ -23,22 +23,26 @@ def homes(replicas: list[ReplicaView]) -> dict[str, str | None]:
     return {key: PrefixAffinity().decide(replicas, key) for key in KEYS}
 
 
+STARTS = (ReplicaState.PAUSED, ReplicaState.SYNCING)
 REPLICA = st.builds(
-    lambda state, load, capacity: (state, min(load, capacity), capacity),
+    lambda state, load, capacity, starting: (state, min(load, capacity), capacity, starting and state in STARTS),
     st.sampled_from(ReplicaState),
     st.integers(0, 6),
     st.integers(1, 6),
+    st.booleans(),
 )
 
 
 @pytest.mark.parametrize("policy", [PrefixAffinity(margin=0.2), LeastLoaded()])
 @given(replicas=st.lists(REPLICA, max_size=6), key=st.text(max_size=5))
-def test_somebody_with_room_is_chosen_whenever_there_is_one(
-    policy: RoutingPolicy, replicas: list[tuple[ReplicaState, int, int]], key: str
+def test_somebody_with_room_is_chosen_whenever_there_is_one_unless_home_is_starting(
+    policy: RoutingPolicy, replicas: list[tuple[ReplicaState, int, int, bool]], key: str
 ) -> None:
-    seen = [ReplicaView(f"r{n}", s, 0, load, capacity) for n, (s, load, capacity) in enumerate(replicas)]
+    seen = [ReplicaView(f"r{n}", s, 0, load, size, new) for n, (s, load, size, new) in enumerate(replicas)]
     chosen, able = policy.decide(seen, key), {replica.replica_id for replica in seen if replica.open}
-    assert chosen in able if able else chosen is None
+    home = policy.homes(seen)(key)
+    awaited = home in {replica.replica_id for replica in seen if replica.starting}
+    assert chosen in able if able and not awaited else chosen is None
 
 
 def test_a_key_stays_and_keys_spread() -> None:
