@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -71,6 +72,44 @@ def test_a_load_takes_effect_exactly(engine: Engine, loaded: Any) -> None:
         assert largest_error(loaded, samples) > FAR, "the old weights would not have been told apart"
 
 
+def packings_are_counted(worker: Any) -> None:
+    """From now on, by the thread that packs."""
+    import threading
+    from collections import Counter
+
+    import vllm._custom_ops as ops
+
+    pack, worker.packings = ops.create_onednn_mm, Counter()
+
+    def counted(*args: Any) -> Any:
+        worker.packings[threading.current_thread().name.partition("_")[0]] += 1
+        return pack(*args)
+
+    ops.create_onednn_mm = counted
+
+
+def test_what_a_layer_multiplies_by_is_packed_beside_generation(engine: Engine, loaded: Any) -> None:
+    memory = HostMemory("here")
+    renewed, weights = redrawn(loaded, seed=4)
+    engine.run(load(engine, memory, dict(loaded.named_parameters())))
+    engine.run(engine.llm.collective_rpc(packings_are_counted))
+    engine.run(load(engine, memory, weights))
+    for counts in engine.run(engine.llm.collective_rpc(lambda worker: dict(worker.packings))):
+        assert set(counts) == {"packing"} and counts["packing"] >= 4, counts
+    assert largest_error(renewed, engine.run(engine.samples(PROMPTS, 48))) < CLOSE
+
+
+def test_what_was_packed_for_a_load_that_never_came_is_taken_by_no_other(engine: Engine, loaded: Any) -> None:
+    abandoned, memory = HostMemory("here"), HostMemory("here")
+    renewed, weights = redrawn(loaded, seed=6)
+    abandoned.begin()
+    for name, weight in redrawn(loaded, seed=5)[1].items():
+        abandoned.add(name, weight)
+    engine.run(engine.llm.collective_rpc("map_staged", args=(pickled([abandoned.end(7)]),)))
+    engine.run(load(engine, memory, weights))
+    assert largest_error(renewed, engine.run(engine.samples(PROMPTS, 48))) < CLOSE
+
+
 def test_many_loads_leak_no_memory_and_take_milliseconds(engine: Engine, loaded: Any) -> None:
     weights, memory = dict(loaded.named_parameters()), HostMemory("here")
     worker = (processes("VLLM::Worker") or processes("EngineCore"))[0]
@@ -106,6 +145,7 @@ def test_more_than_a_bucket_comes_in_several_the_last_of_which_is_told() -> None
         memory.add(str(i), torch.full((10,), float(i)))
     memory.add("large", torch.zeros(1000))
     got: list[tuple[list[str], bool]] = []
-    receiver = MappedReceiver(memory.end(1).mapped(), 100, Plans(), [], "", torch.device("cpu"), True)
+    noting = partial(Plans().noting, [])
+    receiver = MappedReceiver(memory.end(1).mapped(), 100, None, noting, "", torch.device("cpu"), True)
     receiver.receive_weights(lambda bucket, last: got.append(([name for name, _ in bucket], last)))
     assert got == [(["0", "1"], False), (["2", "3"], False), (["4"], False), (["large"], True)]

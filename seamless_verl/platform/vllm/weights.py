@@ -5,13 +5,22 @@ has nothing to load into. Here the original stays beside its packed copy: `load_
 it, and `process_weights_after_loading`, which verl runs after the last bucket, packs it again. The
 price is one more copy of the Linear weights; multiplying by the unpacked ones would save it, but is
 1.1 to 4 times slower above a width of 256.
+
+Packing is most of a load, for which the engine stands still. Where it is known before the load what a
+weight will be, it is packed beside generation, and the load takes what was packed. The price is a
+second packed copy from then until the load.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, NamedTuple, cast
+
+import torch
 
 from seamless_verl.platform.adaptation import Adaptation
 
@@ -22,6 +31,18 @@ KEEP_WEIGHTS = Adaptation(
     "packing a Linear weight drops the parameter that the next weight update must load into",
     "(layer: torch.nn.modules.module.Module, remove_weight: bool) -> None",
 )
+
+
+class Packed(NamedTuple):
+    """What a layer multiplies by, and the dtype that packing gave its bias."""
+
+    multiply: Callable[..., torch.Tensor]
+    bias: torch.dtype | None
+
+
+Ahead = dict[torch.nn.Module, Packed]
+TAKEN: Ahead = {}
+"""What layers take when they are packed: filled by `taking` alone, for one load."""
 
 
 def keep_weights() -> None:
@@ -36,7 +57,41 @@ def keep_weights() -> None:
 
     @functools.wraps(pack)
     def pack_and_keep(layer: Any, remove_weight: bool) -> None:
-        pack(layer, remove_weight=False)
+        if (packed := TAKEN.pop(layer, None)) is None:
+            pack(layer, remove_weight=False)
+            return
+        layer.cpu_linear = packed.multiply
+        if packed.bias is not None:
+            layer.bias.data = layer.bias.to(packed.bias)
 
     # Its callers import the name at each call, so the module's own attribute is the only one there is.
     vars(sys.modules[pack.__module__])[pack.__name__] = pack_and_keep
+
+
+def pack_coming(models: Iterable[torch.nn.Module], coming: Callable[[torch.Tensor], torch.Tensor | None]) -> Ahead:
+    """The layers that are packed now, packed anew with the weights they are about to have, where that is known."""
+    pack = cast(Any, KEEP_WEIGHTS.verify()).__wrapped__
+    made: Ahead = {}
+    for layer in {one: None for model in models for one in model.modules() if hasattr(one, "cpu_linear")}:
+        if layer.weight.ndim == 2 and (weight := coming(layer.weight)) is not None:
+            made[layer] = pack_alone(pack, weight, getattr(layer, "bias", None))
+    return made
+
+
+def pack_alone(pack: Any, weight: torch.Tensor, bias: torch.Tensor | None) -> Packed:
+    """As vLLM packs them for a layer, with one that has nothing else and goes afterwards."""
+    alone: Any = torch.nn.Module()
+    alone.weight = torch.nn.Parameter(weight, requires_grad=False)
+    alone.bias = None if bias is None else torch.nn.Parameter(bias.detach().clone(), requires_grad=False)
+    pack(alone, remove_weight=True)
+    return Packed(alone.cpu_linear, None if bias is None else alone.bias.dtype)
+
+
+@contextmanager
+def taking(ahead: Future[Ahead]) -> Iterator[None]:
+    """Inside, layers that are packed take what was packed ahead, which is waited for."""
+    TAKEN.update(ahead.result())
+    try:
+        yield
+    finally:
+        TAKEN.clear()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -12,6 +15,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from seamless_verl.platform.cores import core_of_rank, device_cores
 from seamless_verl.platform.pinning import pin_process
 from seamless_verl.platform.vllm.seeded import HostModelRunner
+from seamless_verl.platform.vllm.weights import pack_coming, taking
 
 SHARED_MEMORY = "/dev/shm"
 
@@ -24,6 +28,7 @@ class HostWorker(CPUWorker):  # type: ignore[misc]
         if cores is not None:
             pin_process({core_of_rank(cores, device_index(vllm_config.parallel_config, local_rank))})
         torch.set_num_threads(1)
+        self.packers = ThreadPoolExecutor(1, "packing", torch.set_num_threads, (1,))
         super().__init__(vllm_config, local_rank, *args, **kwargs)
 
     def init_device(self) -> None:
@@ -31,6 +36,12 @@ class HostWorker(CPUWorker):  # type: ignore[misc]
         if type(self.model_runner) is CPUModelRunner:  # vLLM makes it in the midst of what it does here
             self.model_runner.__class__ = HostModelRunner
         unname_shared_memory(os.environ.get("VLLM_DIST_IDENT", ""), self.rank)
+
+    def pack_ahead(
+        self, models: Sequence[torch.nn.Module], coming: Callable[[torch.Tensor], torch.Tensor | None]
+    ) -> AbstractContextManager[None]:
+        """Pack what is about to be loaded, beside generating; the load takes it inside the context."""
+        return taking(self.packers.submit(pack_coming, models, coming))
 
     def sleep(self, level: int = 1) -> None:
         """Keep everything: host memory is shared with the trainer anyway. The scheduler still pauses."""

@@ -119,11 +119,12 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
 
 
 def maker(config: Any) -> Callable[..., Any]:
-    """What makes a loop of that configuration; hydra reads it once, unless its parts are to be made anew for each."""
+    """What makes a loop of that configuration; hydra reads it once, and looks once whether its target may be called,
+    unless its parts are to be made anew for each."""
     if any(isinstance(value, Mapping | list | ListConfig | DictConfig) for value in config.values()):
         return partial(hydra.utils.instantiate, config)
-    made: Callable[..., Any] = hydra.utils.instantiate(config, _partial_=True)
-    return made
+    made = hydra.utils.instantiate(config, _partial_=True)
+    return partial(made.func, *made.args, **made.keywords) if isinstance(made.func, type) else made
 
 
 class SeamlessAgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]

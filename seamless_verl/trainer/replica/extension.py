@@ -9,6 +9,7 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -19,34 +20,54 @@ from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
 from seamless_verl.trainer.host import rebound
 from seamless_verl.trainer.host_weights import HostWeights, mapped_here
-from seamless_verl.trainer.replica.load_plan import Plans
+from seamless_verl.trainer.replica.load_plan import LoadPlan, Plans
 
 Weights = list[tuple[str, torch.Tensor]]
+Coming = Callable[[torch.Tensor], torch.Tensor | None]
 
 
 class SeamlessWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc]
-    """In each worker of an engine; vLLM calls it by the methods' names. Owned state: what was mapped to be loaded, and
-    how it is loaded without the model's loaders."""
+    """In each worker of an engine; vLLM calls it by the methods' names. Owned state: what was mapped to be loaded, how
+    it is loaded without the model's loaders, and what was made of it ahead of the load.
+
+    A platform's worker may have `pack_ahead(models, coming)`, which begins to make what its layers multiply by and
+    returns a context in which they take it; `coming` tells what a parameter will hold.
+    """
 
     mapped: tuple[HostWeights, Weights] | None = None
     plans: Plans | None = None
+    packed: AbstractContextManager[None] | None = None
 
     def map_staged(self, staged: bytes) -> None:
         """Map what this host has of these pickled HostWeights, while the engine generates."""
-        self.mapped = mapped_here(pickle.loads(staged))
+        self.mapped = host, weights = mapped_here(pickle.loads(staged))
+        models = list(self._iter_all_models())
+        plan = self.plans_of(host).fitting(weights, models)
+        self.packed = None if plan is None else self.ahead(models, partial(plan.coming, weights))
 
     def load_staged(self, version: int, bucket_bytes: int) -> float:
         """Load what was mapped, while the engine stands still; returns when it began, on this host's clock."""
         began = time.monotonic()
         assert self.mapped is not None and self.mapped[0].version == version, f"version {version} is not mapped"
         (staged, weights), self.mapped = self.mapped, None
+        packed, self.packed = self.packed or nullcontext(), None
         kind = {} if staged.peft is None else {"peft_config": staged.peft, "base_sync_done": True}
-        self.plans = self.plans or Plans()
-        plans = self.plans if staged.peft is None else Plans(tried=True)  # an adapter is no part of the model
-        mapped = partial(MappedReceiver, weights, bucket_bytes, plans, list(self._iter_all_models()))
-        with rebound(bucketed_weight_transfer, BucketedWeightReceiver=mapped):
+        plans = self.plans_of(staged)
+        models = list(self._iter_all_models())
+        plan = plans.fitting(weights, models)
+        mapped = partial(MappedReceiver, weights, bucket_bytes, plan, partial(plans.noting, models))
+        with packed if plan else nullcontext(), rebound(bucketed_weight_transfer, BucketedWeightReceiver=mapped):
             self.update_weights_from_ipc(**kind, use_shm=True)
         return began
+
+    def plans_of(self, weights: HostWeights) -> Plans:
+        """The worker's own; none for an adapter, which is no part of the model."""
+        self.plans = self.plans or Plans()
+        return self.plans if weights.peft is None else Plans(tried=True)
+
+    def ahead(self, models: Sequence[torch.nn.Module], coming: Coming) -> AbstractContextManager[None] | None:
+        pack: Callable[..., AbstractContextManager[None]] | None = getattr(self, "pack_ahead", None)
+        return pack and pack(models, coming)
 
 
 class MappedReceiver:
@@ -56,18 +77,20 @@ class MappedReceiver:
         self,
         weights: Weights,
         bucket_bytes: int,
-        plans: Plans,
-        models: Sequence[torch.nn.Module],
+        plan: LoadPlan | None,
+        noting: Callable[[], AbstractContextManager[Callable[[Weights], None]]],
         zmq_handle: str,
         device: torch.device,
         use_shm: bool,
     ) -> None:
         self.weights, self.bucket_bytes, self.device = weights, bucket_bytes, device
-        self.plans, self.models = plans, models
+        self.plan, self.noting = plan, noting
 
     def receive_weights(self, on_bucket_received: Callable[[Weights, bool], None]) -> None:
-        if not self.plans.load(self.weights, self.models):
-            with self.plans.noting(self.models) as comes:
+        if self.plan is not None:
+            self.plan.load(self.weights)
+        else:
+            with self.noting() as comes:
                 self.hand_over(on_bucket_received, comes)
         get_torch_device().synchronize()
         get_torch_device().empty_cache()
