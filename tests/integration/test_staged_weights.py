@@ -49,6 +49,8 @@ async def load(engine: Engine, memory: HostMemory, weights: Mapping[str, torch.T
         memory.add(name, weight)
     staged = pickled([memory.end(1)])
     await engine.llm.collective_rpc("map_staged", args=(staged,))
+    while any(await engine.llm.collective_rpc("ready_some", args=(1e-3,))):
+        pass
     async with no_generation(engine, "keep"):
         began = time.perf_counter()
         await engine.llm.collective_rpc("load_staged", args=(1, 16 << 20))
@@ -73,29 +75,55 @@ def test_a_load_takes_effect_exactly(engine: Engine, loaded: Any) -> None:
 
 
 def packings_are_counted(worker: Any) -> None:
-    """From now on, by the thread that packs."""
-    import threading
+    """From now on, in each readying and each load."""
     from collections import Counter
 
     import vllm._custom_ops as ops
 
-    pack, worker.packings = ops.create_onednn_mm, Counter()
+    pack, ready, load, worker.packings = ops.create_onednn_mm, worker.ready_some, worker.load_staged, Counter()
+    doing = []
 
     def counted(*args: Any) -> Any:
-        worker.packings[threading.current_thread().name.partition("_")[0]] += 1
+        worker.packings[doing[-1]] += 1
         return pack(*args)
 
+    def noted(name: str, work: Any) -> Any:
+        def noting(*args: Any) -> Any:
+            doing.append(name)
+            return work(*args)
+
+        return noting
+
     ops.create_onednn_mm = counted
+    worker.ready_some, worker.load_staged = noted("before", ready), noted("load", load)
 
 
-def test_what_a_layer_multiplies_by_is_packed_beside_generation(engine: Engine, loaded: Any) -> None:
+def test_what_a_layer_multiplies_by_is_packed_before_the_engine_stops(engine: Engine, loaded: Any) -> None:
     memory = HostMemory("here")
     renewed, weights = redrawn(loaded, seed=4)
     engine.run(load(engine, memory, dict(loaded.named_parameters())))
     engine.run(engine.llm.collective_rpc(packings_are_counted))
     engine.run(load(engine, memory, weights))
     for counts in engine.run(engine.llm.collective_rpc(lambda worker: dict(worker.packings))):
-        assert set(counts) == {"packing"} and counts["packing"] >= 4, counts
+        assert set(counts) == {"before"} and counts["before"] >= 4, counts
+    assert largest_error(renewed, engine.run(engine.samples(PROMPTS, 48))) < CLOSE
+
+
+def test_what_was_not_packed_by_then_is_packed_in_the_load(engine: Engine, loaded: Any) -> None:
+    memory = HostMemory("here")
+    renewed, weights = redrawn(loaded, seed=7)
+    memory.begin()
+    for name, weight in weights.items():
+        memory.add(name, weight)
+
+    async def hasty() -> None:
+        await engine.llm.collective_rpc("map_staged", args=(pickled([memory.end(2)]),))
+        assert all(await engine.llm.collective_rpc("ready_some", args=(0.0,)))  # one layer
+        async with no_generation(engine, "keep"):
+            await engine.llm.collective_rpc("load_staged", args=(2, 16 << 20))
+            await engine.llm.reset_prefix_cache()
+
+    engine.run(hasty())
     assert largest_error(renewed, engine.run(engine.samples(PROMPTS, 48))) < CLOSE
 
 

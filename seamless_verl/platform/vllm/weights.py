@@ -7,16 +7,16 @@ price is one more copy of the Linear weights; multiplying by the unpacked ones w
 1.1 to 4 times slower above a width of 256.
 
 Packing is most of a load, for which the engine stands still. Where it is known before the load what a
-weight will be, it is packed beside generation, and the load takes what was packed. The price is a
-second packed copy from then until the load.
+weight will be, it is packed before, a few layers between two steps of the engine, and the load takes
+what was packed. The price is a second packed copy from then until the load.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
@@ -40,9 +40,8 @@ class Packed(NamedTuple):
     bias: torch.dtype | None
 
 
-Ahead = dict[torch.nn.Module, Packed]
-TAKEN: Ahead = {}
-"""What layers take when they are packed: filled by `taking` alone, for one load."""
+TAKEN: dict[torch.nn.Module, Packed] = {}
+"""What layers take when they are packed: filled by `PackedAhead.taken` alone, for one load."""
 
 
 def keep_weights() -> None:
@@ -68,14 +67,36 @@ def keep_weights() -> None:
     vars(sys.modules[pack.__module__])[pack.__name__] = pack_and_keep
 
 
-def pack_coming(models: Iterable[torch.nn.Module], coming: Callable[[torch.Tensor], torch.Tensor | None]) -> Ahead:
-    """The layers that are packed now, packed anew with the weights they are about to have, where that is known."""
-    pack = cast(Any, KEEP_WEIGHTS.verify()).__wrapped__
-    made: Ahead = {}
-    for layer in {one: None for model in models for one in model.modules() if hasattr(one, "cpu_linear")}:
-        if layer.weight.ndim == 2 and (weight := coming(layer.weight)) is not None:
-            made[layer] = pack_alone(pack, weight, getattr(layer, "bias", None))
-    return made
+class PackedAhead:
+    """The layers that are packed now, packed with the weights they are about to have, where `coming` knows them."""
+
+    def __init__(
+        self, models: Iterable[torch.nn.Module], coming: Callable[[torch.Tensor], torch.Tensor | None]
+    ) -> None:
+        layers = {one: None for model in models for one in model.modules() if hasattr(one, "cpu_linear")}
+        self.left = [layer for layer in layers if layer.weight.ndim == 2]
+        self.coming = coming
+        self.made: dict[torch.nn.Module, Packed] = {}
+
+    def go_on(self, seconds: float) -> bool:
+        """For about so long, and one layer at least; whether there are more."""
+        pack, until = cast(Any, KEEP_WEIGHTS.verify()).__wrapped__, time.monotonic() + seconds
+        while self.left:
+            layer = self.left.pop()
+            if (weight := self.coming(layer.weight)) is not None:
+                self.made[layer] = pack_alone(pack, weight, getattr(layer, "bias", None))
+            if time.monotonic() > until:
+                break
+        return bool(self.left)
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Inside, layers that are packed take what was packed ahead; those that were not are packed then."""
+        TAKEN.update(self.made)
+        try:
+            yield
+        finally:
+            TAKEN.clear()
 
 
 def pack_alone(pack: Any, weight: torch.Tensor, bias: torch.Tensor | None) -> Packed:
@@ -85,13 +106,3 @@ def pack_alone(pack: Any, weight: torch.Tensor, bias: torch.Tensor | None) -> Pa
     alone.bias = None if bias is None else torch.nn.Parameter(bias.detach().clone(), requires_grad=False)
     pack(alone, remove_weight=True)
     return Packed(alone.cpu_linear, None if bias is None else alone.bias.dtype)
-
-
-@contextmanager
-def taking(ahead: Future[Ahead]) -> Iterator[None]:
-    """Inside, layers that are packed take what was packed ahead, which is waited for."""
-    TAKEN.update(ahead.result())
-    try:
-        yield
-    finally:
-        TAKEN.clear()

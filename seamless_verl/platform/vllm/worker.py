@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -15,7 +12,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from seamless_verl.platform.cores import core_of_rank, device_cores
 from seamless_verl.platform.pinning import pin_process
 from seamless_verl.platform.vllm.seeded import HostModelRunner
-from seamless_verl.platform.vllm.weights import pack_coming, taking
+from seamless_verl.platform.vllm.weights import PackedAhead
 
 SHARED_MEMORY = "/dev/shm"
 
@@ -23,12 +20,13 @@ SHARED_MEMORY = "/dev/shm"
 class HostWorker(CPUWorker):  # type: ignore[misc]
     """One worker, one device, one core, one thread; sleeping frees nothing and says nothing."""
 
+    packed_ahead = PackedAhead  # for the extension
+
     def __init__(self, vllm_config: Any, local_rank: int, *args: Any, **kwargs: Any) -> None:
         cores = device_cores(os.environ)
         if cores is not None:
             pin_process({core_of_rank(cores, device_index(vllm_config.parallel_config, local_rank))})
         torch.set_num_threads(1)
-        self.packers = ThreadPoolExecutor(1, "packing", torch.set_num_threads, (1,))
         super().__init__(vllm_config, local_rank, *args, **kwargs)
 
     def init_device(self) -> None:
@@ -36,12 +34,6 @@ class HostWorker(CPUWorker):  # type: ignore[misc]
         if type(self.model_runner) is CPUModelRunner:  # vLLM makes it in the midst of what it does here
             self.model_runner.__class__ = HostModelRunner
         unname_shared_memory(os.environ.get("VLLM_DIST_IDENT", ""), self.rank)
-
-    def pack_ahead(
-        self, models: Sequence[torch.nn.Module], coming: Callable[[torch.Tensor], torch.Tensor | None]
-    ) -> AbstractContextManager[None]:
-        """Pack what is about to be loaded, beside generating; the load takes it inside the context."""
-        return taking(self.packers.submit(pack_coming, models, coming))
 
     def sleep(self, level: int = 1) -> None:
         """Keep everything: host memory is shared with the trainer anyway. The scheduler still pauses."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from verl.utils.device import get_torch_device
@@ -23,40 +23,55 @@ from seamless_verl.trainer.host_weights import HostWeights, mapped_here
 from seamless_verl.trainer.replica.load_plan import LoadPlan, Plans
 
 Weights = list[tuple[str, torch.Tensor]]
-Coming = Callable[[torch.Tensor], torch.Tensor | None]
+
+
+class Ahead(Protocol):
+    """What is made of weights before they are loaded."""
+
+    def go_on(self, seconds: float) -> bool:
+        """For about so long; whether there is more to do."""
+
+    def taken(self) -> AbstractContextManager[None]:
+        """The load inside takes what there is, and makes the rest."""
 
 
 class SeamlessWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc]
     """In each worker of an engine; vLLM calls it by the methods' names. Owned state: what was mapped to be loaded, how
     it is loaded without the model's loaders, and what was made of it ahead of the load.
 
-    A platform's worker may have `pack_ahead(models, coming)`, which begins to make what its layers multiply by and
-    returns a context in which they take it; `coming` tells what a parameter will hold.
+    A platform's worker may have `packed_ahead(models, coming)`, which makes an `Ahead`; `coming` tells what a parameter
+    will hold.
     """
 
     mapped: tuple[HostWeights, Weights] | None = None
     plans: Plans | None = None
-    packed: AbstractContextManager[None] | None = None
+    ahead: Ahead | None = None
 
     def map_staged(self, staged: bytes) -> None:
         """Map what this host has of these pickled HostWeights, while the engine generates."""
         self.mapped = host, weights = mapped_here(pickle.loads(staged))
         models = list(self._iter_all_models())
         plan = self.plans_of(host).fitting(weights, models)
-        self.packed = None if plan is None else self.ahead(models, partial(plan.coming, weights))
+        made: Callable[..., Ahead] | None = getattr(self, "packed_ahead", None)
+        self.ahead = made(models, partial(plan.coming, weights)) if made and plan else None
+
+    def ready_some(self, seconds: float) -> bool:
+        """Ready some of what was mapped, between two steps of the engine; whether there is more to do."""
+        return self.ahead is not None and self.ahead.go_on(seconds)
 
     def load_staged(self, version: int, bucket_bytes: int) -> float:
         """Load what was mapped, while the engine stands still; returns when it began, on this host's clock."""
         began = time.monotonic()
         assert self.mapped is not None and self.mapped[0].version == version, f"version {version} is not mapped"
         (staged, weights), self.mapped = self.mapped, None
-        packed, self.packed = self.packed or nullcontext(), None
+        ahead, self.ahead = self.ahead, None
         kind = {} if staged.peft is None else {"peft_config": staged.peft, "base_sync_done": True}
         plans = self.plans_of(staged)
         models = list(self._iter_all_models())
         plan = plans.fitting(weights, models)
         mapped = partial(MappedReceiver, weights, bucket_bytes, plan, partial(plans.noting, models))
-        with packed if plan else nullcontext(), rebound(bucketed_weight_transfer, BucketedWeightReceiver=mapped):
+        taken = ahead.taken() if ahead and plan else nullcontext()
+        with taken, rebound(bucketed_weight_transfer, BucketedWeightReceiver=mapped):
             self.update_weights_from_ipc(**kind, use_shm=True)
         return began
 
@@ -64,10 +79,6 @@ class SeamlessWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc
         """The worker's own; none for an adapter, which is no part of the model."""
         self.plans = self.plans or Plans()
         return self.plans if weights.peft is None else Plans(tried=True)
-
-    def ahead(self, models: Sequence[torch.nn.Module], coming: Coming) -> AbstractContextManager[None] | None:
-        pack: Callable[..., AbstractContextManager[None]] | None = getattr(self, "pack_ahead", None)
-        return pack and pack(models, coming)
 
 
 class MappedReceiver:

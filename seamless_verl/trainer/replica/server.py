@@ -34,6 +34,7 @@ from seamless_verl.trainer.workers import SeamlessReplicaWorker
 
 logger = logging.getLogger(__name__)
 END_S = 10.0  # for an engine's processes to end by themselves
+BETWEEN_STEPS_S = 2e-3  # that a load may be readied at a time: less than a step takes
 
 
 class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
@@ -114,6 +115,8 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
             else:
                 self.loaded = None  # what fails half-way has loaded nothing
                 await self.collective_rpc("map_staged", args=(pickled(weights),))
+                while any(await self.engine.collective_rpc("ready_some", args=(BETWEEN_STEPS_S,))):
+                    pass  # the engine makes a step
                 await self._load(version)
 
     async def _load(self, version: int) -> None:
