@@ -1,10 +1,15 @@
-"""The lock beside a file that one process writes and others may read."""
+"""Locks of files and folders that one process writes, which end with it however it ends."""
 
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+logger = logging.getLogger(__name__)
 
 
 def lock_file(path: Path) -> Path:
@@ -29,3 +34,29 @@ def is_locked(path: Path) -> bool:
     finally:
         os.close(lock)
     return False
+
+
+@contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Inside, no other process that asks in this way writes into the folder, which is made where it is not there.
+
+    Raises:
+        BlockingIOError: another one does.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    itself = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        lock(itself)
+        yield
+    finally:
+        os.close(itself)
+
+
+def lock(folder: int) -> None:
+    """BlockingIOError where it is locked; a file system that has no locks for folders lets everybody have one."""
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        logger.warning("nothing keeps another run from saving there too: %s", error)

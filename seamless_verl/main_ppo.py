@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from seamless_verl.config import SeamlessConfig, preflight, register_search_path
 from seamless_verl.config.adopting import adopt_parsers, adopt_resources
@@ -23,8 +23,9 @@ from seamless_verl.config.command import composing, remove_run_folder
 from seamless_verl.errors import ConfigError, refusing
 from seamless_verl.platform.detect import on_cpu
 from seamless_verl.platform.environment import prepare
-from seamless_verl.supervisor import joins_cluster, logs_belong_in, supervise
-from seamless_verl.trainer.partial import RUN_FILE, Left, announce, discard_partial, refreshing
+from seamless_verl.saving import announce_checkpoints, saving_alone, tidy_checkpoints
+from seamless_verl.supervisor import logs_belong_in, supervise
+from seamless_verl.trainer.partial import RUN_FILE, refreshing
 
 SUPERVISED = "SEAMLESS_SUPERVISED"
 PLATFORM = "SEAMLESS_PLATFORM"  # the choice among config/platform/, by default
@@ -89,14 +90,15 @@ def run(config: DictConfig) -> None:
     if uses_cpu(config):
         devices = seamless.cpu.device_count
         prepare(os.environ, cores=os.sched_getaffinity(0), devices=devices, pin=seamless.cpu.pin)
-    announce_checkpoints(config)
-    if RUN_FILE in os.environ and (folder := run_folder()) is not None:
-        logs_belong_in(folder, Path(os.environ[RUN_FILE]))
-    try:
-        with refreshing():
-            train(config)
-    finally:
-        stop_ray()
+    with saving_alone(config):
+        announce_checkpoints(config)
+        if RUN_FILE in os.environ and (folder := run_folder()) is not None:
+            logs_belong_in(folder, Path(os.environ[RUN_FILE]))
+        try:
+            with refreshing():
+                train(config)
+        finally:
+            stop_ray()
     if seamless.plot:
         show_curve(config)
 
@@ -130,39 +132,6 @@ def uses_cpu(config: DictConfig) -> bool:
         way_out = "Add platform=cpu, or +platform=cpu when the config is not built on seamless_ppo_trainer"
         raise ConfigError("trainer.device", device, "there is no accelerator here", way_out)
     return bool(device == "cpu")
-
-
-def announce_checkpoints(config: DictConfig) -> None:
-    """Let the supervisor remove what this run leaves half-written.
-
-    Not in a cluster that goes on without this run: whether a save still goes on there it cannot tell.
-    """
-    address = OmegaConf.select(config, "ray_kwargs.ray_init.address")
-    joins = joins_cluster(os.environ | ({"RAY_ADDRESS": address} if address else {}))
-    if config.trainer.save_freq > 0 and not joins:
-        left = announce(
-            config.trainer.default_local_dir,
-            async_save=bool(config.actor_rollout_ref.actor.checkpoint.get("async_save", False)),
-            seamless=config.trainer.v1.trainer_mode not in VERL_MODES,
-        )
-        tell(left, "an earlier run was killed")
-
-
-def tidy_checkpoints(run_file: Path) -> None:
-    """In the supervisor, when every process of the run is gone."""
-    try:
-        left = discard_partial(run_file)
-    except (OSError, ValueError) as error:
-        sys.stderr.write(f"A half-written checkpoint may be left: {error}\n")
-        return
-    tell(left, "the run ended")
-
-
-def tell(left: Left, end: str) -> None:
-    for folder in left.removed:
-        sys.stderr.write(f"Removed {folder}: {end} while it was written\n")
-    for folder in left.spoilt:
-        sys.stderr.write(f"{folder} is not whole: {end} while it was written anew\n")
 
 
 def train(config: DictConfig) -> None:

@@ -1,7 +1,7 @@
 """Run a training command and show of its output what a person wants to see; the rest goes to a file.
 
 `python progress.py LOG COMMAND [ARG ...]` exits as the command does. A signal reaches the command,
-which cleans up after itself.
+which cleans up after itself; when nobody reads what is shown any more, the command is interrupted.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
-FORWARDED = (signal.SIGINT, signal.SIGTERM)
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STAGES = (
     ("Started a local Ray instance", "Ray is up"),
     ("train and validate dataloader initialized", "data is loaded"),
@@ -31,6 +32,7 @@ FIGURES = (
     ("tokens/s", r"perf/throughput:(?:np\.float64\()?([-\d.e]+)"),
     ("seconds", r"timing_s/step:([-\d.e]+)"),
 )
+STOPPED = (130, 143, 129)  # by Ctrl-C, and by SIGTERM or SIGHUP
 PREFIX = re.compile(r"^(?:\x1b\[\d+m)?\([^)]*pid=\d+\)(?:\x1b\[0m)?\s?")
 
 
@@ -46,11 +48,43 @@ def digest(line: str) -> str | None:
     return f"step {step[1]:>4}  " + "  ".join(f"{name} {float(m[1]):.3f}" for name, m in found if m)
 
 
-def main(log: str, command: list[str]) -> int:
-    start, shown, tail, curve = time.monotonic(), set(), deque(maxlen=40), False
-    for number in FORWARDED:  # a background job of a script inherits that Ctrl-C is ignored, and so would the command
+class Screen:
+    """Shows each thing once, until its reader goes away, of which `left` is told."""
+
+    def __init__(self, left: Callable[[], object]) -> None:
+        self.begun, self.left = time.monotonic(), left
+        self.shown: set[str] = set()
+        self.curve = False
+
+    def line(self, line: str) -> None:
+        """Show what a line of the command says to a person."""
+        text = digest(line)
+        if text and text not in self.shown:
+            self.shown.add(text)
+            self.write(f"{time.monotonic() - self.begun:6.1f} s  {text}\n")
+        self.curve = self.curve or line.startswith(CURVE)
+        if self.curve and not PREFIX.match(line):
+            self.write(line)
+
+    def write(self, text: str) -> None:
+        try:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or each later write fails again
+            self.left()
+
+
+def heeded() -> list[signal.Signals]:
+    """A background job of a script inherits that Ctrl-C is ignored, and is stopped by it all the same; one that nohup
+    started goes on when its terminal is closed."""
+    return [one for one in FORWARDED if one != signal.SIGHUP or signal.getsignal(one) is not signal.SIG_IGN]
+
+
+def started(command: Sequence[str]) -> subprocess.Popen[str]:
+    for number in heeded():  # what is ignored here the command would ignore
         signal.signal(number, signal.SIG_DFL)
-    child = subprocess.Popen(
+    return subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -59,30 +93,42 @@ def main(log: str, command: list[str]) -> int:
         start_new_session=True,  # Ctrl-C comes to us alone, and reaches the command once
     )
 
-    def forward(number: int, _: object) -> None:
-        with suppress(ProcessLookupError):  # it has just ended
-            os.killpg(child.pid, number)  # to what a script has called too: bash alone goes on after a Ctrl-C
 
-    for number in FORWARDED:
-        signal.signal(number, forward)
+def logged(child: subprocess.Popen[str], log: str) -> Iterator[str]:
+    """What it writes, line by line, as it goes to the log."""
     assert child.stdout is not None
     with open(log, "w", encoding="utf-8") as file:
         for line in child.stdout:
             file.write(line)
             file.flush()
-            tail.append(line)
-            text = digest(line)
-            if text and text not in shown:
-                shown.add(text)
-                sys.stdout.write(f"{time.monotonic() - start:6.1f} s  {text}\n")
-                sys.stdout.flush()
-            curve = curve or line.startswith(CURVE)
-            if curve and not PREFIX.match(line):
-                sys.stdout.write(line)
-    code = child.wait()
+            yield line
+
+
+def main(log: str, command: Sequence[str]) -> int:
+    child, told = started(command), list[int]()
+
+    def forward(number: int, _: object = None) -> None:
+        told.append(number)
+        with suppress(ProcessLookupError):  # it has just ended
+            os.killpg(child.pid, number)  # to what a script has called too: bash alone goes on after a Ctrl-C
+
+    for number in heeded():
+        signal.signal(number, forward)
+    screen, tail = Screen(lambda: told or forward(signal.SIGINT)), deque[str](maxlen=40)  # a second one would kill it
+    with child:  # waits for it, whatever happens here
+        try:
+            for line in logged(child, log):
+                tail.append(line)
+                screen.line(line)
+        except BaseException:
+            forward(signal.SIGINT)
+            raise
+    code = child.returncode
     code = code if code >= 0 else 128 - code  # as a shell counts death by a signal
-    if code not in (0, 130, 143):
-        sys.stdout.write(f"\nIt ended with code {code}. The last lines of {log}:\n{''.join(tail)}")
+    if code in STOPPED:
+        screen.write(f"\nIt was stopped; all it wrote is in {log}.\n")
+    elif code:
+        screen.write(f"\nIt ended with code {code}. The last lines of {log}:\n{''.join(tail)}")
     return code
 
 

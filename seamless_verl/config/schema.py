@@ -237,7 +237,7 @@ def _named(names: Sequence[str], key: str, value: object) -> str:
 
 def _integer(key: str, value: object, *, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(key, value, f"must be a whole number of at least {least}", f"Set {key}={least}")
+        raise ConfigError(key, value, f"must be a whole number of at least {least}", f"Set {key}={least} or more")
     return value
 
 

@@ -20,8 +20,11 @@ from seamless_verl.config.checks.serve_options import (
     server_options,
 )
 from seamless_verl.config.checks.tables import (
+    ADVANTAGES,
     DERIVED_HEAD_DIM,
+    LOGGERS,
     MBRIDGE_MODEL_TYPES,
+    POLICY_LOSSES,
     VERIFIED_CPU,
     VLLM_CPU_HEAD_SIZES,
 )
@@ -44,6 +47,19 @@ def test_vllm_cpu_head_sizes() -> None:
 
     assert tuple(CPUAttentionBackend.get_supported_head_sizes()) == VLLM_CPU_HEAD_SIZES
     assert CPUAttentionBackend.supports_head_size(32) and not CPUAttentionBackend.supports_head_size(16)
+
+
+@pytest.mark.integration
+def test_what_verl_finds_by_name() -> None:
+    import inspect
+
+    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
+    from verl.utils.tracking import Tracking
+
+    assert sorted(ADV_ESTIMATOR_REGISTRY) == list(ADVANTAGES) and sorted(POLICY_LOSS_REGISTRY) == list(POLICY_LOSSES)
+    assert {*Tracking.supported_backend, "tracking"} == set(LOGGERS)
+    source = inspect.getsource(Tracking)
+    assert all(module is None or module in source for module in LOGGERS.values())
 
 
 @pytest.mark.integration

@@ -17,6 +17,7 @@ from seamless_verl.config import register_search_path
 from seamless_verl.config.command import FULL_ERROR, composing, remove_run_folder
 from seamless_verl.config.search_path import HERE
 from seamless_verl.errors import ConfigError
+from seamless_verl.locks import only_writer
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 RECIPE = RECIPES / "arithmetic_grpo"
@@ -185,6 +186,17 @@ def test_a_check_says_what_the_run_would_and_starts_nothing(tmp_path: Path) -> N
     assert refused.returncode == 2 and refused.stderr == run(tmp_path, *files, *mine, *wrong).stderr
     assert "trainer.total_training_steps=0: must be" in refused.stderr and len(refused.stderr.splitlines()) == 2
     assert [path.name for path in tmp_path.iterdir()] == ["files"]
+
+
+def test_two_runs_do_not_save_into_one_folder(tmp_path: Path) -> None:
+    files, folder = tiny_files(tmp_path / "files"), tmp_path / "saved"
+    mine = (*TINY, f"trainer.default_local_dir={folder}", "hydra.run.dir=run folder", "trainer.save_freq=1")
+    with only_writer(folder):
+        refused = run(tmp_path, *files, *mine)
+    assert refused.returncode == 2
+    (line,) = refused.stderr.splitlines()
+    assert f"trainer.default_local_dir='{folder}': another run saves its checkpoints there now" in line
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["files", "saved"] and not list(folder.iterdir())
 
 
 def test_a_check_can_come_before_data_and_model(tmp_path: Path) -> None:

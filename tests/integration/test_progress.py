@@ -15,7 +15,7 @@ PROGRESS = Path(__file__).parents[2] / "scripts" / "lib" / "progress.py"
 
 
 @pytest.mark.parametrize("ignored", [False, True], ids=["from a terminal", "in the background"])
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_reaches_what_a_script_has_called(tmp_path: Path, number: int, code: int, ignored: bool) -> None:
     """Also where Ctrl-C is ignored, as it is in what a script has begun with `&`."""
     script = tmp_path / "run.sh"
@@ -28,4 +28,33 @@ def test_a_signal_reaches_what_a_script_has_called(tmp_path: Path, number: int, 
         assert one.stdout is not None and one.stdout.readline() == "validation curve\n"
         one.send_signal(number)
         assert one.wait(30) == code
+        assert one.stdout.read() == f"\nIt was stopped; all it wrote is in {tmp_path / 'log'}.\n"
     assert not (tmp_path / "went_on").exists()
+
+
+def test_what_nobody_reads_any_more_is_interrupted(tmp_path: Path) -> None:
+    """As by `| head`, which leaves after some lines."""
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "trap 'echo interrupted; exit 130' INT; echo validation curve; while :; do echo more; sleep 0.1; done"
+    )
+    command = [sys.executable, str(PROGRESS), str(tmp_path / "log"), "bash", str(script)]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as one:
+        assert one.stdout is not None and one.stdout.readline() == "validation curve\n"
+        one.stdout.close()
+        assert one.wait(30) == 130
+        assert one.stderr is not None and one.stderr.read() == ""
+    assert (tmp_path / "log").read_text().splitlines()[-1] == "interrupted"
+
+
+def test_what_nohup_started_goes_on_when_the_terminal_is_closed(tmp_path: Path) -> None:
+    (script := tmp_path / "run.sh").write_text("echo validation curve; read line; echo went on")
+    command = ["nohup", sys.executable, str(PROGRESS), str(tmp_path / "log"), "bash", str(script)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as one:
+        assert one.stdin is not None and one.stdout is not None and one.stdout.readline() == "validation curve\n"
+        one.send_signal(signal.SIGHUP)
+        os.killpg(int(subprocess.check_output(["pgrep", "-P", str(one.pid)])), signal.SIGHUP)
+        one.stdin.write("\n")
+        one.stdin.close()
+        assert one.wait(30) == 0
+    assert (tmp_path / "log").read_text() == "validation curve\nwent on\n"

@@ -49,7 +49,7 @@ async def load(engine: Engine, memory: HostMemory, weights: Mapping[str, torch.T
         memory.add(name, weight)
     staged = pickled([memory.end(1)])
     await engine.llm.collective_rpc("map_staged", args=(staged,))
-    while any(await engine.llm.collective_rpc("ready_some", args=(1e-3,))):
+    while any(more for more, _ in await engine.llm.collective_rpc("ready_some", args=(1e-3,))):
         pass
     async with no_generation(engine, "keep"):
         began = time.perf_counter()
@@ -118,7 +118,8 @@ def test_what_was_not_packed_by_then_is_packed_in_the_load(engine: Engine, loade
 
     async def hasty() -> None:
         await engine.llm.collective_rpc("map_staged", args=(pickled([memory.end(2)]),))
-        assert all(await engine.llm.collective_rpc("ready_some", args=(0.0,)))  # one layer
+        ranks = await engine.llm.collective_rpc("ready_some", args=(0.0,))  # one layer
+        assert all(more and seconds > 0 for more, seconds in ranks)
         async with no_generation(engine, "keep"):
             await engine.llm.collective_rpc("load_staged", args=(2, 16 << 20))
             await engine.llm.reset_prefix_cache()

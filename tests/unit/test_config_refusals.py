@@ -59,6 +59,13 @@ def test_a_standalone_pool_passes_on_two_devices(tmp_path: Path, overrides: tupl
             "x",
             "colocate_async, separate_async, seamless",
         ),
+        ("algorithm.adv_estimator=grppo", "algorithm.adv_estimator", "grppo", "Did you mean grpo?"),
+        ("algorithm.kl_ctrl.type=fix", "algorithm.kl_ctrl.type", "fix", "Did you mean fixed?"),
+        (f"{ACTOR}.policy_loss.loss_mode=gsspo", f"{ACTOR}.policy_loss.loss_mode", "gsspo", "Did you mean gspo?"),
+        (f"{ACTOR}.optim.lr=abc", f"{ACTOR}.optim.lr", "abc", "as in actor_rollout_ref.actor.optim.lr=1e-6"),
+        (f"{ROLLOUT}.temperature=true", f"{ROLLOUT}.temperature", True, f"Set {ROLLOUT}.temperature to one"),
+        ("trainer.logger=[console,wandbb]", "trainer.logger", "wandbb", "Did you mean wandb?"),
+        ("trainer.logger=mlflow", "trainer.logger", "mlflow", "take mlflow out of trainer.logger"),
         ("trainer.use_v1=False", "trainer.use_v1", False, "trainer.v1.trainer_mode=sync"),
         (
             "trainer.v1.sampler.custom_sampler.path=mine.py",
@@ -346,3 +353,12 @@ def test_loops_that_need_the_gateway_are_refused_without_it(tmp_path: Path, enab
         assert preflight(config, devices=1, accelerator=False) == []
     else:
         assert_refused(config, key, str(loops), "seamless.gateway.enabled=true")
+
+
+def test_modules_of_a_users_own_may_add_to_what_is_found_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_run(tmp_path, "algorithm.adv_estimator=mine")
+    assert [problem.key for problem in refused(config)] == ["algorithm.adv_estimator"]
+    monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "my_estimators")
+    assert preflight(config, devices=1, accelerator=False) == []

@@ -25,7 +25,8 @@ BELOW = {
     "cli": {"errors", "trajectory", "config", "resources", "platform"},
     "trainer": {"errors", "config", "platform", "rollout", "gateway", "agents", "trajectory", "resources"},
     "bench": {"errors", "tiny", "trajectory", "rollout", "gateway", "resources", "config", "platform", "supervisor"},
-    "main_ppo": {"errors", "config", "platform", "trainer", "supervisor"},
+    "saving": {"errors", "locks", "config", "trainer", "supervisor"},
+    "main_ppo": {"errors", "config", "platform", "trainer", "supervisor", "saving"},
     "check": {"errors", "main_ppo"},
 }
 

@@ -35,6 +35,7 @@ from seamless_verl.config.checks.model import (
     check_model_division,
 )
 from seamless_verl.config.checks.modes import check_mode, check_seamless, check_standalone_pool
+from seamless_verl.config.checks.names import check_loggers, check_names
 from seamless_verl.config.checks.numbers import check_numbers
 from seamless_verl.config.checks.parallel import check_rollout_parallel, check_trainer_parallel
 from seamless_verl.config.checks.placement import check_memory, check_resources
@@ -60,6 +61,8 @@ CHECKS: tuple[Check, ...] = (
     check_reasoning,
     check_engine_options,
     check_numbers,
+    check_names,
+    check_loggers,
     check_loops,
     check_default_loop,
     check_versions,

@@ -35,7 +35,8 @@ def check_devices(settings: Settings) -> list[Problem]:
     if there_are is None or total <= there_are:
         return []
     largest = max(asked, key=lambda node: asked[node])
-    key = f"{largest}.n_gpus_per_node"
+    per_node, nodes = (f"{largest}.{name}" for name in ("n_gpus_per_node", "nnodes"))
+    key = nodes if settings.integer(nodes, 1) > settings.integer(per_node, 1) else per_node
     parts = " + ".join(f"{node} {size}" for node, size in asked.items())
     reason = f"the run asks for {total} devices ({parts}) and there are {there_are}"
     return [Problem(key, settings.get(key), reason, _fewer(settings))]
@@ -94,9 +95,9 @@ def _too_many(settings: Settings, resources: Resources) -> Problem:
 
 
 def _fewer(settings: Settings) -> str:
-    keys = "Lower trainer.n_gpus_per_node"
+    keys = "Lower trainer.n_gpus_per_node or trainer.nnodes"
     if has_standalone_rollout(settings):
-        keys += f" or {ROLLOUT}.n_gpus_per_node"
+        keys += f", or those of {ROLLOUT}"
     if settings.host.accelerator:
         return f"{keys}, or add devices"
     return f"{keys}, or share cores: seamless.cpu.devices=<number> seamless.cpu.pin=false"

@@ -57,7 +57,7 @@ class Settings:
     def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
         value = self._given(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ConfigError(key, value, f"must be a whole number of at least {least}", f"Set {key}={least}")
+            raise ConfigError(key, value, f"must be a whole number of at least {least}", f"Set {key}={least} or more")
         return value
 
     def flag(self, key: str, default: bool = False) -> bool:

@@ -28,6 +28,53 @@ VLLM_CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 # transformers 5.10.4: types that derive a missing `head_dim` from the hidden size, with no other default.
 DERIVED_HEAD_DIM = ("llama", "mixtral", "qwen2", "qwen2_moe")
 
+# verl 0.9.1, `ADV_ESTIMATOR_REGISTRY` and `POLICY_LOSS_REGISTRY` in trainer/ppo/core_algos.py.
+ADVANTAGES = (
+    "gae",
+    "gdpo",
+    "gpg",
+    "grpo",
+    "grpo_passk",
+    "grpo_vectorized",
+    "opo",
+    "optimal_token_baseline",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "remax",
+    "rloo",
+    "rloo_vectorized",
+    "tir_optimal_token_baseline",
+)
+POLICY_LOSSES = (
+    "bypass_mode",
+    "cispo",
+    "clip_cov",
+    "dppo_kl",
+    "dppo_tv",
+    "dro",
+    "geo_mean",
+    "gpg",
+    "gspo",
+    "kl_cov",
+    "sapo",
+    "vanilla",
+)
+
+# verl 0.9.1, `Tracking` in utils/tracking.py: what it imports for each.
+LOGGERS: dict[str, str | None] = {
+    "wandb": "wandb",
+    "mlflow": "mlflow",
+    "swanlab": "swanlab",
+    "vemlp_wandb": "volcengine_ml_platform",
+    "tensorboard": "tensorboard",
+    "console": None,
+    "clearml": "clearml",
+    "trackio": "trackio",
+    "file": None,
+    "rl_insight": "rl_insight",
+    "tracking": "wandb",
+}
+
 
 @dataclass(frozen=True)
 class Verified:

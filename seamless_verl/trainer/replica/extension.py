@@ -55,9 +55,12 @@ class SeamlessWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc
         made: Callable[..., Ahead] | None = getattr(self, "packed_ahead", None)
         self.ahead = made(models, partial(plan.coming, weights)) if made and plan else None
 
-    def ready_some(self, seconds: float) -> bool:
-        """Ready some of what was mapped, between two steps of the engine; whether there is more to do."""
-        return self.ahead is not None and self.ahead.go_on(seconds)
+    def ready_some(self, seconds: float) -> tuple[bool, float]:
+        """Ready some of what was mapped, between two steps of the engine, for about so long: whether there is more to
+        do, and the seconds that it took."""
+        began = time.monotonic()
+        more = self.ahead is not None and self.ahead.go_on(seconds)
+        return more, time.monotonic() - began
 
     def load_staged(self, version: int, bucket_bytes: int) -> float:
         """Load what was mapped, while the engine stands still; returns when it began, on this host's clock."""
