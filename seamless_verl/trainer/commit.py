@@ -1,5 +1,5 @@
-"""How a version of the weights is committed: staged beside the replicas while they generate, readied by all of them
-between their steps, then loaded into a few of them at a time, while the others go on.
+"""How a version of the weights is committed: staged beside the replicas while they generate, then loaded into a
+few of them at a time, while the others go on.
 
 A replica stands still for one load from its host's memory; what the trainer staged there all replicas on its devices
 map. Calls are frozen in the engine meanwhile and go on under the new weights.
@@ -7,7 +7,6 @@ map. Calls are frozen in the engine meanwhile and go on under the new weights.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -22,7 +21,6 @@ from seamless_verl.trainer.host_weights import HostWeights, one_of_each_host
 from seamless_verl.trainer.servers import PlacedReplica, of_the_living
 from seamless_verl.trainer.workers import SeamlessReplicaWorker
 
-logger = logging.getLogger(__name__)
 _worker = ray.remote(SeamlessReplicaWorker)
 Staged = dict[bool, list[HostWeights]]
 
@@ -66,7 +64,6 @@ class WeightCommit:
         began = time.monotonic()
         staged, metrics = self.stage(version)
         loading = time.monotonic()
-        self.make_ready(version, staged)
         ray.get(self.plane.commit.remote(version))
         loaded = [name for some in self.rounds() for name in self.load(some, version, staged)]
         ended = time.monotonic()
@@ -80,16 +77,6 @@ class WeightCommit:
             here = one_of_each_host(self.trainers.stage_weights(version))
         there, metrics = self.transfer.stage(version) if self.transfer else ([], {})
         return {True: here, False: there}, metrics
-
-    def make_ready(self, version: int, staged: Staged) -> None:
-        """Have them map what they load from their host. One that cannot finds so again when it is to load."""
-        there = [one for one in self.replicas if not self.returns(one)]
-        asked = [one.replica.server_handle.make_ready.remote(version, staged[one.shares_device]) for one in there]
-        for one, answer in zip(there, asked, strict=True):
-            try:
-                ray.get(answer)
-            except ray.exceptions.RayError as error:
-                logger.warning("%s could not ready version %s: %s", one.replica_id, version, error)
 
     def rounds(self) -> list[list[PlacedReplica]]:
         """Who is loaded together: all that come back from the trainer, then a few of the others at a time."""
@@ -136,7 +123,7 @@ class WeightCommit:
 def costs(standstills: Sequence[float], stage_s: float, load_s: float) -> dict[str, float]:
     """Metrics of a commit.
 
-    `standstill_share` is the part of it in which those that loaded what was staged did not generate, on the mean;
+    `standstill_share` is the part of it in which those that loaded what was staged did not generate;
     those that come back from the trainer have not generated for longer.
     """
     named: dict[str, float] = {"stage_s": stage_s, "load_s": load_s, "standstill_max_s": max(standstills, default=0.0)}

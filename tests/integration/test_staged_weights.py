@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -49,8 +48,6 @@ async def load(engine: Engine, memory: HostMemory, weights: Mapping[str, torch.T
         memory.add(name, weight)
     staged = pickled([memory.end(1)])
     await engine.llm.collective_rpc("map_staged", args=(staged,))
-    while any(more for more, _ in await engine.llm.collective_rpc("ready_some", args=(1e-3,))):
-        pass
     async with no_generation(engine, "keep"):
         began = time.perf_counter()
         await engine.llm.collective_rpc("load_staged", args=(1, 16 << 20))
@@ -72,71 +69,6 @@ def test_a_load_takes_effect_exactly(engine: Engine, loaded: Any) -> None:
         samples = engine.run(engine.samples(PROMPTS, 48))
         assert largest_error(renewed, samples) < CLOSE
         assert largest_error(loaded, samples) > FAR, "the old weights would not have been told apart"
-
-
-def packings_are_counted(worker: Any) -> None:
-    """From now on, in each readying and each load."""
-    from collections import Counter
-
-    import vllm._custom_ops as ops
-
-    pack, ready, load, worker.packings = ops.create_onednn_mm, worker.ready_some, worker.load_staged, Counter()
-    doing = []
-
-    def counted(*args: Any) -> Any:
-        worker.packings[doing[-1]] += 1
-        return pack(*args)
-
-    def noted(name: str, work: Any) -> Any:
-        def noting(*args: Any) -> Any:
-            doing.append(name)
-            return work(*args)
-
-        return noting
-
-    ops.create_onednn_mm = counted
-    worker.ready_some, worker.load_staged = noted("before", ready), noted("load", load)
-
-
-def test_what_a_layer_multiplies_by_is_packed_before_the_engine_stops(engine: Engine, loaded: Any) -> None:
-    memory = HostMemory("here")
-    renewed, weights = redrawn(loaded, seed=4)
-    engine.run(load(engine, memory, dict(loaded.named_parameters())))
-    engine.run(engine.llm.collective_rpc(packings_are_counted))
-    engine.run(load(engine, memory, weights))
-    for counts in engine.run(engine.llm.collective_rpc(lambda worker: dict(worker.packings))):
-        assert set(counts) == {"before"} and counts["before"] >= 4, counts
-    assert largest_error(renewed, engine.run(engine.samples(PROMPTS, 48))) < CLOSE
-
-
-def test_what_was_not_packed_by_then_is_packed_in_the_load(engine: Engine, loaded: Any) -> None:
-    memory = HostMemory("here")
-    renewed, weights = redrawn(loaded, seed=7)
-    memory.begin()
-    for name, weight in weights.items():
-        memory.add(name, weight)
-
-    async def hasty() -> None:
-        await engine.llm.collective_rpc("map_staged", args=(pickled([memory.end(2)]),))
-        ranks = await engine.llm.collective_rpc("ready_some", args=(0.0,))  # one layer
-        assert all(more and seconds > 0 for more, seconds in ranks)
-        async with no_generation(engine, "keep"):
-            await engine.llm.collective_rpc("load_staged", args=(2, 16 << 20))
-            await engine.llm.reset_prefix_cache()
-
-    engine.run(hasty())
-    assert largest_error(renewed, engine.run(engine.samples(PROMPTS, 48))) < CLOSE
-
-
-def test_what_was_packed_for_a_load_that_never_came_is_taken_by_no_other(engine: Engine, loaded: Any) -> None:
-    abandoned, memory = HostMemory("here"), HostMemory("here")
-    renewed, weights = redrawn(loaded, seed=6)
-    abandoned.begin()
-    for name, weight in redrawn(loaded, seed=5)[1].items():
-        abandoned.add(name, weight)
-    engine.run(engine.llm.collective_rpc("map_staged", args=(pickled([abandoned.end(7)]),)))
-    engine.run(load(engine, memory, weights))
-    assert largest_error(renewed, engine.run(engine.samples(PROMPTS, 48))) < CLOSE
 
 
 def test_many_loads_leak_no_memory_and_take_milliseconds(engine: Engine, loaded: Any) -> None:
@@ -174,7 +106,6 @@ def test_more_than_a_bucket_comes_in_several_the_last_of_which_is_told() -> None
         memory.add(str(i), torch.full((10,), float(i)))
     memory.add("large", torch.zeros(1000))
     got: list[tuple[list[str], bool]] = []
-    noting = partial(Plans().noting, [])
-    receiver = MappedReceiver(memory.end(1).mapped(), 100, None, noting, "", torch.device("cpu"), True)
+    receiver = MappedReceiver(memory.end(1).mapped(), 100, Plans(), [], "", torch.device("cpu"), True)
     receiver.receive_weights(lambda bucket, last: got.append(([name for name, _ in bucket], last)))
     assert got == [(["0", "1"], False), (["2", "3"], False), (["4"], False), (["large"], True)]

@@ -12,15 +12,12 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from seamless_verl.platform.cores import core_of_rank, device_cores
 from seamless_verl.platform.pinning import pin_process
 from seamless_verl.platform.vllm.seeded import HostModelRunner
-from seamless_verl.platform.vllm.weights import PackedAhead
 
 SHARED_MEMORY = "/dev/shm"
 
 
 class HostWorker(CPUWorker):  # type: ignore[misc]
     """One worker, one device, one core, one thread; sleeping frees nothing and says nothing."""
-
-    packed_ahead = PackedAhead  # for the extension
 
     def __init__(self, vllm_config: Any, local_rank: int, *args: Any, **kwargs: Any) -> None:
         cores = device_cores(os.environ)

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from verl.utils.device import get_torch_device
@@ -20,68 +19,34 @@ from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
 from seamless_verl.trainer.host import rebound
 from seamless_verl.trainer.host_weights import HostWeights, mapped_here
-from seamless_verl.trainer.replica.load_plan import LoadPlan, Plans
+from seamless_verl.trainer.replica.load_plan import Plans
 
 Weights = list[tuple[str, torch.Tensor]]
 
 
-class Ahead(Protocol):
-    """What is made of weights before they are loaded."""
-
-    def go_on(self, seconds: float) -> bool:
-        """For about so long; whether there is more to do."""
-
-    def taken(self) -> AbstractContextManager[None]:
-        """The load inside takes what there is, and makes the rest."""
-
-
 class SeamlessWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc]
-    """In each worker of an engine; vLLM calls it by the methods' names. Owned state: what was mapped to be loaded, how
-    it is loaded without the model's loaders, and what was made of it ahead of the load.
-
-    A platform's worker may have `packed_ahead(models, coming)`, which makes an `Ahead`; `coming` tells what a parameter
-    will hold.
-    """
+    """In each worker of an engine; vLLM calls it by the methods' names. Owned state: what was mapped to be loaded, and
+    how it is loaded without the model's loaders."""
 
     mapped: tuple[HostWeights, Weights] | None = None
     plans: Plans | None = None
-    ahead: Ahead | None = None
 
     def map_staged(self, staged: bytes) -> None:
         """Map what this host has of these pickled HostWeights, while the engine generates."""
-        self.mapped = host, weights = mapped_here(pickle.loads(staged))
-        models = list(self._iter_all_models())
-        plan = self.plans_of(host).fitting(weights, models)
-        made: Callable[..., Ahead] | None = getattr(self, "packed_ahead", None)
-        self.ahead = made(models, partial(plan.coming, weights)) if made and plan else None
-
-    def ready_some(self, seconds: float) -> tuple[bool, float]:
-        """Ready some of what was mapped, between two steps of the engine, for about so long: whether there is more to
-        do, and the seconds that it took."""
-        began = time.monotonic()
-        more = self.ahead is not None and self.ahead.go_on(seconds)
-        return more, time.monotonic() - began
+        self.mapped = mapped_here(pickle.loads(staged))
 
     def load_staged(self, version: int, bucket_bytes: int) -> float:
         """Load what was mapped, while the engine stands still; returns when it began, on this host's clock."""
         began = time.monotonic()
         assert self.mapped is not None and self.mapped[0].version == version, f"version {version} is not mapped"
         (staged, weights), self.mapped = self.mapped, None
-        ahead, self.ahead = self.ahead, None
         kind = {} if staged.peft is None else {"peft_config": staged.peft, "base_sync_done": True}
-        plans = self.plans_of(staged)
-        models = list(self._iter_all_models())
-        plan = plans.fitting(weights, models)
-        mapped = partial(MappedReceiver, weights, bucket_bytes, plan, partial(plans.noting, models))
-        taken = ahead.taken() if ahead and plan else nullcontext()
-        with taken, rebound(bucketed_weight_transfer, BucketedWeightReceiver=mapped):
+        self.plans = self.plans or Plans()
+        plans = self.plans if staged.peft is None else Plans(tried=True)  # an adapter is no part of the model
+        mapped = partial(MappedReceiver, weights, bucket_bytes, plans, list(self._iter_all_models()))
+        with rebound(bucketed_weight_transfer, BucketedWeightReceiver=mapped):
             self.update_weights_from_ipc(**kind, use_shm=True)
         return began
-
-    def plans_of(self, weights: HostWeights) -> Plans:
-        """The worker's own; none for an adapter, which is no part of the model."""
-        self.plans = self.plans or Plans()
-        return self.plans if weights.peft is None else Plans(tried=True)
 
 
 class MappedReceiver:
@@ -91,20 +56,18 @@ class MappedReceiver:
         self,
         weights: Weights,
         bucket_bytes: int,
-        plan: LoadPlan | None,
-        noting: Callable[[], AbstractContextManager[Callable[[Weights], None]]],
+        plans: Plans,
+        models: Sequence[torch.nn.Module],
         zmq_handle: str,
         device: torch.device,
         use_shm: bool,
     ) -> None:
         self.weights, self.bucket_bytes, self.device = weights, bucket_bytes, device
-        self.plan, self.noting = plan, noting
+        self.plans, self.models = plans, models
 
     def receive_weights(self, on_bucket_received: Callable[[Weights, bool], None]) -> None:
-        if self.plan is not None:
-            self.plan.load(self.weights)
-        else:
-            with self.noting() as comes:
+        if not self.plans.load(self.weights, self.models):
+            with self.plans.noting(self.models) as comes:
                 self.hand_over(on_bucket_received, comes)
         get_torch_device().synchronize()
         get_torch_device().empty_cache()

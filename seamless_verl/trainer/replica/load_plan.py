@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -68,20 +68,6 @@ class LoadPlan:
         for step in self.steps:
             step.do(named)
 
-    @torch.no_grad()
-    def coming(self, weights: Weights, parameter: torch.Tensor) -> torch.Tensor | None:
-        """What the load will leave in a parameter, which stays as it is; None for one that shares its memory."""
-        memory, begins = parameter.untyped_storage(), parameter.storage_offset()
-        if memory.nbytes() != parameter.nbytes:
-            return None
-        named, copy = dict(weights), parameter.detach().clone(memory_format=torch.preserve_format)
-        for step in self.steps:
-            at = step.target
-            if at.untyped_storage().data_ptr() == memory.data_ptr():
-                there = copy.as_strided(at.size(), at.stride(), at.storage_offset() - begins)
-                replace(step, target=there).do(named)
-        return copy
-
 
 @dataclass
 class Plans:
@@ -90,12 +76,14 @@ class Plans:
     plan: LoadPlan | None = None
     tried: bool = False
 
-    def fitting(self, weights: Weights, models: Sequence[torch.nn.Module]) -> LoadPlan | None:
-        """The plan for these, if there is one."""
+    def load(self, weights: Weights, models: Sequence[torch.nn.Module]) -> bool:
+        """Load by the plan; False where there is none for these, and nothing was loaded."""
         if self.plan is not None and not self.plan.fits(weights, models):
             logger.warning("weights or parameters are not what they were: the model's own loaders load from now on")
             self.plan = None
-        return self.plan
+        if self.plan is not None:
+            self.plan.load(weights)
+        return self.plan is not None
 
     @contextmanager
     def noting(self, models: Sequence[torch.nn.Module]) -> Iterator[Callable[[Weights], None]]:

@@ -34,7 +34,6 @@ from seamless_verl.trainer.workers import SeamlessReplicaWorker
 
 logger = logging.getLogger(__name__)
 END_S = 10.0  # for an engine's processes to end by themselves
-BETWEEN_STEPS_S = 5e-3  # that a load may be readied at a time: less than a step takes
 
 
 class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
@@ -46,8 +45,7 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
     refitting: asyncio.Lock
     busy = False
     loaded: int | None = None  # the version of the weights, if it was loaded whole and its memory not away since
-    mapped: int | None = None  # the version that the engine has ready to be loaded
-    readied_s = stood_still_s = 0.0
+    stood_still_s = 0.0
     ending = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -104,12 +102,6 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
         assert self.source is not None
         await self.source.pause(PauseMode(mode))
 
-    async def make_ready(self, version: int, weights: Any) -> None:
-        """Map these weights and ready what they are to become, a little between two steps of the engine."""
-        async with self.refitting:
-            if version not in (self.loaded, self.mapped):
-                await self._map(version, weights)
-
     async def refit(self, version: int, weights: Any) -> None:
         """Load these weights, standing still only for that. It goes on then; again it only goes on.
 
@@ -119,20 +111,10 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
         async with self.refitting:
             if self.loaded == version:
                 await self.resume()
-                return
-            if self.mapped != version:
-                await self._map(version, weights)
-            self.loaded = self.mapped = None  # what fails half-way has loaded nothing
-            await self._load(version)
-
-    async def _map(self, version: int, weights: Any) -> None:
-        self.mapped, self.readied_s, more = None, 0.0, True
-        await self.collective_rpc("map_staged", args=(pickled(weights),))
-        while more:
-            ranks = await self.engine.collective_rpc("ready_some", args=(BETWEEN_STEPS_S,))
-            more = any(more for more, _ in ranks)
-            self.readied_s += max(seconds for _, seconds in ranks)
-        self.mapped = version
+            else:
+                self.loaded = None  # what fails half-way has loaded nothing
+                await self.collective_rpc("map_staged", args=(pickled(weights),))
+                await self._load(version)
 
     async def _load(self, version: int) -> None:
         with ExitStack() as noted:
@@ -164,9 +146,8 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
         return float(began[0])  # the first worker is on this host, and has its clock
 
     async def stood_still(self) -> float:
-        """Seconds that it did not generate for the last load: while that was readied between steps, and from its start
-        in the engine until the engine went on."""
-        return self.readied_s + self.stood_still_s
+        """Seconds that it did not generate for the last load, from its beginning in the engine until it goes on."""
+        return self.stood_still_s
 
     async def resume(self) -> None:
         assert self.source is not None
