@@ -23,10 +23,11 @@ from seamless_verl.platform.zygote import command, launcher
 __all__ = ["zygote"]
 CONFIG = Path(command.__file__).parents[2] / "config"
 REPORT = """
-import json, os, signal, sys
+import gc, json, os, signal, sys
 colours = "colorsys" in sys.modules
 print(json.dumps({"argv": sys.argv, "cwd": os.getcwd(), "mine": os.environ.get("MINE"), "pid": os.getpid(),
                   "parent": os.getppid(), "nice": os.nice(0), "preloaded": colours, "path": sys.path[:2],
+                  "collects": gc.isenabled(), "spared": gc.get_freeze_count(),
                   "interrupt": signal.getsignal(signal.SIGINT) is signal.default_int_handler, "in": sys.stdin.read()}))
 import atexit
 atexit.register(print, "at exit")
@@ -44,6 +45,7 @@ def test_a_fork_is_the_process_that_was_asked_for(zygote: dict[str, str], tmp_pa
     assert (report["mine"], report["in"], report["preloaded"], report["interrupt"]) == ("yes", "said", True, True)
     assert report["nice"] == os.nice(0) + 3 and report["parent"] != worker.pid
     assert report["path"] == [str(tmp_path), str(tmp_path / "more")]
+    assert report["collects"] and report["spared"] > 10_000  # what had been imported
     assert out.splitlines()[1] == "at exit" and worker.returncode == 7
 
 

@@ -8,6 +8,7 @@ launcher.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import select
@@ -50,6 +51,7 @@ class Zygote:
                 return
             with suppress(Exception):  # the worker that needs it will fail in its own name, where it is heard
                 importlib.import_module(module)
+        gc.freeze()  # a million objects, which no fork's collections visit: each would take seconds, and copy them all
         while self.serve(None):
             pass
 
@@ -103,4 +105,5 @@ def tell(connection: socket.socket, number: int) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # its owner decides when it is over
+    gc.disable()  # until a fork enables it: what is imported stays
     Zygote(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])).run(tuple(sys.argv[3:]) or PRELOADED)

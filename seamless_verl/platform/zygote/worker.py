@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import fcntl
 import functools
+import gc
 import json
 import os
 import runpy
@@ -69,6 +70,7 @@ def become(request: Request, number: int, own: Iterable[int]) -> NoReturn:
     try:
         for each in own:
             os.close(each)
+        gc.enable()
         take_over(request)
         differ(number)
         spawn.get_command_line = through_launcher(spawn.get_command_line)

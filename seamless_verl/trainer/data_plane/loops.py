@@ -20,6 +20,7 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorke
 from verl.utils.rollout_trace import rollout_trace_attr
 
 from seamless_verl.errors import ConfigError
+from seamless_verl.trainer.collector import spare_imports
 from seamless_verl.trainer.data_plane.agent_loop import SessionAgentLoop
 from seamless_verl.trainer.data_plane.answers import answered
 from seamless_verl.trainer.data_plane.groups import Group
@@ -48,6 +49,7 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
         self.loops: dict[str, Callable[..., Any]] = {}
         self.puts = Puts()
         SessionAgentLoop.confirmed = True
+        spare_imports()
 
     async def _run_prompt(self, *args: Any, **kwargs: Any) -> None:
         GROUP.set(group := Group(self.puts))

@@ -18,6 +18,7 @@ from typing import Any
 import ray
 
 from seamless_verl.errors import JournalError, PlaneFailedError
+from seamless_verl.trainer.collector import spare_imports
 from seamless_verl.trainer.data_plane.rollout import RolloutManager, RolloutSettings
 from seamless_verl.trainer.data_plane.sessions import FinishedSession, Sessions, SessionSettings
 from seamless_verl.trainer.log import show_log
@@ -66,6 +67,7 @@ class DataPlane(RolloutManager):
                 await self.sessions.start(again=again)
             async with self.commands.told():  # from now on this is not its first life
                 pass
+            spare_imports()
         except Exception as error:  # whoever asks is told
             self.fail(error)
 

@@ -25,6 +25,7 @@ from seamless_verl.resources.ledger import Activity, Kind
 from seamless_verl.resources.watchdog import stacks
 from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.rollout.wire import EngineServer, serve_engine
+from seamless_verl.trainer.collector import spare_imports
 from seamless_verl.trainer.device_time import TakenThere
 from seamless_verl.trainer.log import show_log
 from seamless_verl.trainer.replica import scheduler
@@ -66,6 +67,7 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
             name = f"replica-{self.replica_rank}"
             self.door = await serve_engine(self.source, self._server_address, 0, token=token, replica_id=name)
             self.engine.output_handler.add_done_callback(self.engine_died)
+            spare_imports()
         return self._server_address, self.door.port
 
     def note_busy(self, busy: bool) -> None:
