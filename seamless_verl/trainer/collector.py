@@ -1,7 +1,7 @@
 """The garbage collector in Ray's processes.
 
 A full collection visits every object there is, a million of imported modules. That takes a second of an idle core and
-several of a busy one, in which the process answers nobody: calls wait, a hand-over waits, a finished wave is not scored.
+several of a busy one, in which the process answers nobody: calls wait, hand-overs wait, finished samples wait.
 """
 
 from __future__ import annotations
