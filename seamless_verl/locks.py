@@ -1,20 +1,37 @@
-"""Locks of files and folders that one process writes, which end with it however it ends."""
+"""The lock beside a file or folder that one process writes and others may read. It ends with its process."""
 
 from __future__ import annotations
 
 import fcntl
-import logging
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-logger = logging.getLogger(__name__)
+LOOKING_S = 0.2  # whoever only looks for a writer holds the lock for microseconds
 
 
 def lock_file(path: Path) -> Path:
     """The file whose lock the one writer of `path` holds."""
     return path.with_name(path.name + "-lock")
+
+
+@contextmanager
+def only_writer(path: Path) -> Iterator[None]:
+    """Inside, this process is the writer of `path`, which need not be there.
+
+    Raises:
+        BlockingIOError: another process is.
+        OSError: its folder, or the lock in it, cannot be made.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = os.open(lock_file(path), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+    try:
+        _take(lock)
+        yield
+    finally:
+        os.close(lock)
 
 
 def is_locked(path: Path) -> bool:
@@ -36,27 +53,13 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-@contextmanager
-def only_writer(folder: Path) -> Iterator[None]:
-    """Inside, no other process that asks in this way writes into the folder, which is made where it is not there.
-
-    Raises:
-        BlockingIOError: another one does.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    itself = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        lock(itself)
-        yield
-    finally:
-        os.close(itself)
-
-
-def lock(folder: int) -> None:
-    """BlockingIOError where it is locked; a file system that has no locks for folders lets everybody have one."""
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise
-    except OSError as error:
-        logger.warning("nothing keeps another run from saving there too: %s", error)
+def _take(lock: int) -> None:
+    limit = time.monotonic() + LOOKING_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > limit:
+                raise
+        time.sleep(LOOKING_S / 20)  # a lock tells nobody that it is free

@@ -23,7 +23,7 @@ from seamless_verl.config.command import composing, remove_run_folder
 from seamless_verl.errors import ConfigError, refusing
 from seamless_verl.platform.detect import on_cpu
 from seamless_verl.platform.environment import prepare
-from seamless_verl.saving import announce_checkpoints, saving_alone, tidy_checkpoints
+from seamless_verl.saving import announce_checkpoints, tidy_checkpoints, writing_alone
 from seamless_verl.supervisor import logs_belong_in, supervise
 from seamless_verl.trainer.partial import RUN_FILE, refreshing
 
@@ -90,7 +90,7 @@ def run(config: DictConfig) -> None:
     if uses_cpu(config):
         devices = seamless.cpu.device_count
         prepare(os.environ, cores=os.sched_getaffinity(0), devices=devices, pin=seamless.cpu.pin)
-    with saving_alone(config):
+    with writing_alone(config):
         announce_checkpoints(config)
         if RUN_FILE in os.environ and (folder := run_folder()) is not None:
             logs_belong_in(folder, Path(os.environ[RUN_FILE]))

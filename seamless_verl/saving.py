@@ -11,30 +11,31 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from seamless_verl.config.checks.modes import VERL_MODES
+from seamless_verl.config.checks.resuming import ELSEWHERE, FOLDER, IN_USE
 from seamless_verl.errors import ConfigError
 from seamless_verl.locks import only_writer
 from seamless_verl.supervisor import joins_cluster
 from seamless_verl.trainer.partial import Left, announce, discard_partial
 
 
-def saves_here(config: DictConfig) -> bool:
-    """Whether checkpoints are on this machine, as far as it can be told."""
+def stays(config: DictConfig) -> bool:
+    """Whether what is written is on this machine, as far as it can be told."""
     address = OmegaConf.select(config, "ray_kwargs.ray_init.address")
     joins = joins_cluster(os.environ | ({"RAY_ADDRESS": address} if address else {}))
-    return config.trainer.save_freq > 0 and not joins
+    return not joins and "://" not in config.trainer.default_local_dir
 
 
 @contextmanager
-def saving_alone(config: DictConfig) -> Iterator[None]:
-    """Meanwhile no other run saves where this one does: ConfigError when one does already."""
-    key, folder = "trainer.default_local_dir", config.trainer.default_local_dir
+def writing_alone(config: DictConfig) -> Iterator[None]:
+    """Meanwhile no other run writes into this one's folder: ConfigError where one does already."""
+    folder = config.trainer.default_local_dir
+    writes = config.trainer.save_freq > 0 or config.trainer.v1.trainer_mode not in VERL_MODES
     with ExitStack() as held:
         try:
-            if saves_here(config):
+            if writes and stays(config):
                 held.enter_context(only_writer(Path(folder)))
-        except BlockingIOError:
-            way_out = f"Set {key} to another folder, or trainer.save_freq=-1 to save nothing"
-            raise ConfigError(key, folder, "another run saves its checkpoints there now", way_out) from None
+        except BlockingIOError:  # it began since this one was checked
+            raise ConfigError(FOLDER, folder, IN_USE, ELSEWHERE) from None
         yield
 
 
@@ -43,7 +44,7 @@ def announce_checkpoints(config: DictConfig) -> None:
 
     Not in a cluster that goes on without this run: whether a save still goes on there it cannot tell.
     """
-    if saves_here(config):
+    if config.trainer.save_freq > 0 and stays(config):
         left = announce(
             config.trainer.default_local_dir,
             async_save=bool(config.actor_rollout_ref.actor.checkpoint.get("async_save", False)),

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STAGES = (
@@ -70,7 +71,7 @@ class Screen:
         try:
             sys.stdout.write(text)
             sys.stdout.flush()
-        except BrokenPipeError:
+        except OSError:  # its pipe or its terminal is closed
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or each later write fails again
             self.left()
 
@@ -79,19 +80,6 @@ def heeded() -> list[signal.Signals]:
     """A background job of a script inherits that Ctrl-C is ignored, and is stopped by it all the same; one that nohup
     started goes on when its terminal is closed."""
     return [one for one in FORWARDED if one != signal.SIGHUP or signal.getsignal(one) is not signal.SIG_IGN]
-
-
-def started(command: Sequence[str]) -> subprocess.Popen[str]:
-    for number in heeded():  # what is ignored here the command would ignore
-        signal.signal(number, signal.SIG_DFL)
-    return subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,  # Ctrl-C comes to us alone, and reaches the command once
-    )
 
 
 def logged(child: subprocess.Popen[str], log: str) -> Iterator[str]:
@@ -105,23 +93,36 @@ def logged(child: subprocess.Popen[str], log: str) -> Iterator[str]:
 
 
 def main(log: str, command: Sequence[str]) -> int:
-    child, told = started(command), list[int]()
+    told, mine = list[int](), heeded()
 
     def forward(number: int, _: object = None) -> None:
         told.append(number)
         with suppress(ProcessLookupError):  # it has just ended
             os.killpg(child.pid, number)  # to what a script has called too: bash alone goes on after a Ctrl-C
 
-    for number in heeded():
+    for number in mine:  # what is ignored here the command would ignore, and what is caught it does not catch
         signal.signal(number, forward)
-    screen, tail = Screen(lambda: told or forward(signal.SIGINT)), deque[str](maxlen=40)  # a second one would kill it
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, mine)  # until there is somebody to forward them to
+    child = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # Ctrl-C comes to us alone, and reaches the command once
+        preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, before),
+    )
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    interrupt = partial(forward, signal.SIGINT)
+    screen, tail = Screen(lambda: told or interrupt()), deque[str](maxlen=40)  # a second signal would kill it
     with child:  # waits for it, whatever happens here
         try:
             for line in logged(child, log):
                 tail.append(line)
                 screen.line(line)
         except BaseException:
-            forward(signal.SIGINT)
+            told or interrupt()
+            deque(child.stdout or (), maxlen=0)  # or it would stumble over what it writes at its end
             raise
     code = child.returncode
     code = code if code >= 0 else 128 - code  # as a shell counts death by a signal

@@ -27,7 +27,7 @@ from seamless_verl.trajectory.records import Finish, logprobs, tokens
 __all__ = ["Call", "Calls", "Piece"]
 
 T = TypeVar("T")
-REMEMBERED = 16_384  # conversations whose age is known; one that was silent while as many called is as a new one
+REMEMBERED = 16_384  # conversations whose age is known; one that was silent while so many others called is as a new one
 NOT_ENDED = Delta(tokens(()), logprobs(()), 0, EngineFinish.CUT)  # an engine that stops without a word has cut
 
 

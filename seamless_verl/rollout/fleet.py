@@ -20,6 +20,8 @@ from seamless_verl.rollout.replica import Replica
 from seamless_verl.rollout.roster import Roster
 from seamless_verl.rollout.states import DEAD, LENT, PAUSED, SERVING, STALE, SYNCING, ReplicaState, check_transition
 
+STARTING_S = 1.0  # for a replica to go on, which takes milliseconds: calls wait for their home no longer than that
+
 
 class Fleet(Roster):
     """The replicas and their operations. A control that takes more than `deadline_s` loses its replica.
@@ -119,12 +121,18 @@ class Fleet(Roster):
 
     async def _start(self, replica: Replica, by: str, version: int | None) -> bool:
         replica.resuming = True
+        too_late = asyncio.get_running_loop().call_later(STARTING_S, self._await_no_more, replica)
         try:
             alive = await self._command(replica, replica.control.resume())
             return alive and await self._enter(replica, SERVING, by, version)
         finally:
-            replica.resuming = False
-            self._serve()  # who waited for it, if it did not come
+            too_late.cancel()
+            self._await_no_more(replica)
+
+    def _await_no_more(self, replica: Replica) -> None:
+        """Who waits for it, because their home is there, need not."""
+        replica.resuming = False
+        self._serve()
 
     async def _enter(self, replica: Replica, state: ReplicaState, by: str, version: int | None = None) -> bool:
         self._move(replica, state, by, version)

@@ -48,7 +48,7 @@ class Lease:
 @dataclass(eq=False)
 class Replica:
     """One replica; `command` is what its control is busy with, and `lock` keeps one operation at a time. `resuming`:
-    its control was told to go on, and has not answered."""
+    its control was told to go on, and is about to answer."""
 
     replica_id: str
     engine: Engine

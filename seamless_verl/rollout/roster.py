@@ -4,7 +4,7 @@ Invariants:
 - A call is granted a slot only on a replica that is SERVING, with weights that were committed, and has room.
 - Leases granted = given back + dropped with their replica + attached; an attached one is with a replica that
   is SERVING, PAUSED or SYNCING.
-- Nobody stands in line while a serving replica has room, but for one that is about to serve.
+- Nobody stands in line while a serving replica has room, but who waits for its home, which is about to serve.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ OnChange: TypeAlias = Callable[[ReplicaView, str], None]  # the replica after th
 
 
 class Roster:
-    """The replicas and the slots on them; `on_change` hears of each change of a replica's state. A slot goes to who is
-    at home there before others, unless they are older by more than `overtaking` calls."""
+    """The replicas and the slots on them; `on_change` hears of each change of a replica's state. A call in line
+    is passed by none that came more than `overtaking` calls later."""
 
     def __init__(
         self, *, policy: RoutingPolicy, committed: int = 0, on_change: OnChange | None = None, overtaking: int = 256
@@ -111,8 +111,9 @@ class Roster:
         _equal("leases given back + dropped + attached", self._granted, self._given_back + self._dropped + attached)
         for replica in self._replicas.values():
             self._check(replica)
-        idle = self._has_room() and not any(replica.view.starting for replica in self._replicas.values())
-        _equal("calls in line while there is room", 0, len(self._line) if idle else 0)
+        homes, starting = self._policy.homes(self.view), {r.replica_id for r in self.view if r.starting}
+        idle = [key for key in self._line.keys if homes(key) not in starting] if self._has_room() else []
+        _equal("calls in line while there is room", 0, len(idle))
 
     def _check(self, replica: Replica) -> None:
         name, load = f"replica {replica.replica_id}", len(replica.leases)

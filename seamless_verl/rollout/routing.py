@@ -107,8 +107,8 @@ class PrefixAffinity(_Counting):
     Two candidates by weighted rendezvous hashing (Thaler and Ravishankar 1998; weights by Schindelhauer and
     Schomaker 2005), so that a replica that comes or goes moves only the keys it wins or held, and a larger one
     wins more. The first is taken unless it is full or busier than the second by more than `margin`, a share of
-    capacity; then the second; when both are full, whoever is least loaded. While the first is starting it is waited
-    for: of replicas that start together, the quickest would else be given all that waits.
+    capacity; then the second; when both are full, whoever is least loaded. A first that is starting is waited for,
+    where it has room: of replicas that start together, the quickest would else be given all that waits.
     """
 
     OUTCOMES = ("preferred", "second", "spilled")
@@ -121,10 +121,11 @@ class PrefixAffinity(_Counting):
 
     def decide(self, view: View, key: str) -> str | None:
         there = {replica.replica_id: replica for replica in view if replica.there}
-        ranked = [there[name] for name in _ranking(_sizes(view), key) if name in there][:2]
-        if not ranked or ranked[0].starting:
+        ranked = [there[name] for name in _ranking(_sizes(view), key) if name in there]
+        serving = [replica for replica in ranked if not replica.starting]
+        if not serving or (ranked[0].starting and ranked[0].load < ranked[0].capacity):
             return None
-        first, second = ranked[0], ranked[-1]
+        first, second = serving[0], serving[min(1, len(serving) - 1)]
         if first.open and first.busy <= second.busy + self.margin:
             return self._count("preferred", first)
         if second.open:

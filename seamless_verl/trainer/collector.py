@@ -11,4 +11,5 @@ import gc
 
 def spare_imports() -> None:
     """Leave alone what this process has by now, in all later collections. Again adds what came since."""
+    gc.collect()  # or what nothing needs would stay, too
     gc.freeze()

@@ -12,12 +12,14 @@ import pytest
 from config_cases import TINY, tiny_files
 from hydra import compose, initialize_config_dir
 from hydra.errors import InstantiationException, SearchPathException
+from omegaconf import OmegaConf
 
 from seamless_verl.config import register_search_path
 from seamless_verl.config.command import FULL_ERROR, composing, remove_run_folder
 from seamless_verl.config.search_path import HERE
 from seamless_verl.errors import ConfigError
-from seamless_verl.locks import only_writer
+from seamless_verl.locks import is_locked, only_writer
+from seamless_verl.saving import writing_alone
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 RECIPE = RECIPES / "arithmetic_grpo"
@@ -188,15 +190,24 @@ def test_a_check_says_what_the_run_would_and_starts_nothing(tmp_path: Path) -> N
     assert [path.name for path in tmp_path.iterdir()] == ["files"]
 
 
-def test_two_runs_do_not_save_into_one_folder(tmp_path: Path) -> None:
-    files, folder = tiny_files(tmp_path / "files"), tmp_path / "saved"
-    mine = (*TINY, f"trainer.default_local_dir={folder}", "hydra.run.dir=run folder", "trainer.save_freq=1")
+def test_two_runs_do_not_write_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files, folder = tiny_files(tmp_path / "files"), tmp_path / "made" / "saved"
+    mine = (*files, *TINY, f"trainer.default_local_dir={folder}", "hydra.run.dir=run folder")
     with only_writer(folder):
-        refused = run(tmp_path, *files, *mine)
-    assert refused.returncode == 2
-    (line,) = refused.stderr.splitlines()
-    assert f"trainer.default_local_dir='{folder}': another run saves its checkpoints there now" in line
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["files", "saved"] and not list(folder.iterdir())
+        refused = [run(tmp_path, *mine), run(tmp_path, *mine, main="check")]
+        config = OmegaConf.create({"trainer": {"default_local_dir": str(folder), "save_freq": -1}})
+        OmegaConf.update(config, "trainer.v1.trainer_mode", "seamless", force_add=True)
+        monkeypatch.delenv("RAY_ADDRESS", raising=False)
+        with pytest.raises(ConfigError, match="another run writes there now"), writing_alone(config):
+            pass  # as for one that was checked before the other began
+    for one in refused:
+        (line,) = one.stderr.splitlines()
+        assert one.returncode == 2 and f"trainer.default_local_dir='{folder}': another run writes there now" in line
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["files", "made"]
+    assert [path.name for path in folder.parent.iterdir()] == ["saved-lock"]
+    with writing_alone(config):
+        assert is_locked(folder)
+    assert not is_locked(folder)
 
 
 def test_a_check_can_come_before_data_and_model(tmp_path: Path) -> None:

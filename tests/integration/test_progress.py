@@ -47,6 +47,22 @@ def test_what_nobody_reads_any_more_is_interrupted(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text().splitlines()[-1] == "interrupted"
 
 
+def test_a_terminal_that_is_closed_interrupts_once(tmp_path: Path) -> None:
+    """Writing to it fails then; the run ends in order, and its log is whole."""
+    script = tmp_path / "run.sh"
+    traps = "trap 'kill -9 $$' HUP; trap 'trap \"kill -9 $$\" INT; sleep 0.5; echo interrupted; exit 130' INT"
+    script.write_text(f"{traps}; echo validation curve; while :; do echo more; sleep 0.1; done")
+    ours, theirs = os.openpty()
+    command = [sys.executable, str(PROGRESS), str(tmp_path / "log"), "bash", str(script)]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=theirs, stderr=subprocess.PIPE, text=True) as one:
+        os.close(theirs)
+        assert os.read(ours, 100).startswith(b"validation curve")
+        os.close(ours)
+        assert one.wait(30) == 130
+        assert one.stderr is not None and one.stderr.read() == ""
+    assert (tmp_path / "log").read_text().splitlines()[-1] == "interrupted"
+
+
 def test_what_nohup_started_goes_on_when_the_terminal_is_closed(tmp_path: Path) -> None:
     (script := tmp_path / "run.sh").write_text("echo validation curve; read line; echo went on")
     command = ["nohup", sys.executable, str(PROGRESS), str(tmp_path / "log"), "bash", str(script)]

@@ -62,10 +62,10 @@ def test_a_standalone_pool_passes_on_two_devices(tmp_path: Path, overrides: tupl
         ("algorithm.adv_estimator=grppo", "algorithm.adv_estimator", "grppo", "Did you mean grpo?"),
         ("algorithm.kl_ctrl.type=fix", "algorithm.kl_ctrl.type", "fix", "Did you mean fixed?"),
         (f"{ACTOR}.policy_loss.loss_mode=gsspo", f"{ACTOR}.policy_loss.loss_mode", "gsspo", "Did you mean gspo?"),
-        (f"{ACTOR}.optim.lr=abc", f"{ACTOR}.optim.lr", "abc", "as in actor_rollout_ref.actor.optim.lr=1e-6"),
-        (f"{ROLLOUT}.temperature=true", f"{ROLLOUT}.temperature", True, f"Set {ROLLOUT}.temperature to one"),
+        (f"{ACTOR}.optim.lr=abc", f"{ACTOR}.optim.lr", "abc", f"Set {ACTOR}.optim.lr to a number"),
+        (f"{ROLLOUT}.temperature=true", f"{ROLLOUT}.temperature", True, f"Set {ROLLOUT}.temperature to a number"),
         ("trainer.logger=[console,wandbb]", "trainer.logger", "wandbb", "Did you mean wandb?"),
-        ("trainer.logger=mlflow", "trainer.logger", "mlflow", "take mlflow out of trainer.logger"),
+        ("trainer.logger=1", "trainer.logger", "1", "Valid: wandb"),
         ("trainer.use_v1=False", "trainer.use_v1", False, "trainer.v1.trainer_mode=sync"),
         (
             "trainer.v1.sampler.custom_sampler.path=mine.py",
@@ -355,10 +355,17 @@ def test_loops_that_need_the_gateway_are_refused_without_it(tmp_path: Path, enab
         assert_refused(config, key, str(loops), "seamless.gateway.enabled=true")
 
 
-def test_modules_of_a_users_own_may_add_to_what_is_found_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_of_a_users_own_may_add_to_what_is_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny_run(tmp_path, "algorithm.adv_estimator=mine")
     assert [problem.key for problem in refused(config)] == ["algorithm.adv_estimator"]
+    named = tiny_run(tmp_path, "algorithm.adv_estimator=mine", "actor_rollout_ref.model.external_lib=my_estimators")
+    (warning,) = preflight(named, devices=1, accelerator=False)
+    assert "algorithm.adv_estimator='mine': is none of verl's own" in warning
     monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "my_estimators")
-    assert preflight(config, devices=1, accelerator=False) == []
+    assert len(preflight(config, devices=1, accelerator=False)) == 1
+
+
+def test_a_loggers_package_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("seamless_verl.config.checks.names.find_spec", lambda name: None)
+    config = tiny_run(tmp_path, "trainer.logger=[console,file,mlflow]")
+    assert_refused(config, "trainer.logger", "mlflow", "take mlflow out of trainer.logger")

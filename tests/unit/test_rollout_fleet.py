@@ -248,8 +248,8 @@ TestAgainstAModel = AgainstAModel.TestCase
 TestAgainstAModel.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
 
 
-def fleet_of(*names: str, capacity: int = 2) -> tuple[Fleet, dict[str, Device]]:
-    fleet, devices = Fleet(policy=PrefixAffinity()), {name: Device(name) for name in names}
+def fleet_of(*names: str, capacity: int = 2, **options: Any) -> tuple[Fleet, dict[str, Device]]:
+    fleet, devices = Fleet(policy=PrefixAffinity(), **options), {name: Device(name) for name in names}
     for name, device in devices.items():
         fleet.add(name, engine=device, control=device, capacity=capacity, version=0)
     return fleet, devices
@@ -391,7 +391,7 @@ def keys_at(fleet: Fleet, replica_id: str) -> list[str]:
 
 def test_a_slot_goes_to_the_oldest_call_at_home_there_and_nobody_is_passed_for_ever() -> None:
     async def case() -> None:
-        fleet, _ = fleet_of("a", "b", capacity=1)
+        fleet, _ = fleet_of("a", "b", capacity=1, overtaking=3)
         here, there = keys_at(fleet, "a")[0], keys_at(fleet, "b")[0]
         lease, kept = await fleet.acquire(here, 1), await fleet.acquire(there, 2)
         order = list[str]()
@@ -401,13 +401,21 @@ def test_a_slot_goes_to_the_oldest_call_at_home_there_and_nobody_is_passed_for_e
             order.append(f"{ticket} on {lease.replica.replica_id}")
             return lease
 
-        tasks = {ticket: asyncio.create_task(queued(key, ticket)) for ticket, key in ((3, there), (4, here), (5, here))}
-        tasks[300] = asyncio.create_task(queued(here, 300))
-        await settle()
-        for ticket in (4, 5, 3, 300):
+        async def came(key: str, *tickets: int) -> None:
+            tasks.update({ticket: asyncio.create_task(queued(key, ticket)) for ticket in tickets})
+            await settle()
+
+        tasks: dict[int, asyncio.Task[Lease]] = {}
+        await came(there, 3)
+        await came(here, 5, 4, 6)
+        for ticket in (4, 5):  # the oldest of those at home
             lease.release()
             lease = await tasks[ticket]
-        assert order == ["4 on a", "5 on a", "3 on a", "300 on a"]  # 300 is too young to go before 3
+        await came(here, 0)  # whatever its age, and that of 6, four calls have come since 3 did
+        for ticket in (3, 0, 6):
+            lease.release()
+            lease = await tasks[ticket]
+        assert order == ["4 on a", "5 on a", "3 on a", "0 on a", "6 on a"]
         for last in (lease, kept):
             last.release()
         fleet.check_integrity()
@@ -437,6 +445,30 @@ def test_replicas_that_start_together_share_the_line() -> None:
             left.cancel()
         await settle()
         fleet.check_integrity()
+
+    asyncio.run(case())
+
+
+@pytest.mark.parametrize("why", ["it is full", "it takes too long"])
+def test_a_home_that_is_starting_is_not_waited_for_where(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("seamless_verl.rollout.fleet.STARTING_S", 0.0 if why == "it takes too long" else 60.0)
+
+    async def case() -> None:
+        fleet, devices = fleet_of("a", "b", capacity=2)
+        mine = keys_at(fleet, "a")
+        if why == "it is full":
+            for held in [await fleet.acquire(mine[0], ticket) for ticket in range(4)]:
+                if held.replica.replica_id == "b":
+                    held.release()
+        await fleet.pause(["a"], PauseMode.KEEP)
+        devices["a"].stuck = True
+        resuming = asyncio.create_task(fleet.resume(["a"]))
+        await settle()
+        lease = await asyncio.wait_for(fleet.acquire(mine[2], 9), 10)
+        assert lease.replica.replica_id == "b"
+        fleet.check_integrity()
+        fleet.lost("a", "over")
+        assert await resuming == []
 
     asyncio.run(case())
 

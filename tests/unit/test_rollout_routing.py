@@ -40,9 +40,12 @@ def test_somebody_with_room_is_chosen_whenever_there_is_one_unless_home_is_start
 ) -> None:
     seen = [ReplicaView(f"r{n}", s, 0, load, size, new) for n, (s, load, size, new) in enumerate(replicas)]
     chosen, able = policy.decide(seen, key), {replica.replica_id for replica in seen if replica.open}
-    home = policy.homes(seen)(key)
-    awaited = home in {replica.replica_id for replica in seen if replica.starting}
+    named = {replica.replica_id: replica for replica in seen}
+    home = named.get(policy.homes(seen)(key) or "")
+    awaited = home is not None and home.starting and home.load < home.capacity
     assert chosen in able if able and not awaited else chosen is None
+    if home is not None and home.open:  # it is left for less busy ones alone
+        assert chosen is not None and (named[chosen] is home or named[chosen].busy < home.busy)
 
 
 def test_a_key_stays_and_keys_spread() -> None:

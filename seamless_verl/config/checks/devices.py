@@ -39,7 +39,7 @@ def check_devices(settings: Settings) -> list[Problem]:
     key = nodes if settings.integer(nodes, 1) > settings.integer(per_node, 1) else per_node
     parts = " + ".join(f"{node} {size}" for node, size in asked.items())
     reason = f"the run asks for {total} devices ({parts}) and there are {there_are}"
-    return [Problem(key, settings.get(key), reason, _fewer(settings))]
+    return [Problem(key, settings.get(key), reason, _fewer(settings, largest))]
 
 
 @check
@@ -94,10 +94,8 @@ def _too_many(settings: Settings, resources: Resources) -> Problem:
     return Problem(RESOURCES, resources.summary(), reason, f"Lower count or devices of a group, or {more}")
 
 
-def _fewer(settings: Settings) -> str:
-    keys = "Lower trainer.n_gpus_per_node or trainer.nnodes"
-    if has_standalone_rollout(settings):
-        keys += f", or those of {ROLLOUT}"
+def _fewer(settings: Settings, largest: str) -> str:
+    keys = f"Lower {largest}.n_gpus_per_node or {largest}.nnodes"
     if settings.host.accelerator:
         return f"{keys}, or add devices"
     return f"{keys}, or share cores: seamless.cpu.devices=<number> seamless.cpu.pin=false"

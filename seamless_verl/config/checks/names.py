@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 
 from seamless_verl.config.checks.problem import Problem
@@ -18,27 +19,39 @@ TABLES: Mapping[str, tuple[str, ...]] = {
     "actor_rollout_ref.actor.policy_loss.loss_mode": POLICY_LOSSES,
 }
 OWN_CODE = "VERL_USE_EXTERNAL_MODULES"  # verl imports these first, and they may add to its tables
+OWN_CODE_KEYS = (  # and what these name, in the processes that read the tables
+    "actor_rollout_ref.model.external_lib",
+    "actor_rollout_ref.rollout.agent.agent_loop_manager_class",
+    "actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module",
+    "trainer.v1.sampler.custom_sampler.path",
+)
+PLUGINS = "verl.plugins"
 LOGGER = "trainer.logger"
 
 
 @check
 def check_names(settings: Settings) -> list[Problem]:
-    """Each is in its table, or may be added by the user's own modules."""
-    if os.environ.get(OWN_CODE) or settings.get("actor_rollout_ref.model.external_lib"):
-        return []
+    """Each is in its table; where code of the user's own may add to it, one that is not may be right."""
+    own = _has_own_code(settings)
     given = ((key, settings.get(key), names) for key, names in TABLES.items())
     return [
-        Problem(key, value, "is none that verl has", f"{nearest(str(value), list(names))}; {OWN_CODE} adds to them")
+        Problem(key, value, "is none of verl's own", f"{nearest(str(value), list(names))}. {OWN_CODE} can add", own)
         for key, value, names in given
         if value is not None and value not in names
     ]
+
+
+def _has_own_code(settings: Settings) -> bool:
+    plugins = (one.value for one in entry_points(group=PLUGINS))
+    foreign = any(not value.startswith("seamless_verl") for value in plugins)
+    return foreign or bool(os.environ.get(OWN_CODE)) or any(settings.get(key) for key in OWN_CODE_KEYS)
 
 
 @check
 def check_loggers(settings: Settings) -> list[Problem]:
     """Known ones, whose packages are installed. In a cluster another machine may have them."""
     asked = settings.get(LOGGER, [])
-    named = [asked] if isinstance(asked, str) else [str(name) for name in asked]
+    named = [str(name) for name in (asked if isinstance(asked, list) else [asked])]
     known = [name for name in named if name in LOGGERS]
     away = [] if joins_cluster(settings) else [name for name in known if not _installed(LOGGERS[name])]
     return [

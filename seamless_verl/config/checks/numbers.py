@@ -31,9 +31,7 @@ def check_numbers(settings: Settings) -> list[Problem]:
     problems = [problem for key, least in given.items() if (problem := _whole(settings, key, least)) is not None]
     reals = ((key, settings.get(key)) for key in REAL)
     problems += [
-        Problem(key, value, "is no number", f"Set {key} to one, as in {key}=1e-6")
-        for key, value in reals
-        if not _real(value)
+        Problem(key, value, "is no number", f"Set {key} to a number") for key, value in reals if not _real(value)
     ]
     share = settings.get(SHARE)
     if share is not None and not (_real(share) and 0 < share <= 1):

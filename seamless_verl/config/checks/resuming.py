@@ -14,12 +14,15 @@ from seamless_verl.config.checks.roles import joins_cluster
 from seamless_verl.config.checks.settings import Settings, check
 from seamless_verl.config.schema import nearest
 from seamless_verl.errors import ConfigError
+from seamless_verl.locks import is_locked
 
 MODE, PATH = "trainer.resume_mode", "trainer.resume_from_path"
 STEPS, EPOCHS = "trainer.total_training_steps", "trainer.total_epochs"
 MODES = ("auto", "disable", "resume_path")
 FOLDER = "trainer.default_local_dir"
 PREFIX = "global_step_"
+IN_USE = "another run writes there now"
+ELSEWHERE = f"Wait for it or stop it, or set {FOLDER} to another folder"
 
 
 @check
@@ -38,15 +41,15 @@ def check_resume(settings: Settings) -> list[Problem]:
 
 @check
 def check_folder(settings: Settings) -> list[Problem]:
-    """A folder that can be made and written. In a cluster it may be on another machine."""
+    """One that can be made and written, and that no other run writes. In a cluster it may be on another machine."""
     value = settings.get(FOLDER)
     if not isinstance(value, str) or "://" in value or joins_cluster(settings):
         return []
     path = Path(value).absolute()
     there = nearest_there(path)
-    if (why := why_not_in(there)) is None:
-        return []
-    return [Problem(FOLDER, value, f"cannot be made in {there}: {why}", f"Set {FOLDER} to a folder of yours")]
+    if (why := why_not_in(there)) is not None:
+        return [Problem(FOLDER, value, f"cannot be made in {there}: {why}", f"Set {FOLDER} to a folder of yours")]
+    return [Problem(FOLDER, value, IN_USE, ELSEWHERE)] if _in_use(path) else []
 
 
 @check
@@ -58,6 +61,14 @@ def check_steps(settings: Settings) -> list[Problem]:
         return []
     way_out = f"Set {STEPS}=1 or more, or {STEPS}=null to train for {EPOCHS}"
     return [Problem(STEPS, steps, "must be a whole number of at least 1, or null", way_out)]
+
+
+def _in_use(folder: Path) -> bool:
+    """Where it cannot be told, the run will say so."""
+    try:
+        return is_locked(folder)
+    except OSError:
+        return False
 
 
 def _checkpoint(path: str) -> None:

@@ -7,23 +7,19 @@ generated ids, then `suffix`; its request likewise, of the base's request.
 
 from __future__ import annotations
 
-import fcntl
-import os
 import sqlite3
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from seamless_verl.errors import ConfigError, JournalError
-from seamless_verl.locks import lock_file
+from seamless_verl.locks import only_writer
 from seamless_verl.trajectory.journal.protocol import Durability
 
 VERSION = 1
 APPLICATION = 0x53454A4C  # "SEJL"
 PAGE = 4096  # bytes; measured no slower than 8192 and 16384, and a commit writes whole pages
 CHECKPOINT = 8000  # pages of log, 32 MB, before they move into the file: that flushes the disk and holds appends up
-LOOKING_S = 0.2  # whoever only looks for a writer holds the lock for microseconds
 WAY_OUT = "Free the disk or replace the file, then open the journal again; only what was acknowledged is in it"
 
 # The order of insertion within a transaction; values are in the order of columns.
@@ -53,13 +49,14 @@ def writing(path: Path, durability: Durability) -> Iterator[sqlite3.Connection]:
         ConfigError: another process writes this journal, or a newer release made it.
         JournalError: the file cannot be opened as a journal.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = os.open(lock_file(path), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise JournalError(str(path), f"{type(error).__name__}: {error}", WAY_OUT) from error
-    try:
-        _take(lock, path)
+    with ExitStack() as held:
+        try:
+            held.enter_context(only_writer(path))
+        except BlockingIOError as error:
+            way_out = "Stop the other writer, or give this one its own path"
+            raise ConfigError("journal", str(path), "another journal writes to it", way_out) from error
+        except OSError as error:
+            raise JournalError(str(path), f"{type(error).__name__}: {error}", WAY_OUT) from error
         db = sqlite3.connect(path, isolation_level=None, cached_statements=256)
         try:
             _prepare(db, path, durability)
@@ -68,21 +65,6 @@ def writing(path: Path, durability: Durability) -> Iterator[sqlite3.Connection]:
             raise failure(path, error) from error
         finally:
             db.close()
-    finally:
-        os.close(lock)
-
-
-def _take(lock: int, path: Path) -> None:
-    limit = time.monotonic() + LOOKING_S
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError as error:
-            if time.monotonic() > limit:
-                way_out = "Stop the other writer, or give this one its own path"
-                raise ConfigError("journal", str(path), "another journal writes to it", way_out) from error
-        time.sleep(LOOKING_S / 20)  # a lock tells nobody that it is free
 
 
 def _prepare(db: sqlite3.Connection, path: Path, durability: Durability) -> None:
