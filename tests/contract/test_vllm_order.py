@@ -1,9 +1,11 @@
-"""A load reaches vLLM's engine behind the pause that it is asked for with: our server, and vLLM's own client."""
+"""What reaches vLLM's engine behind what: a load behind its pause, a look at the clock behind the resume. It is our
+server's doing, and that of vLLM's own client."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import ExitStack
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +17,7 @@ from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.trainer.replica.server import SeamlessServer
 from seamless_verl.trainer.replica.source import AsyncLLMSource
 
-PAUSE, LOAD = "pause_scheduler", "collective_rpc"
+PAUSE, RESUME, RPC = "pause_scheduler", "resume_scheduler", "collective_rpc"
 
 
 class Sent:
@@ -23,6 +25,7 @@ class Sent:
 
     def __init__(self) -> None:
         self.methods: list[str] = []
+        self.engine_core: Any = None  # as AsyncLLM has it
         self.client = object.__new__(found("vllm.v1.engine.core_client:AsyncMPClient", "engine-source"))
         self.client.client_index, self.client.core_engine, self.client.utility_results = 0, b"", {}
         self.client.encoder = SimpleNamespace(encode=lambda message: [message])
@@ -38,7 +41,12 @@ class Sent:
 
 
 def server_of(sent: Sent, parallel: int) -> Any:
-    engine = SimpleNamespace(engine_core=sent.client, collective_rpc=sent.client.collective_rpc_async)
+    engine = SimpleNamespace(
+        engine_core=sent.client,
+        collective_rpc=sent.client.collective_rpc_async,
+        resume_generation=partial(found("vllm.v1.engine.async_llm:AsyncLLM", "engine-source").resume_generation, sent),
+    )
+    sent.engine_core = sent.client
     source = AsyncLLMSource(engine, version=0)  # type: ignore[arg-type]
     bucket = SimpleNamespace(update_weights_bucket_megabytes=1)
     return SimpleNamespace(
@@ -46,6 +54,7 @@ def server_of(sent: Sent, parallel: int) -> Any:
         activity=Activity("replica", ["device"]),
         config=SimpleNamespace(checkpoint_engine=bucket, data_parallel_size=parallel),
         pause=lambda mode: source.pause(PauseMode(mode)),
+        resume=source.resume,
     )
 
 
@@ -55,7 +64,7 @@ async def all_that_can() -> None:
         await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize(("parallel", "before_the_reply"), [(1, [PAUSE, LOAD]), (2, [PAUSE])])
+@pytest.mark.parametrize(("parallel", "before_the_reply"), [(1, [PAUSE, RPC]), (2, [PAUSE])])
 def test_a_load_goes_right_behind_its_pause_but_where_engines_stop_together(
     parallel: int, before_the_reply: list[str]
 ) -> None:
@@ -68,6 +77,19 @@ def test_a_load_goes_right_behind_its_pause_but_where_engines_stop_together(
             sent.reply(None)
             await all_that_can()
             sent.reply([5.0])
-            assert await task == 5.0 and sent.methods == [PAUSE, LOAD]
+            assert await task == 5.0 and sent.methods == [PAUSE, RPC]
+
+    asyncio.run(asyncio.wait_for(case(), 30))
+
+
+def test_the_clock_is_looked_at_right_behind_the_resume() -> None:
+    async def case() -> None:
+        sent = Sent()
+        task = asyncio.create_task(SeamlessServer._go_on(server_of(sent, 1)))
+        await all_that_can()
+        assert sent.methods == [RESUME, RPC]
+        sent.reply(None)
+        sent.reply([7.0])
+        assert await task == 7.0
 
     asyncio.run(asyncio.wait_for(case(), 30))

@@ -35,6 +35,10 @@ class SeamlessWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc
         """Map what this host has of these pickled HostWeights, while the engine generates."""
         self.mapped = mapped_here(pickle.loads(staged))
 
+    def clock(self) -> float:
+        """When the engine came to this, on its host's clock."""
+        return time.monotonic()
+
     def load_staged(self, version: int, bucket_bytes: int) -> float:
         """Load what was mapped, while the engine stands still; returns when it began, on this host's clock."""
         began = time.monotonic()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import time
 from collections.abc import Awaitable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -123,8 +122,12 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
             began = await self._stop_and_load(version, noted)
             await self.clear_kv_cache()
             await self.set_global_steps(version)
-        await self.resume()
-        self.stood_still_s = time.monotonic() - began
+        self.stood_still_s = await self._go_on() - began
+
+    async def _go_on(self) -> float:
+        """When the engine, which takes both in this order, had gone on: its reply may be long on its way."""
+        _, ended = await all_of(self.resume(), self.engine.collective_rpc("clock"))
+        return float(ended[0])
 
     async def _stop_and_load(self, version: int, noted: ExitStack) -> float:
         """The engine has the load right behind the pause, and takes both in this order; when it began to load.
@@ -145,10 +148,10 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
             began = await load()
         else:
             _, began = await all_of(stop(), load())
-        return float(began[0])  # the first worker is on this host, and has its clock
+        return float(began[0])  # of the first worker, as in `_go_on`: two times of one clock
 
     async def stood_still(self) -> float:
-        """Seconds that it did not generate for the last load, from its beginning in the engine until it goes on."""
+        """Seconds that it did not generate for the last load, from its beginning in the engine until that went on."""
         return self.stood_still_s
 
     async def resume(self) -> None:
