@@ -54,7 +54,7 @@ class RoutingPolicy(Protocol):
         """The replica for a call, now; calls of one key like to be together."""
 
     def homes(self, view: View) -> Callable[[str], str | None]:
-        """Where a key's calls would rather be than elsewhere, if anywhere."""
+        """A key's home, where its calls would rather be than elsewhere; None where they do not mind."""
 
     def metrics(self) -> dict[str, float]: ...
 
