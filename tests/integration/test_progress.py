@@ -21,6 +21,7 @@ def test_a_signal_reaches_what_a_script_has_called(tmp_path: Path, number: int, 
     script = tmp_path / "run.sh"
     script.write_text("echo validation curve; sleep 600; touch went_on")  # which is shown at once, not only logged
     begin = f"import os, signal, sys; signal.signal(signal.SIGINT, signal.{'SIG_IGN' if ignored else 'SIG_DFL'})"
+    begin += "; signal.signal(signal.SIGHUP, signal.SIG_DFL)"  # whatever started the tests may have been nohup
     command = [sys.executable, "-c", f"{begin}; os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"]
     command += [str(PROGRESS), str(tmp_path / "log"), "bash", str(script)]
     env = os.environ | {"PYTHONUNBUFFERED": "1"}
