@@ -6,12 +6,15 @@ import os
 from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import torch
+from verl.workers.config import RolloutConfig
+from verl.workers.config.rollout import CheckpointEngineConfig
 from version_weights import Weights
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
 from vllm_engine import Engine, environment, settings
 
 from seamless_verl.trainer.host_weights import HostMemory, HostWeights
@@ -29,8 +32,9 @@ class Server(SeamlessServer):
         self.replica_rank, self.node_rank, self.global_steps, self._server_address = rank, 0, None, host
         self.weights = Weights(Path(model))
         self.model, self.staged = Path(model), HostMemory(host)
-        update = SimpleNamespace(update_weights_bucket_megabytes=16)
-        self.config = SimpleNamespace(checkpoint_engine=update)
+        bucket = CheckpointEngineConfig(update_weights_bucket_megabytes=16)
+        self.config = RolloutConfig(name="vllm", checkpoint_engine=bucket)
+        self.defects = list[str]()
 
     async def launch(self) -> int:
         """Its process id, with the engine up."""
@@ -66,6 +70,17 @@ class Server(SeamlessServer):
         with torch.no_grad():
             await Engine(self.engine, None, str(self.replica_rank)).update(weights, bucket_mb=16)
 
+    async def refit(self, version: int, weights: Any) -> None:
+        """One that fails for another reason than what an event did is on record."""
+        try:
+            await super().refit(version, weights)
+        except EngineDeadError:
+            raise
+        except Exception as error:
+            if "this host has no weights in its memory" not in str(error):
+                self.defects.append(repr(error))
+            raise
+
     async def hang_up(self) -> None:
         """Its connections break, as by a network that was away."""
         assert self.door is not None
@@ -79,6 +94,7 @@ class Server(SeamlessServer):
         return {"engine": core.pid, "worker": worker, "server": os.getpid()}
 
     async def left(self) -> tuple[int, int]:
-        """Requests that its source has, and its engine."""
+        """Requests that its source has, and its engine, which has loaded whatever it could."""
+        assert not self.defects, self.defects
         assert self.source is not None
         return len(self.source.in_flight), self.engine.get_num_unfinished_requests()
