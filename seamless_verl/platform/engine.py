@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from seamless_verl.platform.process_group import default_to_gloo
+from seamless_verl.platform.process_group import default_to_gloo, share_gloo_devices
 
 WORKER_GROUP = "WG_BACKEND"  # verl sets it in the processes of its worker groups
 
@@ -21,6 +21,7 @@ def register_engines() -> None:
     from seamless_verl.platform.megatron.engines import HostMegatronEngine, HostMegatronValueEngine
 
     default_to_gloo()
+    share_gloo_devices()
     for model_type, engine in (("language_model", HostMegatronEngine), ("value_model", HostMegatronValueEngine)):
         if "cpu" not in EngineRegistry._engines[model_type]["megatron"]:
             EngineRegistry.register(model_type=model_type, backend="megatron", device="cpu")(engine)

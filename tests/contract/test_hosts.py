@@ -9,7 +9,7 @@ from host_cases import found, parameters
 
 from seamless_verl.platform.adaptation import Adaptation
 from seamless_verl.platform.megatron.adapt import ADAPTATIONS as MEGATRON
-from seamless_verl.platform.process_group import DEFAULT_BACKEND
+from seamless_verl.platform.process_group import DEFAULT_BACKEND, GLOO_DEVICES
 from seamless_verl.platform.vllm.adaptations import ADAPTATIONS as VLLM
 from seamless_verl.platform.zygote.command import ADAPTATIONS as ZYGOTE
 
@@ -28,7 +28,7 @@ def test_what_we_call_of_rays_own_takes_what_it_took(symbol: str) -> None:
 
 @pytest.mark.parametrize(
     "adaptation",
-    [*MEGATRON, *VLLM, DEFAULT_BACKEND, *ZYGOTE],
+    [*MEGATRON, *VLLM, DEFAULT_BACKEND, GLOO_DEVICES, *ZYGOTE],
     ids=lambda a: f"{a.name}-{a.symbol.split(':')[1]}",
 )
 def test_every_adapted_symbol_is_where_it_was(adaptation: Adaptation) -> None:

@@ -307,6 +307,23 @@ def test_several_updates_a_step_must_divide_the_batch(tmp_path: Path) -> None:
     assert_refused(config, "data.train_batch_size", 8, "Set data.train_batch_size=12", devices=2)
 
 
+@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("seamless.weights.kv=keep", "seamless.weights.kv='keep'"),
+        ("seamless.max_staleness=4", "seamless.max_staleness=4"),
+        ("seamless.watchdog.no_progress_s=60", "seamless.watchdog.no_progress_s=60"),
+    ],
+)
+def test_what_only_our_trainer_reads_brings_a_warning_in_other_modes(
+    tmp_path: Path, mode: str, setting: str, said: str
+) -> None:
+    (warning,) = preflight(tiny_run(tmp_path, f"trainer.v1.trainer_mode={mode}", setting), devices=1, accelerator=False)
+    assert f"{said}: is not read by trainer.v1.trainer_mode={mode}" in warning
+    assert preflight(tiny_run(tmp_path, setting), devices=1, accelerator=False) == []
+
+
 def test_samplings_that_our_bound_replaces_bring_a_warning(tmp_path: Path) -> None:
     config = tiny_run(tmp_path, "trainer.v1.sampler.max_off_policy_threshold=2")
     (warning,) = preflight(config, devices=1, accelerator=False)

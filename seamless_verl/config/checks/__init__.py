@@ -44,6 +44,7 @@ from seamless_verl.config.checks.resuming import check_folder, check_resume, che
 from seamless_verl.config.checks.reward import check_reward_function
 from seamless_verl.config.checks.serve_options import check_options, check_reasoning
 from seamless_verl.config.checks.settings import Check, Settings
+from seamless_verl.config.checks.unused import check_unused
 from seamless_verl.config.checks.versions import check_versions
 
 __all__ = ["CHECKS", "Problem", "RefusedConfigError", "Settings", "find_problems", "preflight", "preflight_of_plan"]
@@ -53,6 +54,7 @@ CHECKS: tuple[Check, ...] = (
     check_mode,
     check_missing,
     check_seamless,
+    check_unused,
     check_gateway,
     check_port,
     check_shards,

@@ -11,6 +11,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 
 from seamless_verl.platform.cores import core_of_rank, device_cores
 from seamless_verl.platform.pinning import pin_process
+from seamless_verl.platform.process_group import share_gloo_devices
 from seamless_verl.platform.vllm.seeded import HostModelRunner
 
 SHARED_MEMORY = "/dev/shm"
@@ -24,6 +25,7 @@ class HostWorker(CPUWorker):  # type: ignore[misc]
         if cores is not None:
             pin_process({core_of_rank(cores, device_index(vllm_config.parallel_config, local_rank))})
         torch.set_num_threads(1)
+        share_gloo_devices()
         super().__init__(vllm_config, local_rank, *args, **kwargs)
 
     def init_device(self) -> None:

@@ -1,0 +1,54 @@
+"""The gloo groups of a process share one device, and so one thread that wakes up all the time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.integration
+GROUPS = """
+import os
+from collections import Counter
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from torch.distributed import ProcessGroupGloo, all_reduce, distributed_c10d, init_process_group, new_group
+
+from seamless_verl.platform.process_group import share_gloo_devices
+
+
+def loops():
+    return Counter(Path(task, "comm").read_text().strip() for task in Path("/proc/self/task").iterdir())["gloo_tcp_loop"]
+
+
+def kept(group):
+    backend = group._get_backend(torch.device("cpu"))
+    return isinstance(backend, ProcessGroupGloo) and backend.options._timeout == timedelta(seconds=77)
+
+
+init_process_group("cpu:gloo", init_method=f"file://{os.environ['MEETING']}", rank=0, world_size=1)
+new_group([0])
+apart = loops()
+share_gloo_devices()
+share_gloo_devices()
+groups = [new_group([0], timeout=timedelta(seconds=77)) for _ in range(5)]
+for group in groups:
+    all_reduce(torch.ones(3), group=group)
+print(apart, loops() - apart, all(map(kept, groups)))
+"""
+
+
+@pytest.mark.parametrize("interfaces", ["", "lo", "lo,lo"])
+def test_groups_made_after_it_share_their_devices_and_keep_their_deadline(
+    interfaces: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEETING", f"{tmp_path}/meeting")
+    if interfaces:
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", interfaces)
+    devices = len(interfaces.split(","))
+    done = subprocess.run([sys.executable, "-c", GROUPS], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == [str(2 * devices), str(devices), "True"], done.stderr
