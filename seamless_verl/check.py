@@ -17,11 +17,23 @@ from seamless_verl.main_ppo import check, compose_and
 UNMADE = "--unmade"
 FOLDER = re.compile(r"\+*hydra\.(run|sweep)\.dir=")
 SETTING = re.compile(r"[^-].*=")
+HELP = {"--help", "-h"}
+USAGE = """usage: python -m seamless_verl.check [--unmade] [KEY=VALUE ...]
+
+Refuses what `python -m seamless_verl.main_ppo KEY=VALUE ...` would, with exit code 2, and starts nothing.
+
+  --unmade    data and models that are not there are taken for not made yet
+
+Takes hydra's options besides, as main_ppo does; `python -m seamless_verl.main_ppo --help` shows every key.
+"""
 
 
 @refusing
 def main() -> int:
     """Exit code 0, or 2 with a message on standard error, as the run itself would end."""
+    if HELP & set(sys.argv[1:]):
+        sys.stdout.write(USAGE)
+        return 0
     with TemporaryDirectory() as folder:
         arguments, unmade = elsewhere(sys.argv[1:], folder), UNMADE in sys.argv
         sys.argv[1:] = arguments

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from multiprocessing import spawn
+from pathlib import Path
 
 import pytest
+import ray
 from host_cases import found, parameters
 
 from seamless_verl.platform.adaptation import Adaptation
+from seamless_verl.platform.environment import PRESTART
 from seamless_verl.platform.megatron.adapt import ADAPTATIONS as MEGATRON
 from seamless_verl.platform.process_group import DEFAULT_BACKEND, GLOO_DEVICES
 from seamless_verl.platform.vllm.adaptations import ADAPTATIONS as VLLM
@@ -34,6 +37,12 @@ def test_what_we_call_of_rays_own_takes_what_it_took(symbol: str) -> None:
 def test_every_adapted_symbol_is_where_it_was(adaptation: Adaptation) -> None:
     adaptation.verify()
     assert adaptation.written_for and adaptation.reason
+
+
+def test_ray_has_the_setting_that_keeps_idle_workers_from_starting() -> None:
+    """One that it does not know it would pass over without a word."""
+    raylet = Path(ray.__file__).parent / "core/src/ray/raylet/raylet"
+    assert f"\0{PRESTART.removeprefix('RAY_')}\0".encode() in raylet.read_bytes()
 
 
 def test_multiprocessing_spawns_by_a_command_of_the_form_that_forks_of_the_zygote_run() -> None:

@@ -190,6 +190,13 @@ def test_a_check_says_what_the_run_would_and_starts_nothing(tmp_path: Path) -> N
     assert [path.name for path in tmp_path.iterdir()] == ["files"]
 
 
+@pytest.mark.parametrize("asked", ["--help", "-h"])
+def test_a_check_says_how_it_is_used(tmp_path: Path, asked: str) -> None:
+    done = run(tmp_path, "trainer.total_training_steps=0", asked, main="check")
+    assert (done.returncode, done.stderr) == (0, "") and "--unmade" in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
 def test_two_runs_do_not_write_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files, folder = tiny_files(tmp_path / "files"), tmp_path / "made" / "saved"
     mine = (*files, *TINY, f"trainer.default_local_dir={folder}", "hydra.run.dir=run folder")
