@@ -11,7 +11,6 @@ import pytest
 pytestmark = pytest.mark.integration
 GROUPS = """
 import os
-from collections import Counter
 from datetime import timedelta
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from seamless_verl.platform.process_group import share_gloo_devices
 
 
 def loops():
-    return Counter(Path(task, "comm").read_text().strip() for task in Path("/proc/self/task").iterdir())["gloo_tcp_loop"]
+    return [Path(task, "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()].count("gloo_tcp_loop")
 
 
 def kept(group):

@@ -65,6 +65,19 @@ def test_tools_wait_between_turns_for_as_long_as_said() -> None:
     assert all(turn.wait_s == 0 for turn in WORKLOADS["w2"].sample(0, 0))
 
 
+def test_a_tool_takes_as_long_as_a_turn_of_an_engine_with_its_share_of_a_step() -> None:
+    w1, w3 = WORKLOADS["w1"], WORKLOADS["w3"]
+    rates = {32: 4000.0, 64: 6000.0}
+    assert w3.turn_s(rates, engines=2) == round(w3.tokens.mean * 32 / 4000, 3)
+    assert w3.turn_s(rates, engines=1) == round(w3.tokens.mean * 64 / 6000, 3)
+    slower = w3.with_turn(2.0)
+    assert slower.tool is not None and slower.tool.mean == pytest.approx(2.0)
+    assert [t.tokens for t in slower.sample(5, 1)] == [t.tokens for t in w3.sample(5, 1)]
+    waits = [turn.wait_s for index in range(1000) for turn in slower.sample(index, 0)[:-1]]
+    assert fmean(waits) == pytest.approx(2.0, rel=0.05)
+    assert w1.with_turn(2.0) == w1
+
+
 def test_a_tools_time_does_not_follow_its_turns_length() -> None:
     turns = [WORKLOADS["w3"].turn(index, 0, 0) for index in range(2000)]
     tokens, waits = [math.log(turn.tokens) for turn in turns], [math.log(turn.wait_s) for turn in turns]

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from seamless_verl.bench.training.alone import timed
 from seamless_verl.bench.training.arms import Arm, arms_named, known
 from seamless_verl.bench.training.figures import check_skip, figures
-from seamless_verl.bench.training.report import RATES_FILE, RESULT_FILE, make_report, table, write_result
+from seamless_verl.bench.training.report import RESULT_FILE, make_report, table, write_result
 from seamless_verl.bench.training.running import RunFailedError, leave_on_signals, run
 from seamless_verl.bench.training.settings import Plan, bench_cores, make_data
 from seamless_verl.bench.training.workloads import WORKLOADS, Workload, workload_named
@@ -25,6 +25,7 @@ from seamless_verl.errors import ConfigError, refusing
 from seamless_verl.tiny.files import replaced_file
 
 VANILLA = "sync,colocate_async,separate_async,separate_async-switch,*-poll"
+LONGEST_TURN_S = 60.0
 OURS = "seamless-colocated-s1,seamless-disaggregated-s1-streamed,seamless-multiplexed-s1-streamed"
 
 
@@ -56,6 +57,8 @@ def parser() -> argparse.ArgumentParser:
     ours.add_argument("--out", type=Path, default=Path("runs/bench"))
     ours.add_argument("--timeout", type=float, default=900.0, help="seconds for one run")
     ours.add_argument("--no-rates", action="store_true", help="do without the bound, for which an engine runs alone")
+    alone = "seconds a tool of w3 takes on the mean; without it what a turn takes of an engine alone, which is measured"
+    ours.add_argument("--turn-s", type=float, metavar="SECONDS", help=alone)
     return ours
 
 
@@ -64,6 +67,9 @@ def check(options: argparse.Namespace) -> None:
     if options.rounds < 1:
         raise ConfigError("--rounds", options.rounds, "makes no run", "Give --rounds 1 or more")
     check_skip(options.skip, options.steps)
+    if options.turn_s is not None and not 0 < options.turn_s < LONGEST_TURN_S:
+        reason = "is no time that a turn takes"
+        raise ConfigError("--turn-s", options.turn_s, reason, f"Give more than 0, and less than {LONGEST_TURN_S:g}")
     parse_set(options.set)
 
 
@@ -72,16 +78,16 @@ def bench(workload: Workload, arms: Sequence[Arm], options: argparse.Namespace) 
     bench_cores()
     extra = parse_set(options.set)
     folder = Path(options.out).absolute() / workload.name
-    keep_settings(folder, {"steps": options.steps, "skip": options.skip, "set": extra})
+    named = {"steps": options.steps, "skip": options.skip, "set": extra}
+    keep_settings(folder, named | ({} if options.turn_s is None else {"turn_s": options.turn_s}))
     data = folder / "data"
     if not (data / "val.parquet").exists():
         make_data(workload, options.steps, data)
+    workload = timed(workload, options.turn_s, bound=not options.no_rates, model=data / "model", folder=folder)
     failed = 0
     for number, arm in interleaved(arms, options.rounds):
         plan = Plan(workload, arm, options.steps, data, folder / f"{arm.name}-r{number}", extra)
         failed += not one_run(plan, number, skip=options.skip, timeout_s=options.timeout)
-    if not options.no_rates and not (folder / RATES_FILE).exists():
-        measure_rates(workload, data / "model", folder)
     report = make_report(workload, options.steps, folder)
     if report is None:
         return 1
@@ -133,18 +139,6 @@ def one_run(plan: Plan, number: int, *, skip: int, timeout_s: float) -> bool:
     write_result(plan.folder, plan.arm.name, number, found)
     sys.stderr.write(f"{name}: {found.tokens_per_s:.0f} tokens/s, {found.step_s:.2f} s a step\n")
     return True
-
-
-def measure_rates(workload: Workload, model: Path, folder: Path) -> None:
-    """In a process of its own, which ends with the engine's."""
-    module = "seamless_verl.bench.training.rates"
-    places = ["--workload", workload.name, "--model", str(model), "--out", str(folder / RATES_FILE)]
-    env = Plan(workload, Arm("rates", module, 0), 0, model, folder, {}).environment()
-    with (folder / "rates.txt").open("wb") as log:
-        command = [sys.executable, "-W", "ignore", "-m", module, *places]
-        done = subprocess.run(command, env=env, stdout=log, stderr=subprocess.STDOUT, check=False)
-    if done.returncode != 0:
-        sys.stderr.write(f"The engine could not be measured alone: see {folder / 'rates.txt'}\n")
 
 
 if __name__ == "__main__":

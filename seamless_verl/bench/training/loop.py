@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 
-from seamless_verl.bench.training.workloads import Turn, workload_named
+from seamless_verl.bench.training.workloads import TURN_S, Turn, workload_named
 
 
 @dataclass
@@ -38,16 +38,17 @@ class Conversation:
 
 
 class ForcedLengthLoop(AgentLoopBase):  # type: ignore[misc]
-    """`workload` says how long each turn is; `record` is the file that gets a line for each finished sample.
+    """`workload` says how long each turn is; `record` is the file that gets a line for each finished sample; `turn_s`
+    is how long a tool takes on the mean, in seconds.
 
     `ignore_eos` with `max_tokens` alone forces a length: there are no stop tokens. `min_tokens` would add
     nothing, and verl's client, which lowers `max_tokens` when it resumes a cut call, leaves it as it was, so
     that vLLM would refuse the rest.
     """
 
-    def __init__(self, *args: Any, workload: str, record: str, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, workload: str, record: str, turn_s: float = TURN_S, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.workload, self.record = workload_named(workload), Path(record)
+        self.workload, self.record = workload_named(workload).with_turn(turn_s), Path(record)
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
         place = (int(kwargs["index"]), int(kwargs["session_id"]))

@@ -64,12 +64,13 @@ class Plan:
 
     def write_loops(self) -> None:
         """The agent loop's entry. YAML, of which JSON is a part."""
-        loop = {
+        loop: dict[str, object] = {
             "name": "forced",
             "_target_": "seamless_verl.bench.training.loop.ForcedLengthLoop",
             "workload": self.workload.name,
             "record": str(self.folder / SAMPLES_FILE),
         }
+        loop |= {} if self.workload.tool is None else {"turn_s": self.workload.tool.mean}
         (self.folder / "loops.yaml").write_text(json.dumps([loop]))
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from seamless_verl.errors import ConfigError
 
@@ -86,6 +87,16 @@ class Workload:
     def sample(self, index: int, session: int) -> list[Turn]:
         return [self.turn(index, session, turn) for turn in range(self.turns)]
 
+    def turn_s(self, rates: Mapping[int, float], engines: int) -> float:
+        """Seconds of generation of a mean turn while a step's samples are spread over so many engines; `rates` are
+        tokens/s of an engine alone by how many samples it has in flight."""
+        in_flight = self.step_samples // engines
+        return round(self.tokens.mean * in_flight / rates[in_flight], 3)
+
+    def with_turn(self, turn_s: float) -> Workload:
+        """Where a turn takes as long, and so a tool."""
+        return self if self.tool is None else replace(self, tool=Lognormal.with_mean(turn_s, self.tool.sigma))
+
     def generated(self, prompts: range) -> int:
         """Tokens that all samples of the prompts at these indices generate."""
         return sum(
@@ -94,8 +105,7 @@ class Workload:
 
 
 TURN_S = 0.38
-"""Seconds of generation of a mean turn of `w3`, 83 tokens, at the 4.6 ms a token that one core's engine takes
-with 32 samples in flight. A report says what the turns of its runs took."""
+"""Seconds of generation of a mean turn of `w3` where nobody has measured it: 83 tokens at 4.6 ms."""
 
 WORKLOADS = {
     one.name: one
