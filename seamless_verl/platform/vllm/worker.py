@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 
 from seamless_verl.platform.cores import core_of_rank, device_cores
 from seamless_verl.platform.pinning import pin_process
+from seamless_verl.platform.priority import before_helpers
 from seamless_verl.platform.process_group import share_gloo_devices
 from seamless_verl.platform.vllm.seeded import HostModelRunner
 
@@ -33,6 +35,10 @@ class HostWorker(CPUWorker):  # type: ignore[misc]
         if type(self.model_runner) is CPUModelRunner:  # vLLM makes it in the midst of what it does here
             self.model_runner.__class__ = HostModelRunner
         unname_shared_memory(os.environ.get("VLLM_DIST_IDENT", ""), self.rank)
+
+    def undisturbed(self) -> AbstractContextManager[None]:
+        """While weights are loaded."""
+        return before_helpers()
 
     def sleep(self, level: int = 1) -> None:
         """Keep everything: host memory is shared with the trainer anyway. The scheduler still pauses."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -22,6 +23,7 @@ from seamless_verl.trainer.host_weights import HostWeights, mapped_here
 from seamless_verl.trainer.replica.load_plan import Plans
 
 Weights = list[tuple[str, torch.Tensor]]
+UNDISTURBED = "undisturbed"  # of a worker whose device does not copy by itself: a context in which it is to load
 
 
 class SeamlessWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc]
@@ -42,6 +44,11 @@ class SeamlessWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc
     def load_staged(self, version: int, bucket_bytes: int) -> float:
         """Load what was mapped, while the engine stands still; returns when it began, on this host's clock."""
         began = time.monotonic()
+        with getattr(self, UNDISTURBED, nullcontext)():
+            self._load_mapped(version, bucket_bytes)
+        return began
+
+    def _load_mapped(self, version: int, bucket_bytes: int) -> None:
         assert self.mapped is not None and self.mapped[0].version == version, f"version {version} is not mapped"
         (staged, weights), self.mapped = self.mapped, None
         kind = {} if staged.peft is None else {"peft_config": staged.peft, "base_sync_done": True}
@@ -50,7 +57,6 @@ class SeamlessWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc
         mapped = partial(MappedReceiver, weights, bucket_bytes, plans, list(self._iter_all_models()))
         with rebound(bucketed_weight_transfer, BucketedWeightReceiver=mapped):
             self.update_weights_from_ipc(**kind, use_shm=True)
-        return began
 
 
 class MappedReceiver:
