@@ -11,7 +11,7 @@ import functools
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 AUTOGROUP, ENABLED = Path("/proc/self/autogroup"), Path("/proc/sys/kernel/sched_autogroup_enabled")
@@ -24,21 +24,31 @@ FIRST = -10
 def before_helpers() -> Iterator[None]:
     """Meanwhile this process goes before others on its core, where it may do that: for milliseconds only, since
     helpers have nowhere else to go."""
-    if not may_go_first():
-        yield
-        return
-    niceness = int(re.findall(r"nice (-?\d+)", AUTOGROUP.read_text())[0])
-    AUTOGROUP.write_text(f"{FIRST}")
+    niceness = raised() if may_go_first() else None
     try:
         yield
     finally:
-        AUTOGROUP.write_text(f"{niceness}")
+        if niceness is not None:
+            with suppress(OSError):  # the load's own end counts
+                AUTOGROUP.write_text(niceness)
+
+
+def raised() -> str | None:
+    """Goes first; the niceness that was, None where the system does not let it after all, as in a container whose
+    root is none outside."""
+    found = re.search(r"nice (-?\d+)", AUTOGROUP.read_text())
+    try:
+        AUTOGROUP.write_text(f"{FIRST}")
+    except OSError:
+        return None
+    return None if found is None else found[1]
 
 
 @functools.cache
 def may_go_first() -> bool:
-    """Where sessions are autogroups, and this process may raise its own and lower it again."""
-    if not ENABLED.exists() or ENABLED.read_text().strip() != "1" or not os.access(AUTOGROUP, os.W_OK):
+    """Where sessions are autogroups, and this process, which alone says what its session's is, may raise it and lower
+    it again."""
+    if os.getsid(0) != os.getpid() or not ENABLED.exists() or ENABLED.read_text().strip() != "1":
         return False
     effective = int(re.findall(r"CapEff:\s*([0-9a-f]+)", STATUS.read_text())[0], 16)
-    return not (CAP_SYS_ADMIN | CAP_SYS_NICE) & ~effective
+    return os.access(AUTOGROUP, os.W_OK) and not (CAP_SYS_ADMIN | CAP_SYS_NICE) & ~effective

@@ -21,11 +21,20 @@ DEFAULT_BACKEND = Adaptation(
     "(timeout_second=None, backend=None)",
 )
 
-GLOO_DEVICES = Adaptation(
-    "torch-gloo-devices",
-    "torch.distributed:ProcessGroupGloo._Options._devices",
-    "torch 2.13.0",
-    "each group is given the devices of the first, where torch would make its own",
+GLOO_DEVICES = tuple(
+    Adaptation(
+        "torch-gloo-devices",
+        f"torch.distributed:ProcessGroupGloo.{name}",
+        "torch 2.13.0",
+        "each group is given the devices of the first, where torch would make its own",
+    )
+    for name in (
+        "_Options._devices",
+        "_Options._threads",
+        "_Options._timeout",
+        "create_device",
+        "create_default_device",
+    )
 )
 INTERFACES = "GLOO_SOCKET_IFNAME"  # torch's: gloo's network interfaces, by comma
 
@@ -48,7 +57,8 @@ def share_gloo_devices() -> None:
     Raises:
         HostMovedError: torch does not take devices any more.
     """
-    GLOO_DEVICES.verify()
+    for used in GLOO_DEVICES:
+        used.verify()
     from torch.distributed import ProcessGroupGloo
 
     group: Any = ProcessGroupGloo
@@ -58,7 +68,7 @@ def share_gloo_devices() -> None:
 
     @functools.wraps(make)
     def made(self: Any, store: Any, rank: int, size: int, *given: Any, **named: Any) -> None:
-        if given or set(named) != {"timeout"}:  # whoever gives options has devices of their own in them
+        if given or set(named) != {"timeout"}:  # options have devices of their own, a transfer takes its device with it
             make(self, store, rank, size, *given, **named)
             return
         options = group._Options()

@@ -31,7 +31,7 @@ def test_what_we_call_of_rays_own_takes_what_it_took(symbol: str) -> None:
 
 @pytest.mark.parametrize(
     "adaptation",
-    [*MEGATRON, *VLLM, DEFAULT_BACKEND, GLOO_DEVICES, *ZYGOTE],
+    [*MEGATRON, *VLLM, DEFAULT_BACKEND, *GLOO_DEVICES, *ZYGOTE],
     ids=lambda a: f"{a.name}-{a.symbol.split(':')[1]}",
 )
 def test_every_adapted_symbol_is_where_it_was(adaptation: Adaptation) -> None:

@@ -14,7 +14,6 @@ from verl.workers.config.rollout import CheckpointEngineConfig
 from version_weights import Weights
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
-from vllm.v1.engine.exceptions import EngineDeadError
 from vllm_engine import Engine, environment, settings
 
 from seamless_verl.trainer.host_weights import HostMemory, HostWeights
@@ -74,10 +73,9 @@ class Server(SeamlessServer):
         """One that fails for another reason than what an event did is on record."""
         try:
             await super().refit(version, weights)
-        except EngineDeadError:
-            raise
         except Exception as error:
             if "this host has no weights in its memory" not in str(error):
+                await self.engine.collective_rpc("clock")  # raises where it is because the engine dies
                 self.defects.append(repr(error))
             raise
 

@@ -56,7 +56,11 @@ def parser() -> argparse.ArgumentParser:
     ours.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override in every arm")
     ours.add_argument("--out", type=Path, default=Path("runs/bench"))
     ours.add_argument("--timeout", type=float, default=900.0, help="seconds for one run")
-    ours.add_argument("--no-rates", action="store_true", help="do without the bound, for which an engine runs alone")
+    ours.add_argument(
+        "--no-rates",
+        action="store_true",
+        help="do without the bound, for which an engine runs alone; for w3 it does unless --turn-s is given",
+    )
     alone = "seconds a tool of w3 takes on the mean; without it what a turn takes of an engine alone, which is measured"
     ours.add_argument("--turn-s", type=float, metavar="SECONDS", help=alone)
     return ours
@@ -78,12 +82,12 @@ def bench(workload: Workload, arms: Sequence[Arm], options: argparse.Namespace) 
     bench_cores()
     extra = parse_set(options.set)
     folder = Path(options.out).absolute() / workload.name
-    named = {"steps": options.steps, "skip": options.skip, "set": extra}
-    keep_settings(folder, named | ({} if options.turn_s is None else {"turn_s": options.turn_s}))
     data = folder / "data"
     if not (data / "val.parquet").exists():
         make_data(workload, options.steps, data)
     workload = timed(workload, options.turn_s, bound=not options.no_rates, model=data / "model", folder=folder)
+    shared = {"steps": options.steps, "skip": options.skip, "set": extra}
+    keep_settings(folder, shared | ({} if workload.tool is None else {"turn_s": workload.tool.mean}))
     failed = 0
     for number, arm in interleaved(arms, options.rounds):
         plan = Plan(workload, arm, options.steps, data, folder / f"{arm.name}-r{number}", extra)

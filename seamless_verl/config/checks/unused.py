@@ -11,6 +11,8 @@ from seamless_verl.config.checks.settings import Settings, check
 from seamless_verl.config.schema import SeamlessConfig
 
 UNUSED = (
+    "layout",
+    "wait_for_machines_s",
     "max_staleness",
     "ahead",
     "lending",
@@ -22,7 +24,7 @@ UNUSED = (
     "watchdog.transition_s",
     "watchdog.no_progress_s",
 )
-"""Of the `seamless:` node: the others, such as the machines, count in every mode."""
+"""Of the `seamless:` node: the machines count in every mode, and the gateway has a check of its own."""
 
 
 @check

@@ -44,7 +44,8 @@ class SeamlessWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc
     def load_staged(self, version: int, bucket_bytes: int) -> float:
         """Load what was mapped, while the engine stands still; returns when it began, on this host's clock."""
         began = time.monotonic()
-        with getattr(self, UNDISTURBED, nullcontext)():
+        planned = self.plans is not None and self.plans.plan is not None  # else it takes as long as the loaders do
+        with getattr(self, UNDISTURBED, nullcontext)() if planned else nullcontext():
             self._load_mapped(version, bucket_bytes)
         return began
 
