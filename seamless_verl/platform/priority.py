@@ -8,16 +8,18 @@ share of a core (autogroups), whatever their niceness, and Ray's workers and the
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 AUTOGROUP, ENABLED = Path("/proc/self/autogroup"), Path("/proc/sys/kernel/sched_autogroup_enabled")
 STATUS = Path("/proc/self/status")
 CAP_SYS_ADMIN, CAP_SYS_NICE = 1 << 21, 1 << 23  # without the first an autogroup changes once in 100 ms
 FIRST = -10
+logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -29,19 +31,27 @@ def before_helpers() -> Iterator[None]:
         yield
     finally:
         if niceness is not None:
-            with suppress(OSError):  # the load's own end counts
-                AUTOGROUP.write_text(niceness)
+            lower(niceness)
 
 
 def raised() -> str | None:
-    """Goes first; the niceness that was, None where the system does not let it after all, as in a container whose
-    root is none outside."""
-    found = re.search(r"nice (-?\d+)", AUTOGROUP.read_text())
+    """Goes first; the niceness that was. None where it goes as before: it is in no autogroup, or the system does not
+    let it after all, as in a container whose root is none outside."""
+    if (found := re.search(r"nice (-?\d+)", AUTOGROUP.read_text())) is None:
+        return None
     try:
         AUTOGROUP.write_text(f"{FIRST}")
     except OSError:
         return None
-    return None if found is None else found[1]
+    return found[1]
+
+
+def lower(niceness: str) -> None:
+    """A refusal does not take the place of how the load ended, and is said."""
+    try:
+        AUTOGROUP.write_text(niceness)
+    except OSError as error:
+        logger.warning("process %s stays before others on its core: %s", os.getpid(), error)
 
 
 @functools.cache

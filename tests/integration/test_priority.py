@@ -67,23 +67,38 @@ def test_a_session_goes_first_and_back_again(env: dict[str, str]) -> None:
     assert within == ("-10" if on and may and not {"NOBODY", "WITHIN"} & set(env) else usual)
 
 
-def test_a_system_that_refuses_after_all_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(priority, "may_go_first", lambda: True)
-    refusing = tmp_path / "autogroup"
-    refusing.mkdir()  # a folder takes no text: an OSError, as the kernel's refusal is
-    monkeypatch.setattr(priority, "AUTOGROUP", Folder(refusing))
-    with priority.before_helpers():
-        pass
+class Said:
+    """A session's file that says one thing, and refuses from the `taken`-th text on."""
 
-
-class Folder:
-    """A file that can be read and not written."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, said: str, taken: int) -> None:
+        self.said, self.taken = said, taken
+        self.written = list[str]()
 
     def read_text(self) -> str:
-        return "/autogroup-1 nice 0\n"
+        return self.said
 
-    def write_text(self, text: str) -> int:
-        return self.path.write_text(text)
+    def write_text(self, text: str) -> None:
+        if len(self.written) == self.taken:
+            raise PermissionError("no")
+        self.written.append(text)
+
+
+@pytest.mark.parametrize(
+    ("said", "taken", "written"),
+    [
+        ("/autogroup-1 nice 4\n", 9, ["-10", "4"]),
+        ("/autogroup-1 nice 4\n", 0, []),
+        ("/autogroup-1 nice 4\n", 1, ["-10"]),
+        ("", 9, []),
+    ],
+)
+def test_what_cannot_be_lowered_again_is_not_raised_and_a_refusal_is_no_error(
+    said: str, taken: int, written: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = Said(said, taken)
+    monkeypatch.setattr(priority, "may_go_first", lambda: True)
+    monkeypatch.setattr(priority, "AUTOGROUP", file)
+    with priority.before_helpers():
+        pass
+    assert file.written == written
+    assert ("stays before others" in caplog.text) is (taken == 1)

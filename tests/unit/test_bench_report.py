@@ -150,8 +150,9 @@ def test_runs_of_other_settings_are_not_compared(tmp_path: Path) -> None:
         (["--set", "seed"], "--set='seed': has no value"),
         (["--steps", "3", "--skip", "3"], "--skip=3"),
         (["--rounds", "0"], "--rounds=0"),
-        (["--turn-s", "0"], "--turn-s=0"),
-        (["--turn-s", "1e9"], "--turn-s=1000000000"),
+        (["--workload", "w3", "--turn-s", "0"], "--turn-s=0"),
+        (["--workload", "w3", "--turn-s", "1e9"], "--turn-s=1000000000"),
+        (["--workload", "w1", "--turn-s", "1"], "w1 has no tools"),
     ],
 )
 def test_mistakes_are_told_before_anything_runs(

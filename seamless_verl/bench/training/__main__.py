@@ -25,8 +25,9 @@ from seamless_verl.errors import ConfigError, refusing
 from seamless_verl.tiny.files import replaced_file
 
 VANILLA = "sync,colocate_async,separate_async,separate_async-switch,*-poll"
-LONGEST_TURN_S = 60.0
 OURS = "seamless-colocated-s1,seamless-disaggregated-s1-streamed,seamless-multiplexed-s1-streamed"
+LONGEST_TURN_S = 60.0
+MEASURED = "measured"
 
 
 @refusing
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.list:
         sys.stdout.write("".join(f"{arm.name}\n" for arm in known(workload)))
         return 0
-    check(options)
+    check(workload, options)
     return bench(workload, arms_named(workload, options.arms.split(",")), options)
 
 
@@ -66,15 +67,19 @@ def parser() -> argparse.ArgumentParser:
     return ours
 
 
-def check(options: argparse.Namespace) -> None:
+def check(workload: Workload, options: argparse.Namespace) -> None:
     """ConfigError for what cannot work, before anything is written."""
     if options.rounds < 1:
         raise ConfigError("--rounds", options.rounds, "makes no run", "Give --rounds 1 or more")
     check_skip(options.skip, options.steps)
-    if options.turn_s is not None and not 0 < options.turn_s < LONGEST_TURN_S:
+    parse_set(options.set)
+    if options.turn_s is None:
+        return
+    if workload.tool is None:
+        raise ConfigError("--turn-s", options.turn_s, f"{workload.name} has no tools", "Leave it out")
+    if not 0 < options.turn_s < LONGEST_TURN_S:
         reason = "is no time that a turn takes"
         raise ConfigError("--turn-s", options.turn_s, reason, f"Give more than 0, and less than {LONGEST_TURN_S:g}")
-    parse_set(options.set)
 
 
 def bench(workload: Workload, arms: Sequence[Arm], options: argparse.Namespace) -> int:
@@ -82,12 +87,12 @@ def bench(workload: Workload, arms: Sequence[Arm], options: argparse.Namespace) 
     bench_cores()
     extra = parse_set(options.set)
     folder = Path(options.out).absolute() / workload.name
+    shared = {"steps": options.steps, "skip": options.skip, "set": extra}
+    keep_settings(folder, shared | ({} if workload.tool is None else {"turn_s": options.turn_s or MEASURED}))
     data = folder / "data"
     if not (data / "val.parquet").exists():
         make_data(workload, options.steps, data)
     workload = timed(workload, options.turn_s, bound=not options.no_rates, model=data / "model", folder=folder)
-    shared = {"steps": options.steps, "skip": options.skip, "set": extra}
-    keep_settings(folder, shared | ({} if workload.tool is None else {"turn_s": workload.tool.mean}))
     failed = 0
     for number, arm in interleaved(arms, options.rounds):
         plan = Plan(workload, arm, options.steps, data, folder / f"{arm.name}-r{number}", extra)

@@ -24,7 +24,7 @@ UNUSED = (
     "watchdog.transition_s",
     "watchdog.no_progress_s",
 )
-"""Of the `seamless:` node: the machines count in every mode, and the gateway has a check of its own."""
+"""Of the `seamless:` node. Machines and the gateway have checks of their own; what is left counts in every mode."""
 
 
 @check

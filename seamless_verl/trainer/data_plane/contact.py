@@ -86,7 +86,7 @@ class Contact:
             if asyncio.get_running_loop().time() > limit:
                 self._give_up(one, f"out of reach for {SOUGHT_S:g} s: {why}")
                 return
-            await asyncio.sleep(KNOCK_S)
+            await asyncio.sleep(KNOCK_S)  # a replica that cannot be reached tells nobody when it can
 
     async def _knock(self, one: Attachment) -> str | None:
         """Try once; why it should be tried again, if it should."""
