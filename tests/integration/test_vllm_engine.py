@@ -129,3 +129,21 @@ def test_without_the_adaptation_a_packed_weight_is_gone(engine: Engine) -> None:
         packing(layer, remove_weight=True)
     assert kept.weight.shape == (64, 64)
     assert dropped.weight.numel() == 0
+
+
+def test_packed_copies_that_were_given_back_are_made_again_when_used(engine: Engine) -> None:
+    from vllm.model_executor.layers.utils import cpu_unquantized_gemm
+
+    from seamless_verl.platform.vllm.weights import KEEP_WEIGHTS, MULTIPLY, UNPACKED, unpack
+
+    pack: Any = KEEP_WEIGHTS.verify()
+    packed, plain = (torch.nn.Linear(64, 64, bias=False).requires_grad_(False) for _ in range(2))
+    pack(packed, remove_weight=True)
+    setattr(plain, MULTIPLY, UNPACKED)
+    unpack(torch.nn.ModuleList([packed, plain, torch.nn.Linear(2, 2)]))
+    assert getattr(plain, MULTIPLY) is UNPACKED
+    packed.weight.copy_(plain.weight)
+    x = torch.randn(3, 64)
+    for _ in range(2):
+        product = cpu_unquantized_gemm(packed, x, packed.weight, None)
+        torch.testing.assert_close(product, x @ plain.weight.T)

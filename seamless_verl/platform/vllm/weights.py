@@ -5,6 +5,10 @@ has nothing to load into. Here the original stays beside its packed copy: `load_
 it, and `process_weights_after_loading`, which verl runs after the last bucket, packs it again. The
 price is one more copy of the Linear weights; multiplying by the unpacked ones would save it, but is
 1.1 to 4 times slower above a width of 256.
+
+A load gives all packed copies back before it makes new ones. With one old copy beside each new one,
+as vLLM has it, most new ones came to lie in memory that the process did not have yet, and page faults
+took as long as the packing.
 """
 
 from __future__ import annotations
@@ -12,6 +16,8 @@ from __future__ import annotations
 import functools
 import sys
 from typing import Any, cast
+
+import torch
 
 from seamless_verl.platform.adaptation import Adaptation
 
@@ -22,6 +28,7 @@ KEEP_WEIGHTS = Adaptation(
     "packing a Linear weight drops the parameter that the next weight update must load into",
     "(layer: torch.nn.modules.module.Module, remove_weight: bool) -> None",
 )
+MULTIPLY, UNPACKED = "cpu_linear", torch.nn.functional.linear  # what vLLM calls for a layer's product, and may call
 
 
 def keep_weights() -> None:
@@ -40,3 +47,16 @@ def keep_weights() -> None:
 
     # Its callers import the name at each call, so the module's own attribute is the only one there is.
     vars(sys.modules[pack.__module__])[pack.__name__] = pack_and_keep
+
+
+def unpack(model: torch.nn.Module) -> None:
+    """Give back the packed copies of its Linear weights, before all are packed again; one that is used earlier is
+    packed then."""
+    for layer in model.modules():
+        if vars(layer).get(MULTIPLY, UNPACKED) is not UNPACKED:
+            setattr(layer, MULTIPLY, functools.partial(packed_at_last, layer))
+
+
+def packed_at_last(layer: Any, *operands: Any) -> Any:
+    cast(Any, KEEP_WEIGHTS.verify())(layer, remove_weight=False)
+    return getattr(layer, MULTIPLY)(*operands)

@@ -15,6 +15,7 @@ from seamless_verl.platform.pinning import pin_process
 from seamless_verl.platform.priority import before_helpers
 from seamless_verl.platform.process_group import share_gloo_devices
 from seamless_verl.platform.vllm.seeded import HostModelRunner
+from seamless_verl.platform.vllm.weights import unpack
 
 SHARED_MEMORY = "/dev/shm"
 
@@ -36,8 +37,9 @@ class HostWorker(CPUWorker):  # type: ignore[misc]
             self.model_runner.__class__ = HostModelRunner
         unname_shared_memory(os.environ.get("VLLM_DIST_IDENT", ""), self.rank)
 
-    def undisturbed(self) -> AbstractContextManager[None]:
-        """While weights are loaded."""
+    def standing(self) -> AbstractContextManager[None]:
+        """While weights are loaded, and until the engine goes on."""
+        unpack(self.model_runner.model)
         return before_helpers()
 
     def sleep(self, level: int = 1) -> None:

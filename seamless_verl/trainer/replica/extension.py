@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,7 @@ from seamless_verl.trainer.host_weights import HostWeights, mapped_here
 from seamless_verl.trainer.replica.load_plan import Plans
 
 Weights = list[tuple[str, torch.Tensor]]
-UNDISTURBED = "undisturbed"  # of a worker whose device does not copy by itself: a context in which it is to load
+STANDING = "standing"  # of a worker whose device does not copy by itself: a context in which it is to load and to wait
 
 
 class SeamlessWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc]
@@ -32,22 +32,27 @@ class SeamlessWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc
 
     mapped: tuple[HostWeights, Weights] | None = None
     plans: Plans | None = None
+    stands = ExitStack()  # from a load until the engine goes on
 
     def map_staged(self, staged: bytes) -> None:
         """Map what this host has of these pickled HostWeights, while the engine generates."""
         self.mapped = mapped_here(pickle.loads(staged))
 
-    def clock(self) -> float:
-        """When the engine came to this, on its host's clock."""
-        return time.monotonic()
-
     def load_staged(self, version: int, bucket_bytes: int) -> float:
         """Load what was mapped, while the engine stands still; returns when it began, on this host's clock."""
         began = time.monotonic()
+        self.stands.close()  # of a load that nothing followed
         planned = self.plans is not None and self.plans.plan is not None  # else it takes as long as the loaders do
-        with getattr(self, UNDISTURBED, nullcontext)() if planned else nullcontext():
+        with ExitStack() as stands:
+            stands.enter_context(getattr(self, STANDING, nullcontext)() if planned else nullcontext())
             self._load_mapped(version, bucket_bytes)
+            self.stands = stands.pop_all()
         return began
+
+    def goes_on(self) -> float:
+        """The engine is told next to go on; returns when, on its host's clock."""
+        self.stands.close()
+        return time.monotonic()
 
     def _load_mapped(self, version: int, bucket_bytes: int) -> None:
         assert self.mapped is not None and self.mapped[0].version == version, f"version {version} is not mapped"

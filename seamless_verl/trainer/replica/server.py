@@ -125,8 +125,9 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
         self.stood_still_s = await self._go_on() - began
 
     async def _go_on(self) -> float:
-        """When the engine, which takes both in this order, had gone on: its reply may be long on its way."""
-        _, ended = await all_of(self.resume(), self.engine.collective_rpc("clock"))
+        """When the engine, which takes both in this order, went on. Asked behind the resume instead, it would answer
+        after the step that it goes on with."""
+        ended, _ = await all_of(self.engine.collective_rpc("goes_on"), self.resume())
         return float(ended[0])
 
     async def _stop_and_load(self, version: int, noted: ExitStack) -> float:
