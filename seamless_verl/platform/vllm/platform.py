@@ -7,11 +7,13 @@ Without `SEAMLESS_VISIBLE_DEVICES` this class is the CPU platform unchanged.
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager
 from typing import Any
 
 from vllm.platforms.cpu import CpuPlatform
 
 from seamless_verl.platform.cores import CPU_CORES, VISIBLE_DEVICES, core_of_rank, device_cores, thread_binding
+from seamless_verl.platform.priority import before_helpers
 
 WORKER = "seamless_verl.platform.vllm.worker.HostWorker"
 
@@ -26,6 +28,11 @@ class HostPlatform(CpuPlatform):  # type: ignore[misc]
         os.environ.setdefault(CPU_CORES, ",".join(map(str, sorted(os.sched_getaffinity(0)))))
         if VISIBLE_DEVICES in os.environ:
             place_engine(vllm_config.parallel_config, device_cores(os.environ))
+
+    @staticmethod
+    def standing() -> AbstractContextManager[None]:
+        """While a server's engine stands still, which it goes on from as soon as the server says."""
+        return before_helpers()
 
     def is_sleep_mode_available(self) -> bool:
         """Yes: the scheduler pauses and the worker keeps its memory, so verl's default config runs."""

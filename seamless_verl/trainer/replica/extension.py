@@ -23,7 +23,7 @@ from seamless_verl.trainer.host_weights import HostWeights, mapped_here
 from seamless_verl.trainer.replica.load_plan import Plans
 
 Weights = list[tuple[str, torch.Tensor]]
-STANDING = "standing"  # of a worker whose device does not copy by itself: a context in which it is to load and to wait
+STANDING = "standing"  # of a worker and a platform whose devices do not copy by themselves: a context to load in
 
 
 class SeamlessWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc]

@@ -10,13 +10,14 @@ import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any
 
 import ray
 from verl.single_controller.ray import RayClassWithInitArgs
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
+from vllm.platforms import current_platform
 from vllm.reasoning import ReasoningParserManager
 
 from seamless_verl.config.engine_kwargs import given
@@ -28,7 +29,7 @@ from seamless_verl.trainer.collector import spare_imports
 from seamless_verl.trainer.device_time import TakenThere
 from seamless_verl.trainer.log import show_log
 from seamless_verl.trainer.replica import scheduler
-from seamless_verl.trainer.replica.extension import extension, pickled
+from seamless_verl.trainer.replica.extension import STANDING, extension, pickled
 from seamless_verl.trainer.replica.source import AsyncLLMSource
 from seamless_verl.trainer.workers import SeamlessReplicaWorker
 
@@ -115,7 +116,8 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
             else:
                 self.loaded = None  # what fails half-way has loaded nothing
                 await self.collective_rpc("map_staged", args=(pickled(weights),))
-                await self._load(version)
+                with getattr(type(current_platform), STANDING, nullcontext)():
+                    await self._load(version)
 
     async def _load(self, version: int) -> None:
         with ExitStack() as noted:
