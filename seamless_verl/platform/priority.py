@@ -17,9 +17,9 @@ FIRST = os.SCHED_FIFO | os.SCHED_RESET_ON_FORK  # before every usual thread; tho
 @contextmanager
 def before_helpers() -> Iterator[None]:
     """Meanwhile this process's threads go before others on their core, where they may do that (CAP_SYS_NICE, or a limit
-    RLIMIT_RTPRIO): for milliseconds only, since helpers have nowhere else to go."""
+    RLIMIT_RTPRIO) and the system has such threads: for milliseconds only, since helpers have nowhere else to go."""
     with ExitStack() as raised:
-        with suppress(PermissionError):
+        with suppress(OSError):
             for thread in map(int, os.listdir(THREADS)):
                 with suppress(ProcessLookupError):  # it has ended
                     policy, param = os.sched_getscheduler(thread), os.sched_getparam(thread)

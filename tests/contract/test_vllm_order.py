@@ -1,10 +1,11 @@
-"""What reaches vLLM's engine behind what: a load behind its pause, a look at the clock behind the resume. It is our
+"""What reaches vLLM's engine behind what: a load behind its pause, the resume behind a look at the clock. It is our
 server's doing, and that of vLLM's own client."""
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from host_cases import found
 
 from seamless_verl.resources.ledger import Activity
 from seamless_verl.rollout.engine import PauseMode
-from seamless_verl.trainer.replica.server import SeamlessServer
+from seamless_verl.trainer.replica.server import GOING_FIRST, SeamlessServer
 from seamless_verl.trainer.replica.source import AsyncLLMSource
 
 PAUSE, RESUME, RPC = "pause_scheduler", "resume_scheduler", "collective_rpc"
@@ -66,30 +67,44 @@ async def all_that_can() -> None:
 
 @pytest.mark.parametrize(("parallel", "before_the_reply"), [(1, [PAUSE, RPC]), (2, [PAUSE])])
 def test_a_load_goes_right_behind_its_pause_but_where_engines_stop_together(
-    parallel: int, before_the_reply: list[str]
+    parallel: int, before_the_reply: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from vllm.platforms import current_platform
+
+    first = list[bool]()
+
+    @contextmanager
+    def going_first() -> Iterator[None]:
+        first.append(True)
+        yield
+        first.append(False)
+
     async def case() -> None:
         sent = Sent()
-        with ExitStack() as noted:
-            task = asyncio.create_task(SeamlessServer._stop_and_load(server_of(sent, parallel), 1, noted))
+        with ExitStack() as standing, ExitStack() as noted:
+            load = SeamlessServer._stop_and_load(server_of(sent, parallel), 1, standing, noted)
+            task = asyncio.create_task(load)
             await all_that_can()
-            assert sent.methods == before_the_reply
+            assert sent.methods == before_the_reply and not first, "its last step is as usual"
             sent.reply(None)
             await all_that_can()
+            assert first == [True]
             sent.reply([5.0])
-            assert await task == 5.0 and sent.methods == [PAUSE, RPC]
+            assert await task == 5.0 and sent.methods == [PAUSE, RPC] and first == [True]
+        assert first == [True, False]
 
+    monkeypatch.setattr(type(current_platform), GOING_FIRST, staticmethod(going_first), raising=False)
     asyncio.run(asyncio.wait_for(case(), 30))
 
 
-def test_the_clock_is_looked_at_right_behind_the_resume() -> None:
+def test_the_clock_is_looked_at_right_before_the_resume() -> None:
     async def case() -> None:
         sent = Sent()
         task = asyncio.create_task(SeamlessServer._go_on(server_of(sent, 1)))
         await all_that_can()
-        assert sent.methods == [RESUME, RPC]
-        sent.reply(None)
+        assert sent.methods == [RPC, RESUME]
         sent.reply([7.0])
+        sent.reply(None)
         assert await task == 7.0
 
     asyncio.run(asyncio.wait_for(case(), 30))

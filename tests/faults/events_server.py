@@ -75,7 +75,7 @@ class Server(SeamlessServer):
             await super().refit(version, weights)
         except Exception as error:
             if "this host has no weights in its memory" not in str(error):
-                await self.engine.collective_rpc("goes_on")  # raises where it is because the engine dies
+                await self.engine.collective_rpc("clock")  # raises where it is because the engine dies
                 self.defects.append(repr(error))
             raise
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -9,9 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from seamless_verl.platform.priority import FIRST as FIRST_POLICY
+from seamless_verl.platform.priority import before_helpers
+
 pytestmark = pytest.mark.integration
 FIRST = """
 import os
+if os.environ["NOBODY"]:
+    os.setuid(65534)
 os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
 """
 PROCESS = """
@@ -51,9 +57,11 @@ def said(script: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("env", [{}, {"BATCH": "1"}, {"NOBODY": "1"}, {"BATCH": "1", "NOBODY": "1"}], ids=str)
 def test_a_process_goes_first_and_back_again(env: dict[str, str]) -> None:
-    may = said(FIRST).returncode == 0 and "NOBODY" not in env
     if "NOBODY" in env and os.getuid() != 0:
         pytest.skip("only root can become nobody")
+    may = said(FIRST, **env).returncode == 0
+    if "NOBODY" not in env and not may:
+        pytest.skip("a process may not go first here")
     usual = [os.SCHED_BATCH if "BATCH" in env else os.SCHED_OTHER] * 2
     within = [os.SCHED_FIFO] * 2 if may else usual
     started = [os.SCHED_OTHER if may else usual[0]]
@@ -62,10 +70,24 @@ def test_a_process_goes_first_and_back_again(env: dict[str, str]) -> None:
     assert done.stdout.split() == list(map(str, policies)), done.stderr
 
 
-def test_who_loads_and_who_waits_for_it_are_asked_by_the_name_that_they_have() -> None:
+@pytest.mark.parametrize("refusal", [errno.EPERM, errno.EINVAL, errno.ENOSYS])
+def test_where_the_system_refuses_a_process_goes_as_before(refusal: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: int, policy: int, param: os.sched_param) -> None:
+        asked.append(policy)
+        raise OSError(refusal, os.strerror(refusal))
+
+    asked = list[int]()
+    monkeypatch.setattr(os, "sched_setscheduler", refuse)
+    with before_helpers():
+        pass
+    assert asked == [FIRST_POLICY]
+
+
+def test_who_waits_for_a_load_and_who_loads_are_asked_by_the_names_that_they_have() -> None:
     from vllm.platforms import current_platform
 
     from seamless_verl.platform.vllm.worker import HostWorker
-    from seamless_verl.trainer.replica.extension import STANDING
+    from seamless_verl.trainer.replica.extension import BEFORE_LOAD
+    from seamless_verl.trainer.replica.server import GOING_FIRST
 
-    assert callable(getattr(type(current_platform), STANDING)) and callable(getattr(HostWorker, STANDING))
+    assert callable(getattr(type(current_platform), GOING_FIRST)) and callable(getattr(HostWorker, BEFORE_LOAD))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,6 +26,7 @@ pytestmark = [
 ]
 PROMPTS = [[1, 2, 3, 4, 5], [10, 20, 30], [7] * 12, [100, 90, 80, 70]]
 CLOSE, FAR = 1e-3, 0.1
+FIRST = "import os; os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))"
 USABLE = sorted(os.sched_getaffinity(0))
 
 
@@ -41,8 +44,13 @@ def loaded(nano: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(nano / "model", dtype=torch.float32)
 
 
-async def load(engine: Engine, memory: HostMemory, weights: Mapping[str, torch.Tensor]) -> float:
-    """Seconds that the engine stood still for it."""
+async def load(
+    engine: Engine,
+    memory: HostMemory,
+    weights: Mapping[str, torch.Tensor],
+    loaded: Callable[[], None] = lambda: None,
+) -> float:
+    """Seconds that the engine stood still for it; `loaded` is called before it goes on."""
     memory.begin()
     for name, weight in weights.items():
         memory.add(name, weight)
@@ -52,7 +60,9 @@ async def load(engine: Engine, memory: HostMemory, weights: Mapping[str, torch.T
         began = time.perf_counter()
         await engine.llm.collective_rpc("load_staged", args=(1, 16 << 20))
         await engine.llm.reset_prefix_cache()
-        return time.perf_counter() - began
+        took = time.perf_counter() - began
+        loaded()
+        return took
 
 
 async def planned(engine: Engine) -> list[bool]:
@@ -69,6 +79,25 @@ def test_a_load_takes_effect_exactly(engine: Engine, loaded: Any) -> None:
         samples = engine.run(engine.samples(PROMPTS, 48))
         assert largest_error(renewed, samples) < CLOSE
         assert largest_error(loaded, samples) > FAR, "the old weights would not have been told apart"
+
+
+def test_who_loads_goes_first_until_it_generates(engine: Engine, loaded: Any) -> None:
+    """Alone, for workers in parallel wait for messages by spinning."""
+    alone = not processes("VLLM::Worker")
+    working = [*processes("VLLM::Worker"), *processes("EngineCore")]
+    may = subprocess.run([sys.executable, "-c", FIRST], stderr=subprocess.DEVNULL).returncode == 0
+
+    def policies() -> set[int]:
+        threads = [thread.id for process in working for thread in process.threads()]
+        return {os.sched_getscheduler(thread) & ~os.SCHED_RESET_ON_FORK for thread in threads}
+
+    standing = list[set[int]]()
+    memory, weights = HostMemory("here"), dict(loaded.named_parameters())
+    for _ in range(2):
+        engine.run(load(engine, memory, weights, lambda: standing.append(policies())))
+        engine.run(engine.samples(PROMPTS, 4))
+        assert policies() == {os.SCHED_OTHER}
+    assert standing[-1] == {os.SCHED_FIFO if alone and may else os.SCHED_OTHER}
 
 
 def test_many_loads_leak_no_memory_and_take_milliseconds(engine: Engine, loaded: Any) -> None:

@@ -37,18 +37,18 @@ def test_an_engine_is_measured_once_and_where_it_must_be(
 ) -> None:
     calls = list[str]()
 
-    def measure(workload: Workload, model: Path, folder: Path) -> None:
+    def measure(workload: Workload, model: Path, folder: Path, timeout_s: float) -> None:
         calls.append(workload.name)
         (folder / alone.RATES_FILE).write_text(json.dumps(RATES))
 
     monkeypatch.setattr(alone, "measure_rates", measure)
     for _ in range(2):
-        assert alone.timed(workload, turn_s, bound=bound, model=tmp_path, folder=tmp_path) == told
+        assert alone.timed(workload, turn_s, bound=bound, model=tmp_path, folder=tmp_path, timeout_s=1) == told
     assert len(calls) == measured
 
 
 def test_without_a_measure_a_tool_has_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alone, "measure_rates", lambda *places: None)
     with pytest.raises(ConfigError, match="--turn-s"):
-        alone.timed(W3, None, bound=False, model=tmp_path, folder=tmp_path)
-    assert alone.timed(W1, None, bound=True, model=tmp_path, folder=tmp_path) == W1
+        alone.timed(W3, None, bound=False, model=tmp_path, folder=tmp_path, timeout_s=1)
+    assert alone.timed(W1, None, bound=True, model=tmp_path, folder=tmp_path, timeout_s=1) == W1

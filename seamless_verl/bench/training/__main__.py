@@ -56,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
     ours.add_argument("--skip", type=int, default=3, help="first steps that are not measured")
     ours.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override in every arm")
     ours.add_argument("--out", type=Path, default=Path("runs/bench"))
-    ours.add_argument("--timeout", type=float, default=900.0, help="seconds for one run")
+    ours.add_argument("--timeout", type=float, default=900.0, help="seconds for one run, or for the engine alone")
     ours.add_argument(
         "--no-rates",
         action="store_true",
@@ -92,7 +92,8 @@ def bench(workload: Workload, arms: Sequence[Arm], options: argparse.Namespace) 
     data = folder / "data"
     if not (data / "val.parquet").exists():
         make_data(workload, options.steps, data)
-    workload = timed(workload, options.turn_s, bound=not options.no_rates, model=data / "model", folder=folder)
+    bound, model = not options.no_rates, data / "model"
+    workload = timed(workload, options.turn_s, bound=bound, model=model, folder=folder, timeout_s=options.timeout)
     failed = 0
     for number, arm in interleaved(arms, options.rounds):
         plan = Plan(workload, arm, options.steps, data, folder / f"{arm.name}-r{number}", extra)

@@ -30,8 +30,8 @@ class HostPlatform(CpuPlatform):  # type: ignore[misc]
             place_engine(vllm_config.parallel_config, device_cores(os.environ))
 
     @staticmethod
-    def standing() -> AbstractContextManager[None]:
-        """While a server's engine stands still, which it goes on from as soon as the server says."""
+    def going_first() -> AbstractContextManager[None]:
+        """For a server whose engine stands still until the server says that it is to go on."""
         return before_helpers()
 
     def is_sleep_mode_available(self) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ class HostWorker(CPUWorker):  # type: ignore[misc]
         torch.set_num_threads(1)
         share_gloo_devices()
         super().__init__(vllm_config, local_rank, *args, **kwargs)
+        self.first = ExitStack()  # open while this process goes before others
 
     def init_device(self) -> None:
         super().init_device()
@@ -37,10 +39,24 @@ class HostWorker(CPUWorker):  # type: ignore[misc]
             self.model_runner.__class__ = HostModelRunner
         unname_shared_memory(os.environ.get("VLLM_DIST_IDENT", ""), self.rank)
 
-    def standing(self) -> AbstractContextManager[None]:
-        """While weights are loaded, and until the engine goes on."""
-        unpack(self.model_runner.model)
-        return before_helpers()
+    def before_load(self, models: Sequence[torch.nn.Module], *, briefly: bool) -> None:
+        """Room for what these models pack again, and where it takes a short while, this process goes first until it
+        generates again. Not beside other workers, which all spin while they wait for a message: the engine's own
+        process would not get a core from them."""
+        for model in models:
+            unpack(model)
+        self.first.close()
+        if briefly and self.vllm_config.parallel_config.world_size == 1:
+            self.first.enter_context(before_helpers())
+
+    def execute_model(self, *args: Any, **kwargs: Any) -> Any:
+        self.first.close()
+        return super().execute_model(*args, **kwargs)
+
+    def execute_dummy_batch(self) -> None:
+        """What an engine does beside others in parallel that generate."""
+        self.first.close()
+        super().execute_dummy_batch()
 
     def sleep(self, level: int = 1) -> None:
         """Keep everything: host memory is shared with the trainer anyway. The scheduler still pauses."""

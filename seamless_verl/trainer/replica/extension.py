@@ -9,7 +9,6 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any
 
@@ -23,7 +22,7 @@ from seamless_verl.trainer.host_weights import HostWeights, mapped_here
 from seamless_verl.trainer.replica.load_plan import Plans
 
 Weights = list[tuple[str, torch.Tensor]]
-STANDING = "standing"  # of a worker and a platform whose devices do not copy by themselves: a context to load in
+BEFORE_LOAD = "before_load"  # of a worker: what it does before a load into `models`, which may be a brief one
 
 
 class SeamlessWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc]
@@ -32,37 +31,33 @@ class SeamlessWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc
 
     mapped: tuple[HostWeights, Weights] | None = None
     plans: Plans | None = None
-    stands = ExitStack()  # from a load until the engine goes on
 
     def map_staged(self, staged: bytes) -> None:
         """Map what this host has of these pickled HostWeights, while the engine generates."""
         self.mapped = mapped_here(pickle.loads(staged))
 
+    def clock(self) -> float:
+        """When the engine came to this, on its host's clock."""
+        return time.monotonic()
+
     def load_staged(self, version: int, bucket_bytes: int) -> float:
         """Load what was mapped, while the engine stands still; returns when it began, on this host's clock."""
         began = time.monotonic()
-        self.stands.close()  # of a load that nothing followed
-        planned = self.plans is not None and self.plans.plan is not None  # else it takes as long as the loaders do
-        with ExitStack() as stands:
-            stands.enter_context(getattr(self, STANDING, nullcontext)() if planned else nullcontext())
-            self._load_mapped(version, bucket_bytes)
-            self.stands = stands.pop_all()
-        return began
-
-    def goes_on(self) -> float:
-        """The engine is told next to go on; returns when, on its host's clock."""
-        self.stands.close()
-        return time.monotonic()
-
-    def _load_mapped(self, version: int, bucket_bytes: int) -> None:
         assert self.mapped is not None and self.mapped[0].version == version, f"version {version} is not mapped"
         (staged, weights), self.mapped = self.mapped, None
-        kind = {} if staged.peft is None else {"peft_config": staged.peft, "base_sync_done": True}
         self.plans = self.plans or Plans()
-        plans = self.plans if staged.peft is None else Plans(tried=True)  # an adapter is no part of the model
-        mapped = partial(MappedReceiver, weights, bucket_bytes, plans, list(self._iter_all_models()))
+        whole = staged.peft is None  # an adapter is no part of the model
+        plans, models = (self.plans, list(self._iter_all_models())) if whole else (Plans(tried=True), [])
+        getattr(self, BEFORE_LOAD, nothing)(models, briefly=plans.plan is not None)
+        mapped = partial(MappedReceiver, weights, bucket_bytes, plans, models)
+        kind = {} if whole else {"peft_config": staged.peft, "base_sync_done": True}
         with rebound(bucketed_weight_transfer, BucketedWeightReceiver=mapped):
             self.update_weights_from_ipc(**kind, use_shm=True)
+        return began
+
+
+def nothing(models: Sequence[torch.nn.Module], *, briefly: bool) -> None:
+    """Devices that copy by themselves need nothing before a load."""
 
 
 class MappedReceiver:

@@ -29,12 +29,13 @@ from seamless_verl.trainer.collector import spare_imports
 from seamless_verl.trainer.device_time import TakenThere
 from seamless_verl.trainer.log import show_log
 from seamless_verl.trainer.replica import scheduler
-from seamless_verl.trainer.replica.extension import STANDING, extension, pickled
+from seamless_verl.trainer.replica.extension import extension, pickled
 from seamless_verl.trainer.replica.source import AsyncLLMSource
 from seamless_verl.trainer.workers import SeamlessReplicaWorker
 
 logger = logging.getLogger(__name__)
 END_S = 10.0  # for an engine's processes to end by themselves
+GOING_FIRST = "going_first"  # of a platform where others delay who waits for a load: a context in which they do not
 
 
 class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
@@ -116,23 +117,23 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
             else:
                 self.loaded = None  # what fails half-way has loaded nothing
                 await self.collective_rpc("map_staged", args=(pickled(weights),))
-                with getattr(type(current_platform), STANDING, nullcontext)():
-                    await self._load(version)
+                await self._load(version)
 
     async def _load(self, version: int) -> None:
-        with ExitStack() as noted:
-            began = await self._stop_and_load(version, noted)
-            await self.clear_kv_cache()
-            await self.set_global_steps(version)
-        self.stood_still_s = await self._go_on() - began
+        with ExitStack() as standing:
+            with ExitStack() as noted:
+                began = await self._stop_and_load(version, standing, noted)
+                await self.clear_kv_cache()
+                await self.set_global_steps(version)
+            self.stood_still_s = await self._go_on() - began
 
     async def _go_on(self) -> float:
-        """When the engine, which takes both in this order, went on. Asked behind the resume instead, it would answer
-        after the step that it goes on with."""
-        ended, _ = await all_of(self.engine.collective_rpc("goes_on"), self.resume())
-        return float(ended[0])
+        """When the engine, which takes both in this order, is told to. Asked behind the resume, it would answer after
+        the step that it goes on with."""
+        told, _ = await all_of(self.engine.collective_rpc("clock"), self.resume())
+        return float(told[0])
 
-    async def _stop_and_load(self, version: int, noted: ExitStack) -> float:
+    async def _stop_and_load(self, version: int, standing: ExitStack, noted: ExitStack) -> float:
         """The engine has the load right behind the pause, and takes both in this order; when it began to load.
 
         Not where engines in parallel agree on the step they all stop after: there the load waits for that.
@@ -140,6 +141,7 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
 
         async def stop() -> None:
             await self.pause(PauseMode.KEEP)
+            standing.enter_context(getattr(type(current_platform), GOING_FIRST, nullcontext)())
             noted.enter_context(self.activity.doing(Kind.SYNC))  # the step that the pause waited for is behind it
 
         bucket_bytes = self.config.checkpoint_engine.update_weights_bucket_megabytes << 20
@@ -154,7 +156,7 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
         return float(began[0])  # of the first worker, as in `_go_on`: two times of one clock
 
     async def stood_still(self) -> float:
-        """Seconds that it did not generate for the last load, from its beginning in the engine until that went on."""
+        """Seconds that it did not generate for the last load, from its beginning until the engine heard to go on."""
         return self.stood_still_s
 
     async def resume(self) -> None:
