@@ -6,9 +6,9 @@ it, and `process_weights_after_loading`, which verl runs after the last bucket, 
 price is one more copy of the Linear weights; multiplying by the unpacked ones would save it, but is
 1.1 to 4 times slower above a width of 256.
 
-A load of staged weights gives all packed copies back before it makes new ones. With one old copy beside each new one,
-as vLLM has it, most new ones came to lie in memory that the process did not have yet, and page faults
-took as long as the packing.
+A load of staged weights gives all packed copies back before it makes new ones. With one old copy beside
+each new one, as vLLM has it, most new ones came to lie in memory that the process did not have yet, and
+page faults took as long as the packing.
 """
 
 from __future__ import annotations
