@@ -200,10 +200,6 @@ class CallError(SeamlessError):
         return f"call {self.call_id} failed: {self.reason}"
 
 
-class CallDeadlineError(CallError, TimeoutError):
-    """The call's own time was over."""
-
-
 class CallLossesError(CallError, RuntimeError):
     """One replica after another was lost under the call and none of them produced a token."""
 

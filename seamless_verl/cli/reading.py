@@ -6,7 +6,6 @@ from pathlib import Path
 
 from seamless_verl.errors import ConfigError, JournalError
 from seamless_verl.trajectory import journal
-from seamless_verl.trajectory.drift import Decode
 from seamless_verl.trajectory.journal import JournalReader, Stage
 from seamless_verl.trajectory.policies import Policy, policy
 from seamless_verl.trajectory.session import Closed, SessionRecord
@@ -57,9 +56,9 @@ def found(reader: JournalReader, wanted: str) -> journal.SessionRecord:
     return record
 
 
-def rebuilt(recorded: journal.SessionRecord, decode: Decode | None = None) -> SessionRecord:
+def rebuilt(recorded: journal.SessionRecord) -> SessionRecord:
     """The session's record; a call without an end is a cancelled turn in it."""
-    session = SessionRecord(recorded.uid, recorded.session_id, decode=decode)
+    session = SessionRecord(recorded.uid, recorded.session_id)
     for call in recorded.calls:
         session.add_turn(call.turn())
     for name, value in recorded.rewards.items():

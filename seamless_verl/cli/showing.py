@@ -15,7 +15,7 @@ from seamless_verl.errors import ConfigError
 from seamless_verl.trajectory import journal
 from seamless_verl.trajectory.account import Account
 from seamless_verl.trajectory.assemble import assemble
-from seamless_verl.trajectory.drift import Decode
+from seamless_verl.trajectory.drift import Decode, drifts_of
 from seamless_verl.trajectory.nodes import spelled
 from seamless_verl.trajectory.session import SessionRecord
 from seamless_verl.trajectory.show import show
@@ -29,9 +29,9 @@ def show_session(args: argparse.Namespace) -> None:
         raise ConfigError("--text", True, "tokens become text by a tokenizer", "Add --model PATH, a model's folder")
     recorded = found(reader, args.session)
     decode = None if args.model is None else decoder(args.model)
-    session = rebuilt(recorded, decode)
+    session = rebuilt(recorded)
     version = newest_version(recorded) if args.version is None else args.version
-    parts = [plain(show(session, policy, version), KEPT), *_facts(recorded)]
+    parts = [plain(show(session, policy, version, decode=decode), KEPT), *_facts(recorded)]
     parts.append(f"{account_line(assemble(session, policy, version).account)}, by {args.policy} at version {version}")
     if args.text and decode is not None:
         parts += _differences(session, decode)
@@ -79,7 +79,7 @@ def _facts(recorded: journal.SessionRecord) -> Iterator[str]:
 
 
 def _differences(session: SessionRecord, decode: Decode) -> Iterator[str]:
-    for drift in session.drifts:
+    for drift in drifts_of(session.tree, decode=decode):
         yield f"drift of {plain(drift.turn_id)} at token {drift.at_token}, recorded:"
         yield quoted(decode(drift.recorded_ids))
         yield f"replayed:\n{quoted(decode(drift.replayed_ids))}"

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
-from time import time
 from typing import Any
 
 from seamless_verl.gateway.resuming import OWN
@@ -23,15 +22,12 @@ from seamless_verl.gateway.seam import SessionCall
 from seamless_verl.gateway.session import Session, SessionState
 from seamless_verl.gateway.untold import Appends, Untold
 from seamless_verl.rollout.calls import Piece
-from seamless_verl.trajectory.drift import Decode
 from seamless_verl.trajectory.journal import (
     CallEnded,
     CallRecord,
     CallStarted,
     Delta,
     Event,
-    HandedOver,
-    HandOverBegun,
     RewardPosted,
     SessionClosed,
     SessionOpened,
@@ -45,10 +41,8 @@ from seamless_verl.trajectory.session import Closed, SessionRecord
 class JournalRecorder:
     """Journals first, then keeps. `on_closed` hears of each session that takes no more calls."""
 
-    def __init__(
-        self, journal: Appends, *, decode: Decode | None = None, on_closed: Callable[[str], None] = lambda _: None
-    ) -> None:
-        self._journal, self._decode, self._on_closed = journal, decode, on_closed
+    def __init__(self, journal: Appends, *, on_closed: Callable[[str], None] = lambda _: None) -> None:
+        self._journal, self._on_closed = journal, on_closed
         self._records: dict[str, SessionRecord] = {}
         self._running: dict[str, list[Segment]] = {}
         self._untold = Untold(journal)
@@ -57,7 +51,7 @@ class JournalRecorder:
 
     async def opened(self, session: Session) -> None:
         await self._journal.append(SessionOpened(session.session_id, session.uid, settings(session), session.opened_at))
-        self._records[session.session_id] = SessionRecord(session.uid, session.session_id, decode=self._decode)
+        self._records[session.session_id] = SessionRecord(session.uid, session.session_id)
 
     async def started(self, call: SessionCall) -> None:
         self._running[call.call_id] = []
@@ -111,7 +105,7 @@ class JournalRecorder:
 
     def restore(self, left: Journalled) -> None:
         """Goes on with a session that was open when the journal was left."""
-        self._records[left.session_id] = replay(left, decode=self._decode)
+        self._records[left.session_id] = replay(left)
         cut = {call.call_id: call for call in left.calls if call.cut}
         if cut:
             self._cut[left.session_id] = cut
@@ -119,10 +113,6 @@ class JournalRecorder:
             self._running[call_id] = [
                 Segment(one.ids[:], one.logprobs[:], one.version, one.replica) for one in call.segments
             ]
-
-    async def handed(self, session_id: str) -> None:
-        """The consumer has all of this closed session: it is never given again."""
-        await self._journal.append(HandOverBegun(session_id), HandedOver(session_id, time()))
 
     def record(self, session_id: str) -> SessionRecord:
         """The session as it stands; raises KeyError for one that was taken, or is not ours."""

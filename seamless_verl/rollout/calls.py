@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import lru_cache
 from itertools import count
-from typing import TypeVar
 
-from seamless_verl.errors import CallDeadlineError, IntegrityError, ReplicaLostError
+from seamless_verl.errors import IntegrityError, ReplicaLostError
 from seamless_verl.rollout.continuation import Call, Piece, Progress
 from seamless_verl.rollout.engine import Delta, EngineFinish
 from seamless_verl.rollout.fleet import Fleet
@@ -26,7 +25,6 @@ from seamless_verl.trajectory.records import Finish, logprobs, tokens
 
 __all__ = ["Call", "Calls", "Piece"]
 
-T = TypeVar("T")
 REMEMBERED = 16_384  # conversations whose age is known; one that was silent while so many others called is as a new one
 NOT_ENDED = Delta(tokens(()), logprobs(()), 0, EngineFinish.CUT)  # an engine that stops without a word has cut
 
@@ -52,14 +50,13 @@ class Calls:
         defect of an engine, are raised, and the call counts as FAILED.
         """
         progress = Progress(call, max_losses=self._max_losses, grammars_resume=self._grammars_resume)
-        limit = None if call.deadline_s is None else asyncio.get_running_loop().time() + call.deadline_s
         ticket = self._ticket(call.key) if call.key else next(self._tickets)
         self._begun, self._running = self._begun + 1, self._running + 1
         try:
             if (last := progress.resumed()) is not None:
                 yield last
             while progress.finish is None:
-                async with aclosing(self._attempt(progress, ticket, limit)) as pieces:
+                async with aclosing(self._attempt(progress, ticket)) as pieces:
                     async for piece in pieces:
                         self._tokens += len(piece.ids)
                         yield piece
@@ -83,17 +80,14 @@ class Calls:
         if self._begun != (known := self._running + self._ended.total()):
             raise IntegrityError("calls running + ended", self._begun, known)
 
-    async def _attempt(self, progress: Progress, ticket: int, limit: float | None) -> AsyncGenerator[Piece, None]:
+    async def _attempt(self, progress: Progress, ticket: int) -> AsyncGenerator[Piece, None]:
         """What one replica gives, until the call's end or a cut."""
         lease: Lease | None = None
         try:
-            lease = await _by(limit, self._fleet.acquire(progress.call.affinity, ticket))
-            async with aclosing(self._pieces(progress, lease, limit)) as pieces:
+            lease = await self._fleet.acquire(progress.call.affinity, ticket)
+            async with aclosing(self._pieces(progress, lease)) as pieces:
                 async for piece in pieces:
                     yield piece
-        except _LateError:
-            reason = f"deadline_s={progress.call.deadline_s} is over"
-            yield progress.fail(CallDeadlineError(progress.call.call_id, reason))
         except ReplicaLostError as loss:
             assert lease is not None
             self._fleet.lost(lease.replica.replica_id, loss.reason, engine=lease.engine)
@@ -103,13 +97,13 @@ class Calls:
             if lease is not None:
                 lease.release()
 
-    async def _pieces(self, progress: Progress, lease: Lease, limit: float | None) -> AsyncGenerator[Piece, None]:
+    async def _pieces(self, progress: Progress, lease: Lease) -> AsyncGenerator[Piece, None]:
         if not lease.attached:  # dropped between its grant and this task's turn
             return
         replica, ended = lease.replica.replica_id, None
         async with aclosing(lease.engine.generate(progress.request())) as deltas:
             while ended is None:
-                delta = await _by(limit, anext(deltas, NOT_ENDED))
+                delta = await anext(deltas, NOT_ENDED)
                 if (ended := delta.finish) is not None:
                     unexplained = f"cut by replica {replica}, which was not paused" if lease.unexplained else None
                     lease.release()  # a client that is slow to take the rest holds no slot
@@ -117,19 +111,3 @@ class Calls:
                     yield piece
         if (last := progress.cut(unexplained)) is not None:
             yield last
-
-
-class _LateError(Exception):
-    """The call's own deadline came, not some other timeout."""
-
-
-async def _by(limit: float | None, result: Awaitable[T]) -> T:
-    if limit is None:
-        return await result
-    try:
-        async with asyncio.timeout_at(limit) as timer:
-            return await result
-    except TimeoutError:
-        if timer.expired():
-            raise _LateError from None
-        raise

@@ -33,7 +33,7 @@ FINISHES = {EngineFinish.STOP: Finish.STOP, EngineFinish.LENGTH: Finish.LENGTH, 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What an agent asked for: prompt_ids int32 [P], vLLM's sampling fields, seconds it may take (None: any).
+    """What an agent asked for: prompt_ids int32 [P], vLLM's sampling fields.
 
     `key` is what its kin share, a session's name; without one it is the beginning of the prompt. `produced` int32
     is what it generated in an earlier life, before whoever ran it died: it goes on after that, within its budget.
@@ -43,7 +43,6 @@ class Call:
     prompt_ids: array[int]
     sampling: Mapping[str, Any]
     key: str = ""
-    deadline_s: float | None = None
     produced: array[int] = field(default_factory=lambda: tokens(()))
 
     @property

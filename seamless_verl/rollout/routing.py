@@ -63,45 +63,7 @@ class RoutingPolicy(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
-class _Counting:
-    """Counts decisions by their outcome."""
-
-    OUTCOMES: tuple[str, ...] = ()
-
-    def __init__(self) -> None:
-        self._counts = dict.fromkeys(self.OUTCOMES, 0)
-
-    def metrics(self) -> dict[str, float]:
-        return {f"routing/{outcome}": float(count) for outcome, count in self._counts.items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        return dict(self._counts)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raises ValueError on a state of another policy."""
-        if set(state) != set(self._counts):
-            raise ValueError(f"{type(self).__name__} counts {sorted(self._counts)}, but was given {sorted(state)}")
-        self._counts = {outcome: int(state[outcome]) for outcome in self._counts}
-
-    def _count(self, outcome: str, chosen: ReplicaView) -> str:
-        self._counts[outcome] += 1
-        return chosen.replica_id
-
-
-class LeastLoaded(_Counting):
-    """The replica with the smallest share of its capacity in use."""
-
-    OUTCOMES = ("least_loaded",)
-
-    def decide(self, view: View, key: str) -> str | None:
-        chosen = _least_loaded(view)
-        return None if chosen is None else self._count("least_loaded", chosen)
-
-    def homes(self, view: View) -> Callable[[str], str | None]:
-        return lambda key: None
-
-
-class PrefixAffinity(_Counting):
+class PrefixAffinity:
     """Calls of one key stay with one replica, whose cache holds their prefix, while loads stay near each other.
 
     Two candidates by weighted rendezvous hashing (Thaler and Ravishankar 1998; weights by Schindelhauer and
@@ -114,10 +76,10 @@ class PrefixAffinity(_Counting):
     OUTCOMES = ("preferred", "second", "spilled")
 
     def __init__(self, *, margin: float = 0.2) -> None:
-        super().__init__()
         if not 0 <= margin <= 1:
             raise ConfigError("margin", margin, "it is a share of a replica's capacity", "Give 0 to 1")
         self.margin = margin
+        self._counts = dict.fromkeys(self.OUTCOMES, 0)
 
     def decide(self, view: View, key: str) -> str | None:
         there = {replica.replica_id: replica for replica in view if replica.there}
@@ -136,6 +98,22 @@ class PrefixAffinity(_Counting):
     def homes(self, view: View) -> Callable[[str], str | None]:
         there, sizes = {replica.replica_id for replica in view if replica.there}, _sizes(view)
         return lambda key: next((name for name in _ranking(sizes, key) if name in there), None)
+
+    def metrics(self) -> dict[str, float]:
+        return {f"routing/{outcome}": float(count) for outcome, count in self._counts.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self._counts)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raises ValueError on a state of another policy."""
+        if set(state) != set(self._counts):
+            raise ValueError(f"{type(self).__name__} counts {sorted(self._counts)}, but was given {sorted(state)}")
+        self._counts = {outcome: int(state[outcome]) for outcome in self._counts}
+
+    def _count(self, outcome: str, chosen: ReplicaView) -> str:
+        self._counts[outcome] += 1
+        return chosen.replica_id
 
 
 def _least_loaded(view: View) -> ReplicaView | None:
@@ -156,16 +134,3 @@ def _score(replica_id: str, capacity: int, key: str) -> float:
     digest = blake2b(f"{replica_id}\0{key}".encode(), digest_size=8).digest()
     uniform = (int.from_bytes(digest, "little") + 1) / (2.0**64 + 2)
     return -capacity / math.log(uniform) if uniform < 1 else math.inf
-
-
-POLICIES: dict[str, type[PrefixAffinity] | type[LeastLoaded]] = {
-    "prefix_affinity": PrefixAffinity,
-    "least_loaded": LeastLoaded,
-}
-
-
-def routing_policy(name: str) -> RoutingPolicy:
-    """The policy of that name; raises ConfigError with the names there are."""
-    if name not in POLICIES:
-        raise ConfigError("routing", name, "there is no such routing policy", f"Choose one of {sorted(POLICIES)}")
-    return POLICIES[name]()

@@ -14,8 +14,8 @@ from verl.utils.logging_utils import configure_verl_logging
 
 from seamless_verl.trainer.host import plain_class
 from seamless_verl.trainer.log import show_log
-from seamless_verl.trainer.standstill import ANSWER_S, Standstill
 from seamless_verl.trainer.startup import Concurrently
+from seamless_verl.trainer.watchdog import ANSWER_S, Watchdog
 
 LOOPS = "seamless_verl.trainer.data_plane.loops.SeamlessAgentLoopManager"
 UNHEARD_S = 0.05  # between two looks at the queue where a manager of the user's own rings no bell
@@ -73,9 +73,9 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
     def watched(self, training: Callable[[], None]) -> None:
         """Train, or raise StandstillError when nothing moves any more."""
         plane, limit = self.trainer.link.actor, self.trainer.seamless.watchdog.no_progress_s
-        standstill = Standstill(limit, lambda: ray.get(plane.moved.remote(), timeout=ANSWER_S), self.trainer.where)
-        self.trainer.reached = standstill.reached
-        standstill.train(training)
+        watchdog = Watchdog(limit, lambda: ray.get(plane.moved.remote(), timeout=ANSWER_S), self.trainer.where)
+        self.trainer.reached = watchdog.reached
+        watchdog.train(training)
 
     def stop_agent_loops(self) -> None:
         """Nobody calls the plane any more. What a manager of the user's own calls its `stop` may be anything."""

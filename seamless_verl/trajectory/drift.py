@@ -74,9 +74,19 @@ class _Fork:
         return sum(len(node) for node in self.recorded if node.segment is not None)
 
 
-def explain(tree: Tree, turn: PlacedTurn, *, decode: Decode | None = None) -> Drift | None:
-    """The turn's drift against the turns inserted before it; None where it extends or branches."""
-    fork = _fork(tree, turn)
+def drifts_of(tree: Tree, *, decode: Decode | None = None) -> list[Drift]:
+    """The drift of each turn that has any, in the order of turns, against the turns inserted before it.
+
+    `decode`, if given, makes causes certain where text decides. What comes later changes no turn's drift: turns refer
+    to ends of nodes, which later insertions may split but never move.
+    """
+    turns = list(tree.turns.values())
+    explained = (_explained(_fork(tree, turns, turn), decode) for turn in turns)
+    return [drift for drift in explained if drift is not None]
+
+
+def _explained(fork: _Fork | None, decode: Decode | None) -> Drift | None:
+    """None where the turn extends or branches."""
     if fork is None:
         return None
     judged = _judged(fork)
@@ -84,7 +94,7 @@ def explain(tree: Tree, turn: PlacedTurn, *, decode: Decode | None = None) -> Dr
         return None
     recorded = spelled(fork.recorded)
     return Drift(
-        turn.turn_id,
+        fork.turn.turn_id,
         fork.departed.turn_id,
         sum(len(node) for node in fork.shared),
         _cause(fork, judged, decode),
@@ -95,11 +105,11 @@ def explain(tree: Tree, turn: PlacedTurn, *, decode: Decode | None = None) -> Dr
     )
 
 
-def _fork(tree: Tree, turn: PlacedTurn) -> _Fork | None:
+def _fork(tree: Tree, turns: Sequence[PlacedTurn], turn: PlacedTurn) -> _Fork | None:
     if turn.prompt_end is turn.joined or len(turn.joined.children) < 2:
-        return None  # nothing new was read, or nobody went on from there before
+        return None  # nothing new was read, or nobody else went on from there
     replayed = spelled(turn.prompt_end.up_to(turn.joined))
-    departed = _departed(tree, turn)
+    departed = _departed(turns, turn)
     if departed is None:
         return None
     recorded = departed.end.up_to(turn.joined)
@@ -107,9 +117,9 @@ def _fork(tree: Tree, turn: PlacedTurn) -> _Fork | None:
     return _Fork(turn, departed, turn.joined.up_to(None), recorded, replayed, lost)
 
 
-def _departed(tree: Tree, turn: PlacedTurn) -> PlacedTurn | None:
-    """Of the latest turns with generated tokens below the fork, the one with the most messages in common."""
-    earlier = islice(reversed(tree.turns.values()), len(tree.turns) - turn.order, None)
+def _departed(turns: Sequence[PlacedTurn], turn: PlacedTurn) -> PlacedTurn | None:
+    """Of the latest earlier turns with generated tokens below the fork, the one with the most messages in common."""
+    earlier = (turns[order] for order in range(turn.order - 1, -1, -1))
     below = islice((other for other in earlier if _loses(other, turn.joined)), RECENT)
     now = conversation(turn.request) or []
     return max(below, key=lambda other: leading(now, _history(other) or []), default=None)

@@ -44,11 +44,6 @@ class Policy(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
-def on_policy(version: int, trainer_version: int) -> bool:
-    """Whether a token of this version came from the very weights that are to be trained."""
-    return version == trainer_version
-
-
 class _Stateless:
     """Settings come from the config, so there is nothing to save."""
 

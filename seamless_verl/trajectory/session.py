@@ -14,7 +14,6 @@ from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 
 from seamless_verl.errors import SessionClosedError, TurnConflictError
-from seamless_verl.trajectory.drift import Decode, Drift, explain
 from seamless_verl.trajectory.records import Turn
 from seamless_verl.trajectory.tree import PlacedTurn, Tree
 
@@ -36,18 +35,13 @@ class Closed(StrEnum):
 
 @dataclass(eq=False)
 class SessionRecord:
-    """One session. `decode`, if given, makes the causes of drift certain where text decides.
-
-    `rewards` are by name; a reward posted again replaces the earlier one.
-    """
+    """One session. `rewards` are by name; a reward posted again replaces the earlier one."""
 
     uid: str
     session_id: str
     _: KW_ONLY
-    decode: Decode | None = None
     tree: Tree = field(default_factory=Tree)
     rewards: dict[str, float] = field(default_factory=dict)
-    drifts: list[Drift] = field(default_factory=list)
     closed: Closed | None = None
 
     @property
@@ -63,7 +57,7 @@ class SessionRecord:
         return list(self.tree.turns.values())
 
     def add_turn(self, turn: Turn) -> PlacedTurn:
-        """Records a turn that has ended, and its drift if it has any; the same turn again changes nothing.
+        """Records a turn that has ended; the same turn again changes nothing.
 
         Raises:
             SessionClosedError: a new turn, but the session is closed.
@@ -74,10 +68,7 @@ class SessionRecord:
             return known
         if self.closed is not None:
             raise SessionClosedError(self.name, self.closed, "turns")
-        placed = self.tree.insert(turn)
-        if (drift := explain(self.tree, placed, decode=self.decode)) is not None:
-            self.drifts.append(drift)
-        return placed
+        return self.tree.insert(turn)
 
     def post_reward(self, value: float, name: str = REWARD) -> None:
         """Sets a reward, in an open or a closed session; raises ValueError unless it is finite."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from seamless_verl.trajectory.assemble import NO_LIMITS, Fate, Limits, decided
 from seamless_verl.trajectory.chains import partition
-from seamless_verl.trajectory.drift import Drift
+from seamless_verl.trajectory.drift import Decode, Drift, drifts_of
 from seamless_verl.trajectory.nodes import Node
 from seamless_verl.trajectory.policies import Policy
 from seamless_verl.trajectory.session import SessionRecord
@@ -17,18 +17,25 @@ from seamless_verl.trajectory.tree import Tree
 Notes = dict[Node, str]
 
 
-def show(session: SessionRecord, policy: Policy, trainer_version: int, limits: Limits = NO_LIMITS) -> str:
+def show(
+    session: SessionRecord,
+    policy: Policy,
+    trainer_version: int,
+    limits: Limits = NO_LIMITS,
+    *,
+    decode: Decode | None = None,
+) -> str:
     """The tree as it would be trained now: a line for each node, forks indented, then the drift of each turn.
 
     A generated node shows how many of its tokens are trained and why the others are not; a leaf path
-    that trains something shows its sequence's size after its last trained node.
+    that trains something shows its sequence's size after its last trained node. `decode` is for `drifts_of`.
     """
     tree = session.tree
     notes = _notes(tree, policy, trainer_version, limits)
     state = session.closed or "open"
     rewards = "".join(f" {name}={value:g}" for name, value in session.rewards.items())
     head = f"session {session.name} {state}{rewards}: {len(tree.turns)} turns, {tree.generated} tokens generated"
-    return "\n".join([head, *_lines(tree, notes), *(drift_line(drift) for drift in session.drifts)])
+    return "\n".join([head, *_lines(tree, notes), *map(drift_line, drifts_of(tree, decode=decode))])
 
 
 def drift_line(drift: Drift) -> str:

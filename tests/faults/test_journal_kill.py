@@ -17,13 +17,14 @@ import sys
 from collections import Counter
 from pathlib import Path
 from select import select
-from time import monotonic
+from time import monotonic, time
 
 from seamless_verl.trajectory.journal import (
     CallEnded,
     CallStarted,
     Delta,
-    Handover,
+    HandedOver,
+    HandOverBegun,
     JournalReader,
     SessionClosed,
     SessionOpened,
@@ -56,24 +57,30 @@ class Load:
 
     def __init__(self, journal: SqliteJournal, folder: Path, pipe: int) -> None:
         self.journal, self.folder, self.pipe = journal, folder, pipe
-        self.handover = Handover(journal, put=self.put, already_there=self.already_there)
 
     def tell(self, *words: object) -> None:
         os.write(self.pipe, (" ".join(map(str, words)) + "\n").encode())
 
     async def put(self, record: SessionRecord) -> None:
-        """Keep it whole or not at all; a session that is kept already cannot be kept again."""
-        new = self.folder / "new"
-        new.unlink(missing_ok=True)
+        """Keep it whole or not at all; one that is kept already, because its mark was lost, comes again the same."""
+        new, kept = self.folder / "new", self.folder / record.session_id
         new.write_text(str(length(record)))
-        (self.folder / record.session_id).hardlink_to(new)
+        assert not kept.exists() or kept.read_text() == new.read_text()
+        new.replace(kept)
 
-    async def already_there(self, session_id: str) -> bool:
-        return (self.folder / session_id).exists()
+    async def give(self, session_id: str) -> None:
+        """As the data plane hands over: begun is marked before the consumer is touched, over once it has all."""
+        record = self.journal.read(session_id)
+        assert record is not None
+        if record.stage is Stage.CLOSED:
+            await self.journal.append(HandOverBegun(session_id))
+        await self.put(record)
+        await self.journal.append(HandedOver(session_id, time()))
 
     async def run(self) -> None:
-        for session_id in self.journal.unhanded():
-            await self.handover.give(session_id)
+        for left in self.journal.sessions():
+            if left.stage in (Stage.CLOSED, Stage.HANDING):
+                await self.give(left.session_id)
         waiting = list(self.journal.restore())
         await asyncio.gather(*(self.agent(waiting.pop() if waiting else None) for _ in range(AGENTS)))
 
@@ -86,7 +93,7 @@ class Load:
             await self.session(session_id, record)
             await self.journal.append(SessionClosed(session_id, "done"))
             self.tell("closed", session_id)
-            await self.handover.give(session_id)
+            await self.give(session_id)
             self.tell("handed", session_id)
             await self.journal.compact(0.0, max_bytes=1_000_000)
             record = None

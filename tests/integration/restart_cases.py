@@ -18,7 +18,7 @@ from seamless_verl.gateway.restoring import Restoring
 from seamless_verl.gateway.server import Gateway, GatewaySettings
 from seamless_verl.rollout.calls import Calls
 from seamless_verl.rollout.fleet import Fleet
-from seamless_verl.rollout.routing import LeastLoaded
+from seamless_verl.rollout.routing import PrefixAffinity
 from seamless_verl.rollout.stub import StubEngine, stub_tokens
 from seamless_verl.trajectory.journal import CallRecord, SqliteJournal
 
@@ -49,7 +49,7 @@ async def served(
     model: Path, journal: SqliteJournal, *, port: int = 0, delay_s: float = 0.0, grace: float = 5.0
 ) -> AsyncGenerator[Served, None]:
     """A gateway that goes on where the journal was left."""
-    fleet = Fleet(policy=LeastLoaded())
+    fleet = Fleet(policy=PrefixAffinity())
     fleet.commit(0)
     stubs = [StubEngine(name, delay_s=delay_s, vocabulary=VOCABULARY) for name in ("a", "b")]
     for stub in stubs:

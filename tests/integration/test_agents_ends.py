@@ -16,7 +16,6 @@ import pytest
 from agents_cases import ENDPOINT, fifo, limits, line_of, private_tmp, python, ran, running
 
 from seamless_verl.agents.command import AgentCommand, run_command
-from seamless_verl.agents.group import Group
 from seamless_verl.agents.outcome import AgentOutcome, AgentStatus
 from seamless_verl.agents.processes import end_processes
 
@@ -206,30 +205,24 @@ def test_no_descriptor_is_left_open() -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_cancelled_group_of_commands_has_outcomes_and_leaves_nothing(
+def test_cancelled_commands_leave_nothing_and_those_beside_them_their_outcomes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tmp, told = private_tmp(tmp_path, monkeypatch), fifo(tmp_path / "told")
 
-    async def main() -> tuple[list[AgentStatus], int]:
+    async def main() -> tuple[list[AgentOutcome | BaseException], int]:
         texts = ["exit 0", f"echo $$ >{told}; exec sleep 600", "exit 1", "exec sleep 600"]
         commands = [AgentCommand(text, limits=limits()) for text in texts]
-        ended = {index: asyncio.Event() for index in range(4)}
-
-        async def run(index: int) -> AgentOutcome:
-            outcome = await run_command(commands[index], {}, ENDPOINT)
-            ended[index].set()
-            return outcome
-
-        group = Group(run, 4, slots=asyncio.Semaphore(3))
-        task = asyncio.create_task(group.run())
+        tasks = [asyncio.create_task(run_command(command, {}, ENDPOINT)) for command in commands]
         pid = int(await line_of(told))
-        await asyncio.gather(ended[0].wait(), ended[2].wait())
-        group.cancel()
-        return [outcome.status for outcome in await task], pid
+        await asyncio.wait([tasks[0], tasks[2]])
+        for task in tasks:
+            task.cancel()
+        return await asyncio.gather(*tasks, return_exceptions=True), pid
 
-    statuses, pid = asyncio.run(main())
-    assert statuses == [S.FINISHED, S.CANCELLED, S.FAILED, S.CANCELLED]
+    ended, pid = asyncio.run(main())
+    statuses = [one.status if isinstance(one, AgentOutcome) else type(one) for one in ended]
+    assert statuses == [S.FINISHED, asyncio.CancelledError, S.FAILED, asyncio.CancelledError]
     assert not running(pid) and list(tmp.iterdir()) == []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import openai
 import pytest
 from restart_cases import ADMIN, CHAT, generated, opened, served, spelled, uninterrupted
 
+from seamless_verl.errors import JournalOrderError
 from seamless_verl.gateway.outputs import GATHERED
 from seamless_verl.gateway.session import hashed
 from seamless_verl.trajectory.journal import (
@@ -22,10 +24,12 @@ from seamless_verl.trajectory.journal import (
     CallStarted,
     Delta,
     Event,
+    HandedOver,
+    HandOverBegun,
     SessionOpened,
     SqliteJournal,
 )
-from seamless_verl.trajectory.journal.replay import hand_over_rest, replay
+from seamless_verl.trajectory.journal.replay import closed_session, replay
 from seamless_verl.trajectory.records import Finish, logprobs, tokens
 from seamless_verl.trajectory.session import Closed, SessionRecord
 
@@ -297,15 +301,13 @@ def test_a_retry_that_was_refused_may_come_again(nano: Path, tmp_path: Path) -> 
 
 
 async def check_handed_once(journal: SqliteJournal, kept: SessionRecord) -> None:
-    given: dict[str, SessionRecord] = {}
-
-    async def put(one: SessionRecord) -> None:
-        given[one.session_id] = one
-
-    async def already_there(session_id: str) -> bool:
-        return session_id in given
-
-    assert await hand_over_rest(journal, put=put, already_there=already_there) == ("s", "late")
-    assert [turn.generated_ids() for turn in given["s"].turns] == [turn.generated_ids() for turn in kept.turns]
-    assert (given["s"].closed, given["late"].closed) == (kept.closed, Closed.EXPIRED)
-    assert await hand_over_rest(journal, put=put, already_there=already_there) == ()
+    """It is given again, the same, until it was handed over; and then never."""
+    for _ in range(2):
+        given = closed_session(journal, "s")
+        assert [turn.generated_ids() for turn in given.turns] == [turn.generated_ids() for turn in kept.turns]
+        assert (given.closed, closed_session(journal, "late").closed) == (kept.closed, Closed.EXPIRED)
+        with suppress(JournalOrderError):  # the second time it has begun
+            await journal.append(HandOverBegun("s"))
+    await journal.append(HandedOver("s", 0.0))
+    with pytest.raises(JournalOrderError, match="the session is handed"):
+        closed_session(journal, "s")

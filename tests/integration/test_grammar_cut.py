@@ -16,7 +16,7 @@ from vllm_engine import Engine, started
 from seamless_verl.rollout.calls import Call, Calls
 from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.rollout.fleet import Fleet
-from seamless_verl.rollout.routing import LeastLoaded
+from seamless_verl.rollout.routing import PrefixAffinity
 from seamless_verl.tiny.tokenizer import END_OF_TURN, MARKUP_TOKENS, token_id
 from seamless_verl.trainer.replica import scheduler
 from seamless_verl.trainer.replica.source import AsyncLLMSource
@@ -46,7 +46,7 @@ def engine(nano: Path) -> Iterator[Engine]:
 
 
 def fleet_of(engine: Engine) -> Fleet:
-    source, fleet = AsyncLLMSource(engine.llm, version=0), Fleet(policy=LeastLoaded())
+    source, fleet = AsyncLLMSource(engine.llm, version=0), Fleet(policy=PrefixAffinity())
     fleet.commit(0)
     fleet.add("a", engine=source, control=source, capacity=4, version=0)
     return fleet

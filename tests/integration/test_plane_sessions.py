@@ -14,7 +14,7 @@ import pytest
 from seamless_verl.errors import JournalError, JournalOrderError
 from seamless_verl.rollout.calls import Calls
 from seamless_verl.rollout.fleet import Fleet
-from seamless_verl.rollout.routing import LeastLoaded
+from seamless_verl.rollout.routing import PrefixAffinity
 from seamless_verl.rollout.stub import StubEngine
 from seamless_verl.trainer.data_plane.sessions import FinishedSession, Sessions, SessionSettings
 from seamless_verl.trajectory.account import Account, Reason
@@ -28,7 +28,7 @@ FAILURES: list[BaseException] = []
 @asynccontextmanager
 async def sessions(nano: Path, journal: Path, *, again: bool) -> AsyncGenerator[Sessions, None]:
     """One life; what is not closed in it is left open in the journal, as by a death."""
-    fleet = Fleet(policy=LeastLoaded())
+    fleet = Fleet(policy=PrefixAffinity())
     stub = StubEngine("a", vocabulary=128)
     fleet.add("a", engine=stub, control=stub, capacity=8, version=0)
     settings = SessionSettings(str(nano / "model"), str(journal), options=("--served-model-name", "policy"))

@@ -12,7 +12,7 @@ from seamless_verl.rollout.calls import Calls
 from seamless_verl.rollout.continuation import Call, Piece
 from seamless_verl.rollout.engine import Engine
 from seamless_verl.rollout.fleet import Fleet
-from seamless_verl.rollout.routing import LeastLoaded, RoutingPolicy
+from seamless_verl.rollout.routing import PrefixAffinity, RoutingPolicy
 from seamless_verl.rollout.stub import StubEngine, stub_logprob, stub_tokens
 from seamless_verl.rollout.wire import EngineServer, RemoteEngine, serve_engine
 from seamless_verl.trajectory.records import Finish, tokens
@@ -32,8 +32,8 @@ async def until(true: Callable[[], bool]) -> None:
 
 
 def call(name: str = "c", prompt: list[int] | None = None, max_tokens: int = 40, **more: Any) -> Call:
-    deadline, key = more.pop("deadline_s", None), more.pop("key", "")
-    return Call(name, tokens(prompt or [1, 2, 3]), {"max_tokens": max_tokens, **more}, key, deadline)
+    key = more.pop("key", "")
+    return Call(name, tokens(prompt or [1, 2, 3]), {"max_tokens": max_tokens, **more}, key)
 
 
 @dataclass
@@ -91,7 +91,7 @@ async def world(
 ) -> AsyncIterator[World]:
     """A world in which nothing is left behind: no task, no request, no slot."""
     before = asyncio.all_tasks()
-    fleet = Fleet(policy=policy or LeastLoaded())
+    fleet = Fleet(policy=policy or PrefixAffinity())
     made = World(fleet, Calls(fleet, **settings), over_wire)
     yield made
     made.check()

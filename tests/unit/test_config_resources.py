@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from seamless_verl.config import SeamlessConfig, preflight
 from seamless_verl.config.adopting import VERL_DEFAULTS, adopt_resources
 from seamless_verl.config.checks import Settings
 from seamless_verl.config.planning import plan_of
-from seamless_verl.resources.as_json import plan_from_json
+from seamless_verl.resources.plan import Plan
 from seamless_verl.resources.tags import KEY, Layout
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -161,8 +163,11 @@ def test_the_command_prints_the_same_plan_as_table_and_as_json(
     assert shown.startswith("multiplexed: 2 machines, 2 devices\n") and "1 hybrid, 1 standalone" in shown
     assert "more    1" in shown and f"{ROLLOUT}.nnodes=1" in shown
     assert main([*argv, "--json"]) == 0
-    plan = plan_from_json(capsys.readouterr().out)
-    assert plan.layout is Layout.MULTIPLEXED and plan.trainer.devices == (0,)
+    told = json.loads(capsys.readouterr().out)
+    assert told["format"] == 1 and told["plan"].keys() == {field.name for field in fields(Plan)}
+    plan = told["plan"]
+    assert (plan["layout"], plan["trainer"]["devices"]) == (Layout.MULTIPLEXED.value, [0])
+    assert [each["kind"] for each in plan["replicas"]] == ["hybrid", "standalone"]
 
 
 CLUSTER = (

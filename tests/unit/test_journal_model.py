@@ -177,8 +177,6 @@ class AgainstAModel(RuleBasedStateMachine):
     @invariant()
     def what_it_gives_back_is_the_model(self) -> None:
         assert [record.session_id for record in self.journal.restore()] == self.at(Stage.OPEN)
-        unhanded = {*self.at(Stage.CLOSED), *self.at(Stage.HANDING)}
-        assert set(self.journal.unhanded()) == unhanded
         assert [line.session_id for line in self.journal.sessions()] == list(self.model)
         for line in self.journal.sessions():
             session = self.model[line.session_id]
@@ -198,7 +196,7 @@ def agrees(record: SessionRecord, name: str, session: Session) -> None:
     for found, call in zip(record.calls, session.calls.values(), strict=True):
         assert found.prompt_ids.tolist() == call.prompt and found.digest == f"digest {found.call_id}"
         assert (found.finish, found.reply, found.request) == (call.finish, call.reply, call.request)
-        assert found.cut is (call.finish is None) and record.find(found.digest) is found
+        assert found.cut is (call.finish is None)
         expected = [(label, list(run)) for label, run in groupby(call.generated, key=lambda token: token[2:])]
         assert [(segment.version, segment.replica) for segment in found.segments] == [label for label, _ in expected]
         for segment, (_, run) in zip(found.segments, expected, strict=True):

@@ -46,17 +46,6 @@ def test_a_count_is_active_while_it_is_above_zero() -> None:
     assert notes.take().spans == (span("rollout", 0, 3), span("rollout", 4, 9, open=True))
 
 
-def test_while_paused_it_is_not_active_whatever_its_count() -> None:
-    clock = Clock()
-    notes = activity(clock)
-    for now, do in enumerate(
-        [notes.begin, notes.pause, notes.pause, notes.begin, notes.resume, notes.end, notes.end, notes.pause]
-    ):
-        clock.now = now
-        do("rollout")
-    assert notes.take().spans == (span("rollout", 0, 1), span("rollout", 4, 6))
-
-
 def test_takes_do_not_overlap_and_leave_no_gap() -> None:
     clock = Clock()
     notes = activity(clock)

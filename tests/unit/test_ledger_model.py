@@ -21,7 +21,6 @@ SPAN = st.tuples(
     st.sampled_from(SOURCES),
     st.integers(0, HORIZON - 1),
     st.integers(1, 15),
-    st.sampled_from([("begin", "end"), ("begin", "end"), ("begin", "end"), ("pause", "resume")]),
     st.sampled_from(BUSY),
     st.sampled_from([("d0",), ("d0",), ("d1",), DEVICES]),
 )
@@ -31,10 +30,10 @@ CLOSES = st.lists(st.integers(1, HORIZON - 1), min_size=1, max_size=4)
 
 @st.composite
 def scripts(draw: st.DrawFn) -> list[Action]:
-    """Spans of work and pauses, of which a source may end before it has told of all."""
+    """Spans of work, of which a source may end before it has told of all."""
     actions: list[Action] = []
-    for source, start, length, (on, off), kind, devices in draw(st.lists(SPAN, min_size=4, max_size=14)):
-        actions += [(source, start, on, kind, devices), (source, start + length, off, kind, devices)]
+    for source, start, length, kind, devices in draw(st.lists(SPAN, min_size=4, max_size=14)):
+        actions += [(source, start, "begin", kind, devices), (source, start + length, "end", kind, devices)]
     for source, at in [*draw(st.lists(TAKE, max_size=8)), *((source, HORIZON - n) for n, source in enumerate(SOURCES))]:
         actions.append((source, at, "take", Kind.TRAIN, DEVICES))
     return sorted((a for a in actions if a[1] <= HORIZON), key=lambda a: a[1])
@@ -56,12 +55,11 @@ def told(script: list[Action]) -> Told:
         clock = Clock()
         notes = activity(clock, *DEVICES, source=source)
         counts: Counter[tuple[str, Kind]] = Counter()
-        paused: set[tuple[str, Kind]] = set()
         untold: set[Cell] = set()
         last_take = -1
 
-        def active(counts: Counter = counts, paused: set = paused) -> list[tuple[str, Kind]]:  # type: ignore[type-arg]
-            return [key for key, count in counts.items() if count and key not in paused]
+        def active(counts: Counter[tuple[str, Kind]] = counts) -> list[tuple[str, Kind]]:
+            return [key for key, count in counts.items() if count]
 
         at_take: list[tuple[str, Kind]] = []
         for _, now, do, kind, devices in (a for a in script if a[0] == source):
@@ -74,12 +72,7 @@ def told(script: list[Action]) -> Told:
                     done, untold, last_take, at_take = done | untold, set(), now, active()
                 continue
             getattr(notes, do)(kind, devices)
-            if do in ("begin", "end"):
-                counts.update(dict.fromkeys(keys, 1 if do == "begin" else -1))
-            elif do == "pause":
-                paused.update(keys)
-            else:
-                paused.difference_update(keys)
+            counts.update(dict.fromkeys(keys, 1 if do == "begin" else -1))
         done |= {(device, second, kind) for device, kind in at_take for second in range(last_take, HORIZON)}
     return Told(batches, done)
 

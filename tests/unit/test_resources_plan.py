@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -10,10 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from resources_cases import group, memory_facts, plan, resources
+from resources_cases import group, plan, resources
 
 from seamless_verl.errors import ConfigError, IntegrityError
-from seamless_verl.resources.as_json import plan_from_json, plan_to_json
 from seamless_verl.resources.parallel import ParallelSizes, ReplicaSizes
 from seamless_verl.resources.placement import ReplicaKind
 from seamless_verl.resources.plan import Plan, make_plan
@@ -172,33 +170,6 @@ def test_any_groups_are_planned_consistently_or_refused_by_name(
     nodes, per_node = fields(made, "actor_rollout_ref.rollout")
     standalone = made.replicas_of(ReplicaKind.STANDALONE)
     assert nodes * per_node == sum(len(each.devices) for each in standalone)
-    assert plan_from_json(plan_to_json(made)) == made
-
-
-def test_json_that_is_no_plan_is_refused_by_field() -> None:
-    made = plan(group(2, 2, *BOTH), replica=2, memory=memory_facts(80))
-    text = plan_to_json(made)
-    assert plan_from_json(text) == made
-    broken: list[tuple[str, str]] = [("{", "plan"), ("[]", "plan.format")]
-    for path, value in [
-        (("layout",), "colocate"),
-        (("trainer", "tensor"), "2"),
-        (("devices",), 4),
-        (("replicas", 0, "kind"), "x"),
-        (("parameters",), True),
-        (("fields", 0), ["trainer.nnodes"]),
-    ]:
-        tree = json.loads(text)
-        node = tree["plan"]
-        for step in path[:-1]:
-            node = node[step]
-        node[path[-1]] = value
-        names = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
-        broken.append((json.dumps(tree), f"plan{names}"))
-    for bad, key in broken:
-        with pytest.raises(ConfigError) as caught:
-            plan_from_json(bad)
-        assert caught.value.key == key
 
 
 def test_a_plan_that_uses_a_device_twice_is_not_a_plan() -> None:

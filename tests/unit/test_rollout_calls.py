@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from rollout_cases import World, call, check_prefix, check_whole, ids_of, run, settle, world
 
-from seamless_verl.errors import CallDeadlineError, CallGrammarError, CallLossesError, CallRefusedError
+from seamless_verl.errors import CallGrammarError, CallLossesError, CallRefusedError
 from seamless_verl.rollout.calls import Calls, Piece
 from seamless_verl.rollout.continuation import derived_seed
 from seamless_verl.rollout.engine import Delta, EngineFinish, EngineRequest, PauseMode
+from seamless_verl.rollout.routing import PrefixAffinity
 from seamless_verl.rollout.stub import StubEngine, stub_tokens
 from seamless_verl.trajectory.records import Finish, logprobs, tokens
 
@@ -179,7 +180,7 @@ def test_losses_without_a_token_are_bounded() -> None:
                 add(w, name, Scripted(name))
             (last,) = await run(w.calls, call())
             assert last.finish is Finish.FAILED and isinstance(last.error, CallLossesError)
-            assert [replica.state for replica in w.fleet.view] == ["dead", "dead", "dead", "serving"]
+            assert sorted(replica.state for replica in w.fleet.view) == ["dead", "dead", "dead", "serving"]
 
     asyncio.run(case())
 
@@ -264,21 +265,6 @@ async def nobody(w: World) -> None:
 async def frozen(w: World) -> None:
     await w.start("a")
     await w.stubs["a"].pause(PauseMode.KEEP)
-
-
-@WIRES
-@pytest.mark.parametrize("stage", [nobody, frozen])
-def test_the_deadline_ends_a_call_wherever_it_is(
-    stage: Callable[[World], Coroutine[Any, Any, None]], over_wire: bool
-) -> None:
-    async def case() -> None:
-        async with world(over_wire=over_wire) as w:
-            await stage(w)
-            (last,) = await run(w.calls, call(deadline_s=0.05))
-            assert last.finish is Finish.FAILED and isinstance(last.error, CallDeadlineError)
-            assert w.fleet.metrics()["fleet/attached"] == w.fleet.metrics()["fleet/waiting"] == 0
-
-    asyncio.run(case())
 
 
 @WIRES
@@ -426,11 +412,15 @@ def test_a_slot_that_went_away_before_it_was_used_is_no_loss() -> None:
 def test_losses_without_a_token_are_counted_in_a_row() -> None:
     async def case() -> None:
         async with world(max_losses=1) as w:
-            for number in range(6):
-                engine = Scripted(f"r{number}")
-                engine.script = (Delta(tokens([number]), logprobs([0]), 0),) if number % 2 else ()
-                add(w, f"r{number}", engine)
-            assert ids_of(await run(w.calls, call(max_tokens=3))) == [1, 3, 5]
+            wanted, engines = call(max_tokens=3), {name: Scripted(name) for name in "abcdef"}
+            for name, engine in engines.items():
+                add(w, name, engine)
+            left = list(w.fleet.view)
+            for number in range(6):  # in the order in which the call comes to them
+                home = PrefixAffinity().homes(left)(wanted.affinity)
+                engines[home or ""].script = (Delta(tokens([number]), logprobs([0]), 0),) if number % 2 else ()
+                left = [replica for replica in left if replica.replica_id != home]
+            assert ids_of(await run(w.calls, wanted)) == [1, 3, 5]
 
     asyncio.run(case())
 

@@ -19,7 +19,7 @@ from seamless_verl.rollout.commands import Commands
 from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.rollout.fleet import Fleet
 from seamless_verl.rollout.notes import Noted, Notes
-from seamless_verl.rollout.routing import LeastLoaded
+from seamless_verl.rollout.routing import PrefixAffinity
 from seamless_verl.rollout.states import DEAD, LENT, PAUSED, SERVING, STALE, SYNCING, ReplicaState
 
 T = TypeVar("T")
@@ -112,7 +112,7 @@ class World:
 
     def life(self, plane: str) -> Life:
         notes: Notes = pickle.loads(self.shelves[plane]) if plane in self.shelves else Notes()
-        fleet = Fleet(policy=LeastLoaded())
+        fleet = Fleet(policy=PrefixAffinity())
         fleet.commit(notes.committed)
         life: Life
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seamless_verl.errors import ConfigError
-from seamless_verl.rollout.routing import LeastLoaded, PrefixAffinity, ReplicaView, RoutingPolicy, routing_policy
+from seamless_verl.rollout.routing import PrefixAffinity, ReplicaView
 from seamless_verl.rollout.states import ReplicaState
 
 KEYS = [f"session {number}" for number in range(600)]
@@ -33,11 +33,11 @@ REPLICA = st.builds(
 )
 
 
-@pytest.mark.parametrize("policy", [PrefixAffinity(margin=0.2), LeastLoaded()])
 @given(replicas=st.lists(REPLICA, max_size=6), key=st.text(max_size=5))
 def test_somebody_with_room_is_chosen_whenever_there_is_one_unless_home_is_starting(
-    policy: RoutingPolicy, replicas: list[tuple[ReplicaState, int, int, bool]], key: str
+    replicas: list[tuple[ReplicaState, int, int, bool]], key: str
 ) -> None:
+    policy = PrefixAffinity(margin=0.2)
     seen = [ReplicaView(f"r{n}", s, 0, load, size, new) for n, (s, load, size, new) in enumerate(replicas)]
     chosen, able = policy.decide(seen, key), {replica.replica_id for replica in seen if replica.open}
     named = {replica.replica_id: replica for replica in seen}
@@ -87,18 +87,16 @@ def test_the_second_choice_then_the_least_loaded() -> None:
 
 
 def test_a_restored_policy_equals_one_that_never_stopped() -> None:
-    policy = routing_policy("prefix_affinity")
+    policy = PrefixAffinity()
     for key in KEYS[:20]:
         policy.decide(view(9, 1, 1), key)
-    again = routing_policy("prefix_affinity")
+    again = PrefixAffinity()
     again.load_state_dict(policy.state_dict())
     assert again.metrics() == policy.metrics() != PrefixAffinity().metrics()
     with pytest.raises(ValueError, match="least_loaded"):
-        again.load_state_dict(LeastLoaded().state_dict())
+        again.load_state_dict({"least_loaded": 3})
 
 
 def test_settings_that_cannot_work_are_named() -> None:
     with pytest.raises(ConfigError, match="margin=2"):
         PrefixAffinity(margin=2)
-    with pytest.raises(ConfigError, match="least_loaded"):
-        routing_policy("random")

@@ -14,10 +14,9 @@ import pytest
 from hypothesis import given, settings
 from trajectory_cases import Told, segment, session, sessions, turn
 
-from seamless_verl.trajectory.drift import Drift
+from seamless_verl.trajectory.drift import Drift, drifts_of
 from seamless_verl.trajectory.records import Turn, tokens
 from seamless_verl.trajectory.rewriting import Cause
-from seamless_verl.trajectory.session import SessionRecord
 
 Chat = list[dict[str, Any]]
 MERGED = {0x10FFFE: "ab"}  # one token for two characters, beside their own
@@ -53,11 +52,9 @@ def call(turn_id: str, chat: Chat, reply: dict[str, Any], *, prompt: list[int] |
 
 def drift_of(*turns: Turn, with_text: bool = True) -> Drift | None:
     """The last turn's drift; the turns before it must have none."""
-    record = SessionRecord("u", "0", decode=decode if with_text else None)
-    for each in turns:
-        assert not record.drifts
-        record.add_turn(each)
-    return record.drifts[0] if record.drifts else None
+    drifts = drifts_of(session(*turns).tree, decode=decode if with_text else None)
+    assert [drift.turn_id for drift in drifts] in ([], [turns[-1].turn_id])
+    return drifts[0] if drifts else None
 
 
 def cause_of(*turns: Turn, with_text: bool = True) -> Cause | None:
@@ -172,10 +169,8 @@ def bytes_to_text(ids: Sequence[int]) -> str:
     ],
 )
 def test_text_is_judged_by_whole_characters(recorded: bytes, replayed: Sequence[int], cause: Cause) -> None:
-    record = SessionRecord("u", "0", decode=bytes_to_text)
-    record.add_turn(turn("a", list(b"Q:"), list(recorded)))
-    record.add_turn(turn("b", [*b"Q:", *replayed, *b"R:"]))
-    assert [drift.cause for drift in record.drifts] == [cause]
+    record = session(turn("a", list(b"Q:"), list(recorded)), turn("b", [*b"Q:", *replayed, *b"R:"]))
+    assert [drift.cause for drift in drifts_of(record.tree, decode=bytes_to_text)] == [cause]
 
 
 def test_the_same_arguments_as_other_json_text() -> None:
@@ -225,16 +220,23 @@ def test_of_several_samples_the_one_that_was_carried_on_is_named() -> None:
 @settings(max_examples=200, deadline=None)
 @given(sessions())
 def test_drift_is_found_at_the_token_that_differs(told: Told) -> None:
-    record = session()
-    by_id = {}
+    by_id = {each.turn_id: each for each in told.turns}
+    order = list(by_id)
+    for drift in drifts_of(session(*told.turns).tree):
+        past, each = by_id[drift.departed], by_id[drift.turn_id]
+        path, at = past.prompt_ids + past.generated_ids, drift.at_token
+        assert order.index(past.turn_id) < order.index(each.turn_id) and path[:at] == each.prompt_ids[:at]
+        assert path[at : at + 16] == tokens(drift.recorded_ids)
+        assert each.prompt_ids[at : at + 16] == tokens(drift.replayed_ids)
+        assert path[at] != each.prompt_ids[at] and 0 < drift.lost_tokens <= len(path) - at
+
+
+@settings(max_examples=200, deadline=None)
+@given(sessions())
+def test_what_comes_later_changes_no_turns_drift(told: Told) -> None:
+    record, known = session(), []
     for each in told.turns:
-        count = len(record.drifts)
         record.add_turn(each)
-        for drift in record.drifts[count:]:
-            past = by_id[drift.departed]
-            path, at = past.prompt_ids + past.generated_ids, drift.at_token
-            assert drift.turn_id == each.turn_id and path[:at] == each.prompt_ids[:at]
-            assert path[at : at + 16] == tokens(drift.recorded_ids)
-            assert each.prompt_ids[at : at + 16] == tokens(drift.replayed_ids)
-            assert path[at] != each.prompt_ids[at] and 0 < drift.lost_tokens <= len(path) - at
-        by_id[each.turn_id] = each
+        drifts = drifts_of(record.tree, decode=decode)
+        assert drifts[: len(known)] == known and {drift.turn_id for drift in drifts[len(known) :]} <= {each.turn_id}
+        known = drifts

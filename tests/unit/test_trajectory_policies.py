@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from seamless_verl.errors import ConfigError, IntegrityError
 from seamless_verl.trajectory.account import Account, Reason
-from seamless_verl.trajectory.policies import POLICIES, Policy, View, on_policy, policy
+from seamless_verl.trajectory.policies import POLICIES, Policy, View, policy
 
 
 def view(versions: list[int], trainer_version: int) -> View:
@@ -46,7 +46,6 @@ def test_context_is_never_stale() -> None:
 
 
 def test_a_token_of_weights_that_the_trainer_lost_is_not_on_policy() -> None:
-    assert not on_policy(6, 5) and on_policy(5, 5)
     assert decided("fresh_tail_only", [5, 6], 5) == [0, 0]
 
 

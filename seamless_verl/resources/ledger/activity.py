@@ -1,7 +1,7 @@
 """What a process does on its devices, noted as it does it.
 
 Invariants:
-- A (device, kind) is active while its count is above zero and it is not paused.
+- A (device, kind) is active while its count is above zero.
 - Takes do not overlap and leave no gap: what is active at a take is cut there, and goes on in the next.
 """
 
@@ -34,7 +34,6 @@ class Activity:
         self._limit, self._clock, self._lock = limit, clock, threading.Lock()
         self._all = {kind: [(device, kind) for device in self.devices] for kind in BUSY}
         self._counts: Counter[Key] = Counter()
-        self._paused: set[Key] = set()
         self._since: dict[Key, float] = {}
         self._finished: list[Span] = []
         self._dropped: dict[Kind, float] = {}
@@ -56,19 +55,6 @@ class Activity:
     def end(self, kind: Kind | str, devices: Iterable[str] | None = None) -> None:
         """One fewer; raises ValueError when there was none."""
         self._add(self._keys(kind, devices), -1)
-
-    def pause(self, kind: Kind | str, devices: Iterable[str] | None = None) -> None:
-        """Whatever its count, it is not active until `resume`; as an engine that keeps requests frozen."""
-        keys = self._keys(kind, devices)
-        with self._lock:
-            self._paused.update(keys)
-            self._note(keys)
-
-    def resume(self, kind: Kind | str, devices: Iterable[str] | None = None) -> None:
-        keys = self._keys(kind, devices)
-        with self._lock:
-            self._paused.difference_update(keys)
-            self._note(keys)
 
     def take(self) -> Taken:
         """What was done since the last take; safe to send to another process."""
@@ -106,7 +92,7 @@ class Activity:
         """Begins or ends a span where the state changed; the lock is held, so that clock readings are in order."""
         now = self._clock()
         for key in keys:
-            active = self._counts[key] > 0 and key not in self._paused
+            active = self._counts[key] > 0
             if active and key not in self._since:
                 self._since[key] = now
             elif not active and key in self._since:

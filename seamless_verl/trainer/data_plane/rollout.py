@@ -22,13 +22,13 @@ from typing import Any
 import ray
 
 from seamless_verl.errors import ReplicaLostError
-from seamless_verl.resources.watchdog import stacks
 from seamless_verl.rollout.calls import Call, Calls
 from seamless_verl.rollout.commands import Commands
 from seamless_verl.rollout.fleet import Fleet
 from seamless_verl.rollout.notes import Notes
 from seamless_verl.rollout.routing import PrefixAffinity, ReplicaView
 from seamless_verl.rollout.states import DEAD, PAUSED, SERVING, ReplicaState
+from seamless_verl.runtime.stacks import stacks
 from seamless_verl.trainer.data_plane.bell import Bell, Failures
 from seamless_verl.trainer.data_plane.contact import Attachment, Contact
 from seamless_verl.trainer.data_plane.shelf import Shelf

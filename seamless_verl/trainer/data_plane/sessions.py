@@ -2,7 +2,9 @@
 
 A session that was closed is given again to whoever asks again, the same from the journal as from memory, until its
 agent loop says that TransferQueue has its sequences. Their keys there are a function of prompt and sample, so that
-one that was put twice is there once.
+one that was put twice is there once. Once that was said it is given to nobody: one given again after it was trained
+would be trained twice, and one never given again before TransferQueue had all of it would be lost. So the journal
+notes a hand-over before the session is given, and its end only on the agent loop's word.
 """
 
 from __future__ import annotations

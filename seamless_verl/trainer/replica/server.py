@@ -22,9 +22,9 @@ from vllm.reasoning import ReasoningParserManager
 
 from seamless_verl.config.engine_kwargs import given
 from seamless_verl.resources.ledger import Activity, Kind
-from seamless_verl.resources.watchdog import stacks
 from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.rollout.wire import EngineServer, serve_engine
+from seamless_verl.runtime.stacks import stacks
 from seamless_verl.trainer.collector import spare_imports
 from seamless_verl.trainer.device_time import TakenThere
 from seamless_verl.trainer.log import show_log

@@ -13,8 +13,7 @@ from seamless_verl.trajectory.journal.events import (
     SessionClosed,
     SessionOpened,
 )
-from seamless_verl.trajectory.journal.handover import Handover
-from seamless_verl.trajectory.journal.protocol import Compacted, Durability, Journal
+from seamless_verl.trajectory.journal.protocol import Compacted, Journal
 from seamless_verl.trajectory.journal.reader import JournalReader
 from seamless_verl.trajectory.journal.recorded import CallRecord, SessionRecord, SessionSummary, Stage
 from seamless_verl.trajectory.journal.sqlite import SqliteJournal
@@ -25,11 +24,9 @@ __all__ = [
     "CallStarted",
     "Compacted",
     "Delta",
-    "Durability",
     "Event",
     "HandOverBegun",
     "HandedOver",
-    "Handover",
     "Journal",
     "JournalReader",
     "RewardPosted",

@@ -1,30 +1,26 @@
 """What every journal promises.
 
-1. An append that has resolved survives the death of any process, whole: all its events or none.
+1. An append that has resolved survives the death of any process, whole: all its events or none. After a power failure
+   the file is sound, but the last moments before it may be missing.
 2. Appends take effect in the order of the calls to `append` in one thread.
 3. A session that was open is restored with every acknowledged token, and goes on under its own id.
-4. A closed session is handed over exactly once, as `handover` defines it.
+4. A closed session can be read, whole, until it was handed over: its consumer may be given it again, and see it once.
 5. Nothing but a session that was handed over is ever deleted.
+
+Of a hand-over: journal and consumer share no transaction, so the journal notes three stages. CLOSED: the consumer was
+given nothing of it. HANDING, noted before it is given anything: nobody knows how much it has, so it is given the whole
+again, which overwrites what it has, because its keys are a function of the session alone. HANDED, noted once it has
+everything: never given again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Protocol
 
 from seamless_verl.trajectory.journal.events import Event
 from seamless_verl.trajectory.journal.recorded import SessionRecord, SessionSummary, Stage
-
-
-class Durability(StrEnum):
-    """What an acknowledged append survives."""
-
-    PROCESS = "process"
-    """the death of any process; after a power failure the file is sound, the last moments may be missing"""
-    POWER = "power"
-    """also the death of the machine, for one flush of the disk in each group commit"""
 
 
 @dataclass(frozen=True)
@@ -51,10 +47,6 @@ class Journal(Protocol):
 
     def restore(self) -> tuple[SessionRecord, ...]:
         """All open sessions, oldest first."""
-        ...
-
-    def unhanded(self) -> tuple[str, ...]:
-        """Ids of sessions that are closed and not handed over, oldest first; HANDING ones among them."""
         ...
 
     def stage(self, session_id: str) -> Stage | None:

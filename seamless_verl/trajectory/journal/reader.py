@@ -63,13 +63,6 @@ class JournalReader:
             query = f"SELECT session_id FROM sessions WHERE {STAGE}=0 ORDER BY n"
             return tuple(_session(db, row[0]) for row in db.execute(query).fetchall())
 
-    def unhanded(self) -> tuple[str, ...]:
-        """Ids of sessions that are closed and not handed over, oldest first; HANDING ones among them."""
-        with self._snapshot() as db:
-            places = (STAGES.index(Stage.CLOSED), STAGES.index(Stage.HANDING))
-            query = f"SELECT session_id FROM sessions WHERE {STAGE} IN (?, ?) ORDER BY n"
-            return tuple(row[0] for row in db.execute(query, places))
-
     def stage(self, session_id: str) -> Stage | None:
         """How far it has come; None for one that is unknown or deleted."""
         with self._snapshot() as db:

@@ -69,10 +69,6 @@ class SessionRecord:
     calls: Sequence[CallRecord]
     rewards: Mapping[str, float]
 
-    def find(self, digest: str) -> CallRecord | None:
-        """The latest call with this request digest: what a repeated request is answered from, or continued in."""
-        return next((call for call in reversed(self.calls) if call.digest == digest), None)
-
 
 @dataclass(frozen=True)
 class SessionSummary:

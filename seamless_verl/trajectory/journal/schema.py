@@ -14,7 +14,6 @@ from pathlib import Path
 
 from seamless_verl.errors import ConfigError, JournalError
 from seamless_verl.locks import only_writer
-from seamless_verl.trajectory.journal.protocol import Durability
 
 VERSION = 1
 APPLICATION = 0x53454A4C  # "SEJL"
@@ -42,7 +41,7 @@ def failure(path: Path, error: sqlite3.Error) -> JournalError:
 
 
 @contextmanager
-def writing(path: Path, durability: Durability) -> Iterator[sqlite3.Connection]:
+def writing(path: Path) -> Iterator[sqlite3.Connection]:
     """The one connection that writes; transactions are explicit. Made and used in one thread.
 
     Raises:
@@ -59,7 +58,7 @@ def writing(path: Path, durability: Durability) -> Iterator[sqlite3.Connection]:
             raise JournalError(str(path), f"{type(error).__name__}: {error}", WAY_OUT) from error
         db = sqlite3.connect(path, isolation_level=None, cached_statements=256)
         try:
-            _prepare(db, path, durability)
+            _prepare(db, path)
             yield db
         except sqlite3.Error as error:
             raise failure(path, error) from error
@@ -67,10 +66,9 @@ def writing(path: Path, durability: Durability) -> Iterator[sqlite3.Connection]:
             db.close()
 
 
-def _prepare(db: sqlite3.Connection, path: Path, durability: Durability) -> None:
-    for pragma in (f"page_size={PAGE}", "auto_vacuum=INCREMENTAL", "journal_mode=WAL"):
+def _prepare(db: sqlite3.Connection, path: Path) -> None:
+    for pragma in (f"page_size={PAGE}", "auto_vacuum=INCREMENTAL", "journal_mode=WAL", "synchronous=NORMAL"):
         db.execute(f"PRAGMA {pragma}")
-    db.execute(f"PRAGMA synchronous={'FULL' if durability is Durability.POWER else 'NORMAL'}")
     db.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT}")
     db.execute(f"PRAGMA journal_size_limit={2 * CHECKPOINT * PAGE}")
     if db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0] == 0:

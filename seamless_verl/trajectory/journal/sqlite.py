@@ -24,7 +24,7 @@ from seamless_verl.trajectory.journal import compaction
 from seamless_verl.trajectory.journal.book import Book
 from seamless_verl.trajectory.journal.events import Event
 from seamless_verl.trajectory.journal.group import Append, answer, commit
-from seamless_verl.trajectory.journal.protocol import Compacted, Durability
+from seamless_verl.trajectory.journal.protocol import Compacted
 from seamless_verl.trajectory.journal.reader import JournalReader
 from seamless_verl.trajectory.journal.schema import writing
 
@@ -45,18 +45,19 @@ _Job: TypeAlias = "Append | _Compact | None"  # None: stop
 class SqliteJournal(JournalReader):
     """A `Journal` in one SQLite file, for event loops (`append`) and for threads (`submit`).
 
+    What was acknowledged survives the death of any process. After a power failure the file is sound, but the last
+    moments before it may be missing: no commit waits for the disk to be flushed.
+
     Args:
         path: the file; made if missing. `-wal`, `-shm` and `-lock` files lie beside it.
-        durability: what an acknowledged append survives.
 
     Raises:
         ConfigError: another journal writes to this file, or a newer release made it.
         JournalError: the file cannot be opened as a journal.
     """
 
-    def __init__(self, path: Path, *, durability: Durability = Durability.PROCESS) -> None:
+    def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._durability = durability
         self._queue: SimpleQueue[_Job] = SimpleQueue()
         self._gate = threading.Lock()
         self._over: JournalError | None = None
@@ -110,7 +111,7 @@ class SqliteJournal(JournalReader):
         """The writer thread; whatever stops it is told to everyone who waits."""
         taken: list[_Job] = []
         try:
-            with writing(self.path, self._durability) as db:
+            with writing(self.path) as db:
                 book = Book(db)
                 opened.set_result(None)
                 while None not in taken:

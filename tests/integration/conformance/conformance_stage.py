@@ -30,7 +30,7 @@ from seamless_verl.gateway.server import Gateway, GatewaySettings
 from seamless_verl.gateway.serving import serve_arguments
 from seamless_verl.rollout.calls import Calls
 from seamless_verl.rollout.fleet import Fleet
-from seamless_verl.rollout.routing import LeastLoaded
+from seamless_verl.rollout.routing import PrefixAffinity
 from seamless_verl.rollout.wire import RemoteEngine, serve_engine
 from seamless_verl.trainer.replica.source import AsyncLLMSource
 from seamless_verl.trajectory.journal import SqliteJournal
@@ -131,7 +131,7 @@ class Stage:
 
 @asynccontextmanager
 async def gateway_over(llm: Any, model: Path, journal: Path) -> AsyncIterator[tuple[Gateway, Calls, Fleet]]:
-    source, fleet = AsyncLLMSource(llm, version=0), Fleet(policy=LeastLoaded())
+    source, fleet = AsyncLLMSource(llm, version=0), Fleet(policy=PrefixAffinity())
     fleet.commit(0)
     door = await serve_engine(source, "127.0.0.1", 0, token=TOKEN, replica_id="replica-0")
     engine = await RemoteEngine.connect("127.0.0.1", door.port, token=TOKEN, replica_id="replica-0")

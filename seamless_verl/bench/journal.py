@@ -1,4 +1,4 @@
-"""How fast a journal is in a given folder: `python -m seamless_verl.trajectory.journal.measure FOLDER`.
+"""How fast a journal is in a given folder: `python -m seamless_verl.bench.journal FOLDER`.
 
 Each writer waits for one durable append before the next, as a gateway does for each call.
 """
@@ -13,9 +13,7 @@ import tempfile
 from pathlib import Path
 from time import perf_counter, process_time
 
-from seamless_verl.trajectory.journal.events import CallEnded, CallStarted, Delta, SessionOpened
-from seamless_verl.trajectory.journal.protocol import Durability
-from seamless_verl.trajectory.journal.sqlite import SqliteJournal
+from seamless_verl.trajectory.journal import CallEnded, CallStarted, Delta, SessionOpened, SqliteJournal
 from seamless_verl.trajectory.records import Finish, logprobs, tokens
 
 
@@ -36,11 +34,11 @@ async def _load(journal: SqliteJournal, writers: int, appends: int, size: int) -
     return sorted(wait for mine in waits for wait in mine)
 
 
-def measure(folder: Path, writers: int, appends: int, size: int, durability: Durability) -> dict[str, float]:
+def measure(folder: Path, writers: int, appends: int, size: int) -> dict[str, float]:
     """Appends a second, their latency in ms, CPU per append in us, and bytes on disk per generated token."""
     with tempfile.TemporaryDirectory(dir=folder) as inside:
         path = Path(inside) / "journal.sqlite"
-        with SqliteJournal(path, durability=durability) as journal:
+        with SqliteJournal(path) as journal:
             wall, cpu = perf_counter(), process_time()
             waits = asyncio.run(_load(journal, writers, appends, size))
             wall, cpu = perf_counter() - wall, process_time() - cpu
@@ -62,9 +60,8 @@ def main() -> None:
     parser.add_argument("--writers", type=int, default=32)
     parser.add_argument("--appends", type=int, default=1000, help="by each writer")
     parser.add_argument("--size", type=int, default=1, help="tokens in one append")
-    parser.add_argument("--durability", type=Durability, choices=list(Durability), default=Durability.PROCESS)
     args = parser.parse_args()
-    found = measure(args.folder, args.writers, args.appends, args.size, args.durability)
+    found = measure(args.folder, args.writers, args.appends, args.size)
     sys.stdout.write(json.dumps(found) + "\n")
 
 
