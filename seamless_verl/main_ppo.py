@@ -1,4 +1,6 @@
-"""`python -m seamless_verl.main_ppo`: verl's main job with one more trainer mode and one more platform.
+"""Where a run saves: it alone, and nothing half-written stays there after it.
+
+`python -m seamless_verl.main_ppo`: verl's main job with one more trainer mode and one more platform.
 
 Hydra reads verl's own `ppo_trainer` config and ours. Settings that cannot work are refused within
 seconds, before anything heavy is imported, with exit code 2 and one message. The job itself runs
@@ -10,22 +12,76 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from seamless_verl.config import SeamlessConfig, preflight, register_search_path
 from seamless_verl.config.adopting import adopt_parsers, adopt_resources
+from seamless_verl.config.checks.files import ELSEWHERE, FOLDER, IN_USE
 from seamless_verl.config.checks.modes import VERL_MODES
-from seamless_verl.config.command import composing, remove_run_folder
+from seamless_verl.config.composing import composing, remove_run_folder
 from seamless_verl.errors import ConfigError, refusing
-from seamless_verl.platform.detect import on_cpu
-from seamless_verl.platform.environment import prepare
-from seamless_verl.saving import announce_checkpoints, tidy_checkpoints, writing_alone
-from seamless_verl.supervisor import logs_belong_in, supervise
-from seamless_verl.trainer.partial import RUN_FILE, refreshing
+from seamless_verl.platform.detect import on_cpu, prepare
+from seamless_verl.runtime.checkpoint_cleanup import RUN_FILE, Leftovers, announce, discard_partial, refreshing
+from seamless_verl.runtime.locks import only_writer
+from seamless_verl.runtime.supervisor import joins_cluster, logs_belong_in, supervise
+
+
+def stays(config: DictConfig) -> bool:
+    """Whether what is written is on this machine, as far as it can be told."""
+    address = OmegaConf.select(config, "ray_kwargs.ray_init.address")
+    joins = joins_cluster(os.environ | ({"RAY_ADDRESS": address} if address else {}))
+    return not joins and "://" not in config.trainer.default_local_dir
+
+
+@contextmanager
+def writing_alone(config: DictConfig) -> Iterator[None]:
+    """Meanwhile no other run writes into this one's folder: ConfigError where one does already."""
+    folder = config.trainer.default_local_dir
+    writes = config.trainer.save_freq > 0 or config.trainer.v1.trainer_mode not in VERL_MODES
+    with ExitStack() as held:
+        try:
+            if writes and stays(config):
+                held.enter_context(only_writer(Path(folder)))
+        except BlockingIOError:  # it began since this one was checked
+            raise ConfigError(FOLDER, folder, IN_USE, ELSEWHERE) from None
+        yield
+
+
+def announce_checkpoints(config: DictConfig) -> None:
+    """Let the supervisor remove what this run leaves half-written.
+
+    Not in a cluster that goes on without this run: whether a save still goes on there it cannot tell.
+    """
+    if config.trainer.save_freq > 0 and stays(config):
+        left = announce(
+            config.trainer.default_local_dir,
+            async_save=bool(config.actor_rollout_ref.actor.checkpoint.get("async_save", False)),
+            seamless=config.trainer.v1.trainer_mode not in VERL_MODES,
+        )
+        tell(left, "an earlier run was killed")
+
+
+def tidy_checkpoints(run_file: Path) -> None:
+    """In the supervisor, when every process of the run is gone."""
+    try:
+        left = discard_partial(run_file)
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"A half-written checkpoint may be left: {error}\n")
+        return
+    tell(left, "the run ended")
+
+
+def tell(left: Leftovers, end: str) -> None:
+    for folder in left.removed:
+        sys.stderr.write(f"Removed {folder}: {end} while it was written\n")
+    for folder in left.spoilt:
+        sys.stderr.write(f"{folder} is not whole: {end} while it was written anew\n")
+
 
 SUPERVISED = "SEAMLESS_SUPERVISED"
 PLATFORM = "SEAMLESS_PLATFORM"  # the choice among config/platform/, by default
@@ -161,7 +217,7 @@ def stop_ray() -> None:
 
 
 def show_curve(config: DictConfig) -> None:
-    from seamless_verl.trainer.curve import ValidationCurve, text_plot
+    from seamless_verl.trainer.validation_curve import ValidationCurve, text_plot
 
     sys.stdout.write(text_plot(ValidationCurve.beside(config.trainer.default_local_dir).points()) + "\n")
 

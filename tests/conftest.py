@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from seamless_verl.scratch import SESSION, scratch_folder
+from seamless_verl.runtime.scratch import SESSION, scratch_folder
 
 settings.register_profile("shared", suppress_health_check=[HealthCheck.too_slow])  # that is the machine, not the test
 settings.load_profile("shared")

@@ -17,7 +17,7 @@ from typing import Any
 
 from seamless_verl.agents.command import AgentCommand, run_command
 from seamless_verl.agents.endpoint import Endpoint
-from seamless_verl.agents.limits import Limits
+from seamless_verl.agents.limits import CommandLimits
 from seamless_verl.agents.outcome import AgentOutcome, AgentStatus
 from seamless_verl.errors import ConfigError
 
@@ -66,14 +66,14 @@ async def solve(task: Mapping[str, Any], endpoint: Endpoint, settings: Sequence[
     """Run the agent with these settings of this folder. RuntimeError when it, or its judging, did not end well."""
     info, python = task["extra_info"], interpreter()
     issue = {"issue": task["prompt"][-1]["content"]}
-    limits = Limits(wall_s=AGENT_S + LAST_S, address_space_bytes=MEMORY, file_bytes=FILE)
+    limits = CommandLimits(wall_s=AGENT_S + LAST_S, address_space_bytes=MEMORY, file_bytes=FILE)
     done = await run_command(agent(python, Path(info["repository"]), settings, limits), issue, endpoint)
     given = finished(done, "the agent")
     share = await judged(python, Path(info["tests"]), given["files"])
     return Solved(share, given["said"], given["exit_code"], done.output)
 
 
-def agent(python: Path, repository: Path, settings: Sequence[str], limits: Limits) -> AgentCommand:
+def agent(python: Path, repository: Path, settings: Sequence[str], limits: CommandLimits) -> AgentCommand:
     """`mini` from the agents' environment, which is first on its PATH too."""
     mini = [str(python.with_name("mini")), *(word for name in settings for word in ("-c", str(HERE / name)))]
     collect = [str(python), "-I", str(HERE / "collect.py"), f"{AGENT_S:g}", LOG]
@@ -85,7 +85,7 @@ def agent(python: Path, repository: Path, settings: Sequence[str], limits: Limit
 async def judged(python: Path, tests: Path, files: Mapping[str, str]) -> float:
     """The share of the tests that pass; 0 when they came to no end, as with sources that end the process."""
     word = secrets.token_hex()
-    limits = Limits(wall_s=JUDGE_S, cpu_s=int(JUDGE_S), address_space_bytes=MEMORY, file_bytes=FILE)
+    limits = CommandLimits(wall_s=JUDGE_S, cpu_s=int(JUDGE_S), address_space_bytes=MEMORY, file_bytes=FILE)
     judge = AgentCommand([literal(str(python)), "-I", literal(str(HERE / "judge.py"))], folder=tests, limits=limits)
     outcome = await run_command(judge, {"files": dict(files), "word": word}, NOWHERE)
     believed = outcome.reward is not None and outcome.reward_info.get("word") == word

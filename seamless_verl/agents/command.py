@@ -24,13 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from seamless_verl.agents import template
-from seamless_verl.agents.child import Child
+from seamless_verl.agents.callable import in_thread, to_the_end
 from seamless_verl.agents.endpoint import Endpoint, environment
-from seamless_verl.agents.limits import Limits
+from seamless_verl.agents.limits import CommandLimits
 from seamless_verl.agents.outcome import ERROR_CHARS, AgentOutcome, AgentStatus
-from seamless_verl.agents.processes import end_processes
+from seamless_verl.agents.processes import Child, end_processes
 from seamless_verl.agents.scratch import TASK, Scratch
-from seamless_verl.agents.threads import in_thread, to_the_end
 from seamless_verl.errors import ConfigError
 
 INHERITED = (
@@ -56,7 +55,7 @@ class AgentCommand:
     folder: Path | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     inherit: Sequence[str] = INHERITED
-    limits: Limits = field(default_factory=Limits)
+    limits: CommandLimits = field(default_factory=CommandLimits)
     keep: bool = False
     keep_failed: bool = False
 
@@ -130,7 +129,9 @@ async def run_in(
     return judged(outcome, child.flooded, left, limits, scratch)
 
 
-def judged(outcome: AgentOutcome, flooded: bool, left: list[int], limits: Limits, scratch: Scratch) -> AgentOutcome:
+def judged(
+    outcome: AgentOutcome, flooded: bool, left: list[int], limits: CommandLimits, scratch: Scratch
+) -> AgentOutcome:
     """The outcome with its reward, or with its error."""
     status, code, error = outcome.status, outcome.exit_code, ""
     if status == AgentStatus.TIMED_OUT:

@@ -18,7 +18,7 @@ RESOURCES = {
 
 
 @dataclass(frozen=True)
-class Limits:
+class CommandLimits:
     """Limits of one command; None is no limit of ours. Those the parent already has stay where they are lower.
 
     wall_s: seconds until it is ended. grace_s: from asking its processes to end until they are killed.

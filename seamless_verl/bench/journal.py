@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from time import perf_counter, process_time
 
-from seamless_verl.trajectory.journal import CallEnded, CallStarted, Delta, SessionOpened, SqliteJournal
+from seamless_verl.journal import CallEnded, CallStarted, Delta, SessionOpened, SqliteJournal
 from seamless_verl.trajectory.records import Finish, logprobs, tokens
 
 

@@ -11,7 +11,8 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from seamless_verl.cli import planning, trajectories
+from seamless_verl.cli import plan as planning
+from seamless_verl.cli import trajectories
 from seamless_verl.errors import ConfigError, JournalError
 
 PROG = "seamless-verl"

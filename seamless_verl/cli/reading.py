@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from seamless_verl import journal
 from seamless_verl.errors import ConfigError, JournalError
-from seamless_verl.trajectory import journal
-from seamless_verl.trajectory.journal import JournalReader, Stage
-from seamless_verl.trajectory.policies import Policy, policy
+from seamless_verl.journal import JournalReader, Stage
+from seamless_verl.trajectory.policies import TokenPolicy, policy
 from seamless_verl.trajectory.session import Closed, SessionRecord
 
 FILE = "trajectories.sqlite"
@@ -39,7 +39,7 @@ def _within(folder: Path) -> str:
     return f"There is {', '.join(there[:NAMED])}{more}"
 
 
-def found(reader: JournalReader, wanted: str) -> journal.SessionRecord:
+def found(reader: JournalReader, wanted: str) -> journal.StoredSession:
     """The session of that id, or the only one whose id begins so; raises ConfigError when it is not one."""
     exact = reader.read(wanted)
     if exact is not None:
@@ -56,7 +56,7 @@ def found(reader: JournalReader, wanted: str) -> journal.SessionRecord:
     return record
 
 
-def rebuilt(recorded: journal.SessionRecord) -> SessionRecord:
+def rebuilt(recorded: journal.StoredSession) -> SessionRecord:
     """The session's record; a call without an end is a cancelled turn in it."""
     session = SessionRecord(recorded.uid, recorded.session_id)
     for call in recorded.calls:
@@ -74,12 +74,12 @@ def _closed(reason: str | None) -> Closed:
     return Closed(reason) if reason in set(Closed) else Closed.FINISHED
 
 
-def newest_version(recorded: journal.SessionRecord) -> int:
+def newest_version(recorded: journal.StoredSession) -> int:
     """Of the weights that generated something in the session; 0 where nothing was generated."""
     return max((segment.version for call in recorded.calls for segment in call.segments), default=0)
 
 
-def parsed_policy(text: str) -> Policy:
+def parsed_policy(text: str) -> TokenPolicy:
     """The policy that `NAME` or `NAME:k` says; raises ConfigError with the way out."""
     name, colon, bound = text.partition(":")
     if not colon:

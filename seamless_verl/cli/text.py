@@ -1,10 +1,17 @@
-"""Text for a terminal."""
+"""Text for a terminal.
+
+Packages that one option alone needs, imported when it is given.
+"""
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
+
+from seamless_verl.errors import ConfigError
 
 KEPT = "\n\t"
 AGES = (("d", 86400), ("h", 3600), ("m", 60))
@@ -54,3 +61,12 @@ def age(seconds: float) -> str:
 
 def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def needed(module: str, key: str, value: str, otherwise: str = "") -> Any:
+    """The module; raises ConfigError naming the setting that needs it, and the package that is missing."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        way_out = f"pip install {module.partition('.')[0]}{otherwise}"
+        raise ConfigError(key, value, f"the package {error.name} is not installed", way_out) from error

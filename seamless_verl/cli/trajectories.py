@@ -6,10 +6,9 @@ import argparse
 from pathlib import Path
 from typing import TypeAlias
 
-from seamless_verl.cli.exporting import FORMATS, export_sessions
-from seamless_verl.cli.listing import list_sessions
-from seamless_verl.cli.showing import show_session
-from seamless_verl.trajectory.journal import Stage
+from seamless_verl.cli.export import FORMATS, export_sessions
+from seamless_verl.cli.show import list_sessions, show_session
+from seamless_verl.journal import Stage
 from seamless_verl.trajectory.policies import POLICIES
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"

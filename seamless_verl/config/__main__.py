@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from seamless_verl.config.search_path import HERE
+from seamless_verl.config.composing import HERE
 
 if __name__ == "__main__":
     sys.stdout.write(f"{HERE}\n")

@@ -15,7 +15,7 @@ from seamless_verl.config.checks.roles import by_tags
 from seamless_verl.config.checks.serve_options import engines_parser, value_of
 from seamless_verl.config.checks.settings import Settings
 from seamless_verl.config.planning import replica_sizes, roles_of
-from seamless_verl.resources.verl_fields import NODES, PER_NODE, REWARD_NODE, ROLLOUT_NODE, TEACHER_NODE, verl_fields
+from seamless_verl.resources.placement import NODES, PER_NODE, REWARD_NODE, ROLLOUT_NODE, TEACHER_NODE, verl_fields
 
 # Of verl 0.9.1 (trainer/config), but for those that interpolate another; a unit test compares them.
 VERL_DEFAULTS: dict[str, object] = {

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 
 from seamless_verl.config import engine_kwargs
-from seamless_verl.config.checks.model_files import model_config
+from seamless_verl.config.checks.model import model_config
 from seamless_verl.config.checks.roles import (
+    MegatronSizes,
     has_hybrid_rollout,
     has_reward_model,
     has_standalone_rollout,
@@ -17,14 +18,12 @@ from seamless_verl.config.checks.roles import (
     uses_megatron,
 )
 from seamless_verl.config.checks.settings import Settings
-from seamless_verl.config.checks.sizes import MegatronSizes
-from seamless_verl.resources.host_memory import accelerator_bytes, host_bytes
-from seamless_verl.resources.memory import EngineMemory, TrainingMemory
+from seamless_verl.resources.memory import EngineMemory, MemoryFacts, TrainingMemory
+from seamless_verl.resources.memory_fit import accelerator_bytes, host_bytes
 from seamless_verl.resources.model_facts import ModelFacts
 from seamless_verl.resources.parallel import ParallelSizes, ReplicaSizes
-from seamless_verl.resources.peaks import MemoryFacts
+from seamless_verl.resources.placement import Roles
 from seamless_verl.resources.plan import Plan, make_plan
-from seamless_verl.resources.roles import Roles
 from seamless_verl.resources.tags import REFERENCE, REWARD, ROLLOUT, TEACHER, TRAIN, MachineGroup, Resources
 
 ACTOR, ENGINE, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"

@@ -6,9 +6,9 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
-from seamless_verl.gateway.limits import Limits, Sampling, parse
-from seamless_verl.gateway.refusals import Reason, Refusal
-from seamless_verl.gateway.seam import Recorder
+from seamless_verl.gateway.api_errors import ApiError, ErrorCode
+from seamless_verl.gateway.protocols import Recorder
+from seamless_verl.gateway.session import SessionLimits, SessionSampling, parse
 from seamless_verl.gateway.sessions import Session, SessionTable
 
 Cancel: TypeAlias = Callable[[str], Awaitable[None]]
@@ -32,19 +32,19 @@ class Admin:
                 return self._table.get(session_id).view()
             case "POST", ["sessions", session_id, "close"]:
                 return await self.close(session_id, body.get("reason", "finished"))
-        raise Refusal(Reason.NOT_FOUND, f"Nothing is served at {method} {path}")
+        raise ApiError(ErrorCode.NOT_FOUND, f"Nothing is served at {method} {path}")
 
     async def open(self, body: dict[str, Any]) -> dict[str, Any]:
         """A new session: its id, its key (told once), and the base URLs that carry the key."""
         uid, metadata = body.get("uid"), body.get("metadata", {})
         if not isinstance(uid, str) or not uid:
-            raise Refusal(Reason.MALFORMED, f"uid={uid!r}: name the prompt the session runs on", param="uid")
+            raise ApiError(ErrorCode.MALFORMED, f"uid={uid!r}: name the prompt the session runs on", param="uid")
         if not isinstance(metadata, dict):
-            raise Refusal(Reason.MALFORMED, f"metadata={metadata!r}: give an object", param="metadata")
+            raise ApiError(ErrorCode.MALFORMED, f"metadata={metadata!r}: give an object", param="metadata")
         if unknown := [name for name in body if name not in OPENING]:
-            raise Refusal(Reason.MALFORMED, f"{unknown[0]}: there is no such setting", param=unknown[0])
-        limits = parse(Limits, "limits", body.get("limits"))
-        sampling = parse(Sampling, "sampling", body.get("sampling"))
+            raise ApiError(ErrorCode.MALFORMED, f"{unknown[0]}: there is no such setting", param=unknown[0])
+        limits = parse(SessionLimits, "limits", body.get("limits"))
+        sampling = parse(SessionSampling, "sampling", body.get("sampling"))
         session, key = self._table.open(uid, limits=limits, sampling=sampling, metadata=metadata)
         try:
             await self._recorder.opened(session)
@@ -63,7 +63,7 @@ class Admin:
     async def close(self, session_id: str, reason: Any) -> dict[str, Any]:
         """Ends a session, and first the calls that run in it; again changes nothing."""
         if not isinstance(reason, str):
-            raise Refusal(Reason.MALFORMED, f"reason={reason!r}: give a text", param="reason")
+            raise ApiError(ErrorCode.MALFORMED, f"reason={reason!r}: give a text", param="reason")
         session = self._table.get(session_id)
         if self._table.close(session_id, reason):
             await self._cancel(session_id)
@@ -82,8 +82,8 @@ class Admin:
         """A finite number, under a name."""
         value, name = body.get("reward"), body.get("name", "reward")
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise Refusal(Reason.MALFORMED, f"reward={value!r}: give a finite number", param="reward")
+            raise ApiError(ErrorCode.MALFORMED, f"reward={value!r}: give a finite number", param="reward")
         if not isinstance(name, str) or not name:
-            raise Refusal(Reason.MALFORMED, f"name={name!r}: give a name, or leave it out", param="name")
+            raise ApiError(ErrorCode.MALFORMED, f"name={name!r}: give a name, or leave it out", param="name")
         await self._recorder.rewarded(session, name, float(value))
         return {"session_id": session.session_id, "name": name, "reward": float(value)}

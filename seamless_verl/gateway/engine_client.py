@@ -1,4 +1,8 @@
-"""vLLM's EngineClient over a fleet: the serving classes call `generate`, a CallSource gives the tokens.
+"""An EngineClient without an engine of its own: what vLLM's serving classes ask besides `generate`.
+
+The replicas behind it are run by the rollout manager; whatever would touch an engine directly is refused.
+
+vLLM's EngineClient over a fleet: the serving classes call `generate`, a CallSource gives the tokens.
 
 Per request: sampling parameters are checked by vLLM's input processor and bounded by the session, each choice
 becomes one RunningCall, and their outputs meet in vLLM's own collector, which merges what a slow reader missed.
@@ -12,30 +16,95 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from copy import copy
 from functools import partial
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NoReturn
 
 from msgspec import structs
 from vllm.config import VllmConfig
+from vllm.engine.protocol import EngineClient
 from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.outputs import RequestOutput
 from vllm.renderers import renderer_from_config
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.output_processor import RequestOutputCollector
 from vllm.v1.engine.parallel_sampling import ParentRequest
 
-from seamless_verl.gateway.exchange import Exchange, current
-from seamless_verl.gateway.idle_engine import IdleEngineClient
 from seamless_verl.gateway.outputs import Decoder, asked_of
-from seamless_verl.gateway.replies import settle
-from seamless_verl.gateway.resuming import Continued, Resumed, counting, produced, resumed
-from seamless_verl.gateway.running import RunningCall
-from seamless_verl.gateway.seam import CallSource, Recorder, SessionCall, Unrecorded
+from seamless_verl.gateway.protocols import CallSource, NullRecorder, Recorder, SessionCall
+from seamless_verl.gateway.request_context import RequestContext, current
+from seamless_verl.gateway.resumed_calls import ResumedRecorder, ResumedSource, counting, produced, resumed
+from seamless_verl.gateway.retries import CallOutput
+from seamless_verl.gateway.running_call import RunningCall, finish_reply
 from seamless_verl.gateway.session import SessionState
-from seamless_verl.gateway.tape import Tape
-from seamless_verl.trajectory.journal import CallRecord
+from seamless_verl.journal import StoredCall
 from seamless_verl.trajectory.records import TOKEN
+
+
+def _elsewhere(what: str) -> NoReturn:
+    raise NotImplementedError(f"{what} is the rollout manager's, not the gateway's")
+
+
+class IdleEngineClient(EngineClient):
+    """All of the protocol but `generate` and `abort`."""
+
+    is_running = True
+    is_stopped = False
+    errored = False
+    dead_error = EngineDeadError()
+
+    async def encode(self, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+        _elsewhere("pooling")
+        yield
+
+    async def notify_kv_transfer_request_rejected(self, *args: Any, **kwargs: Any) -> None: ...
+
+    async def get_supported_tasks(self) -> tuple[Any, ...]:
+        return ("generate",)
+
+    async def is_tracing_enabled(self) -> bool:
+        return False
+
+    async def do_log_stats(self) -> None: ...
+
+    async def check_health(self) -> None: ...
+
+    async def start_profile(self) -> None:
+        _elsewhere("profiling")
+
+    async def stop_profile(self) -> None:
+        _elsewhere("profiling")
+
+    async def reset_mm_cache(self) -> None: ...
+
+    async def reset_encoder_cache(self) -> None: ...
+
+    async def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+        _elsewhere("the prefix cache")
+
+    async def sleep(self, *args: Any, **kwargs: Any) -> None:
+        _elsewhere("sleep")
+
+    async def wake_up(self, *args: Any, **kwargs: Any) -> None:
+        _elsewhere("waking up")
+
+    async def is_sleeping(self) -> bool:
+        return False
+
+    async def add_lora(self, *args: Any, **kwargs: Any) -> bool:
+        _elsewhere("loading adapters")
+
+    async def pause_generation(self, *args: Any, **kwargs: Any) -> None:
+        _elsewhere("pausing")
+
+    async def resume_generation(self) -> None:
+        _elsewhere("resuming")
+
+    async def is_paused(self) -> bool:
+        return False
+
+    def shutdown(self, timeout: float | None = None) -> None: ...
 
 
 class FleetEngineClient(IdleEngineClient):
@@ -95,7 +164,7 @@ class FleetEngineClient(IdleEngineClient):
             await asyncio.wait(theirs)
 
     def _request(
-        self, exchange: Exchange, prompt: Any, params: SamplingParams, request_id: str, options: dict[str, Any]
+        self, exchange: RequestContext, prompt: Any, params: SamplingParams, request_id: str, options: dict[str, Any]
     ) -> EngineCoreRequest:
         session = exchange.session
         if session.state is not SessionState.OPEN:  # it ended while the request was rendered
@@ -112,7 +181,7 @@ class FleetEngineClient(IdleEngineClient):
 
     def _run(
         self,
-        exchange: Exchange,
+        exchange: RequestContext,
         queue: RequestOutputCollector,
         request: EngineCoreRequest,
         parent: ParentRequest | None,
@@ -121,7 +190,7 @@ class FleetEngineClient(IdleEngineClient):
         place, call_id = exchange.next_call()
         earlier, cut = exchange.earlier(place), exchange.cut(place)
         call, source, recorder, counted = self._parts(_call(exchange, request, place, call_id), exchange, earlier, cut)
-        tape = exchange.attempt.tapes[place] = earlier or Tape()
+        tape = exchange.attempt.tapes[place] = earlier or CallOutput()
         if cut is not None:
             request = structs.replace(request, prompt_token_ids=cut.prompt_ids.tolist())
         running = RunningCall(
@@ -129,9 +198,9 @@ class FleetEngineClient(IdleEngineClient):
             source,
             recorder,
             Decoder(self.renderer.tokenizer, request, parent, index),
-            tape if earlier is None else Tape(),
+            tape if earlier is None else CallOutput(),
             queue.put,
-            partial(settle, exchange, self.renderer.tokenizer, self.model_config, fresh=earlier is None),
+            partial(finish_reply, exchange, self.renderer.tokenizer, self.model_config, fresh=earlier is None),
             counted,
             request_id=request.external_req_id or "",
         )
@@ -141,19 +210,19 @@ class FleetEngineClient(IdleEngineClient):
         return running
 
     def _parts(
-        self, call: SessionCall, exchange: Exchange, earlier: Tape | None, cut: CallRecord | None
+        self, call: SessionCall, exchange: RequestContext, earlier: CallOutput | None, cut: StoredCall | None
     ) -> tuple[SessionCall, CallSource, Recorder, Callable[[int], None]]:
         """The call, where its tokens come from, who records them and who counts them."""
         if earlier is not None:
-            return call, earlier, Unrecorded(), _uncounted
+            return call, earlier, NullRecorder(), _uncounted
         if cut is None:
             return call, self._source, self._recorder, exchange.session.count
         known = produced(cut)
-        recorder, counted = Continued(self._recorder, known), counting(exchange.session, known)
-        return resumed(call, cut), Resumed(cut, self._source), recorder, counted
+        recorder, counted = ResumedRecorder(self._recorder, known), counting(exchange.session, known)
+        return resumed(call, cut), ResumedSource(cut, self._source), recorder, counted
 
 
-def _call(exchange: Exchange, request: EngineCoreRequest, place: int, call_id: str) -> SessionCall:
+def _call(exchange: RequestContext, request: EngineCoreRequest, place: int, call_id: str) -> SessionCall:
     session = exchange.session
     assert request.prompt_token_ids is not None
     return SessionCall(
@@ -170,7 +239,7 @@ def _call(exchange: Exchange, request: EngineCoreRequest, place: int, call_id: s
     )
 
 
-def bounded(exchange: Exchange, params: SamplingParams) -> SamplingParams:
+def bounded(exchange: RequestContext, params: SamplingParams) -> SamplingParams:
     """The parameters as the session has it: what it decides, and no more tokens than it may still generate."""
     session = exchange.session
     changes: dict[str, Any] = session.sampling.chosen(exchange.body)

@@ -18,7 +18,7 @@ from vllm.v1.engine.output_processor import RequestState
 from vllm.v1.engine.parallel_sampling import ParentRequest
 from vllm.v1.outputs import LogprobsLists
 
-from seamless_verl.rollout.calls import Piece
+from seamless_verl.rollout.call import Piece
 from seamless_verl.rollout.engine import BESIDE_SAMPLING, TopLogprobs
 from seamless_verl.trajectory.records import Finish
 

@@ -1,4 +1,9 @@
-"""vLLM's renderer of conversations, told what a session has on record.
+"""Short work stays in the event loop's thread.
+
+vLLM renders and tokenizes in a thread of its own, so that a long prompt holds nobody up. Handing a short one over
+costs more than the work, for both threads and the interpreter lock between them; so that only long ones go there.
+
+vLLM's renderer of conversations, told what a session has on record.
 
 Chat completions, Responses and Messages all come through `preprocess_chat` in chat form, so tokens in are tokens
 out for each of them.
@@ -7,22 +12,64 @@ out for each of them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from vllm.entrypoints.chat_utils import parse_chat_messages
 from vllm.exceptions import VLLMValidationError
+from vllm.renderers import hf
+from vllm.renderers.base import BaseRenderer
 from vllm.renderers.hf import HfRenderer, resolve_chat_template_content_format
 from vllm.renderers.online_renderer import OnlineRenderer
 
 from seamless_verl.gateway.continuation import Continuation
-from seamless_verl.gateway.exchange import CURRENT, Exchange, Rendered
-from seamless_verl.gateway.memory import seed_of, text_only
-from seamless_verl.gateway.nearby import is_short, stay_here
-from seamless_verl.gateway.prompts import Prompts, key_of
+from seamless_verl.gateway.prefix_index import seed_of, text_only
+from seamless_verl.gateway.prompt_cache import PromptCache, key_of
+from seamless_verl.gateway.request_context import CURRENT, Rendered, RequestContext
 from seamless_verl.trajectory.records import tokens
+
+SHORT = 4096  # characters: a millisecond's work
+
+
+def is_short(value: Any) -> bool:
+    """Whether all text in a JSON value together is short."""
+    return _left(value, SHORT) >= 0
+
+
+def stay_here(renderer: BaseRenderer) -> None:
+    """Has a renderer do short work at once."""
+    tokenize = renderer._tokenize_prompt
+    renderer._tokenize_prompt_async = _nearby(tokenize, renderer._tokenize_prompt_async)
+    if isinstance(renderer, hf.HfRenderer):
+        template = hf.safe_apply_chat_template
+        renderer._apply_chat_template_async = _nearby(template, renderer._apply_chat_template_async)
+
+
+def _nearby(work: Callable[..., Any], elsewhere: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    async def wherever(*args: Any, **options: Any) -> Any:
+        if is_short(args) and is_short(options):
+            return work(*args, **options)
+        return await elsewhere(*args, **options)
+
+    return wherever
+
+
+def _left(value: Any, room: int) -> int:
+    """What is left of the room, in characters; anything below 0 when it does not suffice."""
+    if isinstance(value, str):
+        return room - len(value)
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return room
+    for part in value:
+        room = _left(part, room - 1)
+        if room < 0:
+            break
+    return room
+
 
 NOT_SETTINGS = ("add_generation_prompt", "continue_final_message", "tools", "tokenize", "documents")
 OPEN_ENDED = ("truncate_prompt_tokens", "return_assistant_tokens_mask", "return_token_offsets", "chat_template")
@@ -39,7 +86,7 @@ class SessionRenderer(OnlineRenderer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         stay_here(self.renderer)
-        self._prompts = Prompts()
+        self._prompts = PromptCache()
         self._continuation = (
             Continuation(self.renderer.get_tokenizer(), self.model_config.hf_config.model_type, self.chat_template)
             if isinstance(self.renderer, HfRenderer)
@@ -91,7 +138,7 @@ class SessionRenderer(OnlineRenderer):
         limit = request.build_tok_params(self.model_config).max_input_tokens
         return None if ids is None or (limit is not None and len(ids) > limit) else ids.tolist()
 
-    async def _continued(self, exchange: Exchange, settings: Mapping[str, Any], form: Any) -> list[int] | None:
+    async def _continued(self, exchange: RequestContext, settings: Mapping[str, Any], form: Any) -> list[int] | None:
         """The prompt's ids where its beginning is on record, else None."""
         rendered = exchange.rendered
         assert rendered is not None

@@ -16,9 +16,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from seamless_verl.errors import IntegrityError
-from seamless_verl.gateway.limits import Limits, Sampling
-from seamless_verl.gateway.refusals import Reason, Refusal
-from seamless_verl.gateway.session import Session, SessionState, hashed
+from seamless_verl.gateway.api_errors import ApiError, ErrorCode
+from seamless_verl.gateway.session import Session, SessionLimits, SessionSampling, SessionState, hashed
 
 __all__ = ["Session", "SessionState", "SessionTable", "hashed"]
 
@@ -43,8 +42,8 @@ class SessionTable:
         self,
         uid: str,
         *,
-        limits: Limits | None = None,
-        sampling: Sampling | None = None,
+        limits: SessionLimits | None = None,
+        sampling: SessionSampling | None = None,
         metadata: dict[str, Any] | None = None,
         session_id: str | None = None,
     ) -> tuple[Session, str]:
@@ -54,8 +53,8 @@ class SessionTable:
             session_id or secrets.token_hex(8),
             uid,
             hashed(key),
-            limits=limits or Limits(),
-            sampling=sampling or Sampling(),
+            limits=limits or SessionLimits(),
+            sampling=sampling or SessionSampling(),
             metadata=metadata or {},
             opened_at=self._clock(),
         )
@@ -72,18 +71,20 @@ class SessionTable:
     def get(self, session_id: str) -> Session:
         session = self._by_id.get(session_id)
         if session is None:
-            raise Refusal(Reason.NOT_FOUND, f"There is no session {session_id!r}")
+            raise ApiError(ErrorCode.NOT_FOUND, f"There is no session {session_id!r}")
         self._age(session)
         return session
 
     def by_key(self, key: str | None) -> Session:
         """The session of a key, in whatever state; raises Refusal without one."""
         if not key:
-            raise Refusal(Reason.MISSING_KEY, "No session key. Send it as a bearer token, as x-api-key, or in the path")
+            raise ApiError(
+                ErrorCode.MISSING_KEY, "No session key. Send it as a bearer token, as x-api-key, or in the path"
+            )
         digest = hashed(key)
         session = self._by_key.get(digest)
         if session is None or not hmac.compare_digest(session.key_hash, digest):
-            raise Refusal(Reason.UNKNOWN_KEY, "No session has this key")
+            raise ApiError(ErrorCode.UNKNOWN_KEY, "No session has this key")
         self._age(session)
         return session
 
@@ -149,19 +150,19 @@ class SessionTable:
     def _check(self, session: Session, calls: int, new_turn: bool) -> None:
         name, limits = session.session_id, session.limits
         if session.state is SessionState.EXPIRED:
-            raise Refusal(Reason.EXPIRED, f"Session {name} has expired after {limits.lifetime} s. Open a new one")
+            raise ApiError(ErrorCode.EXPIRED, f"Session {name} has expired after {limits.lifetime} s. Open a new one")
         if session.state is SessionState.CLOSED:
-            raise Refusal(Reason.CLOSED, f"Session {name} is closed ({session.reason}). Open a new one")
+            raise ApiError(ErrorCode.CLOSED, f"Session {name} is closed ({session.reason}). Open a new one")
         if new_turn and limits.max_turns is not None and session.turns >= limits.max_turns:
-            raise Refusal(Reason.QUOTA, f"Session {name} has used its {limits.max_turns} turns")
+            raise ApiError(ErrorCode.QUOTA, f"Session {name} has used its {limits.max_turns} turns")
         if new_turn and session.tokens_left == 0:
-            raise Refusal(Reason.QUOTA, f"Session {name} has used its {limits.max_tokens} tokens")
+            raise ApiError(ErrorCode.QUOTA, f"Session {name} has used its {limits.max_tokens} tokens")
         for whose, bound, running in (
             (f"Session {name}", limits.max_concurrent, session.running),
             ("The gateway", self._max_running, self.running),
         ):
             if bound is not None and calls > bound:
-                raise Refusal(Reason.UNSUPPORTED, f"{calls} calls in one request: {whose} runs {bound} at most")
+                raise ApiError(ErrorCode.UNSUPPORTED, f"{calls} calls in one request: {whose} runs {bound} at most")
             if bound is not None and running + calls > bound:
                 message = f"{whose} runs {running} calls of at most {bound}. Try again later"
-                raise Refusal(Reason.BUSY, message, retry_after=RETRY_AFTER)
+                raise ApiError(ErrorCode.BUSY, message, retry_after=RETRY_AFTER)

@@ -5,11 +5,16 @@ Two variables carry this between processes, both comma lists of indices:
 `SEAMLESS_VISIBLE_DEVICES` the devices of one process, written by verl as it writes
 `CUDA_VISIBLE_DEVICES` on CUDA. `SEAMLESS_CPU_PIN=0` lets devices share all cores (`seamless.cpu.pin`).
 Pure: reads a mapping, returns tuples, touches no process.
+
+Keep a whole process on the cores of its devices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
 
 from seamless_verl.errors import ConfigError
 
@@ -80,3 +85,20 @@ def core_of_rank(cores: tuple[int, ...], rank: int) -> int:
 def thread_binding(cores: tuple[int, ...]) -> str:
     """Return vLLM's spelling of one core a rank (`VLLM_CPU_OMP_THREADS_BIND`): "0|1"."""
     return "|".join(str(core) for core in cores)
+
+
+def pin_process(cores: Collection[int]) -> None:
+    """Move every thread of this process to `cores`; threads and children started later inherit it.
+
+    Raises:
+        ConfigError: this job may not run on those cores.
+    """
+    try:
+        os.sched_setaffinity(0, cores)
+    except OSError as error:
+        way_out = f"Set {CPU_CORES} to cores that `taskset -cp $$` lists"
+        raise ConfigError(CPU_CORES, sorted(cores), f"cannot be pinned to: {error.strerror}", way_out) from error
+    for task in Path("/proc/self/task").iterdir():
+        # A thread may end between being listed and being moved.
+        with suppress(ProcessLookupError):
+            os.sched_setaffinity(int(task.name), cores)

@@ -16,8 +16,8 @@ import torch
 from verl.plugin.platform import PlatformBase
 
 from seamless_verl.platform.cores import VISIBLE_DEVICES
+from seamless_verl.platform.forkserver.command import name_worker_command
 from seamless_verl.platform.host_device import HOST_DEVICE
-from seamless_verl.platform.zygote.command import name_worker_command
 
 
 class HostIndex(str):

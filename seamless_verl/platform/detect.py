@@ -2,6 +2,8 @@
 
 verl decides the same question in every process with torch at hand; this is for the moment before
 anything is imported, when a run's settings are read.
+
+The environment of a run on the CPU platform, set once where the job starts; children inherit it.
 """
 
 from __future__ import annotations
@@ -11,8 +13,10 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, MutableMapping
 from pathlib import Path
+
+from seamless_verl.platform.cores import CPU_CORES, PIN
 
 DEVICES = Path("/dev")
 DEVICE_FILES = ("nvidia[0-9]*", "kfd", "davinci[0-9]*")
@@ -58,3 +62,28 @@ def torch_is_for_accelerators() -> bool:
 def names_accelerator(version: str) -> bool:
     """Whether torch's version file gives a CUDA or HIP version."""
     return BUILT_FOR.search(version) is not None
+
+
+DEVICES_VARIABLE = "SEAMLESS_CPU_DEVICES"
+PRESTART = "RAY_prestart_worker_first_driver"  # Ray's: whether a node begins with a worker for each CPU
+
+
+def prepare(environ: MutableMapping[str, str], *, cores: Collection[int], devices: int, pin: bool) -> None:
+    """Name the platform, its cores and its devices; what the user has set stays.
+
+    One thread a process, because a device is one core; no dynamo, because nothing is compiled. No workers of Ray's
+    before there is work: they would have no runtime environment, and so stand idle beside those that have the run's.
+    """
+    defaults = {
+        "VERL_PLATFORM": "cpu",
+        "TORCHDYNAMO_DISABLE": "1",
+        "OMP_NUM_THREADS": "1",
+        "TQ_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        PRESTART: "0",
+        CPU_CORES: ",".join(str(core) for core in sorted(cores)),
+        DEVICES_VARIABLE: str(devices),
+        PIN: str(int(pin)),
+    }
+    for name, value in defaults.items():
+        environ.setdefault(name, value)

@@ -3,19 +3,44 @@
 Numbers run through the groups in the user's order, machine by machine. The trainer's ranks begin with
 the devices that also generate, because verl gives the replica of rank r the trainer's ranks from
 r x size on (verl/workers/rollout/replica.py `init_hybrid`).
+
+Where verl's other roles go: with the trainer, or to machines of their own.
+
+verl gives every role a whole pool, and a pool's bundles take whole devices, so a role's machines are
+all of the trainer's or none that trains or generates.
+
+verl's own fields that say how many machines there are, derived so that no machine is described twice.
+
+verl knows pools as rectangles, nodes x devices a node. A pool of machines that are not alike is given as
+the rectangle of the same size whose rows divide every machine; the pool manager places the true machines.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from math import gcd
+from typing import TypeAlias
 
-from seamless_verl.resources.tags import ROLLOUT, TRAIN, MachineGroup, Resources
+from seamless_verl.errors import ConfigError
+from seamless_verl.resources.tags import (
+    CRITIC,
+    KEY,
+    REFERENCE,
+    REWARD,
+    ROLE_TAGS,
+    ROLLOUT,
+    TEACHER,
+    TRAIN,
+    Layout,
+    MachineGroup,
+    Resources,
+)
 
 
 @dataclass(frozen=True)
-class Device:
+class PlannedDevice:
     """One device: `node` counts the machines of the run, `place` the devices of the machine, all from 0."""
 
     number: int
@@ -35,7 +60,7 @@ class ReplicaKind(str, Enum):
 
 
 @dataclass(frozen=True)
-class Replica:
+class PlannedReplica:
     """One replica of verl's `rank`, on device numbers `devices`, `per_node` of them on each machine."""
 
     rank: int
@@ -44,11 +69,11 @@ class Replica:
     per_node: int
 
 
-def all_devices(resources: Resources) -> tuple[Device, ...]:
+def all_devices(resources: Resources) -> tuple[PlannedDevice, ...]:
     return tuple(_devices(resources))
 
 
-def trainer_ranks(resources: Resources, devices: tuple[Device, ...]) -> tuple[int, ...]:
+def trainer_ranks(resources: Resources, devices: tuple[PlannedDevice, ...]) -> tuple[int, ...]:
     """Device numbers in the order of the trainer's ranks."""
     order = (*trains_and_generates(resources), *resources.tagged(TRAIN, without=ROLLOUT))
     return tuple(device.number for group in order for device in devices if device.group == group.name)
@@ -58,9 +83,9 @@ def trains_and_generates(resources: Resources) -> tuple[MachineGroup, ...]:
     return tuple(group for group in resources.tagged(TRAIN) if ROLLOUT in group.tags)
 
 
-def all_replicas(resources: Resources, devices: tuple[Device, ...], size: int) -> tuple[Replica, ...]:
+def all_replicas(resources: Resources, devices: tuple[PlannedDevice, ...], size: int) -> tuple[PlannedReplica, ...]:
     """Replicas of `size` devices each, hybrid ones first, as verl ranks them; `size` fits every group."""
-    found: list[Replica] = []
+    found: list[PlannedReplica] = []
     kinds = (
         (ReplicaKind.HYBRID, trains_and_generates(resources)),
         (ReplicaKind.STANDALONE, resources.tagged(ROLLOUT, without=TRAIN)),
@@ -71,17 +96,129 @@ def all_replicas(resources: Resources, devices: tuple[Device, ...], size: int) -
             starts = range(0, len(numbers), size)
             per_node = min(size, group.devices)
             found += [
-                Replica(len(found) + i, kind, tuple(numbers[start : start + size]), per_node)
+                PlannedReplica(len(found) + i, kind, tuple(numbers[start : start + size]), per_node)
                 for i, start in enumerate(starts)
             ]
     return tuple(found)
 
 
-def _devices(resources: Resources) -> Iterator[Device]:
+def _devices(resources: Resources) -> Iterator[PlannedDevice]:
     number = node = 0
     for group in resources.groups:
         for _ in range(group.count):
             for place in range(group.devices):
-                yield Device(number, group.name, node, place, group.tags)
+                yield PlannedDevice(number, group.name, node, place, group.tags)
                 number += 1
             node += 1
+
+
+TRAINER_POOL = "global_pool"  # verl's name
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Which of verl's optional roles the run has."""
+
+    critic: bool = False
+    reference: bool = False
+    reward: bool = False
+    teacher: bool = False
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        needed = {CRITIC: self.critic, REFERENCE: self.reference, REWARD: self.reward, TEACHER: self.teacher}
+        return tuple(tag for tag, is_needed in needed.items() if is_needed)
+
+
+@dataclass(frozen=True)
+class RolePlace:
+    """Where the role of a tag is: verl's pool of that name, and its device numbers."""
+
+    tag: str
+    pool: str
+    devices: tuple[int, ...]
+
+
+def all_places(resources: Resources, devices: Sequence[PlannedDevice], roles: Roles) -> tuple[RolePlace, ...]:
+    """Places of the roles needed and of the user's own tags.
+
+    Raises:
+        ConfigError: a role has no machine, or machines that verl could not give it.
+    """
+    places = [_place(resources, tag, devices) for tag in roles.tags]
+    taken = {number: place for place in places if place.pool != TRAINER_POOL for number in place.devices}
+    for place in places:
+        other = next((taken[n] for n in place.devices if n in taken and taken[n] != place), None)
+        if place.pool != TRAINER_POOL and other is not None:
+            reason = f"{place.tag} shares devices with {other.tag}, and each needs machines of its own"
+            raise ConfigError(KEY, resources.summary(), reason, f"Give {place.tag} a group of its own")
+    own = [tag for tag in resources.tags if tag not in ROLE_TAGS]
+    return (*places, *(RolePlace(tag, f"{tag}_pool", _numbers(devices, resources.tagged(tag))) for tag in own))
+
+
+def _place(resources: Resources, tag: str, devices: Sequence[PlannedDevice]) -> RolePlace:
+    groups, trainer = resources.tagged(tag), resources.tagged(TRAIN)
+    if tag == TEACHER:
+        groups = resources.require(tag, "the teacher (distillation.enabled) has no place")
+    if tag == REWARD and not groups and not trains_and_generates(resources):
+        resources.require(tag, "the reward model has no place: where nothing pauses for it, it needs its own")
+    if not groups or (set(groups) == set(trainer) and tag != TEACHER):
+        return RolePlace(tag, TRAINER_POOL, _numbers(devices, trainer))
+    _alone(resources, tag, groups)
+    return RolePlace(tag, f"{tag}_pool", _numbers(devices, groups))
+
+
+def _alone(resources: Resources, tag: str, groups: Sequence[MachineGroup]) -> None:
+    """Refuse machines of a role that some other part of the run has too, or of kinds that verl cannot pool."""
+    busy = next((group for group in groups if TRAIN in group.tags or ROLLOUT in group.tags), None)
+    if busy is not None:
+        all_or_own = "must be tags of machines of their own" if tag == TEACHER else "is for all that train, or others"
+        shared = " and ".join(name for name in (TRAIN, ROLLOUT) if name in busy.tags)
+        reason = f"{tag} {all_or_own}, and group {busy.name} also has {shared}"
+        raise ConfigError(KEY, resources.summary(), reason, f"Give {tag} a group of its own")
+    if tag == REFERENCE and resources.layout is not Layout.DISAGGREGATED:
+        reason = f"verl keeps {tag} in the trainer's processes where these also generate"
+        raise ConfigError(KEY, resources.summary(), reason, f"Take {tag} away from group {groups[0].name}")
+    if tag in (REWARD, TEACHER) and len({group.devices for group in groups}) > 1:
+        reason = f"verl's pool for {tag} has machines with equally many devices"
+        raise ConfigError(KEY, resources.summary(), reason, f"Take {tag} away from the smaller groups")
+
+
+def _numbers(devices: Sequence[PlannedDevice], groups: Sequence[MachineGroup]) -> tuple[int, ...]:
+    names = {group.name for group in groups}
+    return tuple(device.number for device in devices if device.group in names)
+
+
+Fields: TypeAlias = dict[str, int | bool]
+NODES, PER_NODE = "nnodes", "n_gpus_per_node"
+TRAINER_NODE, ROLLOUT_NODE = "trainer", "actor_rollout_ref.rollout"
+REWARD_NODE, TEACHER_NODE = "reward.reward_model", "distillation"
+
+
+def verl_fields(resources: Resources, *, replica: int, needed: Sequence[str]) -> Fields:
+    """Values by dotted key; `replica` is a replica's size in devices, `needed` the tags of optional roles."""
+    trainer, standalone = resources.tagged(TRAIN), resources.tagged(ROLLOUT, without=TRAIN)
+    found = _rectangle(TRAINER_NODE, trainer)
+    if standalone:
+        found |= _rectangle(ROLLOUT_NODE, standalone, replica)
+    else:
+        # verl cuts hybrid replicas into servers of so many devices.
+        per_node = min((group.devices for group in trains_and_generates(resources)), default=1)
+        found |= {f"{ROLLOUT_NODE}.{NODES}": 0, f"{ROLLOUT_NODE}.{PER_NODE}": per_node}
+    if REWARD in needed:
+        own = [group for group in resources.tagged(REWARD) if TRAIN not in group.tags]
+        found[f"{REWARD_NODE}.enable_resource_pool"] = bool(own)
+        found |= _rectangle(REWARD_NODE, own) if own else {}
+    if TEACHER in needed:
+        found |= _rectangle(TEACHER_NODE, resources.tagged(TEACHER))
+    return found
+
+
+def _rectangle(node: str, groups: Sequence[MachineGroup], unit: int = 1) -> Fields:
+    """Rows x columns of the same size; columns fit a unit where machines differ and a unit fits each of them."""
+    counts = [group.devices for group in groups]
+    size = sum(group.size for group in groups)
+    columns = gcd(*counts) if counts else 1
+    if len(set(counts)) > 1 and all(count % unit == 0 for count in counts):
+        columns = max(unit, 1) if unit > 1 else columns
+    return {f"{node}.{NODES}": size // columns, f"{node}.{PER_NODE}": columns}

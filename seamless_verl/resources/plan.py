@@ -2,27 +2,34 @@
 
 Invariant: numbers of devices run from 0; replicas are disjoint and never lie on two groups; a hybrid
 replica's devices are the trainer's ranks [rank x size, (rank + 1) x size).
+
+A plan as JSON, for other programs to read.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from typing import Any
 
 from seamless_verl.errors import IntegrityError
-from seamless_verl.resources.memory import Peak
+from seamless_verl.resources.memory import DeviceRoles, MemoryFacts, Peak, device_peak
 from seamless_verl.resources.parallel import ParallelSizes, ReplicaSizes
-from seamless_verl.resources.peaks import DeviceRoles, MemoryFacts, device_peak
 from seamless_verl.resources.placement import (
-    Device,
-    Replica,
+    TRAINER_POOL,
+    PlannedDevice,
+    PlannedReplica,
     ReplicaKind,
+    RolePlace,
+    Roles,
     all_devices,
+    all_places,
     all_replicas,
     trainer_ranks,
+    verl_fields,
 )
-from seamless_verl.resources.roles import TRAINER_POOL, Place, Roles, all_places
 from seamless_verl.resources.tags import CRITIC, ROLLOUT, TRAIN, Layout, MachineGroup, Resources
-from seamless_verl.resources.verl_fields import verl_fields
 
 
 @dataclass(frozen=True)
@@ -58,10 +65,10 @@ class Plan:
 
     layout: Layout
     groups: tuple[MachineGroup, ...]
-    devices: tuple[Device, ...]
+    devices: tuple[PlannedDevice, ...]
     trainer: TrainerPlan
-    replicas: tuple[Replica, ...]
-    places: tuple[Place, ...]
+    replicas: tuple[PlannedReplica, ...]
+    places: tuple[RolePlace, ...]
     fields: tuple[tuple[str, int | bool], ...]
     parameters: int | None = None
     device_bytes: int | None = None
@@ -69,13 +76,13 @@ class Plan:
     memory: tuple[DevicePeak, ...] = ()
 
     @property
-    def unused(self) -> tuple[Device, ...]:
+    def unused(self) -> tuple[PlannedDevice, ...]:
         """Devices that no part of the run needs."""
         busy = {*self.trainer.devices, *(n for replica in self.replicas for n in replica.devices)}
         busy |= {number for place in self.places for number in place.devices}
         return tuple(device for device in self.devices if device.number not in busy)
 
-    def replicas_of(self, kind: ReplicaKind) -> tuple[Replica, ...]:
+    def replicas_of(self, kind: ReplicaKind) -> tuple[PlannedReplica, ...]:
         return tuple(replica for replica in self.replicas if replica.kind is kind)
 
     def check_integrity(self) -> None:
@@ -130,8 +137,8 @@ def make_plan(
 
 
 def _peaks(
-    devices: tuple[Device, ...],
-    places: tuple[Place, ...],
+    devices: tuple[PlannedDevice, ...],
+    places: tuple[RolePlace, ...],
     sizes: ParallelSizes,
     world: int,
     replica: ReplicaSizes,
@@ -149,3 +156,18 @@ def _peaks(
 def _equal(law: str, expected: int, found: int) -> None:
     if expected != found:
         raise IntegrityError(law, expected, found)
+
+
+FORMAT = 1
+
+
+def plan_to_json(plan: Plan) -> str:
+    return json.dumps({"format": FORMAT, "plan": _plain(plan)}, indent=1)
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value.value if isinstance(value, Enum) else value

@@ -15,8 +15,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from seamless_verl.rollout.engine import Engine, ReplicaControl
+from seamless_verl.rollout.replica_state import (
+    PAUSED,
+    SYNCING,
+    VERSIONED,
+    WITHOUT_CALLS,
+    ReplicaState,
+    check_transition,
+)
 from seamless_verl.rollout.routing import ReplicaView
-from seamless_verl.rollout.states import PAUSED, SYNCING, VERSIONED, WITHOUT_CALLS, ReplicaState, check_transition
 
 
 @dataclass(eq=False)

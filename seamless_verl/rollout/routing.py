@@ -14,7 +14,7 @@ from hashlib import blake2b
 from typing import Any, Protocol, TypeAlias
 
 from seamless_verl.errors import ConfigError
-from seamless_verl.rollout.states import ReplicaState
+from seamless_verl.rollout.replica_state import ReplicaState
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +44,16 @@ class ReplicaView:
         return self.state is ReplicaState.SERVING or self.starting
 
 
-View: TypeAlias = Sequence[ReplicaView]
+FleetView: TypeAlias = Sequence[ReplicaView]
 
 
 class RoutingPolicy(Protocol):
     """What the fleet asks of a policy."""
 
-    def decide(self, view: View, key: str) -> str | None:
+    def decide(self, view: FleetView, key: str) -> str | None:
         """The replica for a call, now; calls of one key like to be together."""
 
-    def homes(self, view: View) -> Callable[[str], str | None]:
+    def homes(self, view: FleetView) -> Callable[[str], str | None]:
         """A key's home, where its calls would rather be than elsewhere; None where they do not mind."""
 
     def metrics(self) -> dict[str, float]: ...
@@ -81,7 +81,7 @@ class PrefixAffinity:
         self.margin = margin
         self._counts = dict.fromkeys(self.OUTCOMES, 0)
 
-    def decide(self, view: View, key: str) -> str | None:
+    def decide(self, view: FleetView, key: str) -> str | None:
         there = {replica.replica_id: replica for replica in view if replica.there}
         ranked = [there[name] for name in _ranking(_sizes(view), key) if name in there]
         serving = [replica for replica in ranked if not replica.starting]
@@ -95,7 +95,7 @@ class PrefixAffinity:
         spilled = _least_loaded(view)
         return None if spilled is None else self._count("spilled", spilled)
 
-    def homes(self, view: View) -> Callable[[str], str | None]:
+    def homes(self, view: FleetView) -> Callable[[str], str | None]:
         there, sizes = {replica.replica_id for replica in view if replica.there}, _sizes(view)
         return lambda key: next((name for name in _ranking(sizes, key) if name in there), None)
 
@@ -116,11 +116,11 @@ class PrefixAffinity:
         return chosen.replica_id
 
 
-def _least_loaded(view: View) -> ReplicaView | None:
+def _least_loaded(view: FleetView) -> ReplicaView | None:
     return min((r for r in view if r.open), key=lambda r: (r.busy, r.replica_id), default=None)
 
 
-def _sizes(view: View) -> tuple[tuple[str, int], ...]:
+def _sizes(view: FleetView) -> tuple[tuple[str, int], ...]:
     return tuple((replica.replica_id, replica.capacity) for replica in view)
 
 

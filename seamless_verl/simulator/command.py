@@ -9,11 +9,18 @@ from dataclasses import replace
 
 from seamless_verl.errors import ConfigError
 from seamless_verl.resources.lending import POLICIES
-from seamless_verl.simulator.machine import MACHINES, Machine, machine
 from seamless_verl.simulator.report import as_json, as_table, calibration_table
-from seamless_verl.simulator.scenario import SCHEDULERS, Scenario, Scheduler
+from seamless_verl.simulator.scenario import (
+    MACHINES,
+    SCHEDULERS,
+    WORKLOADS,
+    MachineProfile,
+    Scenario,
+    Scheduler,
+    machine,
+    workload,
+)
 from seamless_verl.simulator.simulate import simulate
-from seamless_verl.simulator.workloads import WORKLOADS, workload
 
 PROG = "python -m seamless_verl.simulator"
 
@@ -89,6 +96,6 @@ def _scheduler(args: argparse.Namespace, name: str, policy: str | None) -> Sched
     return replace(SCHEDULERS[name], **{key: value for key, value in given.items() if value is not None})
 
 
-def _machine(args: argparse.Namespace) -> Machine:
+def _machine(args: argparse.Namespace) -> MachineProfile:
     given = {"switch_to_rollout_s": args.switch_s, "switch_to_train_s": args.switch_s, "host_s": args.host_s}
     return replace(machine(args.machine), **{key: value for key, value in given.items() if value is not None})

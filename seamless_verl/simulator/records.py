@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from seamless_verl.errors import IntegrityError
-from seamless_verl.simulator.device import Device, Kind
-from seamless_verl.simulator.samples import Group
+from seamless_verl.simulator.engine import SimulatedDevice, SimulatedGroup, SimulatedUse
 from seamless_verl.simulator.world import World
 
 TOLERANCE = 1e-6  # of all device-seconds
@@ -20,7 +19,7 @@ class Records:
     warmup: int
     prompt_tokens: int
     began: float = 0.0
-    base: list[dict[Kind, float]] = field(default_factory=list)
+    base: list[dict[SimulatedUse, float]] = field(default_factory=list)
     step_ends: list[float] = field(default_factory=list)
     tokens: int = 0
     trained_tokens: int = 0
@@ -39,7 +38,7 @@ class Records:
         self.measuring, self.began = True, self.world.now
         self.base = [dict(device.seconds) for device in self.world.devices]
 
-    def taken(self, group: Group, step: int) -> None:
+    def taken(self, group: SimulatedGroup, step: int) -> None:
         """`group` is trained in `step`, on the weights of version step - 1."""
         self.max_staleness = max(self.max_staleness, step - group.submitted)
         for sample in group.samples:
@@ -49,7 +48,7 @@ class Records:
             self.trained_tokens += group.tokens + len(group.samples) * self.prompt_tokens
             self.age_tokens += sum((step - 1) * s.tokens - s.version_tokens for s in group.samples)
 
-    def dropped(self, group: Group) -> None:
+    def dropped(self, group: SimulatedGroup) -> None:
         if self.measuring:
             self.dropped_tokens += sum(sample.generated for sample in group.samples)
 
@@ -63,10 +62,10 @@ class Records:
         elif step == self.warmup:
             self._begin()
 
-    def spent(self) -> list[dict[Kind, float]]:
+    def spent(self) -> list[dict[SimulatedUse, float]]:
         """Seconds of each kind, per device, since the warm-up."""
         pairs = zip(self.world.devices, self.base, strict=True)
-        return [{kind: device.seconds[kind] - base[kind] for kind in Kind} for device, base in pairs]
+        return [{kind: device.seconds[kind] - base[kind] for kind in SimulatedUse} for device, base in pairs]
 
     def check_integrity(self) -> None:
         """Raises IntegrityError when a device's seconds do not add up to the time that passed (in microseconds)."""
@@ -74,7 +73,7 @@ class Records:
             _same(device, self.world.now)
 
 
-def _same(device: Device, now: float) -> None:
+def _same(device: SimulatedDevice, now: float) -> None:
     total = sum(device.seconds.values())
     if abs(total - now) > TOLERANCE * max(1.0, now):
         raise IntegrityError(f"microseconds of device {device.name}", round(now * 1e6), round(total * 1e6))

@@ -1,15 +1,135 @@
-"""One run to simulate: which devices, which machine, which workload, which scheduler."""
+"""What was measured of a machine: an engine's rate curve, the price of training, of switching, of the host's work.
+
+Workloads as data: how long generations are, how many turns, and how long tools take between them.
+
+One run to simulate: which devices, which machine, which workload, which scheduler.
+"""
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from random import Random
 
 from seamless_verl.errors import ConfigError
 from seamless_verl.resources.lending import LendingPolicy, StepBoundary, lending_policy
-from seamless_verl.resources.lending.view import Tag
-from seamless_verl.simulator.machine import Machine
-from seamless_verl.simulator.workloads import Workload
+from seamless_verl.resources.lending.policy import Tag
+
+ONE_CORE: Mapping[int, float] = {1: 475, 2: 868, 4: 1566, 8: 2536, 16: 3880, 32: 7014, 64: 8431}
+"""Tokens/s at c calls in flight: a model of 3.3M parameters, one engine on one core."""
+
+
+@dataclass(frozen=True)
+class MachineProfile:
+    """Seconds throughout; the defaults have devices of their own for the host's work.
+
+    `train_token_s` is device-seconds of training per token, prompts included; `train_fixed_s` is added to every
+    mini-batch on every device. `host_s` is the host's work on a mini-batch before devices compute, `dispatch_s`
+    what passes between a prompt's submission and its first token, `collect_s` between a group's end and its
+    being ready. A call that was cut goes on once its tokens have been computed again at
+    `prefill_token_s` each. `host_token_s` is host work per generated token that takes the
+    devices' own time, spread evenly over them: the front ends beside the engines on the same cores; 0 on
+    accelerators. `sync_s` is a weight update, for which every device stands still.
+    """
+
+    curve: Mapping[int, float] = field(default_factory=lambda: ONE_CORE)
+    train_token_s: float = 2.9 / 8044
+    train_fixed_s: float = 0.0
+    switch_to_rollout_s: float = 0.01
+    switch_to_train_s: float = 0.01
+    sync_s: float = 0.1
+    host_s: float = 0.04
+    dispatch_s: float = 0.05
+    collect_s: float = 0.02
+    prefill_token_s: float = 0.05e-3
+    host_token_s: float = 0.0
+
+    def rate(self, calls: int) -> float:
+        """Tokens/s of one engine; straight lines between the measured seconds per decoding step."""
+        return calls / self.decode_s(calls) if calls else 0.0
+
+    def decode_s(self, calls: int) -> float:
+        """Seconds in which each of `calls` gets one token."""
+        points = [(c, c / rate) for c, rate in sorted(self.curve.items())]
+        after = bisect_left(points, (calls, 0.0))
+        right = min(max(after, 1), len(points) - 1)
+        (c0, s0), (c1, s1) = points[right - 1], points[right]
+        return s0 + (s1 - s0) * (calls - c0) / (c1 - c0)
+
+
+MACHINES: Mapping[str, MachineProfile] = {
+    "devices": MachineProfile(),
+    # host work and dispatch are fitted to verl's modes on two cores, not measured: they stand for all that slows
+    # devices there beside the unit rates; the switch is a pause that keeps calls
+    "two_cores": MachineProfile(host_token_s=0.22e-3, dispatch_s=0.4),
+}
+
+
+def machine(name: str) -> MachineProfile:
+    """The machine of that name; raises ConfigError with the names there are."""
+    if name not in MACHINES:
+        raise ConfigError("machine", name, "there is no such machine", f"Choose one of {sorted(MACHINES)}")
+    return MACHINES[name]
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedTurn:
+    """One call: the tokens it generates, and the seconds a tool takes before the next one."""
+
+    tokens: int
+    tool_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedWorkload:
+    """Lengths are lognormal by turn: `median` and `cap` in tokens, `sigma` of the logarithm.
+
+    A batch is `prompts` groups of `samples`. Between turns a tool takes lognormal seconds with mean
+    `tool_mean_s` and `tool_sigma`. `prompt_tokens` of each sample are trained and counted, but not generated.
+    """
+
+    prompts: int = 16
+    samples: int = 4
+    median: float = 60.0
+    sigma: float = 0.3
+    cap: int = 1792
+    turns: int = 1
+    tool_mean_s: float = 0.0
+    tool_sigma: float = 1.0
+    prompt_tokens: int = 13
+
+    def group(self, seed: int, number: int) -> list[tuple[SimulatedTurn, ...]]:
+        """The samples of prompt `number`: the same ones under every scheduler."""
+        draw = Random(f"{seed}/{number}")
+        return [
+            tuple(self._turn(draw, last=i == self.turns - 1) for i in range(self.turns)) for _ in range(self.samples)
+        ]
+
+    def _turn(self, draw: Random, *, last: bool) -> SimulatedTurn:
+        tokens = min(self.cap, max(1, round(draw.lognormvariate(math.log(self.median), self.sigma))))
+        if last or self.tool_mean_s == 0:
+            return SimulatedTurn(tokens)
+        mu = math.log(self.tool_mean_s) - self.tool_sigma**2 / 2
+        return SimulatedTurn(tokens, draw.lognormvariate(mu, self.tool_sigma))
+
+
+WORKLOADS: Mapping[str, SimulatedWorkload] = {
+    "w1": SimulatedWorkload(),
+    "w1_wide": SimulatedWorkload(sigma=0.9, cap=768),
+    "w2": SimulatedWorkload(median=50.0, sigma=1.3),
+    # a turn of 62.8 tokens takes 0.29 s in an engine with 32 calls in flight: so does a tool, on average
+    "w3": SimulatedWorkload(turns=4, tool_mean_s=0.29),
+}
+
+
+def workload(name: str) -> SimulatedWorkload:
+    """The workload of that name; raises ConfigError with the names there are."""
+    if name not in WORKLOADS:
+        raise ConfigError("workload", name, "there is no such workload", f"Choose one of {sorted(WORKLOADS)}")
+    return WORKLOADS[name]
+
 
 VERL_RESUME_S = 1.0  # its client sleeps that long before it goes on with a cut call
 BOTH = frozenset({Tag.TRAIN, Tag.ROLLOUT})
@@ -83,10 +203,10 @@ SCHEDULERS: Mapping[str, Scheduler] = {
 class Scenario:
     """`devices` are tag sets; `seats` calls run at once in an engine; the first `warmup` steps are not measured."""
 
-    workload: Workload
+    workload: SimulatedWorkload
     devices: tuple[frozenset[str], ...] = (BOTH, ROLLOUT)
     scheduler: Scheduler = field(default_factory=Scheduler)
-    machine: Machine = field(default_factory=Machine)
+    machine: MachineProfile = field(default_factory=MachineProfile)
     seats: int = 32
     steps: int = 40
     warmup: int = 3

@@ -11,9 +11,8 @@ from collections.abc import Callable
 from itertools import count
 
 from seamless_verl.resources.lending import Use
-from seamless_verl.simulator.device import Device
-from seamless_verl.simulator.machine import Machine
-from seamless_verl.simulator.samples import Sample
+from seamless_verl.simulator.engine import SimulatedDevice, SimulatedSample
+from seamless_verl.simulator.scenario import MachineProfile
 
 Action = Callable[[], None]
 NEARLY = 1e-12  # seconds
@@ -24,11 +23,11 @@ class World:
 
     def __init__(
         self,
-        machine: Machine,
-        devices: list[Device],
+        machine: MachineProfile,
+        devices: list[SimulatedDevice],
         *,
-        on_ended: Callable[[Sample], None],
-        priority: Callable[[Sample, int], tuple[int, ...]],
+        on_ended: Callable[[SimulatedSample], None],
+        priority: Callable[[SimulatedSample, int], tuple[int, ...]],
         carry_s: float,
     ) -> None:
         self.machine, self.devices, self.carry_s = machine, devices, carry_s
@@ -36,7 +35,7 @@ class World:
         self.now, self.version = 0.0, 0
         self.work = 0.0  # seconds of computation left on each train device
         self.syncing = False
-        self._queue: list[tuple[tuple[int, ...], int, Sample]] = []
+        self._queue: list[tuple[tuple[int, ...], int, SimulatedSample]] = []
         self._timers: list[tuple[float, int, Action]] = []
         self._order = count()
 
@@ -51,11 +50,11 @@ class World:
     def after(self, seconds: float, action: Action) -> None:
         heapq.heappush(self._timers, (self.now + seconds, next(self._order), action))
 
-    def enqueue(self, sample: Sample) -> None:
+    def enqueue(self, sample: SimulatedSample) -> None:
         order = next(self._order)
         heapq.heappush(self._queue, (self.priority(sample, order), order, sample))
 
-    def forget(self, samples: set[Sample]) -> None:
+    def forget(self, samples: set[SimulatedSample]) -> None:
         """Drop calls wherever they are."""
         for device in self.devices:
             device.engine.drop(samples, self.version)
@@ -71,7 +70,7 @@ class World:
             chosen = min(seats, key=lambda d: (d.engine.running / d.engine.seats, d.name))
             chosen.engine.add(heapq.heappop(self._queue)[2], self.version, prefill_token_s=self.machine.prefill_token_s)
 
-    def switch(self, device: Device, use: Use, *, carry: bool) -> None:
+    def switch(self, device: SimulatedDevice, use: Use, *, carry: bool) -> None:
         """Begin a switch; what the engine ran is frozen in it, or carried back to the queue."""
         if carry:
             self.cut(device)
@@ -80,7 +79,7 @@ class World:
         device.use, device.switching_until = use, self.now + seconds
         self.after(seconds, lambda: setattr(device, "switching_until", None))
 
-    def cut(self, device: Device) -> None:
+    def cut(self, device: SimulatedDevice) -> None:
         """Take its calls off a device; they come back to the queue when they have been carried over."""
         for sample in device.engine.cut(self.version):
             self.after(self.carry_s, lambda sample=sample: self.enqueue(sample))  # type: ignore[misc]
@@ -91,7 +90,7 @@ class World:
             device.engine.settle(self.version)
         self.version = version
 
-    def rate(self, device: Device) -> float:
+    def rate(self, device: SimulatedDevice) -> float:
         """Tokens/s if its engine ran alone on the machine."""
         return self.machine.rate(device.engine.running) if device.serving and not self.syncing else 0.0
 

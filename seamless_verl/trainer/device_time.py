@@ -11,13 +11,21 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
 
-from seamless_verl.resources.ledger import SAME_CLOCK, Activity, ClockOffset, Kind, Ledger, Taken, Trace
+from seamless_verl.resources.ledger import (
+    SAME_CLOCK,
+    Activity,
+    ActivityReport,
+    ClockOffset,
+    DeviceUse,
+    Ledger,
+    NodeActivity,
+    Trace,
+)
 
 TRACE = ".trace.json"
 COMPUTATIONS = ("infer_batch", "train_mini_batch")  # of verl's TrainingWorker
@@ -31,25 +39,13 @@ def rollout_device(index: int) -> str:
     return f"rollout-{index}"
 
 
-@dataclass(frozen=True)
-class TakenThere:
-    """What a process took from its notes, and the Ray node whose clock it read."""
-
-    taken: Taken
-    node: str
-
-    @classmethod
-    def of(cls, activity: Activity) -> TakenThere:
-        return cls(activity.take(), ray.get_runtime_context().get_node_id())
-
-
 def note_computations(worker: Any, activity: Activity) -> None:
     """Have a TrainingWorker's computations noted as TRAIN."""
 
     def noted(computation: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(computation)
         def computed(*args: Any, **kwargs: Any) -> Any:
-            with activity.doing(Kind.TRAIN):
+            with activity.doing(DeviceUse.TRAIN):
                 return computation(*args, **kwargs)
 
         return computed
@@ -61,13 +57,13 @@ def note_computations(worker: Any, activity: Activity) -> None:
 class DeviceTime:
     """Owns the ledger of a run, its trace and its picture, in `folder`; `ask` gathers what the processes noted."""
 
-    def __init__(self, folder: Path, devices: Sequence[str], ask: Callable[[], Iterable[TakenThere]]) -> None:
+    def __init__(self, folder: Path, devices: Sequence[str], ask: Callable[[], Iterable[NodeActivity]]) -> None:
         self.folder, self.devices, self.ask = folder, tuple(devices), ask
         self.control = Activity("trainer", self.devices)
         self.clocks: dict[str, ClockOffset] = {ray.get_runtime_context().get_node_id(): SAME_CLOCK}
         self.ledger: Ledger | None = None
 
-    def doing(self, kind: Kind, devices: Iterable[str]) -> AbstractContextManager[None]:
+    def doing(self, kind: DeviceUse, devices: Iterable[str]) -> AbstractContextManager[None]:
         return self.control.doing(kind, devices)
 
     def begin(self) -> None:
@@ -97,7 +93,7 @@ class DeviceTime:
         picture = self.trace.path.with_name(self.trace.path.name.removesuffix(TRACE) + ".png")
         return draw_timeline(self.trace.path, picture)
 
-    def gathered(self) -> Iterator[tuple[Taken, ClockOffset]]:
+    def gathered(self) -> Iterator[tuple[ActivityReport, ClockOffset]]:
         """Each process's notes, with its clock against ours."""
         yield self.control.take(), SAME_CLOCK
         sent = time.monotonic()
@@ -105,11 +101,11 @@ class DeviceTime:
         received = time.monotonic()
         for there in answers:
             if there.node not in self.clocks:
-                self.clocks[there.node] = ClockOffset.of_round_trip(sent, there.taken.until, received)
+                self.clocks[there.node] = ClockOffset.of_round_trip(sent, there.report.until, received)
             elif (known := self.clocks[there.node]) is not SAME_CLOCK:
-                trip = ClockOffset.of_round_trip(sent, there.taken.until, received)
+                trip = ClockOffset.of_round_trip(sent, there.report.until, received)
                 self.clocks[there.node] = known.better(trip, received)
-            yield there.taken, self.clocks[there.node]
+            yield there.report, self.clocks[there.node]
 
 
 def unused(folder: Path, name: str, ending: str) -> Path:

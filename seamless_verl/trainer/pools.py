@@ -1,4 +1,6 @@
-"""verl's resource pools, placed by the plan: machines that need not be alike, on the nodes their labels ask for.
+"""The nodes that Ray has, and the refusal when they will not do.
+
+verl's resource pools, placed by the plan: machines that need not be alike, on the nodes their labels ask for.
 
 Every machine of the plan gets a node of the cluster first, those with the fewest candidates before the
 others, and is then held there by Ray's label selector for that node's id; so two pools never take each
@@ -7,6 +9,8 @@ makes an autoscaling cluster start one, for `wait_s` seconds at most.
 
 Invariant: one node per machine, and on no node more devices than it has. Sources:
 verl/single_controller/ray/base.py, ray/util/placement_group.py (`bundle_label_selector`).
+
+Worker groups on machines that are not alike, which verl's own take for so many copies of the first.
 """
 
 from __future__ import annotations
@@ -18,12 +22,48 @@ from typing import Any
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from verl.plugin.platform import get_platform
 from verl.single_controller.ray.base import RayResourcePool, ResourcePoolManager
 from verl.trainer.ppo.utils import Role
 
+from seamless_verl.errors import ConfigError
+from seamless_verl.resources.machines import ClusterNode, Machine, assign, described, machines_of
 from seamless_verl.resources.plan import Plan
-from seamless_verl.trainer.cluster import cluster_nodes, device_resource, missing
-from seamless_verl.trainer.machines import Machine, Node, assign, machines_of
+from seamless_verl.resources.tags import KEY
+
+
+def cluster_nodes() -> list[ClusterNode]:
+    """The nodes that are alive, ordered by address, as verl orders ranks."""
+    resource = device_resource()
+    free = ray._private.state.available_resources_per_node()  # as verl's own check asks
+    alive = sorted(
+        (node for node in ray.nodes() if node["Alive"]),
+        key=lambda node: (node["NodeManagerAddress"], node["NodeID"]),
+    )
+    return [
+        ClusterNode(
+            node["NodeID"],
+            devices=int(node["Resources"].get(resource, 0)),
+            free=int(free.get(node["NodeID"], node["Resources"]).get(resource, 0)),  # a new node is not listed yet
+            labels=tuple(sorted(node["Labels"].items())),
+        )
+        for node in alive
+    ]
+
+
+def device_resource() -> str:
+    return str(get_platform().ray_resource_name())
+
+
+def missing(machines: Sequence[Machine], nodes: Sequence[ClusterNode], what: str) -> ConfigError:
+    """The refusal for machines without a node: by tag or label, with what the cluster has."""
+    first = machines[0]
+    key = f"{KEY}: group {first.group}"
+    more = f" and {len(machines) - 1} more" if len(machines) > 1 else ""
+    reason = f"{first}{more} {what}; {described(first, nodes)}"
+    way_out = "Lower its count or devices, start such a node (ray start --labels), or set seamless.wait_for_machines_s"
+    return ConfigError(key, dict(first.labels) or list(first.tags), reason, way_out)
+
 
 NODE_ID = "ray.io/node-id"
 REPLICA_POOL = re.compile(r"rollout_pool_(\d+)")  # as verl names the pool of a standalone replica
@@ -103,7 +143,9 @@ class TagPoolManager(ResourcePoolManager):  # type: ignore[misc]
 class TagPools:
     """Where every machine of a plan is in the cluster; makes the managers of the trainer and of replicas."""
 
-    def __init__(self, plan: Plan, *, wait_s: float = 0.0, nodes: Callable[[], list[Node]] | None = None) -> None:
+    def __init__(
+        self, plan: Plan, *, wait_s: float = 0.0, nodes: Callable[[], list[ClusterNode]] | None = None
+    ) -> None:
         """Assign machines to nodes.
 
         Raises:
@@ -138,7 +180,7 @@ class TagPools:
         replica = self.plan.replicas[int(rank.group(1))]
         return self._manager({name: self._placed(replica.devices)}, mapping, max_colocate_count)
 
-    def check_integrity(self, nodes: Sequence[Node]) -> None:
+    def check_integrity(self, nodes: Sequence[ClusterNode]) -> None:
         """Every node has at least the devices that were assigned to it."""
         for node in nodes:
             taken = sum(m.devices for m in self.machines if self.nodes.get(m.number) == node.node_id)
@@ -176,3 +218,47 @@ def place_by_tags(trainer: Any, plan: Plan, *, wait_s: float = 0.0) -> TagPools:
             trainer.mapping[roles[place.tag]] = place.pool
     trainer.resource_pool_manager = pools.trainer_manager(trainer.mapping)
     return pools
+
+
+class TagWorkers:
+    """Mixed into a RayWorkerGroup: ranks follow the pool's machines, as many on each as it has devices."""
+
+    def _init_with_resource_pool(
+        self: Any,
+        resource_pool: RayResourcePool,
+        ray_cls_with_init: Any,
+        bin_pack: bool,
+        detached: bool,
+        worker_env: dict[str, str] | None = None,
+    ) -> None:
+        if not isinstance(resource_pool, TagResourcePool):
+            super()._init_with_resource_pool(  # type: ignore[misc]
+                resource_pool, ray_cls_with_init, bin_pack, detached, worker_env
+            )
+            return
+        self.resource_pool = resource_pool
+        groups = resource_pool.get_placement_groups(device_name=self.device_name)
+        self._world_size = resource_pool.world_size
+        self._get_master_addr_port(groups[0], bundle_index=0, master_port_range=self._ray_master_port_range)
+        rank = 0
+        for index, (group, count) in enumerate(zip(groups, resource_pool.store, strict=True)):
+            for local_rank in range(count):
+                self._create_worker(
+                    rank=rank,
+                    pg_idx=index,
+                    pg=group,
+                    local_rank=local_rank,
+                    resource_pool=_OneMachine(resource_pool, count),
+                    ray_cls_with_init=ray_cls_with_init,
+                    worker_env=worker_env,
+                    detached=detached,
+                )
+                rank += 1
+
+
+class _OneMachine:
+    """A pool as `_create_worker` reads it, with the devices of one machine first: it takes them for every one's."""
+
+    def __init__(self, pool: RayResourcePool, count: int) -> None:
+        self.world_size, self.use_gpu, self.store = pool.world_size, pool.use_gpu, [count]
+        self.max_colocate_count = pool.max_colocate_count

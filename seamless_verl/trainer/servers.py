@@ -7,7 +7,7 @@ balancer exists first, empty, and learns of the replicas when they serve.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,37 +18,16 @@ from verl.workers.rollout import replica as replicas
 from verl.workers.rollout.llm_server import LLMServerManager
 from verl.workers.rollout.replica import RolloutReplica
 
+from seamless_verl.agent_loops.llm_client import SeamlessClient
+from seamless_verl.data_plane.client import PlacedReplica
+from seamless_verl.platform.rebinding import rebound
 from seamless_verl.resources.tags import Layout
-from seamless_verl.trainer.data_plane.client import SeamlessClient
+from seamless_verl.runtime.process import BackgroundTask
 from seamless_verl.trainer.device_time import rollout_device, train_device
-from seamless_verl.trainer.host import rebound
 from seamless_verl.trainer.pools import TagPools
-from seamless_verl.trainer.startup import Concurrently
 
 logger = logging.getLogger(__name__)
 STOP_S = 30.0
-
-
-@dataclass(frozen=True)
-class PlacedReplica:
-    """A replica; `shares_device` with the trainer, or is alone on its own. `devices` are named as in the ledger."""
-
-    replica: RolloutReplica
-    shares_device: bool
-    devices: tuple[str, ...]
-
-    @property
-    def replica_id(self) -> str:
-        return f"replica-{self.replica.replica_rank}"
-
-
-def of_the_living(asked: Iterable[Any]) -> Iterator[Any]:
-    """Answers of the replicas' servers, without those of the dead, whom their calls have left already."""
-    for answer in asked:
-        try:
-            yield ray.get(answer)
-        except ray.exceptions.RayActorError as error:
-            logger.warning("a replica's server is dead: %s", error)
 
 
 @dataclass(frozen=True)
@@ -124,7 +103,7 @@ class StartedServers:
     """verl's LLMServerManager as `_setup` calls it. What verl puts to sleep there before it loads a checkpoint
     are replicas that release their memory; the others need not even be waited for yet."""
 
-    def __init__(self, launch: Callable[[], Concurrently[SeamlessServers]], *, released: bool) -> None:
+    def __init__(self, launch: Callable[[], BackgroundTask[SeamlessServers]], *, released: bool) -> None:
         self.launch, self.released = launch, released
         self.sleeping: list[RolloutReplica] = []
 

@@ -20,34 +20,32 @@ from verl.utils.config import omega_conf_to_dataclass
 from seamless_verl.config.checks.settings import Settings
 from seamless_verl.config.planning import plan_of
 from seamless_verl.config.schema import Handover, KvOnUpdate, SeamlessConfig
-from seamless_verl.resources.ledger import Kind
+from seamless_verl.data_plane.client import DataPlaneClient, PlacedReplica, living_replies
+from seamless_verl.platform.rebinding import rebound
+from seamless_verl.replica.server import SeamlessReplica
+from seamless_verl.resources.ledger import DeviceUse, NodeActivity
 from seamless_verl.resources.lending import lending_policy
 from seamless_verl.resources.placement import ReplicaKind
-from seamless_verl.trainer.commit import Transfer, WeightCommit
-from seamless_verl.trainer.curve import ValidationCurve
-from seamless_verl.trainer.data_plane.link import PlaneLink
-from seamless_verl.trainer.device_time import DeviceTime, TakenThere, train_device
-from seamless_verl.trainer.devices import Devices, Released, Shared, handover_of
-from seamless_verl.trainer.feeding import FeedingTrainer
-from seamless_verl.trainer.host import rebound
+from seamless_verl.runtime.process import BackgroundTask
+from seamless_verl.trainer.device_time import DeviceTime, train_device
+from seamless_verl.trainer.lending import DeviceLending, ReleasedLending, ResidentLending, handover_of
 from seamless_verl.trainer.pools import TagPools, place_by_tags
-from seamless_verl.trainer.prompts import lookers, tell_of_long
-from seamless_verl.trainer.replica.server import SeamlessReplica
+from seamless_verl.trainer.prompt_lengths import prompt_scans, tell_of_long
+from seamless_verl.trainer.prompt_submission import PromptSubmittingTrainer
 from seamless_verl.trainer.servers import (
     FirstRanks,
-    PlacedReplica,
     SeamlessServers,
     StartedServers,
-    of_the_living,
 )
-from seamless_verl.trainer.startup import Concurrently
+from seamless_verl.trainer.validation_curve import ValidationCurve
 from seamless_verl.trainer.workers import SeamlessActorWorker, SeamlessCriticWorker, SeamlessWorkerGroup
 from seamless_verl.trajectory.policies import policy
+from seamless_verl.weights.commit import Transfer, WeightCommit
 
 ACTOR_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy)
 
 
-class TrainerSetup(FeedingTrainer):
+class TrainerSetup(PromptSubmittingTrainer):
     """verl's trainer with our pools, workers, replicas and buffer in the places that verl has for its own."""
 
     def __init__(self, config: DictConfig) -> None:
@@ -63,11 +61,11 @@ class TrainerSetup(FeedingTrainer):
         self.policy = policy(self.seamless.tokens.policy, self.seamless.tokens.older_than)
         self.curve = ValidationCurve.beside(config.trainer.default_local_dir)
         self.commit: WeightCommit
-        self.devices: Devices
+        self.devices: DeviceLending
         self.device_time: DeviceTime
         self.servers: SeamlessServers
-        self.link: PlaneLink
-        self.launched: Concurrently[SeamlessServers]
+        self.link: DataPlaneClient
+        self.launched: BackgroundTask[SeamlessServers]
         self.reached: Callable[[str], None] = lambda stage: None  # who watches the run, set by the task runner
         self.when_rewards_are_up: Callable[[], None] = lambda: None  # set by the task runner
         super().__init__(config)
@@ -78,7 +76,7 @@ class TrainerSetup(FeedingTrainer):
         sets = {"data.train_files": self.train_dataset, "data.val_files": self.val_dataset}
         shown = {} if self.seamless.gateway.enabled else sets
         limit = self.config.actor_rollout_ref.rollout.prompt_length
-        self.long_prompts = Concurrently("long-prompts", partial(tell_of_long, lookers(shown), limit))
+        self.long_prompts = BackgroundTask("long-prompts", partial(tell_of_long, prompt_scans(shown), limit))
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
@@ -90,7 +88,7 @@ class TrainerSetup(FeedingTrainer):
             self.pools = place_by_tags(self, self.plan, wait_s=self.seamless.wait_for_machines_s)
 
     def _setup(self) -> None:
-        self.link = PlaneLink(self.config, self.seamless)
+        self.link = DataPlaneClient(self.config, self.seamless)
         SeamlessWorkerGroup.on_spawn = self._start_servers
         started = StartedServers(self.launch_servers, released=self.handover is Handover.RELEASED)
         with rebound(trainer_base, RayWorkerGroup=SeamlessWorkerGroup, LLMServerManager=started):
@@ -102,13 +100,13 @@ class TrainerSetup(FeedingTrainer):
         self.devices.guard(self)
         self.commit = self._commit(placed)
 
-    def _devices(self, sharing: Sequence[PlacedReplica]) -> Devices:
+    def _devices(self, sharing: Sequence[PlacedReplica]) -> DeviceLending:
         shared = [device for one in sharing for device in one.devices]
-        switching = partial(self.device_time.doing, Kind.SWITCH, shared)
+        switching = partial(self.device_time.doing, DeviceUse.SWITCH, shared)
         told = (self.link.actor, sharing, lending_policy(self.seamless.lending), self.progress, switching)
         if self.handover is Handover.SHARED:
-            return Shared(*told)
-        return Released(*told, sleep=self.checkpoint_manager.sleep_replicas)
+            return ResidentLending(*told)
+        return ReleasedLending(*told, sleep=self.checkpoint_manager.sleep_replicas)
 
     def _commit(self, placed: Sequence[PlacedReplica]) -> WeightCommit:
         engine = omega_conf_to_dataclass(self.config.actor_rollout_ref.rollout.checkpoint_engine)
@@ -120,7 +118,7 @@ class TrainerSetup(FeedingTrainer):
             Transfer(engine, self.actor_rollout_wg, alone) if alone else None,
             at_once=self.seamless.weights.at_once,
             released=self.handover is Handover.RELEASED,
-            syncing=partial(self.device_time.doing, Kind.SYNC),
+            syncing=partial(self.device_time.doing, DeviceUse.SYNC),
         )
 
     def _device_time(self, placed: Sequence[PlacedReplica]) -> DeviceTime:
@@ -128,10 +126,10 @@ class TrainerSetup(FeedingTrainer):
         alone = [device for one in placed if not one.shares_device for device in one.devices]
         handles = [one.replica.server_handle for one in placed]
 
-        def ask() -> list[TakenThere]:
+        def ask() -> list[NodeActivity]:
             asked = [handle.take_activity.remote() for handle in handles]
             groups = [self.actor_rollout_wg, *([self.critic_wg] if self.use_critic else [])]
-            return [there for group in groups for there in group.take_activity()] + [*of_the_living(asked)]
+            return [there for group in groups for there in group.take_activity()] + [*living_replies(asked)]
 
         return DeviceTime(Path(self.config.trainer.default_local_dir), [*training, *alone], ask)
 
@@ -147,7 +145,7 @@ class TrainerSetup(FeedingTrainer):
         self.servers = SeamlessServers(self.config, self.layout, sharing, SeamlessReplica, self.pools)
         self.servers.open_balancer()
         if not self.layout.shares_devices or self.config.trainer.device == "cpu":
-            self.launched = Concurrently("rollout", self.servers.launch)
+            self.launched = BackgroundTask("rollout", self.servers.launch)
 
     def _generating(self, world: int) -> int:
         """How many of the trainer's ranks, the first ones, are on devices that generate too."""
@@ -155,11 +153,11 @@ class TrainerSetup(FeedingTrainer):
             return world
         return sum(len(replica.devices) for replica in self.plan.replicas_of(ReplicaKind.HYBRID))
 
-    def launch_servers(self) -> Concurrently[SeamlessServers]:
+    def launch_servers(self) -> BackgroundTask[SeamlessServers]:
         """The launch of the replicas when verl's set-up reaches them: begun by now, or begun here."""
         self.when_rewards_are_up()
         if not hasattr(self, "launched"):
-            self.launched = Concurrently("rollout", self.servers.launch)
+            self.launched = BackgroundTask("rollout", self.servers.launch)
         return self.launched
 
     def where(self) -> dict[str, Any]:

@@ -12,19 +12,18 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from verl.trainer.main_ppo import TaskRunnerV1
 from verl.utils.logging_utils import configure_verl_logging
 
-from seamless_verl.trainer.host import plain_class
-from seamless_verl.trainer.log import show_log
-from seamless_verl.trainer.startup import Concurrently
+from seamless_verl.platform.rebinding import plain_class
+from seamless_verl.runtime.process import BackgroundTask, show_log
 from seamless_verl.trainer.watchdog import ANSWER_S, Watchdog
 
-LOOPS = "seamless_verl.trainer.data_plane.loops.SeamlessAgentLoopManager"
+LOOPS = "seamless_verl.agent_loops.worker.SeamlessAgentLoopManager"
 UNHEARD_S = 0.05  # between two looks at the queue where a manager of the user's own rings no bell
 
 
 class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
     """verl's task runner for the `seamless` trainer."""
 
-    agent_loops: Concurrently[None] | None = None
+    agent_loops: BackgroundTask[None] | None = None
     own_loops = False  # a manager of the user's own
 
     def run(self, config: DictConfig) -> None:
@@ -39,7 +38,7 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
         if not self.own_loops:
             with open_dict(agent):
                 agent.agent_loop_manager_class = LOOPS
-        queue = Concurrently("transfer-queue", lambda: tq.init(config.transfer_queue))
+        queue = BackgroundTask("transfer-queue", lambda: tq.init(config.transfer_queue))
         from seamless_verl.trainer.trainer import SeamlessTrainer
 
         queue.result()
@@ -62,7 +61,7 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
         A manager of the user's own may need more, and is made when verl would make it.
         """
         if not self.own_loops and not self.config.distillation.enabled:
-            self.agent_loops = Concurrently("agent-loops", super().init_agent_loop_manager)
+            self.agent_loops = BackgroundTask("agent-loops", super().init_agent_loop_manager)
 
     def init_agent_loop_manager(self) -> None:
         if self.agent_loops is None:
@@ -79,7 +78,7 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
 
     def stop_agent_loops(self) -> None:
         """Nobody calls the plane any more. What a manager of the user's own calls its `stop` may be anything."""
-        from seamless_verl.trainer.data_plane.loops import SeamlessAgentLoopManager
+        from seamless_verl.agent_loops.worker import SeamlessAgentLoopManager
 
         manager = self.agent_loop_manager
         if isinstance(manager, SeamlessAgentLoopManager):

@@ -12,11 +12,10 @@ from typing import Any
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.utils.debug import marked_timer
 
-from seamless_verl.trainer.agreement import logprob_difference
-from seamless_verl.trainer.collector import spare_imports
-from seamless_verl.trainer.freshness import keep_fresh
-from seamless_verl.trainer.partial import saving
+from seamless_verl.runtime.checkpoint_cleanup import saving
+from seamless_verl.runtime.process import freeze_imports
 from seamless_verl.trainer.setup import TrainerSetup
+from seamless_verl.trainer.token_mask import keep_fresh, logprob_difference
 
 TRAIN_ALL = "train_all"
 
@@ -39,7 +38,7 @@ class SeamlessTrainer(TrainerSetup):
 
     def on_train_begin(self) -> None:
         self.long_prompts.result()
-        spare_imports()
+        freeze_imports()
         self.device_time.begin()
         self._add_async_warmup_batches(self.seamless.batches_ahead)
 

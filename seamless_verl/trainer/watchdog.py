@@ -17,8 +17,8 @@ from typing import Any
 import ray
 
 from seamless_verl.errors import StandstillError
+from seamless_verl.runtime.process import BackgroundTask
 from seamless_verl.runtime.stacks import stacks
-from seamless_verl.trainer.startup import Concurrently
 
 logger = logging.getLogger(__name__)
 ANSWER_S = 10.0  # for a process to say where it is
@@ -50,7 +50,7 @@ class Watchdog:
             StandstillError: it stood still; and whatever the training, or a look at it, raises.
         """
         self.moved = self.clock()
-        trained = Concurrently("training", training)
+        trained = BackgroundTask("training", training)
         looking = threading.Thread(target=self.watch, name="watchdog", daemon=True)
         looking.start()
         try:

@@ -9,21 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import ray
 import torch
-from verl.checkpoint_engine.base import CheckpointEngineWorker
 from verl.experimental.separation.engine_workers import DetachActorWorker
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.single_controller.ray import RayWorkerGroup
 from verl.utils.import_utils import import_external_libs
 from verl.workers.engine_workers import TrainingWorker
-from verl.workers.rollout.utils import ensure_async_iterator
 
-from seamless_verl.resources.ledger import Activity, Kind
-from seamless_verl.trainer.device_time import TakenThere, note_computations, train_device
-from seamless_verl.trainer.host_weights import HostMemory, HostWeights
-from seamless_verl.trainer.sending import bound_transfers
-from seamless_verl.trainer.tag_workers import TagWorkers
+from seamless_verl.resources.ledger import Activity, DeviceUse, NodeActivity
+from seamless_verl.trainer.device_time import note_computations, train_device
+from seamless_verl.trainer.pools import TagWorkers
+from seamless_verl.weights.staging import StagedWeights, StagingMemory
+from seamless_verl.weights.transfer import bound_transfers, node_id
 
 
 class SeamlessActorWorker(DetachActorWorker):
@@ -32,7 +29,7 @@ class SeamlessActorWorker(DetachActorWorker):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         bound_transfers()
         super().__init__(*args, **kwargs)
-        self.staged = HostMemory(node())
+        self.staged = StagingMemory(node_id())
         self.activity = Activity(f"trainer-{self.rank}", [train_device(self.rank)])
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -43,17 +40,17 @@ class SeamlessActorWorker(DetachActorWorker):
                 note_computations(worker, self.activity)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def take_activity(self) -> TakenThere:
+    def take_activity(self) -> NodeActivity:
         """What the device did since the last time."""
-        return TakenThere.of(self.activity)
+        return NodeActivity(self.activity.take(), node_id())
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def stage_weights(self, version: int) -> HostWeights | None:
+    def stage_weights(self, version: int) -> StagedWeights | None:
         """Copy the weights out of the engine, which all ranks do together, for those who map or are sent them."""
-        with self.activity.doing(Kind.SYNC):
+        with self.activity.doing(DeviceUse.SYNC):
             return self._stage(version)
 
-    def _stage(self, version: int) -> HostWeights | None:
+    def _stage(self, version: int) -> StagedWeights | None:
         options = {"layered_summon": self.layered_summon, "base_sync_done": True} if "rollout" in self.role else {}
         weights, peft = self.actor.engine.get_per_tensor_param(**options)
         keeps = first_of_host() if options else self.rank == 0
@@ -73,31 +70,11 @@ class SeamlessActorWorker(DetachActorWorker):
         return await self.checkpoint_engine.send_weights(weights, global_steps=version)
 
 
-class SeamlessReplicaWorker(CheckpointEngineWorker):  # type: ignore[misc]
-    """Beside an engine on a device of its own: receives weights while the engine generates."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.staged = HostMemory(node())
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
-    async def stage_weights(self, version: int) -> HostWeights:
-        self.staged.begin()
-        async for name, weight in ensure_async_iterator(self.checkpoint_engine.receive_weights(global_steps=version)):
-            self.staged.add(name, weight)
-        return self.staged.end(version)
-
-
 def first_of_host() -> bool:
     """Whether this rank is the first one on its host; all ranks ask together."""
     hosts = [""] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(hosts, node())
-    return hosts.index(node()) == torch.distributed.get_rank()
-
-
-def node() -> str:
-    """Ray's name for this host."""
-    return str(ray.get_runtime_context().get_node_id())
+    torch.distributed.all_gather_object(hosts, node_id())
+    return hosts.index(node_id()) == torch.distributed.get_rank()
 
 
 class SeamlessCriticWorker(TrainingWorker):
@@ -110,9 +87,9 @@ class SeamlessCriticWorker(TrainingWorker):
         note_computations(self, self.activity)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def take_activity(self) -> TakenThere:
+    def take_activity(self) -> NodeActivity:
         """What the device did since the last time."""
-        return TakenThere.of(self.activity)
+        return NodeActivity(self.activity.take(), node_id())
 
 
 class SeamlessWorkerGroup(TagWorkers, RayWorkerGroup):

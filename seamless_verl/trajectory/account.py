@@ -9,7 +9,7 @@ from enum import StrEnum
 from seamless_verl.errors import IntegrityError
 
 
-class Reason(StrEnum):
+class DropReason(StrEnum):
     """Why a generated token is not trained."""
 
     STALE = "stale"
@@ -32,10 +32,10 @@ class Account:
 
     generated: int = 0
     trained: int = 0
-    dropped: Mapping[Reason, int] = field(default_factory=dict)
+    dropped: Mapping[DropReason, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        counted = {reason: self.dropped[reason] for reason in Reason if self.dropped.get(reason)}
+        counted = {reason: self.dropped[reason] for reason in DropReason if self.dropped.get(reason)}
         object.__setattr__(self, "dropped", counted)
 
     def __add__(self, other: Account) -> Account:
@@ -47,13 +47,13 @@ class Account:
     def total(cls, accounts: Iterable[Account]) -> Account:
         return sum(accounts, cls())
 
-    def discarded(self, reason: Reason) -> Account:
+    def discarded(self, reason: DropReason) -> Account:
         """The same tokens, where those that were to be trained are dropped after all."""
         return Account(self.generated, 0, {**self.dropped, reason: self.dropped.get(reason, 0) + self.trained})
 
     def metrics(self) -> dict[str, float]:
         """Token counts by name; every reason is present."""
-        dropped = {f"tokens/dropped/{reason}": float(self.dropped.get(reason, 0)) for reason in Reason}
+        dropped = {f"tokens/dropped/{reason}": float(self.dropped.get(reason, 0)) for reason in DropReason}
         return {"tokens/generated": float(self.generated), "tokens/trained": float(self.trained), **dropped}
 
     def check_integrity(self) -> None:

@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from seamless_verl.trajectory.assemble import Assembly
-from seamless_verl.trajectory.sequences import TrainingSequence
+from seamless_verl.trajectory.sequences import Assembly, TrainingSequence
 from seamless_verl.trajectory.session import SessionRecord
 
 ARRAYS = ("prompt_ids", "response_ids", "response_mask", "rollout_log_probs", "weight_version")

@@ -11,7 +11,7 @@ ASSISTANT = "assistant"
 
 
 @dataclass(frozen=True)
-class Call:
+class ToolCall:
     """A tool call: `written` is its arguments as JSON text, `meant` the same in one canonical writing."""
 
     name: str
@@ -25,7 +25,7 @@ class Message:
 
     role: str
     text: str
-    calls: tuple[Call, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
 
     def same(self, other: Message) -> bool:
         """Equal but for how tool arguments are written."""
@@ -65,11 +65,11 @@ def _text(content: object) -> str:
     return str(content)
 
 
-def _call(entry: Mapping[str, Any]) -> Call:
+def _call(entry: Mapping[str, Any]) -> ToolCall:
     function = entry.get("function", entry)
     arguments = function.get("arguments", "")
     written = arguments if isinstance(arguments, str) else json.dumps(arguments)
-    return Call(str(function.get("name", "")), written, _canonical(written))
+    return ToolCall(str(function.get("name", "")), written, _canonical(written))
 
 
 def _canonical(written: str) -> str:

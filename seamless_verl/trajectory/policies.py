@@ -19,7 +19,7 @@ Bools: TypeAlias = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
-class View:
+class TokenView:
     """A response as a policy sees it: versions int32 [R], generated bool [R]; versions count only where generated."""
 
     versions: NDArray[np.int32]
@@ -31,10 +31,10 @@ class View:
         return self.generated & (self.trainer_version - self.versions > limit)
 
 
-class Policy(Protocol):
+class TokenPolicy(Protocol):
     """What assembly asks of a policy."""
 
-    def decide(self, view: View) -> Bools:
+    def decide(self, view: TokenView) -> Bools:
         """Bool [R], true for each token to train; only generated ones may be."""
 
     def metrics(self) -> dict[str, float]: ...
@@ -75,7 +75,7 @@ class _Bounded(_Stateless):
 class TrainAll(_Stateless):
     """Every generated token is trained."""
 
-    def decide(self, view: View) -> Bools:
+    def decide(self, view: TokenView) -> Bools:
         return view.generated
 
 
@@ -83,7 +83,7 @@ class TrainAll(_Stateless):
 class MaskOlderThan(_Bounded):
     """Tokens staler than the bound are masked, the others are trained."""
 
-    def decide(self, view: View) -> Bools:
+    def decide(self, view: TokenView) -> Bools:
         return view.generated & ~view.older_than(self.max_staleness)
 
 
@@ -91,7 +91,7 @@ class MaskOlderThan(_Bounded):
 class DropIfOlderThan(_Bounded):
     """A sequence with any token staler than the bound is dropped whole."""
 
-    def decide(self, view: View) -> Bools:
+    def decide(self, view: TokenView) -> Bools:
         return view.generated & (not view.older_than(self.max_staleness).any())
 
 
@@ -99,14 +99,14 @@ class DropIfOlderThan(_Bounded):
 class FreshTailOnly(_Stateless):
     """Only the generated tokens after the last one that is not on-policy."""
 
-    def decide(self, view: View) -> Bools:
+    def decide(self, view: TokenView) -> Bools:
         off = np.flatnonzero(view.generated & (view.versions != view.trainer_version))
         keep = view.generated.copy()
         keep[: int(off[-1]) + 1 if off.size else 0] = False
         return keep
 
 
-POLICIES: dict[str, Callable[[int], Policy]] = {
+POLICIES: dict[str, Callable[[int], TokenPolicy]] = {
     "train_all": lambda _: TrainAll(),
     "mask_older_than": MaskOlderThan,
     "drop_if_older_than": DropIfOlderThan,
@@ -114,7 +114,7 @@ POLICIES: dict[str, Callable[[int], Policy]] = {
 }
 
 
-def policy(name: str, max_staleness: int = 0) -> Policy:
+def policy(name: str, max_staleness: int = 0) -> TokenPolicy:
     """The policy of that name; raises ConfigError with the names there are."""
     if name not in POLICIES:
         raise ConfigError("policy", name, "there is no such staleness policy", f"Choose one of {sorted(POLICIES)}")

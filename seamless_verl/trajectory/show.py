@@ -6,22 +6,20 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from seamless_verl.trajectory.assemble import NO_LIMITS, Fate, Limits, decided
-from seamless_verl.trajectory.chains import partition
 from seamless_verl.trajectory.drift import Decode, Drift, drifts_of
-from seamless_verl.trajectory.nodes import Node
-from seamless_verl.trajectory.policies import Policy
+from seamless_verl.trajectory.policies import TokenPolicy
+from seamless_verl.trajectory.sequences import NO_LIMITS, ChainDecision, SequenceLimits, decide_chain, partition
 from seamless_verl.trajectory.session import SessionRecord
-from seamless_verl.trajectory.tree import Tree
+from seamless_verl.trajectory.tree import Node, Tree
 
 Notes = dict[Node, str]
 
 
 def show(
     session: SessionRecord,
-    policy: Policy,
+    policy: TokenPolicy,
     trainer_version: int,
-    limits: Limits = NO_LIMITS,
+    limits: SequenceLimits = NO_LIMITS,
     *,
     decode: Decode | None = None,
 ) -> str:
@@ -46,15 +44,15 @@ def drift_line(drift: Drift) -> str:
     )
 
 
-def _notes(tree: Tree, policy: Policy, trainer_version: int, limits: Limits) -> Notes:
+def _notes(tree: Tree, policy: TokenPolicy, trainer_version: int, limits: SequenceLimits) -> Notes:
     parts = partition(tree)
     notes = {node: f"trained 0/{len(node)} {reason}" for node, reason in parts.unused}
     for chain in parts.chains:
-        notes.update(_chain_notes(decided(chain, policy, trainer_version, limits)))
+        notes.update(_chain_notes(decide_chain(chain, policy, trainer_version, limits)))
     return notes
 
 
-def _chain_notes(fate: Fate) -> Notes:
+def _chain_notes(fate: ChainDecision) -> Notes:
     chain, reasons = fate.chain, "+".join(sorted(+fate.dropped))
     notes, start = {}, 0
     for node in chain.response:

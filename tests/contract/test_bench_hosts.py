@@ -18,8 +18,8 @@ from verl.utils.import_utils import load_extern_object as load_extern
 from verl.workers.rollout.replica import TokenOutput
 
 from seamless_verl.bench.training.arms import BUFFERS, POLL_S
+from seamless_verl.bench.training.figures import read_samples
 from seamless_verl.bench.training.loop import ForcedLengthLoop
-from seamless_verl.bench.training.record import read_samples
 from seamless_verl.bench.training.workloads import WORKLOADS
 from seamless_verl.tiny import make_tokenizer
 

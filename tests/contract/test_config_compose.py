@@ -10,8 +10,8 @@ from pathlib import Path
 
 import hydra
 import pytest
-from config_cases import TINY, compose_ours, compose_verl, refused, tiny_files
 from omegaconf import OmegaConf
+from support.config import TINY, compose_ours, compose_verl, refused, tiny_files
 
 from seamless_verl.config import SeamlessConfig, preflight, register_search_path
 

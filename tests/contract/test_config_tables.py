@@ -9,6 +9,16 @@ from importlib.metadata import version
 import pytest
 from packaging.version import Version
 
+from seamless_verl.config.checks.hosts import (
+    ADVANTAGES,
+    DERIVED_HEAD_DIM,
+    LOGGERS,
+    MBRIDGE_MODEL_TYPES,
+    POLICY_LOSSES,
+    VERIFIED_CPU,
+    VLLM_CPU_HEAD_SIZES,
+    installed,
+)
 from seamless_verl.config.checks.modes import VERL_MODES
 from seamless_verl.config.checks.serve_options import (
     ALONE,
@@ -20,17 +30,7 @@ from seamless_verl.config.checks.serve_options import (
     serve_options,
     server_options,
 )
-from seamless_verl.config.checks.tables import (
-    ADVANTAGES,
-    DERIVED_HEAD_DIM,
-    LOGGERS,
-    MBRIDGE_MODEL_TYPES,
-    POLICY_LOSSES,
-    VERIFIED_CPU,
-    VLLM_CPU_HEAD_SIZES,
-)
-from seamless_verl.config.checks.versions import installed
-from seamless_verl.config.search_path import verl_config_dir
+from seamless_verl.config.composing import verl_config_dir
 
 
 @pytest.mark.integration

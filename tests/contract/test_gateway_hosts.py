@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 
 import pytest
-from host_cases import attributes, found, listed, parameters
+from support.hosts import attributes, found, listed, parameters
 
 CLIENT = "vllm.engine.protocol:EngineClient."
 STATE = "vllm.v1.engine.output_processor:RequestState."
@@ -134,8 +134,8 @@ def test_our_client_answers_all_that_the_protocol_demands() -> None:
 
 
 def test_the_paths_served_are_those_of_the_routers() -> None:
-    from seamless_verl.gateway.bodies import METHODS, REWARD
-    from seamless_verl.gateway.serving import ROUTERS
+    from seamless_verl.gateway.http import METHODS, REWARD
+    from seamless_verl.gateway.server import ROUTERS
 
     served = {(route.path, method) for router in ROUTERS for route in router.routes for method in route.methods}
     assert {(path, method) for path, method in METHODS.items() if path != REWARD} <= served
@@ -144,8 +144,8 @@ def test_the_paths_served_are_those_of_the_routers() -> None:
 def test_sampling_parameters_have_the_fields_we_send() -> None:
     from vllm.sampling_params import SamplingParams
 
-    from seamless_verl.gateway.limits import SAMPLED
     from seamless_verl.gateway.outputs import ALWAYS, WHEN_SET
+    from seamless_verl.gateway.session import SAMPLED
 
     assert {*ALWAYS, *WHEN_SET, *SAMPLED, "logprobs", "stop", "n"} <= set(SamplingParams.__struct_fields__)
 
@@ -176,8 +176,8 @@ def test_routes_have_one_cancelling_layer_around_their_function() -> None:
     """What the straight way takes off, and does itself."""
     from fastapi.routing import APIRoute
 
-    from seamless_verl.gateway.serving import ROUTERS
-    from seamless_verl.gateway.straight import PATHS
+    from seamless_verl.gateway.fast_path import PATHS
+    from seamless_verl.gateway.server import ROUTERS
 
     routes = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
     for route in (route for route in routes if route.path in PATHS):

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 import ray
-from host_cases import found, parameters
+from support.hosts import found, parameters
 
 from seamless_verl.platform.adaptation import Adaptation
-from seamless_verl.platform.environment import PRESTART
+from seamless_verl.platform.detect import PRESTART
+from seamless_verl.platform.forkserver.command import ADAPTATIONS as ZYGOTE
 from seamless_verl.platform.megatron.adapt import ADAPTATIONS as MEGATRON
 from seamless_verl.platform.process_group import DEFAULT_BACKEND, GLOO_DEVICES
-from seamless_verl.platform.vllm.adaptations import ADAPTATIONS as VLLM
-from seamless_verl.platform.zygote.command import ADAPTATIONS as ZYGOTE
+from seamless_verl.platform.vllm.platform import ADAPTATIONS as VLLM
 
 RAY = {
     "ray.experimental.internal_kv:_internal_kv_put": "key value overwrite * namespace",

@@ -7,7 +7,7 @@ import inspect
 from typing import Any
 
 import pytest
-from host_cases import found, signature
+from support.hosts import found, signature
 
 from seamless_verl.resources.model_facts import ModelFacts
 

@@ -7,9 +7,9 @@ import re
 import textwrap
 
 import pytest
-from host_cases import attributes, found, listed, parameters, signature
+from support.hosts import attributes, found, listed, parameters, signature
 
-from seamless_verl.trainer.host import plain_class
+from seamless_verl.platform.rebinding import plain_class
 
 BASE = "verl.trainer.ppo.v1.trainer_base:PPOTrainer."
 BUFFER = "verl.trainer.ppo.v1.replay_buffer:ReplayBufferAsync."

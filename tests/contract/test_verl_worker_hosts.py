@@ -6,7 +6,7 @@ import inspect
 import re
 
 import pytest
-from host_cases import attributes, found, listed, parameters, signature
+from support.hosts import attributes, found, listed, parameters, signature
 
 ACTOR = "verl.workers.engine_workers:ActorRolloutRefWorker."
 TRAINING = "verl.workers.engine_workers:TrainingWorker."

@@ -7,7 +7,7 @@ import inspect
 from typing import Any
 
 import pytest
-from host_cases import attributes, found, listed, parameters
+from support.hosts import attributes, found, listed, parameters
 
 from seamless_verl.rollout.engine import BESIDE_SAMPLING
 
@@ -95,7 +95,7 @@ def request(**sampling: Any) -> Any:
     from vllm.v1.engine import EngineCoreRequest
     from vllm.v1.engine.input_processor import InputProcessor
 
-    from seamless_verl.trainer.replica.source import sampling as parameters_of
+    from seamless_verl.replica.engine_source import sampling as parameters_of
 
     fields = dict.fromkeys(("mm_features", "pooling_params", "lora_request", "cache_salt", "data_parallel_rank"))
     params = parameters_of({"max_tokens": 8, **sampling})
@@ -127,7 +127,7 @@ def test_a_request_says_how_many_tokens_it_wants_at_a_time(asked: dict[str, int]
 def test_an_engine_takes_whatever_makes_a_scheduler_of_its_parts() -> None:
     from vllm.config import SchedulerConfig
 
-    from seamless_verl.trainer.replica import scheduler
+    from seamless_verl.replica import scheduler
 
     named = SchedulerConfig.default_factory(scheduler_cls=scheduler.NAME)
     assert named.get_scheduler_cls() is scheduler.scheduler  # type: ignore[comparison-overlap]

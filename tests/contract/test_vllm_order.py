@@ -11,12 +11,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from host_cases import found
+from support.hosts import found
 
+from seamless_verl.replica.engine_source import AsyncLLMSource
+from seamless_verl.replica.server import GOING_FIRST, SeamlessServer
 from seamless_verl.resources.ledger import Activity
 from seamless_verl.rollout.engine import PauseMode
-from seamless_verl.trainer.replica.server import GOING_FIRST, SeamlessServer
-from seamless_verl.trainer.replica.source import AsyncLLMSource
 
 PAUSE, RESUME, RPC = "pause_scheduler", "resume_scheduler", "collective_rpc"
 

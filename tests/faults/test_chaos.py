@@ -22,17 +22,17 @@ import psutil
 import pytest
 import ray
 import torch
-from version_weights import Weights
+from support.version_weights import Weights
 
-from seamless_verl.gateway.journalled import JournalRecorder
+from seamless_verl.data_plane.actor import RolloutManager, RolloutSettings
+from seamless_verl.gateway.recorder import JournalRecorder
 from seamless_verl.gateway.server import Gateway, GatewaySettings
-from seamless_verl.rollout.states import ReplicaState
-from seamless_verl.trainer.data_plane.rollout import RolloutManager, RolloutSettings
+from seamless_verl.journal import JournalReader, SqliteJournal
+from seamless_verl.rollout.replica_state import ReplicaState
 from seamless_verl.trajectory.account import Account
-from seamless_verl.trajectory.assemble import assemble
-from seamless_verl.trajectory.journal import JournalReader, SqliteJournal
 from seamless_verl.trajectory.policies import TrainAll
 from seamless_verl.trajectory.records import Turn
+from seamless_verl.trajectory.sequences import assemble
 
 pytestmark = [
     pytest.mark.integration,

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 import torch
-from events_storm import CALLS, SAMPLES, Books, Sample, Storm
-from events_world import cluster, world
-from version_weights import Weights
+from support.events_storm import CALLS, SAMPLES, Books, Sample, Storm
+from support.events_world import cluster, world
+from support.version_weights import Weights
 
 pytestmark = pytest.mark.integration
 EVENTS = int(os.environ.get("SEAMLESS_EVENTS", "200"))

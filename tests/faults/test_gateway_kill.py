@@ -24,11 +24,11 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from restart_cases import ADMIN, generated, opened, spelled, uninterrupted
-from zygote_cases import launching, zygote_with
+from support.forkserver import launching, zygote_with
+from support.gateway_restart import ADMIN, generated, opened, spelled, uninterrupted
 
-from seamless_verl.trajectory.journal import JournalReader, SqliteJournal, Stage
-from seamless_verl.trajectory.journal.replay import replay
+from seamless_verl.journal import JournalReader, SqliteJournal, Stage
+from seamless_verl.journal.recovery import replay
 from seamless_verl.trajectory.records import Finish
 
 pytestmark = pytest.mark.integration

@@ -19,7 +19,7 @@ from pathlib import Path
 from select import select
 from time import monotonic, time
 
-from seamless_verl.trajectory.journal import (
+from seamless_verl.journal import (
     CallEnded,
     CallStarted,
     Delta,
@@ -28,9 +28,9 @@ from seamless_verl.trajectory.journal import (
     JournalReader,
     SessionClosed,
     SessionOpened,
-    SessionRecord,
     SqliteJournal,
     Stage,
+    StoredSession,
 )
 from seamless_verl.trajectory.records import Finish, logprobs, tokens
 
@@ -39,7 +39,7 @@ AGENTS, TURNS, DELTAS, PROMPT = 8, 4, 12, 30
 LONGEST = 0.15  # seconds from a child's first acknowledgement to its death
 
 
-def length(record: SessionRecord) -> int:
+def length(record: StoredSession) -> int:
     """Tokens of the conversation, having checked that they count up through prompts and generated ids."""
     whole: list[int] = []
     for call in record.calls:
@@ -61,7 +61,7 @@ class Load:
     def tell(self, *words: object) -> None:
         os.write(self.pipe, (" ".join(map(str, words)) + "\n").encode())
 
-    async def put(self, record: SessionRecord) -> None:
+    async def put(self, record: StoredSession) -> None:
         """Keep it whole or not at all; one that is kept already, because its mark was lost, comes again the same."""
         new, kept = self.folder / "new", self.folder / record.session_id
         new.write_text(str(length(record)))
@@ -84,7 +84,7 @@ class Load:
         waiting = list(self.journal.restore())
         await asyncio.gather(*(self.agent(waiting.pop() if waiting else None) for _ in range(AGENTS)))
 
-    async def agent(self, record: SessionRecord | None) -> None:
+    async def agent(self, record: StoredSession | None) -> None:
         while True:
             session_id = record.session_id if record else os.urandom(6).hex()
             if record is None:
@@ -98,7 +98,7 @@ class Load:
             await self.journal.compact(0.0, max_bytes=1_000_000)
             record = None
 
-    async def session(self, session_id: str, record: SessionRecord | None) -> None:
+    async def session(self, session_id: str, record: StoredSession | None) -> None:
         calls = list(record.calls) if record else []
         count = length(record) if record else 0
         for turn in range(max(0, len(calls) - 1), TURNS):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from job import AGENT, SEAMLESS, Job, check_record
+from support.job import AGENT, SEAMLESS, Job, check_record
 
 pytestmark = pytest.mark.integration
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from job import SEAMLESS, Job
+from support.job import SEAMLESS, Job
 
 pytestmark = pytest.mark.integration
 STEPS = {"trainer.n_gpus_per_node": 2, "trainer.total_training_steps": 5, "seamless.max_staleness": 0}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from job import AGENT, SEAMLESS, Job
-from job_ends import leftovers
+from support.job import AGENT, SEAMLESS, Job
+from support.job_ends import leftovers
 
 pytestmark = pytest.mark.integration
 

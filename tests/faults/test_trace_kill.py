@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from ledger_cases import stretches
+from support.ledger import stretches
 
-from seamless_verl.resources.ledger import Kind
-from seamless_verl.resources.ledger.timeline import COLUMN_OF, read_timeline
+from seamless_verl.resources.ledger import DeviceUse
+from seamless_verl.resources.ledger.trace import COLUMN_OF, read_timeline
 
 pytestmark = pytest.mark.integration
 WRITER = """
@@ -40,4 +40,4 @@ def test_after_a_kill_all_but_what_was_being_written_is_there(tmp_path: Path) ->
     assert [name for _, name, _, _ in steps] == [f"step {n}" for n in range(len(steps))] and len(steps) > 50
     timeline = read_timeline(path, columns=10)
     assert timeline.until == len(steps)
-    assert timeline.grid[:, :, COLUMN_OF[Kind.ROLLOUT]].sum() == pytest.approx(0.5 * len(steps))
+    assert timeline.grid[:, :, COLUMN_OF[DeviceUse.ROLLOUT]].sum() == pytest.approx(0.5 * len(steps))

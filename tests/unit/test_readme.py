@@ -10,18 +10,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from journal_cases import delta, ended, started, write
+from support.journal import delta, ended, started, write
 
 from seamless_verl.cli.main import main
-from seamless_verl.config.search_path import HERE
-from seamless_verl.trajectory.journal import (
-    HandedOver,
-    HandOverBegun,
-    RewardPosted,
-    SessionClosed,
-    SessionOpened,
-    SqliteJournal,
-)
+from seamless_verl.config.composing import HERE
+from seamless_verl.journal import HandedOver, HandOverBegun, RewardPosted, SessionClosed, SessionOpened, SqliteJournal
 
 README = Path(__file__).parents[2] / "README.md"
 CUT, NEXT = "9f2c41d07a5be3c8", "e8d3307f4c16a952"

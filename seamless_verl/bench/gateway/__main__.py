@@ -11,13 +11,10 @@ from pathlib import Path
 
 import uvloop
 
-from seamless_verl.bench.gateway.arms import Place, place
-from seamless_verl.bench.gateway.litellm import prepare
-from seamless_verl.bench.gateway.measuring import Measured, measure
-from seamless_verl.bench.gateway.pace import PACES
-from seamless_verl.bench.gateway.processes import cores
+from seamless_verl.bench.gateway.arms import EnginePlace, cores, place, prepare
+from seamless_verl.bench.gateway.load import PACES
+from seamless_verl.bench.gateway.measuring import Measured, measure, report, table
 from seamless_verl.bench.gateway.record import record_cost
-from seamless_verl.bench.gateway.report import report, table
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-async def _measure(processes: Place, args: argparse.Namespace) -> list[Measured]:
+async def _measure(processes: EnginePlace, args: argparse.Namespace) -> list[Measured]:
     return [
         one
         for name in args.paces

@@ -11,18 +11,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from seamless_verl.bench.gateway.arms import ADMIN_KEY
-from seamless_verl.bench.gateway.pace import MODEL
-from seamless_verl.bench.gateway.processes import child, run, say
+from seamless_verl.bench.gateway.arms import ADMIN_KEY, child, run, say
+from seamless_verl.bench.gateway.load import MODEL
 from seamless_verl.bench.gateway.stub_process import REPLICA, TOKEN
-from seamless_verl.gateway.journalled import JournalRecorder
+from seamless_verl.gateway.recorder import JournalRecorder
 from seamless_verl.gateway.server import Gateway, GatewaySettings
-from seamless_verl.rollout.calls import Calls
+from seamless_verl.journal import SqliteJournal
+from seamless_verl.rollout.call import Calls
 from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.rollout.fleet import Fleet
 from seamless_verl.rollout.routing import PrefixAffinity
-from seamless_verl.rollout.wire import RemoteEngine
-from seamless_verl.trajectory.journal import SqliteJournal
+from seamless_verl.transport import RemoteEngine
 
 
 class _Uncontrolled:

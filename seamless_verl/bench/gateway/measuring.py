@@ -1,21 +1,27 @@
-"""Rounds of measurements: arms one after another in each round, so that what else the machine does meets all."""
+"""Rounds of measurements: arms one after another in each round, so that what else the machine does meets all.
+
+A run as a table and as JSON, and whether it shows what it should.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import platform
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import cycle
 from statistics import median, quantiles
 from time import perf_counter
+from typing import Any
 
-from seamless_verl.bench.gateway.arms import Arm, Place
-from seamless_verl.bench.gateway.client import Connection, Timed
-from seamless_verl.bench.gateway.pace import Asked, Pace, Shape, shapes
+from seamless_verl.bench.gateway.arms import EnginePlace, GatewayArm
+from seamless_verl.bench.gateway.load import Asked, Connection, Pace, Shape, Timed, shapes
+from seamless_verl.bench.gateway.record import RecordCost
 
 
 @dataclass(frozen=True)
-class Stint:
+class Window:
     """One arm measured once: calls a second, seconds to the first byte and to the last, and CPU seconds a call.
 
     `late` is the time to the last byte less what the engine itself takes for so many tokens, for replies that differ
@@ -33,7 +39,7 @@ class Stint:
     cpu: float
 
     @classmethod
-    def of(cls, timed: Sequence[tuple[Timed, Asked]], seconds: float, cpu: float) -> Stint:
+    def of(cls, timed: Sequence[tuple[Timed, Asked]], seconds: float, cpu: float) -> Window:
         first = _middle_and_end([one.first for one, _ in timed])
         whole = _middle_and_end([one.whole for one, _ in timed])
         late = _middle_and_end([one.whole - asked.takes_s for one, asked in timed])
@@ -51,7 +57,7 @@ class Measured:
 
     pace: Pace
     shape: Shape
-    stints: dict[str, list[Stint]] = field(default_factory=dict)
+    stints: dict[str, list[Window]] = field(default_factory=dict)
 
     def middle(self, arm: str, what: str) -> float:
         """The median over the rounds."""
@@ -63,7 +69,7 @@ class Measured:
         return float(median(getattr(mine, what) - getattr(direct, what) for mine, direct in pairs))
 
 
-async def measure(place: Place, pace: Pace, *, rounds: int, seconds: float) -> list[Measured]:
+async def measure(place: EnginePlace, pace: Pace, *, rounds: int, seconds: float) -> list[Measured]:
     """`seconds` for each arm, shape and round, after one round that is not counted."""
     await place.pace(pace)
     all_of_it = [Measured(pace, shape) for shape in shapes(pace)]
@@ -76,13 +82,13 @@ async def measure(place: Place, pace: Pace, *, rounds: int, seconds: float) -> l
     return all_of_it
 
 
-def _turned(arms: Sequence[Arm], number: int) -> list[Arm]:
+def _turned(arms: Sequence[GatewayArm], number: int) -> list[GatewayArm]:
     """Each arm comes first in its turn."""
     first = number % len(arms)
     return [*arms[first:], *arms[:first]]
 
 
-async def stint_of(arm: Arm, pace: Pace, shape: Shape, seconds: float) -> Stint:
+async def stint_of(arm: GatewayArm, pace: Pace, shape: Shape, seconds: float) -> Window:
     connections = [await Connection.open("127.0.0.1", arm.port) for _ in range(shape.concurrent)]
     try:
         async with arm.requests(shape.asked(pace)) as requests:
@@ -93,7 +99,7 @@ async def stint_of(arm: Arm, pace: Pace, shape: Shape, seconds: float) -> Stint:
                 for caller, connection in enumerate(connections)
             ]
             timed = [one for way in await asyncio.gather(*ways) for one in way]
-            return Stint.of(timed, perf_counter() - began, arm.cpu_s() - used)
+            return Window.of(timed, perf_counter() - began, arm.cpu_s() - used)
     finally:
         for connection in connections:
             connection.close()
@@ -108,3 +114,69 @@ async def _keep_asking(
         asked = next(turns)
         timed.append((await connection.ask(asked.body), asked))
     return timed
+
+
+MS = 1000.0
+ADDED = {"first_p50": "first_p50", "first_p99": "first_p99", "p50": "late_p50", "p99": "late_p99"}
+"""What the latency added to the first byte and to the whole reply is the difference of."""
+HEAD = (
+    *("engine", "calls", "arm", "calls/s", "CPU ms/call", "median ms", "p99 ms"),
+    *("added to first: median", "p99", "added to whole: median", "p99"),
+)
+
+
+def rows(measured: Sequence[Measured]) -> list[dict[str, Any]]:
+    """One for each arm, shape and pace: medians over the rounds, in milliseconds."""
+    return [
+        {
+            "pace": asdict(one.pace),
+            "concurrent": one.shape.concurrent,
+            "callers": one.shape.callers,
+            "stream": one.shape.stream,
+            "arm": arm,
+            "rate": one.middle(arm, "rate"),
+            **{f"{what}_ms": one.middle(arm, what) * MS for what in ("first_p50", "first_p99", "p50", "p99", "cpu")},
+            **{f"added_{what}_ms": one.added(arm, of) * MS for what, of in ADDED.items()},
+            "rates": [stint.rate for stint in stints],
+        }
+        for one in measured
+        for arm, stints in one.stints.items()
+    ]
+
+
+def table(measured: Sequence[Measured]) -> str:
+    lines: list[tuple[str, ...]] = [HEAD]
+    for one in measured:
+        for arm in one.stints:
+            numbers = (one.middle(arm, "rate"), *(one.middle(arm, what) * MS for what in ("cpu", "p50", "p99")))
+            added = ("" if arm == "direct" else f"{one.added(arm, what) * MS:.2f}" for what in ADDED.values())
+            lines.append((one.pace.name, one.shape.name, arm, *(f"{value:.2f}" for value in numbers), *added))
+    widths = [max(len(line[column]) for line in lines) for column in range(len(HEAD))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+
+
+def times_litellm(measured: Sequence[Measured]) -> dict[str, dict[str, float]]:
+    """By pace and shape: our calls a second over LiteLLM's, and its CPU seconds a call over ours; medians of rounds."""
+    return {
+        f"{one.pace.name}, {one.shape.name}": {
+            "rate": _median_ratio(one, "gateway", "litellm", "rate"),
+            "cpu": _median_ratio(one, "litellm", "gateway", "cpu"),
+        }
+        for one in measured
+        if "litellm" in one.stints
+    }
+
+
+def _median_ratio(measured: Measured, above: str, below: str, what: str) -> float:
+    pairs = zip(measured.stints[above], measured.stints[below], strict=True)
+    return float(median(getattr(a, what) / getattr(b, what) for a, b in pairs))
+
+
+def report(measured: Sequence[Measured], record: RecordCost, *, pinning: str) -> dict[str, Any]:
+    machine = {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count(), "pinning": pinning}
+    return {
+        "machine": machine,
+        "rows": rows(measured),
+        "times_litellm": times_litellm(measured),
+        "record": asdict(record),
+    }

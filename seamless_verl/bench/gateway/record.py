@@ -10,9 +10,9 @@ from random import Random
 from statistics import median
 from typing import Any
 
-from seamless_verl.trajectory.assemble import assemble
 from seamless_verl.trajectory.policies import TrainAll
 from seamless_verl.trajectory.records import Finish, Segment, Turn, logprobs, tokens
+from seamless_verl.trajectory.sequences import assemble
 from seamless_verl.trajectory.session import SessionRecord
 
 TURNS, CONTEXT, GENERATED, VOCABULARY = 100, 320, 960, 150_000

@@ -11,12 +11,12 @@ import json
 from itertools import count
 from typing import Any, cast
 
-from seamless_verl.bench.gateway.pace import MODEL, VOCABULARY
-from seamless_verl.bench.gateway.processes import child, run, say
+from seamless_verl.bench.gateway.arms import child, run, say
+from seamless_verl.bench.gateway.load import MODEL, VOCABULARY
 from seamless_verl.rollout.engine import Delta, EngineRequest
-from seamless_verl.rollout.stub import StubEngine
-from seamless_verl.rollout.wire import serve_engine
+from seamless_verl.testing.stub_engine import StubEngine
 from seamless_verl.trajectory.records import tokens
+from seamless_verl.transport import serve_engine
 
 TOKEN, REPLICA = "of the bench", "stub"
 PROMPT = tokens(range(64))
@@ -26,12 +26,12 @@ STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encodi
 async def serve() -> None:
     engine = StubEngine(REPLICA, vocabulary=VOCABULARY)
     wire = await serve_engine(engine, "127.0.0.1", 0, token=TOKEN, replica_id=REPLICA)
-    face = await asyncio.get_running_loop().create_server(lambda: _Face(engine), "127.0.0.1", 0)
+    face = await asyncio.get_running_loop().create_server(lambda: _StubHandler(engine), "127.0.0.1", 0)
     say(wire.port, face.sockets[0].getsockname()[1])
     await child()
 
 
-class _Face(asyncio.Protocol):
+class _StubHandler(asyncio.Protocol):
     """One connection of an OpenAI client: each body is asked of the engine, and nothing is checked."""
 
     numbers = count()

@@ -27,7 +27,7 @@ METRICS, LOG, DONE = "metrics.jsonl", "log.txt", "done"
 
 
 @dataclass(frozen=True)
-class Run:
+class SeedRun:
     arm: str
     seed: int
     folder: Path
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise ConfigError("--steps", options.steps, f"holds fewer than {LAST} validations", way_out)
     more = [f"trainer.total_training_steps={options.steps}", f"trainer.test_freq={options.every}", *options.set]
     more += ["trainer.val_before_train=True", "trainer.save_freq=-1"]
-    runs = [Run(arm, seed, out / f"{named(arm)}-seed{seed}", more) for seed in seeds for arm in arms]
+    runs = [SeedRun(arm, seed, out / f"{named(arm)}-seed{seed}", more) for seed in seeds for arm in arms]
     for one in runs:
         if not finished(one, recipe, out / "data"):
             return 1
@@ -109,7 +109,7 @@ def named(arm: str) -> str:
     return re.sub(r"[^\w.-]+", "_", arm)
 
 
-def finished(one: Run, recipe: Path, data: Path) -> bool:
+def finished(one: SeedRun, recipe: Path, data: Path) -> bool:
     """Run it to its end, unless it was; whether it succeeded."""
     settings = json.dumps(one.command(recipe))
     done = one.folder / DONE

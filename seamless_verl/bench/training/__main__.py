@@ -14,12 +14,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from seamless_verl.bench.training.alone import timed
 from seamless_verl.bench.training.arms import Arm, arms_named, known
+from seamless_verl.bench.training.engine_baseline import timed
 from seamless_verl.bench.training.figures import check_skip, figures
 from seamless_verl.bench.training.report import RESULT_FILE, make_report, table, write_result
 from seamless_verl.bench.training.running import RunFailedError, leave_on_signals, run
-from seamless_verl.bench.training.settings import Plan, bench_cores, make_data
+from seamless_verl.bench.training.settings import BenchPlan, bench_cores, make_data
 from seamless_verl.bench.training.workloads import WORKLOADS, Workload, workload_named
 from seamless_verl.errors import ConfigError, refusing
 from seamless_verl.tiny.files import replaced_file
@@ -96,7 +96,7 @@ def bench(workload: Workload, arms: Sequence[Arm], options: argparse.Namespace) 
     workload = timed(workload, options.turn_s, bound=bound, model=model, folder=folder, timeout_s=options.timeout)
     failed = 0
     for number, arm in interleaved(arms, options.rounds):
-        plan = Plan(workload, arm, options.steps, data, folder / f"{arm.name}-r{number}", extra)
+        plan = BenchPlan(workload, arm, options.steps, data, folder / f"{arm.name}-r{number}", extra)
         failed += not one_run(plan, number, skip=options.skip, timeout_s=options.timeout)
     report = make_report(workload, options.steps, folder)
     if report is None:
@@ -133,7 +133,7 @@ def interleaved(arms: Sequence[Arm], rounds: int) -> Iterator[tuple[int, Arm]]:
             yield number, arm
 
 
-def one_run(plan: Plan, number: int, *, skip: int, timeout_s: float) -> bool:
+def one_run(plan: BenchPlan, number: int, *, skip: int, timeout_s: float) -> bool:
     """Whether it is finished, now or since an earlier invocation."""
     name = f"{plan.workload.name} {plan.arm.name} round {number}"
     if (plan.folder / RESULT_FILE).exists():

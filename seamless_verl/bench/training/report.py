@@ -8,16 +8,20 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from seamless_verl.bench.training.bound import Bound, bound
-from seamless_verl.bench.training.figures import Figures, Row, curve, row
-from seamless_verl.bench.training.record import (
+from seamless_verl.bench.training.figures import (
+    Bound,
+    FigureRow,
+    Figures,
     Place,
-    Sample,
+    SampleRecord,
+    bound,
+    curve,
     differences,
     in_all,
     mean_prompt,
     mean_turn_s,
     read_samples,
+    row,
 )
 from seamless_verl.bench.training.settings import DEVICES, SAMPLES_FILE, STEPS_FILE
 from seamless_verl.bench.training.workloads import Workload
@@ -27,14 +31,14 @@ RESULT_FILE, RATES_FILE = "result.json", "rates.json"
 
 
 @dataclass
-class Report:
+class BenchReport:
     """`rows` with the fastest first; `unequal` names runs that did other work, and is to be empty. `common` counts
     samples that every run has generated."""
 
     workload: Workload
     steps: int
     baseline: str
-    rows: list[Row]
+    rows: list[FigureRow]
     turn_s: float
     common: int
     unequal: list[str]
@@ -56,10 +60,10 @@ def write_result(folder: Path, arm: str, number: int, found: Figures) -> None:
         temporary.write_text(json.dumps({"arm": arm, "round": number, **found.as_dict()}))
 
 
-def make_report(workload: Workload, steps: int, folder: Path) -> Report | None:
+def make_report(workload: Workload, steps: int, folder: Path) -> BenchReport | None:
     """Of all finished runs under `folder`; None when there is none."""
     runs: dict[str, dict[int, Figures]] = {}
-    samples: dict[str, dict[Place, Sample]] = {}
+    samples: dict[str, dict[Place, SampleRecord]] = {}
     curves: dict[str, list[float]] = {}
     for file in sorted(folder.glob(f"*/{RESULT_FILE}")):
         values = json.loads(file.read_text())
@@ -73,7 +77,7 @@ def make_report(workload: Workload, steps: int, folder: Path) -> Report | None:
     rows = [row(arm, found, runs[baseline]) for arm, found in runs.items()]
     everything = [sample for run in samples.values() for sample in run.values()]
     rates = read_rates(folder / RATES_FILE)
-    return Report(
+    return BenchReport(
         workload=workload,
         steps=steps,
         baseline=baseline,
@@ -93,7 +97,7 @@ def baseline_of(arms: Sequence[str]) -> str:
 
 
 def bound_of(
-    workload: Workload, steps: int, rows: Sequence[Row], prompt_tokens: float, rates: Mapping[int, float]
+    workload: Workload, steps: int, rows: Sequence[FigureRow], prompt_tokens: float, rates: Mapping[int, float]
 ) -> Bound | None:
     """With the fastest update that any arm has shown; None without rates or updates."""
     updates = [one.update_s_per_token for one in rows if one.update_s_per_token is not None]
@@ -118,7 +122,7 @@ COLUMNS = ("arm", "rounds", "tok/s", "lowest", "highest", "ratio", "step s", "wa
 MORE = ("stale", "dropped", "budget")
 
 
-def table(report: Report) -> str:
+def table(report: BenchReport) -> str:
     """For a person; every column is explained below it."""
     limit = report.bound
     head = [*COLUMNS, *MORE, "of bound"]
@@ -131,7 +135,7 @@ def table(report: Report) -> str:
     return "\n".join([*text, *notes(report)]) + "\n"
 
 
-def cells(one: Row) -> list[str]:
+def cells(one: FigureRow) -> list[str]:
     rates = (f"{rate:.0f}" for rate in (one.tokens_per_s, one.lowest, one.highest))
     times = (number(value, 2) for value in (one.step_s, one.wait_s, one.update_s, one.sync_s, one.lent_s))
     return [
@@ -140,7 +144,7 @@ def cells(one: Row) -> list[str]:
     ]
 
 
-def share(limit: Bound | None, one: Row) -> str:
+def share(limit: Bound | None, one: FigureRow) -> str:
     return "-" if limit is None else f"{one.tokens_per_s / limit.tokens_per_s:.0%}"
 
 
@@ -148,7 +152,7 @@ def number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def notes(report: Report) -> list[str]:
+def notes(report: BenchReport) -> list[str]:
     """What the columns mean, the bound and how it was made, and whether all did the same work."""
     tool = report.workload.tool
     lines = [

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from seamless_verl.bench.training.settings import LOG_FILE, STEPS_FILE, Plan, bench_cores
+from seamless_verl.bench.training.settings import LOG_FILE, STEPS_FILE, BenchPlan, bench_cores
 
 LOOK_S = 0.02
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -65,7 +65,7 @@ class Started:
             self.steps.append({"at": round(at - self.began, 4), **json.loads(line)})
 
 
-def run(plan: Plan, timeout_s: float) -> list[dict[str, Any]]:
+def run(plan: BenchPlan, timeout_s: float) -> list[dict[str, Any]]:
     """Run it to its end; what it logged, which is then in `steps.jsonl` of its folder too.
 
     Raises:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from seamless_verl.bench.training.arms import MINI_BATCH, VERL, Arm
 from seamless_verl.bench.training.workloads import PROMPT_TOKENS, Workload
-from seamless_verl.config.search_path import HERE as CONFIGS
+from seamless_verl.config.composing import HERE as CONFIGS
 from seamless_verl.errors import ConfigError
-from seamless_verl.platform.environment import prepare
+from seamless_verl.platform.detect import prepare
 
 DEVICES = 2
 MICRO_BATCH_TOKENS = 2048
@@ -24,7 +24,7 @@ STEPS_FILE, SAMPLES_FILE, LOG_FILE = "steps.jsonl", "samples.jsonl", "log.txt"
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchPlan:
     """One run: an arm on a workload for `steps` steps, in a folder of its own; `extra` are the user's overrides."""
 
     workload: Workload

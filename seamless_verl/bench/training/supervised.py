@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from seamless_verl.supervisor import supervise
+from seamless_verl.runtime.supervisor import supervise
 
 
 def nothing_to_tidy(_: Path) -> None:

@@ -8,44 +8,48 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from seamless_verl.config.checks.adapter import check_adapter
 from seamless_verl.config.checks.agents import check_default_loop, check_loops
-from seamless_verl.config.checks.batches import check_critic_batch, check_mini_batch, check_train_batch
-from seamless_verl.config.checks.data import check_data
+from seamless_verl.config.checks.batches import (
+    check_critic_batch,
+    check_critic_micro_batches,
+    check_lengths,
+    check_micro_batches,
+    check_mini_batch,
+    check_reference_micro_batches,
+    check_train_batch,
+    check_truncation,
+)
 from seamless_verl.config.checks.devices import (
     check_cores,
     check_cpu_rollout,
     check_devices,
     check_engine_dtype,
+    check_memory,
+    check_resources,
+    check_rollout_parallel,
+    check_trainer_parallel,
 )
-from seamless_verl.config.checks.engine_options import check_engine_options
+from seamless_verl.config.checks.files import check_data, check_folder, check_resume, check_reward_function, check_steps
 from seamless_verl.config.checks.gateway import check_gateway, check_journal, check_port, check_shards
-from seamless_verl.config.checks.lengths import check_lengths, check_truncation
-from seamless_verl.config.checks.micro_batches import (
-    check_critic_micro_batches,
-    check_micro_batches,
-    check_reference_micro_batches,
-)
-from seamless_verl.config.checks.missing import check_missing
+from seamless_verl.config.checks.hosts import check_loggers, check_names, check_versions
 from seamless_verl.config.checks.model import (
+    check_adapter,
     check_bridge,
     check_critic_model,
     check_head_size,
     check_model,
     check_model_division,
 )
-from seamless_verl.config.checks.modes import check_mode, check_seamless, check_standalone_pool
-from seamless_verl.config.checks.names import check_loggers, check_names
-from seamless_verl.config.checks.numbers import check_numbers
-from seamless_verl.config.checks.parallel import check_rollout_parallel, check_trainer_parallel
-from seamless_verl.config.checks.placement import check_memory, check_resources
-from seamless_verl.config.checks.problem import Problem, RefusedConfigError
-from seamless_verl.config.checks.resuming import check_folder, check_resume, check_steps
-from seamless_verl.config.checks.reward import check_reward_function
-from seamless_verl.config.checks.serve_options import check_options, check_reasoning
-from seamless_verl.config.checks.settings import Check, Settings
-from seamless_verl.config.checks.unused import check_unused
-from seamless_verl.config.checks.versions import check_versions
+from seamless_verl.config.checks.modes import (
+    check_missing,
+    check_mode,
+    check_numbers,
+    check_seamless,
+    check_standalone_pool,
+    check_unused,
+)
+from seamless_verl.config.checks.serve_options import check_engine_options, check_options, check_reasoning
+from seamless_verl.config.checks.settings import Check, Problem, RefusedConfigError, Settings
 
 __all__ = ["CHECKS", "Problem", "RefusedConfigError", "Settings", "find_problems", "preflight", "preflight_of_plan"]
 

@@ -1,7 +1,7 @@
 """The agent loops of a run: the file that names them, and what its entries need.
 
 Sources: verl/experimental/agent_loop/agent_loop.py `AgentLoopWorker`, verl/utils/import_utils.py
-`resolve_config_path`, seamless_verl/trainer/data_plane/agent_loop.py.
+`resolve_config_path`, seamless_verl/agent_loops/loops.py.
 """
 
 from __future__ import annotations
@@ -16,23 +16,22 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from seamless_verl.config.checks.problem import Problem
 from seamless_verl.config.checks.roles import brings_code
-from seamless_verl.config.checks.settings import Settings, check
+from seamless_verl.config.checks.settings import Problem, Settings, check
 from seamless_verl.config.checks.sources import check_dotted, check_name
+from seamless_verl.config.composing import verl_config_dir
 from seamless_verl.config.schema import nearest
-from seamless_verl.config.search_path import verl_config_dir
 from seamless_verl.errors import ConfigError
 
 AGENT = "actor_rollout_ref.rollout.agent"
 LOOPS, DEFAULT = f"{AGENT}.agent_loop_config_path", f"{AGENT}.default_agent_loop"
-OURS = "seamless_verl.trainer.data_plane."
+OURS = "seamless_verl.agent_loops.loops."
 OUR_ENGINE = "seamless_verl.platform.engine"
 REGISTERED = ("single_turn_agent", "tool_agent")  # by verl itself
 COMMON = ("name", "_target_", "time_limit_s", "failure_reward")
 FIELDS = {
-    f"{OURS}agent_loop.CallableAgentLoop": ("agent",),
-    f"{OURS}agent_loop.CommandAgentLoop": ("command", "folder", "env"),
+    f"{OURS}CallableAgentLoop": ("agent",),
+    f"{OURS}CommandAgentLoop": ("command", "folder", "env"),
 }
 WAY_OUT = "Write a list of entries, each with `name` and `_target_`"
 Loop = Mapping[str, Any]

@@ -6,14 +6,23 @@ the data-parallel ranks and cut into micro-batches. Where verl would pad an unev
 synthetic sequences (trainer_base.py `_balance_batch`), the batch is refused here instead.
 Sources: verl/utils/config.py `validate_config`, verl/workers/config/actor.py, trainer_base.py `step`,
 trainer_separate_async.py `__init__`, workers/engine_workers.py, workers/engine/utils.py.
+
+Micro-batch sizes, which only matter while `use_dynamic_bsz` is off.
+
+Sources: verl/workers/config/actor.py `__post_init__`, verl/utils/config.py `check_mutually_exclusive`,
+verl/workers/engine_workers.py `init_model`, verl/workers/engine/utils.py `prepare_micro_batches`.
+
+Lengths in tokens: prompt and response together fit the engine's sequences, and those fit the model.
+
+Sources: verl/workers/rollout/vllm_rollout/vllm_async_server.py `_validate_configs` and `generate`, which
+cuts responses short where they do not fit, and fails for prompts that leave no room.
 """
 
 from __future__ import annotations
 
-from seamless_verl.config.checks.problem import Problem
-from seamless_verl.config.checks.roles import needs_critic
-from seamless_verl.config.checks.settings import Settings, check
-from seamless_verl.config.checks.sizes import data_parallel_size
+from seamless_verl.config.checks.model import MODEL, PATH, model_config, text_config
+from seamless_verl.config.checks.roles import ROLLOUT_KEY, data_parallel_size, needs_critic, needs_reference
+from seamless_verl.config.checks.settings import Problem, Settings, check
 
 TRAIN = "data.train_batch_size"
 MINI = "actor_rollout_ref.actor.ppo_mini_batch_size"
@@ -106,3 +115,138 @@ def _or_mini(train: int, mini: int, updates: int) -> str:
 
 def _up(value: int, unit: int) -> int:
     return -(-value // unit) * unit
+
+
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT_MICRO = "actor_rollout_ref.rollout"
+REFERENCE = "actor_rollout_ref.ref"
+
+
+@check
+def check_micro_batches(settings: Settings) -> list[Problem]:
+    """Where micro-batches have a fixed size it is given once and divides what one rank gets."""
+    dynamic = settings.flag(f"{ACTOR}.use_dynamic_bsz")
+    problems = _same_choice(settings, dynamic)
+    if not dynamic:
+        mini = _rank_share(settings, settings.integer(MINI))
+        update = _rank_share(settings, _update_prompts(settings))
+        problems += _fixed(settings, ACTOR, "ppo_micro_batch_size", mini)
+        bypass = settings.flag("algorithm.rollout_correction.bypass_mode")
+        problems += _fixed(settings, ROLLOUT_MICRO, "log_prob_micro_batch_size", None if bypass else update)
+    return problems
+
+
+@check
+def check_reference_micro_batches(settings: Settings) -> list[Problem]:
+    """The same for the reference model, when there is one."""
+    if not needs_reference(settings) or settings.flag(f"{REFERENCE}.log_prob_use_dynamic_bsz"):
+        return []
+    update = _rank_share(settings, _update_prompts(settings))
+    return _fixed(settings, REFERENCE, "log_prob_micro_batch_size", update)
+
+
+@check
+def check_critic_micro_batches(settings: Settings) -> list[Problem]:
+    """The same for the critic, when there is one."""
+    if not needs_critic(settings) or settings.flag("critic.use_dynamic_bsz"):
+        return []
+    mini = _rank_share(settings, settings.integer("critic.ppo_mini_batch_size"))
+    return _fixed(settings, "critic", "ppo_micro_batch_size", mini)
+
+
+def _same_choice(settings: Settings, dynamic: bool) -> list[Problem]:
+    key = f"{ROLLOUT_MICRO}.log_prob_use_dynamic_bsz"
+    chosen = settings.flag(key, dynamic)
+    if chosen == dynamic:
+        return []
+    reason = f"differs from {ACTOR}.use_dynamic_bsz={dynamic}"
+    return [Problem(key, chosen, reason, f"Remove it, or set {key}={dynamic}")]
+
+
+def _fixed(settings: Settings, part: str, name: str, share: int | None) -> list[Problem]:
+    """`share` is how many sequences a rank cuts into micro-batches; None when it does not, or not evenly."""
+    key, old = f"{part}.{name}_per_gpu", settings.get(f"{part}.{name}")
+    if settings.get(key) is None:
+        way_out = f"Set {key}=1 or more, or {ACTOR}.use_dynamic_bsz=True"
+        return [Problem(key, None, "must be given while use_dynamic_bsz is off", way_out)]
+    if old is not None:
+        return [Problem(f"{part}.{name}", old, f"is given together with {key}", f"Remove {part}.{name}")]
+    micro = settings.integer(key)
+    if share is None or share % micro == 0:
+        return []
+    reason = f"does not divide the {share} sequences of one data-parallel rank"
+    return [Problem(key, micro, reason, f"Set {key} to a divisor of {share}")]
+
+
+def _update_prompts(settings: Settings) -> int:
+    return settings.integer(TRAIN) // settings.integer(sync_step_key(settings), 1)
+
+
+def _rank_share(settings: Settings, prompts: int) -> int | None:
+    """Sequences of `prompts` prompts on one rank; None when they do not divide (reported elsewhere)."""
+    ranks = data_parallel_size(settings)
+    sequences = prompts * settings.integer(SAMPLES)
+    return sequences // ranks if ranks and sequences % ranks == 0 else None
+
+
+LONGEST = f"{ROLLOUT_KEY}.max_model_len"
+
+
+@check
+def check_truncation(settings: Settings) -> list[Problem]:
+    """How a prompt that is too long is cut is not for the user to choose (agent_loop.py `_cap_text_prompt_length`)."""
+    key, way = "data.truncation", settings.get("data.truncation", "error")
+    if way in ("error", "left"):  # verl's default; and what it does, whatever it is told
+        return []
+    reason = "is not read by verl 0.9.1, which cuts off the beginning of a prompt that is too long"
+    way_out = "Leave it out; data.filter_overlong_prompts=True leaves such prompts out"
+    return [Problem(key, way, reason, way_out, warning=True)]
+
+
+@check
+def check_lengths(settings: Settings) -> list[Problem]:
+    """A longest prompt with a longest response is no longer than a sequence may be."""
+    positions, longest = max_positions(settings), settings.get(LONGEST)
+    if longest is not None:
+        longest = settings.integer(LONGEST)
+        if positions is not None and longest > positions:
+            reason = f"is more than the model's {positions} positions"
+            return [Problem(LONGEST, longest, reason, f"Set {LONGEST}={positions} or less, or use another model")]
+    limit = positions if longest is None else longest
+    if limit is None:
+        return []
+    where = f"{PATH} has max_position_embeddings={limit}" if longest is None else f"{LONGEST}={limit}"
+    return _too_long(settings, limit, where, longer=positions if longest is not None else None)
+
+
+def max_positions(settings: Settings) -> int | None:
+    """The model's own limit; None when its config is not at hand, or stretches it."""
+    config = model_config(settings, MODEL)
+    if config is None:
+        return None
+    text = text_config(config)
+    own = text.get("max_position_embeddings", config.get("max_position_embeddings"))
+    stretched = (
+        text.get("rope_scaling") and settings.get(f"{ROLLOUT_KEY}.name") != "vllm"
+    )  # under vLLM verl takes it as is
+    return own if isinstance(own, int) and not stretched else None
+
+
+def _too_long(settings: Settings, limit: int, where: str, *, longer: int | None) -> list[Problem]:
+    prompt_key, prompt = _length(settings, "prompt")
+    key, response = _length(settings, "response")
+    total = prompt + response
+    if total <= limit:
+        return []
+    reason = f"with {prompt_key}={prompt} makes sequences of {total} tokens, and {where}"
+    lower = f"Set {key}={limit - prompt} or less" if limit > prompt else f"Lower both to {limit} together"
+    raised = f", or {LONGEST}={total}" if longer is not None and total <= longer else ""
+    return [Problem(key, response, reason, lower + raised)]
+
+
+def _length(settings: Settings, what: str) -> tuple[str, int]:
+    """The rollout's length, under the key of `data` that it follows by default."""
+    own, key = f"{ROLLOUT_KEY}.{what}_length", f"data.max_{what}_length"
+    if settings.get(own) is None or settings.get(own) == settings.get(key):
+        return key, settings.integer(key)
+    return own, settings.integer(own)

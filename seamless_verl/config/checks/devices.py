@@ -1,13 +1,33 @@
-"""Devices: how many a run asks for, how many there are, and what the CPU platform's devices cannot do."""
+"""Devices: how many a run asks for, how many there are, and what the CPU platform's devices cannot do.
+
+Machines by tags: that the plan can be made, that verl's fields say the same, and that everything fits.
+
+What must divide what: Megatron's sizes the trainer's world, a replica's size its pool.
+
+Sources: megatron/core/parallel_state.py `initialize_model_parallel`, verl/workers/engine_workers.py
+`init_model`, verl/workers/rollout/llm_server.py, verl/workers/config/rollout.py.
+"""
 
 from __future__ import annotations
 
-from seamless_verl.config.checks.problem import Problem
-from seamless_verl.config.checks.roles import by_tags, has_standalone_rollout, has_teacher, uses_megatron
-from seamless_verl.config.checks.settings import Settings, check
-from seamless_verl.config.checks.sizes import MEGATRON, ROLLOUT, standalone_devices, trainer_world
+from seamless_verl.config.checks.roles import (
+    MEGATRON,
+    ROLLOUT_KEY,
+    MegatronSizes,
+    by_tags,
+    has_hybrid_rollout,
+    has_standalone_rollout,
+    has_teacher,
+    replica_world,
+    standalone_devices,
+    trainer_world,
+    uses_megatron,
+)
+from seamless_verl.config.checks.settings import Problem, Settings, check
+from seamless_verl.resources.memory_fit import MemoryProblem, memory_problems
+from seamless_verl.resources.placement import verl_fields
+from seamless_verl.resources.tags import KEY, ROLLOUT, TRAIN, Layout, Resources
 from seamless_verl.resources.tags import KEY as RESOURCES
-from seamless_verl.resources.tags import Resources
 
 MEGATRON_DTYPES = ("bfloat16", "float16")
 
@@ -16,7 +36,7 @@ def pools(settings: Settings) -> dict[str, int]:
     """Devices of every pool the run would create, by the config node that sizes it."""
     sizes = {"trainer": trainer_world(settings)}
     if has_standalone_rollout(settings):
-        sizes[ROLLOUT] = standalone_devices(settings)
+        sizes[ROLLOUT_KEY] = standalone_devices(settings)
     if settings.flag("reward.reward_model.enable_resource_pool"):
         sizes["reward.reward_model"] = _pool(settings, "reward.reward_model")
     if has_teacher(settings):
@@ -70,11 +90,11 @@ def check_cpu_rollout(settings: Settings) -> list[Problem]:
     """The CPU platform generates with vLLM and moves weights over gloo."""
     if settings.host.accelerator:
         return []
-    problems, name = [], settings.text(f"{ROLLOUT}.name")
+    problems, name = [], settings.text(f"{ROLLOUT_KEY}.name")
     if name != "vllm":
-        way_out = f"Set {ROLLOUT}.name=vllm"
-        problems.append(Problem(f"{ROLLOUT}.name", name, "does not run on the CPU platform", way_out))
-    key = f"{ROLLOUT}.checkpoint_engine.backend"
+        way_out = f"Set {ROLLOUT_KEY}.name=vllm"
+        problems.append(Problem(f"{ROLLOUT_KEY}.name", name, "does not run on the CPU platform", way_out))
+    key = f"{ROLLOUT_KEY}.checkpoint_engine.backend"
     backend = settings.get(key, "naive")
     if backend == "nccl":
         problems.append(Problem(key, backend, "needs an accelerator", f"Set {key}=gloo"))
@@ -99,3 +119,156 @@ def _fewer(settings: Settings, largest: str) -> str:
     if settings.host.accelerator:
         return f"{keys}, or add devices"
     return f"{keys}, or share cores: seamless.cpu.devices=<number> seamless.cpu.pin=false"
+
+
+STALENESS = "seamless.max_staleness"
+
+
+@check
+def check_resources(settings: Settings) -> list[Problem]:
+    """The tags, read by our trainer alone: one description of the machines, from which a plan follows."""
+    resources = settings.seamless.resources
+    if resources is None:
+        return []
+    if not by_tags(settings):
+        way_out = "Set trainer.v1.trainer_mode=seamless, or remove it"
+        return [Problem(KEY, resources.summary(), "only the seamless trainer places machines by tags", way_out)]
+    from seamless_verl.config.planning import plan_of
+
+    said_twice = [*_layout(settings, resources), *_fields(settings, resources)]
+    if said_twice:
+        return said_twice
+    unused = plan_of(settings).unused
+    return [*_unused(resources, {device.group for device in unused}), *_staleness(settings, resources)]
+
+
+@check
+def check_memory(settings: Settings) -> list[Problem]:
+    """Everything fits the devices' memory, as far as both are known; the longest micro-batch is a warning."""
+    from seamless_verl.config.planning import memory_facts, plan_of
+
+    if memory_facts(settings) is None:
+        return []
+    problems = check_resources(settings)
+    if any(not problem.warning for problem in problems):
+        return []  # said already
+    return [_problem(settings, misfit) for misfit in memory_problems(plan_of(settings))]
+
+
+def _layout(settings: Settings, resources: Resources) -> list[Problem]:
+    asked, found = settings.seamless.layout, resources.layout
+    if asked in (Layout.AUTO, found):
+        return []
+    reason = f"contradicts {KEY}, whose tags are a {found.value} layout"
+    return [Problem("seamless.layout", asked.value, reason, "Remove it, or change the tags")]
+
+
+def _fields(settings: Settings, resources: Resources) -> list[Problem]:
+    from seamless_verl.config.planning import replica_sizes, roles_of
+
+    derived = verl_fields(resources, replica=replica_sizes(settings).size, needed=roles_of(settings).tags)
+    return [
+        Problem(key, settings.get(key), f"contradicts {KEY}, from which {value} follows", f"Remove {key}, or {KEY}")
+        for key, value in derived.items()
+        if settings.get(key) != value
+    ]
+
+
+def _unused(resources: Resources, names: set[str]) -> list[Problem]:
+    return [
+        Problem(f"{KEY}[{i}].tags", list(group.tags), f"no part of the run uses {group}", "Take it away", warning=True)
+        for i, group in enumerate(resources.groups)
+        if group.name in names
+    ]
+
+
+def _staleness(settings: Settings, resources: Resources) -> list[Problem]:
+    """On-policy, a machine that only generates and one that trains wait for each other by turns."""
+    alone = resources.tagged(ROLLOUT, without=TRAIN)
+    if settings.seamless.max_staleness or not alone:
+        return []
+    reason = f"leaves {', '.join(group.name for group in alone)} idle whenever the trainer computes"
+    return [Problem(STALENESS, 0, reason, f"Set {STALENESS}=1, or tag those machines train too", warning=True)]
+
+
+def _problem(settings: Settings, misfit: MemoryProblem) -> Problem:
+    value = settings.get(misfit.key)
+    return Problem(misfit.key, value, misfit.reason, misfit.way_out, warning=not misfit.certain)
+
+
+@check
+def check_trainer_parallel(settings: Settings) -> list[Problem]:
+    """Megatron's sizes divide the trainer's world."""
+    if not uses_megatron(settings):
+        return []
+    world, sizes = trainer_world(settings), MegatronSizes.read(settings)
+    if by_tags(settings):
+        return _virtual_pipeline(settings, sizes)  # the plan judges the sizes, group by group
+    problems = []
+    if world % sizes.model:
+        key = f"{MEGATRON}.{_largest(sizes)}"
+        reason = (
+            f"TP {sizes.tensor} x PP {sizes.pipeline} x CP {sizes.context} = {sizes.model} "
+            f"does not divide the trainer's {world} devices"
+        )
+        problems.append(Problem(key, settings.get(key), reason, _world_way_out(sizes.model)))
+    # Without experts of their own these are the same axes again.
+    if sizes.experts != sizes.tensor * sizes.pipeline and world % sizes.experts:
+        key = f"{MEGATRON}.expert_model_parallel_size"
+        reason = (
+            f"expert TP {sizes.expert_tensor} x EP {sizes.expert} x PP {sizes.pipeline} = {sizes.experts} "
+            f"does not divide the trainer's {world} devices"
+        )
+        problems.append(Problem(key, sizes.expert, reason, _world_way_out(sizes.experts)))
+    return [*problems, *_virtual_pipeline(settings, sizes)]
+
+
+@check
+def check_rollout_parallel(settings: Settings) -> list[Problem]:
+    """One replica's size divides each pool that carries replicas."""
+    pools = {}
+    if has_hybrid_rollout(settings):
+        pools["the trainer's {} devices"] = trainer_world(settings)
+    if has_standalone_rollout(settings):
+        pools["the rollout pool's {} devices"] = standalone_devices(settings)
+    # Prefill and decode replicas have sizes of their own.
+    if settings.flag(f"{ROLLOUT_KEY}.disaggregation.enabled") or by_tags(settings):
+        pools = {}
+    replica = replica_world(settings)
+    uneven = {text.format(size): size for text, size in pools.items() if size % replica}
+    problems = [_uneven_pool(settings, replica, text, size) for text, size in uneven.items()]
+    return problems + _no_pipeline(settings)
+
+
+def _uneven_pool(settings: Settings, replica: int, text: str, size: int) -> Problem:
+    key = f"{ROLLOUT_KEY}.tensor_model_parallel_size"
+    reason = f"a replica of {replica} (TP x DP x PP) does not divide {text}"
+    way_out = f"Set {key} so that {ROLLOUT_KEY}'s TP x DP x PP divides {size}"
+    return Problem(key, settings.get(key), reason, way_out)
+
+
+def _largest(sizes: MegatronSizes) -> str:
+    axes = {"tensor_model": sizes.tensor, "pipeline_model": sizes.pipeline, "context": sizes.context}
+    return f"{max(axes, key=lambda axis: axes[axis])}_parallel_size"
+
+
+def _world_way_out(unit: int) -> str:
+    return f"Lower it, or make trainer.nnodes x trainer.n_gpus_per_node a multiple of {unit}"
+
+
+def _virtual_pipeline(settings: Settings, sizes: MegatronSizes) -> list[Problem]:
+    key = f"{MEGATRON}.virtual_pipeline_model_parallel_size"
+    virtual = settings.get(key)
+    if virtual is None or sizes.pipeline > 1:
+        return []
+    way_out = f"Remove it, or set {MEGATRON}.pipeline_model_parallel_size=2 or more"
+    return [Problem(key, virtual, "needs more than one pipeline stage", way_out)]
+
+
+def _no_pipeline(settings: Settings) -> list[Problem]:
+    key = f"{ROLLOUT_KEY}.pipeline_model_parallel_size"
+    pipeline = settings.integer(key, 1)
+    if pipeline == 1:
+        return []
+    way_out = f"Set {key}=1 and use {ROLLOUT_KEY}.tensor_model_parallel_size"
+    return [Problem(key, pipeline, "verl's rollout has no pipeline parallelism", way_out)]

@@ -1,6 +1,6 @@
 """The gateway: where it runs, its port, its journal, and agent loops that cannot do without it.
 
-Sources: seamless_verl/trainer/data_plane/link.py, seamless_verl/trajectory/journal/schema.py.
+Sources: seamless_verl/data_plane/client.py, seamless_verl/journal/schema.py.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ import socket
 from pathlib import Path
 
 from seamless_verl.config.checks.agents import LOOPS, OURS, loops_of
-from seamless_verl.config.checks.folders import nearest_there, why_not_in
-from seamless_verl.config.checks.problem import Problem
+from seamless_verl.config.checks.files import nearest_there, why_not_in
 from seamless_verl.config.checks.roles import joins_cluster
-from seamless_verl.config.checks.settings import Settings, check
+from seamless_verl.config.checks.settings import Problem, Settings, check
 from seamless_verl.config.schema import JOURNAL as JOURNAL_NAME
 from seamless_verl.errors import ConfigError
-from seamless_verl.locks import is_locked, lock_file
+from seamless_verl.runtime.locks import is_locked, lock_file
 
 ENABLED = "seamless.gateway.enabled"
 PORT, JOURNAL = "seamless.gateway.port", "seamless.gateway.journal"

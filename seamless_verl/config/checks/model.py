@@ -1,22 +1,121 @@
-"""The model: that it is there, that Megatron can take it, and that both engines can divide it.
+"""Finding a model's config.json, locally or in the hub's cache, without transformers.
+
+The model: that it is there, that Megatron can take it, and that both engines can divide it.
 
 Sources: mbridge/core/auto_bridge.py, verl/workers/config/model.py, verl/workers/engine/megatron,
 megatron/core/transformer/transformer_config.py `__post_init__`, vllm/v1/attention/backends/cpu_attn.py.
+
+Adapters (LoRA) under our trainer.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import re
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
-from seamless_verl.config.checks.model_files import head_dim, locate, model_config, text_config
-from seamless_verl.config.checks.problem import Problem
-from seamless_verl.config.checks.roles import needs_critic, uses_megatron
-from seamless_verl.config.checks.settings import Settings, check
-from seamless_verl.config.checks.sizes import MEGATRON, ROLLOUT, MegatronSizes
-from seamless_verl.config.checks.tables import MBRIDGE_MODEL_TYPES, VLLM_CPU_HEAD_SIZES
+from seamless_verl.config.checks.hosts import DERIVED_HEAD_DIM, MBRIDGE_MODEL_TYPES, VLLM_CPU_HEAD_SIZES
+from seamless_verl.config.checks.roles import (
+    MEGATRON,
+    ROLLOUT_KEY,
+    MegatronSizes,
+    needs_critic,
+    trains_adapter,
+    uses_megatron,
+)
+from seamless_verl.config.checks.settings import AbsentError, Problem, Settings, check
 from seamless_verl.errors import ConfigError
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+def model_config(settings: Settings, node: str) -> Mapping[str, Any] | None:
+    """The model's config.json with verl's override_config applied.
+
+    None when it cannot be read before the run: a hub id that is not in the cache, a remote path, or
+    one that may still be made. Raises ConfigError when the path cannot be a model.
+    """
+    key = f"{node}.hf_config_path" if settings.get(f"{node}.hf_config_path") else f"{node}.path"
+    try:
+        folder = locate(key, settings.text(key))
+    except AbsentError:
+        if not settings.unmade:
+            raise
+        return None
+    if folder is None:
+        return None
+    overrides = settings.get(f"{node}.override_config", {})
+    return {**_read(key, folder), **overrides.get("model_config", overrides)}
+
+
+def locate(key: str, path: str) -> Path | None:
+    """The local folder of a model path; None when it is remote. AbsentError when it is nowhere, ConfigError
+    when it is no folder."""
+    if "://" in path:
+        return None
+    if os.path.isdir(path):
+        return Path(path)
+    expanded = os.path.expanduser(path)
+    if expanded != path and os.path.isdir(expanded):
+        raise ConfigError(key, path, "the ~ is not expanded by transformers", f"Set {key}={expanded}")
+    if os.path.exists(path):
+        raise ConfigError(key, path, "is a file", f"Set {key} to the folder that holds config.json")
+    if not HUB_ID.fullmatch(path):
+        raise AbsentError(key, path, "does not exist", f"Set {key} to a model folder or a hub id")
+    return _cached(key, path)
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The language model's part of a config, which multimodal models nest."""
+    nested = config.get("text_config")
+    return nested if isinstance(nested, Mapping) else config
+
+
+def head_dim(config: Mapping[str, Any]) -> int | None:
+    """Size of one attention head; None when the config leaves it to a default, or has latent attention."""
+    text = text_config(config)
+    if text.get("kv_lora_rank"):
+        return None
+    if text.get("head_dim"):
+        return int(text["head_dim"])
+    heads, hidden = text.get("num_attention_heads"), text.get("hidden_size")
+    derived = text.get("model_type", config.get("model_type")) in DERIVED_HEAD_DIM
+    return hidden // heads if derived and heads and hidden else None
+
+
+def _cached(key: str, hub_id: str) -> Path | None:
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(hub_id, "config.json")
+    if isinstance(found, str):
+        return Path(found).parent
+    owner, has_owner, _ = hub_id.partition("/")
+    if has_owner and os.path.isdir(owner) and not list(Path(owner).glob("*/config.json")):  # Qwen/ may hold downloads
+        way_out = f"Set {key} to a model folder; one of the hub is fetched by `hf download {hub_id}`"
+        raise AbsentError(key, hub_id, f"is not in the folder {owner} that is here, nor in the hub's cache", way_out)
+    offline = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
+    if offline.upper() in ("1", "ON", "YES", "TRUE"):
+        reason = "is neither a folder nor in the hub's cache, and HF_HUB_OFFLINE is set"
+        raise AbsentError(key, hub_id, reason, f"Set {key} to a model folder, or set HF_HUB_OFFLINE=0")
+    return None
+
+
+def _read(key: str, folder: Path) -> dict[str, Any]:
+    file = folder / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(key, str(folder), "has no config.json", f"Set {key} to a model folder") from None
+    except ValueError as error:
+        raise ConfigError(key, str(folder), f"config.json is not JSON: {error}", "Mend the file") from error
+    if not isinstance(config, dict):
+        raise ConfigError(key, str(folder), "config.json is not an object", "Mend the file")
+    return config
+
 
 MODEL = "actor_rollout_ref.model"
 PATH = f"{MODEL}.path"
@@ -63,7 +162,7 @@ def check_bridge(settings: Settings) -> list[Problem]:
 @check
 def check_head_size(settings: Settings) -> list[Problem]:
     """vLLM's CPU attention has kernels for some head sizes only."""
-    if settings.host.accelerator or settings.text(f"{ROLLOUT}.name") != "vllm":
+    if settings.host.accelerator or settings.text(f"{ROLLOUT_KEY}.name") != "vllm":
         return []
     config = model_config(settings, MODEL)
     size = None if config is None else head_dim(config)
@@ -82,7 +181,7 @@ def check_model_division(settings: Settings) -> list[Problem]:
         return []
     text = text_config(config)
     heads = text.get("num_attention_heads")
-    counts = [(f"{ROLLOUT}.tensor_model_parallel_size", heads, "attention heads")]
+    counts = [(f"{ROLLOUT_KEY}.tensor_model_parallel_size", heads, "attention heads")]
     if uses_megatron(settings):
         counts += _megatron_divisions(settings, text)
     problems = [_uneven(settings, *count) for count in counts]
@@ -142,3 +241,27 @@ def _query_groups(settings: Settings, text: Mapping[str, Any]) -> list[Problem]:
         return []
     reason = f"is neither a divisor nor a multiple of the model's {groups} key-value heads"
     return [Problem(key, tensor, reason, f"Set {key} to a divisor of {groups}")]
+
+
+@check
+def check_adapter(settings: Settings) -> list[Problem]:
+    """Our replicas generate with whole weights: beside them an adapter would be trained and not used."""
+    if settings.mode != "seamless" or not trains_adapter(settings):
+        return []
+    found = _megatron_adapter(settings) if uses_megatron(settings) else []
+    key = f"{MODEL}.lora.merge"
+    if settings.flag(key):
+        return found
+    way_out = f"Set {key}=True, which sends merged weights, or use one of verl's own trainer modes"
+    return [*found, Problem(key, False, "the seamless trainer's engines would generate without the adapter", way_out)]
+
+
+def _megatron_adapter(settings: Settings) -> list[Problem]:
+    """What Megatron's engine would train without an adapter, or not start (transformer_impl.py, `get_peft_cls`)."""
+    rank, vanilla = f"{MODEL}.lora.rank", f"{MEGATRON}.vanilla_mbridge"
+    if not settings.integer(rank, 0, least=0):
+        wanted = settings.get(f"{MODEL}.lora_rank", 0) or 8
+        return [Problem(rank, 0, "is the only rank that Megatron's engine reads", f"Set {rank}={wanted}")]
+    if not settings.flag(vanilla):
+        return []
+    return [Problem(vanilla, True, "makes no adapters, which Megatron-Bridge does", f"Set {vanilla}=False")]

@@ -1,17 +1,30 @@
-"""The trainer mode, and what each mode cannot do without."""
+"""The trainer mode, and what each mode cannot do without.
+
+Values that must be given (`???` in the yaml), except below a part of the config that is switched off.
+
+Numbers that nothing else reads before the run: verl and vLLM would meet them a minute or two after the start.
+
+What is said to the seamless trainer in a run of another.
+"""
 
 from __future__ import annotations
 
-from seamless_verl.config.checks.problem import Problem
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from operator import attrgetter
+
 from seamless_verl.config.checks.roles import (
     by_tags,
     has_reward_model,
     has_standalone_rollout,
+    has_teacher,
+    needs_critic,
     releases_memory,
     seamless_layout,
 )
-from seamless_verl.config.checks.settings import MISSING, Settings, check
-from seamless_verl.config.schema import nearest
+from seamless_verl.config.checks.settings import MISSING, Problem, Settings, check
+from seamless_verl.config.schema import SeamlessConfig, nearest
+from seamless_verl.errors import ConfigError
 from seamless_verl.resources.tags import Layout
 
 VERL_MODES = ("sync", "colocate_async", "separate_async")
@@ -148,3 +161,114 @@ def _someone_generates(settings: Settings) -> list[Problem]:
         return [Problem(key, False, "and machines that train are to generate too", way_out)]
     way_out = f"Remove it, or give generation a pool: {ROLLOUT}.nnodes=1 {ROLLOUT}.n_gpus_per_node=1"
     return [Problem(key, False, "leaves nothing to generate in the colocated layout", way_out)]
+
+
+SUGGESTED = {"actor_rollout_ref.rollout.name": "vllm", "reward.reward_model.rollout.name": "vllm"}
+
+
+@check
+def check_missing(settings: Settings) -> list[Problem]:
+    """One problem for each value that is still missing and will be read."""
+    unused = tuple(_unused(settings))
+    keys = [key for key in _missing(settings.tree, "") if not key.startswith(unused)]
+    return [Problem(key, MISSING, "has no value", _way_out(key)) for key in keys]
+
+
+def _way_out(key: str) -> str:
+    return f"Add {key}={SUGGESTED.get(key, '...')} to the command"
+
+
+def _unused(settings: Settings) -> Iterator[str]:
+    if not has_reward_model(settings):
+        yield "reward.reward_model."
+    if not has_teacher(settings):
+        yield "distillation."
+    if not needs_critic(settings):
+        yield "critic."
+
+
+def _missing(node: object, prefix: str) -> Iterator[str]:
+    if isinstance(node, Mapping):
+        for name, value in node.items():
+            yield from _missing(value, f"{prefix}.{name}" if prefix else str(name))
+    elif node == MISSING:
+        yield prefix
+
+
+WHOLE = {
+    f"{ROLLOUT}.max_num_seqs": 1,
+    f"{ROLLOUT}.n": 1,
+}
+"""Keys, and the least that each can be when it is given."""
+REAL = (
+    *(f"{part}.optim.{name}" for part in ("actor_rollout_ref.actor", "critic") for name in ("lr", "weight_decay")),
+    *(f"actor_rollout_ref.actor.{name}" for name in ("clip_ratio", "entropy_coeff", "kl_loss_coef")),
+    *(f"{ROLLOUT}.{name}" for name in ("temperature", "top_p")),
+    *("algorithm.gamma", "algorithm.lam"),
+)
+"""Keys of numbers; what verl is given as text it compares with numbers."""
+OFTEN = ("save_freq", "test_freq")  # of `trainer`, whole numbers; -1 is never
+SHARE = f"{ROLLOUT}.gpu_memory_utilization"
+
+
+@check
+def check_numbers(settings: Settings) -> list[Problem]:
+    """Each is a number that it can be."""
+    given = {key: least for key, least in WHOLE.items() if settings.get(key) is not None}
+    given |= {f"trainer.{name}": -1 for name in OFTEN if name in settings.get("trainer", {})}
+    problems = [problem for key, least in given.items() if (problem := _whole(settings, key, least)) is not None]
+    reals = ((key, settings.get(key)) for key in REAL)
+    problems += [
+        Problem(key, value, "is no number", f"Set {key} to a number") for key, value in reals if not _real(value)
+    ]
+    share = settings.get(SHARE)
+    if share is not None and not (_real(share) and 0 < share <= 1):
+        problems.append(Problem(SHARE, share, "must be a number above 0, at most 1", f"Set {SHARE}=0.5"))
+    return problems
+
+
+def _real(value: object) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+def _whole(settings: Settings, key: str, least: int) -> Problem | None:
+    try:
+        settings.integer(key, least=least)
+    except ConfigError as error:
+        return Problem.of(error)
+    return None
+
+
+UNUSED = (
+    "layout",
+    "wait_for_machines_s",
+    "max_staleness",
+    "ahead",
+    "lending",
+    "handover",
+    "weights.at_once",
+    "weights.kv",
+    "tokens.policy",
+    "tokens.older_than",
+    "watchdog.transition_s",
+    "watchdog.no_progress_s",
+)
+"""Of the `seamless:` node. Machines and the gateway have checks of their own; what is left counts in every mode."""
+
+
+@check
+def check_unused(settings: Settings) -> list[Problem]:
+    """A warning for each that is not at its default, and that verl's own trainers do not read."""
+    if settings.mode not in VERL_MODES:
+        return []
+    given, default = settings.seamless, SeamlessConfig()
+    way_out = f"Set {MODE_KEY}=seamless, or leave it out"
+    return [
+        Problem(f"seamless.{name}", plain(value), f"is not read by {MODE_KEY}={settings.mode}", way_out, warning=True)
+        for name in UNUSED
+        if (value := attrgetter(name)(given)) != attrgetter(name)(default)
+    ]
+
+
+def plain(value: object) -> object:
+    return value.value if isinstance(value, Enum) else value

@@ -2,25 +2,32 @@
 
 Sources: vllm/engine/arg_utils.py, vllm/entrypoints/launchers/cli_args.py (a field of its classes is an option),
 vllm/utils/argparse_utils.py `FlexibleArgumentParser`.
+
+What a user gives vLLM's engines through verl: names and parsers that this vLLM has, none of them twice.
+
+Sources: verl/workers/rollout/vllm_rollout/vllm_async_server.py `launch_server`, which makes options of
+`vllm serve` of them.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 from seamless_verl.config import engine_kwargs
-from seamless_verl.config.checks.problem import Problem
-from seamless_verl.config.checks.settings import Settings, check
+from seamless_verl.config.checks.settings import Problem, Settings, check
+from seamless_verl.config.engine_kwargs import KEY, given
 from seamless_verl.config.schema import nearest
 
-KEY = "seamless.gateway.options"
+OPTIONS_KEY = "seamless.gateway.options"
 PLUGINS, KNOWN_PLUGINS = "vllm.general_plugins", ("vllm.", "seamless_verl.")  # the second bring no parsers
 SOURCES = ("engine/arg_utils.py", "entrypoints/launchers/cli_args.py")
 READ = ("model", "multimodal", "structured_outputs")  # groups of the engine's options that the gateway reads
@@ -45,7 +52,11 @@ def check_options(settings: Settings) -> list[Problem]:
         return []
     given = list(gateway.options)
     if given and not given[0].startswith("-"):
-        return [Problem(KEY, given[0], "is not an option", f'Write options as \'{KEY}=["--one","--two=2"]\'')]
+        return [
+            Problem(
+                OPTIONS_KEY, given[0], "is not an option", f'Write options as \'{OPTIONS_KEY}=["--one","--two=2"]\''
+            )
+        ]
     named = [option for option in given if option.startswith("--")]
     problems = [_unknown(option, known) or _elsewhere(settings, option) for option in named]
     problems += [_no_parser(name, given) for name in PARSERS]
@@ -61,7 +72,7 @@ def check_reasoning(settings: Settings) -> list[Problem]:
         return []
     reason = f"engines have {engines}, and would begin a grammar elsewhere than the gateway"
     way_out = f"Leave {engine_kwargs.KEY}.reasoning_parser to the gateway"
-    return [Problem(KEY, f"--reasoning-parser={chosen}", reason, way_out)]
+    return [Problem(OPTIONS_KEY, f"--reasoning-parser={chosen}", reason, way_out)]
 
 
 def engines_parser(settings: Settings) -> str | None:
@@ -108,7 +119,7 @@ def name_of(option: str) -> str:
 def _unknown(option: str, known: frozenset[str]) -> Problem | None:
     if (way_out := unknown(name_of(option), known)) is None:
         return None
-    return Problem(KEY, option, "is not an option of vllm serve", way_out)
+    return Problem(OPTIONS_KEY, option, "is not an option of vllm serve", way_out)
 
 
 def unknown(name: str, known: frozenset[str]) -> str | None:
@@ -128,11 +139,13 @@ def _elsewhere(settings: Settings, option: str) -> Problem | None:
         key = f"{ENGINES}.{name.replace('-', '_')}"
         if settings.get(key) is None:
             key = f"+{engine_kwargs.KEY}.{name.replace('-', '_')}"
-        return Problem(KEY, option, "is for an engine, which the gateway has none of", f"Set {key} for all engines")
+        return Problem(
+            OPTIONS_KEY, option, "is for an engine, which the gateway has none of", f"Set {key} for all engines"
+        )
     if name in server_options():
-        listens = f"; {KEY.replace('options', 'port')} says where the gateway listens" if name in WHERE else ""
+        listens = f"; {OPTIONS_KEY.replace('options', 'port')} says where the gateway listens" if name in WHERE else ""
         way_out = f"Leave it out{listens}"
-        return Problem(KEY, option, "is for vLLM's own server, in whose place the gateway stands", way_out)
+        return Problem(OPTIONS_KEY, option, "is for vLLM's own server, in whose place the gateway stands", way_out)
     return None
 
 
@@ -141,7 +154,7 @@ def _no_parser(name: str, given: Sequence[str]) -> Problem | None:
     chosen, names = value_of(name, given), [name_of(option) for option in given]
     if chosen is None or PARSERS[name][2] in names or (way_out := no_parser(name, chosen)) is None:
         return None
-    return Problem(KEY, f"--{name}={chosen}", f"vLLM has no such {name.replace('-', ' ')}", way_out)
+    return Problem(OPTIONS_KEY, f"--{name}={chosen}", f"vLLM has no such {name.replace('-', ' ')}", way_out)
 
 
 def no_parser(name: str, chosen: str) -> str | None:
@@ -176,3 +189,33 @@ def _source(name: str) -> Path | None:
     spec = find_spec("vllm")
     places = spec.submodule_search_locations if spec is not None else None
     return next((file for place in places or () if (file := Path(place, name)).is_file()), None)
+
+
+@check
+def check_engine_options(settings: Settings) -> list[Problem]:
+    """Names that are options of vLLM's, each once."""
+    kwargs, known = settings.get(KEY) or {}, serve_options()
+    if not known or settings.get("actor_rollout_ref.rollout.name") != "vllm":
+        return []
+    if not isinstance(kwargs, Mapping):
+        return [Problem(KEY, kwargs, "holds options by name", f"Write +{KEY}.<option>=<value>")]
+    names = {str(key): name_of(f"--{key}") for key, value in kwargs.items() if _said(value)}
+    twice = [name for name, count in Counter(key.replace("_", "-") for key in names).items() if count > 1]
+    ways_out = {key: way_out for key, name in names.items() if (way_out := unknown(name, known)) is not None}
+    reason = "is not an option of vllm serve"
+    problems = [Problem(f"{KEY}.{key}", kwargs[key], reason, way_out) for key, way_out in ways_out.items()]
+    problems += [Problem(KEY, name, "is written twice, with - and with _", "Keep one of them") for name in twice]
+    return problems + _parser_missing(kwargs)
+
+
+def _said(value: object) -> bool:
+    """Whether verl makes an option of it as it is named: of False it makes none, or a negated one. 0 is a value."""
+    return value is not None and value is not False and value != []
+
+
+def _parser_missing(kwargs: Mapping[str, Any]) -> list[Problem]:
+    """Engines read the parser of reasoning alone."""
+    chosen, plugin = given(kwargs, "reasoning_parser"), given(kwargs, "reasoning_parser_plugin")
+    if not chosen or plugin or (way_out := no_parser("reasoning-parser", str(chosen))) is None:
+        return []
+    return [Problem(f"{KEY}.reasoning_parser", chosen, "vLLM has no such reasoning parser", way_out)]

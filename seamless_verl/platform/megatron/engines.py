@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead, MegatronEngineWithValueHead
 
-from seamless_verl.platform.cores import CPU_CORES, VISIBLE_DEVICES, device_cores
+from seamless_verl.platform.cores import CPU_CORES, VISIBLE_DEVICES, device_cores, pin_process
 from seamless_verl.platform.megatron.adapt import adapt_megatron
-from seamless_verl.platform.pinning import pin_process
 
 
 class OnHost:

@@ -1,4 +1,11 @@
-"""vLLM's CPU worker on the core of its device."""
+"""Requests with a seed whose prefill is cut into chunks.
+
+vLLM samples for every request of a batch, also for one whose prompt is not all computed yet, discards that token,
+and sets the request's generator back by an offset, which the generators of accelerators have. The CPU's has none,
+and its engine ends with an error. Here the generator's whole state is put back instead, before vLLM asks.
+
+vLLM's CPU worker on the core of its device.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +14,43 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
+import numpy as np
 import torch
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from seamless_verl.platform.cores import core_of_rank, device_cores
-from seamless_verl.platform.pinning import pin_process
-from seamless_verl.platform.priority import before_helpers
+from seamless_verl.platform.cores import core_of_rank, device_cores, pin_process
 from seamless_verl.platform.process_group import share_gloo_devices
-from seamless_verl.platform.vllm.seeded import HostModelRunner
+from seamless_verl.platform.real_time import real_time_priority
 from seamless_verl.platform.vllm.weights import unpack
+
+
+class HostModelRunner(CPUModelRunner):  # type: ignore[misc]
+    """vLLM's runner on the CPU, whose seeded requests draw once for each token that they keep."""
+
+    def _sample(self, *args: Any, **kwargs: Any) -> Any:
+        before = [(generator, generator.get_state()) for generator in self._discarded().values()]
+        output = super()._sample(*args, **kwargs)
+        for generator, state in before:
+            generator.set_state(state)
+        return output
+
+    def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
+        """vLLM's own, which finds no generator to set back."""
+        put_back = self._discarded()
+        for index in put_back:
+            del self.input_batch.generators[index]
+        try:
+            return super()._bookkeeping_sync(*args, **kwargs)
+        finally:
+            self.input_batch.generators.update(put_back)
+
+    def _discarded(self) -> dict[int, torch.Generator]:
+        """Generators of the requests whose sampled token will not be kept, by their place in the batch."""
+        (places,) = np.nonzero(self.discard_request_mask.np[: self.input_batch.num_reqs])
+        generators = self.input_batch.generators
+        return {int(place): generators[int(place)] for place in places if int(place) in generators}
+
 
 SHARED_MEMORY = "/dev/shm"
 
@@ -47,7 +81,7 @@ class HostWorker(CPUWorker):  # type: ignore[misc]
             unpack(model)
         self.first.close()
         if briefly and self.vllm_config.parallel_config.world_size == 1:
-            self.first.enter_context(before_helpers())
+            self.first.enter_context(real_time_priority())
 
     def execute_model(self, *args: Any, **kwargs: Any) -> Any:
         self.first.close()

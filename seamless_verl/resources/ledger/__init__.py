@@ -6,11 +6,30 @@ The timeline picture (`ledger.drawing`) is read back from the trace, so a run ke
 
 from __future__ import annotations
 
-from seamless_verl.resources.ledger.activity import Activity
-from seamless_verl.resources.ledger.books import Ledger
-from seamless_verl.resources.ledger.clock import SAME_CLOCK, ClockOffset
-from seamless_verl.resources.ledger.report import Report
-from seamless_verl.resources.ledger.spans import BUSY, Kind, Span, Taken
+from seamless_verl.resources.ledger.activity import (
+    BUSY,
+    SAME_CLOCK,
+    Activity,
+    ActivityReport,
+    ClockOffset,
+    DeviceUse,
+    NodeActivity,
+    UseSpan,
+)
+from seamless_verl.resources.ledger.ledger import Ledger
+from seamless_verl.resources.ledger.report import LedgerReport
 from seamless_verl.resources.ledger.trace import Trace
 
-__all__ = ["BUSY", "SAME_CLOCK", "Activity", "ClockOffset", "Kind", "Ledger", "Report", "Span", "Taken", "Trace"]
+__all__ = [
+    "BUSY",
+    "SAME_CLOCK",
+    "Activity",
+    "ActivityReport",
+    "ClockOffset",
+    "DeviceUse",
+    "Ledger",
+    "LedgerReport",
+    "NodeActivity",
+    "Trace",
+    "UseSpan",
+]

@@ -12,29 +12,29 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from seamless_verl.errors import IntegrityError
-from seamless_verl.resources.ledger.cover import Change, Cover, Interval, Segment, changes, sweep
+from seamless_verl.resources.ledger.activity import BUSY, DeviceUse, UseSpan
+from seamless_verl.resources.ledger.interval_set import Change, Interval, IntervalSet, Slice, changes, sweep
 from seamless_verl.resources.ledger.report import TOLERANCE, check_closed, milliseconds
-from seamless_verl.resources.ledger.spans import BUSY, Kind, Span
 
-Seconds = dict[Kind, float]
-Hidden = dict[tuple[Kind, Kind], float]  # (kind that counted, kind hidden under it): seconds
+Seconds = dict[DeviceUse, float]
+Hidden = dict[tuple[DeviceUse, DeviceUse], float]  # (kind that counted, kind hidden under it): seconds
 
 
-class DeviceBook:
+class DeviceLedger:
     """Seconds by kind of one device since `started`; all times are by the ledger's clock."""
 
     def __init__(self, name: str, started: float) -> None:
         self.name = name
         self.started = self.kept_from = self.closed = started
-        self.seconds: Seconds = dict.fromkeys(Kind, 0.0)
-        self.amended: Seconds = dict.fromkeys(Kind, 0.0)
+        self.seconds: Seconds = dict.fromkeys(DeviceUse, 0.0)
+        self.amended: Seconds = dict.fromkeys(DeviceUse, 0.0)
         self.hidden: Hidden = {}
         self.too_late: Seconds = dict.fromkeys(BUSY, 0.0)
         self._reported: Seconds = dict.fromkeys(BUSY, 0.0)
-        self._facts = {kind: Cover() for kind in BUSY}
-        self._tails: dict[tuple[str, Kind], float] = {}
+        self._facts = {kind: IntervalSet() for kind in BUSY}
+        self._tails: dict[tuple[str, DeviceUse], float] = {}
 
-    def take(self, source: str, spans: Sequence[Span], *, newest: bool) -> list[Change]:
+    def take(self, source: str, spans: Sequence[UseSpan], *, newest: bool) -> list[Change]:
         """Enters what a source did on this device; `newest` if nothing later was heard of it before."""
         tails = [seen for (owner, _), seen in self._tails.items() if owner == source and newest]
 
@@ -52,7 +52,7 @@ class DeviceBook:
         """Nothing is assumed of that source after what it last reported."""
         return self.take(source, (), newest=True)
 
-    def close(self, until: float) -> list[Segment]:
+    def close(self, until: float) -> list[Slice]:
         """Counts up to `until`."""
         segments = self._sweep(self.closed, until)
         self._count(segments, 1)
@@ -73,7 +73,7 @@ class DeviceBook:
 
     def take_amended(self) -> Seconds:
         """How counts of closed periods have changed since this was last asked."""
-        amended, self.amended = self.amended, dict.fromkeys(Kind, 0.0)
+        amended, self.amended = self.amended, dict.fromkeys(DeviceUse, 0.0)
         return amended
 
     @property
@@ -96,7 +96,7 @@ class DeviceBook:
                 law = f"{name}: reported as {kind} against counted, hidden and not closed yet, in ms"
                 raise IntegrityError(law, milliseconds(reported), milliseconds(found))
 
-    def _enter(self, kind: Kind, start: float, end: float) -> None:
+    def _enter(self, kind: DeviceUse, start: float, end: float) -> None:
         start = max(start, self.started)
         self.too_late[kind] += max(0.0, min(end, self.kept_from) - start) if start < self.kept_from else 0.0
         self._reported[kind] += self._facts[kind].add(max(start, self.kept_from), end)
@@ -121,25 +121,25 @@ class DeviceBook:
             self.amended[piece.kind] += piece.end - piece.start
         return found
 
-    def _count(self, segments: Iterable[Segment], sign: int) -> None:
+    def _count(self, segments: Iterable[Slice], sign: int) -> None:
         for segment in segments:
             self.seconds[segment.kind] += sign * segment.seconds
             for under in segment.active[1:]:
                 self.hidden[segment.kind, under] = self.hidden.get((segment.kind, under), 0.0) + sign * segment.seconds
 
-    def _sweep(self, low: float, high: float) -> list[Segment]:
+    def _sweep(self, low: float, high: float) -> list[Slice]:
         return sweep({kind: self._known(kind, low, high) for kind in BUSY}, low, high)
 
-    def _known(self, kind: Kind, low: float, high: float) -> Iterable[Interval]:
+    def _known(self, kind: DeviceUse, low: float, high: float) -> Iterable[Interval]:
         """Facts and tails of a kind in [low, high), disjoint."""
         facts = self._facts[kind].within(low, high)
         tails = [max(seen, low) for (_, tailed), seen in self._tails.items() if tailed is kind and seen < high]
-        return Cover([*facts, (min(tails), high)]) if tails else facts
+        return IntervalSet([*facts, (min(tails), high)]) if tails else facts
 
-    def _assumed(self, kind: Kind) -> float:
+    def _assumed(self, kind: DeviceUse) -> float:
         """Seconds counted for tails where there is no fact."""
         known = sum(end - start for start, end in self._known(kind, self.kept_from, self.closed))
         return known - self._facts[kind].seconds(self.kept_from, self.closed)
 
-    def _pending(self, kind: Kind) -> float:
+    def _pending(self, kind: DeviceUse) -> float:
         return self._facts[kind].seconds(self.closed, float("inf"))

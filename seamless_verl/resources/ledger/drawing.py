@@ -17,16 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from seamless_verl.resources.ledger.spans import Kind
-from seamless_verl.resources.ledger.timeline import COLUMN_OF, Timeline, read_timeline
+from seamless_verl.resources.ledger.activity import DeviceUse
+from seamless_verl.resources.ledger.trace import COLUMN_OF, Timeline, read_timeline
 
 Colour: TypeAlias = tuple[int, int, int]
-COLOURS: dict[Kind, Colour] = {
-    Kind.TRAIN: (36, 99, 176),
-    Kind.SYNC: (142, 85, 190),
-    Kind.SWITCH: (236, 142, 36),
-    Kind.ROLLOUT: (86, 178, 128),
-    Kind.IDLE: (222, 225, 229),
+COLOURS: dict[DeviceUse, Colour] = {
+    DeviceUse.TRAIN: (36, 99, 176),
+    DeviceUse.SYNC: (142, 85, 190),
+    DeviceUse.SWITCH: (236, 142, 36),
+    DeviceUse.ROLLOUT: (86, 178, 128),
+    DeviceUse.IDLE: (222, 225, 229),
 }
 INK, SOFT, RULE, ALARM = (32, 36, 42), (112, 120, 130), (208, 212, 218), (196, 60, 48)
 SCALE = 2  # pixels of the file for one of the layout
@@ -76,7 +76,7 @@ class Drawing:
         bars = f"; each bar is {_duration(self.bar * line.column_s)}" if self.bar > 1 else ""
         self._text((LEFT, 52), below + since + bars, 13, SOFT, "lm")
         x = float(LEFT)
-        for kind in Kind:
+        for kind in DeviceUse:
             self._box(x, 72, x + 13, 85, COLOURS[kind])
             label = f"{kind} {shares[COLUMN_OF[kind]]:.1%}"
             self._text((x + 19, 79), label, 13, INK, "lm")
@@ -162,8 +162,8 @@ def lane_pixels(shares: NDArray[np.float64], height: int) -> NDArray[np.uint8]:
     """Shares of [columns, kinds] as uint8 RGB of [height, columns, 3]: each column stacked from below."""
     level = (height - 0.5 - np.arange(height)) / height
     tops = np.cumsum(shares, axis=1)
-    kind = (level[:, None, None] >= tops[None, :, :] - 1e-9).sum(axis=2).clip(max=len(Kind) - 1)
-    palette = np.array([COLOURS[k] for k in Kind], dtype=np.uint8)
+    kind = (level[:, None, None] >= tops[None, :, :] - 1e-9).sum(axis=2).clip(max=len(DeviceUse) - 1)
+    palette = np.array([COLOURS[k] for k in DeviceUse], dtype=np.uint8)
     return np.asarray(palette[kind])
 
 

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from seamless_verl.errors import IntegrityError
-from seamless_verl.resources.ledger.spans import BUSY, Kind
+from seamless_verl.resources.ledger.activity import BUSY, DeviceUse
 
 PREFIX = "seamless/device"
 TOLERANCE = 0.01  # of the wall time
-Table = Mapping[str, Mapping[Kind, float]]  # device: kind: seconds
+Table = Mapping[str, Mapping[DeviceUse, float]]  # device: kind: seconds
 
 
 @dataclass(frozen=True)
-class Report:
+class LedgerReport:
     """[start, until) on every device, as known when it was closed; seconds.
 
     `amended` is how earlier periods' seconds have changed since the report before this one, because of what
@@ -28,7 +28,7 @@ class Report:
     until: float
     seconds: Table
     amended: Table
-    hidden: Mapping[tuple[Kind, Kind], float]
+    hidden: Mapping[tuple[DeviceUse, DeviceUse], float]
     too_late: float = 0.0
     dropped: float = 0.0
 
@@ -37,12 +37,12 @@ class Report:
         return self.until - self.start
 
     @property
-    def totals(self) -> dict[Kind, float]:
+    def totals(self) -> dict[DeviceUse, float]:
         """Seconds by kind over all devices."""
         return totals(self.seconds)
 
     @property
-    def shares(self) -> dict[Kind, float]:
+    def shares(self) -> dict[DeviceUse, float]:
         """Of devices x wall time, 0 to 1; 0 for an empty period."""
         return shares(self.totals)
 
@@ -64,16 +64,16 @@ class Report:
         check_closed("devices x wall time", self.wall * len(self.seconds), self.totals)
 
 
-def totals(table: Table) -> dict[Kind, float]:
-    return {kind: sum(kinds[kind] for kinds in table.values()) for kind in Kind}
+def totals(table: Table) -> dict[DeviceUse, float]:
+    return {kind: sum(kinds[kind] for kinds in table.values()) for kind in DeviceUse}
 
 
-def shares(seconds: Mapping[Kind, float]) -> dict[Kind, float]:
+def shares(seconds: Mapping[DeviceUse, float]) -> dict[DeviceUse, float]:
     whole = sum(seconds.values())
-    return {kind: seconds[kind] / whole if whole else 0.0 for kind in Kind}
+    return {kind: seconds[kind] / whole if whole else 0.0 for kind in DeviceUse}
 
 
-def check_closed(what: str, expected: float, seconds: Mapping[Kind, float]) -> None:
+def check_closed(what: str, expected: float, seconds: Mapping[DeviceUse, float]) -> None:
     """Raises IntegrityError unless the seconds by kind add up to `expected`, within 1% and a microsecond."""
     found = sum(seconds.values())
     if abs(expected - found) > TOLERANCE * expected + 1e-6:

@@ -5,28 +5,37 @@ One event a line, in one write: after a kill at any moment all lines but perhaps
 
 Lanes: process 1 has a thread for each device; process 2 one for each device's corrections, which arrived late
 and say what a stretch `was`; process 3 has the steps. Counters are in process 3. A gap on a device is idle time.
+
+A trace read back and laid on a grid: how each device spent each column of time.
+
+A stretch that arrived late is added as what it is and taken off what it `was`, so corrections need no order, and
+a trace of any length is read in the memory of its grid.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seamless_verl.resources.ledger.cover import Change
-from seamless_verl.resources.ledger.report import Report
-from seamless_verl.resources.ledger.spans import Kind
+import numpy as np
+from numpy.typing import NDArray
+
+from seamless_verl.resources.ledger.activity import DeviceUse
+from seamless_verl.resources.ledger.interval_set import Change
+from seamless_verl.resources.ledger.report import LedgerReport
 
 DEVICES, LATE, STEPS = 1, 2, 3
 TITLES = {DEVICES: "devices", LATE: "devices: corrections that arrived late", STEPS: "steps and counters"}
 COLOURS = {  # names of the format's own palette
-    Kind.TRAIN: "thread_state_runnable",
-    Kind.ROLLOUT: "thread_state_running",
-    Kind.SWITCH: "thread_state_iowait",
-    Kind.SYNC: "terrible",
-    Kind.IDLE: "grey",
+    DeviceUse.TRAIN: "thread_state_runnable",
+    DeviceUse.ROLLOUT: "thread_state_running",
+    DeviceUse.SWITCH: "thread_state_iowait",
+    DeviceUse.SYNC: "terrible",
+    DeviceUse.IDLE: "grey",
 }
 STRETCHES = tuple(b'{"ph":"X","pid":%d,' % process for process in (DEVICES, LATE))  # how their lines begin
 Event = Mapping[str, Any]
@@ -47,8 +56,8 @@ class Trace:
         self._file.write(b"[\n")
         self._write([event for process in TITLES for event in self._titles(process)])
 
-    def spent(self, device: str, kind: Kind, start: float, end: float) -> None:
-        if kind is not Kind.IDLE:
+    def spent(self, device: str, kind: DeviceUse, start: float, end: float) -> None:
+        if kind is not DeviceUse.IDLE:
             self._waiting.append(self._stretch(DEVICES, self._lanes[device], kind, start, end, cname=COLOURS[kind]))
 
     def amended(self, device: str, change: Change) -> None:
@@ -56,13 +65,13 @@ class Trace:
         lane = self._lanes[device]
         self._waiting.append(self._stretch(LATE, lane, change.kind, change.start, change.end, args=args))
 
-    def closed(self, report: Report, label: str) -> None:
+    def closed(self, report: LedgerReport, label: str) -> None:
         """A period is written in one go: one system call a step, however many stretches it has."""
         seconds = {f"{kind} (s)": round(value, 3) for kind, value in report.totals.items()}
         name = label or f"until {report.until - self._started:.1f} s"
         step = self._stretch(STEPS, 0, name, report.start, report.until, args=seconds)
         waiting, self._waiting = self._waiting, []
-        self._write([*waiting, step, self._count("idle share", report.start, {"idle": report.shares[Kind.IDLE]})])
+        self._write([*waiting, step, self._count("idle share", report.start, {"idle": report.shares[DeviceUse.IDLE]})])
 
     def counter(self, name: str, at: float, values: float | Mapping[str, float]) -> None:
         """The value of a counter from `at` on, as of running calls; several values of one counter are stacked."""
@@ -101,3 +110,128 @@ class Trace:
 
 def _line(event: Event) -> bytes:
     return json.dumps(event, separators=(",", ":")).encode() + b",\n"
+
+
+COLUMN_OF = {kind: index for index, kind in enumerate(DeviceUse)}
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """`grid` is seconds, float64 of shape [devices, columns, kinds]; times are seconds since the run's start."""
+
+    devices: tuple[str, ...]
+    start: float
+    until: float
+    grid: NDArray[np.float64]
+    steps: tuple[tuple[str, float], ...]
+    """each step's label and its end, of those that end in the window"""
+
+    @property
+    def column_s(self) -> float:
+        """Seconds of a column."""
+        columns: int = self.grid.shape[1]
+        return (self.until - self.start) / columns
+
+    @property
+    def shares(self) -> NDArray[np.float64]:
+        """Of each column, 0 to 1, same shape as the grid."""
+        return self.grid / max(self.column_s, 1e-12)
+
+    @property
+    def idle(self) -> NDArray[np.float64]:
+        """The idle share of each device, shape [devices]."""
+        whole = max(self.until - self.start, 1e-12)
+        return np.asarray(self.grid[:, :, COLUMN_OF[DeviceUse.IDLE]].sum(axis=1) / whole)
+
+
+def read_events(path: Path, *, skipping: tuple[bytes, ...] = ()) -> Iterator[dict[str, Any]]:
+    """The events of a trace, finished or not, but those that begin so; a last line that a kill cut off is left out.
+
+    Raises ValueError, with the line's number, on a line that is not an event of ours.
+    """
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            text = line.strip().removesuffix(b",")
+            if not line.endswith(b"\n") or text in (b"[", b"]", b"") or text.startswith(skipping):
+                continue
+            try:
+                event = json.loads(text)
+            except ValueError as error:
+                raise ValueError(f"{path}:{number} is not an event of a trace that this package wrote") from error
+            yield event
+
+
+def read_timeline(path: Path, *, columns: int = 1200, last_s: float | None = None) -> Timeline:
+    """The trace, or its last `last_s` seconds, in so many columns.
+
+    Raises ValueError when no step had ended: there is nothing counted to show.
+    """
+    if columns < 1 or (last_s is not None and last_s <= 0):
+        raise ValueError(
+            f"columns={columns!r}, last_s={last_s!r}: give at least one column, and a time above 0 or None"
+        )
+    devices, steps = _frame(path)
+    if not steps or steps[-1][1] <= 0:
+        raise ValueError(f"{path}: the run ended before its first step did, so no time is counted in it")
+    until = steps[-1][1]
+    start = 0.0 if last_s is None else max(0.0, until - last_s)
+    cells, width = Cells(len(devices), columns), (until - start) / columns
+    for event in read_events(path):
+        if event["ph"] == "X" and event["pid"] in (DEVICES, LATE):
+            low = (event["ts"] / 1e6 - start) / width
+            high = low + event["dur"] / 1e6 / width
+            was = DeviceUse(event["args"]["was"]) if event["pid"] == LATE else DeviceUse.IDLE
+            cells.add(event["tid"], DeviceUse(event["name"]), low, high, 1.0)
+            cells.add(event["tid"], was, low, high, -1.0)
+    grid = cells.filled()
+    grid[:, :, COLUMN_OF[DeviceUse.IDLE]] += 1.0
+    shown = tuple((label, end) for label, end in steps if end > start)
+    return Timeline(devices, start, until, grid.clip(0.0, 1.0) * width, shown)
+
+
+class Cells:
+    """How much of each cell of [lanes, columns, kinds] is covered; the ends of stretches are kept in batches.
+
+    An end at position p of a lane covers its own column from p on and all columns after it; a stretch is what
+    its start covers less what its end covers.
+    """
+
+    BATCH = 1 << 16
+
+    def __init__(self, lanes: int, columns: int) -> None:
+        self.columns = columns
+        self._own = np.zeros((lanes, columns + 1, len(COLUMN_OF)))
+        self._after = np.zeros((lanes, columns + 2, len(COLUMN_OF)))
+        self._ends: list[tuple[int, int, float, float]] = []
+
+    def add(self, lane: int, kind: DeviceUse, low: float, high: float, weight: float) -> None:
+        """A stretch, in columns."""
+        low, high = (min(max(at, 0.0), self.columns) for at in (low, high))
+        if low < high:
+            self._ends += [(lane, COLUMN_OF[kind], low, weight), (lane, COLUMN_OF[kind], high, -weight)]
+        if len(self._ends) > self.BATCH:
+            self._flush()
+
+    def filled(self) -> NDArray[np.float64]:
+        self._flush()
+        return np.asarray((self._own + self._after.cumsum(axis=1)[:, :-1])[:, :-1])
+
+    def _flush(self) -> None:
+        if not self._ends:
+            return
+        lane, kind, at, weight = np.array(self._ends).T
+        where, column = (lane.astype(int), kind.astype(int)), at.astype(int)
+        np.add.at(self._own, (where[0], column, where[1]), weight * (column + 1 - at))
+        np.add.at(self._after, (where[0], column + 1, where[1]), weight)
+        self._ends = []
+
+
+def _frame(path: Path) -> tuple[tuple[str, ...], list[tuple[str, float]]]:
+    devices: dict[int, str] = {}
+    steps = []
+    for event in read_events(path, skipping=STRETCHES):
+        if event["pid"] == DEVICES and event["name"] == "thread_name":
+            devices[event["tid"]] = event["args"]["name"]
+        elif event["pid"] == STEPS and event["ph"] == "X":
+            steps.append((event["name"], (event["ts"] + event["dur"]) / 1e6))
+    return tuple(devices[lane] for lane in sorted(devices)), steps

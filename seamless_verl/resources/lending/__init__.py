@@ -7,18 +7,17 @@ the trainer and the simulator run the very same object.
 from __future__ import annotations
 
 from seamless_verl.errors import ConfigError
-from seamless_verl.resources.lending.boundary import StepBoundary
+from seamless_verl.resources.lending.fixed import Never, StepBoundary
 from seamless_verl.resources.lending.marginal import Marginal
-from seamless_verl.resources.lending.never import Never
-from seamless_verl.resources.lending.policy import LendingPolicy
-from seamless_verl.resources.lending.view import (
+from seamless_verl.resources.lending.policy import (
     Assignment,
     Costs,
     Decision,
     Demand,
     DeviceView,
+    LendingPolicy,
+    LendingReason,
     LendingView,
-    Reason,
     Tag,
     Use,
 )
@@ -31,10 +30,10 @@ __all__ = (
     "Demand",
     "DeviceView",
     "LendingPolicy",
+    "LendingReason",
     "LendingView",
     "Marginal",
     "Never",
-    "Reason",
     "StepBoundary",
     "Tag",
     "Use",

@@ -1,4 +1,6 @@
-"""Lending by marginal gain: a device generates as long as that is worth more than taking it and giving it back.
+"""What a policy learns from views: an engine's rate by its running calls, and how fast groups finish.
+
+Lending by marginal gain: a device generates as long as that is worth more than taking it and giving it back.
 
 Both sides are counted in device-seconds. Lending a device for t seconds saves (t - switch to rollout) times
 its efficiency, the rate at the calls it would run as a share of its full rate: that much generation need not
@@ -15,12 +17,92 @@ are at least `dwell` round trips, unless a mini-batch is due or nobody else woul
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 from seamless_verl.errors import ConfigError
-from seamless_verl.resources.lending.policy import Deciding, others_generate
-from seamless_verl.resources.lending.rates import GroupPace, RateCurve
-from seamless_verl.resources.lending.view import Assignment, DeviceView, LendingView, Reason, Tag, Use
+from seamless_verl.resources.lending.policy import (
+    Assignment,
+    Deciding,
+    DeviceView,
+    LendingReason,
+    LendingView,
+    Tag,
+    Use,
+    others_generate,
+)
+
+WEIGHT = 0.1  # of a new measurement in a moving average
+
+
+def averaged(old: float | None, new: float, weight: float = WEIGHT) -> float:
+    """The exponentially weighted moving average after one more measurement."""
+    return new if old is None else old + weight * (new - old)
+
+
+class RateCurve:
+    """Tokens/s at c running calls: moving averages in buckets of powers of two, straight lines between them.
+
+    Below the smallest bucket measured the rate is taken as proportional, above the largest as constant;
+    with nothing measured, as proportional throughout.
+    """
+
+    def __init__(self) -> None:
+        self._points: dict[int, tuple[float, float]] = {}  # bucket -> mean calls, mean rate
+
+    def observe(self, calls: int, rate: float) -> None:
+        """One measurement; an engine that stands still says nothing."""
+        if calls > 0 and rate > 0:
+            bucket = calls.bit_length()
+            at, mean = self._points.get(bucket, (None, None))
+            self._points[bucket] = (averaged(at, calls), averaged(mean, rate))
+
+    def at(self, calls: float) -> float:
+        """The rate to expect, tokens/s."""
+        points = [(0.0, 0.0), *(self._points[bucket] for bucket in sorted(self._points))]
+        if len(points) == 1:
+            return float(calls)
+        for (c0, r0), (c1, r1) in pairwise(points):
+            if calls <= c1:
+                return r0 + (r1 - r0) * (calls - c0) / (c1 - c0)
+        return points[-1][1]
+
+    def efficiency(self, calls: float, seats: int) -> float:
+        """The rate at `calls` as a share of that with every seat taken, 0 to 1."""
+        full = max(self.at(seats), self.at(calls))
+        return self.at(calls) / full if full > 0 else 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {str(bucket): list(point) for bucket, point in self._points.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._points = {int(bucket): (float(at), float(rate)) for bucket, (at, rate) in state.items()}
+
+
+class GroupPace:
+    """Seconds of generation between two finished groups; time in which no engine ran does not count."""
+
+    def __init__(self) -> None:
+        self.seconds: float | None = None
+        self._seen: int | None = None
+        self._now = 0.0
+        self._elapsed = 0.0
+        self._generating = False
+
+    def observe(self, now: float, finished: int, generating: bool) -> None:
+        if self._generating:
+            self._elapsed += now - self._now
+        if self._seen is not None and finished > self._seen and self._elapsed > 0:
+            self.seconds = averaged(self.seconds, self._elapsed / (finished - self._seen))
+            self._elapsed = 0.0
+        self._now, self._seen, self._generating = now, finished, generating
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        vars(self).update({name: state[name] for name in vars(self)})
+
 
 Chosen = dict[str, Assignment]
 
@@ -44,7 +126,7 @@ class Marginal(Deciding):
     def _choose(self, view: LendingView, lendable: tuple[DeviceView, ...]) -> Chosen:
         self._learn(view)
         if self._due(view) and not self._collects(view, lendable):
-            return {d.device_id: Assignment(Use.TRAIN, Reason.DUE) for d in lendable}
+            return {d.device_id: Assignment(Use.TRAIN, LendingReason.DUE) for d in lendable}
         chosen = {d.device_id: self._stay(view, d) for d in lendable if d.use is Use.ROLLOUT}
         kept = any(said.use is Use.ROLLOUT for said in chosen.values())
         return chosen | self._lend(view, [d for d in lendable if d.use is Use.TRAIN], kept=kept)
@@ -73,36 +155,38 @@ class Marginal(Deciding):
     def _stay(self, view: LendingView, device: DeviceView) -> Assignment:
         if device.running or view.demand.waiting or view.demand.room:
             due = view.due_in_s is not None and view.due_in_s <= view.costs.switch_to_train_s
-            return Assignment(Use.ROLLOUT, Reason.AMORTIZE if due else Reason.GAIN)
+            return Assignment(Use.ROLLOUT, LendingReason.AMORTIZE if due else LendingReason.GAIN)
         if self._recent(view, device):
-            return Assignment(Use.ROLLOUT, Reason.RECENT)
-        return Assignment(Use.TRAIN, Reason.EMPTY)
+            return Assignment(Use.ROLLOUT, LendingReason.RECENT)
+        return Assignment(Use.TRAIN, LendingReason.EMPTY)
 
     def _lend(self, view: LendingView, here: list[DeviceView], *, kept: bool) -> Chosen:
         """The most valuable number of those with the trainer: gains add up, the delay of training is paid once."""
         ranked = sorted(here, key=lambda d: (-d.running, d.device_id))
         refused = {d.device_id: self._refusal(view, d) for d in ranked}
         needed = view.due_in_s is None and not kept and not others_generate(view)
-        open_to = [d for d in ranked if needed or refused[d.device_id] is not Reason.RECENT]
+        open_to = [d for d in ranked if needed or refused[d.device_id] is not LendingReason.RECENT]
         efficiencies = self._efficiencies(view, open_to)
         lent = sum(1 for e in efficiencies if e > 0)
         gain = self._usable_s(view) * sum(efficiencies) if lent else 0.0
         waits = sum(1 for d in view.devices if Tag.TRAIN in d.tags)
         price = 0.0 if kept else view.costs.switch_to_train_s * waits
-        reason = Reason.GAIN if gain > (1 + self.hysteresis) * price else Reason.NEEDED if needed else None
+        reason = (
+            LendingReason.GAIN if gain > (1 + self.hysteresis) * price else LendingReason.NEEDED if needed else None
+        )
         chosen = {d.device_id: Assignment(Use.TRAIN, refused[d.device_id]) for d in ranked}
         if reason is not None:
             chosen |= {d.device_id: Assignment(Use.ROLLOUT, reason) for d in open_to[:lent]}
         if view.demand.held:
-            chosen |= {d.device_id: Assignment(Use.ROLLOUT, Reason.NEEDED) for d in ranked if d.urgent}
+            chosen |= {d.device_id: Assignment(Use.ROLLOUT, LendingReason.NEEDED) for d in ranked if d.urgent}
         return chosen
 
-    def _refusal(self, view: LendingView, device: DeviceView) -> Reason:
+    def _refusal(self, view: LendingView, device: DeviceView) -> LendingReason:
         """Why a device would not be lent, unless it is."""
         if self._recent(view, device):
-            return Reason.RECENT
+            return LendingReason.RECENT
         work = device.running or view.demand.waiting or view.demand.room
-        return Reason.COST if work else Reason.EMPTY
+        return LendingReason.COST if work else LendingReason.EMPTY
 
     def _efficiencies(self, view: LendingView, ranked: list[DeviceView]) -> list[float]:
         """What each would produce with the calls it holds and an even share of those that wait, best first."""
@@ -132,7 +216,7 @@ class Marginal(Deciding):
 
     def _note(self, view: LendingView, device: DeviceView, said: Assignment) -> None:
         super()._note(view, device, said)
-        if said.use is not device.use and said.reason is not Reason.DUE:
+        if said.use is not device.use and said.reason is not LendingReason.DUE:
             self._changed[device.device_id] = view.now
 
     def state_dict(self) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conformance_differences import listed
-from conformance_stage import GATEWAY, VLLM, Server, Stage, staged
+from support.conformance_differences import listed
+from support.conformance_server import GATEWAY, VLLM, Server, Stage, staged
 
 POINTS = pytest.StashKey[set[str]]()
 

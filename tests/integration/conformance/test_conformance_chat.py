@@ -12,8 +12,8 @@ from typing import Any, Literal
 import openai
 import pydantic
 import pytest
-from conformance_stage import MODEL, Server
-from conformance_words import HI, HI_TOKENS, LONG, NO_BLANKS, PARAMETERS, TALE, conforms, says, thinks_then_says
+from support.conformance_server import MODEL, Server
+from support.conformance_words import HI, HI_TOKENS, LONG, NO_BLANKS, PARAMETERS, TALE, conforms, says, thinks_then_says
 
 pytestmark = pytest.mark.integration
 

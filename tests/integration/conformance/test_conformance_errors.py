@@ -13,8 +13,8 @@ import anthropic
 import httpx
 import openai
 import pytest
-from conformance_stage import GATEWAY, MAX_BODY, MODEL, Server, Stage
-from conformance_words import HI, LONG, TALE, TOOL
+from support.conformance_server import GATEWAY, MAX_BODY, MODEL, Server, Stage
+from support.conformance_words import HI, LONG, TALE, TOOL
 
 pytestmark = pytest.mark.integration
 PATHS: dict[str, dict[str, Any]] = {

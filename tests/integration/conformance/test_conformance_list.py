@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conformance_differences import LISTED, Listed
+from support.conformance_differences import LISTED, Listed
 
 pytestmark = pytest.mark.integration
 

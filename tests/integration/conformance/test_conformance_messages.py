@@ -9,8 +9,8 @@ from typing import Any
 
 import anthropic
 import pytest
-from conformance_stage import MODEL, Server
-from conformance_words import ARGUMENTS, HI, HI_TOKENS, TALE, ending, thinks_then_says
+from support.conformance_server import MODEL, Server
+from support.conformance_words import ARGUMENTS, HI, HI_TOKENS, TALE, ending, thinks_then_says
 
 pytestmark = pytest.mark.integration
 

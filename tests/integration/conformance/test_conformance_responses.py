@@ -9,8 +9,8 @@ from typing import Any
 
 import openai
 import pytest
-from conformance_stage import LONGEST, MODEL, Server
-from conformance_words import ARGUMENTS, HI_TOKENS, LONG, says
+from support.conformance_server import LONGEST, MODEL, Server
+from support.conformance_words import ARGUMENTS, HI_TOKENS, LONG, says
 
 pytestmark = pytest.mark.integration
 

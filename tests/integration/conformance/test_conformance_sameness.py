@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
-from conformance_stage import GATEWAY, MODEL, VLLM, Stage
-from conformance_words import CALL, ENDS, HI, LONG, NO_BLANKS, PARAMETERS, TALE, TOOL, says, thinks_then_says
+from support.conformance_server import GATEWAY, MODEL, VLLM, Stage
+from support.conformance_words import CALL, ENDS, HI, LONG, NO_BLANKS, PARAMETERS, TALE, TOOL, says, thinks_then_says
 
 pytestmark = pytest.mark.integration
 CHAT, PLAIN, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"

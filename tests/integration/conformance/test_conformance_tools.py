@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from conformance_stage import MODEL, Server
-from conformance_words import ARGUMENTS, CALL, CALLED, ENDS, HI, OTHER_TOOL, TOOL, ending, says
+from support.conformance_server import MODEL, Server
+from support.conformance_words import ARGUMENTS, CALL, CALLED, ENDS, HI, OTHER_TOOL, TOOL, ending, says
 
 pytestmark = pytest.mark.integration
 MESSAGES_TOOL = {"name": "measure", "description": "measures", "input_schema": ARGUMENTS}

@@ -1,0 +1,189 @@
+"""What a prompt's sessions leave, put into TransferQueue when the last of them has ended.
+
+verl puts each session by itself. Nothing reads one before its group has ended.
+
+verl's agent loops, of which each hands a group of sessions over as one, and says when: so nobody has to ask.
+
+They are stopped before the plane they call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import hydra
+import ray
+from omegaconf import DictConfig, ListConfig
+from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap, _agent_loop_registry
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
+from verl.utils.rollout_trace import rollout_trace_attr
+
+from seamless_verl.agent_loops.loops import SessionAgentLoop
+from seamless_verl.agent_loops.queue_writer import QueueWriter
+from seamless_verl.agent_loops.rows import Row, SessionOutputs, rows_of, share_reward
+from seamless_verl.data_plane.client import NAME, answered
+from seamless_verl.errors import ConfigError
+from seamless_verl.platform.rebinding import plain_class
+from seamless_verl.runtime.process import freeze_imports, show_log
+
+
+@dataclass
+class SessionGroup:
+    """The sessions of one prompt. They begin in one turn of the event loop, so that none has ended by then but one that
+    waited for nothing; what such a one leaves goes by itself."""
+
+    puts: QueueWriter
+    errors: list[str] = field(default_factory=list)
+    running: int = 0
+    failed: bool = False
+    rows: list[Row] = field(default_factory=list)
+    sessions: list[SessionOutputs] = field(default_factory=list)
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        self.running += 1
+        try:
+            yield
+        except BaseException:
+            self.failed = True
+            raise
+        finally:
+            self.running -= 1
+
+    async def hand_over(self, partition: str) -> None:
+        """What there is, each row once; nothing of a group that has failed, which nobody trains on.
+
+        The sessions' planes are told which of it was.
+        """
+        rows, self.rows, sessions, self.sessions = self.rows, [], self.sessions, []
+        kept = False
+        try:
+            if not self.failed:
+                await self.puts.put(rows, partition)
+                kept = True
+        finally:
+            await asyncio.gather(*(session.handed(kept) for session in sessions))
+
+
+logger = logging.getLogger(__name__)
+LONGEST = 4000  # characters of an error that are passed on; all of it is in the log
+LOOPS = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
+STOP_S = 30.0  # for agents to end that are told to
+GROUP: ContextVar[SessionGroup] = ContextVar("group")
+"""Of the prompt that this task, or one it started, belongs to."""
+
+
+class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[misc]
+    """verl's worker; rings when a prompt's group is finished or has failed, and says which sessions are kept."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        show_log()
+        super().__init__(*args, **kwargs)
+        self.plane = ray.get_actor(NAME)
+        self.loops: dict[str, Callable[..., Any]] = {}
+        self.puts = QueueWriter()
+        SessionAgentLoop.confirmed = True
+        freeze_imports()
+
+    async def _run_prompt(self, *args: Any, **kwargs: Any) -> None:
+        GROUP.set(group := SessionGroup(self.puts))
+        await super()._run_prompt(*args, **kwargs)
+        await answered(self.plane.ring.remote(group.errors[-1][-LONGEST:] if group.errors else None))
+
+    async def stop(self) -> None:
+        """End the groups that still run; then none of their calls is open, unless an agent does not end."""
+        running = set(self.background_tasks)
+        for task in running:
+            task.cancel()
+        left = (await asyncio.wait(running, timeout=STOP_S))[1] if running else running
+        if left:
+            logger.warning("%s of %s groups did not end within %s s", len(left), len(running), STOP_S)
+        if self.puts.putting is not None:  # what was under way goes to its end
+            await asyncio.wait({self.puts.putting}, timeout=STOP_S)
+
+    async def _run_agent_loop(self, sampling_params: dict[str, Any], trajectory: dict[str, Any], **kwargs: Any) -> None:
+        try:
+            await self._run_session(sampling_params, trajectory, **kwargs)
+        except Exception as error:
+            GROUP.get().errors.append(f"{type(error).__name__}: {error}")
+            raise
+
+    async def _run_session(
+        self, sampling: dict[str, Any], trajectory: dict[str, Any], /, *, agent_name: str, trace: bool, **kwargs: Any
+    ) -> None:
+        """One session of a group; the last to end hands over what all have left."""
+        group, place = GROUP.get(), {key: trajectory[key] for key in ("sample_index", "step", "rollout_n", "validate")}
+        try:
+            with group.session(), rollout_trace_attr(**place, name="agent_loop", trace=trace):
+                output = await self._agent_loop(agent_name).run(sampling, **kwargs)
+                await self._agent_loop_postprocess(output, trajectory["validate"], **kwargs)
+        finally:
+            if not group.running:
+                await group.hand_over("val" if trajectory["validate"] else "train")
+
+    def _agent_loop(self, name: str) -> Any:
+        """A new loop of that name."""
+        if name not in self.loops:
+            if name not in _agent_loop_registry:
+                problem = f"no agent loop has that name, only {sorted(_agent_loop_registry)}"
+                raise ConfigError("agent_name", name, problem, f"Name it in the file of {LOOPS}, or in the data")
+            self.loops[name] = maker(_agent_loop_registry[name])
+        return self.loops[name](
+            trainer_config=DictConfigWrap(self.config),
+            server_manager=self.llm_client,
+            tokenizer=self.tokenizer,
+            processor=self.processor,
+            hf_model_type=self.hf_model_type,
+            dataset_cls=self.dataset_cls,
+            data_config=DictConfigWrap(self.config.data),
+            tools=ToolListWrap(self.tools),
+        )
+
+    async def _agent_loop_postprocess(self, output: Any, validate: bool, **kwargs: Any) -> None:
+        """Score a session, which goes on to the trainer with the others of its group."""
+        outputs = output if isinstance(output, list) else [output]
+        if outputs:
+            last = outputs[-1]
+            await self._compute_score(outputs, kwargs=kwargs)
+            await self._compute_teacher_logprobs(last, last.prompt_ids, last.response_ids, validate, kwargs)
+            share_reward(outputs)
+            GROUP.get().rows += rows_of(outputs, self, kwargs)
+        else:
+            logger.warning("session %s of prompt %s left nothing to train on", kwargs["session_id"], kwargs["uid"])
+        if isinstance(output, SessionOutputs):
+            GROUP.get().sessions.append(output)
+
+
+def maker(config: Any) -> Callable[..., Any]:
+    """What makes a loop of that configuration; hydra reads it once, and looks once whether its target may be called,
+    unless its parts are to be made anew for each."""
+    if any(isinstance(value, Mapping | list | ListConfig | DictConfig) for value in config.values()):
+        return partial(hydra.utils.instantiate, config)
+    made = hydra.utils.instantiate(config, _partial_=True)
+    return partial(made.func, *made.args, **made.keywords) if isinstance(made.func, type) else made
+
+
+class SeamlessAgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
+    """verl's manager, of our workers."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.agent_loop_workers_class = ray.remote(SeamlessAgentLoopWorker)
+
+    def stop(self) -> None:
+        """No group runs any more, and so nobody calls the plane; a worker that cannot be told so is killed."""
+        told = {worker.stop.remote(): worker for worker in self.agent_loop_workers}
+        ray.wait(list(told), num_returns=len(told), timeout=2 * STOP_S)
+        for stopped, worker in told.items():
+            try:
+                ray.get(stopped, timeout=0)
+            except ray.exceptions.RayError as error:  # it is dead, or an agent that never waits has its event loop
+                logger.warning("%s did not stop, and is killed: %s: %s", worker, type(error).__name__, error)
+                ray.kill(worker)

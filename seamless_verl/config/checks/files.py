@@ -1,0 +1,280 @@
+"""Folders that a run is going to write to.
+
+The data files: that they are there, have verl's columns, and fill at least one batch.
+
+Only footers are read. Sources: verl/utils/dataset/rl_dataset.py,
+verl/experimental/reward_loop/reward_manager, verl/trainer/ppo/v1/trainer_base.py `_init_dataloader`.
+
+The user's own reward function: that verl will find its file and its name.
+
+Sources: verl/trainer/ppo/reward.py `get_custom_reward_fn`, verl/utils/import_utils.py `load_module`,
+verl/experimental/reward_loop/reward_loop.py `migrate_legacy_reward_impl`.
+
+Where a run begins and where it ends.
+
+Sources: verl/trainer/ppo/v1/trainer_base.py `_load_checkpoint`, `_init_dataloader` and `fit`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from seamless_verl.config.checks.batches import TRAIN
+from seamless_verl.config.checks.roles import brings_code, joins_cluster
+from seamless_verl.config.checks.settings import AbsentError, Problem, Settings, check
+from seamless_verl.config.checks.sources import check_dotted, check_name
+from seamless_verl.config.schema import nearest
+from seamless_verl.errors import ConfigError
+from seamless_verl.runtime.locks import is_locked
+
+
+def nearest_there(path: Path) -> Path:
+    """The folder itself, or the first above it that is there."""
+    return next(folder for folder in (path, *path.parents) if folder.exists())
+
+
+def why_not_in(folder: Path) -> str | None:
+    """Why nothing can be made in a folder that is there. Asked by making something: to root, who is refused too,
+    permissions say yes."""
+    try:
+        with TemporaryDirectory(dir=folder):
+            return None
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+FILE_KEYS = ("data.train_files", "data.val_files")
+SUFFIXES = (".parquet", ".json", ".jsonl")
+
+
+@dataclass(frozen=True)
+class Footer:
+    """What a parquet file says about itself: top-level columns, which of them are lists, fields of structs, rows."""
+
+    columns: frozenset[str]
+    lists: frozenset[str]
+    fields: dict[str, frozenset[str]]
+    rows: int
+
+
+@check
+def check_data(settings: Settings) -> list[Problem]:
+    """Every file of both sets; a data set class of the user's own reads what it likes.
+
+    What is made anew before the run (`unmade`) may be otherwise now, and is refused by the run.
+    """
+    if settings.get("data.custom_cls.path") is not None:
+        return []
+    problems, rows = [], 0
+    for key in FILE_KEYS:
+        for path in _paths(settings, key):
+            try:
+                footer = _open(key, path)
+            except ConfigError as error:
+                problems.append(Problem.of(error))
+                footer = None
+            if footer is None:
+                rows = -1
+                continue
+            problems += _columns(settings, key, path, footer)
+            rows += footer.rows if key == FILE_KEYS[0] and rows >= 0 else 0
+    found = problems or _enough(settings, rows)
+    return [replace(one, warning=True) for one in found] if settings.unmade else found
+
+
+def required_columns(settings: Settings) -> list[str]:
+    """The prompt, and what verl's own reward managers read to score an answer."""
+    prompt = settings.text("data.prompt_key", "prompt")
+    own_manager = settings.get("reward.reward_manager.source", "register") != "register"
+    return [prompt] if own_manager else [prompt, "data_source", "reward_model"]
+
+
+def _paths(settings: Settings, key: str) -> list[str]:
+    value = settings.get(key)
+    paths = value if isinstance(value, list) else [value]
+    if not paths or not all(isinstance(path, str) and path != "???" for path in paths):
+        raise ConfigError(key, value, "must name at least one data file", f"Set {key}=<file>.parquet")
+    return paths
+
+
+def _open(key: str, path: str) -> Footer | None:
+    """None for what has no footer to read: a remote file, or JSON."""
+    if "://" in path:
+        return None
+    local = os.path.expanduser(path)
+    if not os.path.isfile(local):
+        raise AbsentError(key, path, "does not exist", f"Set {key} to a file that verl's data scripts made")
+    if not path.endswith(SUFFIXES):
+        raise ConfigError(key, path, "is of a kind verl does not read", f"Set {key} to a .parquet file")
+    return _footer(key, local) if path.endswith(".parquet") else None
+
+
+def _footer(key: str, path: str) -> Footer:
+    from pyarrow import ArrowInvalid, parquet, types
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            schema, rows = file.schema_arrow, file.metadata.num_rows
+    except (ArrowInvalid, OSError) as error:
+        reason = f"cannot be read as parquet: {error}"
+        raise ConfigError(key, path, reason, f"Set {key} to a parquet file") from error
+    structs = [field for field in schema if types.is_struct(field.type)]
+    fields = {s.name: frozenset(s.type.field(i).name for i in range(s.type.num_fields)) for s in structs}
+    lists = frozenset(field.name for field in schema if types.is_list(field.type) or types.is_large_list(field.type))
+    return Footer(frozenset(schema.names), lists, fields, rows)
+
+
+def _columns(settings: Settings, key: str, path: str, footer: Footer) -> list[Problem]:
+    needed = required_columns(settings)
+    missing = [name for name in needed if name not in footer.columns]
+    if missing:
+        reason = f"lacks the column {' and '.join(missing)} (it has {', '.join(sorted(footer.columns))})"
+        return [Problem(key, path, reason, _column_way_out(settings, missing))]
+    if (prompt := settings.text("data.prompt_key", "prompt")) not in footer.lists:
+        reason = f"its column {prompt} has no lists of messages"
+        return [Problem(key, path, reason, 'Write each prompt as [{"role": "user", "content": ...}]')]
+    if "ground_truth" not in footer.fields.get("reward_model", {"ground_truth"}):
+        way_out = "Write the expected answer into reward_model.ground_truth"
+        return [Problem(key, path, "its column reward_model lacks the field ground_truth", way_out)]
+    return []
+
+
+def _column_way_out(settings: Settings, missing: list[str]) -> str:
+    write = f"rite the file with columns {', '.join(required_columns(settings))}"
+    prompt = settings.text("data.prompt_key", "prompt")
+    if prompt not in missing:
+        return f"W{write}"
+    return f"Set data.prompt_key to the column of the messages (now {prompt}), or w{write}"
+
+
+def _enough(settings: Settings, rows: int) -> list[Problem]:
+    """`rows` of the train set; negative when not known."""
+    limit = settings.integer("data.train_max_samples", -1, least=-1)
+    used = min(rows, limit) if limit > 0 else rows
+    train = settings.integer(TRAIN)
+    if rows < 0 or used >= train:
+        return []
+    reason = f"is more than the {used} prompts of data.train_files"
+    return [Problem(TRAIN, train, reason, f"Set {TRAIN}={max(used, 1)} or less, or give more data")]
+
+
+FUNCTION = "reward.custom_reward_function"
+LEGACY = "custom_reward_function"  # verl copies it over the other when it says anything
+PACKAGE, FILE = "pkg://", "file://"
+
+
+@check
+def check_reward_function(settings: Settings) -> list[Problem]:
+    """A file, or a module as `pkg://package.module`, that defines the function."""
+    node = LEGACY if any(settings.get(LEGACY, {}).values()) else FUNCTION
+    if not settings.get(f"{node}.path"):
+        return []
+    path, name = settings.text(f"{node}.path"), settings.text(f"{node}.name")
+    if path.startswith(PACKAGE):
+        _in_package(settings, node, path, name)
+    else:
+        _in_file(settings, node, path, name)
+    return []
+
+
+def _in_package(settings: Settings, node: str, path: str, name: str) -> None:
+    module = path.removeprefix(PACKAGE).replace("/", ".")
+    if not brings_code(settings):
+        way_out = f"Install it, put its folder on PYTHONPATH, or name a file: {node}.path=<file>.py"
+        check_dotted(f"{node}.path", path, f"{module}.{name}", way_out)
+
+
+def _in_file(settings: Settings, node: str, path: str, name: str) -> None:
+    key, file = f"{node}.path", path.removeprefix(FILE)
+    if brings_code(settings) and not os.path.isabs(file):
+        return
+    if not os.path.isfile(file):
+        there = os.path.isfile(os.path.expanduser(file))
+        way_out = f"Set {key}={os.path.expanduser(file)}" if there else f"Set {key} to a .py file that defines {name}"
+        reason = "the ~ is not expanded" if there else f"there is no such file (looked for from {os.getcwd()})"
+        raise ConfigError(key, path, reason, way_out)
+    if not file.endswith(".py"):
+        raise ConfigError(key, path, "is not a .py file", f"Set {key} to a .py file that defines {name}")
+    check_name(f"{node}.name", name, path, file, name)
+
+
+MODE, PATH = "trainer.resume_mode", "trainer.resume_from_path"
+STEPS, EPOCHS = "trainer.total_training_steps", "trainer.total_epochs"
+MODES = ("auto", "disable", "resume_path")
+FOLDER = "trainer.default_local_dir"
+PREFIX = "global_step_"
+IN_USE = "another run writes there now"
+ELSEWHERE = f"Wait for it or stop it, or set {FOLDER} to another folder"
+
+
+@check
+def check_resume(settings: Settings) -> list[Problem]:
+    """A known mode, and a checkpoint to resume from in the one that names it."""
+    mode, path = settings.get(MODE, "auto"), settings.get(PATH)
+    if mode not in MODES:
+        return [Problem(MODE, mode, "is not a way to resume", nearest(str(mode), list(MODES)))]
+    if mode == "resume_path":
+        _checkpoint(settings.text(PATH))
+    elif path is not None:
+        reason = f"is not read while {MODE}={mode}"
+        return [Problem(PATH, path, reason, f"Set {MODE}=resume_path to resume from it", warning=True)]
+    return []
+
+
+@check
+def check_folder(settings: Settings) -> list[Problem]:
+    """One that can be made and written, and that no other run writes. In a cluster it may be on another machine."""
+    value = settings.get(FOLDER)
+    if not isinstance(value, str) or "://" in value or joins_cluster(settings):
+        return []
+    path = Path(value).absolute()
+    there = nearest_there(path)
+    if (why := why_not_in(there)) is not None:
+        return [Problem(FOLDER, value, f"cannot be made in {there}: {why}", f"Set {FOLDER} to a folder of yours")]
+    return [Problem(FOLDER, value, IN_USE, ELSEWHERE)] if _in_use(path) else []
+
+
+@check
+def check_steps(settings: Settings) -> list[Problem]:
+    """At least one step of training."""
+    settings.integer(EPOCHS, 1)
+    steps = settings.get(STEPS)
+    if steps is None or (isinstance(steps, int) and not isinstance(steps, bool) and steps > 0):
+        return []
+    way_out = f"Set {STEPS}=1 or more, or {STEPS}=null to train for {EPOCHS}"
+    return [Problem(STEPS, steps, "must be a whole number of at least 1, or null", way_out)]
+
+
+def _in_use(folder: Path) -> bool:
+    """Where it cannot be told, the run will say so."""
+    try:
+        return is_locked(folder)
+    except OSError:
+        return False
+
+
+def _checkpoint(path: str) -> None:
+    """ConfigError when it is no checkpoint; verl takes the step from behind the last `global_step_`."""
+    folder = path.rstrip("/")
+    _, found, step = folder.rpartition(PREFIX)
+    if not found or not step.isdigit():
+        way_out = f"Set {PATH} to a checkpoint's own folder, .../{PREFIX}<step>"
+        raise ConfigError(PATH, path, f"does not end in {PREFIX}<step>", _instead(folder) or way_out)
+    if not os.path.isdir(folder):
+        raise ConfigError(PATH, path, "there is no such folder", _instead(os.path.dirname(folder)) or _way_out())
+    if not os.path.isdir(os.path.join(folder, "actor")):
+        raise ConfigError(PATH, path, "is no checkpoint: it has no folder actor", _way_out())
+
+
+def _instead(folder: str) -> str | None:
+    """The newest checkpoint in a folder, when it has one."""
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    steps = [int(name.removeprefix(PREFIX)) for name in names if name.removeprefix(PREFIX).isdigit()]
+    return f"The newest there is {PATH}={os.path.join(folder, f'{PREFIX}{max(steps)}')}" if steps else None
+
+
+def _way_out() -> str:
+    return f"Set {PATH} to a folder that a run saved, or {MODE}=auto to go on from trainer.default_local_dir"

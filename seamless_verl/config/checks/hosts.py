@@ -1,0 +1,219 @@
+"""What the hosts support and which versions were verified, as data; a contract test holds it to the hosts.
+
+Installed versions against the verified ones: older is refused, newer is a warning.
+
+What is chosen by its name from a table of verl's, which it reads a minute after the start.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.util import find_spec
+
+from packaging.version import Version
+
+from seamless_verl.config.checks.roles import MEGATRON, ROLLOUT_KEY, joins_cluster, uses_megatron
+from seamless_verl.config.checks.settings import Problem, Settings, check
+from seamless_verl.config.schema import nearest
+
+# mbridge 0.15.1, `AutoBridge.list_supported_models()`.
+MBRIDGE_MODEL_TYPES = (
+    "deepseek_v3",
+    "gemma3",
+    "glm4_moe",
+    "glm4v",
+    "glm4v_moe",
+    "internvl_chat",
+    "llama",
+    "mimo",
+    "mixtral",
+    "qwen2",
+    "qwen2_5_vl",
+    "qwen2_moe",
+    "qwen3",
+    "qwen3_moe",
+)
+
+# vllm 0.29.0, `CPUAttentionBackend.get_supported_head_sizes()` in v1/attention/backends/cpu_attn.py.
+VLLM_CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+
+# transformers 5.10.4: types that derive a missing `head_dim` from the hidden size, with no other default.
+DERIVED_HEAD_DIM = ("llama", "mixtral", "qwen2", "qwen2_moe")
+
+# verl 0.9.1, `ADV_ESTIMATOR_REGISTRY` and `POLICY_LOSS_REGISTRY` in trainer/ppo/core_algos.py.
+ADVANTAGES = (
+    "gae",
+    "gdpo",
+    "gpg",
+    "grpo",
+    "grpo_passk",
+    "grpo_vectorized",
+    "opo",
+    "optimal_token_baseline",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "remax",
+    "rloo",
+    "rloo_vectorized",
+    "tir_optimal_token_baseline",
+)
+POLICY_LOSSES = (
+    "bypass_mode",
+    "cispo",
+    "clip_cov",
+    "dppo_kl",
+    "dppo_tv",
+    "dro",
+    "geo_mean",
+    "gpg",
+    "gspo",
+    "kl_cov",
+    "sapo",
+    "vanilla",
+)
+
+# verl 0.9.1, `Tracking` in utils/tracking.py: what it imports for each.
+LOGGERS: dict[str, str | None] = {
+    "wandb": "wandb",
+    "mlflow": "mlflow",
+    "swanlab": "swanlab",
+    "vemlp_wandb": "volcengine_ml_platform",
+    "tensorboard": "tensorboard",
+    "console": None,
+    "clearml": "clearml",
+    "trackio": "trackio",
+    "file": None,
+    "rl_insight": "rl_insight",
+    "tracking": "wandb",
+}
+
+
+@dataclass(frozen=True)
+class Verified:
+    """Distributions under one import name, and the verified range; `newest` None: verified from git, open."""
+
+    distributions: tuple[str, ...]
+    oldest: str
+    newest: str | None
+
+
+VERIFIED_CPU = {
+    "verl": Verified(("verl",), "0.9.1", "0.9.1"),
+    "ray": Verified(("ray",), "2.60.0", "2.60.0"),
+    "transfer_queue": Verified(("TransferQueue",), "0.1.11", "0.1.11"),
+    "transformers": Verified(("transformers",), "5.10.4", "5.10.4"),
+    "vllm": Verified(("vllm-cpu", "vllm"), "0.27.1", "0.31.0"),
+    "megatron": Verified(("megatron-core",), "0.16.1", "0.16.1"),
+    "mbridge": Verified(("mbridge",), "0.15.1", "0.15.1"),
+}
+
+VERIFIED_CUDA = VERIFIED_CPU | {
+    "transformers": Verified(("transformers",), "5.9.0", "5.10.4"),
+    "vllm": Verified(("vllm",), "0.24.0", "0.24.0"),
+    "megatron": Verified(("megatron-core",), "0.16.1", None),
+}
+
+
+@check
+def check_versions(settings: Settings) -> list[Problem]:
+    """Every library the run would use."""
+    table = VERIFIED_CUDA if settings.host.accelerator else VERIFIED_CPU
+    found = {name: installed(table[name]) for name in _used(settings)}
+    judged = (judge(found[name], table[name]) for name in found)
+    return [problem for problem in judged if problem is not None]
+
+
+def judge(found: str | None, verified: Verified) -> Problem | None:
+    """The problem with one version; None when it was verified. A local part (`+cpu`) does not count."""
+    name = verified.distributions[0]
+    install = f"Install {name}=={verified.newest or verified.oldest}"
+    if found is None:
+        return Problem(name, None, "is not installed", install)
+    release = Version(Version(found).public)
+    if release < Version(verified.oldest):
+        return Problem(name, found, f"is older than the verified {verified.oldest}", install)
+    if verified.newest is not None and release > Version(verified.newest):
+        reason = f"is newer than the verified {verified.newest} and may behave otherwise"
+        return Problem(name, found, reason, install, warning=True)
+    return None
+
+
+@cache
+def installed(verified: Verified) -> str | None:
+    """The installed version under any of the distribution's names."""
+    for name in verified.distributions:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+def _used(settings: Settings) -> list[str]:
+    names = ["verl", "ray", "transfer_queue", "transformers"]
+    if settings.get(f"{ROLLOUT_KEY}.name") == "vllm":
+        names.append("vllm")
+    if uses_megatron(settings):
+        names.append("megatron")
+        if settings.flag(f"{MEGATRON}.vanilla_mbridge"):
+            names.append("mbridge")
+    return names
+
+
+TABLES: Mapping[str, tuple[str, ...]] = {
+    "algorithm.adv_estimator": ADVANTAGES,
+    "algorithm.kl_ctrl.type": ("adaptive", "fixed"),
+    "actor_rollout_ref.actor.policy_loss.loss_mode": POLICY_LOSSES,
+}
+OWN_CODE = "VERL_USE_EXTERNAL_MODULES"  # verl imports these first, and they may add to its tables
+OWN_CODE_KEYS = (  # and what these name, in the processes that read the tables
+    "actor_rollout_ref.model.external_lib",
+    "actor_rollout_ref.rollout.agent.agent_loop_manager_class",
+    "actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module",
+    "trainer.v1.sampler.custom_sampler.path",
+)
+PLUGINS = "verl.plugins"
+LOGGER = "trainer.logger"
+
+
+@check
+def check_names(settings: Settings) -> list[Problem]:
+    """Each is in its table; where code of the user's own may add to it, one that is not may be right."""
+    own = _has_own_code(settings)
+    given = ((key, settings.get(key), names) for key, names in TABLES.items())
+    return [
+        Problem(key, value, "is none of verl's own", f"{nearest(str(value), list(names))}. {OWN_CODE} can add", own)
+        for key, value, names in given
+        if value is not None and value not in names
+    ]
+
+
+def _has_own_code(settings: Settings) -> bool:
+    plugins = (one.value for one in entry_points(group=PLUGINS))
+    foreign = any(not value.startswith("seamless_verl") for value in plugins)
+    return foreign or bool(os.environ.get(OWN_CODE)) or any(settings.get(key) for key in OWN_CODE_KEYS)
+
+
+@check
+def check_loggers(settings: Settings) -> list[Problem]:
+    """Known ones, whose packages are installed. In a cluster another machine may have them."""
+    asked = settings.get(LOGGER, [])
+    named = [str(name) for name in (asked if isinstance(asked, list) else [asked])]
+    known = [name for name in named if name in LOGGERS]
+    away = [] if joins_cluster(settings) else [name for name in known if not _installed(LOGGERS[name])]
+    return [
+        *(Problem(LOGGER, n, "is none of verl's loggers", nearest(n, list(LOGGERS))) for n in named if n not in known),
+        *(Problem(LOGGER, n, f"needs the module {LOGGERS[n]}, which is not installed", _without(n)) for n in away),
+    ]
+
+
+def _installed(module: str | None) -> bool:
+    return module is None or find_spec(module) is not None
+
+
+def _without(name: str) -> str:
+    return f"Install it, or take {name} out of {LOGGER}"

@@ -1,0 +1,230 @@
+"""verl's vLLM server actor with a door to its engine, and the replica class that starts it.
+
+verl's own callers go on through Ray (`generate`, `abort_all_requests`, ...); gateways come through the
+door. Both share one engine and one pause, so that a pause from either side is a pause for both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Sequence
+from contextlib import ExitStack, nullcontext
+from functools import partial
+from typing import Any
+
+import ray
+from verl.single_controller.ray import RayClassWithInitArgs
+from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
+from vllm.platforms import current_platform
+from vllm.reasoning import ReasoningParserManager
+
+from seamless_verl.config.engine_kwargs import given
+from seamless_verl.replica import scheduler
+from seamless_verl.replica.engine_source import AsyncLLMSource
+from seamless_verl.replica.worker_extension import extension, pickled
+from seamless_verl.resources.ledger import Activity, DeviceUse, NodeActivity
+from seamless_verl.rollout.engine import PauseMode
+from seamless_verl.runtime.process import freeze_imports, show_log
+from seamless_verl.runtime.stacks import stacks
+from seamless_verl.transport import EngineServer, serve_engine
+from seamless_verl.weights.transfer import SeamlessReplicaWorker, node_id
+
+logger = logging.getLogger(__name__)
+END_S = 10.0  # for an engine's processes to end by themselves
+GOING_FIRST = "going_first"  # of a platform where others delay who waits for a load: a context in which they do not
+
+
+class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
+    """verl's server; the actor of node 0 has the engine, and the door."""
+
+    source: AsyncLLMSource | None = None
+    door: EngineServer | None = None
+    activity: Activity
+    refitting: asyncio.Lock
+    busy = False
+    loaded: int | None = None  # the version of the weights, if it was loaded whole and its memory not away since
+    stood_still_s = 0.0
+    ending = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        show_log()
+        super().__init__(*args, **kwargs)
+
+    async def open_door(self, token: str, devices: Sequence[str], keep_kv: bool = False) -> tuple[str, int]:
+        """Serve the engine over TCP to whoever has the token; returns host and port. Again changes nothing.
+
+        `devices` are the replica's, under whose names its generating is noted.
+        """
+        if self.door is None:
+            self.refitting = asyncio.Lock()
+            self.activity = Activity(f"replica-{self.replica_rank}", devices)
+            self.source = AsyncLLMSource(
+                self.engine, version=self.global_steps or 0, keep_kv=keep_kv, on_busy=self.note_busy
+            )
+            name = f"replica-{self.replica_rank}"
+            self.door = await serve_engine(self.source, self._server_address, 0, token=token, replica_id=name)
+            self.engine.output_handler.add_done_callback(self.engine_died)
+            freeze_imports()
+        return self._server_address, self.door.port
+
+    def note_busy(self, busy: bool) -> None:
+        """Whether the engine has a running request, from its source."""
+        if busy is not self.busy:
+            self.busy = busy
+            (self.activity.begin if busy else self.activity.end)(DeviceUse.ROLLOUT)
+
+    def engine_died(self, replies: asyncio.Task[None]) -> None:
+        """No more replies come from the engine: its process died, unless it was told to end. This one ends with it, so
+        that whoever waits for something the engine was to do hears at once what vLLM would let some never hear."""
+        if self.ending or replies.cancelled():
+            return
+        logger.critical("replica-%s: its engine's process died, and this server ends with it", self.replica_rank)
+        try:
+            self.engine.shutdown(timeout=0)  # what is left of it has no parent soon
+        finally:
+            os._exit(1)
+
+    async def take_activity(self) -> NodeActivity:
+        """What its devices generated since the last time."""
+        return NodeActivity(self.activity.take(), node_id())
+
+    async def where(self) -> str:
+        """Every thread and task of this process, for a person."""
+        return stacks(asyncio.get_running_loop())
+
+    async def standing(self) -> tuple[int, str | None]:
+        """The version of its weights, and the mode of its pause, None while it generates."""
+        assert self.source is not None
+        return self.source.version, None if self.source.paused is None else self.source.paused.value
+
+    async def pause(self, mode: str) -> None:
+        assert self.source is not None
+        await self.source.pause(PauseMode(mode))
+
+    async def refit(self, version: int, weights: Any) -> None:
+        """Load these weights, standing still only for that. It goes on then; again it only goes on.
+
+        Raises:
+            Exception: whatever kept the engine from loading.
+        """
+        async with self.refitting:
+            if self.loaded == version:
+                await self.resume()
+            else:
+                self.loaded = None  # what fails half-way has loaded nothing
+                await self.collective_rpc("map_staged", args=(pickled(weights),))
+                await self._load(version)
+
+    async def _load(self, version: int) -> None:
+        with ExitStack() as standing:
+            with ExitStack() as noted:
+                began = await self._stop_and_load(version, standing, noted)
+                await self.clear_kv_cache()
+                await self.set_global_steps(version)
+            self.stood_still_s = await self._go_on() - began
+
+    async def _go_on(self) -> float:
+        """When the engine, which takes both in this order, is told to. Asked behind the resume, it would answer after
+        the step that it goes on with."""
+        told, _ = await all_of(self.engine.collective_rpc("clock"), self.resume())
+        return float(told[0])
+
+    async def _stop_and_load(self, version: int, standing: ExitStack, noted: ExitStack) -> float:
+        """The engine has the load right behind the pause, and takes both in this order; when it began to load.
+
+        Not where engines in parallel agree on the step they all stop after: there the load waits for that.
+        """
+
+        async def stop() -> None:
+            await self.pause(PauseMode.KEEP)
+            standing.enter_context(getattr(type(current_platform), GOING_FIRST, nullcontext)())
+            noted.enter_context(self.activity.doing(DeviceUse.SYNC))  # the step that the pause waited for is behind it
+
+        bucket_bytes = self.config.checkpoint_engine.update_weights_bucket_megabytes << 20
+        load = partial(
+            self.engine.collective_rpc, "load_staged", args=(version, bucket_bytes)
+        )  # verl's returns nothing
+        if self.config.data_parallel_size > 1:
+            await stop()
+            began = await load()
+        else:
+            _, began = await all_of(stop(), load())
+        return float(began[0])  # of the first worker, as in `_go_on`: two times of one clock
+
+    async def stood_still(self) -> float:
+        """Seconds that it did not generate for the last load, from its beginning until the engine heard to go on."""
+        return self.stood_still_s
+
+    async def resume(self) -> None:
+        assert self.source is not None
+        await self.source.resume()
+
+    async def abort_all_requests(self, reset_prefix_cache: bool = True, reject_request: bool = False) -> dict[str, Any]:
+        if self.source is not None:
+            self.source.paused = PauseMode.ABORT
+            self.note_busy(False)
+        return dict(await super().abort_all_requests(reset_prefix_cache, reject_request))
+
+    async def resume_engine_generation(self) -> None:
+        await super().resume_engine_generation()
+        if self.source is not None:
+            self.source.paused = None
+            self.note_busy(bool(self.source.in_flight))
+
+    async def clear_kv_cache(self) -> None:
+        """After a load: what frozen calls hold is the commit's to judge, the other caches go as verl has it."""
+        if self.source is None:
+            await super().clear_kv_cache()
+        elif self.node_rank == 0 and self.engine.model_config.is_multimodal_model:
+            await self.engine.reset_mm_cache()
+            await self.engine.reset_encoder_cache()
+
+    async def end(self) -> None:
+        """Stop the engine in order: processes that are killed leave behind what they share by memory."""
+        self.ending = True
+        self.engine.shutdown(timeout=END_S)
+
+    async def set_global_steps(self, global_steps: int) -> None:
+        if self.source is not None:
+            await self.source.commit(global_steps)
+        await super().set_global_steps(global_steps)
+        self.loaded = global_steps
+
+    def _preprocess_engine_kwargs(self, engine_kwargs: dict[str, Any]) -> None:
+        """A scheduler of the user's stays; calls that are cut within a grammar fail then."""
+        super()._preprocess_engine_kwargs(engine_kwargs)
+        if given(engine_kwargs, "scheduler_cls") is None:
+            engine_kwargs["scheduler_cls"] = scheduler.NAME
+        if plugin := given(engine_kwargs, "reasoning_parser_plugin"):
+            ReasoningParserManager.import_reasoning_parser(plugin)
+
+    def _get_worker_extension_cls(self) -> str:
+        return extension()
+
+
+async def all_of(*parts: Awaitable[Any]) -> list[Any]:
+    """Their results, when all have ended; raises the first error there was."""
+    outcomes = await asyncio.gather(*parts, return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return outcomes
+
+
+class SeamlessReplica(vLLMReplica):  # type: ignore[misc]
+    """verl's replica, of our servers."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.server_class = ray.remote(SeamlessServer)
+
+    def get_ray_class_with_init_args(self) -> RayClassWithInitArgs:
+        """The worker beside an engine on a device of its own."""
+        return RayClassWithInitArgs(
+            cls=ray.remote(SeamlessReplicaWorker),
+            rollout_config=self.config,
+            model_config=self.model_config,
+            replica_rank=self.replica_rank,
+        )

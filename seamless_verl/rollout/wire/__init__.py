@@ -1,6 +1,0 @@
-"""Engines over TCP: one connection carries all calls between a gateway and a replica."""
-
-from seamless_verl.rollout.wire.client import RemoteEngine
-from seamless_verl.rollout.wire.server import EngineServer, serve_engine
-
-__all__ = ["EngineServer", "RemoteEngine", "serve_engine"]

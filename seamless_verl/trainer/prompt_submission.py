@@ -1,0 +1,91 @@
+"""What is submitted for generation, and when; and when what has been generated makes a mini-batch.
+
+Owned state: how many mini-batches training has taken, of this step and of all. With the prompts outstanding,
+which the buffer counts, and the staleness bound they say how many more there is room for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+from omegaconf import DictConfig
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+from seamless_verl.config.schema import SeamlessConfig
+from seamless_verl.data_plane.client import DataPlaneClient
+from seamless_verl.resources.lending import Demand
+from seamless_verl.resources.staleness import StalenessBound
+from seamless_verl.trainer.lending import DeviceLending, TrainingProgress
+from seamless_verl.trainer.replay_buffer import SeamlessReplayBuffer
+
+UNRUNG_S = 10.0  # nothing depends on it: a look costs a millisecond
+
+
+class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
+    """verl's trainer with our buffer, fed before each update as far as the staleness bound has room."""
+
+    seamless: SeamlessConfig
+    link: DataPlaneClient
+    devices: DeviceLending
+
+    def __init__(self, config: DictConfig) -> None:
+        self.taken = self.trained = 0  # mini-batches, of this step and of all
+        self.heard = 0  # groups that had ended when we last looked
+        self.seconds_between_looks = UNRUNG_S  # the task runner knows of loops that do not ring
+        super().__init__(config)
+
+    def _build_replay_buffer(self) -> SeamlessReplayBuffer:
+        updates = self.parameter_sync_step
+        batch = self.config.data.train_batch_size // updates
+        self.bound = StalenessBound(self.seamless.max_staleness, batch, updates)
+        return SeamlessReplayBuffer(
+            bound=self.bound,
+            update=lambda: self.local_trigger_step,
+            wait=self._wait_for_groups,
+            trainer_mode=self.trainer_mode,
+            trainer_config=self.config.trainer.v1.get(self.trainer_mode, {}),
+            sampler_kwargs=self.config.trainer.v1.sampler.sampler_kwargs,
+            refill_fn=self.refill,
+            filter_groups_metric=self._resolve_filter_groups_metric(),
+        )
+
+    def _wait_for_groups(self) -> None:
+        """Return when a group has ended since the last time, or after a while in which none has."""
+        self.devices.offer(None)  # a device that changed hands a moment ago was not lent before
+        self.heard = ray.get(self.link.actor.rung.remote(self.heard, self.seconds_between_looks))
+
+    def prepare_step(self) -> dict[str, Any]:
+        """Submit one batch, or what the bound has room for."""
+        if self.room() < self.config.data.train_batch_size:
+            self.refill()
+            return {}
+        return dict(super().prepare_step())
+
+    def room(self) -> int:
+        """Prompts that may be submitted now."""
+        return self.bound.room(self.replay_buffer.outstanding(), self.seamless.batches_ahead, self.taken)
+
+    def refill(self, at_most: int | None = None) -> None:
+        """Submit what there is room for, so that engines do not run low until the step ends."""
+        room = self.room() if at_most is None else min(self.room(), at_most)
+        if room:
+            self._add_prompts_to_generate(room)
+
+    def feed_update(self) -> None:
+        """Before an update: the first one's prompts were submitted with the step."""
+        if self.taken and not self.config.skip.rollout_tq.enable:  # where what was generated once is read again
+            self.refill()
+
+    def took_mini_batch(self) -> None:
+        self.taken, self.trained = self.taken + 1, self.trained + 1
+
+    def ended_step(self) -> None:
+        self.taken = 0
+
+    def progress(self) -> TrainingProgress:
+        """Where training is, and what it waits for, as far as the last look at the queue told."""
+        needed = self.bound.batch
+        left = needed * (self.parameter_sync_step - self.taken)
+        demand = Demand(ready=self.replay_buffer.finished(), needed=needed, left_in_step=left)
+        return TrainingProgress(demand, self.trained, self.taken)

@@ -1,0 +1,102 @@
+"""verl's sender of weights to an engine on its host, with an end to its patience.
+
+It waits for a receipt of each bucket. An engine that was killed meanwhile gives none: the load, and the trainer that
+waits for it, would wait for ever, in a call that blocks the whole process. Here it fails, and the trainer goes on
+without that replica.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+import zmq
+from verl.checkpoint_engine import CheckpointEngineManager
+from verl.checkpoint_engine.base import CheckpointEngineWorker
+from verl.single_controller.base.decorator import Dispatch, register
+from verl.single_controller.ray import RayClassWithInitArgs, RayWorkerGroup
+from verl.workers.rollout.utils import ensure_async_iterator
+from verl.workers.rollout.vllm_rollout import vllm_rollout
+from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
+
+from seamless_verl.errors import HostMovedError
+from seamless_verl.platform.rebinding import WRITTEN_FOR
+from seamless_verl.weights.staging import StagedWeights, StagingMemory, one_of_each_host
+
+NAME = BucketedWeightSender.__name__
+
+
+class BoundedSender(BucketedWeightSender):  # type: ignore[misc]
+    """A bucket that is not taken within `patience_s` seconds, in which any engine loads one, is taken by nobody."""
+
+    patience_s = 300.0
+
+    async def async_send_weights(self, weights: Any) -> None:
+        """Raises TimeoutError when the engine does not take a bucket."""
+        try:
+            await super().async_send_weights(weights)
+        except zmq.Again as late:
+            raise TimeoutError(f"the engine has taken no weights for {self.patience_s:g} s") from late
+
+    def _init_socket(self) -> None:
+        super()._init_socket()
+        for option in (zmq.SNDTIMEO, zmq.RCVTIMEO):
+            self.socket.setsockopt(option, int(1000 * self.patience_s))
+        self.socket.setsockopt(zmq.LINGER, 0)
+
+
+def bound_transfers() -> None:
+    """Have every load of this process send so.
+
+    Raises:
+        HostMovedError: verl's rollout has another sender.
+    """
+    if NAME not in vars(vllm_rollout):
+        raise HostMovedError("bounded-transfers", f"{vllm_rollout.__name__}:{NAME}", WRITTEN_FOR, "no such name")
+    setattr(vllm_rollout, NAME, BoundedSender)
+
+
+class SeamlessReplicaWorker(CheckpointEngineWorker):  # type: ignore[misc]
+    """Beside an engine on a device of its own: receives weights while the engine generates."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.staged = StagingMemory(node_id())
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
+    async def stage_weights(self, version: int) -> StagedWeights:
+        self.staged.begin()
+        async for name, weight in ensure_async_iterator(self.checkpoint_engine.receive_weights(global_steps=version)):
+            self.staged.add(name, weight)
+        return self.staged.end(version)
+
+
+_worker = ray.remote(SeamlessReplicaWorker)
+
+
+class Transfer(CheckpointEngineManager):  # type: ignore[misc]
+    """verl's transfer to standalone replicas, into the memory of their hosts and no further."""
+
+    def stage(self, version: int) -> tuple[list[StagedWeights], dict[str, Any]]:
+        """Send what the trainer has staged; what the replicas' hosts have then, and the senders' metrics."""
+        rollout = group_of([worker for replica in self.replicas for worker in replica.workers])
+        self.build_process_group(rollout)
+        sent = self.actor_wg.send_staged(version)
+        results = ray.get([*sent, *rollout.stage_weights(version)])
+        finalize = [
+            group.execute_checkpoint_engine(["finalize"] * group.world_size) for group in (self.actor_wg, rollout)
+        ]
+        ray.get([reply for replies in finalize for reply in replies])
+        metrics = {name: value for result in results[: len(sent)] for name, value in (result or {}).items()}
+        return one_of_each_host(results[len(sent) :]), metrics
+
+
+def group_of(workers: Sequence[Any]) -> RayWorkerGroup:
+    """These actors as a group, to be called together."""
+    return RayWorkerGroup(worker_handles=list(workers), ray_cls_with_init=RayClassWithInitArgs(cls=_worker))
+
+
+def node_id() -> str:
+    """Ray's name for this host."""
+    return str(ray.get_runtime_context().get_node_id())

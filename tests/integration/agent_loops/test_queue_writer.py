@@ -1,0 +1,288 @@
+"""A group's sessions reach TransferQueue as one batch, whose rows are those that verl's own worker would put."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import transfer_queue
+from verl.experimental.agent_loop import agent_loop as verls
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
+
+from seamless_verl.agent_loops.queue_writer import QueueWriter
+from seamless_verl.agent_loops.rows import Row, SessionOutputs
+from seamless_verl.agent_loops.worker import SeamlessAgentLoopWorker, maker
+from seamless_verl.platform.rebinding import plain_class
+
+pytestmark = pytest.mark.integration
+KEPT = {
+    "sampling": "a column of the data",
+    "global_steps": 7,
+    "raw_prompt": [{"role": "user", "content": "hm"}],
+    "data_source": "a",
+}
+SCRIPT: dict[int, Any] = {}
+"""What the sessions of a test leave, by their number."""
+
+
+class Scripted:
+    """An agent loop that leaves what the test says."""
+
+    def __init__(self, tag: str = "", **kwargs: Any) -> None:
+        self.tag, self.kwargs = tag, kwargs
+
+    async def run(self, sampling_params: dict[str, Any], *, session_id: int, **kwargs: Any) -> Any:
+        if self.tag != "waits for nothing":
+            await asyncio.sleep(0)
+        left = SCRIPT[session_id]
+        if isinstance(left, BaseException):
+            raise left
+        return left
+
+
+class Put:
+    """What was put, in order; `tags` those of single keys."""
+
+    def __init__(self) -> None:
+        self.batches: list[dict[str, Any]] = []
+        self.tags: list[tuple[str, str]] = []
+
+    async def batch(self, **kwargs: Any) -> None:
+        await asyncio.sleep(0)
+        self.batches.append(kwargs)
+
+    async def one(self, *, key: str, partition_id: str, tag: dict[str, Any]) -> None:
+        self.tags.append((key, tag["status"]))
+
+    def rows(self) -> dict[str, tuple[dict[str, Any], Any]]:
+        return {
+            key: (batch["tags"][i], {name: batch["fields"][name][i] for name in batch["fields"].keys(True)})
+            for batch in self.batches
+            for i, key in enumerate(batch["keys"])
+        }
+
+
+class Plane:
+    """Says which sessions it was told of, and how many batches had been put by then, or that it was left out."""
+
+    def __init__(self, put: Put) -> None:
+        self.put, self.told = put, []  # type: ignore[var-annotated]
+        self.ring = SimpleNamespace(remote=self._rung)
+        self.handed = SimpleNamespace(remote=self._handed)
+
+    def _handed(self, session_id: str, kept: bool) -> Any:
+        self.told.append((session_id, len(self.put.batches) if kept else "left out"))
+        return done(None)
+
+    def _rung(self, error: str | None) -> Any:
+        self.told.append(("rung", error))
+        return done(None)
+
+
+def done(value: Any) -> Any:
+    import concurrent.futures
+
+    future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    future.set_result(value)
+    return SimpleNamespace(future=lambda: future)
+
+
+@pytest.fixture
+def put(monkeypatch: pytest.MonkeyPatch) -> Put:
+    put = Put()
+    monkeypatch.setattr(transfer_queue, "async_kv_batch_put", put.batch)
+    monkeypatch.setattr(transfer_queue, "async_kv_put", put.one)
+    return put
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, Any]]:
+    target = {"_target_": f"{__name__}.{Scripted.__name__}", "name": "scripted", "tag": "hm"}
+    monkeypatch.setitem(verls._agent_loop_registry, "scripted", target)
+    yield SCRIPT
+    SCRIPT.clear()
+
+
+def worker(kind: Any, put: Put, n: int = 1) -> Any:
+    """One that scores nothing and has a model of text alone."""
+    made = object.__new__(kind)
+    rollout = SimpleNamespace(n=n, val_kwargs=SimpleNamespace(n=n))
+    made.config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout), data=None)
+    made.reward_loop_worker_handles, made.distillation_enabled, made.processor = None, False, None
+    made.llm_client = made.tokenizer = made.hf_model_type = made.dataset_cls = None
+    made.tools, made.loops, made.plane, made.puts = [], {}, Plane(put), QueueWriter()
+    return made
+
+
+def output(response: list[int], reward: float | None = 1.0, **more: Any) -> AgentLoopOutput:
+    extra = {"min_global_steps": 3, "max_global_steps": 4, "reward_extra_info": {"acc": reward}, **more}
+    return AgentLoopOutput(
+        prompt_ids=[5, 6],
+        response_ids=response,
+        response_mask=[1] * len(response),
+        response_logprobs=[-0.5] * len(response),
+        reward_score=reward,
+        num_turns=2,
+        metrics=AgentLoopMetrics(),
+        extra_fields=extra,
+    )
+
+
+def run_prompt(made: Any) -> None:
+    trajectory = {"step": 7, "sample_index": 0, "rollout_n": 0, "validate": False}
+    prompt = {"uid": "u", "agent_name": "scripted", **KEPT}
+    asyncio.run(made._run_prompt(prompt, {}, trajectory=trajectory))
+
+
+@pytest.mark.parametrize(
+    "sessions",
+    [
+        pytest.param([[output([7, 8])], [output([9], 0.0)]], id="a sequence each"),
+        pytest.param([[output([7, 8], None), output([9, 9, 9])], [output([1])]], id="several sequences share a reward"),
+    ],
+)
+def test_the_rows_are_verls(put: Put, scripted: dict[int, Any], sessions: list[list[AgentLoopOutput]]) -> None:
+    theirs = Put()
+    host = worker(plain_class(AgentLoopWorkerTQ), put)
+    for i, outputs in enumerate(sessions):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(transfer_queue, "async_kv_batch_put", theirs.batch)
+            copies = [one.model_copy(deep=True) for one in outputs]
+            asyncio.run(host._agent_loop_postprocess(copies, False, uid="u", session_id=i, **KEPT))
+        scripted[i] = outputs
+    run_prompt(worker(SeamlessAgentLoopWorker, put, len(sessions)))
+    assert len(put.batches) == 1 and put.batches[0]["partition_id"] == theirs.batches[0]["partition_id"] == "train"
+    mine, expected = put.rows(), theirs.rows()
+    assert list(mine) == list(expected)
+    for key, (tag, columns) in expected.items():
+        assert mine[key][0] == tag
+        assert mine[key][1].keys() - columns.keys() == {"weight_version"}
+        for name, value in columns.items():
+            same = torch.equal if isinstance(value, torch.Tensor) else lambda a, b: a == b
+            assert same(mine[key][1][name], value), (key, name)
+
+
+def test_what_has_other_columns_goes_by_itself(put: Put, scripted: dict[int, Any]) -> None:
+    scripted |= {0: output([7]), 1: output([8], None), 2: output([9])}  # the second is scored by the trainer
+    run_prompt(worker(SeamlessAgentLoopWorker, put, 3))
+    assert [batch["keys"] for batch in put.batches] == [["u_0_0", "u_2_0"], ["u_1_0"]]
+
+
+def test_sessions_are_told_of_when_all_are_put_and_the_group_is_finished_after(
+    put: Put, scripted: dict[int, Any]
+) -> None:
+    made = worker(SeamlessAgentLoopWorker, put, 3)
+    scripted |= {i: SessionOutputs([output([i])], made.plane, f"s{i}") for i in range(3)}
+    run_prompt(made)
+    assert made.plane.told == [("s0", 1), ("s1", 1), ("s2", 1), ("rung", None)]
+    assert put.tags == [("u", "running"), ("u", "finished")]
+
+
+def test_sessions_that_wait_for_nothing_are_put_and_told_of_once(put: Put, scripted: dict[int, Any]) -> None:
+    verls._agent_loop_registry["scripted"]["tag"] = "waits for nothing"
+    made = worker(SeamlessAgentLoopWorker, put, 3)
+    scripted |= {i: SessionOutputs([output([i])], made.plane, f"s{i}") for i in range(3)}
+    run_prompt(made)
+    assert sorted(key for batch in put.batches for key in batch["keys"]) == ["u_0_0", "u_1_0", "u_2_0"]
+    assert sorted(told for told, _ in made.plane.told) == ["rung", "s0", "s1", "s2"]
+
+
+@pytest.mark.parametrize("failing", range(3))
+def test_of_a_group_with_a_failed_session_nothing_is_trained(put: Put, scripted: dict[int, Any], failing: int) -> None:
+    made = worker(SeamlessAgentLoopWorker, put, 3)
+    scripted |= {i: SessionOutputs([output([i])], made.plane, f"s{i}") for i in range(3)}
+    scripted[failing] = ValueError("no")
+    run_prompt(made)
+    kept = [i for i in range(3) if i != failing]
+    assert put.batches == []
+    assert made.plane.told == [*((f"s{i}", "left out") for i in kept), ("rung", "ValueError: no")]
+    assert put.tags[-1] == ("u", "failure")
+
+
+def test_a_put_that_fails_fails_the_group(put: Put, scripted: dict[int, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refused(**kwargs: Any) -> None:
+        raise ConnectionError("gone")
+
+    monkeypatch.setattr(transfer_queue, "async_kv_batch_put", refused)
+    made = worker(SeamlessAgentLoopWorker, put, 2)
+    scripted |= {i: SessionOutputs([output([i])], made.plane, f"s{i}") for i in range(2)}
+    run_prompt(made)
+    left_out = [("s0", "left out"), ("s1", "left out")]
+    assert made.plane.told == [*left_out, ("rung", "ConnectionError: gone")] and put.tags[-1] == ("u", "failure")
+
+
+def test_groups_that_end_while_one_is_put_go_together_but_for_those_that_left(put: Put) -> None:
+    async def scenario() -> None:
+        puts, row = QueueWriter(), lambda name: [Row(name, {"prompts": torch.ones(1)}, {})]
+        tasks = [asyncio.create_task(puts.put(row("first"), "train"))]
+        await asyncio.sleep(0)
+        where = {"a": "train", "b": "val", "left": "train", "c": "train"}
+        tasks += [asyncio.create_task(puts.put(row(name), partition)) for name, partition in where.items()]
+        await asyncio.sleep(0)
+        tasks[3].cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(one) for one in ended] == [type(None)] * 3 + [asyncio.CancelledError, type(None)]
+        await puts.put(row("later"), "val")
+        assert puts.putting is None or puts.putting.done()
+
+    asyncio.run(scenario())
+    assert [(batch["partition_id"], batch["keys"]) for batch in put.batches] == [
+        ("train", ["first"]),
+        ("train", ["a", "c"]),
+        ("val", ["b"]),
+        ("val", ["later"]),
+    ]
+
+
+def test_a_group_whose_rows_cannot_be_put_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    put: list[list[str]] = []
+
+    async def choosy(*, keys: list[str], **kwargs: Any) -> None:
+        await asyncio.sleep(0)
+        if "bad" in keys:
+            raise ValueError("no")
+        put.append(keys)
+
+    async def scenario() -> list[Any]:
+        puts = QueueWriter()
+        rows = ([Row(name, {"prompts": torch.ones(1)}, {})] for name in ("first", "a", "bad", "b"))
+        tasks = [asyncio.create_task(puts.put(one, "train")) for one in rows]
+        await asyncio.sleep(0)
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    monkeypatch.setattr(transfer_queue, "async_kv_batch_put", choosy)
+    ended = asyncio.run(scenario())
+    assert put == [["first"], ["a"], ["b"]]
+    assert [type(one) for one in ended] == [type(None), type(None), ValueError, type(None)]
+
+
+def test_of_a_group_that_is_stopped_nothing_is_trained(put: Put, scripted: dict[int, Any]) -> None:
+    made = worker(SeamlessAgentLoopWorker, put, 2)
+    scripted |= {0: SessionOutputs([output([0])], made.plane, "s0"), 1: asyncio.CancelledError()}
+    run_prompt(made)
+    assert put.batches == [] and made.plane.told[0] == ("s0", "left out")
+
+
+def test_what_leaves_nothing_is_said(put: Put, scripted: dict[int, Any], caplog: pytest.LogCaptureFixture) -> None:
+    scripted |= {0: []}
+    run_prompt(worker(SeamlessAgentLoopWorker, put))
+    assert put.batches == [] and "session 0 of prompt u left nothing to train on" in caplog.text
+
+
+def test_an_unknown_agent_loop_is_named(put: Put) -> None:
+    made = worker(SeamlessAgentLoopWorker, put)
+    run_prompt(made)
+    ((_, told),) = made.plane.told
+    assert told.startswith("ConfigError: agent_name='scripted': no agent loop has that name, only [")
+
+
+def test_parts_of_a_loop_are_made_anew_for_each(scripted: dict[int, Any]) -> None:
+    target = f"{__name__}.{Scripted.__name__}"
+    plain, parted = maker({"_target_": target, "tag": "a"}), maker({"_target_": target, "part": {"_target_": target}})
+    assert plain(tools=[]).tag == "a" and plain() is not plain()
+    assert parted().kwargs["part"] is not parted().kwargs["part"]

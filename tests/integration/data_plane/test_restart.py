@@ -1,0 +1,206 @@
+"""Kill -9 of the data plane's processes under load: agents, loops and the trainer only wait, and nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import ray
+from support.plane import VOCABULARY, Plane, plane
+
+from seamless_verl.data_plane.actor import FinishedSession
+from seamless_verl.data_plane.client import plane_of
+from seamless_verl.errors import GroupsFailedError, JournalOrderError
+from seamless_verl.journal import JournalReader, Stage
+from seamless_verl.testing.stub_engine import stub_tokens
+
+pytestmark = pytest.mark.integration
+AGENTS, TURNS, LENGTH = 6, 3, 60
+
+
+@dataclass
+class Queue:
+    """What was put, by TransferQueue's keys; how often tells nothing, since a key is there once."""
+
+    sessions: dict[str, FinishedSession]
+
+
+async def agent(plane: Plane, number: int, queue: Queue) -> str:
+    """A session of an agent on the openai SDK as it comes, with its two retries, and what its loop does around it."""
+    name = f"prompt-{number}_0"
+    actor = plane_of(plane.config, name)
+    opened = await actor.open.remote({"uid": name, "limits": {"lifetime": 300.0}})
+    messages: list[Any] = []
+    async with openai.AsyncOpenAI(base_url=opened["base_url"], api_key="unused") as client:
+        for turn in range(TURNS):
+            messages.append({"role": "user", "content": f"turn {turn} of {number}"})
+            reply = await client.chat.completions.create(
+                model="policy", messages=messages, max_tokens=LENGTH, temperature=1.0
+            )
+            messages.append({"role": "assistant", "content": reply.choices[0].message.content})
+    queue.sessions[name] = await actor.close.remote(opened["session_id"], "finished")
+    await actor.handed.remote(opened["session_id"])
+    return str(opened["session_id"])
+
+
+async def loop(plane: Plane, number: int) -> None:
+    """A call of one of verl's own loops."""
+    name, prompt = f"request-{number}", [number, 2, 3]
+    done = await plane_of(plane.config, name).generate.remote(name, prompt, {"max_tokens": 5 * LENGTH})
+    assert done.ids == stub_tokens(prompt, 5 * LENGTH, VOCABULARY) and len(done.versions) == 5 * LENGTH
+
+
+class Trainer:
+    """Commits, freezes and thaws for as long as it is let."""
+
+    def __init__(self, plane: Plane) -> None:
+        self.plane, self.version, self.over = plane, 1, threading.Event()
+        self.error: BaseException | None = None
+        self.thread = threading.Thread(target=self.run)
+
+    def run(self) -> None:
+        try:
+            while not self.over.is_set():
+                self.version += 1
+                self.plane.commit(self.version)
+                ray.get(self.plane.first.freeze.remote(self.plane.names[:1]))
+                time.sleep(0.05)
+                ray.get(self.plane.first.thaw.remote(self.plane.names[:1]))
+        except BaseException as error:
+            self.error = error
+
+    def __enter__(self) -> Trainer:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.over.set()
+        self.thread.join()
+
+
+def check(plane: Plane, folder: Path, shards: int, ids: list[str], queue: Queue, version: int) -> None:
+    files = [plane.gateway.journal_of(shard, str(folder)) for shard in range(shards)]
+    readers = [JournalReader(file) for file in files]
+    for reader in readers:
+        reader.check_integrity()
+    found = {one.session_id: one for reader in readers for one in reader.sessions()}
+    assert {found[one].stage for one in ids} == {Stage.HANDED}
+    assert all(one.stage is Stage.OPEN for name, one in found.items() if name not in ids)  # opened for nobody
+    used = [sum(one.session_id in ids for one in reader.sessions()) for reader in readers]
+    assert all(used), f"sessions by shard: {used}"
+    for session in queue.sessions.values():
+        assert session.turns == TURNS
+        assert sum(int(one.response_mask.sum()) for one in session.sequences) == TURNS * LENGTH
+        for one in session.sequences:
+            versions = one.weight_version[one.response_mask.astype(bool)]
+            assert versions.min() >= 1 and versions.max() <= version
+    for name in ids:
+        reader = next(reader for reader in readers if reader.stage(name) is not None)
+        record = reader.read(name)
+        assert record is not None
+        for call in record.calls:
+            assert call.turn().generated_ids.tolist() == stub_tokens(call.prompt_ids, LENGTH, VOCABULARY)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_killed_under_load_everybody_only_waits(nano: Path, tmp_path: Path, shards: int) -> None:
+    queue, rng = Queue({}), random.Random()
+    with plane(nano / "model", tmp_path, shards=shards) as running:
+        running.commit(1)
+
+        async def load() -> list[str]:
+            work = [agent(running, number, queue) for number in range(AGENTS)]
+            calls = [loop(running, number) for number in range(AGENTS)]
+            busy = asyncio.gather(*work, *calls)
+            for shard in range(shards):
+                await asyncio.sleep(0.3 + rng.random())
+                assert not busy.done(), "the load was too light to mean anything"
+                await asyncio.to_thread(running.kill, shard)
+            done = await busy
+            return list(done[:AGENTS])
+
+        with Trainer(running) as trainer:
+            ids = asyncio.run(asyncio.wait_for(load(), 180))
+        assert trainer.error is None, trainer.error
+        metrics = ray.get(running.first.settle.remote())
+        assert (metrics["fleet/serving"], metrics["fleet/dead"]) == (2, 0) and metrics["fleet/attached"] == 0
+        assert ray.get([server.running.remote() for server in running.servers]) == [0, 0]
+        check(running, tmp_path, shards, ids, queue, trainer.version)
+        if shards == 1:
+            check_commands_that_come_again(running)
+            check_connections_that_break(running)
+            check_groups_that_fail(running)
+        running.link.stop()
+
+
+def check_commands_that_come_again(plane: Plane) -> None:
+    first, version = plane.first, 1000
+    assert ray.get(first.rung.remote(57, 60.0), timeout=30) == 0  # heard from a bell that is gone
+    ray.get(first.freeze.remote(plane.names))
+    opened = ray.get(first.open.remote({"uid": "u"}))
+    given = ray.get(first.close.remote(opened["session_id"], "finished"))
+    ray.get(first.commit.remote(version))
+    assert ray.get(first.begin_sync.remote(plane.names)) == plane.names
+    plane.kill(0)
+    assert ray.get(first.begin_sync.remote(plane.names)) == plane.names
+    ray.get([server.load.remote(version) for server in plane.servers])
+    for _ in range(2):
+        assert ray.get(first.synced.remote(plane.names, version)) == plane.names
+        assert [ray.get(server.standing.remote()) for server in plane.servers] == [(version, "keep")] * 2  # held
+    for _ in range(2):
+        assert ray.get(first.thaw.remote(plane.names)) == plane.names
+        assert ray.get(first.close.remote(opened["session_id"], "finished")) == given
+    for _ in range(2):
+        ray.get(first.handed.remote(opened["session_id"]))
+    with pytest.raises(JournalOrderError):
+        ray.get(first.close.remote(opened["session_id"], "finished"))
+    idle = dict.fromkeys(plane.names, 0)  # no calls
+    assert ray.get(first.part.remote(plane.names, 1)) == idle == ray.get(first.part.remote(plane.names, 1))
+    plane.kill(0)
+    assert ray.get(first.part.remote(plane.names, 1)) == idle
+    assert ray.get(first.part.remote(plane.names, 2)) == {}
+    ray.get(first.returned.remote(plane.names))
+    plane.commit(version + 1)
+    for again in range(2):  # before and after a death
+        assert ray.get(first.refit.remote(plane.names, version + 1, [])) == plane.names
+        assert [ray.get(server.standing.remote()) for server in plane.servers] == [(version + 1, None)] * 2
+        if not again:
+            plane.kill(0)
+
+
+def check_connections_that_break(plane: Plane) -> None:
+    async def call(number: int) -> None:
+        await loop(plane, number)
+
+    async def broken() -> None:
+        calls = asyncio.gather(*map(call, range(4)))
+        await asyncio.sleep(0.5)
+        await asyncio.gather(*(server.hang_up.remote() for server in plane.servers))
+        await calls
+
+    asyncio.run(asyncio.wait_for(broken(), 60))
+    assert ray.get(plane.first.settle.remote())["fleet/serving"] == 2
+    ray.kill(plane.servers[1])
+    asyncio.run(asyncio.wait_for(loop(plane, 9), 60))
+    metrics = ray.get(plane.first.settle.remote())
+    assert (metrics["fleet/serving"], metrics["fleet/dead"]) == (1, 1)
+    plane.kill(0)
+    metrics = ray.get(plane.first.settle.remote())
+    assert (metrics["fleet/serving"], metrics["fleet/dead"]) == (1, 1)
+
+
+def check_groups_that_fail(plane: Plane) -> None:
+    for failure in ("one", None, "two", "three", "four"):
+        heard = ray.get(plane.first.rung.remote(-1, 1.0))
+        ray.get(plane.first.ring.remote(failure))
+        assert heard >= 0
+    with pytest.raises(GroupsFailedError, match="four") as caught:
+        ray.get(plane.first.rung.remote(-1, 1.0))
+    assert "3 groups" in str(caught.value) and "max_failed_groups=6" in str(caught.value)

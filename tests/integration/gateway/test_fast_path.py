@@ -1,0 +1,143 @@
+"""The straight way to vLLM's handlers gives what FastAPI's routing gives, byte for byte."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.gateway import CALLED, TOOL, House, house, user
+
+from seamless_verl.gateway.fast_path import READ, FastPath
+from seamless_verl.gateway.http import ReplayedBody
+
+pytestmark = pytest.mark.integration
+ROUTED = (b"x-routed", b"yes")  # a request with this header takes the long way
+MADE_UP = (
+    (re.compile(rb"[0-9a-f]{16,32}"), b"<id>"),
+    (re.compile(rb'("created(_at)?"|"completed_at"):\s*[0-9.]+'), rb"\1:<time>"),
+)
+TEXTS = st.text(max_size=20) | st.sampled_from(["hi", "naïve 漢字 🙂", "x" * 5000, ""])
+ODD = st.none() | st.booleans() | st.integers(-3, 3) | st.floats(allow_nan=False) | TEXTS | st.just([]) | st.just({})
+PARTS = st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": TEXTS}), max_size=3)
+ROLES = st.sampled_from(["system", "user", "assistant", "tool", "nobody"])
+MESSAGES = st.lists(st.fixed_dictionaries({"role": ROLES, "content": TEXTS | PARTS | ODD}), max_size=4)
+HI = st.lists(st.builds(user, TEXTS.filter(bool)), min_size=1, max_size=3)
+SAMPLED: dict[str, Any] = {
+    "temperature": st.floats(0, 2),
+    "top_p": st.floats(0.1, 1),
+    "seed": st.integers(0, 5),
+    "stop": st.lists(TEXTS.filter(bool), max_size=2),
+    "stream": st.booleans(),
+    "user": TEXTS,
+    "nothing_known": ODD,
+}
+CHAT = SAMPLED | {
+    "max_tokens": st.integers(1, 9000),
+    "n": st.integers(1, 2),
+    "stream_options": st.just({"include_usage": True}),
+    "tools": st.just([TOOL]),
+    "tool_choice": st.sampled_from(["auto", "none"]),
+    "response_format": st.just({"type": "json_object"}),
+    "chat_template_kwargs": st.just({"colour": "red"}),
+}
+LOGPROBS = st.fixed_dictionaries({"logprobs": st.just(True), "top_logprobs": st.integers(0, 3)})
+PROMPTS = TEXTS.filter(bool) | st.lists(st.integers(0, 255), min_size=1, max_size=5) | st.just(["a", "b"])
+BODIES = {
+    "/chat/completions": st.fixed_dictionaries({"messages": HI}, optional=CHAT),
+    "/completions": st.fixed_dictionaries(
+        {"prompt": PROMPTS},
+        optional=SAMPLED | {"max_tokens": st.integers(1, 50), "logprobs": st.integers(0, 2), "echo": st.booleans()},
+    ),
+    "/responses": st.fixed_dictionaries(
+        {"input": TEXTS.filter(bool) | HI}, optional={"stream": st.booleans(), "max_output_tokens": st.integers(1, 50)}
+    ),
+    "/messages": st.fixed_dictionaries(
+        {"messages": HI, "max_tokens": st.integers(1, 50)},
+        optional={"stream": st.booleans(), "system": TEXTS, "stop_sequences": st.lists(TEXTS.filter(bool), max_size=2)},
+    ),
+    "/messages/count_tokens": st.fixed_dictionaries({"messages": HI}, optional={"system": TEXTS}),
+}
+WRONG = {
+    "messages": MESSAGES | ODD,
+    "prompt": ODD,
+    "input": ODD,
+    **dict.fromkeys(["max_tokens", "temperature", "stop", "n", "tools", "tool_choice", "logprobs", "system"], ODD),
+}
+
+
+@st.composite
+def bodies(draw: st.DrawFn, path: str) -> dict[str, Any]:
+    """A good body, or one with a field or two that may be wrong."""
+    body: dict[str, Any] = draw(BODIES[path])
+    if path == "/chat/completions" and draw(st.booleans()):
+        body |= draw(LOGPROBS)
+    for name in draw(st.lists(st.sampled_from(sorted(WRONG)), max_size=2)) if draw(st.booleans()) else ():
+        body[name] = draw(WRONG[name])
+    return body
+
+
+@pytest.fixture
+def either_way(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Lets the header choose the way; the list says which were gone."""
+    gone: list[str] = []
+    straight, run = FastPath.__call__, FastPath.run
+
+    async def either(self: Any, scope: Any, receive: Any, send: Any) -> None:
+        if ROUTED in scope["headers"]:
+            gone.append("routed")
+            read = scope.pop(READ)
+            await self._whole(read.typed(scope), ReplayedBody(read.data(), receive), send)
+        else:
+            await straight(self, scope, receive, send)
+
+    async def counted(*args: Any) -> None:
+        gone.append("straight")
+        await run(*args)
+
+    monkeypatch.setattr(FastPath, "__call__", either)
+    monkeypatch.setattr(FastPath, "run", counted)
+    return gone
+
+
+def told(reply: httpx.Response) -> tuple[int, list[tuple[str, str]], bytes]:
+    """Status, headers and body, less what is another each time."""
+    body = reply.content
+    for pattern, instead in MADE_UP:
+        body = pattern.sub(instead, body)
+    changing = ("date",) if len(body) == len(reply.content) else ("date", "content-length")
+    return reply.status_code, [(name, value) for name, value in reply.headers.items() if name not in changing], body
+
+
+async def both(here: House, url: str, body: Any) -> None:
+    replies = []
+    for headers in ({}, {"x-routed": "yes"}):
+        reply = await here.http.post(url, json=body, headers={"x-request-id": "mine"} | headers)
+        replies.append(told(reply))
+    assert replies[0] == replies[1], body
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_both_ways_tell_the_same(nano: Path, path: str, either_way: list[str]) -> None:
+    with asyncio.Runner() as runner:
+        stay = house(nano)
+        here = runner.run(stay.__aenter__())
+
+        @settings(max_examples=60, deadline=None, database=None, derandomize=True)
+        @given(body=bodies(path), called=st.booleans())
+        def alike(body: Any, called: bool) -> None:
+            here.say("hello" if not called else CALLED, size=1000)
+            base = here.session["base_url"]
+            runner.run(both(here, base + path, {"model": "nano", **body}))
+
+        try:
+            alike()
+        finally:
+            runner.run(stay.__aexit__(None, None, None))
+    assert either_way.count("straight") > 10, "nearly all were refused: this compares refusals only"
+    assert either_way.count("routed") > either_way.count("straight"), "none was refused"

@@ -1,0 +1,218 @@
+"""What the record promises: nothing is shown before it is kept, and every call that began has its end."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support.gateway import EOS, House, Reply, user, visit
+
+from seamless_verl.trajectory.records import Finish
+
+pytestmark = pytest.mark.integration
+CHAT = {"model": "nano", "messages": [user("hi")]}
+HELLO = [*b"hello", EOS]
+
+
+def chat(here: House, *, stream: bool = False, **options: Any) -> Any:
+    return here.http.post(here.session["base_url"] + "/chat/completions", json={**CHAT, "stream": stream}, **options)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_not_on_record_is_not_shown(nano: Path, stream: bool) -> None:
+    async def case(here: House) -> None:
+        here.record.gate = asyncio.Event()
+        here.source.replies = [Reply(HELLO, size=2)]
+        seen: list[str] = []
+
+        async def read() -> None:
+            url, body = here.session["base_url"] + "/chat/completions", {**CHAT, "stream": stream}
+            async with here.http.stream("POST", url, json=body) as reply:
+                async for line in reply.aiter_lines():
+                    seen.append(line)
+
+        reading = asyncio.create_task(read())
+        await here.source.begun.wait()
+        await asyncio.sleep(0.2)
+        early = list(seen)
+        here.record.gate.set()
+        assert not any("hel" in line or '"he"' in line for line in early)
+        await asyncio.wait_for(reading, 10)
+        assert any("o" in line for line in seen)
+        assert here.record.ids(here.source.calls[0].call_id) == HELLO
+
+    visit(nano, case)
+
+
+def test_the_end_is_on_record_before_the_last_token_is_shown(nano: Path) -> None:
+    async def case(here: House) -> None:
+        order: list[str] = []
+        ended, deliver = here.record.ended, asyncio.Event()
+
+        async def slow(*args: Any) -> None:
+            await deliver.wait()
+            order.append("on record")
+            await ended(*args)
+
+        here.record.ended = slow  # type: ignore[method-assign]
+        asking = asyncio.create_task(chat(here))
+        await here.source.begun.wait()
+        await asyncio.sleep(0.1)
+        early = asking.done()
+        deliver.set()
+        assert not early
+        assert (await asking).status_code == 200 and order == ["on record"]
+
+    visit(nano, case)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_vanishes_cancels_its_call(nano: Path, stream: bool) -> None:
+    async def case(here: House) -> None:
+        here.source.replies = [Reply(HELLO, hold=asyncio.Event())]
+        async with httpx.AsyncClient(timeout=30) as client:
+            url, body = here.session["base_url"] + "/chat/completions", {**CHAT, "stream": stream}
+            asking = asyncio.create_task(client.post(url, json=body))
+            await here.source.begun.wait()
+            await asyncio.sleep(0.1)
+            asking.cancel()
+            await asyncio.wait([asking])
+        await asyncio.wait_for(here.settled(), 10)
+        call = here.source.calls[0]
+        assert here.record.ends() == [(call.call_id, Finish.CANCELLED, {"text": "h"})]
+        assert here.record.ids(call.call_id) == [104]
+        assert here.source.closed == [call.call_id]
+        assert here.gateway.table.running == 0
+
+    visit(nano, case)
+
+
+def test_closing_a_session_ends_its_calls_first(nano: Path) -> None:
+    async def case(here: House) -> None:
+        here.source.replies = [Reply(HELLO, hold=asyncio.Event())]
+        asking = asyncio.create_task(chat(here))
+        await here.source.begun.wait()
+        await asyncio.sleep(0.1)
+        await here.admin("POST", f"sessions/{here.session['session_id']}/close", {})
+        assert (await asking).status_code == 500
+        kinds = [event[0] for event in here.record.events]
+        assert kinds[-2:] == ["ended", "closed"] and here.record.ends()[0][1] is Finish.CANCELLED
+
+    visit(nano, case)
+
+
+def test_a_session_that_ends_while_a_request_is_rendered_starts_no_call(nano: Path) -> None:
+    async def case(here: House) -> None:
+        renderer = here.gateway.client.renderer
+        render = renderer.render_chat_async
+
+        async def closing(*args: Any, **options: Any) -> Any:
+            await here.admin("POST", f"sessions/{here.session['session_id']}/close", {})
+            return await render(*args, **options)
+
+        renderer.render_chat_async = closing
+        assert (await chat(here)).status_code == 410
+        assert [event[0] for event in here.record.events] == ["opened", "closed"]
+
+    visit(nano, case)
+
+
+def test_a_record_that_fails_fails_the_call_and_shows_nothing(nano: Path) -> None:
+    async def case(here: House) -> None:
+        async def broken(*args: Any) -> None:
+            raise OSError("no space left")
+
+        here.record.piece = broken  # type: ignore[method-assign]
+        reply = await chat(here)
+        assert reply.status_code == 500 and "hi" not in reply.json()["error"]["message"].split()
+        assert here.record.ends()[0][1] is Finish.FAILED
+
+    visit(nano, case)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_stopping_cancels_what_outlasts_the_grace(nano: Path, stream: bool) -> None:
+    """Its client is told nothing that it would not ask again after."""
+    kept: list[Any] = []
+
+    async def case(here: House) -> None:
+        kept.append(here.record)
+        here.source.replies = [Reply(HELLO, hold=asyncio.Event())]
+        asking = asyncio.create_task(chat(here, stream=stream))
+        await here.source.begun.wait()
+        await asyncio.sleep(0.1)
+        await here.gateway.stop()
+        await asyncio.wait([asking])
+        if asking.exception() is None:
+            reply = asking.result()
+            assert "[DONE]" not in reply.text if stream else reply.status_code >= 500
+        assert here.record.ends()[0][1] is Finish.CANCELLED
+
+    visit(nano, case, grace=1.0)
+    assert [event[0] for event in kept[0].events].count("ended") == 1
+
+
+def test_the_same_prompt_twice_is_two_samples(nano: Path) -> None:
+    async def case(here: House) -> None:
+        here.say("one", "two")
+        said = [(await chat(here)).json()["choices"][0]["message"]["content"] for _ in range(2)]
+        assert said == ["one", "two"] and len(here.source.calls) == 2
+
+    visit(nano, case)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_retry_joins_the_call_that_runs(nano: Path, stream: bool) -> None:
+    async def case(here: House) -> None:
+        held = asyncio.Event()
+        here.source.replies = [Reply(HELLO, hold=held), Reply([*b"other", EOS])]
+        first = asyncio.create_task(chat(here, stream=stream))
+        await here.source.begun.wait()
+        await asyncio.sleep(0.1)
+        retry = asyncio.create_task(chat(here, stream=stream, headers={"x-stainless-retry-count": "1"}))
+        await asyncio.sleep(0.1)
+        first.cancel()  # the client had given this attempt up
+        await asyncio.sleep(0.1)
+        held.set()
+        text = (await retry).text
+        said = text if not stream else "".join(text.split('"content":"')[i].split('"')[0] for i in range(1, 7))
+        assert "hello" in said
+        assert len(here.source.calls) == 1 and len(here.record.ends()) == 1
+        view = here.gateway.table.get(here.session["session_id"]).view()
+        assert (view["turns"], view["tokens"]) == (1, 6)
+
+    visit(nano, case)
+
+
+def test_a_retry_of_what_was_cancelled_is_a_new_call(nano: Path) -> None:
+    async def case(here: House) -> None:
+        here.source.replies = [Reply(HELLO, hold=asyncio.Event()), Reply([*b"anew", EOS])]
+        first = asyncio.create_task(chat(here))
+        await here.source.begun.wait()
+        first.cancel()
+        await asyncio.wait([first])
+        await asyncio.sleep(0.2)
+        await here.settled()
+        retry = await chat(here, headers={"x-stainless-retry-count": "1"})
+        assert retry.json()["choices"][0]["message"]["content"] == "anew"
+        assert [end[1] for end in here.record.ends()] == [Finish.CANCELLED, Finish.STOP]
+
+    visit(nano, case)
+
+
+def test_an_idempotency_key_gives_the_same_reply_again(nano: Path) -> None:
+    async def case(here: House) -> None:
+        here.say("one", "two")
+        key = {"idempotency-key": "k"}
+        said = [(await chat(here, headers=key)).json()["choices"][0]["message"]["content"] for _ in range(3)]
+        assert said == ["one"] * 3 and len(here.source.calls) == 1
+        other = await here.http.post(
+            here.session["base_url"] + "/chat/completions", json={**CHAT, "seed": 1}, headers=key
+        )
+        assert other.status_code == 422
+        assert (await chat(here)).json()["choices"][0]["message"]["content"] == "two"
+
+    visit(nano, case)

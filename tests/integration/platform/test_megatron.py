@@ -1,0 +1,145 @@
+"""Megatron on the host: verl's own engine under every kind of parallelism, against transformers."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.forkserver import launch, zygote_with
+
+pytestmark = pytest.mark.integration
+PROCESS = Path(__file__).with_name("megatron_process.py")
+LAYOUTS = {"one": (1, 1, 1), "tp2": (2, 2, 1), "pp2": (2, 1, 2), "dp2": (2, 1, 1)}
+
+
+def sequences() -> list[list[int]]:
+    rng = random.Random(3)
+    return [[rng.randrange(256) for _ in range(n)] for n in (5, 17, 40, 3, 90, 33, 64, 12)]
+
+
+@pytest.fixture(scope="module")
+def environ(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Of processes that are forks of one, as a run's workers are: most of a rank's time would be its imports."""
+    settings = {"VERL_PLATFORM": "cpu", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (settings | {"PYTHONPATH": str(PROCESS.parent), "PYTHONWARNINGS": "ignore"}).items():
+            patch.setenv(name, value)
+        with zygote_with(PROCESS.stem, tmp_path_factory.mktemp("zygote"), import_s=120) as environ:
+            yield environ
+
+
+def run(
+    environ: dict[str, str], folder: Path, model: Path, layout: str, updates: int, **more: Any
+) -> list[dict[str, Any]]:
+    world, tp, pp = LAYOUTS[layout]
+    case = {"model": str(model), "out": str(folder), "world": world, "tp": tp, "pp": pp,
+            "updates": updates, "sequences": sequences(), **more}  # fmt: skip
+    (folder / "case.json").write_text(json.dumps(case))
+    command = [str(PROCESS), str(folder / "case.json")]
+    ranks = [launch(environ, *command, str(r), stderr=subprocess.STDOUT) for r in range(world)]
+    outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * world, "\n".join(outputs)[-4000:]
+    return [torch.load(folder / f"rank{r}.pt", weights_only=False) for r in range(world)]
+
+
+def reference_logprobs(model: Path, weights: dict[str, torch.Tensor] | None) -> list[torch.Tensor]:
+    """transformers in fp32 on the weights rounded to bf16; entry t is the logprob of token t + 1."""
+    from transformers import AutoModelForCausalLM
+
+    reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16, attn_implementation="eager").float()
+    if weights is not None:
+        missing = reference.load_state_dict({k: v.float() for k, v in weights.items()}, strict=False).missing_keys
+        assert set(missing) <= {"lm_head.weight"}
+    rows = []
+    with torch.no_grad():
+        for ids in (torch.tensor(s) for s in sequences()):
+            logits = reference(ids[None]).logits[0, :-1].log_softmax(-1)
+            rows.append(logits.gather(1, ids[1:, None])[:, 0])
+    return rows
+
+
+def measured_logprobs(results: list[dict[str, Any]], step: int) -> list[torch.Tensor]:
+    """Gather the ranks' log-probabilities in the order of `sequences()`; data ranks took every dp-th."""
+    owners = [r["logprobs"][step] for r in results if r["logprobs"]]
+    return [owners[i % len(owners)][i // len(owners)][:-1] for i in range(len(sequences()))]
+
+
+@pytest.fixture(scope="module")
+def runs(
+    environ: dict[str, str], nano: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[dict[str, Any]]]:
+    """Four updates in every layout, and a checkpoint after the second (`checkpoint_of`)."""
+    base = tmp_path_factory.getbasetemp()
+    more = {"updates": 4, "save_before_update": 2}
+    return {name: run(environ, made(base / name), nano / "model", name, **more) for name in LAYOUTS}
+
+
+def made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def checkpoint_of(factory: pytest.TempPathFactory, layout: str) -> Path:
+    return factory.getbasetemp() / layout / "checkpoint"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_logprobs_agree_with_transformers_before_and_after_updates(
+    runs: dict[str, list[dict[str, Any]]], nano: Path, layout: str
+) -> None:
+    results = runs[layout]
+    for step, weights in ((0, None), (-1, results[0]["weights"])):
+        expected = torch.cat(reference_logprobs(nano / "model", weights))
+        measured = torch.cat(measured_logprobs(results, step))
+        assert (measured - expected).abs().max() < 2e-2
+        assert torch.corrcoef(torch.stack([measured.exp(), expected.exp()]))[0, 1] > 0.9999
+
+
+def losses(results: list[dict[str, Any]]) -> torch.Tensor:
+    """The loss of each update: the mean over data-parallel ranks."""
+    return torch.tensor([r["losses"] for r in results if r["losses"]]).mean(0)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_learns_alike(runs: dict[str, list[dict[str, Any]]], layout: str) -> None:
+    one, other = losses(runs["one"]), losses(runs[layout])
+    assert other[-1] < other[0] - 0.5
+    assert torch.allclose(one, other, atol=1e-2), (one, other)
+
+
+def test_export_without_updates_is_the_model_bit_for_bit(environ: dict[str, str], nano: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    exported = run(environ, tmp_path, nano / "model", "one", updates=0)[0]["weights"]
+    original = load_file(nano / "model" / "model.safetensors")
+    for name, tensor in exported.items():
+        assert torch.equal(tensor, original[name].to(torch.bfloat16)), name
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_resumed_engine_goes_on_bit_for_bit(
+    environ: dict[str, str], runs: dict[str, list[dict[str, Any]]], nano: Path, tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory, layout: str,
+) -> None:  # fmt: skip
+    checkpoint = checkpoint_of(tmp_path_factory, layout)
+    resumed = run(environ, tmp_path, nano / "model", layout, updates=2, load=str(checkpoint))
+    for before, after in zip(runs[layout], resumed, strict=True):
+        assert (before["losses"][2:], before["rates"][2:]) == (after["losses"], after["rates"])
+        for name, tensor in before["weights"].items():
+            assert torch.equal(tensor, after["weights"][name]), name
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_saved_hf_model_has_the_logprobs_of_the_trainer(
+    runs: dict[str, list[dict[str, Any]]], tmp_path_factory: pytest.TempPathFactory, layout: str
+) -> None:
+    expected = torch.cat(reference_logprobs(checkpoint_of(tmp_path_factory, layout) / "model" / "huggingface", None))
+    measured = torch.cat(measured_logprobs(runs[layout], step=2))
+    assert (measured - expected).abs().max() < 2e-2
+    assert (measured - torch.cat(measured_logprobs(runs[layout], step=0))).abs().max() > 0.1  # it was trained

@@ -1,0 +1,41 @@
+"""What is heard of an engine whose process is killed: that the replica is lost, so that calls go on elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from support.vllm_engine import processes, started
+from test_replica_source import PROMPTS, USABLE, Call
+
+from seamless_verl.errors import ReplicaLostError
+from seamless_verl.replica.engine_source import AsyncLLMSource
+from seamless_verl.rollout.engine import PauseMode
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore:Unclosed context:ResourceWarning"),  # vLLM's client leaves it to the collector
+]
+
+
+def test_calls_and_commands_of_an_engine_that_was_killed_are_lost(nano: Path) -> None:
+    with started(nano / "model", cores=USABLE, devices=[len(USABLE) - 1]) as engine:
+
+        async def scenario() -> None:
+            source = AsyncLLMSource(engine.llm, version=0)
+            calls = [Call(source, f"running-{i}", prompt, 900) for i, prompt in enumerate(PROMPTS)]
+            await asyncio.gather(*(call.produced(10) for call in calls))
+            (core,) = processes("EngineCore")
+            core.kill()
+            ends = await asyncio.wait_for(asyncio.gather(*(c.task for c in calls), return_exceptions=True), 30)
+            assert [type(end) for end in ends] == [ReplicaLostError] * len(calls), (
+                "a call that failed is not carried on"
+            )
+            assert all(len(call.column("ids")) >= 10 and call.finish is None for call in calls)
+            assert source.in_flight == {}
+            for refused in (Call(source, "late", [1, 2], 5).task, source.pause(PauseMode.KEEP), source.resume()):
+                with pytest.raises(ReplicaLostError):
+                    await asyncio.wait_for(refused, 30)
+
+        engine.run(scenario())

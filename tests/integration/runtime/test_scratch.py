@@ -1,0 +1,43 @@
+"""A scratch folder that another process holds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.scratch import parent
+
+from seamless_verl.runtime.scratch import remove_left, scratch_folder
+
+__all__ = ["parent"]
+
+pytestmark = pytest.mark.integration
+HOLDER = """
+from seamless_verl.scratch import scratch_folder
+with scratch_folder() as folder:
+    print(folder, flush=True)
+    input()
+"""
+
+
+def test_only_what_nobody_holds_is_removed(parent: Path) -> None:
+    others = {parent / "sf-download", parent / "seamless-agent-12345678"}
+    for other in others:
+        other.mkdir()
+    command = [sys.executable, "-c", HOLDER]
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True) as holder,
+        scratch_folder() as mine,
+    ):
+        assert holder.stdout is not None
+        theirs = Path(holder.stdout.readline().strip())
+        remove_left(parent)
+        assert set(parent.iterdir()) == others | {mine, theirs}
+        holder.kill()
+        holder.wait()
+        assert theirs.exists()
+        remove_left(parent)
+        assert set(parent.iterdir()) == others | {mine}
+    assert set(parent.iterdir()) == others

@@ -1,0 +1,77 @@
+"""What quickstart runs a command in: a Ctrl-C ends a script at whatever it is doing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.integration
+PROGRESS = Path(__file__).parents[3] / "scripts" / "lib" / "progress.py"
+
+
+@pytest.mark.parametrize("ignored", [False, True], ids=["from a terminal", "in the background"])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_reaches_what_a_script_has_called(tmp_path: Path, number: int, code: int, ignored: bool) -> None:
+    """Also where Ctrl-C is ignored, as it is in what a script has begun with `&`."""
+    script = tmp_path / "run.sh"
+    script.write_text("echo validation curve; sleep 600; touch went_on")  # which is shown at once, not only logged
+    begin = f"import os, signal, sys; signal.signal(signal.SIGINT, signal.{'SIG_IGN' if ignored else 'SIG_DFL'})"
+    begin += "; signal.signal(signal.SIGHUP, signal.SIG_DFL)"  # whatever started the tests may have been nohup
+    command = [sys.executable, "-c", f"{begin}; os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"]
+    command += [str(PROGRESS), str(tmp_path / "log"), "bash", str(script)]
+    env = os.environ | {"PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=env) as one:
+        assert one.stdout is not None and one.stdout.readline() == "validation curve\n"
+        one.send_signal(number)
+        assert one.wait(30) == code
+        assert one.stdout.read() == f"\nIt was stopped; all it wrote is in {tmp_path / 'log'}.\n"
+    assert not (tmp_path / "went_on").exists()
+
+
+def test_what_nobody_reads_any_more_is_interrupted(tmp_path: Path) -> None:
+    """As by `| head`, which leaves after some lines."""
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "trap 'echo interrupted; exit 130' INT; echo validation curve; while :; do echo more; sleep 0.1; done"
+    )
+    command = [sys.executable, str(PROGRESS), str(tmp_path / "log"), "bash", str(script)]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as one:
+        assert one.stdout is not None and one.stdout.readline() == "validation curve\n"
+        one.stdout.close()
+        assert one.wait(30) == 130
+        assert one.stderr is not None and one.stderr.read() == ""
+    assert (tmp_path / "log").read_text().splitlines()[-1] == "interrupted"
+
+
+def test_a_terminal_that_is_closed_interrupts_once(tmp_path: Path) -> None:
+    """Writing to it fails then; the run ends in order, and its log is whole."""
+    script = tmp_path / "run.sh"
+    traps = "trap 'kill -9 $$' HUP; trap 'trap \"kill -9 $$\" INT; sleep 0.5; echo interrupted; exit 130' INT"
+    script.write_text(f"{traps}; echo validation curve; while :; do echo more; sleep 0.1; done")
+    ours, theirs = os.openpty()
+    command = [sys.executable, str(PROGRESS), str(tmp_path / "log"), "bash", str(script)]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=theirs, stderr=subprocess.PIPE, text=True) as one:
+        os.close(theirs)
+        assert os.read(ours, 100).startswith(b"validation curve")
+        os.close(ours)
+        assert one.wait(30) == 130
+        assert one.stderr is not None and one.stderr.read() == ""
+    assert (tmp_path / "log").read_text().splitlines()[-1] == "interrupted"
+
+
+def test_what_nohup_started_goes_on_when_the_terminal_is_closed(tmp_path: Path) -> None:
+    (script := tmp_path / "run.sh").write_text("echo validation curve; read line; echo went on")
+    command = ["nohup", sys.executable, str(PROGRESS), str(tmp_path / "log"), "bash", str(script)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as one:
+        assert one.stdin is not None and one.stdout is not None and one.stdout.readline() == "validation curve\n"
+        one.send_signal(signal.SIGHUP)
+        os.killpg(int(subprocess.check_output(["pgrep", "-P", str(one.pid)])), signal.SIGHUP)
+        one.stdin.write("\n")
+        one.stdin.close()
+        assert one.wait(30) == 0
+    assert (tmp_path / "log").read_text() == "validation curve\nwent on\n"

@@ -1,0 +1,56 @@
+"""Importing pure packages brings in nothing heavy."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from support.purity import HEAVY
+
+pytestmark = pytest.mark.integration
+PURE = (
+    "errors",
+    "config",
+    "runtime.stacks",
+    "scratch",
+    "supervisor",
+    "tiny",
+    "main_ppo",
+    "check",
+    *(f"trainer.{name}" for name in ("partial", "marks", "curve", "host", "machines")),
+    *(f"trajectory.{name}" for name in ("assemble", "drift", "export", "journal", "policies", "session", "show")),
+    *(f"rollout.{name}" for name in ("calls", "stub", "wire")),
+    "bench.rewards.curves",
+    "bench.journal",
+    *(f"resources.{name}" for name in ("ledger", "ledger.drawing", "staleness", "lending")),
+    "simulator.__main__",
+    "agents.command",
+    "agents.call",
+    "agents.load",
+    "cli.main",
+    *(f"resources.{name}" for name in ("plan", "as_json", "fitting")),
+    *(f"bench.training.{name}" for name in ("arms", "bound", "figures", "record", "report", "running", "workloads")),
+)
+CODE = f"""
+import importlib, json, sys
+found = {{}}
+for module in sys.argv[1:]:
+    importlib.import_module("seamless_verl." + module)
+    found[module] = [name for name in {HEAVY} if name in sys.modules]
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def brought_in() -> dict[str, list[str]]:
+    """What is loaded after each import, one after the other in one process: the first with something is to blame."""
+    command = [sys.executable, "-c", CODE, *PURE]
+    found: dict[str, list[str]] = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    return found
+
+
+@pytest.mark.parametrize("module", PURE)
+def test_importing_it_brings_in_nothing_heavy(module: str, brought_in: dict[str, list[str]]) -> None:
+    assert brought_in[module] == []

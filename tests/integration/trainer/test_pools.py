@@ -1,0 +1,145 @@
+"""Pools on a cluster of several nodes with labels: who lands where, uneven machines, and what is refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+from verl.single_controller.ray.base import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+from verl.trainer.ppo.utils import Role
+
+from seamless_verl.errors import ConfigError
+from seamless_verl.resources.parallel import ParallelSizes, ReplicaSizes
+from seamless_verl.resources.placement import Roles
+from seamless_verl.resources.plan import Plan, make_plan
+from seamless_verl.resources.tags import Resources
+from seamless_verl.trainer.pools import TagPools, TagWorkers, place_by_tags
+
+pytestmark = pytest.mark.integration
+NODES = {"big": (2, {"zone": "a"}), "small": (1, {"zone": "a"}), "far": (2, {"zone": "b"})}
+GROUPS = [
+    {"name": "small", "count": 1, "devices": 1, "tags": ["train", "rollout"], "labels": {"zone": "a"}},
+    {"name": "big", "count": 1, "devices": 2, "tags": ["train", "rollout"], "labels": {"zone": "a"}},
+    {"name": "far", "count": 2, "devices": 1, "tags": ["rollout"], "labels": {"zone": "b"}},
+]
+
+
+class Group(TagWorkers, RayWorkerGroup):
+    """As the trainer's will be."""
+
+
+def workers_of(pool: RayResourcePool) -> RayWorkerGroup:
+    """Processes that tell where they are; their class is sent to them, so that they import nothing of ours."""
+
+    class Where:
+        def place(self) -> dict[str, str]:
+            names = ("RANK", "WORLD_SIZE", "RAY_LOCAL_WORLD_SIZE")
+            return {"node": ray.get_runtime_context().get_node_id(), **{name: os.environ[name] for name in names}}
+
+    return Group(pool, RayClassWithInitArgs(ray.remote(Where)), device_name="cpu")
+
+
+def places(group: RayWorkerGroup) -> list[dict[str, str]]:
+    return ray.get([worker.place.remote() for worker in group.workers])  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """A cluster whose nodes all stand on this host: only their labels tell them apart. `ids` by name."""
+
+    cluster: Cluster
+    ids: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    cluster = Cluster()
+    try:
+        ids = {
+            name: cluster.add_node(num_cpus=16, num_gpus=devices, labels=labels, include_dashboard=False).node_id
+            for name, (devices, labels) in NODES.items()
+        }
+        ray.init(address=cluster.address, log_to_driver=False)
+        yield Nodes(cluster, ids)
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def planned(groups: list[dict[str, Any]]) -> Plan:
+    resources = Resources.parse(groups)
+    assert resources is not None
+    return make_plan(resources, ParallelSizes(), ReplicaSizes(), Roles())
+
+
+def test_a_label_that_no_node_has_is_refused_by_name(nodes: Nodes) -> None:
+    with pytest.raises(ConfigError) as caught:
+        TagPools(planned([*GROUPS, {**GROUPS[2], "name": "moon", "labels": {"zone": "moon"}}]))
+    told = str(caught.value)
+    assert "group moon" in told and "no node has the label zone=moon" in told and "tags rollout" in told
+    for has in ("2 devices, zone=a", "1 devices, zone=a", "2 devices, zone=b"):
+        assert has in told
+
+
+def test_more_machines_than_the_cluster_has_are_refused(nodes: Nodes) -> None:
+    with pytest.raises(ConfigError, match=r"a machine of far .*other machines of the run, or other jobs"):
+        TagPools(planned([*GROUPS[:2], {**GROUPS[2], "count": 3}]))
+
+
+def test_uneven_machines_and_replicas_land_on_their_nodes(nodes: Nodes) -> None:
+    plan = planned(GROUPS)
+    trainer = SimpleNamespace(mapping={Role.ActorRollout: "global_pool"})
+    pools, kept = place_by_tags(trainer, plan), []
+    manager = trainer.resource_pool_manager
+    manager.create_resource_pool()
+    assert manager.get_n_gpus() == 3
+    group = workers_of(manager.get_resource_pool(Role.ActorRollout))
+    found = places(group)
+    assert [place["node"] for place in found] == [nodes.ids["small"], nodes.ids["big"], nodes.ids["big"]]
+    assert [place["RANK"] for place in found] == ["0", "1", "2"] and group.world_size == 3
+    assert [place["RAY_LOCAL_WORLD_SIZE"] for place in found] == ["1", "2", "2"]
+    for rank in (3, 4):  # the standalone ones, each with a pool of its own, made as a replica makes it
+        name = f"rollout_pool_{rank}"
+        alone = pools.replica_manager({name: [1]}, mapping=None, max_colocate_count=2)
+        alone.create_resource_pool()
+        standalone = workers_of(alone.resource_pool_dict[name])
+        assert [place["node"] for place in places(standalone)] == [nodes.ids["far"]]
+        kept.append(standalone)  # verl's groups end with their last reference
+    pool = manager.get_resource_pool(Role.ActorRollout)
+    assert pool.get_placement_groups() == pool.get_placement_groups()
+
+
+def test_a_machine_that_does_not_come_is_given_up(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With waiting allowed Ray is asked by label alone; nothing stays reserved afterwards."""
+    monkeypatch.setattr("seamless_verl.trainer.pools.READY_S", 1.0)
+    late = [{"name": "late", "count": 1, "devices": 1, "tags": ["train", "rollout"], "labels": {"zone": "moon"}}]
+    pools = TagPools(planned(late), wait_s=0.5)
+    manager = pools.trainer_manager({Role.ActorRollout: "global_pool"})
+    manager.create_resource_pool()
+    with pytest.raises(ConfigError, match=r"late.*did not come within 2 s; no node has the label zone=moon"):
+        manager.get_resource_pool(Role.ActorRollout).get_placement_groups()
+    states = {group["state"] for group in ray.util.placement_group_table().values() if "late" in group["name"]}
+    assert states == {"REMOVED"}
+
+
+def test_a_node_that_joins_is_used(nodes: Nodes) -> None:
+    """What an autoscaler does: the pool is asked for first, the node comes after."""
+    late = [{"name": "new", "count": 1, "devices": 1, "tags": ["train", "rollout"], "labels": {"zone": "new"}}]
+    pools = TagPools(planned(late), wait_s=20.0)
+    manager = pools.trainer_manager({Role.ActorRollout: "global_pool"})
+    manager.create_resource_pool()
+    pool = manager.get_resource_pool(Role.ActorRollout)
+    assert pools.nodes == {}
+    with ThreadPoolExecutor() as threads:
+        asked = threads.submit(pool.get_placement_groups)
+        node = nodes.cluster.add_node(num_cpus=16, num_gpus=1, labels={"zone": "new"})
+        (group,) = asked.result(timeout=60)
+    placed = ray.util.placement_group_table(group)["bundles_to_node_id"]
+    assert set(placed.values()) == {node.node_id}

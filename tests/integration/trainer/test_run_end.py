@@ -1,0 +1,123 @@
+"""The end of a run that has succeeded: what does not end is named, and keeps nothing else from its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+from support.ends import Ending, Failing, cluster, started
+
+from seamless_verl.agent_loops import worker as loops
+from seamless_verl.agent_loops.worker import SeamlessAgentLoopManager
+from seamless_verl.data_plane.client import PlacedReplica
+from seamless_verl.trainer import servers, task_runner
+from seamless_verl.trainer.servers import SeamlessServers
+from seamless_verl.trainer.task_runner import SeamlessTaskRunner
+
+pytestmark = pytest.mark.integration
+WAITED_S = 5.0  # for those that end, which is at once
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ray_cluster() -> Iterator[None]:
+    with cluster():
+        yield
+
+
+@pytest.fixture
+def actors() -> dict[str, Any]:
+    """One that ends, and those that do not, each in its way."""
+    kinds = {"ends": Ending, "fails": Failing, "holds": Ending, "dead": Ending}
+    made = {name: started(kind) for name, kind in kinds.items()}
+    made["holds"].hold.remote()
+    ray.kill(made["dead"])
+    return made
+
+
+def test_agent_loop_workers_that_do_not_stop_are_named_and_killed(
+    actors: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(loops, "STOP_S", WAITED_S / 2)
+    manager = object.__new__(SeamlessAgentLoopManager)
+    manager.agent_loop_workers = list(actors.values())
+    manager.stop()
+    assert ray.get(actors.pop("ends").stop.remote(), timeout=60) == "stopped"
+    assert len(caplog.messages) == len(actors)
+    for actor in actors.values():
+        assert any(repr(actor) in message for message in caplog.messages)
+        with pytest.raises(ray.exceptions.RayActorError):
+            ray.get(actor.stop.remote(), timeout=60)
+
+
+def test_replicas_that_do_not_end_are_named_and_fail_nothing(
+    actors: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(servers, "STOP_S", WAITED_S)
+    manager = object.__new__(SeamlessServers)
+    manager.placed = [
+        PlacedReplica(SimpleNamespace(server_handle=actor, replica_rank=rank), False, ())  # type: ignore[arg-type]
+        for rank, actor in enumerate(actors.values())
+    ]
+    manager.stop()
+    named = [message.partition(" did not end in order: ")[0] for message in caplog.messages]
+    assert named == [f"replica-{rank}" for rank, name in enumerate(actors) if name != "ends"]
+
+
+class Parts:
+    """What a run has, each part of which says that it ended, and fails."""
+
+    def __init__(self) -> None:
+        self.ended: list[str] = []
+
+    def part(self, name: str) -> Any:
+        def end(**_: Any) -> None:
+            self.ended.append(name)
+            raise RuntimeError(name)
+
+        return end
+
+    def trainer(self) -> Any:
+        parts = {"logger": "finish", "device_time": "finish", "link": "stop", "servers": "stop"}
+        return SimpleNamespace(**{name: SimpleNamespace(**{end: self.part(name)}) for name, end in parts.items()})
+
+
+def closed(parts: Parts, monkeypatch: pytest.MonkeyPatch, manager: Any, *, succeeded: bool) -> list[str]:
+    """What a run has raised at its end, the last first."""
+    monkeypatch.setattr(task_runner.tq, "close", parts.part("queue"))
+    runner = SeamlessTaskRunner()
+    runner.trainer, runner.agent_loop_manager = parts.trainer(), manager
+    with pytest.raises(RuntimeError) as raised:
+        runner.close(succeeded)
+    chain: list[BaseException] = [raised.value]
+    while chain[-1].__context__ is not None:
+        chain.append(chain[-1].__context__)
+    return [str(error) for error in chain]
+
+
+def test_every_part_of_a_run_is_ended_whatever_the_others_raise(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = Parts()
+    manager = object.__new__(SeamlessAgentLoopManager)
+    manager.agent_loop_workers = ["no actor"]
+    raised = closed(parts, monkeypatch, manager, succeeded=True)
+    assert parts.ended == ["logger", "queue", "device_time", "link", "servers"]
+    assert raised[:5] == parts.ended[::-1] and "no attribute 'stop'" in raised[5]
+
+
+def test_a_failed_run_ends_what_outlives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = Parts()
+    assert closed(parts, monkeypatch, None, succeeded=False) == ["queue", "logger"]
+
+
+def test_a_manager_of_the_users_own_may_mean_anything_by_stop(
+    actors: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = Parts()
+    worker = actors["ends"]
+    manager = SimpleNamespace(stop=parts.part("the user's own"), agent_loop_workers=[worker])
+    assert closed(parts, monkeypatch, manager, succeeded=True) == parts.ended[::-1]
+    assert "the user's own" not in parts.ended
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(worker.stop.remote(), timeout=60)

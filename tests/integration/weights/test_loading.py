@@ -1,0 +1,140 @@
+"""Weights loaded from memory that the engine's process shares with whoever staged them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+import torch
+from support.vllm_engine import Engine, largest_error, no_generation, processes, redrawn, started
+
+from seamless_verl.replica.load_plan import Plans
+from seamless_verl.replica.worker_extension import MappedReceiver, extension, pickled
+from seamless_verl.weights.staging import StagingMemory
+
+pytestmark = [
+    pytest.mark.integration,
+    # vLLM's client leaves its socket context to the garbage collector.
+    pytest.mark.filterwarnings("ignore:Unclosed context:ResourceWarning"),
+]
+PROMPTS = [[1, 2, 3, 4, 5], [10, 20, 30], [7] * 12, [100, 90, 80, 70]]
+CLOSE, FAR = 1e-3, 0.1
+FIRST = "import os; os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))"
+USABLE = sorted(os.sched_getaffinity(0))
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["tp1", "tp2"])
+def engine(nano: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
+    options = {"tensor_parallel_size": request.param, "worker_extension_cls": extension()}
+    with started(nano / "model", cores=USABLE, devices=range(request.param), **options) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def loaded(nano: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(nano / "model", dtype=torch.float32)
+
+
+async def load(
+    engine: Engine,
+    memory: StagingMemory,
+    weights: Mapping[str, torch.Tensor],
+    loaded: Callable[[], None] = lambda: None,
+) -> float:
+    """Seconds that the engine stood still for it; `loaded` is called before it goes on."""
+    memory.begin()
+    for name, weight in weights.items():
+        memory.add(name, weight)
+    staged = pickled([memory.end(1)])
+    await engine.llm.collective_rpc("map_staged", args=(staged,))
+    async with no_generation(engine, "keep"):
+        began = time.perf_counter()
+        await engine.llm.collective_rpc("load_staged", args=(1, 16 << 20))
+        await engine.llm.reset_prefix_cache()
+        took = time.perf_counter() - began
+        loaded()
+        return took
+
+
+async def planned(engine: Engine) -> list[bool]:
+    """Whether each worker knows how to load without the model's loaders."""
+    return await engine.llm.collective_rpc(lambda worker: worker.plans.plan is not None)
+
+
+def test_a_load_takes_effect_exactly(engine: Engine, loaded: Any) -> None:
+    memory = StagingMemory("here")
+    for seed in (1, 2, 3):
+        renewed, weights = redrawn(loaded, seed=seed)
+        engine.run(load(engine, memory, weights))
+        assert all(engine.run(planned(engine))), "later loads would go through the model's loaders again"
+        samples = engine.run(engine.samples(PROMPTS, 48))
+        assert largest_error(renewed, samples) < CLOSE
+        assert largest_error(loaded, samples) > FAR, "the old weights would not have been told apart"
+
+
+def test_who_loads_goes_first_until_it_generates(engine: Engine, loaded: Any) -> None:
+    """Alone, for workers in parallel wait for messages by spinning."""
+    alone = not processes("VLLM::Worker")
+    working = [*processes("VLLM::Worker"), *processes("EngineCore")]
+    may = subprocess.run([sys.executable, "-c", FIRST], stderr=subprocess.DEVNULL).returncode == 0
+
+    def policies() -> set[int]:
+        threads = [thread.id for process in working for thread in process.threads()]
+        return {os.sched_getscheduler(thread) & ~os.SCHED_RESET_ON_FORK for thread in threads}
+
+    standing = list[set[int]]()
+    memory, weights = StagingMemory("here"), dict(loaded.named_parameters())
+    for _ in range(2):
+        engine.run(load(engine, memory, weights, lambda: standing.append(policies())))
+        engine.run(engine.samples(PROMPTS, 4))
+        assert policies() == {os.SCHED_OTHER}
+    assert standing[-1] == {os.SCHED_FIFO if alone and may else os.SCHED_OTHER}
+
+
+def test_many_loads_leak_no_memory_and_take_milliseconds(engine: Engine, loaded: Any) -> None:
+    weights, memory = dict(loaded.named_parameters()), StagingMemory("here")
+    worker = (processes("VLLM::Worker") or processes("EngineCore"))[0]
+    for _ in range(10):
+        engine.run(load(engine, memory, weights))
+    before = worker.memory_info().rss
+    took = [engine.run(load(engine, memory, weights)) for _ in range(100)]
+    size = sum(weight.nbytes for weight in weights.values())
+    print(f"\n{size / 1e6:.1f} MB, ms: median {1e3 * median(took):.1f}, longest {1e3 * max(took):.1f}")  # noqa: T201
+    assert worker.memory_info().rss - before < 10 * size
+
+
+def test_weights_whose_writer_is_gone_are_an_error_that_the_engine_survives(engine: Engine, loaded: Any) -> None:
+    memory = StagingMemory("here")
+    engine.run(load(engine, memory, dict(loaded.named_parameters())))
+    lost = pickled([memory.of(1)])
+    memory.begin()
+
+    async def asked(method: str, *args: Any) -> None:
+        await engine.llm.collective_rpc(method, args=args)
+
+    with pytest.raises(Exception, match="has no weights in its memory"):
+        engine.run(asked("map_staged", lost))
+    with pytest.raises(Exception, match="version 2 is not mapped"):
+        engine.run(asked("load_staged", 2, 16 << 20))
+    assert largest_error(loaded, engine.run(engine.samples(PROMPTS, 16))) < CLOSE
+
+
+def test_more_than_a_bucket_comes_in_several_the_last_of_which_is_told() -> None:
+    memory = StagingMemory("here")
+    memory.begin()
+    for i in range(5):
+        memory.add(str(i), torch.full((10,), float(i)))
+    memory.add("large", torch.zeros(1000))
+    got: list[tuple[list[str], bool]] = []
+    receiver = MappedReceiver(memory.end(1).mapped(), 100, Plans(), [], "", torch.device("cpu"), True)
+    receiver.receive_weights(lambda bucket, last: got.append(([name for name, _ in bucket], last)))
+    assert got == [(["0", "1"], False), (["2", "3"], False), (["4"], False), (["large"], True)]

@@ -1,0 +1,1 @@
+"""What tests share: factories, models of what is tested, servers and runs to test against."""

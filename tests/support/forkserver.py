@@ -1,0 +1,59 @@
+"""A zygote of a test's own, and processes launched through it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from seamless_verl.platform.forkserver import launcher
+
+
+@pytest.fixture
+def zygote(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """The environment of a launcher whose zygote has imported `colorsys` and belongs to a process of its own."""
+    with zygote_with("colorsys", tmp_path) as environ:
+        yield environ
+
+
+@contextmanager
+def zygote_with(module: str, tmp_path: Path, import_s: float = 20) -> Iterator[dict[str, str]]:
+    """`import_s` bounds the import of the module."""
+    owner = subprocess.Popen(["sleep", "1000"])
+    environ = {**os.environ, launcher.ADDRESS: f"zygote-test-{os.getpid()}-{tmp_path.name}", "MINE": "yes"}
+    assert launcher.start_zygote(launcher.address(environ), owner.pid, [module])
+    assert not launcher.start_zygote(launcher.address(environ), owner.pid), "there is one already"
+    imported = script(tmp_path, f"import sys; sys.exit({module!r} in sys.modules)")
+    assert launch(environ, imported).wait(import_s) == 1, "it was forked before the imports were over"
+    yield environ
+    owner.kill()
+    owner.wait()
+    psutil.wait_procs(zygotes(), timeout=10)
+    assert zygotes() == []
+
+
+def zygotes() -> list[psutil.Process]:
+    children = psutil.Process().children(recursive=True)
+    return [
+        p for p in children if p.is_running() and p.status() != psutil.STATUS_ZOMBIE and "server.py" in str(p.cmdline())
+    ]
+
+
+def script(folder: Path, text: str) -> str:
+    (folder / "script.py").write_text(text)
+    return str(folder / "script.py")
+
+
+def launching(*arguments: str) -> list[str]:
+    return [sys.executable, "-IS", launcher.__file__, *arguments]
+
+
+def launch(environ: dict[str, str], *arguments: str, **options: object) -> subprocess.Popen[str]:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(launching(*arguments), env=environ, **(pipes | options))  # type: ignore[call-overload,no-any-return]

@@ -1,0 +1,222 @@
+"""A gateway on a real port over replies that are written down beforehand, and a record that can hold things up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+from transformers import AutoTokenizer
+
+from seamless_verl.gateway.protocols import SessionCall
+from seamless_verl.gateway.server import Gateway, GatewaySettings
+from seamless_verl.gateway.sessions import Session
+from seamless_verl.rollout.call import Piece
+from seamless_verl.rollout.engine import TopLogprobs
+from seamless_verl.tiny.tokenizer import END_OF_TURN, token_id
+from seamless_verl.trajectory.records import Finish, logprobs, tokens
+
+ADMIN_KEY = "the admin's"
+OPTIONS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--served-model-name", "nano")
+EOS = token_id(END_OF_TURN)
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "adds",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}},
+    },
+}
+CALLED = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call>'
+
+
+@cache
+def tokenizer(model: Path) -> Any:
+    return AutoTokenizer.from_pretrained(model)
+
+
+@dataclass
+class Reply:
+    """Ids in pieces of `size`; with `hold` set, the stream waits for it after the first piece."""
+
+    ids: Sequence[int]
+    finish: Finish = Finish.STOP
+    size: int = 1
+    hold: asyncio.Event | None = None
+    error: Exception | None = None
+
+
+@dataclass
+class Scripted:
+    """A CallSource that gives the written replies in order, the last one for ever; nothing is sampled."""
+
+    replies: list[Reply]
+    calls: list[SessionCall] = field(default_factory=list)
+    closed: list[str] = field(default_factory=list)
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def stream(self, call: SessionCall) -> AsyncGenerator[Piece, None]:
+        self.calls.append(call)
+        self.begun.set()
+        reply = self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
+        given = 0
+        try:
+            for piece in pieces(reply, call.sampling):
+                await asyncio.sleep(0)
+                if given and reply.hold is not None:
+                    await reply.hold.wait()
+                if reply.error is not None and given:
+                    raise reply.error
+                given += len(piece.ids)
+                yield piece
+        finally:
+            if given < len(reply.ids):
+                self.closed.append(call.call_id)
+
+
+def pieces(reply: Reply, sampling: Any) -> list[Piece]:
+    budget = sampling["max_tokens"]
+    finish = reply.finish if len(reply.ids) <= budget else Finish.LENGTH
+    ids = list(reply.ids)[:budget]
+    cut = [ids[start : start + reply.size] for start in range(0, len(ids), reply.size)]
+    top = sampling["logprobs"]
+    return [
+        Piece(
+            tokens(part),
+            logprobs([-0.25] * len(part)),
+            7,
+            "replica-0",
+            finish if number == len(cut) - 1 else None,
+            top=tuple(likeliest(token, top) for token in part) if top else None,
+        )
+        for number, part in enumerate(cut)
+    ]
+
+
+def likeliest(token: int, number: int) -> TopLogprobs:
+    """The letters from `a` on, and the sampled token last where it is none of them."""
+    letters = tuple(range(97, 97 + number))
+    ids = letters if token in letters else (*letters, token)
+    return TopLogprobs(ids, (-0.25,) * len(ids), ids.index(token) + 1)
+
+
+@dataclass
+class Kept:
+    """A record in memory; `gate`, when it is clear, holds every piece up."""
+
+    events: list[tuple[Any, ...]] = field(default_factory=list)
+    gate: asyncio.Event | None = None
+
+    async def opened(self, session: Session) -> None:
+        self.events.append(("opened", session.session_id))
+
+    async def started(self, call: SessionCall) -> None:
+        self.events.append(("started", call.call_id))
+
+    def noted(self, call: SessionCall, piece: Piece) -> None:
+        self.events.append(("piece", call.call_id, list(piece.ids)))
+
+    async def piece(self, call: SessionCall, piece: Piece) -> None:
+        if self.gate is not None:
+            await self.gate.wait()
+        self.events.append(("piece", call.call_id, list(piece.ids)))
+
+    async def ended(self, call: SessionCall, finish: Finish, reply: dict[str, Any]) -> None:
+        self.events.append(("ended", call.call_id, finish, reply))
+
+    async def rewarded(self, session: Session, name: str, value: float) -> None:
+        self.events.append(("rewarded", session.session_id, name, value))
+
+    async def closed(self, session: Session, reason: str) -> None:
+        self.events.append(("closed", session.session_id, reason))
+
+    def ids(self, call_id: str) -> list[int]:
+        return [token for kind, *rest in self.events if kind == "piece" and rest[0] == call_id for token in rest[1]]
+
+    def ends(self) -> list[tuple[Any, ...]]:
+        return [event[1:] for event in self.events if event[0] == "ended"]
+
+
+@dataclass
+class House:
+    """A running gateway with one session, and clients of each kind that know only its base URL."""
+
+    gateway: Gateway
+    source: Scripted
+    record: Kept
+    http: httpx.AsyncClient
+    model: Path
+    session: dict[str, str]
+    openai: openai.AsyncOpenAI
+    anthropic: anthropic.AsyncAnthropic
+
+    @property
+    def tokenizer(self) -> Any:
+        return tokenizer(self.model)
+
+    def say(self, *texts: str, end: bool = True, **options: Any) -> None:
+        """The next replies, each ended by the model unless `end` is False."""
+        self.source.replies = [Reply(self.ids(text) + [EOS] * end, **options) for text in texts]
+
+    def ids(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def prompt(self, number: int = -1) -> str:
+        """What a call's prompt ids spell."""
+        return str(self.tokenizer.decode(self.source.calls[number].prompt_ids))
+
+    async def admin(self, method: str, path: str, body: Any = None) -> httpx.Response:
+        url, headers = f"{self.gateway.url}/admin/{path}", {"authorization": f"Bearer {ADMIN_KEY}"}
+        return await self.http.request(method, url, json=body, headers=headers)
+
+    async def open(self, **body: Any) -> dict[str, str]:
+        reply = await self.admin("POST", "sessions", {"uid": "prompt-1", **body})
+        assert reply.status_code == 200, reply.text
+        opened: dict[str, str] = reply.json()
+        return opened
+
+    async def settled(self) -> None:
+        """All that was asked for or cancelled is on record."""
+        await self.gateway.client.drain()
+
+
+@asynccontextmanager
+async def house(nano: Path, more_options: Sequence[str] = (), **options: Any) -> AsyncGenerator[House, None]:
+    source, record = Scripted([Reply([104, 105, EOS])]), Kept()
+    settings = GatewaySettings(str(nano / "model"), ADMIN_KEY, (*OPTIONS, *more_options), **options)
+    async with Gateway(settings, source=source, recorder=record) as gateway, httpx.AsyncClient(timeout=30) as http:
+        session = await gateway.admin.open({"uid": "prompt-1"})
+        given = {"api_key": "unused", "max_retries": 0}
+        async with (
+            openai.AsyncOpenAI(base_url=session["base_url"], **given) as one,
+            anthropic.AsyncAnthropic(base_url=session["anthropic_base_url"], **given) as other,
+        ):
+            built = House(gateway, source, record, http, nano / "model", session, one, other)
+            yield built
+            await built.settled()
+            gateway.table.check_integrity()
+
+
+def visit(nano: Path, case: Callable[[House], Awaitable[None]], **options: Any) -> None:
+    """Runs a case in a house of its own."""
+
+    async def run() -> None:
+        async with house(nano, **options) as built:
+            await case(built)
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str, **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": text, **more}

@@ -1,0 +1,143 @@
+"""A job's data plane as the trainer starts it, over replicas whose engines are stubs: real actors, no model."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import ray
+from omegaconf import DictConfig, OmegaConf
+
+from seamless_verl.config.schema import SeamlessConfig
+from seamless_verl.data_plane.client import DataPlaneClient, PlacedReplica
+from seamless_verl.rollout.engine import PauseMode
+from seamless_verl.testing.stub_engine import StubEngine
+from seamless_verl.transport import EngineServer, serve_engine
+
+VOCABULARY = 128  # bytes that are a character each, and none that ends a turn
+HERE = Path(__file__).parents[1]
+
+
+class StubServer:
+    """A replica's server, as the plane and the trainer see it."""
+
+    def __init__(self, rank: int, delay_s: float) -> None:
+        self.name, self.version = f"replica-{rank}", 0
+        self.engine = StubEngine(self.name, delay_s=delay_s, vocabulary=VOCABULARY)
+        self.paused: PauseMode | None = None
+        self.door: EngineServer
+
+    async def open_door(self, token: str, devices: Any, keep_kv: bool) -> tuple[str, int]:
+        host = ray.util.get_node_ip_address()
+        self.door = await serve_engine(self.engine, host, 0, token=token, replica_id=self.name)
+        return host, self.door.port
+
+    async def standing(self) -> tuple[int, str | None]:
+        return self.engine.version, None if self.paused is None else self.paused.value
+
+    async def pause(self, mode: str) -> None:
+        self.paused = PauseMode(mode)
+        await self.engine.pause(self.paused)
+
+    async def resume(self) -> None:
+        await self.engine.resume()
+        self.paused = None
+
+    async def load(self, version: int) -> None:
+        """From outside, as what comes back from the trainer."""
+        assert self.paused is not None or self.engine.version == 0, "loaded while it generates"
+        self.engine.version = version
+
+    async def refit(self, version: int, weights: Any) -> None:
+        await self.pause(PauseMode.KEEP)
+        self.engine.version = version
+        await self.resume()
+
+    async def hang_up(self) -> None:
+        """Its connections break, as by a network that was away."""
+        for link in tuple(self.door.links):
+            link.abandon("the network was away")
+
+    async def running(self) -> int:
+        return self.engine.running
+
+
+class Plane:
+    """A data plane with its replicas; the trainer's part is played by who calls its methods."""
+
+    def __init__(self, model: Path, folder: Path, *, shards: int, replicas: int, delay_s: float) -> None:
+        self.config: DictConfig = OmegaConf.create(
+            {
+                "actor_rollout_ref": {
+                    "model": {"path": str(model)},
+                    "rollout": {
+                        "max_num_seqs": 64,
+                        "max_model_len": 2048,
+                        "prompt_length": 1024,
+                        "response_length": 1024,
+                        "dtype": "float32",
+                    },
+                },
+                "trainer": {"default_local_dir": str(folder)},
+                "seamless": {"gateway": {"enabled": True, "shards": shards, "max_failed_groups": 3}},
+            }
+        )
+        self.servers = [ray.remote(StubServer).options(num_cpus=0).remote(i, delay_s) for i in range(replicas)]
+        self.names = [f"replica-{i}" for i in range(replicas)]
+        seamless = SeamlessConfig.parse(self.config.seamless)
+        self.gateway, self.link = seamless.gateway, DataPlaneClient(self.config, seamless)
+        self.first = self.link.actor
+        placed = [
+            PlacedReplica(SimpleNamespace(server_handle=server, replica_rank=i), False, (f"rollout-{i}",))  # type: ignore[arg-type]
+            for i, server in enumerate(self.servers)
+        ]
+        self.link.attach(placed, keep_kv=False)
+
+    def commit(self, version: int) -> None:
+        """One replica after the other, as WeightCommit does it."""
+        ray.get(self.first.commit.remote(version))
+        for name in self.names:
+            ray.get(self.first.refit.remote([name], version, []))
+
+    def pids(self) -> list[int]:
+        return ray.get([actor.__ray_call__.remote(process) for actor in self.link.actors])
+
+    def kill(self, shard: int) -> None:
+        """The process, at once; returns when it is gone."""
+        pid = self.pids()[shard]
+        os.kill(pid, signal.SIGKILL)
+        while os.path.exists(f"/proc/{pid}") and state(pid) != "Z":
+            time.sleep(0.01)  # bounded by the test's own timeout
+
+
+def process(_: Any) -> int:
+    return os.getpid()
+
+
+def state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"
+
+
+@contextmanager
+def plane(model: Path, folder: Path, *, shards: int = 1, replicas: int = 2, delay_s: float = 0.02) -> Iterator[Plane]:
+    env = {
+        "PYTHONPATH": f"{HERE.parent}:{HERE / 'integration'}:{HERE / 'unit'}",
+        "VERL_PLATFORM": "cpu",
+        "TORCHDYNAMO_DISABLE": "1",
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    ray.init(num_cpus=2, include_dashboard=False, runtime_env={"env_vars": env}, log_to_driver=True)
+    try:
+        yield Plane(model, folder, shards=shards, replicas=replicas, delay_s=delay_s)
+    finally:
+        ray.shutdown()

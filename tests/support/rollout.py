@@ -1,0 +1,134 @@
+"""Fleets of stub engines, directly or over loopback, and calls on them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from seamless_verl.rollout.call import Call, Calls, Piece
+from seamless_verl.rollout.engine import Engine
+from seamless_verl.rollout.fleet import Fleet
+from seamless_verl.rollout.routing import PrefixAffinity, RoutingPolicy
+from seamless_verl.testing.stub_engine import StubEngine, stub_logprob, stub_tokens
+from seamless_verl.trajectory.records import Finish, tokens
+from seamless_verl.transport import EngineServer, RemoteEngine, serve_engine
+
+TOKEN = "a shared secret"
+
+
+async def settle(turns: int = 20) -> None:
+    """Lets everything that can run without a new event run."""
+    for _ in range(turns):
+        await asyncio.sleep(0)
+
+
+async def until(true: Callable[[], bool]) -> None:
+    while not true():  # noqa: ASYNC110
+        await asyncio.sleep(0)  # what it waits for lies behind sockets; the test's timeout bounds it
+
+
+def call(name: str = "c", prompt: list[int] | None = None, max_tokens: int = 40, **more: Any) -> Call:
+    key = more.pop("key", "")
+    return Call(name, tokens(prompt or [1, 2, 3]), {"max_tokens": max_tokens, **more}, key)
+
+
+@dataclass
+class World:
+    """A fleet with its engines; the versions that each engine had are those its tokens may carry."""
+
+    fleet: Fleet
+    calls: Calls
+    over_wire: bool = False
+    stubs: dict[str, StubEngine] = field(default_factory=dict)
+    every_stub: list[StubEngine] = field(default_factory=list)
+    servers: dict[str, EngineServer] = field(default_factory=dict)
+
+    async def start(self, name: str, *, version: int | None = 0, capacity: int = 4, **stub: Any) -> StubEngine:
+        engine = StubEngine(name, version=version or 0, **stub)
+        self.stubs[name] = engine
+        self.every_stub.append(engine)
+        seam = await self._wired(name, engine) if self.over_wire else engine
+        self.fleet.add(name, engine=seam, control=engine, capacity=capacity, version=version)
+        return engine
+
+    async def _wired(self, name: str, engine: StubEngine) -> Engine:
+        server = self.servers[name] = await serve_engine(engine, "127.0.0.1", 0, token=TOKEN, replica_id=name)
+        remote: RemoteEngine
+
+        def on_lost(reason: str) -> None:
+            self.fleet.lost(name, reason, engine=remote)
+
+        remote = await RemoteEngine.connect(
+            "127.0.0.1", server.port, token=TOKEN, replica_id=name, on_lost=on_lost, timeout_s=30
+        )
+        return remote
+
+    async def kill(self, name: str) -> None:
+        """The process dies: its engine stops, and over a wire its connection breaks."""
+        self.stubs[name].kill()
+        if self.over_wire:
+            await self.servers.pop(name).close()
+        self.fleet.lost(name, "killed")
+
+    async def sync(self, ids: list[str], version: int) -> list[str]:
+        begun = await self.fleet.begin_sync(ids)
+        for name in begun:
+            self.stubs[name].version = version
+        return await self.fleet.synced(begun, version)
+
+    def check(self) -> None:
+        self.fleet.check_integrity()
+        self.calls.check_integrity()
+
+
+@asynccontextmanager
+async def world(
+    *, over_wire: bool = False, policy: RoutingPolicy | None = None, **settings: Any
+) -> AsyncIterator[World]:
+    """A world in which nothing is left behind: no task, no request, no slot."""
+    before = asyncio.all_tasks()
+    fleet = Fleet(policy=policy or PrefixAffinity())
+    made = World(fleet, Calls(fleet, **settings), over_wire)
+    yield made
+    made.check()
+    await settle()
+    view = fleet.view
+    for name in list(fleet):
+        await fleet.remove(name)
+    for server in made.servers.values():
+        await server.close()
+    await settle()
+    assert sum(replica.load for replica in view) == 0
+    assert [engine.running for engine in made.every_stub] == [0] * len(made.every_stub)
+    assert asyncio.all_tasks() == before
+
+
+async def run(calls: Calls, wanted: Call) -> list[Piece]:
+    async with aclosing(calls.stream(wanted)) as pieces:
+        return [piece async for piece in pieces]
+
+
+def ids_of(pieces: list[Piece]) -> list[int]:
+    return [token for piece in pieces for token in piece.ids]
+
+
+def check_whole(wanted: Call, pieces: list[Piece]) -> None:
+    """The call ended once, at its budget, and as if it had never been interrupted."""
+    number = wanted.sampling["max_tokens"]
+    assert [piece.finish for piece in pieces] == [None] * (len(pieces) - 1) + [Finish.LENGTH]
+    check_prefix(wanted, pieces)
+    assert len(ids_of(pieces)) == number
+
+
+def check_prefix(wanted: Call, pieces: list[Piece]) -> None:
+    """What there is of a call is a beginning of the uninterrupted one, each token with the version that made it."""
+    found, position = ids_of(pieces), len(wanted.prompt_ids)
+    assert found == stub_tokens(wanted.prompt_ids, len(found))
+    for piece in pieces:
+        assert piece.logprobs.tolist() == [
+            stub_logprob(piece.version, place) for place in range(position, position + len(piece.ids))
+        ]
+        position += len(piece.ids)

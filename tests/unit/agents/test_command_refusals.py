@@ -1,0 +1,32 @@
+"""Commands and limits that cannot work are refused before anything runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from seamless_verl.agents.command import AgentCommand
+from seamless_verl.agents.limits import CommandLimits
+from seamless_verl.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"command": ""}, "command=''"),
+        ({"command": []}, "command=\\[\\]"),
+        ({"folder": Path("/nowhere")}, "folder='/nowhere'"),
+        ({"env": {"OPENAI_BASE_URL": "x"}}, "env='OPENAI_BASE_URL'"),
+        ({"inherit": ["HOME"]}, "env='HOME'"),
+    ],
+)
+def test_mistakes_are_refused_before_anything_runs(options: dict[str, object], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        AgentCommand(**({"command": "true"} | options))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [{"wall_s": 0.0}, {"wall_s": float("nan")}, {"cpu_s": 0}, {"output_bytes": -1}])
+def test_limits_that_cannot_hold_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=f"limits.{next(iter(wrong))}="):
+        CommandLimits(**wrong)  # type: ignore[arg-type]

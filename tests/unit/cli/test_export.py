@@ -1,0 +1,132 @@
+"""`trajectories export`: rows of closed sessions in a file that is whole or not there."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.cli import NOTHING_LEFT_BEHIND, closed, drifted, filled, journal_file
+from support.journal import journal_at, opened, started, write
+from support.trajectory import session, turn
+
+from seamless_verl.cli import export as exporting
+from seamless_verl.cli.main import main
+from seamless_verl.trajectory.export import rows
+from seamless_verl.trajectory.policies import TrainAll
+from seamless_verl.trajectory.sequences import assemble
+
+Capture = pytest.CaptureFixture[str]
+
+
+def exported(path: str, out: Path, *options: str) -> list[dict[str, Any]]:
+    assert main(["trajectories", "export", path, "--out", str(out), *options]) == 0
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+def read_back(kind: str, out: Path) -> list[dict[str, Any]]:
+    if kind == "jsonl":
+        return [json.loads(line) for line in out.read_text().splitlines()]
+    if kind == "parquet":
+        import pyarrow.parquet
+
+        return list(pyarrow.parquet.read_table(out).to_pylist())
+    import datasets
+
+    return list(datasets.load_from_disk(str(out)))
+
+
+def test_every_closed_session_is_exported_and_no_open_one(tmp_path: Path, capsys: Capture) -> None:
+    read = exported(journal_file(tmp_path), tmp_path / "rows.jsonl")
+    assert [(row["session_id"], row["leaf_id"], row["closed"]) for row in read] == [
+        ("aaa1", "aaa1-c2", "finished"),
+        ("aaa1", "aaa1-c3", "finished"),
+        ("b3", "b3-c1", "failed"),
+    ]
+    assert read[0]["response_ids"] == [4, 5, 6, 7, 8] and read[0]["weight_version"] == [0, 0, 1, -1, 1]
+    assert (read[0]["reward_names"], read[0]["reward_values"]) == (["reward"], [0.1 + 0.2])
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == f"3 rows of 2 sessions in {tmp_path / 'rows.jsonl'}, 1 open session left out"
+    assert second == "account: 8 generated = 8 trained + 0 dropped"
+
+
+def test_only_one_prompt_and_only_what_the_policy_trains(tmp_path: Path, capsys: Capture) -> None:
+    path = journal_file(tmp_path)
+    assert [row["uid"] for row in exported(path, tmp_path / "rows.jsonl", "--uid", "u1")] == ["u1"]
+    assert "1 open session left out" in capsys.readouterr().out
+    newest = exported(path, tmp_path / "rows.jsonl", "--policy", "mask_older_than")
+    assert [row["leaf_id"] for row in newest] == ["aaa1-c3", "b3-c1"]
+    assert "8 generated = 4 trained + 4 dropped (4 stale)" in capsys.readouterr().out
+    assert exported(path, tmp_path / "rows.jsonl", "--policy", "mask_older_than", "--version", "9") == []
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "datasets"])
+def test_each_format_gives_the_same_rows_back(tmp_path: Path, kind: str) -> None:
+    path, out = journal_file(tmp_path), tmp_path / "out"
+    expected = exported(path, tmp_path / "rows.jsonl")
+    assert main(["trajectories", "export", path, "--out", str(out), "--format", kind]) == 0
+    assert read_back(kind, out) == expected
+    assert {entry.name for entry in tmp_path.iterdir()} <= {"out", "rows.jsonl"} | NOTHING_LEFT_BEHIND
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "datasets"])
+def test_no_rows_are_a_file_of_no_rows(tmp_path: Path, kind: str) -> None:
+    with journal_at(tmp_path) as journal:
+        write(journal, opened())
+        path = str(journal.path)
+    assert main(["trajectories", "export", path, "--out", str(tmp_path / "out"), "--format", kind]) == 0
+    assert read_back(kind, tmp_path / "out") == []
+
+
+def test_the_tables_types_are_those_of_the_arrays(tmp_path: Path) -> None:
+    import pyarrow.parquet
+
+    out = tmp_path / "rows.parquet"
+    assert main(["trajectories", "export", journal_file(tmp_path), "--out", str(out), "--format", "parquet"]) == 0
+    schema = pyarrow.parquet.read_schema(out)
+    record = session(turn("a", [1], [2]))
+    assert schema.names == list(rows(record, assemble(record, TrainAll(), 0))[0])
+    types = {name: str(schema.field(name).type.value_type) for name in ("response_mask", "rollout_log_probs")}
+    assert types == {"response_mask": "uint8", "rollout_log_probs": "float"}
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_an_earlier_file_stays_until_the_new_one_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    path, out = journal_file(tmp_path), tmp_path / "rows"
+    out.write_text("earlier")
+
+    def breaks(*_: object) -> None:
+        assert out.read_text() == "earlier"
+        raise RuntimeError("in the middle")
+
+    monkeypatch.setattr(exporting, "rows", breaks)
+    with pytest.raises(RuntimeError, match="middle"):
+        main(["trajectories", "export", path, "--out", str(out), "--format", kind])
+    assert out.read_text() == "earlier"
+    assert {entry.name for entry in tmp_path.iterdir()} <= {"rows"} | NOTHING_LEFT_BEHIND
+
+
+@pytest.mark.parametrize(("kind", "package"), [("parquet", "pyarrow"), ("datasets", "datasets")])
+def test_a_missing_package_is_named(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, kind: str, package: str
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    out = tmp_path / "out"
+    assert main(["trajectories", "export", journal_file(tmp_path), "--out", str(out), "--format", kind]) == 2
+    told = capsys.readouterr().err
+    assert f"--format='{kind}'" in told and f"pip install {package}, or take --format jsonl" in told
+    assert not out.exists() and "Traceback" not in told
+
+
+def test_sessions_that_come_and_close_meanwhile_do_not_disturb(tmp_path: Path) -> None:
+    with journal_at(tmp_path) as journal:
+        filled(journal)
+        for number in range(10):
+            drifted(journal, f"more{number}")
+            read = exported(str(journal.path), tmp_path / "rows.jsonl")
+            assert len(read) == 3 + 2 * number
+            write(journal, started(f"more{number}", "last"), *closed(f"more{number}"))

@@ -1,0 +1,107 @@
+"""What a user can get wrong is told in one line that names the key, the value and the way out; exit code 2."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+from support.cli import Capture, journal_file, refusal
+from support.journal import journal_at, opened, write
+
+from seamless_verl.journal import JournalReader
+
+
+def test_what_is_no_journal(tmp_path: Path, capsys: Capture) -> None:
+    text, empty, other = tmp_path / "text", tmp_path / "empty", tmp_path / "other"
+    text.write_text("no database " * 100)
+    empty.touch()
+    with sqlite3.connect(other) as db:
+        db.execute("CREATE TABLE mine (x)")
+    db.close()
+    for path in (text, empty, other):
+        told = refusal(capsys, "ls", str(path))
+        assert f"JOURNAL='{path}'" in told and "cannot be read as a journal" in told
+        assert told.endswith("trajectories.sqlite beside its checkpoints, or seamless.gateway.journal")
+    missing = tmp_path / "missing"
+    assert f"JOURNAL='{missing}': there is no such file" in refusal(capsys, "show", str(missing), "s")
+    assert not missing.exists()
+
+
+def test_a_folder_is_no_journal_and_the_journals_in_it_are_named(tmp_path: Path, capsys: Capture) -> None:
+    told = refusal(capsys, "ls", str(tmp_path))
+    assert f"JOURNAL='{tmp_path}': it is a folder, and a journal is one file. Give the file that a run writes" in told
+    (tmp_path / "run").mkdir()
+    for path in (tmp_path / "run" / "trajectories.sqlite", tmp_path / "trajectories.sqlite"):
+        path.touch()
+        assert str(path) in refusal(capsys, "ls", str(tmp_path))
+
+
+def test_a_newer_schema(tmp_path: Path, capsys: Capture) -> None:
+    path = journal_file(tmp_path)
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA user_version=99")
+    db.close()
+    told = refusal(capsys, "export", path, "--out", str(tmp_path / "out"))
+    assert f"journal='{path}'" in told and "its format is 99" in told and "Use the release that wrote it" in told
+
+
+def test_sessions_that_are_not_one(tmp_path: Path, capsys: Capture) -> None:
+    path = journal_file(tmp_path)
+    unknown = refusal(capsys, "show", path, "zz")
+    assert "SESSION='zz'" in unknown and f"trajectories ls {path}" in unknown
+    assert "SESSION='aa': 2 sessions begin so. Give more of the id: aaa1, aab2" in refusal(capsys, "show", path, "aa")
+
+
+def test_not_all_of_many_ambiguous_sessions_are_named(tmp_path: Path, capsys: Capture) -> None:
+    with journal_at(tmp_path) as journal:
+        write(journal, *(opened(f"s{number}") for number in range(9)))
+        told = refusal(capsys, "show", str(journal.path), "s")
+    assert told.endswith("9 sessions begin so. Give more of the id: s0, s1, s2, s3, s4 and 4 more")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("nope", "policy='nope': there is no such staleness policy. Choose one of"),
+        ("nope:1", "policy='nope': there is no such staleness policy. Choose one of"),
+        ("mask_older_than:x", "--policy='mask_older_than:x': 'x' is no bound. Give a whole number"),
+        ("mask_older_than:-1", "--policy='mask_older_than:-1': '-1' is no bound. Give a whole number"),
+        ("train_all:2", "--policy='train_all:2': train_all takes no bound. Give train_all alone"),
+    ],
+)
+def test_policies(tmp_path: Path, capsys: Capture, text: str, told: str) -> None:
+    path = journal_file(tmp_path)
+    assert told in refusal(capsys, "show", path, "aaa1", "--policy", text)
+    assert told in refusal(capsys, "export", path, "--out", str(tmp_path / "out"), "--policy", text)
+
+
+def test_options(tmp_path: Path, capsys: Capture) -> None:
+    path, model = journal_file(tmp_path), str(tmp_path / "model")
+    assert "--limit=0" in refusal(capsys, "ls", path, "--limit", "0")
+    assert "--stage: invalid choice: 'ended' (choose from 'open'" in refusal(capsys, "ls", path, "--stage", "ended")
+    assert "--version: invalid int value: 'new'" in refusal(capsys, "show", path, "aaa1", "--version", "new")
+    assert "Add --model PATH" in refusal(capsys, "show", path, "aaa1", "--text")
+    assert f"--model='{model}': there is no such folder" in refusal(capsys, "show", path, "aaa1", "--model", model)
+    assert "the following arguments are required: COMMAND" in refusal(capsys)
+
+
+@pytest.mark.parametrize("end", ["", "-wal", "-shm", "-lock"])
+def test_an_export_never_replaces_the_journal(tmp_path: Path, capsys: Capture, end: str) -> None:
+    path = journal_file(tmp_path)
+    (tmp_path / "link").symlink_to(path)
+    for name in (path + end, *([str(tmp_path / "link")] if not end else [])):
+        assert "it is the journal itself" in refusal(capsys, "export", path, "--out", name)
+    assert len(JournalReader(Path(path)).sessions()) == 3
+
+
+def test_places_that_cannot_be_written(tmp_path: Path, capsys: Capture) -> None:
+    path, folder = journal_file(tmp_path), tmp_path / "folder"
+    folder.mkdir()
+    nowhere = str(tmp_path / "no" / "out")
+    assert f"--out='{nowhere}': there is no folder" in refusal(capsys, "export", path, "--out", nowhere)
+    assert "it is a folder. Give a file" in refusal(capsys, "export", path, "--out", str(folder))
+    kept = refusal(capsys, "export", path, "--out", str(folder), "--format", "datasets")
+    assert "it exists" in kept and folder.is_dir()
+    long = str(tmp_path / ("x" * 250))
+    assert f"--out='{long}': File name too long" in refusal(capsys, "export", path, "--out", long)

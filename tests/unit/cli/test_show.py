@@ -1,0 +1,156 @@
+"""`trajectories ls` and `show`: what a person reads of a journal."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from support.cli import Capture, closed, drifted, filled, journal_file, said
+from support.journal import journal_at, opened, write
+
+from seamless_verl.cli.reading import rebuilt
+from seamless_verl.cli.text import age, plain
+from seamless_verl.gateway.session import SessionLimits, SessionState
+from seamless_verl.gateway.sessions import SessionTable
+from seamless_verl.journal import Stage, StoredSession
+from seamless_verl.trajectory.session import Closed
+
+
+def ids(lines: list[str]) -> list[str]:
+    return [line.split()[0] for line in lines[1 : lines.index(totals(lines))]]
+
+
+def totals(lines: list[str]) -> str:
+    return next(line for line in lines if re.match(r"\d+ sessions?\b", line))
+
+
+def test_ls_has_a_line_for_each_session_and_the_totals(tmp_path: Path, capsys: Capture) -> None:
+    header, first, second, third, totals, left = said(capsys, "ls", journal_file(tmp_path))
+    assert header.split() == ["SESSION", "UID", "STAGE", "REASON", "CALLS", "TOKENS", "OPENED", "AGE"]
+    assert first.split()[:6] == ["aaa1", "u0", "closed", "finished", "3", "6"]
+    assert second.split()[:6] == ["aab2", "u1", "open", "-", "1", "1"]
+    assert third.split()[:6] == ["b3", "u1", "handed", "failed", "1", "2"]
+    at = datetime.fromisoformat(first.split()[6])
+    assert at.utcoffset() is not None and at.timestamp() == 1.0
+    days = int((time.time() - 1.5) // 86400)
+    assert first.split()[7].startswith(f"{days}d")
+    assert totals == "3 sessions (1 open, 1 closed, 1 handed): 5 calls, 9 tokens generated"
+    assert left.startswith("No run writes this journal now. What is open was cut off with its run")
+
+
+def test_ls_says_what_a_stopped_run_has_left_open(tmp_path: Path, capsys: Capture) -> None:
+    with journal_at(tmp_path) as journal:
+        write(journal, opened("running"))
+        path = str(journal.path)
+        assert said(capsys, "ls", path)[-1].startswith("1 session (1 open)"), "its run goes on"
+    assert said(capsys, "ls", path)[-1].startswith("No run writes this journal now")
+    Path(f"{path}-lock").unlink()  # as of a copy
+    assert said(capsys, "ls", path)[-1].startswith("No run writes this journal now")
+    with journal_at(tmp_path) as journal:
+        write(journal, *closed("running", "abandoned"))
+    assert said(capsys, "ls", path)[-1].startswith("1 session (1 closed)")
+
+
+def test_ls_leaves_out_what_was_not_asked_for(tmp_path: Path, capsys: Capture) -> None:
+    path = journal_file(tmp_path)
+    assert ids(said(capsys, "ls", path, "--uid", "u1")) == ["aab2", "b3"]
+    assert ids(said(capsys, "ls", path, "--stage", "closed")) == ["aaa1"]
+    limited = said(capsys, "ls", path, "--limit", "2")
+    assert ids(limited) == ["aab2", "b3"]
+    assert totals(limited).startswith("3 sessions") and "the newest 2 listed" in totals(limited)
+    assert said(capsys, "ls", path, "--uid", "nobody")[1:] == ["0 sessions: 0 calls, 0 tokens generated"]
+
+
+def test_ls_as_json_has_an_object_a_line(tmp_path: Path, capsys: Capture) -> None:
+    read = [json.loads(line) for line in said(capsys, "ls", journal_file(tmp_path), "--json")]
+    assert [one["session_id"] for one in read] == ["aaa1", "aab2", "b3"]
+    assert (read[0]["stage"], read[0]["tokens"], read[0]["opened_at"]) == ("closed", 6, 1.5)
+    assert read[1]["reason"] is None and abs(read[0]["age_s"] - time.time()) < 60
+
+
+def test_show_tells_what_is_trained_and_what_drifted(tmp_path: Path, capsys: Capture) -> None:
+    path = journal_file(tmp_path)
+    lines = said(capsys, "show", path, "aaa1", "--policy", "mask_older_than:0")
+    assert lines[0] == "session u0/aaa1 finished reward=0.3: 3 turns, 6 tokens generated"
+    assert "context 3" in lines
+    assert any(line.startswith("stage: closed (finished), opened 19") for line in lines)
+    assert any("by aaa1-c1 v1 on r0: trained 0/1 stale" in line for line in lines)
+    assert any("by aaa1-c3 v2 on r0: trained 2/2  => sequence aaa1-c3" in line for line in lines)
+    (drift,) = (line for line in lines if line.startswith("drift: "))
+    assert "aaa1-c3 left aaa1-c2 at token 4 (agent_edit): 3 generated tokens no longer" in drift
+    assert "rewards: reward=0.30000000000000004" in lines
+    assert "weight versions: v0 2 tokens, v1 2 tokens, v2 2 tokens" in lines
+    assert lines[-1] == "account: 6 generated = 2 trained + 4 dropped (4 stale), by mask_older_than:0 at version 2"
+
+
+def test_show_trains_everything_unless_told_otherwise(tmp_path: Path, capsys: Capture) -> None:
+    path = journal_file(tmp_path)
+    assert said(capsys, "show", path, "aaa1")[-1].startswith("account: 6 generated = 6 trained + 0 dropped, by")
+    last = said(capsys, "show", path, "aaa1", "--policy", "mask_older_than:1", "--version", "3")[-1]
+    assert last == "account: 6 generated = 2 trained + 4 dropped (4 stale), by mask_older_than:1 at version 3"
+
+
+def test_show_takes_the_beginning_of_an_id_and_names_calls_without_an_end(tmp_path: Path, capsys: Capture) -> None:
+    lines = said(capsys, "show", journal_file(tmp_path), "aab")
+    assert lines[0].startswith("session u1/aab2 open: 1 turns, 1 tokens")
+    assert any(line.startswith("without an end: aab2-c1 ") for line in lines)
+    assert "1 generated = 0 trained + 1 dropped (1 cancelled)" in lines[-1]
+
+
+def test_a_whole_id_is_never_ambiguous(tmp_path: Path, capsys: Capture) -> None:
+    with journal_at(tmp_path) as journal:
+        write(journal, opened("a", "first"), opened("ab", "second"))
+        assert said(capsys, "show", str(journal.path), "a")[0].startswith("session first/a ")
+
+
+def test_show_with_requests(tmp_path: Path, capsys: Capture) -> None:
+    lines = said(capsys, "show", journal_file(tmp_path), "aaa1", "--request")
+    assert any('"content": "reply to aaa1-c2"' in line for line in lines)
+    assert sum('"messages": [' in line for line in lines) == 3
+    assert "turn aaa1-c2 (stop): read 7 tokens, 1 of them new, wrote 1" in lines
+
+
+def test_reading_goes_on_while_a_run_writes(tmp_path: Path, capsys: Capture) -> None:
+    with journal_at(tmp_path) as journal:
+        filled(journal)
+        path = str(journal.path)
+        for number in range(20):
+            drifted(journal, f"more{number}")
+            assert len(ids(said(capsys, "ls", path))) == 4 + number
+            assert said(capsys, "show", path, f"more{number}")[-1].startswith("account: 6 generated")
+            write(journal, *closed(f"more{number}"))
+        journal.check_integrity()
+
+
+@pytest.mark.parametrize("reason", [*Closed, "the agent returned"])
+def test_a_session_is_closed_as_its_reason_says(reason: str) -> None:
+    recorded = StoredSession("s", "u", {}, 0.0, Stage.CLOSED, str(reason), (), {})
+    assert rebuilt(recorded).closed == (reason if reason in set(Closed) else Closed.FINISHED)
+
+
+def test_what_the_gateway_lets_expire_is_shown_as_expired() -> None:
+    now = [0.0]
+    table = SessionTable(clock=lambda: now[0])
+    table.open("u", limits=SessionLimits(lifetime=1))
+    now[0] = 2.0
+    (session,) = table.expire()
+    assert session.state is SessionState.EXPIRED
+    recorded = StoredSession("s", "u", {}, 0.0, Stage.CLOSED, session.reason, (), {})
+    assert rebuilt(recorded).closed is Closed.EXPIRED
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-3, "0s"), (5.9, "5s"), (185, "3m05s"), (7380, "2h03m"), (86400 * 4 + 7 * 3600, "4d07h"), (60, "1m00s")],
+)
+def test_ages(seconds: float, text: str) -> None:
+    assert age(seconds) == text
+
+
+def test_nothing_steers_the_terminal() -> None:
+    assert plain("a\x1b[31m\u202eb\nc\ud800é") == r"a\x1b[31m\u202eb\nc\ud800é"
+    assert re.fullmatch(r"\t\n", plain("\t\n", "\t\n"))

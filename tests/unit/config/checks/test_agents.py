@@ -1,0 +1,236 @@
+"""Agents and gateway: loops, port, journal and options that cannot work are refused before a run starts."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import yaml
+from support.config import assert_refused, refused, tiny_plain
+
+from seamless_verl.config import preflight
+from seamless_verl.config.checks.serve_options import name_of, serve_options
+
+AGENT = "actor_rollout_ref.rollout.agent"
+LOOPS, DEFAULT = f"{AGENT}.agent_loop_config_path", f"{AGENT}.default_agent_loop"
+GATEWAY = "seamless.gateway"
+ON = f"{GATEWAY}.enabled=true"
+OURS = "seamless_verl.agent_loops.loops"
+CALLABLE, COMMAND = f"{OURS}.CallableAgentLoop", f"{OURS}.CommandAgentLoop"
+
+
+def loops(folder: Path, *entries: object) -> str:
+    (folder / "loops.yaml").write_text(yaml.safe_dump(list(entries)))
+    return f"{LOOPS}={folder / 'loops.yaml'}"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """With an agent in it; also the working directory."""
+    (tmp_path / "agent.py").write_text("async def run(task, endpoint): ...\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"_target_": CALLABLE, "agent": "agent.py:run", "time_limit_s": 0.5, "failure_reward": None},
+        {"_target_": CALLABLE, "agent": "agent:run"},
+        {"_target_": COMMAND, "command": "true", "folder": ".", "env": {"A": "1"}},
+        {"_target_": COMMAND, "command": ["python", "agent.py"]},
+        {"_target_": "agent.run", "anything": 1},
+    ],
+)
+def test_loops_that_pass(folder: Path, entry: dict[str, object]) -> None:
+    config = tiny_plain(folder, ON, loops(folder, {"name": "mine", **entry}), f"{DEFAULT}=mine")
+    assert preflight(config, devices=1, accelerator=False) == []
+
+
+@pytest.mark.parametrize(
+    ("entry", "field", "way_out"),
+    [
+        ({"_target_": CALLABLE, "agent": "agnet.py:run"}, "agent", "Did you mean agent.py? Paths are taken from"),
+        ({"_target_": CALLABLE, "agent": "agent.py:rum"}, "agent", "Did you mean run?"),
+        ({"_target_": CALLABLE, "agent": "agent:rum"}, "agent", "Did you mean run?"),
+        ({"_target_": CALLABLE, "agent": "nosuch.module:run"}, "agent", "PYTHONPATH"),
+        ({"_target_": CALLABLE, "agent": "agent.py"}, "agent", "path/to/file.py:name"),
+        ({"_target_": CALLABLE}, "agent", "path/to/file.py:name"),
+        ({"_target_": CALLABLE, "agent": "agent.py:run", "time_limit": 3}, "time_limit", "Did you mean time_limit_s?"),
+        ({"_target_": CALLABLE, "agent": "agent.py:run", "time_limit_s": 0}, "time_limit_s", "time_limit_s=600"),
+        ({"_target_": COMMAND, "command": "true", "folder": "nosuch"}, "folder", "working directory"),
+        ({"_target_": COMMAND, "command": []}, "command", "[python, agent.py]"),
+        ({"_target_": f"{OURS}.CallableAgent", "agent": "agent.py:run"}, "_target_", "Did you mean CallableAgentLoop?"),
+        ({"_target_": "nosuch.Loop"}, "_target_", "Install it"),
+        ({"_target_": "agent"}, "_target_", "agent.<name>"),
+        ({}, "_target_", "`name` and `_target_`"),
+    ],
+)
+def test_loops_that_do_not(folder: Path, entry: dict[str, object], field: str, way_out: str) -> None:
+    config = tiny_plain(folder, ON, loops(folder, {"name": "mine", **entry}))
+    assert_refused(config, f"{LOOPS}[0].{field}", entry.get(field), way_out)
+
+
+def test_an_entry_may_name_a_variable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = {"name": "mine", "_target_": CALLABLE, "agent": "${oc.env:RECIPE}/agent.py:run"}
+    config = tiny_plain(folder, ON, loops(folder, entry), f"{DEFAULT}=mine")
+    monkeypatch.setenv("RECIPE", str(folder))
+    assert preflight(config, devices=1, accelerator=False) == []
+    monkeypatch.setenv("RECIPE", "/nosuch")
+    assert_refused(config, f"{LOOPS}[0].agent", "/nosuch/agent.py:run", "Paths are taken from")
+    monkeypatch.delenv("RECIPE")
+    (problem,) = refused(config)
+    assert problem.key == LOOPS and "RECIPE" in str(problem) and "Set the variable" in str(problem)
+
+
+def test_each_bad_entry_is_told(folder: Path) -> None:
+    bad = {"name": "a", "_target_": COMMAND, "command": ""}
+    good = {"name": "b", "_target_": COMMAND, "command": "true"}
+    problems = refused(tiny_plain(folder, ON, loops(folder, bad, good, {"_target_": COMMAND})))
+    assert [problem.key for problem in problems] == [f"{LOOPS}[0].command", f"{LOOPS}[2].name"]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"), [("- {a: b", "is not YAML"), ("name: mine", "is not a list"), ("", "is not a list")]
+)
+def test_a_file_of_loops_that_is_none(folder: Path, text: str, reason: str) -> None:
+    file = folder / "loops.yaml"
+    file.write_text(text)
+    (problem,) = refused(tiny_plain(folder, f"{LOOPS}={file}"))
+    assert problem.key == LOOPS and problem.value == str(file) and reason in problem.reason
+
+
+def test_a_file_of_loops_that_is_not_there(folder: Path) -> None:
+    assert_refused(tiny_plain(folder, f"{LOOPS}=nosuch.yaml"), LOOPS, "nosuch.yaml", "YAML file of agent loops")
+    assert_refused(tiny_plain(folder, f"{LOOPS}={folder}"), LOOPS, str(folder), "YAML file of agent loops")
+
+
+def test_the_default_loop_has_a_name_that_is_known(folder: Path) -> None:
+    named = loops(folder, {"name": "mine", "_target_": "agent.run"})
+    for name in ("single_turn_agent", "tool_agent", "mine"):
+        assert preflight(tiny_plain(folder, named, f"{DEFAULT}={name}"), devices=1, accelerator=False) == []
+    assert_refused(tiny_plain(folder, named, f"{DEFAULT}=mime"), DEFAULT, "mime", "Did you mean mine?")
+    assert_refused(tiny_plain(folder, f"{DEFAULT}=mine"), DEFAULT, "mine", LOOPS)
+    for own in (f"{AGENT}.agent_loop_manager_class=my.Manager", "actor_rollout_ref.model.external_lib=my.lib"):
+        config = tiny_plain(folder, f"{DEFAULT}=mine", own)  # code of one's own may register it
+        assert preflight(config, devices=1, accelerator=False) == []
+
+
+def test_the_port(folder: Path) -> None:
+    key = f"{GATEWAY}.port"
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        config = tiny_plain(folder, ON, f"{key}={port}")
+        assert_refused(config, key, port, f"Set {key} to another one, or to 0")
+        off = tiny_plain(folder, f"{key}={port}")
+        cluster = tiny_plain(folder, ON, f"{key}={port}", "ray_kwargs.ray_init.address=10.0.0.1:6379")
+        for passes in (off, cluster):
+            assert preflight(passes, devices=1, accelerator=False) == []
+    assert preflight(config, devices=1, accelerator=False) == []
+    assert_refused(tiny_plain(folder, ON, f"{key}=65536"), key, 65536, "to 0 for any that is free")
+
+
+def after_a_free_port() -> socket.socket:
+    """Listens; the port before it is free."""
+    while True:
+        taken = socket.create_server(("", 0))
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind(("", taken.getsockname()[1] - 1))
+            return taken
+        taken.close()
+
+
+def test_the_shards(folder: Path) -> None:
+    key = f"{GATEWAY}.port"
+    with after_a_free_port() as taken:
+        before = taken.getsockname()[1] - 1
+        (problem,) = refused(tiny_plain(folder, ON, f"{key}={before}", f"{GATEWAY}.shards=2"))
+        assert problem.key == key and str(before + 1) in problem.reason
+    assert_refused(tiny_plain(folder, ON, f"{key}=65534", f"{GATEWAY}.shards=3"), key, 65534, "to 0 for any")
+    calls = tiny_plain(folder, f"{GATEWAY}.shards=3", "actor_rollout_ref.rollout.max_num_seqs=2")
+    assert_refused(calls, f"{GATEWAY}.shards", 3, f"{GATEWAY}.shards=2 or less")
+    (folder / "trajectories-1.sqlite").write_text("something else")
+    config = tiny_plain(folder, ON, f"trainer.default_local_dir={folder}", f"{GATEWAY}.shards=2")
+    assert_refused(config, "trainer.default_local_dir", str(folder), f"{GATEWAY}.journal")
+
+
+def test_the_journal(folder: Path) -> None:
+    key = f"{GATEWAY}.journal"
+    (folder / "file").write_text("something else")
+    (folder / "empty").touch()
+    for good in ("new/folder/journal", "empty"):
+        assert preflight(tiny_plain(folder, ON, f"{key}={good}"), devices=1, accelerator=False) == []
+    assert not (folder / "new").exists()
+    for bad, said in [(".", "is a folder"), ("file/journal", "no folder can be made"), ("file", "is no journal")]:
+        (problem,) = refused(tiny_plain(folder, ON, f"{key}={bad}"))
+        assert (problem.key, problem.value) == (key, bad) and said in problem.reason and key in problem.way_out
+
+
+def test_a_journal_that_may_not_be_written(folder: Path) -> None:
+    """Not by root either, who may write where nothing can be made."""
+    config = tiny_plain(folder, ON, f"{GATEWAY}.journal=/proc/journal")
+    (problem,) = refused(config)
+    assert problem.key == f"{GATEWAY}.journal" and "/proc cannot be written" in problem.reason
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "[--tool-call-parser=hermes,--enable-auto-tool-choice]",
+        "[--tool_call_parser,hermes]",
+        "[--no-enable-log-deltas,--hf-overrides.a.b=1,--structured-outputs-config.backend=auto]",
+        "[--tool-call-parser=mine,--tool-parser-plugin=mine.py]",
+        "[--max-log=3]",
+    ],
+)
+def test_options_that_vllm_has(folder: Path, options: str) -> None:
+    assert serve_options(), "vLLM's sources have moved"
+    config = tiny_plain(folder, ON, f"{GATEWAY}.options={options}")
+    assert preflight(config, devices=1, accelerator=False) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "value", "way_out"),
+    [
+        ("[--tool-call-prser=hermes]", "--tool-call-prser=hermes", "Did you mean --tool-call-parser?"),
+        ("[--nonsense]", "--nonsense", "vllm serve --help"),
+        ("[hermes]", "hermes", '=["--one","--two=2"]'),
+        ("[--tool-call-parser=hermess]", "--tool-call-parser=hermess", "Did you mean hermes?"),
+        ("[--tool-call-parser,hermess]", "--tool-call-parser=hermess", "Did you mean hermes?"),
+        ("[--reasoning-parser=qwen33]", "--reasoning-parser=qwen33", "Did you mean qwen3?"),
+    ],
+)
+def test_options_that_vllm_has_not(folder: Path, options: str, value: str, way_out: str) -> None:
+    config = tiny_plain(folder, ON, f"{GATEWAY}.options={options}")
+    assert_refused(config, f"{GATEWAY}.options", value, way_out)
+
+
+@pytest.mark.parametrize(
+    ("option", "way_out"),
+    [
+        ("--gpu-memory-utilization=0.5", "Set actor_rollout_ref.rollout.gpu_memory_utilization for all engines"),
+        ("--max_num_seqs=4", "Set actor_rollout_ref.rollout.max_num_seqs for all engines"),
+        ("--no-enable-prefix-caching", "Set actor_rollout_ref.rollout.enable_prefix_caching for all engines"),
+        (
+            "--kv-transfer-config.a=1",
+            "Set +actor_rollout_ref.rollout.engine_kwargs.vllm.kv_transfer_config for all engines",
+        ),
+        ("--enforce-eager", "Set actor_rollout_ref.rollout.enforce_eager for all engines"),
+        ("--port=8000", "Leave it out; seamless.gateway.port says where the gateway listens"),
+        ("--api-key=abc", "Leave it out"),
+        ("--api-key=mine", "Leave it out"),
+    ],
+)
+def test_options_that_the_gateway_does_not_read(folder: Path, option: str, way_out: str) -> None:
+    known = ("max_num_seqs=128", "enforce_eager=true")
+    config = tiny_plain(
+        folder, ON, f"{GATEWAY}.options=[{option}]", *(f"actor_rollout_ref.rollout.{one}" for one in known)
+    )
+    assert_refused(config, f"{GATEWAY}.options", option, way_out)
+
+
+def test_names_of_options() -> None:
+    assert [name_of(one) for one in ("--a-b=c_d", "--a_b", "--a-b.c=1")] == ["a-b"] * 3

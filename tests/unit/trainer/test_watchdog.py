@@ -1,0 +1,108 @@
+"""What ends a run that stands still, and what keeps one alive that only waits."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from itertools import count, repeat
+from typing import Any
+
+import pytest
+from support.ledger import Clock
+
+from seamless_verl.errors import StandstillError
+from seamless_verl.trainer.watchdog import Watchdog
+
+LIMIT_S = 0.2
+
+
+def watchdog(counts: Iterator[float], limit_s: float = LIMIT_S) -> Watchdog:
+    return Watchdog(limit_s, lambda: next(counts), dict)
+
+
+def timed(clock: Clock, counts: Iterator[float]) -> Watchdog:
+    return Watchdog(100.0, lambda: next(counts), dict, clock=clock)
+
+
+def watching() -> bool:
+    return "watchdog" in {thread.name for thread in threading.enumerate()}
+
+
+@pytest.mark.parametrize("counts", [[0, 3, 7, 12], [9, 2, 5, 11]], ids=["more", "again from nothing"])
+def test_tokens_that_come_are_progress(counts: list[float]) -> None:
+    watched = watchdog(iter(counts))
+    assert [watched.outside() for _ in counts] == [True] * len(counts)
+
+
+def test_the_same_count_twice_is_none_and_so_is_no_answer() -> None:
+    watched = watchdog(iter([5.0, 5.0]))
+    assert [watched.outside(), watched.outside(), watched.outside()] == [True, False, False]
+
+
+def test_a_stage_that_was_reached_in_time_is_progress_and_nobody_is_asked() -> None:
+    clock = Clock(5)
+    watched = timed(clock, iter(()))
+    for clock.now in (104, 203, 302):
+        watched.look()
+        watched.reached("a stage")
+    clock.now = 401.9
+    watched.look()
+
+
+def test_tokens_carry_it_over_one_limit_each_time(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    watched = timed(clock, iter([5.0, 6.0, 6.0]))
+    watched.reached("waiting for groups, step 3")
+    for clock.now in (100, 199, 200, 299):
+        watched.look()
+    clock.now = 310
+    with pytest.raises(StandstillError, match=r"not moved for 110\.0 s\.\nThe trainer was at: waiting for groups"):
+        watched.look()
+    (told,) = (record.getMessage() for record in caplog.records if record.levelno == logging.CRITICAL)
+    assert "The trainer was at: waiting for groups, step 3." in told and "thread MainThread (" in told
+
+
+def test_a_training_that_is_stuck_ends_with_the_stage_it_was_at() -> None:
+    released = threading.Event()
+    watched = watchdog(repeat(5.0))
+
+    def training() -> None:
+        watched.reached("waiting for groups, step 3")
+        released.wait()
+
+    with pytest.raises(StandstillError, match="waiting for groups, step 3"):
+        watched.train(training)
+    assert not watching()
+    released.set()
+
+
+def test_a_training_that_waits_while_tokens_come_is_left_alone() -> None:
+    watchdog(float(i) for i in count()).train(lambda: time.sleep(4 * LIMIT_S))  # it does nothing for so long
+    assert not watching()
+
+
+def test_a_training_that_fails_fails_with_its_own_error() -> None:
+    def training() -> None:
+        raise OSError("no room for the checkpoint")
+
+    with pytest.raises(OSError, match="no room"):
+        watchdog(repeat(5.0), limit_s=1000.0).train(training)
+    assert not watching()
+
+
+def test_an_error_of_a_look_is_logged_and_ends_the_training(caplog: pytest.LogCaptureFixture) -> None:
+    released = threading.Event()
+
+    def training() -> None:
+        released.wait()
+
+    def others() -> Mapping[str, Any]:
+        raise KeyError("replica-7")
+
+    watched = Watchdog(LIMIT_S, lambda: 5.0, others)
+    with pytest.raises(KeyError, match="replica-7"):
+        watched.train(training)
+    assert "the watchdog ends the training: 'replica-7'" in caplog.text and not watching()
+    released.set()
