@@ -7,7 +7,7 @@ from setuptools import find_packages, setup
 HERE = Path(__file__).parent
 
 # The versions this release was verified with. A CUDA user already has verl's own environment,
-# so the base install asks for verl alone and moves neither its torch nor its vLLM.
+# so the base install asks for verl (and msgspec, as vLLM does) and moves neither its torch nor its vLLM.
 CPU = [
     "verl==0.9.1",
     "torch==2.13.0",
@@ -19,7 +19,7 @@ CPU = [
     "ray[default]==2.60.0",
     "tensordict==0.10.0",
 ]
-DEV = ["pytest", "pytest-timeout", "hypothesis", "ruff", "mypy"]
+DEV = ["pytest", "pytest-asyncio", "pytest-timeout", "hypothesis", "ruff", "mypy"]
 
 setup(
     name="seamless-verl",
@@ -28,10 +28,10 @@ setup(
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
-    python_requires=">=3.10",
+    python_requires=">=3.11",
     packages=find_packages(include=["seamless_verl", "seamless_verl.*"]),
     package_data={"seamless_verl": ["py.typed", "config/*.yaml", "config/platform/*.yaml", "tiny/*.jinja"]},
-    install_requires=["verl>=0.9.1"],
+    install_requires=["verl>=0.9.1", "msgspec>=0.18"],
     extras_require={"cpu": CPU, "dev": DEV},
     entry_points={
         "console_scripts": ["seamless-verl = seamless_verl.cli.main:main"],

@@ -1,7 +1,7 @@
-"""The one tree of exceptions: every error is picklable and is also the stdlib type a caller would expect.
+"""The tree of exceptions: one root; every error is picklable and also the stdlib type that a caller would expect.
 
-Ray carries exceptions between processes by pickling them, so each class rebuilds from its own
-arguments, and its text is complete without its traceback.
+Ray carries exceptions between processes by pickling them. So each class is rebuilt from its own arguments, and its
+text is complete without its traceback.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class SeamlessError(Exception):
 
 
 class ConfigError(SeamlessError, ValueError):
-    """A user's setting that cannot work: names the key, the value, and the way out."""
+    """A user's setting that cannot work: names the key, the value, the reason and the way out."""
 
     def __init__(self, key: str, value: object, reason: str, way_out: str) -> None:
         super().__init__(key, value, reason, way_out)
@@ -28,19 +28,39 @@ class ConfigError(SeamlessError, ValueError):
     def __str__(self) -> str:
         return f"{self.key}={self.value!r}: {self.reason}. {self.way_out}"
 
+    @property
+    def mistakes(self) -> tuple[ConfigError, ...]:
+        """Every mistake by itself: this error, or those that ConfigErrors carries."""
+        return (self,)
 
-def refusing(command: Callable[P, int]) -> Callable[P, int]:
-    """A command that ends with code 2, and one line on standard error, for a setting that cannot work."""
+
+class ConfigErrors(ConfigError):
+    """Several settings that cannot work: it is the first, and its text lists all, one a line."""
+
+    def __init__(self, first: ConfigError, *others: ConfigError) -> None:
+        super().__init__(first.key, first.value, first.reason, first.way_out)
+        self.args = (first, *others)
+
+    def __str__(self) -> str:
+        return "\n".join(str(mistake) for mistake in self.mistakes)
+
+    @property
+    def mistakes(self) -> tuple[ConfigError, ...]:
+        return self.args
+
+
+def exits_on_config_error(command: Callable[P, int]) -> Callable[P, int]:
+    """Make a command end with code 2 and the error's text on standard error when a setting cannot work."""
 
     @wraps(command)
-    def ended(*args: P.args, **kwargs: P.kwargs) -> int:
+    def run(*args: P.args, **kwargs: P.kwargs) -> int:
         try:
             return command(*args, **kwargs)
         except ConfigError as error:
             sys.stderr.write(f"{error}\n")
             return 2
 
-    return ended
+    return run
 
 
 class HostMovedError(SeamlessError, RuntimeError):
@@ -60,7 +80,7 @@ class HostMovedError(SeamlessError, RuntimeError):
 
 
 class JournalError(SeamlessError, RuntimeError):
-    """The journal cannot keep or give back what it was asked to; nothing of that request was acknowledged."""
+    """The journal could not write or read what was asked; nothing of that request was acknowledged."""
 
     def __init__(self, path: str, reason: str, way_out: str) -> None:
         super().__init__(path, reason, way_out)
@@ -71,7 +91,7 @@ class JournalError(SeamlessError, RuntimeError):
 
 
 class JournalOrderError(SeamlessError, ValueError):
-    """An event that cannot follow what is on record; its whole append was refused, the journal goes on."""
+    """An event that cannot follow the recorded ones; its whole append was refused, and the journal stays usable."""
 
     def __init__(self, event: str, subject: str, reason: str) -> None:
         super().__init__(event, subject, reason)
@@ -82,7 +102,7 @@ class JournalOrderError(SeamlessError, ValueError):
 
 
 class IntegrityError(SeamlessError, AssertionError):
-    """A conservation law of our own does not close: two counts of the same thing differ."""
+    """A conservation law does not hold: two counts of the same thing differ."""
 
     def __init__(self, law: str, expected: int, found: int) -> None:
         super().__init__(law, expected, found)
@@ -92,8 +112,8 @@ class IntegrityError(SeamlessError, AssertionError):
         return f"{self.law}: {self.expected} against {self.found}, a difference of {self.found - self.expected:+d}"
 
 
-class StandstillError(SeamlessError, TimeoutError):
-    """A run made no progress for `limit_s` seconds; the text says what stood still."""
+class NoProgressError(SeamlessError, TimeoutError):
+    """A run made no progress for `limit_s` seconds; `found` says what did not move."""
 
     def __init__(self, found: str, limit_s: float) -> None:
         super().__init__(found, limit_s)
@@ -101,13 +121,13 @@ class StandstillError(SeamlessError, TimeoutError):
 
     def __str__(self) -> str:
         return (
-            f"{self.found}\nNothing has moved for seamless.watchdog.no_progress_s={self.limit_s:g} seconds. Where "
-            "every process was is in the log above; set a larger value if a step may take so long"
+            f"{self.found}\nNothing has moved for seamless.watchdog.no_progress_s={self.limit_s:g} seconds. The log "
+            "above has the stacks of every process; set a larger value if a step may take so long"
         )
 
 
 class SessionClosedError(SeamlessError, RuntimeError):
-    """A session that has ended was asked to go on, or to end a second time with another reason."""
+    """A closed session was asked for another turn, or to close again with another reason."""
 
     def __init__(self, session: str, reason: str, refused: str) -> None:
         super().__init__(session, reason, refused)
@@ -118,7 +138,7 @@ class SessionClosedError(SeamlessError, RuntimeError):
 
 
 class TurnConflictError(SeamlessError, ValueError):
-    """Two different turns came under one turn id."""
+    """Two different turns have the same turn id."""
 
     def __init__(self, session: str, turn_id: str, difference: str) -> None:
         super().__init__(session, turn_id, difference)
@@ -127,12 +147,12 @@ class TurnConflictError(SeamlessError, ValueError):
     def __str__(self) -> str:
         return (
             f"session {self.session}: turn_id={self.turn_id!r} is on record with another {self.difference}. "
-            "Give each turn its own id; send the same turn again only as it was"
+            "Give each turn its own id; repeat a turn only unchanged"
         )
 
 
 class ReplicaLostError(SeamlessError, ConnectionError):
-    """A replica is gone: its process died or its connection broke; what it had streamed stays valid."""
+    """A replica is lost: its process died or its connection broke; the tokens that it streamed stay valid."""
 
     def __init__(self, replica: str, reason: str) -> None:
         super().__init__(replica, reason)
@@ -143,7 +163,7 @@ class ReplicaLostError(SeamlessError, ConnectionError):
 
 
 class ReplicaStateError(SeamlessError, RuntimeError):
-    """A replica was asked for a state that cannot follow the one it is in; nothing changed."""
+    """A replica was asked for a state that cannot follow its present one; nothing changed."""
 
     def __init__(self, replica: str, found: str, wanted: str, legal: str) -> None:
         super().__init__(replica, found, wanted, legal)
@@ -154,7 +174,7 @@ class ReplicaStateError(SeamlessError, RuntimeError):
 
 
 class WeightsNotLoadedError(SeamlessError, RuntimeError):
-    """A replica could not load new weights: its own are the old ones, or of two versions."""
+    """A replica could not load new weights; it has the old ones, or a mix of both versions."""
 
     def __init__(self, replica: str, version: int, reason: str) -> None:
         super().__init__(replica, version, reason)
@@ -165,7 +185,7 @@ class WeightsNotLoadedError(SeamlessError, RuntimeError):
 
 
 class ReplicaVersionError(SeamlessError, ValueError):
-    """Weights that may not be served: their version is not the committed one."""
+    """A replica has weights that it may not serve: their version is not the committed one."""
 
     def __init__(self, replica: str, version: int, committed: int) -> None:
         super().__init__(replica, version, committed)
@@ -179,7 +199,7 @@ class ReplicaVersionError(SeamlessError, ValueError):
 
 
 class WireError(SeamlessError, ConnectionError):
-    """The other end of a connection sent what cannot be understood or accepted; the connection is closed."""
+    """The peer of a connection sent what cannot be decoded or accepted; the connection is closed."""
 
     def __init__(self, peer: str, reason: str) -> None:
         super().__init__(peer, reason)
@@ -190,7 +210,7 @@ class WireError(SeamlessError, ConnectionError):
 
 
 class CallError(SeamlessError):
-    """Why a call ended as failed; what it had produced stays on record."""
+    """A call failed; the tokens that it had generated stay on record."""
 
     def __init__(self, call_id: str, reason: str) -> None:
         super().__init__(call_id, reason)
@@ -201,19 +221,19 @@ class CallError(SeamlessError):
 
 
 class CallLossesError(CallError, RuntimeError):
-    """One replica after another was lost under the call and none of them produced a token."""
+    """The call lost one replica after another, and none of them generated a token."""
 
 
 class CallGrammarError(CallError, RuntimeError):
-    """The call was cut inside a grammar, and its engines begin one anew with each request."""
+    """The call was cut inside a grammar, which engines start over with each request."""
 
 
 class CallRefusedError(CallError, ValueError):
-    """The engine would not run the call."""
+    """The engine refused the call."""
 
 
 class GroupsFailedError(SeamlessError, RuntimeError):
-    """One group of sessions after another failed, so that nothing is left to be trained."""
+    """Too many groups of sessions failed in a row, without one that could be trained."""
 
     def __init__(self, groups: int, key: str, last: str) -> None:
         super().__init__(groups, key, last)
@@ -222,12 +242,12 @@ class GroupsFailedError(SeamlessError, RuntimeError):
     def __str__(self) -> str:
         return (
             f"{self.groups} groups failed one after another, and each was replaced by the next. "
-            f"Repair what broke the last, or let more fail with {self.key}={2 * self.groups}. The last: {self.last}"
+            f"Repair the last failure, or allow more with {self.key}={2 * self.groups}. The last: {self.last}"
         )
 
 
 class PlaneFailedError(SeamlessError, RuntimeError):
-    """The data plane cannot go on, and starting it again would not help."""
+    """The data plane failed in a way that starting it again would not repair."""
 
     def __init__(self, plane: str, reason: str) -> None:
         super().__init__(plane, reason)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,27 +11,28 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from seamless_verl.runtime.scratch import SESSION, scratch_folder
+from seamless_verl.runtime.scratch import RAY_SOCKETS, scratch_folder
 
 settings.register_profile("shared", suppress_health_check=[HealthCheck.too_slow])  # that is the machine, not the test
 settings.load_profile("shared")
-LONGEST = [
-    *("seamless", "vanilla", "megatron_engine", "gateway_training", "plane_end", "gateway_kill"),
-    *("recipe_swe_agent_talk", "bench_gateway", "run_end", "vllm_tensor_parallel", "staged_weights"),
-]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """First the files that take longest: of two workers, neither is left with one when the other has no more to do."""
-    order = {f"test_{name}": number for number, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: order.get(item.path.stem, len(order)))
+    """Run the slowest files first: with two workers, neither is left with a long file when the other has finished."""
+    items.sort(key=place_of)
+
+
+def place_of(item: pytest.Item) -> float:
+    """The place that the file's `slowest` marker gives it; files without one come last."""
+    marker = item.get_closest_marker("slowest")
+    return math.inf if marker is None else marker.args[0]
 
 
 @pytest.fixture(scope="session", autouse=True)
 def temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """TMPDIR of everything the tests start, gone with the session; not pytest's, whose path is too long for sockets."""
     tmp_path_factory.getbasetemp()  # stays where it is, for whoever looks into it afterwards
-    with scratch_folder(SESSION) as path, pytest.MonkeyPatch.context() as patch:
+    with scratch_folder(RAY_SOCKETS) as path, pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(path))
         patch.setattr(tempfile, "tempdir", None)
         yield path

@@ -16,6 +16,6 @@ ARGUMENTS=(--config-dir "$HERE" --config-name config
   "reward.custom_reward_function.path=$HERE/reward.py"
   "trainer.default_local_dir=$DATA/checkpoints/\${trainer.experiment_name}" "$@")
 
-"$PYTHON" -m seamless_verl.check --unmade "${ARGUMENTS[@]}" # a setting that cannot work is refused before all else
+"$PYTHON" -m seamless_verl.check --unmade "${ARGUMENTS[@]}" # refuse a setting that cannot work before anything else
 "$PYTHON" "$HERE/data.py" --out "$DATA"
 exec "$PYTHON" -m "$MAIN" "${ARGUMENTS[@]}"

@@ -1,4 +1,4 @@
-"""A calculator agent as anyone would write it on the openai SDK; nothing in it knows that it is trained.
+"""A calculator agent as anyone would write it on the openai SDK; nothing in it depends on training.
 
 OPENAI_BASE_URL=http://... OPENAI_API_KEY=... python recipes/openai_tool_agent/agent.py "What is 37+41-12?"
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-TURNS = 4  # two calls are enough for any question; one more may go wrong, and then it has to answer
+TURNS = 4  # two calls are enough for any question; one more may fail, and then the model has to answer
 REPLY_TOKENS = 80  # a call has 62
 TOOLS: list[Any] = [
     {
@@ -36,30 +36,30 @@ def calculator(expression: str) -> str:
     return str(OPERATORS[found[2]](int(found[1]), int(found[3]))) if found else "error"
 
 
-def use(name: str, arguments: str) -> str:
-    """What a tool call gives. The model may have asked for anything: what cannot be done is an `error`."""
+def call_tool(name: str, arguments: str) -> str:
+    """The result of a tool call. The model may ask for anything: what cannot be done is an `error`."""
     try:
-        given = json.loads(arguments)
-    except (ValueError, RecursionError):  # a model may open more brackets than the parser bears
+        parsed = json.loads(arguments)
+    except (ValueError, RecursionError):  # a model may open more brackets than the parser can nest
         return "error"
-    expression = given.get("expression") if isinstance(given, dict) else None
+    expression = parsed.get("expression") if isinstance(parsed, dict) else None
     return calculator(expression) if name == "calculator" and isinstance(expression, str) else "error"
 
 
 async def solve(client: AsyncOpenAI, messages: list[Any], model: str = "policy") -> str:
-    """Talk until the model answers without a tool, for at most `TURNS` replies; the last one's text."""
+    """Call the model until it answers without a tool, for at most `TURNS` replies; returns the last one's text."""
     for _ in range(TURNS):
-        reply = await client.chat.completions.create(
+        response = await client.chat.completions.create(
             model=model, messages=messages, tools=TOOLS, tool_choice="auto", max_tokens=REPLY_TOKENS
         )
-        said = reply.choices[0].message
-        if not said.tool_calls:
+        reply = response.choices[0].message
+        if not reply.tool_calls:
             break
-        messages = [*messages, said.model_dump(exclude_none=True)]
-        for call in said.tool_calls:
-            result = use(call.function.name, call.function.arguments)
+        messages = [*messages, reply.model_dump(exclude_none=True)]
+        for call in reply.tool_calls:
+            result = call_tool(call.function.name, call.function.arguments)
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
-    return said.content or ""
+    return reply.content or ""
 
 
 async def run(task: dict[str, Any], endpoint: Any) -> None:

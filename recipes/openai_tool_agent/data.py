@@ -2,7 +2,7 @@
 
     python recipes/openai_tool_agent/data.py --out DIR [--steps 400] [--seed 0] [--train 2048] [--val 64]
 
-A model that was made with the same seed and steps is left as it is.
+A model that was made with the same seed and steps is kept.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Any
 
 from transcripts import ask
 
-from seamless_verl.errors import ConfigError, refusing
+from seamless_verl.errors import ConfigError, exits_on_config_error
 from seamless_verl.tiny import make_model
 from seamless_verl.tiny.files import writing_to
 from seamless_verl.tiny.task import write_parquet
 
 DATA_SOURCE = "calculator"
-MADE = "warm_start.json"  # in the model's folder: what it was made with
+RECORD = "warm_start.json"  # in the model's folder: the settings it was made with
 
 
 def rows(split: str, seed: int, count: int) -> list[dict[str, Any]]:
-    """`count` rows in verl's format, the same for the same arguments; ConfigError for none."""
+    """`count` rows in verl's format, the same for the same arguments; raises ConfigError for fewer than one."""
     if count < 1:
         raise ConfigError(split, count, "there must be at least one row", "Ask for one or more")
     draw = random.Random(f"{DATA_SOURCE}/{split}/{seed}")
@@ -45,22 +45,22 @@ def rows(split: str, seed: int, count: int) -> list[dict[str, Any]]:
 
 
 def make_beginner(folder: Path, seed: int, steps: int) -> None:
-    """The warm-started model, unless it is there; ConfigError for fewer than one step."""
+    """Make the warm-started model unless it exists; raises ConfigError for fewer than one step."""
     if steps < 1:
         raise ConfigError("steps", steps, "there must be at least one step", "Ask for one or more")
-    made, settings = folder / MADE, {"seed": seed, "steps": steps}
-    if made.is_file() and json.loads(made.read_text()) == settings:
+    record, settings = folder / RECORD, {"seed": seed, "steps": steps}
+    if record.is_file() and json.loads(record.read_text()) == settings:
         return
     from warm_start import warm_start
 
     began = time.monotonic()
     make_model("nano", seed, folder)
     warm_start(folder, seed, steps)
-    made.write_text(json.dumps(settings))  # last: without it, all of it is made again
+    record.write_text(json.dumps(settings))  # last: without it, all of it is made again
     print(f"warm start: {steps} steps in {time.monotonic() - began:.0f} s")  # noqa: T201
 
 
-@refusing
+@exits_on_config_error
 def main() -> int:
     """Exit code 0, or 2 with one line on standard error for a setting that cannot work."""
     parser = argparse.ArgumentParser(description="Make the tool agent's model and data.")

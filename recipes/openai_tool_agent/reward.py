@@ -1,6 +1,6 @@
 """The reward of the tool agent's recipe: for the right answer, and a little for having used the tool.
 
-A session is graded by its whole text from the model's first word on: calls, results, answer.
+A session is graded by its whole text from the model's first token on: calls, results, answer.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def compute_score(
     Returns `score` in [0, 1], the reward; `acc`, 1.0 when what follows the last markup has one number, the
     answer, and 0.0 otherwise; and `results`, how many calls had one.
     """
-    given = RESULT.findall(solution_str)
-    results = sum(result != "error" for result in given)
+    responses = RESULT.findall(solution_str)
+    results = sum(response != "error" for response in responses)
     right = NUMBER.findall(MARKUP.sub("", solution_str, count=1)) == [ground_truth]
-    used = 0 < results == len(given) == solution_str.count(CALL)
+    used = 0 < results == len(responses) == solution_str.count(CALL)
     return {"score": RIGHT if right else USED * used, "acc": float(right), "results": float(results)}

@@ -1,7 +1,7 @@
-"""Questions for the calculator, and how a beginner who has seen the tool used answers them.
+"""Questions for the calculator, and example conversations that answer them rightly and wrongly.
 
-A question has two operations, and every number in it and on the way has two digits, so that what is to be
-copied always stands equally far back. Each habit below is one way of answering; only `RIGHT` is to be kept.
+A question has two operations. Every number in it and every result on the way has two digits, so that what is to be
+copied is always equally far back. Each habit is one way of answering; reinforcement is to keep only `RIGHT`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OPERATIONS = 2
 
 @dataclass(frozen=True)
 class Question:
-    """`numbers` joined by `signs` (one fewer), worked out from the left."""
+    """`numbers` joined by `signs` (one fewer), evaluated from the left."""
 
     numbers: tuple[int, ...]
     signs: str
@@ -48,7 +48,7 @@ class Question:
 
 
 def ask(draw: random.Random) -> Question:
-    """Any start, and then any operation that leaves two digits."""
+    """A random start, then random operations whose results have two digits."""
     value = draw.randint(LOW, HIGH)
     numbers, signs = [value], ""
     for _ in range(OPERATIONS):
@@ -60,36 +60,36 @@ def ask(draw: random.Random) -> Question:
     return Question(tuple(numbers), signs)
 
 
-@unique  # two of one share would be one habit
+@unique  # two members with the same share would be one
 class Habit(Enum):
     """Ways of answering, with their shares of 15."""
 
     RIGHT = 8
     """an operation at a time, then the last result"""
-    HASTE = 5
-    """the first call alone, and its result"""
-    WHOLE = 2
+    FIRST_CALL_ONLY = 5
+    """only the first call, and its result"""
+    WHOLE_QUESTION = 2
     """the whole question in one call, which is an error; then any number"""
 
 
 def transcript(question: Question, habit: Habit, draw: random.Random) -> list[dict[str, Any]]:
-    """The conversation as chat messages, from the question to the answer; `draw` gives any number."""
+    """The conversation as chat messages, from the question to the answer; `draw` gives a random number."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": question.text}]
     guess = draw.randint(LOW, HIGH)
     for expression in calls(question, habit):
-        messages += called(expression)
-    answer = guess if habit is Habit.WHOLE else messages[-1]["content"]
+        messages += call_and_result(expression)
+    answer = guess if habit is Habit.WHOLE_QUESTION else messages[-1]["content"]
     return [*messages, {"role": "assistant", "content": f"Answer: {answer}"}]
 
 
 def calls(question: Question, habit: Habit) -> list[str]:
     """The expressions that the calculator is asked for."""
-    if habit is Habit.WHOLE:
+    if habit is Habit.WHOLE_QUESTION:
         return [question.expression]
-    return question.steps[: 1 if habit is Habit.HASTE else OPERATIONS]
+    return question.steps[: 1 if habit is Habit.FIRST_CALL_ONLY else OPERATIONS]
 
 
-def called(expression: str) -> list[dict[str, Any]]:
+def call_and_result(expression: str) -> list[dict[str, Any]]:
     """A call of the tool and its result."""
     function = {"name": "calculator", "arguments": json.dumps({"expression": expression})}
     return [

@@ -1,8 +1,8 @@
-"""A beginner for reinforcement to improve: a small model that has read some transcripts, good and bad.
+"""Warm start: a short supervised training of a small model on transcripts, good and bad, for reinforcement to improve.
 
-No model of this size finds a tool's syntax by chance, so it is shown: first how it is done, then how it is
-done well and badly in the shares of `Habit`. On one core, in about a minute; the same arguments give the
-same weights on the same machine.
+No model of this size finds a tool's syntax by chance. So it is trained on right transcripts first, then on right and
+wrong ones in the shares of `Habit`. This takes about a minute on one core; the same arguments give the same weights on
+the same machine.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from seamless_verl.tiny.files import replaced_folder
 
 BATCH = 16  # transcripts
 RATE, WARM_UP = 4e-3, 20  # learning rate, and the steps until it is reached
-SHOWN = 0.8  # the share of steps in which only RIGHT is read
+RIGHT_SHARE = 0.8  # the share of steps with transcripts of RIGHT only
 IGNORED = -100  # the label of a token that is not learned
 
 Example = tuple[list[int], list[int]]
 
 
 def warm_start(folder: Path, seed: int, steps: int) -> None:
-    """Trains the model in `folder` for that many steps and puts the result in its place."""
+    """Train the model in `folder` for that many steps, and replace it by the result."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = Qwen3ForCausalLM.from_pretrained(folder)
     torch.set_num_threads(1)
@@ -41,14 +41,14 @@ def warm_start(folder: Path, seed: int, steps: int) -> None:
 
 
 def train(model: Any, tokenizer: PreTrainedTokenizerBase, draw: random.Random, steps: int) -> None:
-    """`steps` updates of AdamW; the rate falls while the habits are read."""
+    """`steps` updates of AdamW; the rate falls while wrong habits are mixed in."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
-    shown = int(steps * SHOWN)
+    mixed_from = int(steps * RIGHT_SHARE)
     for step in range(steps):
-        habits = examples(tokenizer, draw, list(Habit) if step >= shown else [Habit.RIGHT])
-        left = min(1.0, (steps - step) / (steps - shown))
+        habits = examples(tokenizer, draw, list(Habit) if step >= mixed_from else [Habit.RIGHT])
+        decay = min(1.0, (steps - step) / (steps - mixed_from))
         for group in optimizer.param_groups:
-            group["lr"] = RATE * min(1.0, (step + 1) / WARM_UP) * left
+            group["lr"] = RATE * min(1.0, (step + 1) / WARM_UP) * decay
         loss_of(model, opening(tokenizer), list(islice(habits, BATCH))).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -67,7 +67,7 @@ def loss_of(model: Any, head: list[int], batch: list[Example]) -> torch.Tensor:
 
 
 def examples(tokenizer: PreTrainedTokenizerBase, draw: random.Random, habits: list[Habit]) -> Iterator[Example]:
-    """Token ids of transcripts after their common opening, and their labels: what the assistant says."""
+    """Token ids of transcripts after their common opening, and their labels: the assistant's messages."""
     skipped = len(opening(tokenizer))
     while True:
         [habit] = draw.choices(habits, [habit.value for habit in habits])

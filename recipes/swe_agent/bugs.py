@@ -1,6 +1,6 @@
-"""The repositories of the swe_agent recipe: a module or two, one bug, tests of which some pass all the same.
+"""The repositories of the swe_agent recipe: one or two modules, one bug, and tests of which some pass despite it.
 
-Each kind of bug is a text with `$noun` and `$n` in it, so that one kind gives repositories that differ.
+Each kind of bug is a template with `$noun` and `$n` in it, so that one kind gives different repositories.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from string import Template
 
 NOUNS = ("orders", "visits", "payments", "readings", "tickets", "parcels", "scores", "songs")
 SHOWN = 2
-"""So many tests lie in the repository, the first of which fails; all are what the reward is made of."""
+"""The number of tests in the repository, the first of which fails; the reward is made of all tests."""
 
 
 @dataclass(frozen=True)
 class Bug:
-    """One kind. `module` holds `right`, which the bug makes `wrong`; `beside` is a second module, unharmed.
+    """One kind of bug. `module` holds `right`, which the bug replaces by `wrong`; `beside` is a second, correct module.
 
-    tests: calls of `function` and what they give, Python in text. With the bug the first fails, the second
-    passes, and of the others some do.
+    tests: calls of `function` and their values, Python in text. With the bug the first fails, the second passes, and
+    some of the others do.
     """
 
     module: str
@@ -33,7 +33,7 @@ class Bug:
 
 @dataclass(frozen=True)
 class Repository:
-    """What is written to disk (`files`, by name), what is kept from the agent (`hidden`), and a way to mend it."""
+    """What is written to disk (`files`, by name), the tests kept from the agent (`hidden`), and the fixed module."""
 
     kind: str
     issue: str

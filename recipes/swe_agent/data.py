@@ -1,6 +1,6 @@
-"""Makes what the swe_agent recipe trains on, in one folder:
+"""Makes the model, the repositories and the data of the swe_agent recipe, in one folder:
 
-model/                          the tiny model, unless --size none; kept when it is the same
+model/                          the tiny model, unless --size none; an existing one of the same settings is kept
 train.parquet, val.parquet      one row a repository: the issue as prompt, the folders in extra_info
 repositories/<split>/<index>/   what the agent gets a copy of
 tests/<split>/<index>/          what it is graded with
@@ -18,16 +18,16 @@ from typing import Any
 
 from bugs import Repository, draw_repository
 
-from seamless_verl.errors import ConfigError, refusing
+from seamless_verl.errors import ConfigError, exits_on_config_error
 from seamless_verl.tiny import SIZES, keep_or_make_model
 from seamless_verl.tiny.files import replaced_folder, writing_to
 from seamless_verl.tiny.task import write_parquet
 
 DATA_SOURCE, HIDDEN = "swe_agent", "test_hidden.py"
-MADE = "made_by_data.py"  # by which a folder is known as ours, and may be replaced
+MARKER = "made_by_data.py"  # a folder with this file was made here, and may be replaced
 
 
-@refusing
+@exits_on_config_error
 def main() -> int:
     """Exit code 0, or 2 with one line on standard error for a setting that cannot work."""
     parser = argparse.ArgumentParser(description="Make the swe_agent recipe's model, repositories and data.")
@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def check_count(split: str, count: int) -> None:
-    """ConfigError for fewer than one, since verl cannot load an empty file."""
+    """Raise ConfigError for fewer than one, since verl cannot load an empty file."""
     if count < 1:
         raise ConfigError(f"--{split}", count, "there must be at least one repository", f"Give --{split} 1 or more")
 
@@ -58,20 +58,21 @@ def make_split(out: Path, split: str, seed: int, count: int) -> None:
     """The repositories, their tests and their rows."""
     draw = random.Random(f"{DATA_SOURCE}/{split}/{seed}")
     repositories = [draw_repository(draw) for _ in range(count)]
-    for name, files_of in (("repositories", shown), ("tests", hidden)):
-        with replaced_folder(out / name / split, marker=MADE) as folder:
-            (folder / MADE).touch()
-            for index, one in enumerate(repositories):
-                write_files(folder / str(index), files_of(one))
-    write_parquet(out / f"{split}.parquet", [row(out, split, index, one) for index, one in enumerate(repositories)])
+    for name, files_of in (("repositories", visible_files), ("tests", hidden_files)):
+        with replaced_folder(out / name / split, marker=MARKER) as folder:
+            (folder / MARKER).touch()
+            for index, repository in enumerate(repositories):
+                write_files(folder / str(index), files_of(repository))
+    rows = [row(out, split, index, repository) for index, repository in enumerate(repositories)]
+    write_parquet(out / f"{split}.parquet", rows)
 
 
-def shown(one: Repository) -> dict[str, str]:
-    return one.files
+def visible_files(repository: Repository) -> dict[str, str]:
+    return repository.files
 
 
-def hidden(one: Repository) -> dict[str, str]:
-    return {HIDDEN: one.hidden}
+def hidden_files(repository: Repository) -> dict[str, str]:
+    return {HIDDEN: repository.hidden}
 
 
 def write_files(folder: Path, files: dict[str, str]) -> None:
@@ -80,15 +81,15 @@ def write_files(folder: Path, files: dict[str, str]) -> None:
         (folder / name).write_text(text)
 
 
-def row(out: Path, split: str, index: int, one: Repository) -> dict[str, Any]:
-    """One row in verl's format; `ground_truth` is the bug's kind, for whoever reads the data."""
+def row(out: Path, split: str, index: int, repository: Repository) -> dict[str, Any]:
+    """One row in verl's format; `ground_truth` is the bug's kind, for readers of the data only."""
     folders = {"repository": out / "repositories", "tests": out / "tests"}
     places = {name: str(folder / split / str(index)) for name, folder in folders.items()}
     return {
         "data_source": DATA_SOURCE,
-        "prompt": [{"role": "user", "content": one.issue}],
+        "prompt": [{"role": "user", "content": repository.issue}],
         "ability": "code",
-        "reward_model": {"style": "rule", "ground_truth": one.kind},
+        "reward_model": {"style": "rule", "ground_truth": repository.kind},
         "extra_info": {"split": split, "index": index, **places},
     }
 

@@ -1,7 +1,7 @@
-"""Run the tests of this folder on sources that were handed in; the share that passes becomes reward.json.
+"""Run the tests of this folder on the agent's sources; the share that passes is written to reward.json.
 
-The sources run in this very process. They cannot reach the tests' files, and one that ends the process, or
-writes a reward of its own without the word it is not told, has none. One that studies this process can cheat.
+The sources run in this process. They cannot change the tests' files. Sources that end the process get no reward, nor
+do those that write a reward of their own without the secret. Sources that inspect this process can cheat.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ TESTS = "test_hidden"
 
 
 def main() -> int:
-    given = json.load(sys.stdin)
-    Path("task.json").unlink()  # the word is in it
-    for name, text in given["files"].items():
+    task = json.load(sys.stdin)
+    Path("task.json").unlink()  # the secret is in it
+    for name, text in task["files"].items():
         write_source(name, text)
     sys.path.insert(0, str(Path.cwd()))
     tests = list(cases(unittest.defaultTestLoader.loadTestsFromName(TESTS)))
     passed = sum(passes(test) for test in tests)
-    share = {"reward": passed / len(tests), "passed": passed, "tests": len(tests), "word": given["word"]}
+    share = {"reward": passed / len(tests), "passed": passed, "tests": len(tests), "secret": task["secret"]}
     Path("reward.json").write_text(json.dumps(share))
     return 0
 
 
 def write_source(name: str, text: str) -> None:
-    """ValueError for a name that leads out of this folder, or to a test."""
+    """Write one source; raises ValueError for a name outside of this folder, or of a test."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or path.suffix != ".py" or path.name.startswith("test_"):
         raise ValueError(f"files: {name!r} is no source of the repository")
@@ -39,7 +39,7 @@ def write_source(name: str, text: str) -> None:
 
 
 def cases(suite: unittest.TestSuite) -> Iterator[unittest.TestCase]:
-    """Each test; sources that cannot be imported make it one, which fails."""
+    """Each test; when the sources cannot be imported, unittest gives one, which fails."""
     for test in suite:
         if isinstance(test, unittest.TestSuite):
             yield from cases(test)

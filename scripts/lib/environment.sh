@@ -1,5 +1,5 @@
 # Sourced by the scripts: makes .venv from the lock file, once. Afterwards $PYTHON runs everything.
-# A second run finds the stamp of the same lock and setup and installs nothing.
+# A second call finds a stamp for the same lock file and setup, and installs nothing.
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 VENV="$ROOT/.venv"
@@ -31,7 +31,7 @@ install_lock() {
     "$VENV/bin/uv" pip install --python "$PYTHON" --no-deps -r "$LOCK"; then
     return
   fi
-  say "uv did not manage; pip takes over"
+  say "uv failed; installing with pip"
   "$PYTHON" -m pip install --no-deps --progress-bar on -r "$LOCK" || die \
     "requirements/cpu.lock: could not be installed. torch 2.13.0+cpu is among it: set PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL to where PyTorch's CPU builds are."
 }
@@ -48,7 +48,7 @@ ensure_environment() {
   "$PYTHON" -m pip install --quiet --no-deps --no-build-isolation --editable "$ROOT"
   "$PYTHON" -m seamless_verl.platform.vllm_alias
   say "[4/4] Bytecode"
-  # A start-up is nearly all imports, in a dozen processes: they take twice as long from source.
+  # A start-up is nearly all imports, in a dozen processes. Without bytecode they take twice as long.
   env -u PYTHONDONTWRITEBYTECODE "$PYTHON" -m compileall -q -j 2 "$VENV/lib" >/dev/null 2>&1 || true
   rm -f "$VENV"/.seamless-*
   touch "$stamp"

@@ -1,7 +1,7 @@
-"""Run a training command and show of its output what a person wants to see; the rest goes to a file.
+"""Run a training command, print a summary of its progress, and write its whole output to a file.
 
-`python progress.py LOG COMMAND [ARG ...]` exits as the command does. A signal reaches the command,
-which cleans up after itself; when nobody reads what is shown any more, the command is interrupted.
+`python progress.py LOG COMMAND [ARG ...]` exits as the command does. Signals are forwarded to the command, which cleans
+up after itself. When the summary cannot be written any more (a closed pipe or terminal), the command is interrupted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STAGES = (
     ("LLMServerManager:", "vLLM is serving"),
     ("ready to fit", "ready to train"),
 )
-CURVE = "validation curve"  # begins what the run prints at its end
+CURVE = "validation curve"  # the first words of what the run prints at its end
 STEP = re.compile(r"step:(\d+) - ")
 FIGURES = (
     ("reward", r"critic/score/mean:([-\d.e]+)"),
@@ -37,8 +37,8 @@ STOPPED = (130, 143, 129)  # by Ctrl-C, and by SIGTERM or SIGHUP
 PREFIX = re.compile(r"^(?:\x1b\[\d+m)?\([^)]*pid=\d+\)(?:\x1b\[0m)?\s?")
 
 
-def digest(line: str) -> str | None:
-    """The line's content for a person, None when it has none."""
+def summarize(line: str) -> str | None:
+    """The line's content for the summary, None when it has none."""
     for text, meaning in STAGES:
         if text in line:
             return meaning
@@ -50,16 +50,16 @@ def digest(line: str) -> str | None:
 
 
 class Screen:
-    """Shows each thing once, until its reader goes away, of which `left` is told."""
+    """Prints each line of the summary once; calls `on_closed` when standard output is closed."""
 
-    def __init__(self, left: Callable[[], object]) -> None:
-        self.begun, self.left = time.monotonic(), left
+    def __init__(self, on_closed: Callable[[], object]) -> None:
+        self.begun, self.on_closed = time.monotonic(), on_closed
         self.shown: set[str] = set()
         self.curve = False
 
-    def line(self, line: str) -> None:
-        """Show what a line of the command says to a person."""
-        text = digest(line)
+    def show(self, line: str) -> None:
+        """Print the summary of a line of the command, if it has one."""
+        text = summarize(line)
         if text and text not in self.shown:
             self.shown.add(text)
             self.write(f"{time.monotonic() - self.begun:6.1f} s  {text}\n")
@@ -73,17 +73,19 @@ class Screen:
             sys.stdout.flush()
         except OSError:  # its pipe or its terminal is closed
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or each later write fails again
-            self.left()
+            self.on_closed()
 
 
-def heeded() -> list[signal.Signals]:
-    """A background job of a script inherits that Ctrl-C is ignored, and is stopped by it all the same; one that nohup
-    started goes on when its terminal is closed."""
-    return [one for one in FORWARDED if one != signal.SIGHUP or signal.getsignal(one) is not signal.SIG_IGN]
+def signals_to_forward() -> list[signal.Signals]:
+    """All of FORWARDED, but SIGHUP where it is ignored: what nohup started survives when its terminal is closed.
+
+    A background job of a script inherits that SIGINT is ignored, and is stopped by it all the same.
+    """
+    return [number for number in FORWARDED if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN]
 
 
-def logged(child: subprocess.Popen[str], log: str) -> Iterator[str]:
-    """What it writes, line by line, as it goes to the log."""
+def log_lines(child: subprocess.Popen[str], log: str) -> Iterator[str]:
+    """The lines that the child writes, each after it was written to the log."""
     assert child.stdout is not None
     with open(log, "w", encoding="utf-8") as file:
         for line in child.stdout:
@@ -93,36 +95,36 @@ def logged(child: subprocess.Popen[str], log: str) -> Iterator[str]:
 
 
 def main(log: str, command: Sequence[str]) -> int:
-    told, mine = list[int](), heeded()
+    forwarded, numbers = list[int](), signals_to_forward()
 
     def forward(number: int, _: object = None) -> None:
-        told.append(number)
-        with suppress(ProcessLookupError):  # it has just ended
-            os.killpg(child.pid, number)  # to what a script has called too: bash alone goes on after a Ctrl-C
+        forwarded.append(number)
+        with suppress(ProcessLookupError):  # the child has just ended
+            os.killpg(child.pid, number)  # also to what a script has called: bash alone ignores a Ctrl-C
 
-    for number in mine:  # what is ignored here the command would ignore, and what is caught it does not catch
+    for number in numbers:  # the command inherits an ignored signal as ignored, and a handled one as default
         signal.signal(number, forward)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, mine)  # until there is somebody to forward them to
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)  # until there is a child to forward them to
     child = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        start_new_session=True,  # Ctrl-C comes to us alone, and reaches the command once
+        start_new_session=True,  # a Ctrl-C reaches the command once: by us
         preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, before),
     )
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     interrupt = partial(forward, signal.SIGINT)
-    screen, tail = Screen(lambda: told or interrupt()), deque[str](maxlen=40)  # a second signal would kill it
-    with child:  # waits for it, whatever happens here
+    screen, tail = Screen(lambda: forwarded or interrupt()), deque[str](maxlen=40)  # a second signal would kill it
+    with child:  # waits for the child in any case
         try:
-            for line in logged(child, log):
+            for line in log_lines(child, log):
                 tail.append(line)
-                screen.line(line)
+                screen.show(line)
         except BaseException:
-            told or interrupt()
-            deque(child.stdout or (), maxlen=0)  # or it would stumble over what it writes at its end
+            forwarded or interrupt()
+            deque(child.stdout or (), maxlen=0)  # or the child would fail when it writes at its end
             raise
     code = child.returncode
     code = code if code >= 0 else 128 - code  # as a shell counts death by a signal

@@ -1,4 +1,4 @@
-"""What verl's own agent loops generate with: a call to the rollout manager, which no pause or hand-over interrupts."""
+"""The LLM client of verl's own agent loops: calls through the data plane, which no pause or hand-over interrupts."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from verl.utils import normalize_token_ids
 from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
-from seamless_verl.agent_loops.rows import GENERATED
+from seamless_verl.agent_loops.rows import GENERATED_VERSIONS
 from seamless_verl.data_plane.actor import Generated
-from seamless_verl.data_plane.client import answered, plane_of
+from seamless_verl.data_plane.client import await_reply, plane_for
 from seamless_verl.trajectory.records import Finish
 
 LIMITS = ("max_tokens", "max_new_tokens")  # the second is sglang's name, which verl takes too
-OF_THE_ENGINE = ("stop", "extra_args")  # need the engine's own text or transports
+ENGINE_ONLY = ("stop", "extra_args")  # need the engine's own text or transports
 
 
 class Versions(list[int]):
@@ -26,9 +26,9 @@ class Versions(list[int]):
 
 
 class SeamlessClient(FullyAsyncLLMServerClient):  # type: ignore[misc]
-    """Tokens through the data plane; what only the engine's own door can do goes the way verl's client goes.
+    """Generates through the data plane; what only verl's server can do goes to it, as verl's client would.
 
-    Owned state, of a process and not of a client, which is sent between processes: the versions of each
+    Owned state, of a process and not of a client (clients are sent between processes): the versions of each
     conversation's tokens, by its request id, while its agent loop has them.
     """
 
@@ -38,14 +38,14 @@ class SeamlessClient(FullyAsyncLLMServerClient):  # type: ignore[misc]
         self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **others: Any
     ) -> TokenOutput:
         """One generation; `extra_fields` has the oldest and the youngest weight version of its tokens."""
-        if any(map(given, others.values())) or any(given(sampling_params.get(name)) for name in OF_THE_ENGINE):
+        if any(map(is_set, others.values())) or any(is_set(sampling_params.get(name)) for name in ENGINE_ONLY):
             return await super().generate(request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **others)
         ids, name = normalize_token_ids(prompt_ids), str(request_id)
-        call = plane_of(self.config, name).generate.remote(name, ids, self.fields(len(ids), sampling_params))
-        done = await answered(call, cut=True)
+        call = plane_for(self.config, name).generate.remote(name, ids, self.fields(len(ids), sampling_params))
+        generated = await await_reply(call, cancels=True)
         versions = self.conversations.setdefault(name, Versions())
-        versions.extend(done.versions)
-        return output_of(done, versions)
+        versions.extend(generated.versions)
+        return output_of(generated, versions)
 
     def fields(self, prompt: int, asked: dict[str, Any]) -> dict[str, Any]:
         """vLLM's sampling fields, with the limits and defaults that verl's server would give them.
@@ -63,17 +63,23 @@ class SeamlessClient(FullyAsyncLLMServerClient):  # type: ignore[misc]
         return fields | {"max_tokens": max(1, min(limits[0], longest - prompt))}
 
 
-def given(value: Any) -> bool:
-    """Whether a caller meant something by it: not by None, 0, or nothing in a container."""
+def is_set(value: Any) -> bool:
+    """Whether a caller gave a value: None, 0 and empty containers are none."""
     return value is not None and (len(value) > 0 if hasattr(value, "__len__") else bool(value))
 
 
-def output_of(done: Generated, versions: Versions) -> TokenOutput:
-    steps = {"min_global_steps": min(done.versions, default=None), "max_global_steps": max(done.versions, default=None)}
+def output_of(generated: Generated, versions: Versions) -> TokenOutput:
+    oldest, newest = min(generated.versions, default=None), max(generated.versions, default=None)
+    completed = generated.finish in (Finish.STOP, Finish.LENGTH)
     return TokenOutput(
-        token_ids=done.ids,
-        log_probs=done.logprobs,
+        token_ids=generated.ids,
+        log_probs=generated.logprobs,
         num_preempted=0,
-        stop_reason="completed" if done.finish in (Finish.STOP, Finish.LENGTH) else done.finish,  # as verl says it
-        extra_fields={**steps, "global_steps": steps["max_global_steps"], GENERATED: versions},
+        stop_reason="completed" if completed else generated.finish,  # verl's word
+        extra_fields={
+            "min_global_steps": oldest,
+            "max_global_steps": newest,
+            "global_steps": newest,
+            GENERATED_VERSIONS: versions,
+        },
     )

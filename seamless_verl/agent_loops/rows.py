@@ -1,6 +1,5 @@
-"""From a finished session to what verl trains: one AgentLoopOutput for each training sequence.
-
-A session's outputs as rows of TransferQueue: the columns and tags that verl's trainer and replay buffer read.
+"""From a finished session to rows of TransferQueue: verl's AgentLoopOutput for each training sequence, and the columns
+and tags that verl's trainer and replay buffer read.
 """
 
 from __future__ import annotations
@@ -12,10 +11,10 @@ import torch
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
 from seamless_verl.data_plane.actor import FinishedSession
-from seamless_verl.data_plane.client import answered
-from seamless_verl.trajectory.sequences import CONTEXT, TrainingSequence
+from seamless_verl.data_plane.client import await_reply
+from seamless_verl.trajectory.sequences import CONTEXT_VERSION, TrainingSequence
 
-GENERATED = "generated_versions"
+GENERATED_VERSIONS = "generated_versions"
 """In `extra_fields`: the weight version of each token that was generated, in order, context left out."""
 
 
@@ -26,8 +25,8 @@ class SessionOutputs(list[AgentLoopOutput]):
         super().__init__(outputs)
         self.plane, self.session_id = plane, session_id
 
-    async def handed(self, kept: bool) -> None:
-        await answered(self.plane.handed.remote(self.session_id, kept))
+    async def acknowledge(self, kept: bool) -> None:
+        await await_reply(self.plane.acknowledge.remote(self.session_id, kept))
 
 
 def outputs_of(session: FinishedSession, reward: float | None, seconds: float) -> list[AgentLoopOutput]:
@@ -39,7 +38,7 @@ def outputs_of(session: FinishedSession, reward: float | None, seconds: float) -
 def output_of(
     one: TrainingSequence, session: FinishedSession, reward: float | None, metrics: AgentLoopMetrics
 ) -> AgentLoopOutput:
-    versions = one.weight_version[one.weight_version != CONTEXT]
+    versions = one.weight_version[one.weight_version != CONTEXT_VERSION]
     return AgentLoopOutput(
         prompt_ids=one.prompt_ids.tolist(),
         response_ids=one.response_ids.tolist(),
@@ -60,7 +59,7 @@ def output_of(
 
 
 class VersionedOutput(AgentLoopOutput):  # type: ignore[misc]
-    """verl's output with one more column: `weight_version`, int64 [response], CONTEXT where nothing was generated.
+    """verl's output with one more column: `weight_version`, int64 [response], -1 where nothing was generated.
 
     Our sessions leave it in `extra_fields`, and our client the versions of all that a conversation generated. What
     a loop drops of that counts as of the oldest version it knows.
@@ -80,9 +79,9 @@ def versions_of(output: AgentLoopOutput) -> list[int]:
     if (column := output.extra_fields.get("weight_version")) is not None:
         return [int(version) for version in column]
     oldest = output.extra_fields.get("min_global_steps")
-    known = iter(output.extra_fields.get(GENERATED) or ())
-    unknown = CONTEXT if oldest is None else oldest
-    return [int(next(known, unknown)) if generated else int(CONTEXT) for generated in output.response_mask]
+    known = iter(output.extra_fields.get(GENERATED_VERSIONS) or ())
+    unknown = CONTEXT_VERSION if oldest is None else oldest
+    return [int(next(known, unknown)) if generated else int(CONTEXT_VERSION) for generated in output.response_mask]
 
 
 class Row(NamedTuple):

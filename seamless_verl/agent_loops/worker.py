@@ -1,10 +1,7 @@
-"""What a prompt's sessions leave, put into TransferQueue when the last of them has ended.
+"""verl's agent loop workers, which hand over a group of sessions as one and notify the data plane when it has ended.
 
-verl puts each session by itself. Nothing reads one before its group has ended.
-
-verl's agent loops, of which each hands a group of sessions over as one, and says when: so nobody has to ask.
-
-They are stopped before the plane they call.
+verl puts each session into TransferQueue by itself; nothing reads one before its group has ended, so the last session
+of a group puts all of it. The workers are stopped before the data plane that they call.
 """
 
 from __future__ import annotations
@@ -28,18 +25,23 @@ from verl.utils.rollout_trace import rollout_trace_attr
 from seamless_verl.agent_loops.loops import SessionAgentLoop
 from seamless_verl.agent_loops.queue_writer import QueueWriter
 from seamless_verl.agent_loops.rows import Row, SessionOutputs, rows_of, share_reward
-from seamless_verl.data_plane.client import NAME, answered
+from seamless_verl.data_plane.client import PLANE, await_reply
 from seamless_verl.errors import ConfigError
-from seamless_verl.platform.rebinding import plain_class
+from seamless_verl.platform.adaptation import plain_class
 from seamless_verl.runtime.process import freeze_imports, show_log
+
+logger = logging.getLogger(__name__)
+MAX_ERROR_CHARS = 4000  # characters of an error that are passed on; all of it is in the log
+LOOPS = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
+STOP_S = 30.0  # for cancelled agents to end
 
 
 @dataclass
 class SessionGroup:
-    """The sessions of one prompt. They begin in one turn of the event loop, so that none has ended by then but one that
-    waited for nothing; what such a one leaves goes by itself."""
+    """The sessions of one prompt. They begin in one turn of the event loop, so that only a session that waits for
+    nothing ends before all have begun; what it leaves is handed over by itself."""
 
-    puts: QueueWriter
+    writer: QueueWriter
     errors: list[str] = field(default_factory=list)
     running: int = 0
     failed: bool = False
@@ -58,55 +60,49 @@ class SessionGroup:
             self.running -= 1
 
     async def hand_over(self, partition: str) -> None:
-        """What there is, each row once; nothing of a group that has failed, which nobody trains on.
-
-        The sessions' planes are told which of it was.
-        """
+        """Writes the rows, each once, unless the group has failed; acknowledges the sessions to their data planes."""
         rows, self.rows, sessions, self.sessions = self.rows, [], self.sessions, []
         kept = False
         try:
             if not self.failed:
-                await self.puts.put(rows, partition)
+                await self.writer.put(rows, partition)
                 kept = True
         finally:
-            await asyncio.gather(*(session.handed(kept) for session in sessions))
+            await asyncio.gather(*(session.acknowledge(kept) for session in sessions))
 
 
-logger = logging.getLogger(__name__)
-LONGEST = 4000  # characters of an error that are passed on; all of it is in the log
-LOOPS = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
-STOP_S = 30.0  # for agents to end that are told to
 GROUP: ContextVar[SessionGroup] = ContextVar("group")
-"""Of the prompt that this task, or one it started, belongs to."""
+"""The group of the prompt that this task, or the one that started it, belongs to."""
 
 
 class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[misc]
-    """verl's worker; rings when a prompt's group is finished or has failed, and says which sessions are kept."""
+    """verl's worker; notifies the data plane of finished and failed groups, and acknowledges sessions."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         show_log()
         super().__init__(*args, **kwargs)
-        self.plane = ray.get_actor(NAME)
+        self.plane = ray.get_actor(PLANE)
         self.loops: dict[str, Callable[..., Any]] = {}
-        self.puts = QueueWriter()
+        self.writer = QueueWriter()
         SessionAgentLoop.confirmed = True
         freeze_imports()
 
     async def _run_prompt(self, *args: Any, **kwargs: Any) -> None:
-        GROUP.set(group := SessionGroup(self.puts))
+        GROUP.set(group := SessionGroup(self.writer))
         await super()._run_prompt(*args, **kwargs)
-        await answered(self.plane.ring.remote(group.errors[-1][-LONGEST:] if group.errors else None))
+        error = group.errors[-1][-MAX_ERROR_CHARS:] if group.errors else None
+        await await_reply(self.plane.notify_group_ended.remote(error))
 
     async def stop(self) -> None:
-        """End the groups that still run; then none of their calls is open, unless an agent does not end."""
+        """Ends the groups that still run; then none of their calls is open, unless an agent does not end."""
         running = set(self.background_tasks)
         for task in running:
             task.cancel()
-        left = (await asyncio.wait(running, timeout=STOP_S))[1] if running else running
-        if left:
-            logger.warning("%s of %s groups did not end within %s s", len(left), len(running), STOP_S)
-        if self.puts.putting is not None:  # what was under way goes to its end
-            await asyncio.wait({self.puts.putting}, timeout=STOP_S)
+        unended = (await asyncio.wait(running, timeout=STOP_S))[1] if running else running
+        if unended:
+            logger.warning("%s of %s groups did not end within %s s", len(unended), len(running), STOP_S)
+        if self.writer.writing is not None:  # a put that is under way goes to its end
+            await asyncio.wait({self.writer.writing}, timeout=STOP_S)
 
     async def _run_agent_loop(self, sampling_params: dict[str, Any], trajectory: dict[str, Any], **kwargs: Any) -> None:
         try:
@@ -118,10 +114,13 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
     async def _run_session(
         self, sampling: dict[str, Any], trajectory: dict[str, Any], /, *, agent_name: str, trace: bool, **kwargs: Any
     ) -> None:
-        """One session of a group; the last to end hands over what all have left."""
-        group, place = GROUP.get(), {key: trajectory[key] for key in ("sample_index", "step", "rollout_n", "validate")}
+        """One session of a group; the last to end hands over the group's rows."""
+        group, attributes = (
+            GROUP.get(),
+            {key: trajectory[key] for key in ("sample_index", "step", "rollout_n", "validate")},
+        )
         try:
-            with group.session(), rollout_trace_attr(**place, name="agent_loop", trace=trace):
+            with group.session(), rollout_trace_attr(**attributes, name="agent_loop", trace=trace):
                 output = await self._agent_loop(agent_name).run(sampling, **kwargs)
                 await self._agent_loop_postprocess(output, trajectory["validate"], **kwargs)
         finally:
@@ -134,7 +133,7 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
             if name not in _agent_loop_registry:
                 problem = f"no agent loop has that name, only {sorted(_agent_loop_registry)}"
                 raise ConfigError("agent_name", name, problem, f"Name it in the file of {LOOPS}, or in the data")
-            self.loops[name] = maker(_agent_loop_registry[name])
+            self.loops[name] = loop_factory(_agent_loop_registry[name])
         return self.loops[name](
             trainer_config=DictConfigWrap(self.config),
             server_manager=self.llm_client,
@@ -147,7 +146,7 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
         )
 
     async def _agent_loop_postprocess(self, output: Any, validate: bool, **kwargs: Any) -> None:
-        """Score a session, which goes on to the trainer with the others of its group."""
+        """Scores a session; its rows wait for the others of its group."""
         outputs = output if isinstance(output, list) else [output]
         if outputs:
             last = outputs[-1]
@@ -161,9 +160,9 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
             GROUP.get().sessions.append(output)
 
 
-def maker(config: Any) -> Callable[..., Any]:
-    """What makes a loop of that configuration; hydra reads it once, and looks once whether its target may be called,
-    unless its parts are to be made anew for each."""
+def loop_factory(config: Any) -> Callable[..., Any]:
+    """A function that makes loops of that configuration. Hydra reads it once, where its parts need not be made anew for
+    each loop."""
     if any(isinstance(value, Mapping | list | ListConfig | DictConfig) for value in config.values()):
         return partial(hydra.utils.instantiate, config)
     made = hydra.utils.instantiate(config, _partial_=True)
@@ -178,12 +177,12 @@ class SeamlessAgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
         self.agent_loop_workers_class = ray.remote(SeamlessAgentLoopWorker)
 
     def stop(self) -> None:
-        """No group runs any more, and so nobody calls the plane; a worker that cannot be told so is killed."""
-        told = {worker.stop.remote(): worker for worker in self.agent_loop_workers}
-        ray.wait(list(told), num_returns=len(told), timeout=2 * STOP_S)
-        for stopped, worker in told.items():
+        """Ends all groups, so that nobody calls the data plane; a worker that does not answer is killed."""
+        stopping = {worker.stop.remote(): worker for worker in self.agent_loop_workers}
+        ray.wait(list(stopping), num_returns=len(stopping), timeout=2 * STOP_S)
+        for stopped, worker in stopping.items():
             try:
                 ray.get(stopped, timeout=0)
-            except ray.exceptions.RayError as error:  # it is dead, or an agent that never waits has its event loop
+            except ray.exceptions.RayError as error:  # it is dead, or an agent that never yields has its event loop
                 logger.warning("%s did not stop, and is killed: %s: %s", worker, type(error).__name__, error)
                 ray.kill(worker)

@@ -1,1 +1,1 @@
-"""Agents that are not ours, run against a session: a Python callable or a command line. Pure asyncio."""
+"""Users' own agents, run against a session: a Python callable or a command line. Pure asyncio."""

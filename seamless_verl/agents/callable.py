@@ -1,12 +1,10 @@
-"""Find a user's agent by its name: `pkg.module:name`, or `path/to/file.py:name`.
+"""Finds and runs an agent that is a Python callable, in this process.
 
-Blocking work beside the event loop, one thread for each piece.
+The callable is named as `pkg.module:name` or `path/to/file.py:name`. It shares the interpreter: whatever it breaks,
+blocks or leaks affects this process. Run untrusted code as a command instead.
 
-A pool would let agents that block starve the clearing up of those that ended.
-
-Run an agent that is a Python callable, in this process.
-
-It shares the interpreter: what it breaks, blocks or leaks is ours too. Run what is not trusted as a command.
+Blocking work gets a thread of its own for each piece. With a pool, agents that block would keep the clean-up of
+finished ones waiting.
 """
 
 from __future__ import annotations
@@ -30,15 +28,16 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from seamless_verl.agents.endpoint import Endpoint
-from seamless_verl.agents.outcome import AgentOutcome, AgentStatus, reward_of, told
+from seamless_verl.agents.outcome import AgentOutcome, AgentStatus, reward_of, traceback_end
 from seamless_verl.errors import ConfigError
 
 
 def load_agent(where: str, *, key: str = "agent") -> Callable[..., Any]:
-    """The callable at `where`; a file is run anew each time, so load once and keep it.
+    """The callable at `where`; each call runs a file again, so load once and keep it.
 
-    Raises ConfigError, with `key` as the setting's name, for a place that is not there, a module whose
-    import raises (that error is the cause), a missing name, and a name that cannot be called.
+    Raises:
+        ConfigError: with `key` as the setting's name, for a module or file that does not exist, one whose import
+            raises (that error is the cause), a missing name, and a name that cannot be called.
     """
     place, _, name = where.rpartition(":")
     if not place or not name:
@@ -60,11 +59,11 @@ def load_module(place: str, where: str, key: str) -> ModuleType:
         return importlib.import_module(place)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{place}.".startswith(f"{error.name}."):
-            raise broken(key, where, error) from error
+            raise import_error(key, where, error) from error
         way_out = "Install it or put its folder on PYTHONPATH, or name a file as path/to/file.py:name"
         raise ConfigError(key, where, f"there is no module '{error.name}'", way_out) from error
     except Exception as error:  # the user's module may raise anything
-        raise broken(key, where, error) from error
+        raise import_error(key, where, error) from error
 
 
 def load_file(path: Path, where: str, key: str) -> ModuleType:
@@ -80,11 +79,11 @@ def load_file(path: Path, where: str, key: str) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:  # the user's file may raise anything
         del sys.modules[name]
-        raise broken(key, where, error) from error
+        raise import_error(key, where, error) from error
     return module
 
 
-def broken(key: str, where: str, error: Exception) -> ConfigError:
+def import_error(key: str, where: str, error: Exception) -> ConfigError:
     reason = f"importing it raised {type(error).__name__}: {error}"
     return ConfigError(key, where, reason, "Import it by itself to see the whole traceback")
 
@@ -95,8 +94,8 @@ T = TypeVar("T")
 def in_thread(work: Callable[[], T], *, daemon: bool) -> asyncio.Future[T]:
     """Run `work` in a thread of its own; the future has its value or its exception.
 
-    Cancelling the future abandons the thread, it does not stop it. The interpreter's exit waits for the
-    thread unless it is a `daemon`. StopIteration and TimeoutError come as the cause of a RuntimeError.
+    Cancelling the future does not stop the thread. The interpreter's exit waits for it unless it is a `daemon`.
+    StopIteration and TimeoutError arrive as the cause of a RuntimeError.
     """
     promise: concurrent.futures.Future[T] = concurrent.futures.Future()
     promise.set_running_or_notify_cancel()
@@ -104,19 +103,19 @@ def in_thread(work: Callable[[], T], *, daemon: bool) -> asyncio.Future[T]:
     def body() -> None:
         try:
             promise.set_result(work())
-        except (StopIteration, TimeoutError) as error:  # a future carries neither as it is
+        except (StopIteration, TimeoutError) as error:  # a future cannot carry either of them itself
             wrapped = RuntimeError(repr(error))
             wrapped.__cause__ = error
             promise.set_exception(wrapped)
-        except BaseException as error:  # carried to who waits, also a SystemExit
+        except BaseException as error:  # passed to the waiting caller, also a SystemExit
             promise.set_exception(error)
 
     threading.Thread(target=contextvars.copy_context().run, args=(body,), daemon=daemon).start()
     return asyncio.wrap_future(promise)
 
 
-async def to_the_end(work: asyncio.Future[T]) -> T:
-    """Wait for `work` however often the caller is cancelled meanwhile; only then is the cancellation raised."""
+async def wait_uncancelled(work: asyncio.Future[T]) -> T:
+    """Wait for `work` to end, even when the caller is cancelled meanwhile; a cancellation is raised after it."""
     cancelled: asyncio.CancelledError | None = None
     while not work.done():
         try:
@@ -124,7 +123,7 @@ async def to_the_end(work: asyncio.Future[T]) -> T:
         except asyncio.CancelledError as error:
             cancelled = error
     if cancelled is not None:
-        work.exception()  # heard; the cancellation goes first
+        work.exception()  # marks it as retrieved; the cancellation is raised instead
         raise cancelled
     return work.result()
 
@@ -142,18 +141,18 @@ async def call_agent(
     time_limit_s: float | None = None,
     grace_s: float = GRACE_S,
 ) -> AgentOutcome:
-    """Run `agent(task, endpoint)` to a terminal outcome; it gets a deep copy of the task.
+    """Run `agent(task, endpoint)`, which gets a deep copy of the task, to a terminal outcome.
 
-    At the time limit, and when the caller is cancelled, the agent is cancelled and has `grace_s` seconds to
-    end; one that ignores this goes on unattended. What it raises becomes FAILED; a cancellation of the caller
-    is raised again, after the agent's end.
+    At the time limit, and when the caller is cancelled, the agent is cancelled and has `grace_s` seconds to end; an
+    agent that ignores this keeps running, and nobody waits for it. An exception of the agent becomes FAILED. A
+    cancellation of the caller is raised again after the agent's end.
 
-    A callable that is no coroutine function runs in a thread of its own. A thread cannot be stopped: after
-    its time it is abandoned, and runs on until it returns or the process ends.
+    A callable that is no coroutine function runs in a thread of its own. A thread cannot be stopped: after the time
+    limit it keeps running until it returns or the process ends.
     """
     began = time.monotonic()
-    running = asyncio.create_task(value_of(agent, copy.deepcopy(dict(task)), endpoint))
-    running.add_done_callback(hear)
+    running = asyncio.create_task(run_agent(agent, copy.deepcopy(dict(task)), endpoint))
+    running.add_done_callback(retrieve_exception)
     try:
         await asyncio.wait({running}, timeout=time_limit_s)
         duration, late = time.monotonic() - began, not running.done()
@@ -162,12 +161,12 @@ async def call_agent(
             running.cancel()
             await asyncio.wait({running}, timeout=grace_s)
     if late:
-        more = "" if running.done() else f"; it was cancelled, and still goes on {grace_s:g} s later"
+        more = "" if running.done() else f"; it was cancelled, and still runs {grace_s:g} s later"
         return AgentOutcome(AgentStatus.TIMED_OUT, duration, error=f"its {time_limit_s:g} s are over{more}")
     return outcome_of(running, duration)
 
 
-async def value_of(agent: Agent, task: dict[str, Any], endpoint: Endpoint) -> object:
+async def run_agent(agent: Agent, task: dict[str, Any], endpoint: Endpoint) -> object:
     try:
         if inspect.iscoroutinefunction(agent) or inspect.iscoroutinefunction(type(agent).__call__):
             return await agent(task, endpoint)  # type: ignore[misc]
@@ -182,7 +181,7 @@ def outcome_of(running: asyncio.Task[object], duration: float) -> AgentOutcome:
         return AgentOutcome(AgentStatus.FAILED, duration, error="the agent cancelled itself")
     error = running.exception()
     if error is not None:
-        return AgentOutcome(AgentStatus.FAILED, duration, error=told(error))
+        return AgentOutcome(AgentStatus.FAILED, duration, error=traceback_end(error))
     try:
         reward, info = reward_of(running.result())
     except ValueError as wrong:
@@ -190,7 +189,7 @@ def outcome_of(running: asyncio.Task[object], duration: float) -> AgentOutcome:
     return AgentOutcome(AgentStatus.FINISHED, duration, reward=reward, reward_info=info)
 
 
-def hear(running: asyncio.Task[object]) -> None:
-    """Take note of the task's exception, also when nobody waits any more: asyncio logs it otherwise."""
+def retrieve_exception(running: asyncio.Task[object]) -> None:
+    """Retrieve the task's exception, also when nobody waits for it any more: asyncio would log it otherwise."""
     if not running.cancelled():
         running.exception()

@@ -1,4 +1,4 @@
-"""What an agent is told about the session it runs in: two base URLs, one key, all by environment variable."""
+"""The address and key of an agent's session, and the environment variables that carry them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from seamless_verl.errors import ConfigError
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The face of one session: the gateway's address without `/v1`, the session's own key, its id.
+    """One session for its agent: the gateway's address without `/v1`, the session's own key, its id.
 
-    Raises ConfigError when the address is no http URL or brings the `/v1` that is added here.
+    Raises ConfigError when the address is no http URL, or ends in `/v1`, which is added for each API.
     """
 
     base_url: str
@@ -25,7 +25,9 @@ class Endpoint:
         if parts.scheme not in ("http", "https") or not parts.netloc:
             raise ConfigError("base_url", self.base_url, "is no http address", "Write it as http://host:port")
         if parts.path.endswith("/v1"):
-            raise ConfigError("base_url", self.base_url, "already ends in /v1", "Leave /v1 out: it is added by itself")
+            raise ConfigError(
+                "base_url", self.base_url, "already ends in /v1", "Leave /v1 out: each API adds it"
+            )
 
     @property
     def reward_url(self) -> str:
@@ -34,9 +36,9 @@ class Endpoint:
 
 
 def environment(endpoint: Endpoint) -> dict[str, str]:
-    """The variables with which the public OpenAI and Anthropic clients find the session, unmodified.
+    """The variables by which unmodified OpenAI and Anthropic clients find the session.
 
-    ANTHROPIC_API_KEY is left out on purpose: clients that find both it and the token complain, or prefer it.
+    ANTHROPIC_API_KEY is left out on purpose: clients that find both it and the token warn, or prefer it.
     """
     return {
         "OPENAI_BASE_URL": f"{endpoint.base_url}/v1",

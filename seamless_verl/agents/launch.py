@@ -1,7 +1,7 @@
-"""The first code of a command's process: takes its limits, ties its life to ours, and becomes the command.
+"""The first code of a command's process: sets its limits, ties its life to its parent's, and executes the command.
 
-Run as a file by a bare interpreter. Doing this between fork and exec in the parent instead would copy the
-parent's page tables each time, and can hang when another of its threads holds a lock.
+A bare interpreter runs this file. Doing the same between fork and exec in the parent would copy the parent's page
+tables each time, and could hang when another thread of the parent holds a lock.
 
     launch.py PARENT_PID [RLIMIT_NAME=VALUE ...] -- COMMAND ...
 """
@@ -35,22 +35,22 @@ def main(arguments: list[str]) -> NoReturn:
 
 
 def reset_signals() -> None:
-    """What the parent or this interpreter ignores or blocks would stay so for the command."""
+    """Signals that the parent or this interpreter ignores or blocks would stay so for the command."""
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        with suppress(OSError):  # those the C library keeps for itself
+        with suppress(OSError):  # signals that the C library reserves
             signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
 def die_with(parent: int) -> None:
-    """Linux kills this process when the thread that started it ends, however that comes."""
+    """Make Linux kill this process when the thread that started it ends, in whatever way."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it ended before it was asked for
+    if os.getppid() != parent:  # it ended before prctl was called
         os._exit(NOT_RUN)
 
 
 def limit(which: int, value: int) -> None:
-    """Set both limits, the hard one as it is where it is lower. CPU time's first limit is a signal one can handle."""
+    """Set both limits; a lower hard limit stays. The soft limit of CPU time is a signal that can be handled."""
     hard = resource.getrlimit(which)[1]
     most = value if hard == resource.RLIM_INFINITY else min(value, hard)
     room = hard == resource.RLIM_INFINITY or most < hard

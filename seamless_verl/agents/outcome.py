@@ -10,20 +10,20 @@ from enum import StrEnum
 from numbers import Real
 from typing import Any
 
-ERROR_CHARS = 4000  # a traceback's end says what happened; its beginning is ours
+ERROR_CHARS = 4000  # of a traceback's end, which has the error; its beginning is our own code
 
 
 class AgentStatus(StrEnum):
-    """The terminal states of a run."""
+    """How a run ended."""
 
     FINISHED = "finished"
     """It ended by itself: returned, or exited with 0."""
     FAILED = "failed"
-    """It raised, exited with another code, could not be started, or gave a reward that is none."""
+    """It raised, exited with another code, could not be started, or returned an invalid reward."""
     TIMED_OUT = "timed_out"
-    """It was ended because its wall time was over."""
+    """It was ended because its time limit was over."""
     OUTPUT_LIMIT = "output_limit"
-    """It was ended because it wrote more to stdout and stderr than it may."""
+    """It was ended because it wrote more to stdout and stderr than its limit."""
     CANCELLED = "cancelled"
     """It was ended, or never started, because whoever asked for it no longer wants it."""
 
@@ -32,12 +32,12 @@ class AgentStatus(StrEnum):
 class AgentOutcome:
     """The end of one run.
 
-    exit_code: of a command, -n when signal n ended it; None for a callable or what never started.
-    duration_s: seconds from the start to the end of the agent, without the clearing up.
-    output: the end of what a command wrote to stdout and stderr, in order; bounded by `Limits.tail_bytes`.
-    reward, reward_info: what the agent itself returned; None and {} when it returned none, or did not finish.
-    error: what went wrong, "" for FINISHED; at most `ERROR_CHARS` characters.
-    kept: the working folder, where it was kept.
+    exit_code: of a command, -n when signal n ended it; None for a callable or a command that never started.
+    duration_s: seconds from the start to the end of the agent, without the clean-up.
+    output: the end of a command's stdout and stderr, in order; bounded by `CommandLimits.tail_bytes`.
+    reward, reward_info: returned by the agent itself; None and {} when it returned none, or did not finish.
+    error: the reason of another status, "" for FINISHED; at most `ERROR_CHARS` characters.
+    kept: the working folder, when it was kept.
     """
 
     status: AgentStatus
@@ -51,9 +51,9 @@ class AgentOutcome:
 
 
 def reward_of(value: object) -> tuple[float | None, dict[str, Any]]:
-    """The reward and the rest of what an agent gave: None, a number, or a mapping with the key `reward`.
+    """The reward and the further values that an agent returned: None, a number, or a mapping with the key `reward`.
 
-    Raises ValueError, with what is wrong, for anything else and for a reward that is not finite.
+    Raises ValueError, with the reason, for anything else and for a reward that is not finite.
     """
     if value is None:
         return None, {}
@@ -73,6 +73,6 @@ def number(value: object) -> float:
     return float(value)
 
 
-def told(error: BaseException) -> str:
-    """The end of the error's traceback."""
+def traceback_end(error: BaseException) -> str:
+    """The last `ERROR_CHARS` characters of the error's traceback."""
     return "".join(traceback.format_exception(error))[-ERROR_CHARS:]

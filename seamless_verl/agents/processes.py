@@ -1,18 +1,19 @@
-"""Find and end every process of one command, also those that left its process group. Linux.
+"""Starts a command, reads its output, and ends every process of it, also those that left its process group. Linux.
 
-A process is one of the command's when it is in the session its first process opened, or carries its mark in
-the environment it was started with, or descends from one that is. A daemon that forks twice, opens a session
-of its own and is adopted by init still has the mark; only one that also clears its environment escapes.
+A process belongs to the command when it is in the session that the first process opened, or has the command's mark
+in the environment it was started with, or descends from a process that belongs to it. A daemon that forks twice,
+opens a session of its own and is adopted by init still has the mark; only one that also clears its environment
+escapes.
 
-Invariants: the first process has not been waited for, so its id, its group's and its session's cannot be given
-to another; a signal goes through a descriptor whose process was recognized after it was opened. So nothing
-foreign is ever signalled. This module blocks: it waits on descriptors, never for a fixed time.
+Invariants:
+- The first process is waited for in `Child.close` only. Until then the ids of it, its group and its session cannot
+  be given to another process.
+- A signal is sent through a descriptor whose process was recognized after it was opened. So no foreign process is
+  ever signalled.
+- `written` counts the bytes read, `tail` is the last `tail_bytes` of them; nothing is read beyond the limit.
 
-The first process of a command, and what all its processes write.
-
-Invariants: `written` counts the bytes read, `tail` is the last `tail_bytes` of them; nothing is read beyond the
-limit; the process is waited for in `close` only, so that its id stays its own while the others are ended.
-An asyncio subprocess is not used: it waits for it at once, and for the pipe's end, which a daemon can hold open.
+`end_processes` blocks: it waits on descriptors, never for a fixed time. An asyncio subprocess is not used: it waits
+for the process at once, and for the end of the pipe, which a daemon can hold open.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from seamless_verl.agents import launch
 from seamless_verl.agents.limits import CommandLimits
 from seamless_verl.agents.outcome import AgentStatus
 
-KILL_S = 5.0  # for killed processes to be gone; one that waits for a device may take for ever
+KILL_S = 5.0  # for killed processes to end; one that waits for a device may never do
 ENDED = (b"Z", b"X")
 
 
 @dataclass(frozen=True)
-class Seen:
-    """A process as /proc showed it; `started` (clock ticks since boot) tells it from a later one of the same id."""
+class ProcessEntry:
+    """A process as /proc shows it; `started` (clock ticks since boot) distinguishes it from a later one of its id."""
 
     pid: int
     parent: int
@@ -49,51 +50,51 @@ class Seen:
     ended: bool
 
 
-def seen(pid: int) -> Seen | None:
-    """The process, or None where there is none."""
+def read_process(pid: int) -> ProcessEntry | None:
+    """The process, or None when it does not exist."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             words = file.read().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return Seen(pid, int(words[1]), int(words[3]), int(words[19]), words[0] in ENDED)
+    return ProcessEntry(pid, int(words[1]), int(words[3]), int(words[19]), words[0] in ENDED)
 
 
-def carries(pid: int, mark: bytes) -> bool:
-    """Whether the process was started with the variable `mark` (NAME=value)."""
+def has_mark(pid: int, mark: bytes) -> bool:
+    """Whether the process was started with the environment variable `mark` (NAME=value)."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return mark in file.read().split(b"\0")
-    except OSError:  # gone, or another user's
+    except OSError:  # it ended, or belongs to another user
         return False
 
 
-def members(leader: int, mark: bytes) -> list[Seen]:
+def processes_of(leader: int, mark: bytes) -> list[ProcessEntry]:
     """All running processes of the command whose first process, not yet waited for, is `leader`."""
-    first = seen(leader)
+    first = read_process(leader)
     assert first is not None, "the first process must not have been waited for"
-    found = [process for name in os.listdir("/proc") if name.isdigit() and (process := seen(int(name)))]
-    younger = [process for process in found if process.started >= first.started]  # none of its can be older
-    ours = {p.pid for p in younger if p.session == leader or carries(p.pid, mark)}
+    found = [process for name in os.listdir("/proc") if name.isdigit() and (process := read_process(int(name)))]
+    younger = [process for process in found if process.started >= first.started]  # its processes cannot be older
+    ours = {p.pid for p in younger if p.session == leader or has_mark(p.pid, mark)}
     while more := {p.pid for p in younger if p.parent in ours} - ours:
         ours |= more
     return [process for process in younger if process.pid in ours and not process.ended]
 
 
 def end_processes(leader: int, mark: bytes, grace_s: float) -> list[int]:
-    """Ask all of the command's processes to end, kill what is left `grace_s` seconds later; returns who still runs.
+    """Ask all processes of the command to end, and kill the rest `grace_s` seconds later; returns those still running.
 
-    Over only when two looks in a row find none: one at the moment of its exec shows no environment.
+    It ends when two scans in a row find none: a process shows no environment at the moment of its exec.
     """
     grace_over = time.monotonic() + grace_s
     give_up = grace_over + KILL_S
     asked: set[tuple[int, int]] = set()
-    while found := members(leader, mark) or members(leader, mark):
+    while found := processes_of(leader, mark) or processes_of(leader, mark):
         now = time.monotonic()
         if now > give_up:
             return [process.pid for process in found]
         kill = now >= grace_over
-        if kill:  # at once for the whole group, which no fork can outrun
+        if kill:  # the whole group at once, so that no fork escapes
             with suppress(ProcessLookupError):
                 os.killpg(leader, signal.SIGKILL)
         with ExitStack() as opened:
@@ -106,42 +107,42 @@ def end_processes(leader: int, mark: bytes, grace_s: float) -> list[int]:
     return []
 
 
-def handles_of(processes: Iterable[Seen], opened: ExitStack) -> Iterator[tuple[Seen, int]]:
-    """A descriptor for each process that still is the one that was seen; `opened` closes it."""
+def handles_of(processes: Iterable[ProcessEntry], opened: ExitStack) -> Iterator[tuple[ProcessEntry, int]]:
+    """A descriptor for each process that is still the same one; `opened` closes it."""
     for process in processes:
         with suppress(ProcessLookupError):
             handle = os.pidfd_open(process.pid)
             opened.callback(os.close, handle)
-            again = seen(process.pid)
+            again = read_process(process.pid)
             if again is not None and again.started == process.started:
                 yield process, handle
 
 
 def send(handle: int, number: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):  # gone, or it took another user's rights
+    with suppress(ProcessLookupError, PermissionError):  # it ended, or took another user's rights
         signal.pidfd_send_signal(handle, number)
 
 
 def wait_ended(handles: Iterable[int], until: float) -> None:
-    """Until all have ended, or the time (monotonic seconds) is over."""
-    waiting = select.poll()
-    left = set(handles)
-    for handle in left:
-        waiting.register(handle, select.POLLIN)
-    while left and (rest := until - time.monotonic()) > 0:
-        for handle, _ in waiting.poll(rest * 1000):
-            waiting.unregister(handle)
-            left.discard(handle)
+    """Wait until all have ended, or until the time `until` (monotonic seconds)."""
+    poll = select.poll()
+    running = set(handles)
+    for handle in running:
+        poll.register(handle, select.POLLIN)
+    while running and (remaining := until - time.monotonic()) > 0:
+        for handle, _ in poll.poll(remaining * 1000):
+            poll.unregister(handle)
+            running.discard(handle)
 
 
 CHUNK = 1 << 16
 
 
 class Child:
-    """A command, started: standard input from the file `stdin`, stdout and stderr into one pipe, a session of its own.
+    """A started command: standard input from the file `stdin`, stdout and stderr into one pipe, its own session.
 
-    Linux kills it when the thread that runs this event loop ends. Raises OSError or ValueError when it cannot
-    be started; a command that is not there exits with 127, and says so in its output.
+    Linux kills it when the thread of this event loop ends. Raises OSError or ValueError when it cannot be
+    started; a command that does not exist exits with 127, with a message in its output.
     """
 
     def __init__(
@@ -150,15 +151,15 @@ class Child:
         self._limits, self._loop = limits, asyncio.get_running_loop()
         self._end: asyncio.Future[AgentStatus | None] = self._loop.create_future()
         self._tail, self.written = bytearray(), 0
-        self._pipe, theirs = os.pipe()
+        self._pipe, write_end = os.pipe()
         try:
-            with stdin.open("rb") as given:
-                self._process = start(argv, limits, cwd=cwd, env=env, stdin=given, out=theirs)
+            with stdin.open("rb") as input_file:
+                self._process = start(argv, limits, cwd=cwd, env=env, stdin=input_file, out=write_end)
         except BaseException:
             os.close(self._pipe)
             raise
         finally:
-            os.close(theirs)
+            os.close(write_end)
         self.pid = self._process.pid
         os.set_blocking(self._pipe, False)
         self._handle = self._open_handle()
@@ -168,19 +169,19 @@ class Child:
     def _open_handle(self) -> int:
         try:
             return os.pidfd_open(self.pid)
-        except OSError:  # no descriptor left: nobody would see its end
+        except OSError:  # no descriptor is free, so its end could not be noticed
             self._process.kill()
             self._process.wait()
             os.close(self._pipe)
             raise
 
     async def end(self, wall_s: float | None) -> AgentStatus | None:
-        """Wait for whichever comes first: its own end (None), its output's limit, its time's limit."""
+        """Wait for its own end (None), the limit of its output or that of its time, whichever is first."""
         await asyncio.wait({self._end}, timeout=wall_s)
         return self._end.result() if self._end.done() else AgentStatus.TIMED_OUT
 
     def close(self) -> int | None:
-        """Read what is left in the pipe, wait for the process; its exit code, None if it cannot be killed."""
+        """Read the rest of the pipe and wait for the process; its exit code, None if it cannot be killed."""
         while self._read():
             pass
         for handle in (self._handle, self._pipe):
@@ -194,7 +195,7 @@ class Child:
 
     @property
     def tail(self) -> str:
-        """The last bytes as text; what is no UTF-8, such as a character cut in two, is replaced."""
+        """The last bytes as text; bytes that are not UTF-8, such as half a character, are replaced."""
         keep = self._limits.tail_bytes
         return self._tail[-keep:].decode(errors="replace") if keep else ""
 
@@ -205,7 +206,7 @@ class Child:
             self._end.set_result(status)
 
     def _read(self) -> bool:
-        """Take one piece from the pipe; False when there is none for now, or none may be taken any more."""
+        """Read one piece from the pipe; False when it has none at the moment, or no more may be read."""
         if self.flooded:
             return False
         try:

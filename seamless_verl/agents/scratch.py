@@ -1,6 +1,6 @@
-"""The folder one command works in: made for it, and gone after it.
+"""The folder that one command works in: made for it, and deleted after it.
 
-work/   where it starts: a copy of the template, with task.json; it may leave reward.json here
+work/   its working folder: a copy of the template, with task.json; it may write reward.json here
 home/   its HOME
 tmp/    its TMPDIR
 """
@@ -30,7 +30,7 @@ class Scratch:
 
     @classmethod
     def make(cls) -> Scratch:
-        """An empty folder only its owner may enter, under this process's own TMPDIR."""
+        """An empty folder that only its owner may enter, under this process's own TMPDIR."""
         return cls(Path(tempfile.mkdtemp(prefix="seamless-agent-")))
 
     @property
@@ -44,7 +44,7 @@ class Scratch:
         else:
             shutil.copytree(template, self.work, symlinks=True)
             self.work.chmod(0o700)  # the copy has the template's mode
-        for name in (TASK, REWARD):  # a reward in the template is not this run's, a link may lead outside
+        for name in (TASK, REWARD):  # a template's reward is not this run's, and a link may lead outside
             (self.work / name).unlink(missing_ok=True)
         (self.work / TASK).write_text(task)
         for name in ("home", "tmp"):
@@ -54,8 +54,8 @@ class Scratch:
         return {"HOME": str(self.root / "home"), "TMPDIR": str(self.root / "tmp"), "PWD": str(self.work)}
 
     def reward(self) -> tuple[float | None, dict[str, Any]]:
-        """What the command left in reward.json; raises ValueError, with the reason, when it is malformed."""
-        try:  # the command made it: no link out of the folder, no pipe that blocks, nothing without end
+        """The reward in reward.json; raises ValueError, with the reason, when it is malformed."""
+        try:  # the command made the file: refuse a link out of the folder, a pipe that blocks, a file without end
             handle = os.open(self.work / REWARD, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError:
             return None, {}
@@ -68,24 +68,24 @@ class Scratch:
             text = os.read(handle, REWARD_BYTES)
         finally:
             os.close(handle)
-        return parsed(text)
+        return parse_reward(text)
 
     def remove(self) -> None:
-        """Delete it all, also folders the command made read-only; what cannot be deleted is logged."""
+        """Delete the folder, also parts that the command made read-only; files that cannot be deleted are logged."""
         try:
             shutil.rmtree(self.root)
         except PermissionError:
-            open_folders(self.root)
-            shutil.rmtree(self.root, onerror=lambda *failure: complain(self.root, failure[2][1]))
+            make_writable(self.root)
+            shutil.rmtree(self.root, onerror=lambda *failure: log_undeleted(self.root, failure[2][1]))
         except OSError as error:
-            complain(self.root, error)
+            log_undeleted(self.root, error)
 
 
-def parsed(text: bytes) -> tuple[float | None, dict[str, Any]]:
+def parse_reward(text: bytes) -> tuple[float | None, dict[str, Any]]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{REWARD} is no JSON: {error}") from error
+        raise ValueError(f"{REWARD} is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise ValueError(f'{REWARD} holds {value!r:.80}; write {{"reward": number, ...}}')
     try:
@@ -94,13 +94,13 @@ def parsed(text: bytes) -> tuple[float | None, dict[str, Any]]:
         raise ValueError(f"{REWARD}: {error}") from error
 
 
-def open_folders(root: Path) -> None:
-    for folder, names, _ in os.walk(root):  # top down, so that each is open before it is entered
+def make_writable(root: Path) -> None:
+    for folder, names, _ in os.walk(root):  # top down, so that each folder can be entered
         for name in names:
             path = Path(folder, name)
             if not path.is_symlink():
                 path.chmod(0o700)
 
 
-def complain(root: Path, error: BaseException) -> None:
-    logger.warning("The working folder %s is not all deleted: %s", root, error)
+def log_undeleted(root: Path, error: BaseException) -> None:
+    logger.warning("The working folder %s could not be deleted completely: %s", root, error)

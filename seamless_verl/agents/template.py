@@ -1,12 +1,12 @@
-"""A command with `{field}`s of the task in it. `{{` and `}}` stand for the braces themselves.
+"""Fills the `{field}`s of a command with values of the task. `{{` and `}}` stand for the braces themselves.
 
-In a list each argument is filled in by itself and no shell reads it. In a shell string every value is put
-between single quotes (`shlex.quote`), which the shell takes literally only where nothing else quotes: a field
-is refused inside quotes, comments and after `\\` or `$`, and next to constructs that read their contents a
-second time (backticks, `<<`, `((`, `$[`, `$'`). What no template can see is a command that itself runs its
-argument as code (`eval`, `bash -c`, `ssh`), or takes one that begins with `-` for an option: write `--` first.
-Values that are no text become JSON. The kernel takes at most 128 KiB for a shell string and for each argument:
-long values are better read from the task's file.
+In a list each argument is filled by itself and no shell reads it. In a shell string every value is put between
+single quotes (`shlex.quote`), which the shell takes literally only outside of other quotes. So a field is refused
+inside quotes and comments, after `\\` or `$`, and next to constructs that read their contents a second time
+(backticks, `<<`, `((`, `$[`, `$'`). A template cannot notice a command that itself runs its argument as code
+(`eval`, `bash -c`, `ssh`), or that takes an argument with a leading `-` for an option: write `--` first. Values
+that are no text become JSON. The kernel takes at most 128 KiB for a shell string and for each argument; a command
+had better read long values from the task's file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def parse(text: str, *, key: str) -> list[Piece]:
 
 
 def check_shell(pieces: Iterable[Piece], *, key: str, text: str) -> None:
-    """Raise ConfigError when a field stands where the shell would not take its quotes for quotes."""
+    """Raise ConfigError when a field is where the shell would not read its quotes as quotes."""
     pieces = list(pieces)
     if all(name is None for _, name in pieces):
         return
@@ -50,15 +50,15 @@ def check_shell(pieces: Iterable[Piece], *, key: str, text: str) -> None:
     for literal, name in pieces:
         shell.read(literal)
         if name is not None:
-            if shell.before_field():
-                raise ConfigError(key, text, f"{{{name}}} stands {shell.before_field()}", WAY_OUT)
+            if reason := shell.refusal():
+                raise ConfigError(key, text, f"{{{name}}} is {reason}", WAY_OUT)
             shell.last = "x"
     if shell.quote in ("'", '"'):
         raise ConfigError(key, text, f"the quote {shell.quote} is never closed", "Close it")
 
 
 class ShellReader:
-    """Where a shell stands in its text: `quote` is ', ", # (a comment) or nothing; `last` the character before."""
+    """The state of a shell that reads text: `quote` is ', ", # (a comment) or nothing; `last` the last character."""
 
     def __init__(self) -> None:
         self.quote, self.last, self.escaped = "", " ", False
@@ -76,32 +76,32 @@ class ShellReader:
                 self.quote = char
             self.last = char
 
-    def before_field(self) -> str:
-        """Why a field cannot stand here, or nothing."""
+    def refusal(self) -> str:
+        """Why a field cannot follow; empty when it can."""
         if self.quote:
             return "in a comment" if self.quote == "#" else f"between {self.quote} quotes"
         return f"after {self.last}" if self.escaped or self.last == "$" else ""
 
 
 def fill(pieces: Iterable[Piece], task: Mapping[str, Any], *, key: str, shell: bool) -> str:
-    """The text with the task's values; raises ConfigError for a field the task has not."""
-    done = ""
+    """The text with the task's values; raises ConfigError for a field that the task does not have."""
+    filled = ""
     for literal, name in pieces:
-        done += literal
+        filled += literal
         if name is not None:
             if name not in task:
                 raise ConfigError(
                     key, f"{{{name}}}", "the task has no such field", f"It has: {', '.join(sorted(task))}"
                 )
-            done += quoted(worded(task[name])) if shell else worded(task[name])
-    return done
+            filled += quoted(as_text(task[name])) if shell else as_text(task[name])
+    return filled
 
 
-def worded(value: object) -> str:
+def as_text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def quoted(text: str) -> str:
-    """The text between quotes, always: unquoted, a plain `2` before `>` would be a file descriptor."""
+    """The text in quotes, also when it needs none: a plain `2` before `>` would be a file descriptor."""
     safe = shlex.quote(text)
     return safe if safe.startswith("'") else f"'{safe}'"

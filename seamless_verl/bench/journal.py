@@ -1,4 +1,4 @@
-"""How fast a journal is in a given folder: `python -m seamless_verl.bench.journal FOLDER`.
+"""Measures how fast a journal is in a given folder: `python -m seamless_verl.bench.journal FOLDER`.
 
 Each writer waits for one durable append before the next, as a gateway does for each call.
 """
@@ -13,17 +13,17 @@ import tempfile
 from pathlib import Path
 from time import perf_counter, process_time
 
-from seamless_verl.journal import CallEnded, CallStarted, Delta, SessionOpened, SqliteJournal
-from seamless_verl.trajectory.records import Finish, logprobs, tokens
+from seamless_verl.journal import CallEnded, CallStarted, ChunkAppended, SessionOpened, SqliteJournal
+from seamless_verl.trajectory.records import Finish, TokenChunk, logprobs, tokens
 
 
 async def _writer(journal: SqliteJournal, name: str, appends: int, size: int) -> list[float]:
     await journal.append(SessionOpened(name, "u", {}, 0.0), CallStarted(name, name, "digest", tokens(range(100))))
-    piece = Delta(name, tokens(range(size)), logprobs([-0.5] * size), 1, "replica-0")
+    chunk = TokenChunk(tokens(range(size)), logprobs([-0.5] * size), 1, "replica-0")
     waits = []
     for _ in range(appends):
         began = perf_counter()
-        await journal.append(piece)
+        await journal.append(ChunkAppended(name, chunk))
         waits.append(perf_counter() - began)
     await journal.append(CallEnded(name, Finish.STOP))
     return waits
@@ -31,7 +31,7 @@ async def _writer(journal: SqliteJournal, name: str, appends: int, size: int) ->
 
 async def _load(journal: SqliteJournal, writers: int, appends: int, size: int) -> list[float]:
     waits = await asyncio.gather(*(_writer(journal, f"s{i}", appends, size) for i in range(writers)))
-    return sorted(wait for mine in waits for wait in mine)
+    return sorted(wait for of_writer in waits for wait in of_writer)
 
 
 def measure(folder: Path, writers: int, appends: int, size: int) -> dict[str, float]:
@@ -42,7 +42,7 @@ def measure(folder: Path, writers: int, appends: int, size: int) -> dict[str, fl
             wall, cpu = perf_counter(), process_time()
             waits = asyncio.run(_load(journal, writers, appends, size))
             wall, cpu = perf_counter() - wall, process_time() - cpu
-        held = path.stat().st_size
+        size_bytes = path.stat().st_size
     count = len(waits)
     return {
         "appends_per_s": round(count / wall),
@@ -50,7 +50,7 @@ def measure(folder: Path, writers: int, appends: int, size: int) -> dict[str, fl
         "p99_ms": round(waits[count * 99 // 100] * 1e3, 3),
         "max_ms": round(waits[-1] * 1e3, 3),
         "cpu_us": round(cpu / count * 1e6, 1),
-        "bytes_per_token": round(held / (count * size), 1),
+        "bytes_per_token": round(size_bytes / (count * size), 1),
     }
 
 
@@ -61,8 +61,8 @@ def main() -> None:
     parser.add_argument("--appends", type=int, default=1000, help="by each writer")
     parser.add_argument("--size", type=int, default=1, help="tokens in one append")
     args = parser.parse_args()
-    found = measure(args.folder, args.writers, args.appends, args.size)
-    sys.stdout.write(json.dumps(found) + "\n")
+    result = measure(args.folder, args.writers, args.appends, args.size)
+    sys.stdout.write(json.dumps(result) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""The command `seamless-verl`: what a person asks of a run from a terminal. Pure: nothing heavy is imported."""
+"""The command `seamless-verl`: plans or inspects a run from a terminal. It imports no heavy package."""

@@ -1,6 +1,6 @@
-"""Rows of training sequences as a Parquet file or a folder of HF datasets, whole or not there.
+"""The command `trajectories export`: training sequences of closed sessions as JSONL, Parquet or a HF dataset.
 
-`trajectories export`: what would be trained of each closed session.
+Invariant: the output appears only when it is complete; until then an earlier file of the name stays.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from seamless_verl.cli.reading import newest_version, opened, parsed_policy, rebuilt
-from seamless_verl.cli.show import account_line
-from seamless_verl.cli.text import counted, needed, write
+from seamless_verl.cli.reading import newest_version, open_journal, parse_policy, rebuild_for_display
+from seamless_verl.cli.show import format_account
+from seamless_verl.cli.text import format_count, import_package, write
 from seamless_verl.errors import ConfigError
 from seamless_verl.journal import JournalReader, Stage
 from seamless_verl.trajectory.account import Account
@@ -26,10 +26,11 @@ from seamless_verl.trajectory.policies import TokenPolicy
 from seamless_verl.trajectory.sequences import assemble
 
 Row: TypeAlias = dict[str, Any]
-ELSE = ", or take --format jsonl"
-BATCH = 256  # rows held at once while a table is written
-TEXT = ("uid", "session_id", "leaf_id", "closed")
-LISTS = {
+OR_JSONL = ", or take --format jsonl"
+JOURNAL_SUFFIXES = ("", "-wal", "-shm", "-lock")  # a journal consists of all these files
+BATCH_ROWS = 256  # in memory at once while a table is written
+TEXT_COLUMNS = ("uid", "session_id", "leaf_id", "closed")
+LIST_COLUMNS = {  # name: Arrow type of its items
     "turn_ids": "string",
     "prompt_ids": "int32",
     "response_ids": "int32",
@@ -44,62 +45,9 @@ LISTS = {
 }
 
 
-def write_parquet(path: Path, entries: Iterable[Row]) -> int:
-    """One Parquet file; returns how many rows."""
-    arrow, parquet = (needed(name, "--format", "parquet", ELSE) for name in ("pyarrow", "pyarrow.parquet"))
-    return _written(path, partial(_fill, arrow, parquet.ParquetWriter, entries))
-
-
-def write_datasets(path: Path, entries: Iterable[Row]) -> int:
-    """A new folder that `datasets.load_from_disk` reads; returns how many rows."""
-    arrow, datasets = (needed(name, "--format", "datasets", ELSE) for name in ("pyarrow", "datasets"))
-
-    def save(place: Path) -> int:
-        place.mkdir()
-        stream = place / "rows.arrow"
-        count = _fill(arrow, arrow.ipc.new_stream, entries, stream)
-        datasets.disable_progress_bars()
-        shards = None if count else 1  # of no rows it would make no shard, and `load_from_disk` wants one
-        datasets.Dataset.from_file(str(stream)).save_to_disk(str(place / "whole"), num_shards=shards)
-        (place / "whole").rename(path)
-        return count
-
-    return _written(path, save)
-
-
-def _fill(arrow: Any, writer: Callable[..., Any], entries: Iterable[Row], place: Path) -> int:
-    """Rows as Arrow record batches, by a writer of pyarrow's."""
-    columns = [(name, arrow.string()) for name in TEXT]
-    schema = arrow.schema(columns + [(name, arrow.list_(getattr(arrow, kind)())) for name, kind in LISTS.items()])
-    count, left = 0, iter(entries)
-    with writer(str(place), schema) as out:
-        while batch := list(islice(left, BATCH)):
-            assert batch[0].keys() == set(schema.names), "a column without a type would be left out"
-            out.write_batch(arrow.RecordBatch.from_pylist(batch, schema=schema))
-            count += len(batch)
-    return count
-
-
-def _written(path: Path, fill: Callable[[Path], int]) -> int:
-    """Fills a file or folder under a temporary name, and puts a file in place."""
-    place = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        count = fill(place)
-        if place.is_file():
-            place.replace(path)
-        return count
-    finally:
-        if place.is_dir():
-            shutil.rmtree(place)
-        place.unlink(missing_ok=True)
-
-
-BESIDE = ("", "-wal", "-shm", "-lock")  # a journal is all of these files
-
-
 @dataclass
-class Exported:
-    """What went through, counted while the rows are written."""
+class ExportTotals:
+    """What was exported, counted while the rows are written; `open` sessions are left out."""
 
     sessions: int = 0
     open: int = 0
@@ -107,23 +55,23 @@ class Exported:
 
 
 def export_sessions(args: argparse.Namespace) -> None:
-    """Raises ConfigError for a policy, file or package that is not there, and where nothing can be written."""
-    policy, reader = parsed_policy(args.policy), opened(args.journal)
-    _check_place(args.out, args.journal, folder=args.format == "datasets")
-    done = Exported()
-    entries = _entries(reader, policy, args.version, args.uid, done)
+    """Raises ConfigError if there is no such policy, file or package, or the output cannot be written."""
+    policy, reader = parse_policy(args.policy), open_journal(args.journal)
+    _check_output(args.out, args.journal, folder=args.format == "datasets")
+    totals = ExportTotals()
+    entries = _export_rows(reader, policy, args.version, args.uid, totals)
     try:
         count = FORMATS[args.format](args.out, entries)
     except OSError as error:
         way_out = "Give a place that can be written, or free the disk"
         raise ConfigError("--out", str(args.out), str(error.strerror or error), way_out) from error
-    left = f", {counted(done.open, 'open session')} left out" if done.open else ""
-    write(f"{counted(count, 'row')} of {counted(done.sessions, 'session')} in {args.out}{left}")
-    write(account_line(done.account))
+    left_out = f", {format_count(totals.open, 'open session')} left out" if totals.open else ""
+    write(f"{format_count(count, 'row')} of {format_count(totals.sessions, 'session')} in {args.out}{left_out}")
+    write(format_account(totals.account))
 
 
-def _check_place(out: Path, journal: Path, *, folder: bool) -> None:
-    if out.resolve() in [Path(f"{journal.resolve()}{end}") for end in BESIDE]:
+def _check_output(out: Path, journal: Path, *, folder: bool) -> None:
+    if out.resolve() in [Path(f"{journal.resolve()}{suffix}") for suffix in JOURNAL_SUFFIXES]:
         raise ConfigError("--out", str(out), "it is the journal itself", "Give a file of its own")
     if not out.parent.is_dir():
         raise ConfigError("--out", str(out), f"there is no folder {out.parent}", "Make the folder first")
@@ -133,23 +81,46 @@ def _check_place(out: Path, journal: Path, *, folder: bool) -> None:
         raise ConfigError("--out", str(out), "it is a folder", "Give a file, or --format datasets and a new folder")
 
 
-def _entries(
-    reader: JournalReader, policy: TokenPolicy, version: int | None, uid: str | None, done: Exported
+def _export_rows(
+    reader: JournalReader, policy: TokenPolicy, version: int | None, uid: str | None, totals: ExportTotals
 ) -> Iterator[Row]:
-    for known in reader.sessions():
-        if uid not in (None, known.uid):
+    for summary in reader.sessions():
+        if uid not in (None, summary.uid):
             continue
-        if known.stage is Stage.OPEN:
-            done.open += 1
+        if summary.stage is Stage.OPEN:
+            totals.open += 1
             continue
-        recorded = reader.read(known.session_id)
-        if recorded is None:
-            continue  # it was handed over, and the run has deleted it meanwhile
-        session = rebuilt(recorded)
-        assembly = assemble(session, policy, newest_version(recorded) if version is None else version)
-        done.sessions += 1
-        done.account += assembly.account
-        yield from rows(session, assembly)
+        stored = reader.read(summary.session_id)
+        if stored is None:
+            continue  # it was handed over, and the run has deleted it since
+        record = rebuild_for_display(stored)
+        assembly = assemble(record, policy, newest_version(stored) if version is None else version)
+        totals.sessions += 1
+        totals.account += assembly.account
+        yield from rows(record, assembly)
+
+
+def write_parquet(path: Path, entries: Iterable[Row]) -> int:
+    """Writes one Parquet file; returns the number of rows."""
+    arrow, parquet = (import_package(name, "--format", "parquet", OR_JSONL) for name in ("pyarrow", "pyarrow.parquet"))
+    return _write_complete(path, partial(_write_batches, arrow, parquet.ParquetWriter, entries))
+
+
+def write_datasets(path: Path, entries: Iterable[Row]) -> int:
+    """Writes a new folder for `datasets.load_from_disk`; returns the number of rows."""
+    arrow, datasets = (import_package(name, "--format", "datasets", OR_JSONL) for name in ("pyarrow", "datasets"))
+
+    def save(folder: Path) -> int:
+        folder.mkdir()
+        stream = folder / "rows.arrow"
+        count = _write_batches(arrow, arrow.ipc.new_stream, entries, stream)
+        datasets.disable_progress_bars()
+        shards = None if count else 1  # without rows it would write no shard, and `load_from_disk` needs one
+        datasets.Dataset.from_file(str(stream)).save_to_disk(str(folder / "whole"), num_shards=shards)
+        (folder / "whole").rename(path)
+        return count
+
+    return _write_complete(path, save)
 
 
 FORMATS: dict[str, Callable[[Path, Iterable[Row]], int]] = {
@@ -157,3 +128,31 @@ FORMATS: dict[str, Callable[[Path, Iterable[Row]], int]] = {
     "parquet": write_parquet,
     "datasets": write_datasets,
 }
+
+
+def _write_batches(arrow: Any, writer: Callable[..., Any], entries: Iterable[Row], path: Path) -> int:
+    """Writes the rows as Arrow record batches with one of pyarrow's writers; returns their number."""
+    columns = [(name, arrow.string()) for name in TEXT_COLUMNS]
+    columns += [(name, arrow.list_(getattr(arrow, kind)())) for name, kind in LIST_COLUMNS.items()]
+    schema = arrow.schema(columns)
+    count, remaining = 0, iter(entries)
+    with writer(str(path), schema) as out:
+        while batch := list(islice(remaining, BATCH_ROWS)):
+            assert batch[0].keys() == set(schema.names), "a column without a type would be left out"
+            out.write_batch(arrow.RecordBatch.from_pylist(batch, schema=schema))
+            count += len(batch)
+    return count
+
+
+def _write_complete(path: Path, write_to: Callable[[Path], int]) -> int:
+    """Writes a file or folder under a temporary name; a file then replaces `path`."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        count = write_to(temporary)
+        if temporary.is_file():
+            temporary.replace(path)
+        return count
+    finally:
+        if temporary.is_dir():
+            shutil.rmtree(temporary)
+        temporary.unlink(missing_ok=True)

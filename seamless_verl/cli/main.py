@@ -1,6 +1,7 @@
-"""The tree of subcommands, and the one place where a user's mistake becomes a line and an exit code.
+"""The command line's entry point: the tree of subcommands, and the conversion of user errors to an exit code.
 
-A command is a module with `add`, which puts its parsers into the tree; each of them names its function as `run`.
+Each command is a module with `add_command`, which adds its parsers to the tree. Each parser names its function as
+`run`.
 """
 
 from __future__ import annotations
@@ -11,34 +12,26 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from seamless_verl.cli import plan as planning
-from seamless_verl.cli import trajectories
+from seamless_verl.cli import plan, trajectories
 from seamless_verl.errors import ConfigError, JournalError
 
 PROG = "seamless-verl"
-MISTAKE, INTERRUPTED, BROKEN_PIPE = 2, 130, 141  # the last two as a shell counts death by SIGINT and SIGPIPE
-COMMANDS = (trajectories.add, planning.add)
-
-
-class Parser(argparse.ArgumentParser):
-    """Tells a mistake in one line; subcommands inherit it."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(MISTAKE, f"{self.prog}: {message}. See {self.prog} --help\n")
+USER_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141  # the last two as a shell reports death by SIGINT and SIGPIPE
+COMMANDS = (trajectories.add_command, plan.add_command)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns the exit code, 2 for a mistake of the user's, told in a line on stderr."""
-    args = parser().parse_args(argv)
+    """Runs one command; returns the exit code. A user's mistake is 2, with one line per problem on stderr."""
+    args = make_parser().parse_args(argv)
     try:
         args.run(args)
         sys.stdout.flush()
     except (ConfigError, JournalError) as error:
-        for problem in getattr(error, "problems", (error,)):  # of a config that has several
+        for problem in getattr(error, "problems", (error,)):  # a config may have several
             sys.stderr.write(f"{PROG}: {' '.join(str(problem).split())}\n")
-        return MISTAKE
+        return USER_ERROR
     except BrokenPipeError:
-        # The interpreter flushes once more at its end, and would complain then.
+        # The interpreter flushes stdout once more when it exits, and would report an error then.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except KeyboardInterrupt:
@@ -46,11 +39,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def parser() -> argparse.ArgumentParser:
-    whole: argparse.ArgumentParser = Parser(
-        prog=PROG, description="What a person asks of a seamless_verl run from a terminal."
-    )
-    commands = whole.add_subparsers(metavar="COMMAND", required=True)
-    for add in COMMANDS:
-        add(commands)
-    return whole
+class Parser(argparse.ArgumentParser):
+    """Reports a mistake in one line; subcommands inherit it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USER_ERROR, f"{self.prog}: {message}. See {self.prog} --help\n")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    parser: argparse.ArgumentParser = Parser(prog=PROG, description="Plan or inspect a seamless_verl run.")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for add_command in COMMANDS:
+        add_command(commands)
+    return parser

@@ -1,4 +1,4 @@
-"""`seamless-verl plan`: where everything of a run would be, and what it would need, without starting anything."""
+"""The command `seamless-verl plan`: a run's placement and memory needs, without starting anything."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from seamless_verl.cli.text import columns, counted, write
+from seamless_verl.cli.text import format_count, write
 from seamless_verl.errors import ConfigError
 from seamless_verl.resources.memory_fit import gigabytes
 from seamless_verl.resources.placement import PlannedDevice
 from seamless_verl.resources.plan import Plan, plan_to_json
+from seamless_verl.runtime.tables import text_table
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
-PLATFORM = "SEAMLESS_PLATFORM"
+PLATFORM_VARIABLE = "SEAMLESS_PLATFORM"
 HEADER = ("MACHINE", "GROUP", "DEVICES", "TAGS", "TRAINER", "REPLICAS", "ROLES", "PEAK", "IN PHASE")
 ABOUT = "where everything of a run would be, and what it would need, without starting anything"
 
 
-def add(commands: Commands) -> None:
+def add_command(commands: Commands) -> None:
+    """Adds the command to the tree of subcommands."""
     plan = commands.add_parser("plan", help=ABOUT, description=ABOUT[0].upper() + ABOUT[1:] + ".")
     plan.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for seamless_verl.main_ppo")
     plan.add_argument("--json", action="store_true", help="the plan as JSON")
@@ -36,13 +38,13 @@ def add(commands: Commands) -> None:
 
 
 def show_plan(args: argparse.Namespace) -> None:
-    """Raises ConfigError for settings that have no plan; what else a run would be refused for is said beside it."""
+    """Raises ConfigError for settings that have no plan; other reasons to refuse a run are printed as warnings."""
     from seamless_verl.config import SeamlessConfig
     from seamless_verl.config.adopting import adopt_resources
     from seamless_verl.config.checks import Settings, preflight_of_plan
     from seamless_verl.config.planning import plan_of
 
-    config = composed(args.config_dir, args.config_name, args.overrides)
+    config = compose_config(args.config_dir, args.config_name, args.overrides)
     cpu = config.trainer.device == "cpu"
     devices = SeamlessConfig.parse(config.get("seamless")).cpu.device_count if cpu else None
     adopt_resources(config, args.overrides)
@@ -50,11 +52,11 @@ def show_plan(args: argparse.Namespace) -> None:
     warnings, plan = preflight_of_plan(settings), plan_of(replace(settings, unmade=True))
     for warning in warnings:
         sys.stderr.write(f"warning: {warning}\n")
-    write(plan_to_json(plan) if args.json else "\n".join(table(plan)))
+    write(plan_to_json(plan) if args.json else "\n".join(plan_lines(plan)))
 
 
-def composed(folder: Path | None, name: str, overrides: Sequence[str]) -> DictConfig:
-    """The config that a run would have; ConfigError for what hydra cannot compose."""
+def compose_config(folder: Path | None, name: str, overrides: Sequence[str]) -> DictConfig:
+    """The config that a run would have; raises ConfigError if hydra cannot compose it."""
     from hydra import compose, initialize_config_dir
 
     from seamless_verl.config import register_search_path
@@ -62,37 +64,38 @@ def composed(folder: Path | None, name: str, overrides: Sequence[str]) -> DictCo
     from seamless_verl.platform.detect import on_cpu
 
     register_search_path()
-    place = HERE if folder is None else folder
-    if not place.is_dir():
-        raise ConfigError("--config-dir", str(place), "there is no such folder", "Give the folder of your config")
-    here = "cpu" if on_cpu() else "accelerator"
-    with composing(overrides), chosen_platform(here), initialize_config_dir(str(place.absolute()), version_base=None):
+    config_dir = HERE if folder is None else folder
+    if not config_dir.is_dir():
+        raise ConfigError("--config-dir", str(config_dir), "there is no such folder", "Give the folder of your config")
+    platform = "cpu" if on_cpu() else "accelerator"
+    path = str(config_dir.absolute())
+    with composing(overrides), default_platform(platform), initialize_config_dir(path, version_base=None):
         return compose(name, list(overrides))
 
 
 @contextmanager
-def chosen_platform(name: str) -> Iterator[None]:
-    """What config/platform our config takes when its user names none, for the length of the block."""
-    named = PLATFORM in os.environ
-    os.environ.setdefault(PLATFORM, name)
+def default_platform(name: str) -> Iterator[None]:
+    """In the block, config/platform is `name` if the user names none."""
+    is_set = PLATFORM_VARIABLE in os.environ
+    os.environ.setdefault(PLATFORM_VARIABLE, name)
     try:
         yield
     finally:
-        if not named:
-            del os.environ[PLATFORM]
+        if not is_set:
+            del os.environ[PLATFORM_VARIABLE]
 
 
-def table(plan: Plan) -> Iterator[str]:
-    """Lines for a terminal: what the layout is, a line for each machine, and what verl's fields become."""
+def plan_lines(plan: Plan) -> Iterator[str]:
+    """Lines for a terminal: the layout, a row per machine, and the resulting values of verl's fields."""
     trainer = plan.trainer
     machines = len({device.node for device in plan.devices})
-    yield f"{plan.layout.value}: {counted(machines, 'machine')}, {counted(len(plan.devices), 'device')}"
+    yield f"{plan.layout.value}: {format_count(machines, 'machine')}, {format_count(len(plan.devices), 'device')}"
     axes = f"DP {trainer.data} x TP {trainer.tensor} x PP {trainer.pipeline} x CP {trainer.context}"
-    yield f"trainer: {counted(len(trainer.devices), 'rank')} = {axes}, EP {trainer.expert}"
+    yield f"trainer: {format_count(len(trainer.devices), 'rank')} = {axes}, EP {trainer.expert}"
     sizes = {len(replica.devices) for replica in plan.replicas}
     kinds = [replica.kind.value for replica in plan.replicas]
     by_kind = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
-    yield f"replicas: {by_kind}, of {counted(min(sizes), 'device')} each"
+    yield f"replicas: {by_kind}, of {format_count(min(sizes), 'device')} each"
     if plan.parameters is not None:
         has = "unknown" if plan.device_bytes is None else gigabytes(plan.device_bytes)
         shared = ", shared by all devices" if plan.shared_memory else " a device"
@@ -100,12 +103,12 @@ def table(plan: Plan) -> Iterator[str]:
     else:
         yield "memory: not estimated; that takes actor_rollout_ref.model.path here, all of it trained by Megatron"
     yield ""
-    yield from columns([HEADER, *(_machine(plan, node) for node in range(machines))], right=())
+    yield text_table(HEADER, [_machine_row(plan, node) for node in range(machines)])
     yield ""
     yield "verl's fields: " + " ".join(f"{key}={value}" for key, value in plan.fields)
 
 
-def _machine(plan: Plan, node: int) -> tuple[str, ...]:
+def _machine_row(plan: Plan, node: int) -> tuple[str, ...]:
     devices = [device for device in plan.devices if device.node == node]
     numbers = {device.number for device in devices}
     ranks = [rank for rank, number in enumerate(plan.trainer.devices) if number in numbers]
@@ -114,16 +117,16 @@ def _machine(plan: Plan, node: int) -> tuple[str, ...]:
     return (
         str(node),
         devices[0].group,
-        spans([device.number for device in devices]),
+        format_ranges([device.number for device in devices]),
         "+".join(devices[0].tags),
-        spans(ranks),
+        format_ranges(ranks),
         " ".join(replicas) or "-",
         " ".join(roles) or "-",
-        *_peak(plan, devices),
+        *_peak_cells(plan, devices),
     )
 
 
-def _peak(plan: Plan, devices: Sequence[PlannedDevice]) -> tuple[str, str]:
+def _peak_cells(plan: Plan, devices: Sequence[PlannedDevice]) -> tuple[str, str]:
     numbers = {device.number for device in devices}
     peaks = [peak for peak in plan.memory if peak.device in numbers and peak.parts]
     if not peaks:
@@ -133,8 +136,8 @@ def _peak(plan: Plan, devices: Sequence[PlannedDevice]) -> tuple[str, str]:
     return f"{gigabytes(most.peak.certain)}{more}", most.phase
 
 
-def spans(numbers: Sequence[int]) -> str:
-    """Ascending numbers as 0-3,6; a dash for none."""
+def format_ranges(numbers: Sequence[int]) -> str:
+    """The numbers in ascending order as 0-3,6; a dash if there are none."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][1] + 1:

@@ -1,93 +1,92 @@
-"""A journal's sessions: opened for reading, found by id, rebuilt as the trajectory record that was trained."""
+"""Opens a journal for reading, finds a session by its id, and rebuilds the session's record."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from seamless_verl import journal
 from seamless_verl.errors import ConfigError, JournalError
-from seamless_verl.journal import JournalReader, Stage
-from seamless_verl.trajectory.policies import TokenPolicy, policy
+from seamless_verl.journal import JournalReader, Stage, StoredSession
+from seamless_verl.trajectory.policies import TokenPolicy, make_policy
 from seamless_verl.trajectory.session import Closed, SessionRecord
 
-FILE = "trajectories.sqlite"
-WHICH = f"Give the file that a run writes: {FILE} beside its checkpoints, or seamless.gateway.journal"
-LIFETIME_OVER = "its lifetime is over"  # the reason under which a session expires; other reasons are their own names
-NAMED = 5  # sessions named when a prefix fits several, and journals when a folder has several
+JOURNAL_FILE = "trajectories.sqlite"
+WAY_OUT = f"Give the file that a run writes: {JOURNAL_FILE} beside its checkpoints, or seamless.gateway.journal"
+LIFETIME_OVER = "its lifetime is over"  # the reason of an expired session; other reasons are the members' own values
+MAX_LISTED = 5  # sessions or journals named in an error message
 
 
-def opened(path: Path) -> JournalReader:
-    """Raises ConfigError when there is no journal at `path`, or a newer release's."""
+def open_journal(path: Path) -> JournalReader:
+    """Raises ConfigError if there is no journal at `path`, or a newer release made it."""
     if path.is_dir():
-        raise ConfigError("JOURNAL", str(path), "it is a folder, and a journal is one file", _within(path))
+        raise ConfigError("JOURNAL", str(path), "it is a folder, and a journal is one file", _list_journals(path))
     if not path.is_file():
-        raise ConfigError("JOURNAL", str(path), "there is no such file", WHICH)
+        raise ConfigError("JOURNAL", str(path), "there is no such file", WAY_OUT)
     reader = JournalReader(path)
     try:
         reader.stage("")
     except JournalError as error:
-        raise ConfigError("JOURNAL", str(path), f"it cannot be read as a journal ({error.reason})", WHICH) from error
+        raise ConfigError("JOURNAL", str(path), f"it cannot be read as a journal ({error.reason})", WAY_OUT) from error
     return reader
 
 
-def _within(folder: Path) -> str:
-    """The way out of naming a folder: the journals in it, or just below, by their usual name; else where they are."""
-    there = sorted(map(str, [*folder.glob(FILE), *folder.glob(f"*/{FILE}")]))
-    if not there:
-        return WHICH
-    more = f" and {len(there) - NAMED} more" if len(there) > NAMED else ""
-    return f"There is {', '.join(there[:NAMED])}{more}"
+def _list_journals(folder: Path) -> str:
+    """The journals in the folder or in its subfolders, by their usual name, as the way out of an error."""
+    journals = sorted(map(str, [*folder.glob(JOURNAL_FILE), *folder.glob(f"*/{JOURNAL_FILE}")]))
+    return f"There is {_list_some(journals)}" if journals else WAY_OUT
 
 
-def found(reader: JournalReader, wanted: str) -> journal.StoredSession:
-    """The session of that id, or the only one whose id begins so; raises ConfigError when it is not one."""
-    exact = reader.read(wanted)
+def _list_some(names: list[str]) -> str:
+    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return f"{', '.join(names[:MAX_LISTED])}{more}"
+
+
+def find_session(reader: JournalReader, prefix: str) -> StoredSession:
+    """The session whose id is `prefix`, or the only one whose id begins with it; raises ConfigError otherwise."""
+    exact = reader.read(prefix)
     if exact is not None:
         return exact
-    ids = [known.session_id for known in reader.sessions() if known.session_id.startswith(wanted)]
+    ids = [summary.session_id for summary in reader.sessions() if summary.session_id.startswith(prefix)]
     if len(ids) > 1:
-        more = f" and {len(ids) - NAMED} more" if len(ids) > NAMED else ""
-        way_out = f"Give more of the id: {', '.join(ids[:NAMED])}{more}"
-        raise ConfigError("SESSION", wanted, f"{len(ids)} sessions begin so", way_out)
-    record = reader.read(ids[0]) if ids else None
-    if record is None:
+        raise ConfigError("SESSION", prefix, f"{len(ids)} sessions begin so", f"Give more of the id: {_list_some(ids)}")
+    session = reader.read(ids[0]) if ids else None
+    if session is None:
         way_out = f"`seamless-verl trajectories ls {reader.path}` lists those there are"
-        raise ConfigError("SESSION", wanted, "no session's id is this or begins so", way_out)
-    return record
-
-
-def rebuilt(recorded: journal.StoredSession) -> SessionRecord:
-    """The session's record; a call without an end is a cancelled turn in it."""
-    session = SessionRecord(recorded.uid, recorded.session_id)
-    for call in recorded.calls:
-        session.add_turn(call.turn())
-    for name, value in recorded.rewards.items():
-        session.post_reward(value, name)
-    if recorded.stage is not Stage.OPEN:
-        session.close(_closed(recorded.reason))
+        raise ConfigError("SESSION", prefix, "no session's id is this or begins so", way_out)
     return session
 
 
-def _closed(reason: str | None) -> Closed:
+def rebuild_for_display(stored: StoredSession) -> SessionRecord:
+    """The session's record with all its calls; a call without an end is a cancelled turn, also in an open session."""
+    record = SessionRecord(stored.uid, stored.session_id)
+    for call in stored.calls:
+        record.add_turn(call.turn())
+    for name, value in stored.rewards.items():
+        record.post_reward(value, name)
+    if stored.stage is not Stage.OPEN:
+        record.close(_parse_close_reason(stored.reason))
+    return record
+
+
+def _parse_close_reason(reason: str | None) -> Closed:
     if reason == LIFETIME_OVER:
         return Closed.EXPIRED
     return Closed(reason) if reason in set(Closed) else Closed.FINISHED
 
 
-def newest_version(recorded: journal.StoredSession) -> int:
-    """Of the weights that generated something in the session; 0 where nothing was generated."""
-    return max((segment.version for call in recorded.calls for segment in call.segments), default=0)
+def newest_version(stored: StoredSession) -> int:
+    """The newest weight version that generated tokens of the session; 0 if there are none."""
+    return max((segment.version for call in stored.calls for segment in call.segments), default=0)
 
 
-def parsed_policy(text: str) -> TokenPolicy:
-    """The policy that `NAME` or `NAME:k` says; raises ConfigError with the way out."""
+def parse_policy(text: str) -> TokenPolicy:
+    """The policy of `NAME` or `NAME:k`; raises ConfigError with the way out."""
     name, colon, bound = text.partition(":")
     if not colon:
-        return policy(name)
+        return make_policy(name)
     if not bound.isdecimal():
         way_out = "Give a whole number of versions, 0 or more, as in mask_older_than:1"
         raise ConfigError("--policy", text, f"{bound!r} is no bound", way_out)
-    made = policy(name, int(bound))
-    if "policy/max_staleness" not in made.metrics():
+    policy = make_policy(name, int(bound))
+    if "policy/max_staleness" not in policy.metrics():
         raise ConfigError("--policy", text, f"{name} takes no bound", f"Give {name} alone, or a policy with a bound")
-    return made
+    return policy

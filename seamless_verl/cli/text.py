@@ -1,72 +1,66 @@
-"""Text for a terminal.
-
-Packages that one option alone needs, imported when it is given.
-"""
+"""Formats text for a terminal, and imports packages that only one option needs."""
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 from seamless_verl.errors import ConfigError
 
-KEPT = "\n\t"
-AGES = (("d", 86400), ("h", 3600), ("m", 60))
+NEWLINE_AND_TAB = "\n\t"
+AGE_UNITS = (("d", 86400), ("h", 3600), ("m", 60))
 
 
 def write(text: str) -> None:
+    """Writes a line to stdout."""
     sys.stdout.write(text + "\n")
 
 
-def plain(text: str, kept: str = "") -> str:
-    """The text with what could steer a terminal, and what no encoding can write, as backslash escapes."""
+def escape(text: str, allowed: str = "") -> str:
+    """The text with backslash escapes for what could control a terminal, and for what no encoding can write.
+
+    `allowed`: unprintable characters that are kept.
+    """
     return "".join(
-        char if char.isprintable() or char in kept else char.encode("unicode_escape", "surrogatepass").decode()
+        char if char.isprintable() or char in allowed else char.encode("unicode_escape", "surrogatepass").decode()
         for char in text
     )
 
 
-def quoted(text: str) -> str:
-    """Lines set off from what is ours."""
-    return "\n".join(f"    | {line}" for line in plain(text, KEPT).split("\n"))
+def quote(text: str) -> str:
+    """The text's lines, marked as quoted."""
+    return "\n".join(f"    | {line}" for line in escape(text, NEWLINE_AND_TAB).split("\n"))
 
 
-def columns(lines: Sequence[Sequence[str]], right: Sequence[int]) -> list[str]:
-    """Lines of equally many cells under each other, those of the columns `right` flush right."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return ["  ".join(_cell(text, widths[i], i in right) for i, text in enumerate(line)).rstrip() for line in lines]
-
-
-def _cell(text: str, width: int, right: bool) -> str:
-    return text.rjust(width) if right else text.ljust(width)
-
-
-def local_time(at: float) -> str:
+def format_time(at: float) -> str:
     """ISO 8601 with the local zone's offset; `at` is in seconds since the epoch."""
     return datetime.fromtimestamp(at).astimezone().isoformat(timespec="seconds")
 
 
-def age(seconds: float) -> str:
+def format_age(seconds: float) -> str:
     """The two largest units: 5s, 3m05s, 2h03m, 4d07h."""
     whole = max(0, int(seconds))
-    for place, (unit, size) in enumerate(AGES):
+    for index, (unit, size) in enumerate(AGE_UNITS):
         if whole >= size:
-            below, less = AGES[place + 1] if place + 1 < len(AGES) else ("s", 1)
-            return f"{whole // size}{unit}{whole % size // less:02d}{below}"
+            next_unit, next_size = AGE_UNITS[index + 1] if index + 1 < len(AGE_UNITS) else ("s", 1)
+            return f"{whole // size}{unit}{whole % size // next_size:02d}{next_unit}"
     return f"{whole}s"
 
 
-def counted(count: int, noun: str) -> str:
+def format_count(count: int, noun: str) -> str:
+    """The count with its noun in singular or plural: 1 token, 2 tokens."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def needed(module: str, key: str, value: str, otherwise: str = "") -> Any:
-    """The module; raises ConfigError naming the setting that needs it, and the package that is missing."""
+def import_package(module: str, key: str, value: str, alternative: str = "") -> Any:
+    """The module; if its package is missing, raises ConfigError with the setting that needs it.
+
+    `alternative`: what else the user can do, after "pip install ...".
+    """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        way_out = f"pip install {module.partition('.')[0]}{otherwise}"
+        way_out = f"pip install {module.partition('.')[0]}{alternative}"
         raise ConfigError(key, value, f"the package {error.name} is not installed", way_out) from error

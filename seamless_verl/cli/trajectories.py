@@ -1,4 +1,4 @@
-"""`seamless-verl trajectories`: what agents and the model said, read from a run's journal, also while it runs."""
+"""The commands `seamless-verl trajectories`: list, show and export the sessions of a journal, also during a run."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from seamless_verl.trajectory.policies import POLICIES
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
-def add(commands: Commands) -> None:
-    about = "what agents and the model said, from a run's journal"
-    group = commands.add_parser("trajectories", help=about, description=__doc__)
+def add_command(commands: Commands) -> None:
+    """Adds the commands to the tree of subcommands."""
+    about = "list, show and export the sessions in a run's journal"
+    group = commands.add_parser("trajectories", help=about, description=f"{about[0].upper()}{about[1:]}.")
     verbs = group.add_subparsers(metavar="COMMAND", required=True)
     _add_ls(verbs)
     _add_show(verbs)
@@ -24,20 +25,22 @@ def add(commands: Commands) -> None:
 
 
 def _add_ls(verbs: Commands) -> None:
-    ls = _verb(verbs, "ls", "one line for each session, the newest last, and the totals")
+    ls = _add_verb(verbs, "ls", "one line for each session, the newest last, and the totals")
     ls.add_argument("--uid", help="only sessions of this prompt")
-    ls.add_argument("--stage", choices=[str(stage) for stage in Stage], help="only sessions that have come this far")
+    ls.add_argument("--stage", choices=[str(stage) for stage in Stage], help="only sessions at this stage")
     ls.add_argument("--limit", type=int, metavar="N", help="only the newest N")
     ls.add_argument("--json", action="store_true", help="one JSON object a line, without header and totals")
     ls.set_defaults(run=list_sessions)
 
 
 def _add_show(verbs: Commands) -> None:
-    show = _verb(verbs, "show", "one session: its tree, what of it is trained, rewards, drift, account of its tokens")
+    show = _add_verb(verbs, "show", "one session: its tree, trained tokens, rewards, drift, token account")
     show.add_argument("session", metavar="SESSION", help="a session's id, or the beginning of it")
-    _add_training(show)
+    _add_training_options(show)
     show.add_argument("--request", action="store_true", help="also each turn's request and reply")
-    show.add_argument("--text", action="store_true", help="also what each turn read and wrote as text; needs --model")
+    show.add_argument(
+        "--text", action="store_true", help="also each turn's new prompt tokens and its reply, as text; needs --model"
+    )
     show.add_argument(
         "--model", type=Path, metavar="PATH", help="a model's folder; its tokenizer also makes drift causes certain"
     )
@@ -45,27 +48,29 @@ def _add_show(verbs: Commands) -> None:
 
 
 def _add_export(verbs: Commands) -> None:
-    export = _verb(verbs, "export", "the training sequences of all closed sessions, a row each")
-    export.add_argument("--out", type=Path, metavar="FILE", required=True, help="written whole, then put in place")
+    export = _add_verb(verbs, "export", "the training sequences of all closed sessions, one row per sequence")
+    export.add_argument(
+        "--out", type=Path, metavar="FILE", required=True, help="replaced when the new file is complete"
+    )
     export.add_argument("--format", choices=list(FORMATS), default="jsonl", help="default: jsonl")
     export.add_argument("--uid", help="only sessions of this prompt")
-    _add_training(export)
+    _add_training_options(export)
     export.set_defaults(run=export_sessions)
 
 
-def _verb(verbs: Commands, name: str, about: str) -> argparse.ArgumentParser:
+def _add_verb(verbs: Commands, name: str, about: str) -> argparse.ArgumentParser:
     verb = verbs.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".")
     verb.add_argument("journal", type=Path, metavar="JOURNAL", help="trajectories.sqlite, beside a run's checkpoints")
     return verb
 
 
-def _add_training(verb: argparse.ArgumentParser) -> None:
+def _add_training_options(verb: argparse.ArgumentParser) -> None:
     names = ", ".join(POLICIES)
     verb.add_argument(
         "--policy",
         default="train_all",
         metavar="NAME[:k]",
-        help=f"which tokens are fresh enough to train: {names}; k is the most versions behind, 0 if not given. "
+        help=f"which tokens are fresh enough to train: {names}; k is the maximum staleness, 0 if not given. "
         "Default: train_all",
     )
     verb.add_argument(

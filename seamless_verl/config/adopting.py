@@ -1,7 +1,7 @@
-"""verl's own fields set from `seamless`, so that whatever reads them later reads one truth.
+"""Sets verl's own fields from the `seamless:` node, so that verl's code and ours read the same values.
 
-What a user has set stays as it is, and is refused by the checks when it contradicts the tags. A value
-counts as set when the command line names it, or when it is not the default.
+A value that the user set stays; the checks refuse it when it contradicts the tags. A value counts as set when the
+command line names it, or when it is not the default.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from seamless_verl.config.checks.settings import Settings
 from seamless_verl.config.planning import replica_sizes, roles_of
 from seamless_verl.resources.placement import NODES, PER_NODE, REWARD_NODE, ROLLOUT_NODE, TEACHER_NODE, verl_fields
 
-# Of verl 0.9.1 (trainer/config), but for those that interpolate another; a unit test compares them.
+# Of verl 0.9.1 (trainer/config), except those that interpolate another key; a unit test compares them.
 VERL_DEFAULTS: dict[str, object] = {
     f"trainer.{NODES}": 1,
     f"trainer.{PER_NODE}": 8,
@@ -52,7 +52,7 @@ def adopt_resources(config: DictConfig, overrides: Sequence[str] = ()) -> None:
 
 
 def adopt_parsers(config: DictConfig) -> None:
-    """Have the engines tell reasoning from the rest as the gateway does: a grammar of theirs begins after it."""
+    """Give the engines the gateway's reasoning parser: they start a grammar where reasoning ends."""
     settings = Settings.of(config, devices=None, accelerator=True)
     gateway, given = settings.seamless.gateway, engines_parser(settings)
     for name in ADOPTED if gateway.enabled and given is None else ():

@@ -1,13 +1,11 @@
-"""Where hydra finds verl's configs and ours, without importing verl.
+"""Hydra composes the config: where it finds verl's files and ours, its errors as ConfigErrors, its run folder.
 
-`pkg://verl.trainer.config` would import verl, and with it torch, before a typing mistake could be
-reported; the directory is enough. A search-path plugin reaches every hydra feature and lets a
-user's own `--config-path` name either `ppo_trainer` or `seamless_ppo_trainer` in its defaults.
+`pkg://verl.trainer.config` would import verl, and with it torch, before a typing mistake could be reported; so
+hydra gets the directory. A search-path plugin works with every feature of hydra, and a user's own `--config-path`
+may name `ppo_trainer` or `seamless_ppo_trainer` in its defaults.
 
-Hydra's command line: its refusals in our terms, and the folder that a refused run leaves.
-
-Hydra ends with code 1 and words of its own for a mistake in an override. Here such a mistake becomes a
-ConfigError, as every other one: the key, the value, and the way out.
+Hydra ends with code 1 and its own message for a mistake in an override. Here such a mistake becomes a ConfigError,
+as every other one: key, value, reason and way out. The folder that hydra makes for a refused run is removed.
 """
 
 from __future__ import annotations
@@ -29,8 +27,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
-from seamless_verl.config.schema import nearest
+from seamless_verl.config.renames import SETTINGS
 from seamless_verl.errors import ConfigError
+from seamless_verl.runtime.fields import nearest
 
 HERE = Path(__file__).parent
 
@@ -44,7 +43,7 @@ def verl_config_dir() -> Path:
 
 
 class TrainerConfigs(SearchPathPlugin):  # type: ignore[misc]
-    """Adds the two directories behind whatever the command line asked for."""
+    """Adds the two directories after those of the command line."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         search_path.append(provider="verl", path=f"file://{verl_config_dir()}")
@@ -52,26 +51,26 @@ class TrainerConfigs(SearchPathPlugin):  # type: ignore[misc]
 
 
 def register_search_path() -> None:
-    """Tell hydra of both directories, before `hydra.main` or `hydra.initialize` runs; once is enough."""
+    """Register both directories with hydra, before `hydra.main` or `hydra.initialize`; more than once does no harm."""
     plugins = Plugins.instance()
     if TrainerConfigs not in plugins.discover(SearchPathPlugin):
         plugins.register(TrainerConfigs)
 
 
 FULL_ERROR = "HYDRA_FULL_ERROR"  # hydra then raises what it would otherwise print
-GROUPS = ["platform", "model_engine"]  # what can be chosen although it is no key
-LISTS = ["seamless.gateway.options"]  # keys whose values have signs in them that hydra cannot read
-NEAR = 3  # suggestions for a mistyped key, at most
-LIKE, ABOUT = 1.4, 0.15  # of 2: how like a suggestion must be, and how much less so than the best
-HYDRAS = {"config.yaml", "hydra.yaml", "overrides.yaml"}  # in .hydra
+GROUPS = ["platform", "model_engine"]  # can be chosen on the command line although they are no keys
+LISTS = ["seamless.gateway.options"]  # their values have characters that hydra cannot parse without quotes
+SUGGESTIONS = 3  # for a mistyped key, at most
+LEAST_LIKENESS, LIKENESS_RANGE = 1.4, 0.15  # of 2: of any suggestion, and how far below the best one
+HYDRA_FILES = {"config.yaml", "hydra.yaml", "overrides.yaml"}  # in .hydra
 BY_DATE = re.compile(r"\d{4}-\d\d-\d\d")  # hydra's run folders are in outputs/<date>, by default
 
 
 @contextmanager
 def composing(arguments: Sequence[str]) -> Iterator[Callable[[], None]]:
-    """While hydra composes, its errors are ConfigErrors; call what is yielded when the job begins.
+    """Raise hydra's errors as ConfigErrors while it composes; the job calls what is yielded when it begins.
 
-    From then on an error is the job's, and hydra reports it as it always does.
+    Errors after that are the job's own, and hydra reports them as usual.
     """
     before, composed = os.environ.get(FULL_ERROR), False
 
@@ -89,7 +88,7 @@ def composing(arguments: Sequence[str]) -> Iterator[Callable[[], None]]:
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         if composed:
             raise
-        raise told(error, arguments) from error
+        raise config_error(error, arguments) from error
     except OSError as error:
         if composed or error.filename is None or str(error.filename).endswith(".yaml"):  # a config that cannot be read
             raise
@@ -99,42 +98,46 @@ def composing(arguments: Sequence[str]) -> Iterator[Callable[[], None]]:
         begin()
 
 
-def told(error: Exception, arguments: Sequence[str]) -> ConfigError:
-    """What hydra, omegaconf or the YAML parser refused, with the override that brought it about."""
+def config_error(error: Exception, arguments: Sequence[str]) -> ConfigError:
+    """The ConfigError for what hydra, omegaconf or the YAML parser refused, with the override that caused it."""
     text, cause = str(error) or str(error.__cause__), error.__cause__
     if isinstance(error, MissingConfigException):
-        return _no_config(error)
+        return _missing_config(error)
     if isinstance(error, SearchPathException):
         folder = (re.findall(r"'(.+?)'", text) or [None])[0]
         return ConfigError("--config-dir", folder, "there is no such folder", "Name the folder that holds the config")
     if isinstance(error, OverrideParseException):
         key, value = _split(error.override)
         quoted = _quoted(key, value or "")
-        way_out = f"Quote what has signs in it: '{key}={quoted}'"
+        way_out = f"Quote special characters: '{key}={quoted}'"
         return ConfigError(key, value, f"cannot be read ({_first(text)})", way_out)
-    override = _culprit(text, arguments)
+    override = _named_override(text, arguments)
     if override is None:
-        way_out = "Mend the config, or the override that this is about"
+        way_out = "Correct the config, or the override that the message is about"
         return ConfigError("config", None, f"hydra cannot compose it: {_both(text, cause)}", way_out)
     key, value = _split(override)
+    if key in SETTINGS:
+        return ConfigError(key, value, "was renamed", f"Write {SETTINGS[key]}")
     if override.startswith("~") and "does not exist" in text:
-        return ConfigError(key, value, "is not there to be deleted", f"Leave {override} out")
+        return ConfigError(key, value, "does not exist, so it cannot be deleted", f"Leave {override} out")
     if "appears more than once" in text or "An item is already" in text or "Multiple values for" in text:
-        return ConfigError(key, value, "is there already, and + only adds", f"Write {override.lstrip('+')}")
+        return ConfigError(key, value, "exists already, and + only adds", f"Write {override.lstrip('+')}")
     if isinstance(cause, (ConfigKeyError, ConfigAttributeError)) or "Could not override" in text:
         return ConfigError(key, value, "is not a known key", _near_keys(key, override, cause))
-    return ConfigError(key, value, f"hydra refuses it: {_both(text, cause)}", f"Write {key}=<value> as it can be taken")
+    return ConfigError(
+        key, value, f"hydra refuses it: {_both(text, cause)}", f"Write {key}=<value> as hydra accepts it"
+    )
 
 
 def _quoted(key: str, value: str) -> str:
-    """How hydra would take it: a list of texts, or a text."""
+    """How the value is written for hydra: a list of texts, or a text."""
     if value.startswith("["):
         return '["...","..."]'
     text = '"..."' if set(value) & set("\"'") else f'"{value}"'
     return f"[{text}]" if key in LISTS else text
 
 
-def _no_config(error: MissingConfigException) -> ConfigError:
+def _missing_config(error: MissingConfigException) -> ConfigError:
     group, _, name = (error.missing_cfg_file or "").rpartition("/")
     reason, options = _first(str(error)), list(error.options or [])
     if not group:
@@ -144,11 +147,11 @@ def _no_config(error: MissingConfigException) -> ConfigError:
     return ConfigError(group, name, f"there is no such config ({reason})", way_out)
 
 
-def _culprit(text: str, arguments: Sequence[str]) -> str | None:
+def _named_override(text: str, arguments: Sequence[str]) -> str | None:
     """The override that a message names: the longest one, by its key between quotes or as the message's subject."""
-    overrides = [one for one in arguments if re.match(r"[+~]*[\w@./:-]+(=|$)", one) and not one.startswith("-")]
-    named = [one for one in overrides if re.search(rf"(?<![\w.]){re.escape(_split(one)[0])}(?![\w.])", text)]
-    return max(named, key=lambda one: len(_split(one)[0]), default=None)
+    overrides = [arg for arg in arguments if re.match(r"[+~]*[\w@./:-]+(=|$)", arg) and not arg.startswith("-")]
+    named = [arg for arg in overrides if re.search(rf"(?<![\w.]){re.escape(_split(arg)[0])}(?![\w.])", text)]
+    return max(named, key=lambda arg: len(_split(arg)[0]), default=None)
 
 
 def _split(override: str) -> tuple[str, str | None]:
@@ -161,20 +164,20 @@ def _near_keys(key: str, override: str, cause: BaseException | None) -> str:
     node = getattr(cause, "parent_node", None)
     root = node._get_root() if isinstance(node, DictConfig) else None
     known = GROUPS + ([] if root is None else list(_keys(OmegaConf.to_container(root), "")))
-    likeness = {one: _likeness(key, one) for one in get_close_matches(key, known, n=2 * NEAR, cutoff=0.75)}
-    least = max([LIKE, *(value - ABOUT for value in likeness.values())])
-    near = sorted((one for one in likeness if likeness[one] >= least), key=lambda one: -likeness[one])
-    # Whoever knows the name but not where it is.
+    likeness = {other: _likeness(key, other) for other in get_close_matches(key, known, n=2 * SUGGESTIONS, cutoff=0.75)}
+    least = max([LEAST_LIKENESS, *(value - LIKENESS_RANGE for value in likeness.values())])
+    near = sorted((other for other in likeness if likeness[other] >= least), key=lambda other: -likeness[other])
+    # For a user who knows the last part of the key but not its node.
     last = key.rpartition(".")[2]
-    near += [one for one in known if one.rpartition(".")[2] == last and one not in near]
-    hint = f"Did you mean {' or '.join(near[:NEAR])}? " if near else ""
-    if key.startswith("seamless."):  # which takes no others
-        return f"{hint}Valid: {', '.join(one for one in known if one.startswith('seamless.'))}"
-    return f"{hint}A key that is new is added as +{override.lstrip('+')}"
+    near += [other for other in known if other.rpartition(".")[2] == last and other not in near]
+    hint = f"Did you mean {' or '.join(near[:SUGGESTIONS])}? " if near else ""
+    if key.startswith("seamless."):  # a node that takes no new keys
+        return f"{hint}Valid: {', '.join(other for other in known if other.startswith('seamless.'))}"
+    return f"{hint}A new key is added as +{override.lstrip('+')}"
 
 
 def _likeness(key: str, other: str) -> float:
-    """The last part counts again: it is where one is mistyped."""
+    """Of the whole keys, and again of their last parts, where most typing mistakes are; 2 is equal."""
     last = SequenceMatcher(None, key.rpartition(".")[2], other.rpartition(".")[2])
     return SequenceMatcher(None, key, other).ratio() + last.ratio()
 
@@ -194,20 +197,20 @@ def _first(text: str) -> str:
 
 
 def _both(text: str, cause: BaseException | None) -> str:
-    said = [_first(text), _first(str(cause or ""))]
-    return ": ".join(one.rstrip(".") for one in dict.fromkeys(said) if one)
+    lines = [_first(text), _first(str(cause or ""))]
+    return ": ".join(line.rstrip(".") for line in dict.fromkeys(lines) if line)
 
 
 def remove_run_folder(folder: Path) -> None:
-    """Remove hydra's run folder of a refused run, when nothing is in it but what hydra made a moment ago.
+    """Remove hydra's folder of a refused run, when it has only the files that hydra itself just made.
 
-    A log that something was written to, or any file of another kind, keeps all of it.
+    A log with text in it, or a file of another kind, keeps the whole folder.
     """
     own = folder / ".hydra"
     entries = set(folder.iterdir()) - {own}
-    logs = {one for one in entries if one.suffix == ".log" and one.is_file() and not one.stat().st_size}
+    logs = {file for file in entries if file.suffix == ".log" and file.is_file() and not file.stat().st_size}
     settings = set(own.iterdir()) if own.is_dir() else set()
-    if entries != logs or not {one.name for one in settings} <= HYDRAS:
+    if entries != logs or not {file.name for file in settings} <= HYDRA_FILES:
         return
     for file in (*logs, *settings):
         file.unlink()

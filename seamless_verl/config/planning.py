@@ -1,4 +1,4 @@
-"""From a whole config to the placement plan: what the resources room needs, read from verl's keys and ours."""
+"""Makes the placement plan of a config: reads from verl's keys and ours what the resources package needs."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ ULYSSES = f"{ACTOR}.ulysses_sequence_parallel_size"
 
 
 def plan_of(settings: Settings) -> Plan:
-    """The plan of a run, of its tags or, where there are none, of verl's own fields.
+    """The plan of a run: of its tags or, where it has none, of verl's own fields.
 
-    Raises ConfigError for what has no plan.
+    Raises ConfigError when there is no plan.
     """
     parts = resources_of(settings), trainer_sizes(settings), replica_sizes(settings), roles_of(settings)
     return make_plan(*parts, memory_facts(settings))
@@ -66,7 +66,7 @@ def trainer_sizes(settings: Settings) -> ParallelSizes:
 
 
 def replica_sizes(settings: Settings) -> ReplicaSizes:
-    """Of a replica; with prefill and decode apart (verl/workers/rollout/llm_server.py) of all their servers."""
+    """The sizes of a replica: of all its servers, where prefill and decode are apart (verl's rollout/llm_server.py)."""
     axes = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")
     tensor, data, pipeline = (settings.integer(f"{ENGINE}.{axis}", 1) for axis in axes)
     apart = f"{ENGINE}.disaggregation"
@@ -87,7 +87,7 @@ def roles_of(settings: Settings) -> Roles:
 
 
 def memory_facts(settings: Settings) -> MemoryFacts | None:
-    """None where the model's sizes cannot be read, or the engine's memory is not ours to count."""
+    """None where the model's sizes cannot be read, or the trainer's memory is not known (adapters, FSDP)."""
     config = model_config(settings, MODEL) if uses_megatron(settings) and not trains_adapter(settings) else None
     actor = None if config is None else ModelFacts.read(config)
     if actor is None:
@@ -107,7 +107,7 @@ def memory_facts(settings: Settings) -> MemoryFacts | None:
 
 
 def device_memory(settings: Settings) -> tuple[int | None, bool]:
-    """Bytes of a device and whether all devices share them; None where a cluster alone would know."""
+    """Bytes of a device, None where only a cluster knows, and whether all devices share them."""
     stated = settings.seamless.device_memory_gb
     if stated is not None:
         return int(stated * 10**9), False

@@ -1,81 +1,110 @@
-"""The `seamless:` node, parsed once into frozen dataclasses.
+"""The schema of the `seamless:` node: frozen dataclasses with the type, the bounds and the meaning of each setting.
 
-Invariant: a parsed config holds only known keys with values of the stated types; whoever holds one
-need not check again. The defaults equal those of `seamless.yaml`.
+Invariant: a parsed config holds known keys only, with values of their types and within their bounds; whoever has one
+need not check again. The defaults equal those of `seamless.yaml`, and docs/settings.md is made of this module.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
-from enum import Enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from omegaconf import DictConfig, OmegaConf
 
-from seamless_verl.errors import ConfigError
+from seamless_verl.config.renames import SETTINGS
 from seamless_verl.resources.tags import Layout, Resources
+from seamless_verl.runtime import fields
+from seamless_verl.runtime.fields import Doc, NotNegative, Positive, PositiveNumber, Text
 
-E = TypeVar("E", bound=Enum)
-LENDING_POLICIES = ("marginal", "step_boundary", "never")  # of resources.lending
-TOKEN_POLICIES = ("train_all", "mask_older_than", "drop_if_older_than", "fresh_tail_only")  # of trajectory.policies
+NODE = "seamless"
+Lending: TypeAlias = Literal["marginal", "step_boundary", "never"]
+TokenPolicy: TypeAlias = Literal["train_all", "mask_older_than", "drop_if_older_than", "fresh_tail_only"]
+LENDING_POLICIES: tuple[str, ...] = get_args(Lending)
+TOKEN_POLICIES: tuple[str, ...] = get_args(TokenPolicy)  # those of trajectory/policies.py
 JOURNAL = "trajectories.sqlite"
 
 
-class Handover(str, Enum):
-    """How a device that both train and generate changes hands."""
+class Handover(StrEnum):
+    """How a device that both trains and generates changes hands."""
 
     AUTO = "auto"
-    """released where verl would free the engine's cache (`rollout.free_cache_engine`), shared on the CPU platform"""
-    SHARED = "shared"
-    """both keep their memory: calls freeze in the engine while training computes"""
+    """released where verl would free the engine's cache (`rollout.free_cache_engine`), resident on the CPU platform"""
+    RESIDENT = "resident"
+    """both sides stay in memory: calls are frozen in the engine while training computes"""
     RELEASED = "released"
-    """the engine puts its memory away: calls are cut, and continued after the next weight commit"""
+    """the engine releases its memory: calls are cut, and continued after the next weight commit"""
 
 
-class KvOnUpdate(str, Enum):
-    """What a weight update does to the KV cache of calls that it freezes."""
+class KvOnUpdate(StrEnum):
+    """What a weight update does to the KV cache of the calls that it freezes."""
 
     RECOMPUTE = "recompute"
-    """computed again under the new weights, so that every later token has the probability they alone give it"""
+    """computed again under the new weights, so that every later token has the probability of one version"""
     KEEP = "keep"
-    """kept: no time is lost, and later tokens are of mixed weights until their call ends"""
+    """kept: no time is lost, and the later tokens of those calls are of mixed weights"""
 
 
 @dataclass(frozen=True)
 class CpuConfig:
-    """The CPU platform's devices."""
+    """The devices of the CPU platform; read only when there is no accelerator."""
 
-    devices: int | None = None
-    pin: bool = True
+    devices: Annotated[
+        Positive | None,
+        Doc("how many devices a CPU declares; `null` is one for each usable core"),
+    ] = None
+    pin: Annotated[bool, Doc("whether each device has a core of its own")] = True
 
     @property
     def device_count(self) -> int:
-        """Devices to declare: as asked, else one for each core this process may use."""
+        """Devices to declare: as set, else one for each core that this process may use."""
         return usable_cores() if self.devices is None else self.devices
 
 
 @dataclass(frozen=True)
 class GatewayConfig:
-    """The door for agents of the user's own. `options` are those of `vllm serve` that concern requests.
+    """The gateway: the APIs that users' own agents call, and the journal of their sessions."""
 
-    `shards` actors share sessions and calls; `max_failed_groups` in a row without a success end the run.
-    """
-
-    enabled: bool = False
-    port: int = 0
-    journal: str | None = None
-    options: tuple[str, ...] = ()
-    shards: int = 1
-    max_failed_groups: int = 32
+    enabled: Annotated[bool, Doc("serve OpenAI and Anthropic APIs for agents of your own")] = False
+    port: Annotated[
+        NotNegative,
+        Doc("where the gateway listens, also after a restart of its process; `0` is any free port"),
+    ] = 0
+    journal: Annotated[
+        Text | None,
+        Doc("the journal's file; `null` is `trajectories.sqlite` beside the checkpoints"),
+    ] = None
+    options: Annotated[
+        tuple[str, ...],
+        Doc(
+            "options of `vllm serve` that concern requests: "
+            """`'seamless.gateway.options=["--enable-auto-tool-choice","--tool-call-parser=hermes"]'`; a """
+            "reasoning parser becomes the engines' too",
+            way_out="""Write it as '{key}=["--one","--two=2"]'""",
+        ),
+    ] = ()
+    shards: Annotated[
+        Positive,
+        Doc(
+            "processes that share sessions and calls, spread over the nodes; each of several has a port "
+            "of its own, from `port` on, and a journal of its own, `trajectories-<n>.sqlite`",
+        ),
+    ] = 1
+    max_failed_groups: Annotated[
+        Positive,
+        Doc(
+            "groups of sessions that may fail in a row, without a success, before the run ends with the "
+            "last one's error",
+        ),
+    ] = 32
 
     def journal_of(self, shard: int, folder: str) -> Path:
-        """The file of one actor: `trajectories.sqlite`, or `trajectories-<shard>.sqlite` of several.
+        """The journal's file of one shard: `trajectories.sqlite`, or `trajectories-<shard>.sqlite` of several.
 
-        `folder` is where it is unless `journal` says otherwise.
+        It is in `folder` unless `journal` is set.
         """
         path = Path(self.journal) if self.journal else Path(folder, JOURNAL)
         return path if self.shards == 1 else path.with_name(f"{path.stem}-{shard}{path.suffix}")
@@ -83,110 +112,153 @@ class GatewayConfig:
 
 @dataclass(frozen=True)
 class WeightsConfig:
-    """Weight updates: `at_once` replicas stand still together."""
+    """Weight updates: staged while the replicas generate, then loaded into a few of them at a time."""
 
-    at_once: int = 1
-    kv: KvOnUpdate = KvOnUpdate.RECOMPUTE
+    at_once: Annotated[
+        Positive,
+        Doc(
+            "replicas that pause together in a weight update: each for one load from its host's memory, "
+            "where the update was staged while all generated",
+        ),
+    ] = 1
+    kv: Annotated[
+        KvOnUpdate,
+        Doc(
+            "KV cache of the calls that an update freezes: `recompute`, or `keep`, which also spares the "
+            "later turns of their conversations from reading everything again: later tokens are then off "
+            "by some 40% of what an update changed in their logprobs, 5e-4 on the mean for a step of 1e-4",
+        ),
+    ] = KvOnUpdate.RECOMPUTE
 
 
 @dataclass(frozen=True)
 class TokensConfig:
-    """Which tokens of a batch are trained: a policy of trajectory/policies.py, and its `older_than` in versions."""
+    """Which generated tokens of a batch are trained: a policy of trajectory/policies.py."""
 
-    policy: str = "train_all"
-    older_than: int = 0
+    policy: Annotated[
+        TokenPolicy,
+        Doc(
+            "which tokens are trained, by their weight version: all, those not older than `older_than`, "
+            "only whole sequences of such tokens, or those after the last token that is not on-policy",
+        ),
+    ] = "train_all"
+    older_than: Annotated[
+        NotNegative,
+        Doc(
+            "for `mask_older_than` and `drop_if_older_than`: versions that a token may be behind the trainer",
+        ),
+    ] = 0
 
 
 @dataclass(frozen=True)
 class WatchdogConfig:
-    """Seconds: a replica that takes longer than `transition_s` to stop, to load or to start is given up; a run that
-    makes no progress for `no_progress_s` ends, and says what stood still."""
+    """Limits of time, in seconds."""
 
-    transition_s: int = 300
-    no_progress_s: int = 3600
+    transition_s: Annotated[
+        Positive,
+        Doc(
+            "seconds: a replica that takes longer to pause, to load weights or to start is given up, and "
+            "its calls continue on others",
+        ),
+    ] = 300
+    no_progress_s: Annotated[
+        Positive,
+        Doc("seconds: a run that makes no progress for so long ends, with a report of what did not move"),
+    ] = 3600
 
 
 @dataclass(frozen=True)
 class SeamlessConfig:
-    """Everything the `seamless:` node can say.
+    """All settings of the `seamless:` node; `resources` is None when verl's own fields describe the machines."""
 
-    `max_staleness` is in weight versions, 0 is on-policy; `ahead` in steps' worth of prompts outstanding beside one
-    step's, None as many as the bound allows. `resources` None leaves the machines to verl's own fields;
-    `device_memory_gb` is in 10^9 bytes.
-    """
-
-    layout: Layout = Layout.AUTO
-    max_staleness: int = 1
-    ahead: int | None = None
-    lending: str = "marginal"
-    handover: Handover = Handover.AUTO
+    layout: Annotated[
+        Layout,
+        Doc(
+            "`colocated`: generate on the trainer's devices, in turns; `disaggregated`: on a pool of its "
+            "own, `actor_rollout_ref.rollout.{nnodes,n_gpus_per_node}`; `multiplexed`: on both; `auto`: "
+            "as the tags of `seamless.resources` imply, without them `disaggregated` when that pool has "
+            "devices, else `colocated`",
+        ),
+    ] = Layout.AUTO
+    max_staleness: Annotated[
+        NotNegative,
+        Doc(
+            "oldest weights, in versions behind the trainer, whose tokens are trained on; `0` is "
+            "on-policy. A hard bound: what could pass it is waited for, or dropped and counted after a "
+            "resume under a smaller one",
+        ),
+    ] = 1
+    ahead: Annotated[
+        NotNegative | None,
+        Doc(
+            "at most so many + 1 steps' worth of prompts are outstanding at any time, refilled before "
+            "each update; `0` draws none for a later step, `null` as many as `max_staleness` allows",
+        ),
+    ] = None
+    lending: Annotated[
+        Lending,
+        Doc(
+            "when the trainer's devices generate between two of its computations: `marginal` (when it is "
+            "worth two hand-overs), `step_boundary` (verl's rule); `never` where no device both trains "
+            "and generates",
+        ),
+    ] = "marginal"
+    handover: Annotated[
+        Handover,
+        Doc(
+            "how a device changes hands. `resident`: both sides stay in memory, calls freeze in the "
+            "engine while training computes; `released`: the engine releases its memory, calls are cut "
+            "and continued after the next commit; `auto`: `released` where `rollout.free_cache_engine` "
+            "asks for it, `resident` on the CPU platform",
+        ),
+    ] = Handover.AUTO
     weights: WeightsConfig = field(default_factory=WeightsConfig)
     tokens: TokensConfig = field(default_factory=TokensConfig)
     watchdog: WatchdogConfig = field(default_factory=WatchdogConfig)
     cpu: CpuConfig = field(default_factory=CpuConfig)
     gateway: GatewayConfig = field(default_factory=GatewayConfig)
-    plot: bool = False
-    resources: Resources | None = None
-    device_memory_gb: float | None = None
-    wait_for_machines_s: int = 0
+    plot: Annotated[bool, Doc("end with a text plot of the validation reward")] = False
+    resources: Annotated[
+        Resources | None,
+        Doc(
+            "the machines by their tags: a list of groups, each with `name`, `count`, `devices` (of one "
+            "machine), `tags` and `labels` (of Ray's nodes); layout and verl's machine fields follow from "
+            "it, `null` leaves them as set",
+        ),
+    ] = None
+    device_memory_gb: Annotated[
+        PositiveNumber | None,
+        Doc(
+            "memory of one device in GB (10^9 bytes), by which what would not fit is refused; `null` is "
+            "what this machine's devices have",
+            way_out="Set {key}=80 for 80 GB, or null",
+        ),
+    ] = None
+    wait_for_machines_s: Annotated[
+        NotNegative,
+        Doc(
+            "seconds to wait for machines that an autoscaling cluster has yet to start; `0` refuses at once",
+        ),
+    ] = 0
 
     @classmethod
     def parse(cls, node: DictConfig | Mapping[str, Any] | None) -> SeamlessConfig:
         """The node of a composed config; None, as when a config has no such node, gives the defaults.
 
-        Raises ConfigError for an unknown key, a missing value or a value of another type.
+        Raises:
+            ConfigError: an unknown or renamed key, a missing value, or one of another type or out of its bounds;
+                ConfigErrors where there are several.
         """
-        values = _known(node, cls, "seamless")
-        cpu = _known(values.get("cpu"), CpuConfig, "seamless.cpu")
-        gateway = _known(values.get("gateway"), GatewayConfig, "seamless.gateway")
-        tokens = _known(values.get("tokens"), TokensConfig, "seamless.tokens")
-        watchdog = _known(values.get("watchdog"), WatchdogConfig, "seamless.watchdog")
-        weights = _known(values.get("weights"), WeightsConfig, "seamless.weights")
-        return cls(
-            layout=_one_of(Layout, "seamless.layout", values.get("layout", "auto"), "a layout"),
-            max_staleness=_integer("seamless.max_staleness", values.get("max_staleness", 1), least=0),
-            ahead=_optional_integer("seamless.ahead", values.get("ahead"), least=0),
-            lending=_named(LENDING_POLICIES, "seamless.lending", values.get("lending", "marginal")),
-            handover=_one_of(Handover, "seamless.handover", values.get("handover", "auto"), "a hand-over"),
-            weights=WeightsConfig(
-                at_once=_integer("seamless.weights.at_once", weights.get("at_once", 1), least=1),
-                kv=_one_of(KvOnUpdate, "seamless.weights.kv", weights.get("kv", "recompute"), "a choice"),
-            ),
-            tokens=TokensConfig(
-                policy=_named(TOKEN_POLICIES, "seamless.tokens.policy", tokens.get("policy", "train_all")),
-                older_than=_integer("seamless.tokens.older_than", tokens.get("older_than", 0), least=0),
-            ),
-            watchdog=WatchdogConfig(
-                transition_s=_integer("seamless.watchdog.transition_s", watchdog.get("transition_s", 300), least=1),
-                no_progress_s=_integer("seamless.watchdog.no_progress_s", watchdog.get("no_progress_s", 3600), least=1),
-            ),
-            cpu=CpuConfig(
-                devices=_optional_integer("seamless.cpu.devices", cpu.get("devices"), least=1),
-                pin=_flag("seamless.cpu.pin", cpu.get("pin", True)),
-            ),
-            gateway=GatewayConfig(
-                enabled=_flag("seamless.gateway.enabled", gateway.get("enabled", False)),
-                port=_integer("seamless.gateway.port", gateway.get("port", 0), least=0),
-                journal=_optional_text("seamless.gateway.journal", gateway.get("journal")),
-                options=_texts("seamless.gateway.options", gateway.get("options", [])),
-                shards=_integer("seamless.gateway.shards", gateway.get("shards", 1), least=1),
-                max_failed_groups=_integer(
-                    "seamless.gateway.max_failed_groups", gateway.get("max_failed_groups", 32), least=1
-                ),
-            ),
-            plot=_flag("seamless.plot", values.get("plot", False)),
-            resources=Resources.parse(values.get("resources")),
-            device_memory_gb=_optional_size("seamless.device_memory_gb", values.get("device_memory_gb")),
-            wait_for_machines_s=_integer("seamless.wait_for_machines_s", values.get("wait_for_machines_s", 0), least=0),
-        )
+        tree = OmegaConf.to_container(node, resolve=True) if isinstance(node, DictConfig) else node
+        return fields.read(cls, tree, key=NODE, renamed=SETTINGS)
 
     @property
     def batches_ahead(self) -> int:
-        """Steps' worth of prompts that generate beyond those of the step itself."""
+        """Steps' worth of prompts that generate beyond those of the current step."""
         return self.max_staleness if self.ahead is None else min(self.ahead, self.max_staleness)
 
     def layout_for(self, rollout_nodes: int, devices_per_node: int) -> Layout:
-        """The layout: of the machines' tags, or else by the size of verl's standalone rollout pool."""
+        """The layout that follows from the machines' tags, or else from the size of verl's standalone rollout pool."""
         if self.resources is not None:
             return self.resources.layout
         if self.layout is not Layout.AUTO:
@@ -195,75 +267,5 @@ class SeamlessConfig:
 
 
 def usable_cores() -> int:
-    """Cores this process may run on, which a container can make fewer than the machine has."""
+    """Cores that this process may use; in a container they can be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def nearest(name: str, valid: list[str], before: str = "") -> str:
-    """A way out for a mistyped name: the nearest valid one when there is one, and all of them.
-
-    Each is written with what stands `before` it in a command.
-    """
-    near = get_close_matches(name, valid, n=1)
-    hint = f"Did you mean {before}{near[0]}? " if near else ""
-    return f"{hint}Valid: {', '.join(before + one for one in valid)}"
-
-
-def _known(node: object, cls: type[Any], prefix: str) -> dict[str, Any]:
-    tree = OmegaConf.to_container(node, resolve=True) if isinstance(node, DictConfig) else node
-    if tree is None:
-        return {}
-    valid = [f.name for f in fields(cls)]
-    if not isinstance(tree, Mapping):
-        raise ConfigError(prefix, tree, "must be a node with keys", nearest("", valid))
-    for name, value in tree.items():
-        if name not in valid:
-            raise ConfigError(f"{prefix}.{name}", value, "is not a known key", nearest(str(name), valid, f"{prefix}."))
-    return dict(tree)
-
-
-def _one_of(kind: type[E], key: str, value: object, what: str) -> E:
-    valid = [str(member.value) for member in kind]
-    if value not in valid:
-        raise ConfigError(key, value, f"is not {what}", nearest(str(value), valid))
-    return kind(value)
-
-
-def _named(names: Sequence[str], key: str, value: object) -> str:
-    if not isinstance(value, str) or value not in names:
-        raise ConfigError(key, value, "is not known", nearest(str(value), list(names)))
-    return value
-
-
-def _integer(key: str, value: object, *, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(key, value, f"must be a whole number of at least {least}", f"Set {key}={least} or more")
-    return value
-
-
-def _optional_size(key: str, value: object) -> float | None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0):
-        raise ConfigError(key, value, "must be a number above 0", f"Set {key}=80 for 80 GB, or null")
-    return None if value is None else float(value)
-
-
-def _optional_integer(key: str, value: object, *, least: int) -> int | None:
-    return None if value is None else _integer(key, value, least=least)
-
-
-def _flag(key: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ConfigError(key, value, "must be true or false", f"Set {key}=true or {key}=false")
-    return value
-
-
-def _optional_text(key: str, value: object) -> str | None:
-    if value is not None and (not isinstance(value, str) or not value):
-        raise ConfigError(key, value, "must be a text", f"Set {key} to one, or to null")
-    return value
-
-
-def _texts(key: str, value: object) -> tuple[str, ...]:
-    if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
-        raise ConfigError(key, value, "must be a list of texts", f'Write it as \'{key}=["--one","--two=2"]\'')
-    return tuple(value)

@@ -1,9 +1,7 @@
-"""A replica's control through its server's actor, without what that server imports.
+"""The data plane's connections to the replicas: made once, and again after a broken connection or its own death.
 
-A plane's contact with the replicas: had once, and had again after a broken connection or the plane's own death.
-
-A replica whose server lives is only out of reach: its door is knocked at until it opens. One whose server's actor
-is dead stays dead.
+A replica whose server lives is only unreachable: it is connected to again and again until it answers. One whose
+server's actor is dead stays dead.
 """
 
 from __future__ import annotations
@@ -19,40 +17,44 @@ from seamless_verl.errors import ReplicaLostError, WeightsNotLoadedError
 from seamless_verl.rollout.engine import EngineRequest, PauseMode
 from seamless_verl.rollout.fleet import Fleet
 from seamless_verl.rollout.manager import FleetSnapshot
-from seamless_verl.rollout.replica_state import DEAD, STALE
+from seamless_verl.rollout.replica_state import DEAD, STALE, ReplicaState
 from seamless_verl.transport import RemoteEngine
+
+logger = logging.getLogger(__name__)
+RECONNECT_S = 30.0  # for so long it is tried, while commands wait
+RETRY_S = 0.2  # between two attempts: a port says to nobody that it opens
 
 
 class ActorControl:
-    """Stops and starts the engine of the replica's server."""
+    """Pauses, resumes and loads the engine of a replica through its server's actor."""
 
-    def __init__(self, replica_id: str, actor: Any) -> None:
-        self.replica_id, self.actor = replica_id, actor
+    def __init__(self, replica_id: str, server: Any) -> None:
+        self.replica_id, self.server = replica_id, server
 
     async def pause(self, mode: PauseMode) -> None:
-        await self._ask(self.actor.pause.remote(mode.value))
+        await self._await(self.server.pause.remote(mode.value))
 
     async def resume(self) -> None:
-        await self._ask(self.actor.resume.remote())
+        await self._await(self.server.resume.remote())
 
     async def abort_all(self) -> None:
         await self.pause(PauseMode.ABORT)
 
-    async def refit(self, version: int, weights: Any) -> None:
+    async def update_weights(self, version: int, weights: Any) -> None:
         try:
-            await self._ask(self.actor.refit.remote(version, weights))
+            await self._await(self.server.update_weights.remote(version, weights))
         except ray.exceptions.RayTaskError as error:
             raise WeightsNotLoadedError(self.replica_id, version, str(error)) from error
 
-    async def _ask(self, answer: Any) -> None:
+    async def _await(self, reply: Any) -> None:
         try:
-            await answer
+            await reply
         except ray.exceptions.RayActorError as error:
             raise ReplicaLostError(self.replica_id, str(error)) from error
 
 
 class MirroredControl:
-    """The control of a replica whose engine another plane commands: it has been done, or is about to be."""
+    """The control of a replica whose engine another data plane commands: it has been done, or is about to be."""
 
     async def pause(self, mode: PauseMode) -> None: ...
 
@@ -60,145 +62,7 @@ class MirroredControl:
 
     async def abort_all(self) -> None: ...
 
-    async def refit(self, version: int, weights: Any) -> None: ...
-
-
-logger = logging.getLogger(__name__)
-SOUGHT_S = 30.0  # for so long a door is knocked at, while commands wait
-KNOCK_S = 0.2  # between two knocks: a port tells nobody that it opens
-
-
-@dataclass(frozen=True)
-class ReplicaAddress:
-    """Where a replica's engine is reached, and the actor of its server."""
-
-    replica_id: str
-    host: str
-    port: int
-    server: Any
-
-
-class ReplicaConnections:
-    """Owns the connections; `attachments` are all there ever were.
-
-    `lost` are the replicas to be sought, `sought` those that a command seeks at this moment: neither is given up yet.
-    """
-
-    def __init__(
-        self,
-        fleet: Fleet,
-        notes: FleetSnapshot,
-        attachments: dict[str, ReplicaAddress],
-        *,
-        token: str,
-        capacity: int,
-        mirror: bool,
-    ) -> None:
-        self.fleet, self.notes, self.attachments = fleet, notes, attachments
-        self.token, self.capacity, self.mirror = token, capacity, mirror
-        self.lost, self.sought = set(attachments), set[str]()
-
-    @property
-    def missing(self) -> set[str]:
-        """Dead in the books, and perhaps only there."""
-        return self.lost | self.sought
-
-    async def attach(self, one: ReplicaAddress) -> None:
-        """A replica that listens; again changes nothing. It serves after the next commit.
-
-        Raises:
-            WireError: its door does not take us.
-            OSError: it is not there.
-        """
-        if self.attachments.get(one.replica_id) == one and one.replica_id in self.fleet:
-            return
-        engine = await self._connect(one)
-        self.fleet.add(one.replica_id, engine=engine, control=self._control(one), capacity=self.capacity)
-        self.attachments[one.replica_id] = one
-
-    async def seek(self) -> bool:
-        """Have contact again with those that were lost, or give them up; whether there was one. Not twice at once."""
-        if not self.lost:
-            return False
-        assert not self.sought, "commands follow each other"
-        self.sought, self.lost = self.lost, set()
-        try:
-            known = [self.attachments[name] for name in self.sought if name in self.attachments]
-            await asyncio.gather(*map(self._seek, known))
-        finally:
-            self.sought = set()
-        return True
-
-    async def _seek(self, one: ReplicaAddress) -> None:
-        limit = asyncio.get_running_loop().time() + SOUGHT_S
-        while (why := await self._knock(one)) is not None:
-            if asyncio.get_running_loop().time() > limit:
-                self._give_up(one, f"out of reach for {SOUGHT_S:g} s: {why}")
-                return
-            await asyncio.sleep(KNOCK_S)  # a replica that cannot be reached tells nobody when it can
-
-    async def _knock(self, one: ReplicaAddress) -> str | None:
-        """Try once; why it should be tried again, if it should."""
-        try:
-            engine = await self._connect(one)
-            try:
-                version, paused = await one.server.standing.remote()
-                state, known = self.notes.state_of(one.replica_id, version, paused and PauseMode(paused))
-                if state is STALE and paused is None:  # weights are loaded only into what stands still
-                    await self._control(one).pause(PauseMode.KEEP)
-            except BaseException:
-                engine.close()
-                raise
-        except ray.exceptions.ActorUnavailableError as error:
-            return str(error)
-        except (ray.exceptions.RayActorError, ReplicaLostError) as error:
-            self._give_up(one, f"its server is dead: {error}")
-            return None
-        except OSError as error:
-            return await self._why(one, error)
-        logger.warning("replica %s was out of reach and is %s again", one.replica_id, state)
-        self._put(one, engine, state, known)
-        return None
-
-    async def _why(self, one: ReplicaAddress, error: OSError) -> str | None:
-        """Why its door is shut; None when it will not open again."""
-        try:
-            await one.server.standing.remote()
-        except ray.exceptions.ActorUnavailableError:
-            pass
-        except ray.exceptions.RayActorError as dead:
-            self._give_up(one, f"its server is dead: {dead}")
-            return None
-        return f"{type(error).__name__}: {error}"
-
-    def _give_up(self, one: ReplicaAddress, why: str) -> None:
-        logger.error("replica %s is given up: %s", one.replica_id, why)
-        if one.replica_id not in self.fleet:  # after a restart: it is counted among the dead
-            self._put(one, DeadEngine(one.replica_id), DEAD, None)
-
-    def _put(self, one: ReplicaAddress, engine: Any, state: Any, version: int | None) -> None:
-        self.fleet.restore(
-            one.replica_id,
-            engine=engine,
-            control=self._control(one),
-            capacity=self.capacity,
-            state=state,
-            version=version,
-        )
-
-    def _control(self, one: ReplicaAddress) -> ActorControl | MirroredControl:
-        return MirroredControl() if self.mirror else ActorControl(one.replica_id, one.server)
-
-    async def _connect(self, one: ReplicaAddress) -> RemoteEngine:
-        name, made = one.replica_id, list[RemoteEngine]()
-
-        def lost(reason: str) -> None:
-            logger.warning("replica %s is out of reach: %s", name, reason)
-            if made:
-                self.fleet.lost(name, reason, engine=made[0])
-
-        made.append(await RemoteEngine.connect(one.host, one.port, token=self.token, replica_id=name, on_lost=lost))
-        return made[0]
+    async def update_weights(self, version: int, weights: Any) -> None: ...
 
 
 class DeadEngine:
@@ -214,3 +78,140 @@ class DeadEngine:
     async def abort(self, request_id: str) -> None: ...
 
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class ReplicaAddress:
+    """Where a replica's engine listens, and the actor of its server."""
+
+    replica_id: str
+    host: str
+    port: int
+    server: Any
+
+
+class ReplicaConnections:
+    """Owns the connections; `addresses` are those of all replicas there ever were.
+
+    `lost` are the replicas to be connected to again, `reconnecting` those that a command is connecting to now:
+    neither has been given up yet.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        snapshot: FleetSnapshot,
+        addresses: dict[str, ReplicaAddress],
+        *,
+        token: str,
+        capacity: int,
+        mirror: bool,
+    ) -> None:
+        self.fleet, self.snapshot, self.addresses = fleet, snapshot, addresses
+        self.token, self.capacity, self.mirror = token, capacity, mirror
+        self.lost, self.reconnecting = set(addresses), set[str]()
+
+    @property
+    def missing(self) -> set[str]:
+        """Dead in the fleet, and perhaps only there."""
+        return self.lost | self.reconnecting
+
+    async def attach(self, address: ReplicaAddress) -> None:
+        """Connects to a replica that listens; again changes nothing. It serves after the next commit.
+
+        Raises:
+            WireError: it refuses the connection.
+            OSError: it is not reachable.
+        """
+        name = address.replica_id
+        if self.addresses.get(name) == address and name in self.fleet:
+            return
+        engine = await self._connect(address)
+        self.fleet.add(name, engine=engine, control=self._control(address), capacity=self.capacity)
+        self.addresses[name] = address
+
+    async def reconnect(self) -> bool:
+        """Connects to the lost replicas again, or gives them up; whether there was one. Not twice at once."""
+        if not self.lost:
+            return False
+        assert not self.reconnecting, "commands follow each other"
+        self.reconnecting, self.lost = self.lost, set()
+        try:
+            known = [self.addresses[name] for name in self.reconnecting if name in self.addresses]
+            await asyncio.gather(*map(self._reconnect, known))
+        finally:
+            self.reconnecting = set()
+        return True
+
+    async def _reconnect(self, address: ReplicaAddress) -> None:
+        limit = asyncio.get_running_loop().time() + RECONNECT_S
+        while (why := await self._try_once(address)) is not None:
+            if asyncio.get_running_loop().time() > limit:
+                self._give_up(address, f"unreachable for {RECONNECT_S:g} s: {why}")
+                return
+            await asyncio.sleep(RETRY_S)  # a replica that cannot be reached says to nobody when it can
+
+    async def _try_once(self, address: ReplicaAddress) -> str | None:
+        """Why it should be tried again, if it should."""
+        try:
+            engine = await self._connect(address)
+            try:
+                version, paused = await address.server.status.remote()
+                mode = paused and PauseMode(paused)
+                state, known = self.snapshot.restored_state(address.replica_id, version, mode)
+                if state is STALE and paused is None:  # weights are loaded only into a paused engine
+                    await self._control(address).pause(PauseMode.KEEP)
+            except BaseException:
+                engine.close()
+                raise
+        except ray.exceptions.ActorUnavailableError as error:
+            return str(error)
+        except (ray.exceptions.RayActorError, ReplicaLostError) as error:
+            self._give_up(address, f"its server is dead: {error}")
+            return None
+        except OSError as error:
+            return await self._check_server(address, error)
+        logger.warning("replica %s was unreachable and is %s again", address.replica_id, state)
+        self._restore(address, engine, state, known)
+        return None
+
+    async def _check_server(self, address: ReplicaAddress, error: OSError) -> str | None:
+        """Why its port cannot be connected to; None when its server is dead."""
+        try:
+            await address.server.status.remote()
+        except ray.exceptions.ActorUnavailableError:
+            pass
+        except ray.exceptions.RayActorError as dead:
+            self._give_up(address, f"its server is dead: {dead}")
+            return None
+        return f"{type(error).__name__}: {error}"
+
+    def _give_up(self, address: ReplicaAddress, why: str) -> None:
+        logger.error("replica %s is given up: %s", address.replica_id, why)
+        if address.replica_id not in self.fleet:  # after a restart: it is counted among the dead
+            self._restore(address, DeadEngine(address.replica_id), DEAD, None)
+
+    def _restore(self, address: ReplicaAddress, engine: Any, state: ReplicaState, version: int | None) -> None:
+        self.fleet.restore(
+            address.replica_id,
+            engine=engine,
+            control=self._control(address),
+            capacity=self.capacity,
+            state=state,
+            version=version,
+        )
+
+    def _control(self, address: ReplicaAddress) -> ActorControl | MirroredControl:
+        return MirroredControl() if self.mirror else ActorControl(address.replica_id, address.server)
+
+    async def _connect(self, address: ReplicaAddress) -> RemoteEngine:
+        name, engines = address.replica_id, list[RemoteEngine]()
+
+        def lost(reason: str) -> None:
+            logger.warning("replica %s is unreachable: %s", name, reason)
+            if engines:
+                self.fleet.lost(name, reason, engine=engines[0])
+
+        engine = await RemoteEngine.connect(address.host, address.port, token=self.token, replica_id=name, on_lost=lost)
+        engines.append(engine)
+        return engine

@@ -1,4 +1,4 @@
-"""Who hears that a group of sessions has ended, and how many have failed one after another."""
+"""Notifies the trainer of finished groups of sessions, and counts groups that fail one after another."""
 
 from __future__ import annotations
 
@@ -7,47 +7,49 @@ from contextlib import suppress
 
 from seamless_verl.errors import GroupsFailedError
 
-MOST = "seamless.gateway.max_failed_groups"
+MAX_FAILED_GROUPS = "seamless.gateway.max_failed_groups"
 
 
 class GroupNotifier:
-    """Counts; whoever has heard less is woken, and so is whoever heard more, from a bell that is gone."""
+    """Counts finished groups. A waiter that knows another count returns at once, also one whose count is larger,
+    from a notifier of an earlier process."""
 
     def __init__(self) -> None:
         self.count = 0
-        self._rung = asyncio.Event()
+        self._changed = asyncio.Event()
 
-    def ring(self) -> None:
+    def notify(self) -> None:
+        """A group has finished."""
         self.count += 1
         self.wake()
 
     def wake(self) -> None:
-        """Without a count: let those who wait look again."""
-        self._rung.set()
+        """Has waiters return without a new group."""
+        self._changed.set()
 
-    async def wait(self, heard: int, timeout: float) -> int:
-        """The count, as soon as it is not `heard`, somebody is woken, or `timeout` seconds have passed."""
-        if self.count == heard:
-            self._rung.clear()
+    async def wait(self, seen: int, timeout_s: float) -> int:
+        """The count, as soon as it is not `seen`, `wake` is called, or `timeout_s` seconds have passed."""
+        if self.count == seen:
+            self._changed.clear()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._rung.wait(), timeout)
+                await asyncio.wait_for(self._changed.wait(), timeout_s)
         return self.count
 
 
-class Failures:
+class ConsecutiveFailures:
     """Groups that failed since the last one that did not."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self.row = 0
-        self.last = ""
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.count = 0
+        self.last_error = ""
 
-    def note(self, failure: str | None) -> None:
-        """A group has ended; `failure` is why it failed, if it did."""
-        self.row = 0 if failure is None else self.row + 1
-        self.last = failure or self.last
+    def add(self, error: str | None) -> None:
+        """A group has ended; `error` is why it failed, if it did."""
+        self.count = 0 if error is None else self.count + 1
+        self.last_error = error or self.last_error
 
     def check(self) -> None:
-        """Raises GroupsFailedError when as many as may be have failed without a success."""
-        if self.row >= self.most:
-            raise GroupsFailedError(self.row, MOST, self.last)
+        """Raises GroupsFailedError when `limit` groups have failed without a success."""
+        if self.count >= self.limit:
+            raise GroupsFailedError(self.count, MAX_FAILED_GROUPS, self.last_error)

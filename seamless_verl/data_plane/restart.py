@@ -1,9 +1,7 @@
-"""What an actor needs after its restart, kept in Ray's own store, which outlives the actor.
+"""What outlives a data plane's actor: its state in Ray's store, and the gateway's listening socket.
 
-The listening socket of a gateway, kept open while the gateway is down.
-
-Whoever connects meanwhile waits in the socket's queue until a gateway takes the connections again, so that the
-first retry of an SDK succeeds: it takes longer, and that is all.
+The socket stays open while the gateway is down. Whoever connects meanwhile waits in its queue until a gateway
+accepts connections again, so that the first retry of an SDK succeeds after a longer wait.
 """
 
 from __future__ import annotations
@@ -18,34 +16,32 @@ import ray
 from ray import cloudpickle
 from ray.experimental import internal_kv
 
-SPACE = "seamless_verl"
+NAMESPACE = "seamless_verl"
+BACKLOG = 2048
+TRANSFER_S = 10.0  # both ends of a socket's transfer are on one host
 
 
 class StateStore:
-    """One value under the name of its owner, in this job."""
+    """One value under its owner's name, in this job, in Ray's key-value store."""
 
     def __init__(self, name: str) -> None:
         self.key = f"{ray.get_runtime_context().get_job_id()}:{name}"
 
     def put(self, value: Any) -> None:
-        """Kept when this returns; actor handles may be in it."""
-        internal_kv._internal_kv_put(self.key, cloudpickle.dumps(value), overwrite=True, namespace=SPACE)
+        """Stored when this returns; it may hold actor handles."""
+        internal_kv._internal_kv_put(self.key, cloudpickle.dumps(value), overwrite=True, namespace=NAMESPACE)
 
     def get(self) -> Any:
         """The last value that was put; None before the first."""
-        raw = internal_kv._internal_kv_get(self.key, namespace=SPACE)
+        raw = internal_kv._internal_kv_get(self.key, namespace=NAMESPACE)
         return None if raw is None else cloudpickle.loads(raw)
 
     def clear(self) -> None:
-        internal_kv._internal_kv_del(self.key, namespace=SPACE)
-
-
-BACKLOG = 2048
-LENT_S = 10.0  # both ends are on one host
+        internal_kv._internal_kv_del(self.key, namespace=NAMESPACE)
 
 
 class SocketHolder:
-    """An actor beside the gateway's, which does nothing else and so has nothing to die of.
+    """An actor that holds the gateway's listening socket; it does nothing else, so that it does not die with it.
 
     Raises:
         OSError: the port is taken.
@@ -58,31 +54,31 @@ class SocketHolder:
         host, port = self.socket.getsockname()[:2]
         return host, port
 
-    def lend(self, path: str) -> None:
-        """Give a copy of the socket to whoever listens at this path."""
-        with socket.socket(socket.AF_UNIX) as way:
-            way.settimeout(LENT_S)
-            way.connect(path)
-            socket.send_fds(way, [b"."], [self.socket.fileno()])
+    def send_copy(self, path: str) -> None:
+        """Sends a copy of the socket to the process that listens at this path."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(TRANSFER_S)
+            connection.connect(path)
+            socket.send_fds(connection, [b"."], [self.socket.fileno()])
 
 
-async def borrowed(doorstep: str) -> socket.socket | None:
-    """The socket of the doorstep of this name; None when the doorstep is dead, and its address free."""
-    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as here:
-        path = str(Path(folder, "door"))  # a folder that only this user may enter
-        here.bind(path)
-        here.listen(1)
-        here.settimeout(LENT_S)
+async def held_socket(holder: str) -> socket.socket | None:
+    """A copy of the socket of the holder of this name; None when the holder is dead, and its address free."""
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as receiver:
+        path = str(Path(folder, "socket"))  # a folder that only this user may enter
+        receiver.bind(path)
+        receiver.listen(1)
+        receiver.settimeout(TRANSFER_S)
         try:
-            await ray.get_actor(doorstep).lend.remote(path)
+            await ray.get_actor(holder).send_copy.remote(path)
         except (ray.exceptions.RayActorError, ValueError):  # Ray has no actor of this name any more
             return None
-        return await asyncio.to_thread(_received, here)
+        return await asyncio.to_thread(_receive_socket, receiver)
 
 
-def _received(here: socket.socket) -> socket.socket:
-    way, _ = here.accept()
-    with way:
-        way.settimeout(LENT_S)
-        _, (number, *_), _, _ = socket.recv_fds(way, 1, 1)
-    return socket.socket(fileno=number)
+def _receive_socket(receiver: socket.socket) -> socket.socket:
+    connection, _ = receiver.accept()
+    with connection:
+        connection.settimeout(TRANSFER_S)
+        _, (descriptor, *_), _, _ = socket.recv_fds(connection, 1, 1)
+    return socket.socket(fileno=descriptor)

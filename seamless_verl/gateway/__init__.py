@@ -1,1 +1,1 @@
-"""The face agents see: OpenAI and Anthropic APIs, served by vLLM's own classes over a fleet of replicas."""
+"""Serves agents: OpenAI and Anthropic APIs by vLLM's own serving classes, over a fleet of replicas."""

@@ -1,54 +1,64 @@
-"""Opening, looking at and closing sessions, and their rewards: what the trainer's side asks of the gateway."""
+"""The admin API: opens, shows and closes sessions, and accepts their rewards.
+
+A running gateway's address and admin key can be kept in a file, for programs that drive the gateway from outside.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias
+import json
+import os
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
 
+from seamless_verl.errors import ConfigError
 from seamless_verl.gateway.api_errors import ApiError, ErrorCode
 from seamless_verl.gateway.protocols import Recorder
-from seamless_verl.gateway.session import SessionLimits, SessionSampling, parse
-from seamless_verl.gateway.sessions import Session, SessionTable
+from seamless_verl.gateway.session import Session, SessionLimits, SessionSampling
+from seamless_verl.gateway.sessions import SessionTable
+from seamless_verl.runtime.fields import Text, read, read_value
 
-Cancel: TypeAlias = Callable[[str], Awaitable[None]]
-"""Ends the calls that run in a session; returns when they are on record as cancelled."""
+T = TypeVar("T")
+CancelCalls: TypeAlias = Callable[[str], Awaitable[None]]
+"""Cancels the running calls of a session; returns when they are on record as cancelled."""
 
-OPENING = ("uid", "limits", "sampling", "metadata")
+OPEN_FIELDS = ("uid", "limits", "sampling", "metadata")
 
 
 class Admin:
-    """The admin API without its HTTP; `url` is what agents reach the gateway at, without a slash at its end."""
+    """The admin API without its HTTP; `url` is the gateway's address for agents, without a slash at its end."""
 
-    def __init__(self, table: SessionTable, recorder: Recorder, *, cancel: Cancel, url: str = "") -> None:
+    def __init__(self, table: SessionTable, recorder: Recorder, *, cancel: CancelCalls, url: str = "") -> None:
         self._table, self._recorder, self._cancel, self.url = table, recorder, cancel, url
 
     async def handle(self, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """POST /admin/sessions, GET /admin/sessions/<id>, POST /admin/sessions/<id>/close; raises Refusal."""
+        """POST /admin/sessions, GET /admin/sessions/<id>, POST /admin/sessions/<id>/close; raises ApiError."""
         match method, path.strip("/").split("/")[1:]:
             case "POST", ["sessions"]:
                 return await self.open(body)
             case "GET", ["sessions", session_id]:
-                return self._table.get(session_id).view()
+                return self._table.get(session_id).describe()
             case "POST", ["sessions", session_id, "close"]:
                 return await self.close(session_id, body.get("reason", "finished"))
         raise ApiError(ErrorCode.NOT_FOUND, f"Nothing is served at {method} {path}")
 
     async def open(self, body: dict[str, Any]) -> dict[str, Any]:
-        """A new session: its id, its key (told once), and the base URLs that carry the key."""
-        uid, metadata = body.get("uid"), body.get("metadata", {})
-        if not isinstance(uid, str) or not uid:
-            raise ApiError(ErrorCode.MALFORMED, f"uid={uid!r}: name the prompt the session runs on", param="uid")
-        if not isinstance(metadata, dict):
-            raise ApiError(ErrorCode.MALFORMED, f"metadata={metadata!r}: give an object", param="metadata")
-        if unknown := [name for name in body if name not in OPENING]:
-            raise ApiError(ErrorCode.MALFORMED, f"{unknown[0]}: there is no such setting", param=unknown[0])
-        limits = parse(SessionLimits, "limits", body.get("limits"))
-        sampling = parse(SessionSampling, "sampling", body.get("sampling"))
+        """Opens a session; returns its id, its key (only now), and the base URLs that contain the key.
+
+        Raises:
+            ApiError: MALFORMED, with all mistakes of the body.
+        """
+        reader = _BodyReader(body, OPEN_FIELDS)
+        uid = reader.value(Text, "uid", way_out="Name the prompt that the session runs on")
+        metadata = reader.mapping("metadata")
+        limits = reader.settings(SessionLimits, "limits")
+        sampling = reader.settings(SessionSampling, "sampling")
+        reader.refuse_mistakes()
         session, key = self._table.open(uid, limits=limits, sampling=sampling, metadata=metadata)
         try:
-            await self._recorder.opened(session)
-        except BaseException:  # nobody is told of it, so nobody would ever close it
+            await self._recorder.open_session(session)
+        except BaseException:  # the caller gets no id, so nobody would ever close it
             self._table.close(session.session_id, "its opening is not on record")
             self._table.forget(session.session_id)
             raise
@@ -61,29 +71,85 @@ class Admin:
         }
 
     async def close(self, session_id: str, reason: Any) -> dict[str, Any]:
-        """Ends a session, and first the calls that run in it; again changes nothing."""
+        """Closes a session, after its running calls are cancelled; closing it again changes nothing."""
         if not isinstance(reason, str):
             raise ApiError(ErrorCode.MALFORMED, f"reason={reason!r}: give a text", param="reason")
         session = self._table.get(session_id)
         if self._table.close(session_id, reason):
             await self._cancel(session_id)
-            await self._recorder.closed(session, reason)
-        return session.view()
+            await self._recorder.close_session(session, reason)
+        return session.describe()
 
     async def expire(self) -> int:
-        """Ends the sessions whose time is over, on the record too; how many."""
-        due = self._table.expire()
-        for session in due:
+        """Ends the sessions whose lifetime is over, on the record too; returns their number."""
+        expired = self._table.expire()
+        for session in expired:
             await self._cancel(session.session_id)
-            await self._recorder.closed(session, session.reason)
-        return len(due)
+            await self._recorder.close_session(session, session.reason)
+        return len(expired)
 
     async def reward(self, session: Session, body: dict[str, Any]) -> dict[str, Any]:
-        """A finite number, under a name."""
-        value, name = body.get("reward"), body.get("name", "reward")
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise ApiError(ErrorCode.MALFORMED, f"reward={value!r}: give a finite number", param="reward")
-        if not isinstance(name, str) or not name:
-            raise ApiError(ErrorCode.MALFORMED, f"name={name!r}: give a name, or leave it out", param="name")
-        await self._recorder.rewarded(session, name, float(value))
-        return {"session_id": session.session_id, "name": name, "reward": float(value)}
+        """Records `reward`, a finite number, under `name`."""
+        reader = _BodyReader(body)
+        value = reader.value(float, "reward", way_out="Give a finite number")
+        name = reader.value(Text, "name", default="reward", way_out="Give a name, or leave it out")
+        reader.refuse_mistakes()
+        await self._recorder.post_reward(session, name, value)
+        return {"session_id": session.session_id, "name": name, "reward": value}
+
+
+class _BodyReader:
+    """Reads the fields of a JSON body, and collects its mistakes; None as `names` accepts any further fields."""
+
+    def __init__(self, body: Mapping[str, Any], names: Sequence[str] | None = None) -> None:
+        self._body = body
+        unknown = [] if names is None else [name for name in body if name not in names]
+        choices = f"Choose from {', '.join(names or ())}"
+        self._mistakes = [ConfigError(name, body[name], "there is no such setting", choices) for name in unknown]
+
+    def value(self, kind: Any, name: str, *, way_out: str, default: Any = None) -> Any:
+        try:
+            return read_value(kind, self._body.get(name, default), key=name, way_out=way_out)
+        except ConfigError as error:
+            self._mistakes.append(error)
+            return default
+
+    def mapping(self, name: str) -> dict[str, Any]:
+        value = self._body.get(name, {})
+        if not isinstance(value, dict):
+            self._mistakes.append(ConfigError(name, value, "must be an object", "Give one, or leave it out"))
+            return {}
+        return value
+
+    def settings(self, kind: type[T], name: str) -> T:
+        try:
+            return read(kind, self._body.get(name), key=name)
+        except ConfigError as error:
+            self._mistakes += error.mistakes
+            return kind()
+
+    def refuse_mistakes(self) -> None:
+        """Raises one ApiError with all mistakes; its `param` is the first."""
+        if self._mistakes:
+            message = "\n".join(str(mistake) for mistake in self._mistakes)
+            raise ApiError(ErrorCode.MALFORMED, message, param=self._mistakes[0].key)
+
+
+def write_admin_file(path: Path, *, url: str, key: str) -> None:
+    """Writes `{"url": ..., "key": ...}`: the gateway's address and its admin key, readable by its owner only.
+
+    The admin API is at `<url>/admin`. An earlier file is replaced at once, so that a reader never sees half of one.
+    """
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # its mode is 0600
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump({"url": url, "key": key}, file)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def remove_admin_file(path: Path) -> None:
+    """Removes the file when its gateway stops; a missing one is no error."""
+    path.unlink(missing_ok=True)

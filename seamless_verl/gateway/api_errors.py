@@ -1,4 +1,4 @@
-"""What the gateway itself refuses, and how each API says so. vLLM's own errors are vLLM's."""
+"""Errors that the gateway itself returns, in the form of the API that was called; vLLM's own errors are vLLM's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from seamless_verl.errors import SeamlessError
 
 
 class Api(StrEnum):
-    """Whose error shape and manners a path has."""
+    """Which API a path belongs to; it decides the form of errors."""
 
     OPENAI = "openai"
     """`{"error": {...}}`"""
@@ -19,16 +19,16 @@ class Api(StrEnum):
 
 
 class ErrorCode(StrEnum):
-    """Why a request was refused before a model saw it."""
+    """Why a request was refused before it reached a model."""
 
     MISSING_KEY = "missing_key"
-    """no session key came with it"""
+    """the request has no session key"""
     UNKNOWN_KEY = "invalid_api_key"
     """no session has this key"""
     FOREIGN_KEY = "foreign_key"
-    """the key is of another session than the address names"""
+    """the key belongs to another session than the address"""
     QUOTA = "quota_exceeded"
-    """the session has used up its turns or tokens; trying again does not help"""
+    """the session has used up its turns or tokens; a retry does not help"""
     NOT_FOUND = "not_found"
     """nothing is served at this address"""
     WRONG_METHOD = "wrong_method"
@@ -36,17 +36,17 @@ class ErrorCode(StrEnum):
     CLOSED = "session_closed"
     """the session has ended"""
     EXPIRED = "session_expired"
-    """the session's time is over"""
+    """the session's lifetime is over"""
     TOO_LARGE = "request_too_large"
     """the body has more bytes than are accepted"""
     MALFORMED = "malformed_request"
-    """the body is no JSON object in UTF-8, or a value in it cannot be"""
+    """the body is not a JSON object in UTF-8, or a value in it is not valid"""
     UNSUPPORTED = "unsupported_parameter"
-    """a parameter that would leave tokens without a record, or cannot reach the replicas"""
+    """a parameter whose tokens could not be recorded, or that cannot reach the replicas"""
     REUSED_KEY = "idempotency_key_reused"
-    """the idempotency key came earlier with another request"""
+    """the idempotency key was sent before with another request"""
     BUSY = "rate_limit_exceeded"
-    """too many calls run at once; trying again later helps"""
+    """too many calls run now; a later retry helps"""
 
 
 STATUS = {
@@ -70,41 +70,40 @@ _ANTHROPIC_TYPE = _OPENAI_TYPE | {413: "request_too_large"}
 
 
 class ApiError(SeamlessError):
-    """A request the gateway does not take; `retry_after` in seconds where waiting helps."""
+    """A request that the gateway refuses; `retry_after` in seconds where waiting helps."""
 
-    def __init__(
-        self, reason: ErrorCode, message: str, param: str | None = None, retry_after: int | None = None
-    ) -> None:
-        super().__init__(reason, message, param, retry_after)
-        self.reason, self.message, self.param, self.retry_after = reason, message, param, retry_after
+    def __init__(self, code: ErrorCode, message: str, param: str | None = None, retry_after: int | None = None) -> None:
+        super().__init__(code, message, param, retry_after)
+        self.code, self.message, self.param, self.retry_after = code, message, param, retry_after
 
     def __str__(self) -> str:
         return self.message
 
     @property
     def status(self) -> int:
-        return STATUS[self.reason]
+        return STATUS[self.code]
 
 
 @dataclass(frozen=True)
 class ErrorResponse:
-    """A refusal as HTTP: status, headers and the JSON body."""
+    """An error as HTTP: status, headers and the JSON body."""
 
     status: int
     headers: dict[str, str]
     body: dict[str, Any]
 
 
-def error_response(refusal: ApiError, api: Api) -> ErrorResponse:
-    """The refusal in the shape of the API that was called."""
-    headers = {} if refusal.retry_after is None else {"retry-after": str(refusal.retry_after)}
+def error_response(error: ApiError, api: Api) -> ErrorResponse:
+    """The error in the form of the API that was called."""
+    headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
     if api is Api.ANTHROPIC:
-        return ErrorResponse(refusal.status, headers, anthropic_error(refusal.status, refusal.message))
-    kind = _OPENAI_TYPE.get(refusal.status, "invalid_request_error")
-    error = {"message": refusal.message, "type": kind, "param": refusal.param, "code": str(refusal.reason)}
-    return ErrorResponse(refusal.status, headers, {"error": error})
+        return ErrorResponse(error.status, headers, anthropic_error(error.status, error.message))
+    kind = _OPENAI_TYPE.get(error.status, "invalid_request_error")
+    body = {"message": error.message, "type": kind, "param": error.param, "code": str(error.code)}
+    return ErrorResponse(error.status, headers, {"error": body})
 
 
 def anthropic_error(status: int, message: str) -> dict[str, Any]:
+    """The JSON body of an error in Anthropic's form."""
     fallback = "invalid_request_error" if status < 500 else "api_error"
     return {"type": "error", "error": {"type": _ANTHROPIC_TYPE.get(status, fallback), "message": message}}

@@ -1,11 +1,10 @@
-"""An EngineClient without an engine of its own: what vLLM's serving classes ask besides `generate`.
+"""vLLM's EngineClient over a fleet: the serving classes call `generate`, and a CallSource gives the tokens.
 
-The replicas behind it are run by the rollout manager; whatever would touch an engine directly is refused.
+Each request's sampling parameters are checked by vLLM's input processor and bounded by the session. Each choice
+becomes one RunningCall. Their outputs are merged by vLLM's own collector, also for a slow reader.
 
-vLLM's EngineClient over a fleet: the serving classes call `generate`, a CallSource gives the tokens.
-
-Per request: sampling parameters are checked by vLLM's input processor and bounded by the session, each choice
-becomes one RunningCall, and their outputs meet in vLLM's own collector, which merges what a slow reader missed.
+The client has no engine of its own: the rollout manager runs the replicas, so what would touch an engine directly is
+refused.
 """
 
 from __future__ import annotations
@@ -31,10 +30,16 @@ from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.output_processor import RequestOutputCollector
 from vllm.v1.engine.parallel_sampling import ParentRequest
 
-from seamless_verl.gateway.outputs import Decoder, asked_of
+from seamless_verl.gateway.outputs import Decoder, engine_sampling
 from seamless_verl.gateway.protocols import CallSource, NullRecorder, Recorder, SessionCall
-from seamless_verl.gateway.request_context import RequestContext, current
-from seamless_verl.gateway.resumed_calls import ResumedRecorder, ResumedSource, counting, produced, resumed
+from seamless_verl.gateway.request_context import RequestContext, current_request
+from seamless_verl.gateway.resumed_calls import (
+    ResumedRecorder,
+    ResumedSource,
+    count_recorded,
+    new_token_counter,
+    resume_call,
+)
 from seamless_verl.gateway.retries import CallOutput
 from seamless_verl.gateway.running_call import RunningCall, finish_reply
 from seamless_verl.gateway.session import SessionState
@@ -42,12 +47,12 @@ from seamless_verl.journal import StoredCall
 from seamless_verl.trajectory.records import TOKEN
 
 
-def _elsewhere(what: str) -> NoReturn:
+def _refuse(what: str) -> NoReturn:
     raise NotImplementedError(f"{what} is the rollout manager's, not the gateway's")
 
 
 class IdleEngineClient(EngineClient):
-    """All of the protocol but `generate` and `abort`."""
+    """All methods of the protocol except `generate` and `abort`: the ones that need an engine are refused."""
 
     is_running = True
     is_stopped = False
@@ -55,7 +60,7 @@ class IdleEngineClient(EngineClient):
     dead_error = EngineDeadError()
 
     async def encode(self, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
-        _elsewhere("pooling")
+        _refuse("pooling")
         yield
 
     async def notify_kv_transfer_request_rejected(self, *args: Any, **kwargs: Any) -> None: ...
@@ -71,35 +76,35 @@ class IdleEngineClient(EngineClient):
     async def check_health(self) -> None: ...
 
     async def start_profile(self) -> None:
-        _elsewhere("profiling")
+        _refuse("profiling")
 
     async def stop_profile(self) -> None:
-        _elsewhere("profiling")
+        _refuse("profiling")
 
     async def reset_mm_cache(self) -> None: ...
 
     async def reset_encoder_cache(self) -> None: ...
 
     async def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
-        _elsewhere("the prefix cache")
+        _refuse("the prefix cache")
 
     async def sleep(self, *args: Any, **kwargs: Any) -> None:
-        _elsewhere("sleep")
+        _refuse("sleep")
 
     async def wake_up(self, *args: Any, **kwargs: Any) -> None:
-        _elsewhere("waking up")
+        _refuse("waking up")
 
     async def is_sleeping(self) -> bool:
         return False
 
     async def add_lora(self, *args: Any, **kwargs: Any) -> bool:
-        _elsewhere("loading adapters")
+        _refuse("loading adapters")
 
     async def pause_generation(self, *args: Any, **kwargs: Any) -> None:
-        _elsewhere("pausing")
+        _refuse("pausing")
 
     async def resume_generation(self) -> None:
-        _elsewhere("resuming")
+        _refuse("resuming")
 
     async def is_paused(self) -> bool:
         return False
@@ -108,7 +113,10 @@ class IdleEngineClient(EngineClient):
 
 
 class FleetEngineClient(IdleEngineClient):
-    """Serves sessions; needs a VllmConfig for rendering and checking, and starts no engine."""
+    """Runs the calls of sessions; needs a VllmConfig for rendering and checking, and starts no engine.
+
+    Owned state: the running calls by their tasks.
+    """
 
     def __init__(self, vllm_config: VllmConfig, *, source: CallSource, recorder: Recorder) -> None:
         self.vllm_config, self.model_config = vllm_config, vllm_config.model_config
@@ -120,18 +128,18 @@ class FleetEngineClient(IdleEngineClient):
     async def generate(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **options: Any
     ) -> AsyncGenerator[RequestOutput, None]:
-        """The outputs of one request of the current session, in the kind its parameters ask for.
+        """The outputs of the current session's request, in the kind that its parameters ask for.
 
         Raises:
-            VLLMValidationError: a parameter or the prompt's length cannot be.
+            VLLMValidationError: a parameter or the prompt's length is not valid.
             GracefulHTTPError: the session has ended.
             GenerationError, EngineGenerateError: a call failed; it is on record as FAILED.
         """
-        exchange = current()
-        request = self._request(exchange, prompt, sampling_params, request_id, options)
+        context = current_request()
+        request = self._check_request(context, prompt, sampling_params, request_id, options)
         assert request.sampling_params is not None
         queue = RequestOutputCollector(request.sampling_params.output_kind, request.request_id)
-        calls = [self._run(exchange, queue, *child) for child in _children(request)]
+        calls = [self._start_call(context, queue, *child) for child in _split_choices(request)]
         try:
             finished = False
             while not finished:
@@ -141,67 +149,74 @@ class FleetEngineClient(IdleEngineClient):
                 yield output
         finally:
             for call in calls:
-                call.leave()
+                call.detach()
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
-        """Ends the calls of these requests; two requests of one id both end."""
+        """Cancels the calls of these requests; of two requests with one id, both."""
         ids = {request_id} if isinstance(request_id, str) else set(request_id)
         for running in self._running.values():
             if running.request_id in ids:
                 running.cancel()
 
     async def drain(self) -> None:
-        """Returns when every call that was cancelled or ended is on record as such."""
+        """Returns when every running call has ended and its end is on record."""
         while self._running:
             await asyncio.wait(self._running)
 
     async def cancel(self, session_id: str) -> None:
-        """Ends the calls of a session; returns when they are on record."""
-        theirs = [task for task, one in self._running.items() if one.call.session_id == session_id]
-        for task in theirs:
+        """Cancels the calls of a session; returns when their ends are on record."""
+        tasks = [task for task, running in self._running.items() if running.call.session_id == session_id]
+        for task in tasks:
             self._running[task].cancel()
-        if theirs:
-            await asyncio.wait(theirs)
+        if tasks:
+            await asyncio.wait(tasks)
 
-    def _request(
-        self, exchange: RequestContext, prompt: Any, params: SamplingParams, request_id: str, options: dict[str, Any]
+    def _check_request(
+        self, context: RequestContext, prompt: Any, params: SamplingParams, request_id: str, options: dict[str, Any]
     ) -> EngineCoreRequest:
-        session = exchange.session
+        session = context.session
         if session.state is not SessionState.OPEN:  # it ended while the request was rendered
             raise GracefulHTTPError(f"Session {session.session_id} is {session.state}", HTTPStatus.GONE)
         if params.prompt_logprobs is not None:
             raise VLLMValidationError("prompt_logprobs is not served; leave it out", parameter="prompt_logprobs")
         request = self.input_processor.process_inputs(
-            request_id, prompt, bounded(exchange, params), ("generate",), lora_request=options.get("lora_request")
+            request_id,
+            prompt,
+            bound_sampling(context, params),
+            ("generate",),
+            lora_request=options.get("lora_request"),
         )
         request.external_req_id = request_id  # an engine needs unique ids; here each call has its own collector
         request.reasoning_ended = options.get("reasoning_ended")
         request.reasoning_parser_kwargs = options.get("reasoning_parser_kwargs")
         return request
 
-    def _run(
+    def _start_call(
         self,
-        exchange: RequestContext,
+        context: RequestContext,
         queue: RequestOutputCollector,
         request: EngineCoreRequest,
         parent: ParentRequest | None,
-        index: int,
+        choice: int,
     ) -> RunningCall:
-        place, call_id = exchange.next_call()
-        earlier, cut = exchange.earlier(place), exchange.cut(place)
-        call, source, recorder, counted = self._parts(_call(exchange, request, place, call_id), exchange, earlier, cut)
-        tape = exchange.attempt.tapes[place] = earlier or CallOutput()
-        if cut is not None:
-            request = structs.replace(request, prompt_token_ids=cut.prompt_ids.tolist())
+        index, call_id = context.next_call()
+        earlier, interrupted = context.earlier_output(index), context.take_interrupted_call(index)
+        call = _session_call(context, request, index, call_id)
+        call, source, recorder, count_tokens = self._collaborators(call, context, earlier, interrupted)
+        output = CallOutput()
+        context.attempt.outputs[index] = earlier or output
+        if interrupted is not None:
+            request = structs.replace(request, prompt_token_ids=interrupted.prompt_ids.tolist())
+        tokenizer = self.renderer.tokenizer
         running = RunningCall(
             call,
             source,
             recorder,
-            Decoder(self.renderer.tokenizer, request, parent, index),
-            tape if earlier is None else CallOutput(),
+            Decoder(tokenizer, request, parent, choice),
+            output,
             queue.put,
-            partial(finish_reply, exchange, self.renderer.tokenizer, self.model_config, fresh=earlier is None),
-            counted,
+            partial(finish_reply, context, tokenizer, self.model_config, add_prefix=earlier is None),
+            count_tokens,
             request_id=request.external_req_id or "",
         )
         task = running.start()
@@ -209,50 +224,50 @@ class FleetEngineClient(IdleEngineClient):
         task.add_done_callback(self._running.pop)
         return running
 
-    def _parts(
-        self, call: SessionCall, exchange: RequestContext, earlier: CallOutput | None, cut: StoredCall | None
+    def _collaborators(
+        self, call: SessionCall, context: RequestContext, earlier: CallOutput | None, interrupted: StoredCall | None
     ) -> tuple[SessionCall, CallSource, Recorder, Callable[[int], None]]:
-        """The call, where its tokens come from, who records them and who counts them."""
+        """The call, its source of tokens, its recorder, and what counts its tokens."""
         if earlier is not None:
-            return call, earlier, NullRecorder(), _uncounted
-        if cut is None:
-            return call, self._source, self._recorder, exchange.session.count
-        known = produced(cut)
-        recorder, counted = ResumedRecorder(self._recorder, known), counting(exchange.session, known)
-        return resumed(call, cut), ResumedSource(cut, self._source), recorder, counted
+            return call, earlier, NullRecorder(), _count_nothing
+        if interrupted is None:
+            return call, self._source, self._recorder, context.session.add_tokens
+        recorded = count_recorded(interrupted)
+        recorder, count_tokens = ResumedRecorder(self._recorder, recorded), new_token_counter(context.session, recorded)
+        return resume_call(call, interrupted), ResumedSource(interrupted, self._source), recorder, count_tokens
 
 
-def _call(exchange: RequestContext, request: EngineCoreRequest, place: int, call_id: str) -> SessionCall:
-    session = exchange.session
+def _session_call(context: RequestContext, request: EngineCoreRequest, index: int, call_id: str) -> SessionCall:
+    session = context.session
     assert request.prompt_token_ids is not None
     return SessionCall(
         call_id,
         array(TOKEN, request.prompt_token_ids),
-        asked_of(request),
+        engine_sampling(request),
         key=session.session_id,
         session_id=session.session_id,
-        digest=exchange.digest,
-        request=exchange.normalized(),
-        attempt=exchange.attempt.number,
-        place=place,
-        idempotency_key=exchange.attempt.key,
+        digest=context.digest,
+        request=context.stored_request(),
+        attempt=context.attempt.number,
+        index=index,
+        idempotency_key=context.attempt.key,
     )
 
 
-def bounded(exchange: RequestContext, params: SamplingParams) -> SamplingParams:
-    """The parameters as the session has it: what it decides, and no more tokens than it may still generate."""
-    session = exchange.session
-    changes: dict[str, Any] = session.sampling.chosen(exchange.body)
+def bound_sampling(context: RequestContext, params: SamplingParams) -> SamplingParams:
+    """The parameters with those that the session sets, and at most the tokens that it may still generate."""
+    session = context.session
+    changes: dict[str, Any] = session.sampling.resolve(context.body)
     budget = session.call_budget()
-    if exchange.repeats and budget is not None:
-        budget = max(budget, 1)  # what is repeated was given its budget; no parameters say 0
+    if context.is_retry and budget is not None:
+        budget = max(budget, 1)  # the retried call was given its budget before; parameters cannot be 0
     if budget is not None and (params.max_tokens is None or params.max_tokens > budget):
         changes["max_tokens"] = budget
     return structs.replace(params, **changes) if changes else params
 
 
-def _children(request: EngineCoreRequest) -> list[tuple[EngineCoreRequest, ParentRequest | None, int]]:
-    """The request itself, or one for each of its choices."""
+def _split_choices(request: EngineCoreRequest) -> list[tuple[EngineCoreRequest, ParentRequest | None, int]]:
+    """The request itself, or one request for each of its choices: (request, parent, index of the choice)."""
     assert request.sampling_params is not None
     if request.sampling_params.n == 1:
         return [(request, None, 0)]
@@ -265,5 +280,5 @@ def _children(request: EngineCoreRequest) -> list[tuple[EngineCoreRequest, Paren
     return children
 
 
-def _uncounted(tokens: int) -> None:
-    """A repetition generates nothing."""
+def _count_nothing(tokens: int) -> None:
+    """A retry that reads an earlier output generates nothing."""

@@ -1,12 +1,12 @@
-"""The straight way to vLLM's handlers: what FastAPI does for every request, without what it does for none of ours.
+"""The fast path to vLLM's handlers: it skips the work of FastAPI that none of our requests needs.
 
-A body that passes the model of its route goes to the route's own function at once; one that does not goes to
-FastAPI, which says why. The reply is the function's in either case, or what FastAPI makes of an error of its.
+A body that passes the model of its route is given to the route's own function at once. Any other body is given to
+FastAPI, which says what is wrong with it. The response is the function's, or what FastAPI makes of its error.
 
 Invariants:
-- A body is checked by FastAPI's own field of the route, and a straight reply equals the routed one byte for byte.
-- When the client goes away the function is cancelled, or the sending of what it returned.
-- A request that the server cancels has no reply of its function's: its client may send it again.
+- A body is validated by FastAPI's own field of the route; the response is that of FastAPI's routing, byte for byte.
+- When the client disconnects, the function is cancelled, or the sending of its response.
+- A request that the server cancels gets no response from its function, so that its client may send it again.
 """
 
 from __future__ import annotations
@@ -23,147 +23,147 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from seamless_verl.gateway.http import COUNTING, POSTED, ReplayedBody
+from seamless_verl.gateway.http import COUNT_TOKENS_PATH, GENERATION_PATHS, ReplayedBody
 
-READ = "seamless_verl.read"  # the scope's key for a body that was read: what it says, and its bytes
-FAILED = "seamless_verl.failed"  # and for what a function raised
-PATHS = POSTED | {COUNTING}
+READ_BODY = "seamless_verl.read_body"  # the scope's key of a ReadBody
+ROUTE_ERROR = "seamless_verl.route_error"  # the scope's key of an error that a route's function raised
+FAST_PATHS = GENERATION_PATHS | {COUNT_TOKENS_PATH}
 
-Function = Callable[..., Awaitable[Any]]
+RouteFunction = Callable[..., Awaitable[Any]]
 
 
 class FastPath:
-    """Stands before FastAPI; what it cannot do itself, and what a function raises, goes to `whole`, all of FastAPI."""
+    """Runs routes of `FAST_PATHS`; invalid bodies and errors of the functions go to `fallback`, the FastAPI app."""
 
-    def __init__(self, whole: ASGIApp, routes: list[Any]) -> None:
-        self._whole = whole
-        ours = (one for one in routes if isinstance(one, APIRoute) and one.path in PATHS)
-        self._routes = {route.path: (route.body_field, _uncancelled(route.endpoint)) for route in ours}
-        assert self._routes.keys() == PATHS, f"routes for {sorted(PATHS)}, found {sorted(self._routes)}"
+    def __init__(self, fallback: ASGIApp, routes: list[Any]) -> None:
+        self._fallback = fallback
+        served = (route for route in routes if isinstance(route, APIRoute) and route.path in FAST_PATHS)
+        self._routes = {route.path: (route.body_field, _without_cancellation(route.endpoint)) for route in served}
+        assert self._routes.keys() == FAST_PATHS, f"routes for {sorted(FAST_PATHS)}, found {sorted(self._routes)}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        read: ReadBody = scope[READ]
+        body: ReadBody = scope[READ_BODY]
         field, function = self._routes[scope["path"]]
-        said = read.said()
+        values = body.values()
         try:
-            asked, errors = field.validate(said, {}, loc=("body",))
-        except Exception:  # whatever it is, FastAPI meets it again and turns it into a reply
-            errors = [said]
+            model, errors = field.validate(values, {}, loc=("body",))
+        except Exception:  # FastAPI gets the same error again, and turns it into a response
+            errors = [values]
         if errors:
-            await self._whole(read.typed(scope), ReplayedBody(read.data(), receive), send)
+            await self._fallback(body.with_length(scope), ReplayedBody(body.encode(), receive), send)
             return
-        begun = StartedResponse(send)
+        response = StartedResponse(send)
         try:
-            await self.run(function, asked, Request(scope, receive, begun), begun)
-        except Exception as error:  # FastAPI turns it into a reply, where there is none yet
-            if begun.yet:
+            await self.run(function, model, Request(scope, receive, response), response)
+        except Exception as error:  # FastAPI turns it into a response, unless one has begun
+            if response.started:
                 raise
-            await self._whole({**scope, FAILED: error}, receive, send)
+            await self._fallback({**scope, ROUTE_ERROR: error}, receive, send)
 
-    async def run(self, function: Function, asked: Any, request: Request, send: Send) -> None:
-        """Gives a checked body to its route's function, and its answer to the client while there is one."""
-        await while_connected(request.receive, lambda: _answered(function, asked, request, send))
+    async def run(self, function: RouteFunction, model: Any, request: Request, send: Send) -> None:
+        """Calls a route's function with a valid body, and sends its response, until the client disconnects."""
+        await run_while_connected(request.receive, lambda: _respond(function, model, request, send))
 
 
 class ReadBody:
-    """A body that was read, with what the session decides in it."""
+    """A parsed body, with the values that the session sets in it."""
 
-    def __init__(self, body: Mapping[str, Any], decided: Mapping[str, Any], raw: bytes) -> None:
-        self._body, self._decided, self._raw = body, decided, raw
+    def __init__(self, body: Mapping[str, Any], overrides: Mapping[str, Any], raw: bytes) -> None:
+        self._body, self._overrides, self._raw = body, overrides, raw
 
-    def said(self) -> dict[str, Any]:
-        """One's own copy: checking writes into it."""
-        return {**self._body, **self._decided}
+    def values(self) -> dict[str, Any]:
+        """A new dict each time: validation writes into it."""
+        return {**self._body, **self._overrides}
 
-    def data(self) -> bytes:
-        """From the raw bytes, for what is inside of `said` may have been written to."""
-        return json.dumps({**json.loads(self._raw), **self._decided}).encode()
+    def encode(self) -> bytes:
+        """As JSON; from the raw bytes, for validation may have written into nested values."""
+        return json.dumps({**json.loads(self._raw), **self._overrides}).encode()
 
-    def typed(self, scope: Scope) -> Scope:
-        """The scope of these bytes."""
-        length = str(len(self.data())).encode()
+    def with_length(self, scope: Scope) -> Scope:
+        """The scope with the length of the encoded body."""
+        length = str(len(self.encode())).encode()
         return {**scope, "headers": [*scope["headers"], (b"content-length", length)]}
 
 
 class StartedResponse:
-    """A send that knows whether a reply has begun."""
+    """A send that remembers whether a response has begun."""
 
     def __init__(self, send: Send) -> None:
-        self._send, self.yet = send, False
+        self._send, self.started = send, False
 
     async def __call__(self, message: Message) -> None:
-        self.yet = True
+        self.started = True
         await self._send(message)
 
 
 class ServingApp(FastAPI):
-    """FastAPI, and the straight way before it for bodies that were read."""
+    """FastAPI with the fast path before it, for requests whose body was read."""
 
-    straight: FastPath
+    fast_path: FastPath
 
     def build_middleware_stack(self) -> ASGIApp:
         stack: Any = super().build_middleware_stack()
-        catching = stack
-        while not isinstance(catching, ExceptionMiddleware):
-            catching = catching.app
-        catching.app = _raising(catching.app)
-        self.straight = FastPath(stack, self.router.routes)
-        whole: ASGIApp = stack
-        return whole
+        layer = stack
+        while not isinstance(layer, ExceptionMiddleware):
+            layer = layer.app
+        layer.app = _raising_route_errors(layer.app)
+        self.fast_path = FastPath(stack, self.router.routes)
+        app: ASGIApp = stack
+        return app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if READ not in scope:
+        if READ_BODY not in scope:
             await super().__call__(scope, receive, send)
             return
         if self.middleware_stack is None:
             self.middleware_stack = self.build_middleware_stack()
-        await self.straight({**scope, "app": self}, receive, send)
+        await self.fast_path({**scope, "app": self}, receive, send)
 
 
-def _raising(routed: ASGIApp) -> ASGIApp:
-    """Raises, inside of FastAPI's handling of errors, what a request failed with outside of it."""
+def _raising_route_errors(app: ASGIApp) -> ASGIApp:
+    """Raises an error of the fast path again, inside FastAPI's error handling."""
 
-    async def routed_or_raised(scope: Scope, receive: Receive, send: Send) -> None:
-        if (error := scope.get(FAILED)) is not None:
+    async def raise_or_route(scope: Scope, receive: Receive, send: Send) -> None:
+        if (error := scope.get(ROUTE_ERROR)) is not None:
             raise error
-        await routed(scope, receive, send)
+        await app(scope, receive, send)
 
-    return routed_or_raised
+    return raise_or_route
 
 
-async def while_connected(receive: Receive, work: Callable[[], Awaitable[None]]) -> None:
-    """Does the work, which is cancelled when the client goes away."""
-    me, gone = asyncio.current_task(), False
-    assert me is not None
+async def run_while_connected(receive: Receive, work: Callable[[], Awaitable[None]]) -> None:
+    """Does the work; cancels it when the client disconnects."""
+    task, disconnected = asyncio.current_task(), False
+    assert task is not None
 
     async def watch() -> None:
-        nonlocal gone
+        nonlocal disconnected
         while (await receive())["type"] != "http.disconnect":
             pass
-        gone = True
-        me.cancel()
+        disconnected = True
+        task.cancel()
 
-    watching = asyncio.create_task(watch())
+    watcher = asyncio.create_task(watch())
     try:
         await work()
     except asyncio.CancelledError:
-        if not gone or me.uncancel():  # somebody else's
+        if not disconnected or task.uncancel():  # cancelled from elsewhere
             raise
     finally:
-        watching.cancel()
+        watcher.cancel()
 
 
-async def _answered(function: Function, asked: Any, request: Request, send: Send) -> None:
-    response: Response = await function(asked, raw_request=request)
-    if (me := asyncio.current_task()) is not None and me.cancelling():
-        raise asyncio.CancelledError  # vLLM makes it a 400, which no SDK sends again: but its client is still there
+async def _respond(function: RouteFunction, model: Any, request: Request, send: Send) -> None:
+    response: Response = await function(model, raw_request=request)
+    if (task := asyncio.current_task()) is not None and task.cancelling():
+        raise asyncio.CancelledError  # vLLM answers 400, which no SDK retries; but the client is still connected
     if isinstance(response, StreamingResponse):
-        await response.stream_response(send)  # whoever called listens for the client already
+        await response.stream_response(send)  # run_while_connected already watches for a disconnect
     else:
         await response(request.scope, request.receive, send)
 
 
-def _uncancelled(endpoint: Any) -> Function:
-    """The route's function inside vLLM's `with_cancellation`, whose work is done here."""
-    inner: Function = endpoint.__wrapped__
+def _without_cancellation(endpoint: Any) -> RouteFunction:
+    """The function inside vLLM's `with_cancellation`, whose work is done here."""
+    inner: RouteFunction = endpoint.__wrapped__
     return inner

@@ -1,6 +1,7 @@
-"""What comes over the wire, read with care: bodies bounded and parsed, keys and addresses found.
+"""HTTP of the gateway: addresses, keys and bodies of requests, and the responses sent for them.
 
-Sending: refusals in the caller's shape, and what vLLM answers, watched and where need be reshaped.
+Request bodies are bounded and parsed here. Our own errors are sent in the form of the API that was called; vLLM's
+responses pass through watchers, which give its errors Anthropic's form where that API was called.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 from seamless_verl.gateway.api_errors import Api, ApiError, ErrorCode, anthropic_error, error_response
 from seamless_verl.gateway.request_context import digest_of
 
-REFUSED = {
+UNSUPPORTED_PARAMETERS = {
     "use_beam_search": "beam search tries tokens that no reply contains",
     "prompt_logprobs": "replicas do not score prompts",
     "prompt_embeds": "a prompt without tokens cannot be recorded",
@@ -26,21 +27,20 @@ REFUSED = {
     "repetition_detection": "replicas do not look for repetitions",
     "background": "a reply nobody waits for has no place in a session",
 }
-"""Parameters no agent may send, and why."""
+"""Parameters that no agent may send, and why. The gateway adds some of them itself."""
 
-POSTED = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
-GENERATING = POSTED
-COUNTING = "/v1/messages/count_tokens"
-REWARD = "/v1/session/reward"
-MODELS = "/v1/models"
-METHODS = dict.fromkeys((*POSTED, COUNTING, REWARD), "POST") | {MODELS: "GET"}
+GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
+COUNT_TOKENS_PATH = "/v1/messages/count_tokens"
+REWARD_PATH = "/v1/session/reward"
+MODELS_PATH = "/v1/models"
+METHODS = dict.fromkeys((*GENERATION_PATHS, COUNT_TOKENS_PATH, REWARD_PATH), "POST") | {MODELS_PATH: "GET"}
 
 Body: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a request goes: `path` as the API writes it, and the key the address itself carries, if any."""
+    """The target of a request: the path in the API's own form, and the key that the address contains, if any."""
 
     path: str
     key: str | None
@@ -50,29 +50,29 @@ class Address:
         return Api.ANTHROPIC if self.path.startswith("/v1/messages") else Api.OPENAI
 
     @property
-    def of_models(self) -> bool:
-        """Whether the models are asked for, or one of them."""
-        return f"{self.path}/".startswith(f"{MODELS}/")
+    def is_models(self) -> bool:
+        """Whether it is the list of models, or one of them."""
+        return f"{self.path}/".startswith(f"{MODELS_PATH}/")
 
     def check(self, method: str) -> None:
-        """Raises Refusal where nothing is served there, or not with this method."""
-        served = "GET" if self.of_models else METHODS.get(self.path)
+        """Raises ApiError when nothing is served at the path, or not with this method."""
+        served = "GET" if self.is_models else METHODS.get(self.path)
         if served is None:
             raise ApiError(ErrorCode.NOT_FOUND, f"Nothing is served at {self.path}. Served are {', '.join(METHODS)}")
         if method != served:
             raise ApiError(ErrorCode.WRONG_METHOD, f"{self.path} takes {served}, not {method}")
 
 
-def address_of(path: str) -> Address:
-    """Both forms: `/v1/...`, and `/s/<session key>/v1/...`."""
+def parse_address(path: str) -> Address:
+    """Accepts both forms: `/v1/...` and `/s/<session key>/v1/...`."""
     if path.startswith("/s/"):
         key, _, rest = path.removeprefix("/s/").partition("/")
         return Address(f"/{rest.rstrip('/')}", key)
     return Address(path.rstrip("/") or "/", None)
 
 
-def header_key(headers: Headers) -> str | None:
-    """The key as either kind of SDK sends it."""
+def key_from_headers(headers: Headers) -> str | None:
+    """The key of the `authorization` header (OpenAI's SDK), or else of `x-api-key` (Anthropic's)."""
     scheme, _, token = str(headers.get("authorization", "")).partition(" ")
     if scheme.lower() == "bearer" and token.strip():
         return token.strip()
@@ -81,7 +81,12 @@ def header_key(headers: Headers) -> str | None:
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
-    """All of the body; raises Refusal where it is longer than `limit` bytes."""
+    """The whole body.
+
+    Raises:
+        ApiError: it is longer than `limit` bytes.
+        ClientGoneError: the client disconnected before its end.
+    """
     declared = Headers(scope=scope).get("content-length", "0")
     if declared.isdecimal() and int(declared) > limit:
         raise _too_large(limit)
@@ -99,13 +104,13 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
 
 
 class ClientGoneError(Exception):
-    """The client went away before it had said what it wants; there is nobody to answer."""
+    """The client disconnected before its request was complete."""
 
 
 def parse_body(data: bytes) -> Body:
-    """A JSON object; raises Refusal for anything else."""
+    """The body as a JSON object; raises ApiError for anything else."""
     try:
-        body = json.loads(data.decode("utf-8"), parse_constant=_no_constant)
+        body = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
         raise _malformed(f"it is no UTF-8 at byte {error.start}") from error
     except RecursionError as error:
@@ -117,9 +122,9 @@ def parse_body(data: bytes) -> Body:
     return body
 
 
-def checked_digest(path: str, body: Mapping[str, Any]) -> str:
-    """The request's digest; raises Refusal for a parameter that is refused, or text that is no Unicode."""
-    for name, why in REFUSED.items():
+def digest_request(path: str, body: Mapping[str, Any]) -> str:
+    """The request's digest; raises ApiError for a parameter that is not served, or a text that is not Unicode."""
+    for name, why in UNSUPPORTED_PARAMETERS.items():
         if body.get(name) not in (None, False):
             raise ApiError(ErrorCode.UNSUPPORTED, f"{name} is not served here: {why}. Leave it out", param=name)
     try:
@@ -134,7 +139,7 @@ def _too_large(limit: int) -> ApiError:
     return ApiError(ErrorCode.TOO_LARGE, f"The body has more than the {limit} bytes that are accepted")
 
 
-def _no_constant(name: str) -> float:
+def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is no JSON number")
 
 
@@ -150,13 +155,13 @@ async def send_json(send: Send, status: int, body: object, headers: dict[str, st
     await send({"type": "http.response.body", "body": data})
 
 
-async def send_refusal(send: Send, refusal: ApiError, api: Api) -> None:
-    reply = error_response(refusal, api)
-    await send_json(send, reply.status, reply.body, reply.headers)
+async def send_error(send: Send, error: ApiError, api: Api) -> None:
+    response = error_response(error, api)
+    await send_json(send, response.status, response.body, response.headers)
 
 
 class ReplayedBody:
-    """A receive that gives a body that was read already, and then what comes after it."""
+    """A receive that gives a body that was read already, and then what follows it."""
 
     def __init__(self, body: bytes, receive: Receive) -> None:
         self._body: bytes | None = body
@@ -170,46 +175,49 @@ class ReplayedBody:
 
 
 class DisconnectWatch:
-    """A receive that knows whether the client is gone."""
+    """A receive that remembers whether the client has disconnected."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
-        self.gone = False
+        self.disconnected = False
 
     async def __call__(self) -> Message:
         message = await self._receive()
-        self.gone |= message["type"] == "http.disconnect"
+        self.disconnected |= message["type"] == "http.disconnect"
         return message
 
 
 class ResponseWatch:
-    """A send that knows whether a good reply went out in full, and gives Anthropic's errors Anthropic's shape."""
+    """A send that remembers whether a successful response was sent in full.
+
+    It gives vLLM's errors Anthropic's form where that API was called.
+    """
 
     def __init__(self, send: Send, api: Api) -> None:
         self._send, self._api = send, api
-        self._error: Message | None = None
-        self._parts: list[bytes] = []
+        self._error_start: Message | None = None
+        self._error_body: list[bytes] = []
         self.complete = False
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start" and message["status"] >= 400 and self._api is Api.ANTHROPIC:
-            self._error = message
+            self._error_start = message
             return
-        if self._error is not None:
-            self._parts.append(message.get("body", b""))
+        if self._error_start is not None:
+            self._error_body.append(message.get("body", b""))
             if not message.get("more_body", False):
-                await self._reshaped(self._error["status"], b"".join(self._parts))
+                await self._send_reshaped(self._error_start["status"], b"".join(self._error_body))
             return
         await self._send(message)
         if message["type"] == "http.response.body" and not message.get("more_body", False):
             self.complete = True
 
-    async def _reshaped(self, status: int, data: bytes) -> None:
-        await send_json(self._send, status, anthropic_error(status, _told(data)))
+    async def _send_reshaped(self, status: int, data: bytes) -> None:
+        await send_json(self._send, status, anthropic_error(status, _error_message(data)))
 
 
-def _told(data: bytes) -> str:
-    """The message of an error in either shape, or all of it."""
+def _error_message(data: bytes) -> str:
+    """The message of an error in either API's form, or the whole text."""
     try:
         body: Any = json.loads(data)
     except ValueError:

@@ -1,13 +1,13 @@
-"""Which tokens a conversation already has: message prefixes of a session, and the ids on record for them.
+"""The prefix index of a session: recorded token ids of the conversations that an agent sends back.
 
-An agent sends its conversation back as messages. Where they repeat an earlier request and the reply to it, the
-ids of that turn are the prompt's beginning, verbatim; only what follows is rendered.
+An agent sends its conversation back as messages. Where they repeat an earlier request and its reply, the ids of that
+turn are the beginning of the new prompt, verbatim; only the messages after it are rendered.
 
 Invariants:
-- A prefix ends with a reply of ours; its ids are that turn's prompt and generated ids, in order.
-- Equal prefixes of equal seeds (tools and template settings, which shape the prompt's head) share one entry: the
+- A prefix ends with a reply of ours; its ids are the prompt ids and the generated ids of that turn, in order.
+- Equal messages with equal seeds (tools and template settings, which shape the prompt's head) share one entry: the
   latest turn's.
-- Ids are kept once for a chain of turns: an entry that extends another keeps its own tail only.
+- Ids are kept once for a chain of turns: an entry that extends another holds only its own tail.
 """
 
 from __future__ import annotations
@@ -19,54 +19,54 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-from seamless_verl.trajectory.messages import ASSISTANT, Message, answer, message
+from seamless_verl.trajectory.messages import ASSISTANT, Message, parse_message, reply_message
 from seamless_verl.trajectory.records import TOKEN
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class RecordedPrefix:
-    """Recorded ids, as the tail that follows another trunk's."""
+    """Recorded ids: those of `parent`, then `tail`; `length` counts both."""
 
-    below: RecordedPrefix | None
+    parent: RecordedPrefix | None
     tail: array[int]
-    size: int
+    length: int
 
     def ids(self) -> array[int]:
         tails = [self.tail]
-        below = self.below
-        while below is not None:
-            tails.append(below.tail)
-            below = below.below
-        whole = array(TOKEN)
+        parent = self.parent
+        while parent is not None:
+            tails.append(parent.tail)
+            parent = parent.parent
+        ids = array(TOKEN)
         for tail in reversed(tails):
-            whole.extend(tail)
-        return whole
+            ids.extend(tail)
+        return ids
 
 
 @dataclass(frozen=True)
 class PrefixMatch:
-    """The longest recorded beginning of a conversation: its messages' count, and its ids."""
+    """The longest recorded prefix of a conversation, and the number of messages that it covers."""
 
     count: int
-    trunk: RecordedPrefix
+    prefix: RecordedPrefix
 
 
 class PrefixIndex:
-    """The prefixes of one session."""
+    """The recorded prefixes of one session."""
 
     def __init__(self) -> None:
-        self._trunks: dict[bytes, RecordedPrefix] = {}
+        self._prefixes: dict[bytes, RecordedPrefix] = {}
 
     def __len__(self) -> int:
-        return len(self._trunks)
+        return len(self._prefixes)
 
-    def longest(self, seed: bytes, messages: Sequence[Mapping[str, Any]]) -> PrefixMatch | None:
-        """What is on record for these messages; None where nothing is, or where a message holds more than text."""
-        if not self._trunks or not text_only(messages):
+    def find_longest(self, seed: bytes, messages: Sequence[Mapping[str, Any]]) -> PrefixMatch | None:
+        """The longest recorded prefix of these messages; None without one, or when they hold more than text."""
+        if not self._prefixes or not text_only(messages):
             return None
-        found = ((count, self._trunks.get(digest)) for count, digest in _prefixes(seed, messages))
-        known = [(count, trunk) for count, trunk in found if trunk is not None]
-        return PrefixMatch(*known[-1]) if known else None
+        found = ((count, self._prefixes.get(digest)) for count, digest in _prefix_digests(seed, messages))
+        matches = [(count, prefix) for count, prefix in found if prefix is not None]
+        return PrefixMatch(*matches[-1]) if matches else None
 
     def add(
         self,
@@ -75,29 +75,28 @@ class PrefixIndex:
         reply: Mapping[str, Any],
         prompt_ids: array[int],
         generated_ids: array[int],
-        known: PrefixMatch | None = None,
+        match: PrefixMatch | None = None,
     ) -> None:
-        """Keeps a turn that ended; `known` is what its prompt was built on, if anything."""
+        """Adds a turn that ended; `match` is the prefix that its prompt was built on, if any."""
         if not text_only(messages):
             return
-        below = known.trunk if known is not None and prompt_ids[: known.trunk.size] == known.trunk.ids() else None
-        tail = prompt_ids[below.size if below else 0 :] + generated_ids
-        trunk = RecordedPrefix(below, tail, len(prompt_ids) + len(generated_ids))
-        said = answer(reply)
-        whole = [*_folded(messages), (len(messages) + 1, said)]
-        self._trunks[_chain(seed, [one for _, one in whole])] = trunk
+        parent = match.prefix if match is not None and _begins_with(prompt_ids, match.prefix) else None
+        tail = prompt_ids[parent.length if parent else 0 :] + generated_ids
+        prefix = RecordedPrefix(parent, tail, len(prompt_ids) + len(generated_ids))
+        merged = [entry for _, entry in _merge_assistant_messages(messages)]
+        self._prefixes[_digest(seed, [*merged, reply_message(reply)])] = prefix
 
-    def recall(
+    def add_recorded(
         self, request: Mapping[str, Any], reply: Mapping[str, Any], prompt_ids: array[int], generated_ids: array[int]
     ) -> None:
-        """Takes in a turn as the record keeps it, as after a restart, in the order of the turns."""
+        """Adds a turn from its record, as after a restart; turns are added in their order."""
         if (messages := request.get("messages")) is None:
             return
-        seed = seed_of(request.get("tools"), request.get("template", {}))
-        self.add(seed, messages, reply, prompt_ids, generated_ids, self.longest(seed, messages))
+        seed = prefix_seed(request.get("tools"), request.get("template", {}))
+        self.add(seed, messages, reply, prompt_ids, generated_ids, self.find_longest(seed, messages))
 
 
-def seed_of(tools: object, settings: Mapping[str, Any]) -> bytes:
+def prefix_seed(tools: object, settings: Mapping[str, Any]) -> bytes:
     """What shapes a prompt's head besides the messages."""
     return json.dumps([tools, settings], sort_keys=True, default=str).encode()
 
@@ -107,36 +106,40 @@ def text_only(messages: Sequence[Mapping[str, Any]]) -> bool:
     return all(isinstance(part, str) or "text" in part for part in parts)
 
 
-def _prefixes(seed: bytes, messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, bytes]]:
-    """(messages covered, digest) for each prefix that ends with an assistant's message and is not all of them."""
+def _begins_with(ids: array[int], prefix: RecordedPrefix) -> bool:
+    return ids[: prefix.length] == prefix.ids()
+
+
+def _prefix_digests(seed: bytes, messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, bytes]]:
+    """(messages covered, digest) of each prefix that ends with an assistant's message and is not the whole."""
     digest = seed
-    for count, one in _folded(messages):
-        digest = _link(digest, one)
-        if one.role == ASSISTANT and count < len(messages):
+    for count, entry in _merge_assistant_messages(messages):
+        digest = _extend_digest(digest, entry)
+        if entry.role == ASSISTANT and count < len(messages):
             yield count, digest
 
 
-def _folded(messages: Sequence[Mapping[str, Any]]) -> list[tuple[int, Message]]:
-    """Messages with the count up to and with each; an assistant's in a row are one, as some APIs split them."""
-    folded: list[tuple[int, Message]] = []
+def _merge_assistant_messages(messages: Sequence[Mapping[str, Any]]) -> list[tuple[int, Message]]:
+    """(messages covered, message); an assistant's consecutive messages are one, for some APIs split a reply."""
+    merged: list[tuple[int, Message]] = []
     for count, entry in enumerate(messages, 1):
-        one = message(entry)
-        if folded and one.role == folded[-1][1].role == ASSISTANT:
-            last = folded.pop()[1]
-            one = Message(ASSISTANT, last.text + one.text, last.calls + one.calls)
-        folded.append((count, one))
-    return folded
+        parsed = parse_message(entry)
+        if merged and parsed.role == merged[-1][1].role == ASSISTANT:
+            last = merged.pop()[1]
+            parsed = Message(ASSISTANT, last.text + parsed.text, last.calls + parsed.calls)
+        merged.append((count, parsed))
+    return merged
 
 
-def _chain(seed: bytes, messages: Sequence[Message]) -> bytes:
+def _digest(seed: bytes, messages: Sequence[Message]) -> bytes:
     digest = seed
-    for one in messages:
-        digest = _link(digest, one)
+    for entry in messages:
+        digest = _extend_digest(digest, entry)
     return digest
 
 
-def _link(digest: bytes, one: Message) -> bytes:
-    # Around a reply's text APIs trim or keep white space each in its own way; what was meant is the same.
-    text = one.text.strip() if one.role == ASSISTANT else one.text
-    meaning = [one.role, text, [(call.name, call.meant) for call in one.calls]]
+def _extend_digest(digest: bytes, entry: Message) -> bytes:
+    # APIs differ in whether they trim the white space around a reply's text; it does not change the reply.
+    text = entry.text.strip() if entry.role == ASSISTANT else entry.text
+    meaning = [entry.role, text, [(call.name, call.canonical) for call in entry.calls]]
     return blake2b(digest + json.dumps(meaning).encode(), digest_size=16).digest()

@@ -1,7 +1,7 @@
-"""Prompts that were rendered a moment ago: the sessions of one group begin with the same words.
+"""Caches rendered prompts: the sessions of one group begin with the same prompt.
 
-Owned state: ids by what they were rendered from; the longest unused go first, and all within `seconds`, for a
-template may say what day it is.
+Owned state: token ids by the key of what they were rendered from. The least recently used go first. None is used
+longer than `seconds`, for a template may contain the date.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ SECONDS = 60.0
 
 
 class PromptCache:
-    """At most `tokens` of them all together."""
+    """Holds prompts of at most `tokens` ids in total."""
 
     def __init__(
         self, *, tokens: int = TOKENS, seconds: float = SECONDS, clock: Callable[[], float] = monotonic
     ) -> None:
         self._tokens, self._seconds, self._clock = tokens, seconds, clock
-        self._kept: OrderedDict[bytes, tuple[float, array[int]]] = OrderedDict()
+        self._prompts: OrderedDict[bytes, tuple[float, array[int]]] = OrderedDict()
         self._size = 0
 
     def get(self, key: bytes) -> array[int] | None:
-        rendered_at, ids = self._kept.get(key, (None, None))
+        rendered_at, ids = self._prompts.get(key, (None, None))
         if rendered_at is None or self._clock() - rendered_at > self._seconds:
             return None
-        self._kept.move_to_end(key)
+        self._prompts.move_to_end(key)
         return ids
 
     def put(self, key: bytes, ids: array[int]) -> None:
-        _, old = self._kept.pop(key, (0.0, ()))
-        self._kept[key] = self._clock(), ids
-        self._size += len(ids) - len(old)
+        _, replaced = self._prompts.pop(key, (0.0, ()))
+        self._prompts[key] = self._clock(), ids
+        self._size += len(ids) - len(replaced)
         while self._size > self._tokens:
-            _, (_, gone) = self._kept.popitem(last=False)
-            self._size -= len(gone)
+            _, (_, dropped) = self._prompts.popitem(last=False)
+            self._size -= len(dropped)
 
 
-def key_of(*parts: object) -> bytes:
-    """Equal for what a template cannot tell apart; the order of names counts, for a template may write it out."""
+def prompt_key(*parts: object) -> bytes:
+    """Equal for parts that render to the same prompt. The order of names counts, for a template may write it out."""
     return blake2b(json.dumps(parts, separators=(",", ":"), default=str).encode(), digest_size=16).digest()

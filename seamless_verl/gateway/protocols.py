@@ -1,4 +1,4 @@
-"""What the gateway asks of the rooms below it: a source of tokens, and a keeper of the record."""
+"""Interfaces between the gateway and its surroundings: the call, the source of its tokens, and the recorder."""
 
 from __future__ import annotations
 
@@ -6,76 +6,80 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from seamless_verl.rollout.call import Call, Piece
-from seamless_verl.trajectory.records import Finish
+from seamless_verl.rollout.call import Call
+from seamless_verl.trajectory.records import Finish, TokenChunk
 
 if TYPE_CHECKING:
-    from seamless_verl.gateway.sessions import Session
+    from seamless_verl.gateway.session import Session
 
 
 @dataclass(frozen=True, slots=True)
 class SessionCall(Call):
-    """A call with what the record needs of it; a request for n choices is n calls.
+    """A call with what the recorder stores of it; a request for n choices is n calls.
 
-    `digest` is of the request's content, for retries; `request` is what the model was asked, normalized to chat
-    messages where it is a conversation. `attempt`, `place` and `idempotency_key` say which request of the session
-    it came with, and where in it, so that a retry finds it after a restart too.
+    `digest` is of the request's content. `request` is what the model was asked, as normalized chat messages where it
+    is a conversation. `attempt` numbers the session's request that the call belongs to, and `index` is its place in
+    that request; with `idempotency_key` they let a retry find the call after a restart too.
     """
 
     session_id: str = ""
     digest: str = ""
     request: dict[str, Any] = field(default_factory=dict)
     attempt: int = 0
-    place: int = 0
+    index: int = 0
     idempotency_key: str | None = None
 
 
 class CallSource(Protocol):
-    """Runs one call to its end over however many replicas and pauses it takes; one with `produced` from there on."""
+    """Runs a call to its end, over any number of replicas and pauses; a call with `produced` continues after that."""
 
-    def stream(self, call: SessionCall) -> AsyncGenerator[Piece, None]:
-        """The call's pieces, the last with its finish; closing the generator aborts the call in the engine."""
+    def stream(self, call: SessionCall) -> AsyncGenerator[TokenChunk, None]:
+        """The call's chunks; the last one, and only it, has a finish reason.
+
+        Closing the generator aborts the call in the engine.
+        """
         ...
 
 
 class Recorder(Protocol):
-    """Keeps the record. What has returned is kept for good, and only then does the agent see anything of it.
+    """Stores what happens in sessions.
 
-    What is shown of a call is its pieces, so its start may be kept with the first of them, and the last of them, which
-    is shown after the call's end, with that.
+    When an awaited method has returned, its content survives a crash, and only then may the agent see any of it.
+    The agent sees a call's chunks, so a call's start may be stored with its first chunk. The agent sees the last
+    chunk after the call's end, so that chunk may be stored with the end.
     """
 
-    async def opened(self, session: Session) -> None: ...
+    async def open_session(self, session: Session) -> None: ...
 
-    async def started(self, call: SessionCall) -> None: ...
+    async def start_call(self, call: SessionCall) -> None: ...
 
-    def noted(self, call: SessionCall, piece: Piece) -> None:
-        """A piece that is not the call's last and that nobody is to be shown before a later one; kept with that."""
+    def buffer_chunk(self, call: SessionCall, chunk: TokenChunk) -> None:
+        """For a chunk that is not the last, and that nobody sees before a later one; it is stored with that one."""
 
-    async def piece(self, call: SessionCall, piece: Piece) -> None: ...
+    async def record_chunk(self, call: SessionCall, chunk: TokenChunk) -> None: ...
 
-    async def ended(self, call: SessionCall, finish: Finish, reply: dict[str, Any]) -> None:
+    async def end_call(self, call: SessionCall, finish: Finish, reply: dict[str, Any]) -> None:
         """The call has all its tokens; `reply` is what the agent is going to read."""
 
-    async def rewarded(self, session: Session, name: str, value: float) -> None:
-        """Raises Refusal where the session takes no rewards any more."""
+    async def post_reward(self, session: Session, name: str, value: float) -> None:
+        """Raises ApiError when the session accepts no more rewards."""
 
-    async def closed(self, session: Session, reason: str) -> None: ...
+    async def close_session(self, session: Session, reason: str) -> None: ...
 
 
 class NullRecorder:
-    """A recorder for what is on record already."""
+    """A recorder for calls that are on record already: it stores nothing."""
 
-    async def opened(self, session: Session) -> None: ...
+    async def open_session(self, session: Session) -> None: ...
 
-    async def started(self, call: SessionCall) -> None: ...
+    async def start_call(self, call: SessionCall) -> None: ...
 
-    def noted(self, call: SessionCall, piece: Piece) -> None: ...
+    def buffer_chunk(self, call: SessionCall, chunk: TokenChunk) -> None: ...
 
-    async def piece(self, call: SessionCall, piece: Piece) -> None: ...
+    async def record_chunk(self, call: SessionCall, chunk: TokenChunk) -> None: ...
 
-    async def ended(self, call: SessionCall, finish: Finish, reply: dict[str, Any]) -> None: ...
+    async def end_call(self, call: SessionCall, finish: Finish, reply: dict[str, Any]) -> None: ...
 
-    async def rewarded(self, session: Session, name: str, value: float) -> None: ...
+    async def post_reward(self, session: Session, name: str, value: float) -> None: ...
 
-    async def closed(self, session: Session, reason: str) -> None: ...
+    async def close_session(self, session: Session, reason: str) -> None: ...

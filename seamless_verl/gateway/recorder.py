@@ -1,23 +1,23 @@
-"""What of the calls that run a journal is still to be told.
+"""Records sessions in the journal: what it has returned from survives the gateway's death.
 
-Owned state: the events of each call that wait, and the appends that are on their way.
+`JournalBuffer` buffers journal events of running calls, so that those of many calls share one commit.
+`JournalRecorder` appends events through it, and keeps the record of each session.
 
-Invariants:
+Owned state: the buffered events of each call and its appends under way; the record of each session from its opening
+until it is taken; the segments of running calls; the calls that a restart interrupted, until a retry continues them
+or their session ends.
+
+Invariants of the buffer:
 - A call's events reach the journal in their order.
-- What waits for nobody is told NOTED_S after its first token, or as soon after as the call's last append is done; that
-  of many calls at once, for one commit costs as much.
-- Who awaits an append hears what became of all earlier ones of its call.
-- A call has at most one append on its way that nobody awaits: a journal that falls behind is not given more and more.
+- What nobody awaits is appended FLUSH_S after the call's first buffered token, or as soon afterwards as the call's
+  last append is done; at the same time for all calls.
+- Who awaits an append gets the error of any earlier append of its call.
+- A call has at most one append under way that nobody awaits, so a journal that falls behind is not flooded.
 
-The recorder that journals: what it has returned from survives the gateway's death.
-
-Owned state: the record of each session from its opening until it is taken, the segments of the calls that run, and
-the calls that a restart cut, until a retry goes on with them or their session ends.
-
-Invariants:
-- A call is in the journal from its first tokens on, or from its end: an agent whose call a restart forgot has seen
-  nothing of it.
-- A session's record holds the turns that the journal has an end for, and their tokens are the journal's.
+Invariants of the recorder:
+- A call is in the journal from its first tokens on, or from its end: of a call that a restart forgot, the agent has
+  seen nothing.
+- A session's record holds the turns whose end is in the journal, and their tokens are the journal's.
 - A call's last tokens and its end are one append: no call has all its tokens on record and no end.
 - When a session is closed, every call of it has an end on record.
 """
@@ -31,196 +31,193 @@ from typing import Any, Protocol
 
 from seamless_verl.errors import JournalError
 from seamless_verl.gateway.protocols import SessionCall
-from seamless_verl.gateway.resumed_calls import OWN
+from seamless_verl.gateway.resumed_calls import GATEWAY_KEY
 from seamless_verl.gateway.session import Session, SessionState
 from seamless_verl.journal import (
     CallEnded,
     CallStarted,
-    Delta,
+    ChunkAppended,
     Event,
     RewardPosted,
     SessionClosed,
     SessionOpened,
     StoredCall,
+    StoredSession,
 )
-from seamless_verl.journal import StoredSession as Journalled
-from seamless_verl.journal.recovery import closed_as, replay
-from seamless_verl.rollout.call import Piece
-from seamless_verl.trajectory.records import Finish, Segment, Turn, logprobs, tokens
+from seamless_verl.journal.recovery import parse_close_reason, rebuild_record
+from seamless_verl.trajectory.records import Finish, Segment, TokenChunk, Turn, append_chunk
 from seamless_verl.trajectory.session import Closed, SessionRecord
 
-NOTED_S = 0.05  # of an engine's work that a crash may cost
+FLUSH_S = 0.05  # a crash costs at most so many seconds of an engine's work
 
 
-class Appends(Protocol):
-    """All that a recorder asks of a journal."""
+class EventWriter(Protocol):
+    """The part of a journal that the recorder uses."""
 
     def append(self, *events: Event) -> asyncio.Future[None]: ...
 
 
 class JournalBuffer:
-    def __init__(self, journal: Appends) -> None:
+    """Buffers journal events of running calls."""
+
+    def __init__(self, journal: EventWriter) -> None:
         self._journal = journal
         self._events: dict[str, list[Event]] = {}
-        self._written: dict[str, asyncio.Future[None]] = {}
-        self._telling: asyncio.TimerHandle | None = None
-        self._over: JournalError | None = None
+        self._appends: dict[str, asyncio.Future[None]] = {}
+        self._flush_timer: asyncio.TimerHandle | None = None
+        self._failure: JournalError | None = None
 
-    def begin(self, start: CallStarted) -> None:
-        """Waits for the call's first token, or its end."""
-        self._events[start.call_id] = [start]
+    def start(self, started: CallStarted) -> None:
+        """Buffers a call's start until the call's first token, or its end."""
+        self._events[started.call_id] = [started]
 
-    def note(self, tokens: Delta) -> None:
-        """Told soon; raises JournalError when the journal takes nothing any more, or refused what it was told."""
-        if self._over is not None:
-            raise self._over
-        if (earlier := self._written.get(tokens.call_id)) is not None and earlier.done():
-            earlier.result()
-        self._events.setdefault(tokens.call_id, []).append(tokens)
-        self._tell_soon()
+    def add(self, event: ChunkAppended) -> None:
+        """Buffers tokens; they are appended soon.
+
+        Raises:
+            JournalError: the journal accepts nothing any more.
+            JournalOrderError: it refused the call's last append.
+        """
+        if self._failure is not None:
+            raise self._failure
+        if (pending := self._appends.get(event.call_id)) is not None and pending.done():
+            pending.result()
+        self._events.setdefault(event.call_id, []).append(event)
+        self._schedule_flush()
 
     def append(self, call_id: str, *events: Event) -> Awaitable[Any]:
-        """Told now, after what waits; the result is of all that the call has been told with."""
-        written = self._journal.append(*self._events.pop(call_id, ()), *events)
-        earlier = self._written.pop(call_id, None)
-        return asyncio.gather(earlier, written) if earlier is not None else written
+        """Appends at once, after what is buffered; the result is that of all appends of the call."""
+        append = self._journal.append(*self._events.pop(call_id, ()), *events)
+        pending = self._appends.pop(call_id, None)
+        return asyncio.gather(pending, append) if pending is not None else append
 
-    def _tell_soon(self) -> None:
-        if self._telling is None:
-            self._telling = asyncio.get_running_loop().call_later(NOTED_S, self._tell)
+    def _schedule_flush(self) -> None:
+        if self._flush_timer is None:
+            self._flush_timer = asyncio.get_running_loop().call_later(FLUSH_S, self._flush)
 
-    def _tell(self) -> None:
-        self._telling = None
-        waiting = [name for name, events in self._events.items() if isinstance(events[-1], Delta)]
+    def _flush(self) -> None:
+        self._flush_timer = None
+        waiting = [call_id for call_id, events in self._events.items() if isinstance(events[-1], ChunkAppended)]
         try:
             for call_id in waiting:
-                if self._heard(call_id):
-                    self._written[call_id] = self._journal.append(*self._events.pop(call_id))
-        except JournalError as error:  # it is over for good, as each call is told with its next piece
-            self._over = error
+                if self._may_append(call_id):
+                    self._appends[call_id] = self._journal.append(*self._events.pop(call_id))
+        except JournalError as error:  # the journal has ended for good; each call gets this with its next chunk
+            self._failure = error
             return
         if any(call_id in self._events for call_id in waiting):
-            self._tell_soon()
+            self._schedule_flush()
 
-    def _heard(self, call_id: str) -> bool:
-        """Whether the call's last append went well: of one that did not its next piece is to hear, or its end."""
-        earlier = self._written.get(call_id)
-        return earlier is None or (earlier.done() and not earlier.cancelled() and earlier.exception() is None)
+    def _may_append(self, call_id: str) -> bool:
+        """Whether the call's last append succeeded; the error of one that failed is for the next chunk, or the end."""
+        pending = self._appends.get(call_id)
+        return pending is None or (pending.done() and not pending.cancelled() and pending.exception() is None)
 
 
 class JournalRecorder:
-    """Journals first, then keeps. `on_closed` hears of each session that takes no more calls."""
+    """A Recorder over a journal; it journals first, then updates its records.
 
-    def __init__(self, journal: Appends, *, on_closed: Callable[[str], None] = lambda _: None) -> None:
+    `on_closed` is called with the id of each session that accepts no more calls.
+    """
+
+    def __init__(self, journal: EventWriter, *, on_closed: Callable[[str], None] = lambda _: None) -> None:
         self._journal, self._on_closed = journal, on_closed
+        self._buffer = JournalBuffer(journal)
         self._records: dict[str, SessionRecord] = {}
-        self._running: dict[str, list[Segment]] = {}
-        self._untold = JournalBuffer(journal)
-        self._last: dict[str, Piece] = {}
-        self._cut: dict[str, dict[str, StoredCall]] = {}
+        self._segments: dict[str, list[Segment]] = {}
+        self._last_chunks: dict[str, TokenChunk] = {}
+        self._interrupted_calls: dict[str, dict[str, StoredCall]] = {}
 
-    async def opened(self, session: Session) -> None:
-        await self._journal.append(SessionOpened(session.session_id, session.uid, settings(session), session.opened_at))
+    async def open_session(self, session: Session) -> None:
+        settings = settings_to_store(session)
+        await self._journal.append(SessionOpened(session.session_id, session.uid, settings, session.opened_at))
         self._records[session.session_id] = SessionRecord(session.uid, session.session_id)
 
-    async def started(self, call: SessionCall) -> None:
-        self._running[call.call_id] = []
-        start = CallStarted(call.session_id, call.call_id, call.digest, call.prompt_ids, recorded(call))
-        self._untold.begin(start)
+    async def start_call(self, call: SessionCall) -> None:
+        self._segments[call.call_id] = []
+        request = request_to_store(call)
+        self._buffer.start(CallStarted(call.session_id, call.call_id, call.digest, call.prompt_ids, request))
 
-    def noted(self, call: SessionCall, piece: Piece) -> None:
-        if piece.ids:
-            self._untold.note(delta(call, piece))
-            extend(self._running[call.call_id], piece)
+    def buffer_chunk(self, call: SessionCall, chunk: TokenChunk) -> None:
+        if chunk.ids:
+            self._buffer.add(ChunkAppended(call.call_id, chunk))
+            append_chunk(self._segments[call.call_id], chunk)
 
-    async def piece(self, call: SessionCall, piece: Piece) -> None:
-        """The last piece is kept back for the call's end, before which nobody is shown it."""
-        if piece.finish is not None:
-            self._last[call.call_id] = piece
-        elif piece.ids:
-            written = self._untold.append(call.call_id, delta(call, piece))
-            extend(self._running[call.call_id], piece)  # now: the journal has it even if this task is cancelled
-            await written
+    async def record_chunk(self, call: SessionCall, chunk: TokenChunk) -> None:
+        """Holds the last chunk back for the call's end, before which nobody sees it."""
+        if chunk.finish_reason is not None:
+            self._last_chunks[call.call_id] = chunk
+        elif chunk.ids:
+            append = self._buffer.append(call.call_id, ChunkAppended(call.call_id, chunk))
+            append_chunk(self._segments[call.call_id], chunk)  # now: it is journalled even if this task is cancelled
+            await append
 
-    async def ended(self, call: SessionCall, finish: Finish, reply: dict[str, Any]) -> None:
-        last, segments = self._last.pop(call.call_id, None), self._running.pop(call.call_id)
+    async def end_call(self, call: SessionCall, finish: Finish, reply: dict[str, Any]) -> None:
+        last, segments = self._last_chunks.pop(call.call_id, None), self._segments.pop(call.call_id)
         events: list[Event] = []
         if last is not None and last.stop_reason is not None:
             reply = {**reply, "stop_reason": last.stop_reason}
         if last is not None and last.ids:
-            events.append(delta(call, last))
-            extend(segments, last)
-        await self._untold.append(call.call_id, *events, CallEnded(call.call_id, finish, reply))
-        self._cut.get(call.session_id, {}).pop(call.call_id, None)
-        turn = Turn(call.call_id, call.prompt_ids, segments, finish, recorded(call), reply)
+            events.append(ChunkAppended(call.call_id, last))
+            append_chunk(segments, last)
+        await self._buffer.append(call.call_id, *events, CallEnded(call.call_id, finish, reply))
+        self._interrupted_calls.get(call.session_id, {}).pop(call.call_id, None)
+        turn = Turn(call.call_id, call.prompt_ids, segments, finish, request_to_store(call), reply)
         self._records[call.session_id].add_turn(turn)
 
-    async def rewarded(self, session: Session, name: str, value: float) -> None:
+    async def post_reward(self, session: Session, name: str, value: float) -> None:
         await self._journal.append(RewardPosted(session.session_id, name, value))
         self._records[session.session_id].post_reward(value, name)
 
-    async def closed(self, session: Session, reason: str) -> None:
-        """Also ends as CANCELLED the calls that a restart cut and nobody asked for again."""
+    async def close_session(self, session: Session, reason: str) -> None:
+        """Also ends as CANCELLED the calls that a restart interrupted and no retry continued."""
         if session.state is SessionState.EXPIRED:
             reason = Closed.EXPIRED
-        cut = self._cut.pop(session.session_id, {})
-        ends = [CallEnded(call_id, Finish.CANCELLED) for call_id in cut]
+        interrupted_calls = self._interrupted_calls.pop(session.session_id, {})
+        ends = [CallEnded(call_id, Finish.CANCELLED) for call_id in interrupted_calls]
         await self._journal.append(*ends, SessionClosed(session.session_id, reason))
         record = self._records[session.session_id]
-        for call_id, call in cut.items():
-            self._running.pop(call_id, None)
+        for call_id, call in interrupted_calls.items():
+            self._segments.pop(call_id, None)
             record.add_turn(call.turn())
-        record.close(closed_as(reason))
+        record.close(parse_close_reason(reason))
         self._on_closed(session.session_id)
 
-    def restore(self, left: Journalled) -> None:
-        """Goes on with a session that was open when the journal was left."""
-        self._records[left.session_id] = replay(left)
-        cut = {call.call_id: call for call in left.calls if call.cut}
-        if cut:
-            self._cut[left.session_id] = cut
-        for call_id, call in cut.items():
-            self._running[call_id] = [
-                Segment(one.ids[:], one.logprobs[:], one.version, one.replica) for one in call.segments
-            ]
+    def restore_session(self, stored: StoredSession) -> None:
+        """Continues a session that was open when the journal's last writer ended."""
+        self._records[stored.session_id] = rebuild_record(stored)
+        interrupted_calls = {call.call_id: call for call in stored.calls if call.interrupted}
+        if interrupted_calls:
+            self._interrupted_calls[stored.session_id] = interrupted_calls
+        for call_id, call in interrupted_calls.items():
+            self._segments[call_id] = []
+            for segment in call.segments:
+                append_chunk(self._segments[call_id], segment)
 
     def record(self, session_id: str) -> SessionRecord:
-        """The session as it stands; raises KeyError for one that was taken, or is not ours."""
+        """The session's record so far; raises KeyError for one that was taken, or is unknown."""
         return self._records[session_id]
 
     def take(self, session_id: str) -> SessionRecord:
-        """The record of a closed session, which is not kept here any longer."""
+        """The record of a closed session, which is dropped here."""
         assert not self._records[session_id].is_open, f"session {session_id} is open; close it first"
         return self._records.pop(session_id)
 
 
-def delta(call: SessionCall, piece: Piece) -> Delta:
-    return Delta(call.call_id, piece.ids, piece.logprobs, piece.version, piece.replica)
-
-
-def extend(segments: list[Segment], piece: Piece) -> None:
-    """Put a piece at the end: a segment is maximal, so that it joins the last one of its version and replica."""
-    if segments and (segments[-1].version, segments[-1].replica) == (piece.version, piece.replica):
-        segments[-1].ids.extend(piece.ids)
-        segments[-1].logprobs.extend(piece.logprobs)
-    else:
-        segments.append(Segment(tokens(piece.ids), logprobs(piece.logprobs), piece.version, piece.replica))
-
-
-def recorded(call: SessionCall) -> dict[str, Any]:
-    """The call's request, and with it what finds the call again after a restart."""
-    own: dict[str, Any] = {"attempt": call.attempt, "place": call.place}
+def request_to_store(call: SessionCall) -> dict[str, Any]:
+    """The call's request, with what finds the call again after a restart."""
+    own: dict[str, Any] = {"attempt": call.attempt, "place": call.index}
     own["max_tokens"] = call.sampling.get("max_tokens")
     if call.idempotency_key is not None:
         own["key"] = call.idempotency_key
-    return {**call.request, OWN: own}
+    return {**call.request, GATEWAY_KEY: own}
 
 
-def settings(session: Session) -> dict[str, Any]:
-    """What a restart needs of a session beside what was said in it."""
+def settings_to_store(session: Session) -> dict[str, Any]:
+    """What a restart needs of a session besides its calls."""
     return {
         "key": session.key_hash.hex(),
         "limits": asdict(session.limits),
-        "sampling": asdict(session.sampling),
+        "sampling": session.sampling.as_dict(),
         "metadata": session.metadata,
     }

@@ -1,11 +1,11 @@
-"""A gateway's sessions after its death, from the journal it left.
+"""Restores a gateway's open sessions from the journal after its death.
 
-What comes back: every open session with its key, its limits and what it used of them, its conversations' tokens,
-its turns, and its requests for the SDKs that repeat them. A repeated request reads again what its calls gave, or
-goes on with the ones that were cut, under their own ids. A deadline runs on while no gateway does.
+Restored: every open session with its key, its limits and how much of them is used, the token ids of its
+conversations, its turns, and its requests for SDKs that retry them. A retry reads again what its calls produced, or
+continues the interrupted ones under their own ids. A session's deadline does not stop while no gateway runs.
 
-What does not come back: that a reply had been read in full (so a marked retry may be given what ended before the
-restart), the likeliest other tokens at a position, and requests that had no token yet; those count as no turn.
+Not restored: that a reply was read in full (so a marked retry may get what ended before the restart), the likeliest
+alternatives at a position, and requests that had no token yet; those count as no turn.
 """
 
 from __future__ import annotations
@@ -18,95 +18,96 @@ from itertools import chain
 from typing import Any, Protocol
 
 from seamless_verl.gateway.recorder import JournalRecorder
-from seamless_verl.gateway.resumed_calls import OWN, produced
-from seamless_verl.gateway.retries import KEPT, Attempt, CallOutput
+from seamless_verl.gateway.resumed_calls import GATEWAY_KEY, count_recorded
+from seamless_verl.gateway.retries import MAX_ATTEMPTS, Attempt, CallOutput
 from seamless_verl.gateway.session import Session, SessionLimits, SessionSampling
 from seamless_verl.gateway.sessions import SessionTable
 from seamless_verl.journal import StoredCall, StoredSession
+from seamless_verl.runtime.fields import read
 from seamless_verl.trajectory.records import Finish, tokens
 
-# As an engine says it: that the model called tools is read off the text, again.
-ENDS = {Finish.STOP: Finish.STOP, Finish.TOOL_CALLS: Finish.STOP, Finish.LENGTH: Finish.LENGTH}
+# An engine reports STOP for tool calls: they are parsed from the text, again after a restart.
+ENGINE_FINISH = {Finish.STOP: Finish.STOP, Finish.TOOL_CALLS: Finish.STOP, Finish.LENGTH: Finish.LENGTH}
 
 
-class RestorableJournal(Protocol):
-    """All that restoring asks of a journal."""
+class SessionStore(Protocol):
+    """The part of a journal that recovery reads."""
 
     def restore(self) -> tuple[StoredSession, ...]: ...
 
 
 @dataclass(frozen=True)
 class GatewayRecovery:
-    """Brings a journal's open sessions into a gateway, and the recorder that writes to that same journal."""
+    """Restores a journal's open sessions into a gateway, and into the recorder that writes that same journal."""
 
-    journal: RestorableJournal
+    journal: SessionStore
     recorder: JournalRecorder
 
-    async def into(self, table: SessionTable) -> int:
-        """How many sessions came back; raises JournalError when the journal cannot be read."""
-        left = await asyncio.to_thread(self.journal.restore)
-        for one in left:
-            table.restore(session_of(one))
-            self.recorder.restore(one)
-        return len(left)
+    async def restore_into(self, table: SessionTable) -> int:
+        """How many sessions were restored; raises JournalError when the journal cannot be read."""
+        stored = await asyncio.to_thread(self.journal.restore)
+        for session in stored:
+            table.restore(rebuild_session(session))
+            self.recorder.restore_session(session)
+        return len(stored)
 
 
-def session_of(left: StoredSession) -> Session:
-    """The session as the gateway knew it."""
-    settings, calls = left.settings, left.calls
+def rebuild_session(stored: StoredSession) -> Session:
+    """The session as the gateway that died had it."""
+    settings, calls = stored.settings, stored.calls
     session = Session(
-        left.session_id,
-        left.uid,
+        stored.session_id,
+        stored.uid,
         bytes.fromhex(settings["key"]),
-        limits=SessionLimits(**settings["limits"]),
-        sampling=SessionSampling(**settings["sampling"]),
+        limits=read(SessionLimits, settings["limits"], key="limits"),
+        sampling=read(SessionSampling, settings["sampling"], key="sampling"),
         metadata=settings["metadata"],
-        opened_at=left.opened_at,
-        requests=max((_number(call.call_id) for call in calls), default=0),
-        turns=len({_own(call)["attempt"] for call in calls}),
-        tokens=sum(map(produced, calls)),
+        opened_at=stored.opened_at,
+        requests=max((_request_number(call.call_id) for call in calls), default=0),
+        turns=len({_gateway_fields(call)["attempt"] for call in calls}),
+        tokens=sum(map(count_recorded, calls)),
     )
     for call in calls:
-        if call.finish in ENDS and "message" in call.reply:
+        if call.finish in ENGINE_FINISH and "message" in call.reply:
             generated = tokens(chain.from_iterable(segment.ids for segment in call.segments))
-            session.memory.recall(call.request, call.reply, call.prompt_ids, generated)
-    for attempt in attempts_of(calls):
-        session.attempts.restore(attempt)
+            session.prefixes.add_recorded(call.request, call.reply, call.prompt_ids, generated)
+    for attempt in repeatable_attempts(calls):
+        session.attempts.add(attempt)
     return session
 
 
-def attempts_of(calls: Sequence[StoredCall]) -> Iterable[Attempt]:
-    """The requests that can be repeated, by their beginning: of those that ended, the latest."""
+def repeatable_attempts(calls: Sequence[StoredCall]) -> Iterable[Attempt]:
+    """The requests that can be retried, in the order in which they began: of those that ended, the latest."""
     groups: defaultdict[int, list[StoredCall]] = defaultdict(list)
     for call in calls:
-        groups[_own(call)["attempt"]].append(call)
-    known = [_attempt(number, group) for number, group in groups.items() if _repeatable(group)]
-    ended = [attempt for attempt in known if not attempt.running]
-    old = ended[: len(ended) - KEPT] if len(ended) > KEPT else []
-    return [attempt for attempt in known if attempt not in old]
+        groups[_gateway_fields(call)["attempt"]].append(call)
+    attempts = [_attempt(number, group) for number, group in groups.items() if _is_repeatable(group)]
+    ended = [attempt for attempt in attempts if not attempt.running]
+    old = ended[: len(ended) - MAX_ATTEMPTS] if len(ended) > MAX_ATTEMPTS else []
+    return [attempt for attempt in attempts if attempt not in old]
 
 
-def _repeatable(group: Iterable[StoredCall]) -> bool:
-    return all(call.cut or call.finish in ENDS for call in group)
+def _is_repeatable(group: Iterable[StoredCall]) -> bool:
+    return all(call.interrupted or call.finish in ENGINE_FINISH for call in group)
 
 
 def _attempt(number: int, group: Sequence[StoredCall]) -> Attempt:
-    attempt = Attempt(group[0].digest, _own(group[0]).get("key"), number)
+    attempt = Attempt(group[0].digest, _gateway_fields(group[0]).get("key"), number)
     for call in group:
-        place = _own(call)["place"]
+        index = _gateway_fields(call)["place"]
         if call.finish is None:
-            attempt.cuts[place] = call
+            attempt.interrupted_calls[index] = call
         else:
-            stop = call.reply.get("stop_reason")
-            attempt.tapes[place] = CallOutput.recorded(call.segments, ENDS[call.finish], stop)
+            stop_reason = call.reply.get("stop_reason")
+            attempt.outputs[index] = CallOutput.from_record(call.segments, ENGINE_FINISH[call.finish], stop_reason)
     return attempt
 
 
-def _own(call: StoredCall) -> dict[str, Any]:
-    own: dict[str, Any] = call.request[OWN]
+def _gateway_fields(call: StoredCall) -> dict[str, Any]:
+    own: dict[str, Any] = call.request[GATEWAY_KEY]
     return own
 
 
-def _number(call_id: str) -> int:
-    """Of the request it came with: `<session>.<number>`, or `<session>.<number>-<place>`."""
+def _request_number(call_id: str) -> int:
+    """The number in a call's id, which is `<session>.<number>` or `<session>.<number>-<index>`."""
     return int(call_id.rpartition(".")[2].partition("-")[0])

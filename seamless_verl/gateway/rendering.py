@@ -1,12 +1,12 @@
-"""Short work stays in the event loop's thread.
+"""Renders conversations to prompts: vLLM's renderer, which begins a prompt with the session's recorded ids.
 
-vLLM renders and tokenizes in a thread of its own, so that a long prompt holds nobody up. Handing a short one over
-costs more than the work, for both threads and the interpreter lock between them; so that only long ones go there.
+Chat completions, Responses and Messages all come through `preprocess_chat` in chat form, so each of them reuses
+recorded ids. Of a prompt that continues a recorded conversation only the new messages are rendered; a prompt that
+was rendered a moment ago is not rendered again.
 
-vLLM's renderer of conversations, told what a session has on record.
-
-Chat completions, Responses and Messages all come through `preprocess_chat` in chat form, so tokens in are tokens
-out for each of them.
+vLLM renders and tokenizes in a thread of its own, so that a long prompt delays no other request. For a short prompt
+the hand-over costs more than the work, for both threads and the interpreter lock between them; so short prompts are
+rendered in the event loop's thread.
 """
 
 from __future__ import annotations
@@ -25,67 +25,73 @@ from vllm.renderers.hf import HfRenderer, resolve_chat_template_content_format
 from vllm.renderers.online_renderer import OnlineRenderer
 
 from seamless_verl.gateway.continuation import Continuation
-from seamless_verl.gateway.prefix_index import seed_of, text_only
-from seamless_verl.gateway.prompt_cache import PromptCache, key_of
+from seamless_verl.gateway.prefix_index import PrefixMatch, prefix_seed, text_only
+from seamless_verl.gateway.prompt_cache import PromptCache, prompt_key
 from seamless_verl.gateway.request_context import CURRENT, Rendered, RequestContext
 from seamless_verl.trajectory.records import tokens
 
-SHORT = 4096  # characters: a millisecond's work
+INLINE_CHARACTERS = 4096  # the longest text that is rendered in the event loop's thread: a millisecond's work
+
+NOT_TEMPLATE_SETTINGS = ("add_generation_prompt", "continue_final_message", "tools", "tokenize", "documents")
+WHOLE_PROMPT_FIELDS = (
+    "truncate_prompt_tokens",
+    "return_assistant_tokens_mask",
+    "return_token_offsets",
+    "chat_template",
+)
+"""Request fields that need the whole conversation rendered."""
+PROMPT_FIELDS = ("add_special_tokens", "tool_choice", "response_format")
+"""Request fields that shape the prompt, besides the conversation, its tools and the template's settings."""
+PROMPT_TEXT_FIELDS = ("echo", "return_prompt_text")
+"""Request fields that need the prompt's text, not only its ids."""
 
 
 def is_short(value: Any) -> bool:
-    """Whether all text in a JSON value together is short."""
-    return _left(value, SHORT) >= 0
+    """Whether all text in a JSON value is short enough to be rendered inline."""
+    return _remaining(value, INLINE_CHARACTERS) >= 0
 
 
-def stay_here(renderer: BaseRenderer) -> None:
-    """Has a renderer do short work at once."""
-    tokenize = renderer._tokenize_prompt
-    renderer._tokenize_prompt_async = _nearby(tokenize, renderer._tokenize_prompt_async)
-    if isinstance(renderer, hf.HfRenderer):
-        template = hf.safe_apply_chat_template
-        renderer._apply_chat_template_async = _nearby(template, renderer._apply_chat_template_async)
-
-
-def _nearby(work: Callable[..., Any], elsewhere: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    async def wherever(*args: Any, **options: Any) -> Any:
-        if is_short(args) and is_short(options):
-            return work(*args, **options)
-        return await elsewhere(*args, **options)
-
-    return wherever
-
-
-def _left(value: Any, room: int) -> int:
-    """What is left of the room, in characters; anything below 0 when it does not suffice."""
+def _remaining(value: Any, limit: int) -> int:
+    """The limit, in characters, less the text in the value; below 0 when the text is longer."""
     if isinstance(value, str):
-        return room - len(value)
+        return limit - len(value)
     if isinstance(value, dict):
         value = value.values()
     elif not isinstance(value, list | tuple):
-        return room
+        return limit
     for part in value:
-        room = _left(part, room - 1)
-        if room < 0:
+        limit = _remaining(part, limit - 1)
+        if limit < 0:
             break
-    return room
+    return limit
 
 
-NOT_SETTINGS = ("add_generation_prompt", "continue_final_message", "tools", "tokenize", "documents")
-OPEN_ENDED = ("truncate_prompt_tokens", "return_assistant_tokens_mask", "return_token_offsets", "chat_template")
-"""Request fields whose meaning needs the whole conversation rendered."""
-IN_THE_PROMPT = ("add_special_tokens", "tool_choice", "response_format")
-"""Those that shape it beside the conversation, its tools and the template's settings."""
-TEXT_TOO = ("echo", "return_prompt_text")
-"""And those that the ids of a prompt are not enough for."""
+def tokenize_inline(renderer: BaseRenderer) -> None:
+    """Makes a renderer do short work in the calling thread."""
+    tokenize = renderer._tokenize_prompt
+    renderer._tokenize_prompt_async = _inline_when_short(tokenize, renderer._tokenize_prompt_async)
+    if isinstance(renderer, hf.HfRenderer):
+        template = hf.safe_apply_chat_template
+        renderer._apply_chat_template_async = _inline_when_short(template, renderer._apply_chat_template_async)
+
+
+def _inline_when_short(
+    inline: Callable[..., Any], threaded: Callable[..., Awaitable[Any]]
+) -> Callable[..., Awaitable[Any]]:
+    async def run(*args: Any, **options: Any) -> Any:
+        if is_short(args) and is_short(options):
+            return inline(*args, **options)
+        return await threaded(*args, **options)
+
+    return run
 
 
 class SessionRenderer(OnlineRenderer):
-    """Renders a conversation's known beginning as its recorded ids, the rest by the chat template."""
+    """Renders the recorded prefix of a conversation as its recorded ids, and the rest by the chat template."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        stay_here(self.renderer)
+        tokenize_inline(self.renderer)
         self._prompts = PromptCache()
         self._continuation = (
             Continuation(self.renderer.get_tokenizer(), self.model_config.hf_config.model_type, self.chat_template)
@@ -104,16 +110,16 @@ class SessionRenderer(OnlineRenderer):
         parser: Any = None,
         **options: Any,
     ) -> tuple[list[Any], list[Any]]:
-        _check(messages)
-        exchange = CURRENT.get()
+        _check_messages(messages)
+        context = CURRENT.get()
         ids = key = None
-        if exchange is not None:
+        if context is not None:
             params = request.build_chat_params(default_template, default_template_content_format)
             settings = params.with_defaults(default_template_kwargs).chat_template_kwargs
-            exchange.rendered = _rendered(request, messages, tool_dicts, parser, settings)
-            ids = await self._continued(exchange, settings, default_template_content_format)
-            if ids is None and (key := _key(exchange.rendered, settings)) is not None:
-                ids = self._known(request, key)
+            context.rendered = _rendered(request, messages, tool_dicts, parser, settings)
+            ids = await self._continue_recorded(context, settings, default_template_content_format)
+            if ids is None and (key := _cache_key(context.rendered, settings)) is not None:
+                ids = self._cached(request, key)
         if ids is not None:
             request.kv_transfer_params = {"prompt_token_ids": ids}
         result: tuple[list[Any], list[Any]] = await super().preprocess_chat(
@@ -132,55 +138,57 @@ class SessionRenderer(OnlineRenderer):
             self._prompts.put(key, tokens(result[1][0]["prompt_token_ids"]))
         return result
 
-    def _known(self, request: Any, key: bytes) -> list[int] | None:
-        """The prompt as it was rendered before; one that is too long vLLM renders again, and says so."""
+    def _cached(self, request: Any, key: bytes) -> list[int] | None:
+        """The cached prompt; None for one that is too long, which vLLM renders again and refuses."""
         ids = self._prompts.get(key)
         limit = request.build_tok_params(self.model_config).max_input_tokens
         return None if ids is None or (limit is not None and len(ids) > limit) else ids.tolist()
 
-    async def _continued(self, exchange: RequestContext, settings: Mapping[str, Any], form: Any) -> list[int] | None:
-        """The prompt's ids where its beginning is on record, else None."""
-        rendered = exchange.rendered
+    async def _continue_recorded(
+        self, context: RequestContext, settings: Mapping[str, Any], content_format: Any
+    ) -> list[int] | None:
+        """The prompt's ids when its beginning is on record, else None."""
+        rendered = context.rendered
         assert rendered is not None
-        if self._continuation is None or not _appends(rendered.request, settings):
+        if self._continuation is None or not _only_appends(rendered.request, settings):
             return None
-        known = exchange.session.memory.longest(rendered.seed, rendered.messages)
-        if known is None:
+        match = context.session.prefixes.find_longest(rendered.seed, rendered.messages)
+        if match is None:
             return None
-        conversation = self._conversation(rendered, form)
-        if len(conversation) != len(rendered.messages):
-            return None
-        extend = partial(
-            self._continuation.extended,
-            known.trunk.ids(),
-            conversation,
-            known.count,
-            rendered.tools,
-            rendered.settings,
-        )
-        # A long tool result takes long to tokenize.
-        new = conversation[known.count :]
-        ids = extend() if is_short(new) and is_short(rendered.tools) else await asyncio.to_thread(extend)
+        ids = await self._extend(self._continuation, rendered, match, content_format)
         if ids is not None:
-            exchange.rendered = replace(rendered, known=known)
+            context.rendered = replace(rendered, match=match)
         return ids
 
-    def _conversation(self, rendered: Rendered, form: Any) -> list[Any]:
-        """The messages as templates expect them, which is vLLM's own work."""
-        form = resolve_chat_template_content_format(
+    async def _extend(
+        self, continuation: Continuation, rendered: Rendered, match: PrefixMatch, content_format: Any
+    ) -> list[int] | None:
+        conversation = self._parse_messages(rendered, content_format)
+        if len(conversation) != len(rendered.messages):
+            return None
+        recorded, settings = match.prefix.ids(), rendered.settings
+        extend = partial(continuation.extend, recorded, conversation, match.count, rendered.tools, settings)
+        new_messages = conversation[match.count :]
+        if is_short(new_messages) and is_short(rendered.tools):
+            return extend()
+        return await asyncio.to_thread(extend)  # a long tool result takes long to tokenize
+
+    def _parse_messages(self, rendered: Rendered, content_format: Any) -> list[Any]:
+        """The messages in the form that templates expect, by vLLM's own parser."""
+        content_format = resolve_chat_template_content_format(
             chat_template=self.chat_template,
             tools=rendered.tools,
-            given_format=form,
+            given_format=content_format,
             tokenizer=self.renderer.get_tokenizer(),
             model_config=self.model_config,
         )
-        parsed = parse_chat_messages(list(rendered.messages), self.model_config, content_format=form)
+        parsed = parse_chat_messages(list(rendered.messages), self.model_config, content_format=content_format)
         return list(parsed[0])
 
 
-def _check(messages: Sequence[Any]) -> None:
-    """Raises VLLMValidationError for an item of a conversation that is no message: the Responses API knows kinds of
-    items that vLLM leaves as they came."""
+def _check_messages(messages: Sequence[Any]) -> None:
+    """Raises VLLMValidationError for an item that is not a message: the Responses API has kinds of items that vLLM
+    does not convert."""
     for message in messages:
         if isinstance(message, Mapping) and not isinstance(message.get("role"), str):
             kind = message.get("type")
@@ -188,32 +196,33 @@ def _check(messages: Sequence[Any]) -> None:
 
 
 def _rendered(request: Any, messages: list[Any], tools: Any, parser: Any, settings: Mapping[str, Any]) -> Rendered:
-    kept = {name: value for name, value in settings.items() if name not in NOT_SETTINGS and value is not None}
+    template_settings = {
+        name: value for name, value in settings.items() if name not in NOT_TEMPLATE_SETTINGS and value is not None
+    }
     plain = [_plain(message) for message in messages]
-    return Rendered(request, plain, tools, parser, kept, seed_of(tools, kept))
+    return Rendered(request, plain, tools, parser, template_settings, prefix_seed(tools, template_settings))
 
 
-def _appends(request: Any, settings: Mapping[str, Any]) -> bool:
+def _only_appends(request: Any, settings: Mapping[str, Any]) -> bool:
     """Whether the prompt is the conversation and the beginning of a reply, no more and no less."""
-    said = vars(request)  # a model that lacks a field takes long to say so
-    if said.get("truncation", "disabled") not in (None, "disabled"):
+    fields = vars(request)  # getattr is slow for a field that a model lacks
+    if fields.get("truncation", "disabled") not in (None, "disabled"):
         return False
-    if settings.get("documents") or any(said.get(name) for name in OPEN_ENDED):
+    if settings.get("documents") or any(fields.get(name) for name in WHOLE_PROMPT_FIELDS):
         return False
     return bool(settings.get("add_generation_prompt")) and not settings.get("continue_final_message")
 
 
-def _key(rendered: Rendered, settings: Mapping[str, Any]) -> bytes | None:
-    """What all that are rendered to the same prompt have alike; None for one that is more than text, or of which more
-    is asked than its ids."""
-    said = vars(rendered.request)
+def _cache_key(rendered: Rendered, settings: Mapping[str, Any]) -> bytes | None:
+    """Equal for requests with the same prompt; None when the request holds more than text, or needs more than ids."""
+    fields = vars(rendered.request)
     if (
-        any(said.get(name) for name in TEXT_TOO)
+        any(fields.get(name) for name in PROMPT_TEXT_FIELDS)
         or not text_only(rendered.messages)
-        or not _appends(rendered.request, settings)
+        or not _only_appends(rendered.request, settings)
     ):
         return None
-    return key_of(rendered.tools, settings, [said.get(name) for name in IN_THE_PROMPT], rendered.messages)
+    return prompt_key(rendered.tools, settings, [fields.get(name) for name in PROMPT_FIELDS], rendered.messages)
 
 
 def _plain(message: Any) -> dict[str, Any]:

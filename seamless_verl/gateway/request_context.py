@@ -1,7 +1,7 @@
-"""One request of an agent, from its arrival to its reply: what the layers of vLLM between our own carry along.
+"""The context of one agent request, from its arrival to its reply.
 
-The serving classes know nothing of sessions, so the request travels in a context variable, which every task
-started on its behalf inherits.
+vLLM's serving classes, which run between our own layers, know no sessions. So the context travels in a context
+variable, which every task started for the request inherits.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from seamless_verl.journal import StoredCall
 
 @dataclass(frozen=True)
 class Rendered:
-    """What a conversation was rendered from: the API's request as vLLM's chat form, and the parser of its reply.
+    """What a prompt was rendered from: the request in vLLM's chat form, and the parser of its reply.
 
-    `known` is the recorded beginning its prompt was built on, if any; `settings` are the chat template's.
+    `match` is the recorded prefix that the prompt begins with, if any; `settings` are the chat template's; `seed`
+    identifies tools and settings in the prefix index.
     """
 
     request: Any
@@ -32,12 +33,15 @@ class Rendered:
     parser: Any
     settings: Mapping[str, Any]
     seed: bytes
-    known: PrefixMatch | None = None
+    match: PrefixMatch | None = None
 
 
 @dataclass(eq=False)
 class RequestContext:
-    """A request under way. `attempt` has its calls' tapes; `repeats` when another request began them."""
+    """A running request. `number` counts the session's requests; `attempt` holds the outputs of its calls.
+
+    `is_retry`: an earlier request began the attempt.
+    """
 
     session: Session
     number: int
@@ -45,51 +49,54 @@ class RequestContext:
     body: Mapping[str, Any]
     digest: str
     attempt: Attempt
-    repeats: bool = False
+    is_retry: bool = False
     rendered: Rendered | None = None
-    calls: int = field(default=0)
+    calls_begun: int = field(default=0)
 
     def next_call(self) -> tuple[int, str]:
-        """The next call's place in the request, and its id, unique in its session."""
-        place = self.calls
-        self.calls += 1
+        """The next call's index in the request, and its id, unique in its session."""
+        index = self.calls_begun
+        self.calls_begun += 1
         name = f"{self.session.session_id}.{self.number}"
-        return place, f"{name}-{place}" if place else name
+        return index, f"{name}-{index}" if index else name
 
-    def earlier(self, place: int) -> CallOutput | None:
-        """What a repeated request's call is read from; None where it has to run."""
-        tape = self.attempt.tapes.get(place) if self.repeats else None
-        return None if tape is None or tape.broken else tape
+    def earlier_output(self, index: int) -> CallOutput | None:
+        """The output that a retry's call reads; None when the call has to run."""
+        output = self.attempt.outputs.get(index) if self.is_retry else None
+        return None if output is None or output.failed else output
 
-    def cut(self, place: int) -> StoredCall | None:
-        """The call a restart cut at this place, which goes on now."""
-        return self.attempt.cuts.pop(place, None) if self.repeats else None
+    def take_interrupted_call(self, index: int) -> StoredCall | None:
+        """The call of this index that a restart interrupted, for a retry to continue; each is given once."""
+        return self.attempt.interrupted_calls.pop(index, None) if self.is_retry else None
 
-    def normalized(self) -> dict[str, Any]:
-        """The request as the record keeps it: what a conversation was rendered from, or a plain completion's body."""
+    def stored_request(self) -> dict[str, Any]:
+        """The request as it is recorded: what a conversation was rendered from, or a plain completion's body."""
         if self.rendered is None:
             return {"path": self.path, **self.body}
-        kept: dict[str, Any] = {"path": self.path, "messages": list(self.rendered.messages)}
+        stored: dict[str, Any] = {"path": self.path, "messages": list(self.rendered.messages)}
         if self.rendered.tools:
-            kept["tools"] = self.rendered.tools
+            stored["tools"] = self.rendered.tools
         if self.rendered.settings:
-            kept["template"] = dict(self.rendered.settings)
-        return kept
+            stored["template"] = dict(self.rendered.settings)
+        return stored
 
 
-CURRENT: ContextVar[RequestContext | None] = ContextVar("exchange", default=None)
+CURRENT: ContextVar[RequestContext | None] = ContextVar("request_context", default=None)
 
 
-def current() -> RequestContext:
-    """The request this task works for; raises LookupError outside of one."""
-    exchange = CURRENT.get()
-    if exchange is None:
-        raise LookupError("no session's request runs here: tokens without a session would be lost to the record")
-    return exchange
+def current_request() -> RequestContext:
+    """The context of the request that this task works for; raises LookupError without one."""
+    context = CURRENT.get()
+    if context is None:
+        raise LookupError("this task works for no session's request: its tokens would not be recorded")
+    return context
 
 
 def digest_of(path: str, body: Mapping[str, Any]) -> str:
-    """Equal for requests of equal content, however their JSON is written; raises UnicodeEncodeError for text that
-    is no Unicode."""
+    """Equal for requests of equal content, however their JSON is written.
+
+    Raises:
+        UnicodeEncodeError: a text in it is not Unicode.
+    """
     canonical = json.dumps([path, body], sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return blake2b(canonical.encode(), digest_size=16).hexdigest()

@@ -1,11 +1,10 @@
-"""A call that a restart cut, going on: what is on record first, then what comes after it.
+"""Resumes a call that a restart interrupted: first the tokens on record, then newly generated ones.
 
-The continuation begins when the retry asks for it, not at the restart. Stop strings, the parsers of replies and
-the shape of the answer are the request's, and only the retry brings the request; and an agent that died along
-with the gateway never asks, so that nothing is generated for nobody. The retry waits for the tokens that are
-missing, which is what it would have waited for in any case.
+The continuation begins when the retry asks for it, not at the restart. Stop strings, reply parsers and the form of
+the reply belong to the request, which only the retry brings; and an agent that died with the gateway never retries,
+so nothing is generated for nobody. The retry waits for the missing tokens, as it would have done in any case.
 
-Invariant: what is on record is shown again, but neither recorded nor counted again.
+Invariant: tokens on record are shown again, but neither recorded nor counted again.
 """
 
 from __future__ import annotations
@@ -18,83 +17,82 @@ from typing import Any
 from seamless_verl.gateway.protocols import CallSource, NullRecorder, Recorder, SessionCall
 from seamless_verl.gateway.session import Session
 from seamless_verl.journal import StoredCall
-from seamless_verl.rollout.call import Piece
-from seamless_verl.trajectory.records import Finish, logprobs, tokens
+from seamless_verl.trajectory.records import Finish, TokenChunk, logprobs, tokens
 
-OWN = "gateway"
-"""Under this key of a recorded request stands what the gateway needs to know its call again."""
+GATEWAY_KEY = "gateway"
+"""The key of a stored request under which the gateway keeps what it needs to find its call again."""
 
 
-def produced(record: StoredCall) -> int:
-    """Tokens on record."""
-    return sum(len(segment) for segment in record.segments)
+def count_recorded(call: StoredCall) -> int:
+    """Generated tokens on record."""
+    return sum(len(segment) for segment in call.segments)
+
+
+def resume_call(call: SessionCall, stored: StoredCall) -> SessionCall:
+    """The call of a retry, with the id, the prompt, the request and the token budget of the stored call."""
+    budget = stored.request.get(GATEWAY_KEY, {}).get("max_tokens", call.sampling["max_tokens"])
+    return replace(
+        call,
+        call_id=stored.call_id,
+        prompt_ids=stored.prompt_ids,
+        sampling={**call.sampling, "max_tokens": budget},
+        request=stored.request,
+    )
 
 
 @dataclass(frozen=True)
 class ResumedSource:
-    """A CallSource for one call."""
+    """A CallSource for one call: its recorded tokens, then those of `source`."""
 
-    record: StoredCall
+    stored: StoredCall
     source: CallSource
 
-    async def stream(self, call: SessionCall) -> AsyncGenerator[Piece, None]:
+    async def stream(self, call: SessionCall) -> AsyncGenerator[TokenChunk, None]:
         ids = tokens(())
-        for one in self.record.segments:
-            ids.extend(one.ids)
-            yield Piece(one.ids, one.logprobs, one.version, one.replica)
-        async with aclosing(self.source.stream(replace(call, produced=ids))) as pieces:
-            async for piece in pieces:
-                yield piece
+        for segment in self.stored.segments:
+            ids.extend(segment.ids)
+            yield TokenChunk(segment.ids, segment.logprobs, segment.version, segment.replica)
+        async with aclosing(self.source.stream(replace(call, produced=ids))) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
 
 class RecordedOffset:
-    """The last of a number of tokens that were dealt with before a restart."""
+    """Counts down the tokens of a call that were recorded before the restart."""
 
-    def __init__(self, known: int) -> None:
-        self._left = known
+    def __init__(self, recorded: int) -> None:
+        self._remaining = recorded
 
-    def new(self, number: int) -> int:
-        """How many of the next tokens are new; pieces hold either old ones or new ones."""
-        old = min(self._left, number)
-        self._left -= old
-        assert old in (0, number), "a piece is partly on record"
+    def count_new(self, number: int) -> int:
+        """How many of the next `number` tokens are new: all or none of a chunk."""
+        old = min(self._remaining, number)
+        self._remaining -= old
+        assert old in (0, number), "a chunk is partly on record"
         return number - old
 
 
 class ResumedRecorder(NullRecorder):
-    """A recorder for one call, which is on record as started, with tokens."""
+    """A recorder for one call whose start and first `recorded` tokens are on record."""
 
-    def __init__(self, recorder: Recorder, known: int) -> None:
-        self._recorder, self._beyond = recorder, RecordedOffset(known)
+    def __init__(self, recorder: Recorder, recorded: int) -> None:
+        self._recorder, self._offset = recorder, RecordedOffset(recorded)
 
-    def noted(self, call: SessionCall, piece: Piece) -> None:
-        self._recorder.noted(call, self._new(piece))
+    def buffer_chunk(self, call: SessionCall, chunk: TokenChunk) -> None:
+        self._recorder.buffer_chunk(call, self._without_recorded(chunk))
 
-    async def piece(self, call: SessionCall, piece: Piece) -> None:
-        await self._recorder.piece(call, self._new(piece))
+    async def record_chunk(self, call: SessionCall, chunk: TokenChunk) -> None:
+        await self._recorder.record_chunk(call, self._without_recorded(chunk))
 
-    def _new(self, piece: Piece) -> Piece:
-        if piece.ids and not self._beyond.new(len(piece.ids)):
-            return replace(piece, ids=tokens(()), logprobs=logprobs(()), top=None)
-        return piece
+    async def end_call(self, call: SessionCall, finish: Finish, reply: dict[str, Any]) -> None:
+        await self._recorder.end_call(call, finish, reply)
 
-    async def ended(self, call: SessionCall, finish: Finish, reply: dict[str, Any]) -> None:
-        await self._recorder.ended(call, finish, reply)
-
-
-def counting(session: Session, known: int) -> Callable[[int], None]:
-    """Counts a call's tokens in its session, less those that were counted already."""
-    beyond = RecordedOffset(known)
-    return lambda number: session.count(beyond.new(number))
+    def _without_recorded(self, chunk: TokenChunk) -> TokenChunk:
+        if chunk.ids and not self._offset.count_new(len(chunk.ids)):
+            return replace(chunk, ids=tokens(()), logprobs=logprobs(()), top=None)
+        return chunk
 
 
-def resumed(call: SessionCall, record: StoredCall) -> SessionCall:
-    """The call a retry makes, as the one on record: its id, its prompt, and the budget it was given."""
-    budget = record.request.get(OWN, {}).get("max_tokens", call.sampling["max_tokens"])
-    return replace(
-        call,
-        call_id=record.call_id,
-        prompt_ids=record.prompt_ids,
-        sampling={**call.sampling, "max_tokens": budget},
-        request=record.request,
-    )
+def new_token_counter(session: Session, recorded: int) -> Callable[[int], None]:
+    """Counts a call's tokens in its session, except the first `recorded`, which were counted before the restart."""
+    offset = RecordedOffset(recorded)
+    return lambda number: session.add_tokens(offset.count_new(number))

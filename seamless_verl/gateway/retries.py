@@ -1,205 +1,207 @@
-"""A call's tokens while a retry of its request may still ask for them.
+"""Retried requests: an SDK repeats a request when it did not get the reply.
 
-Invariants:
-- A tape's runs spell the call's tokens in order; neighbours differ in weight version or replica.
-- A tape that broke off (its call was cancelled or failed) is not read again.
-
-Requests that come again: an SDK repeats one whose reply it did not get.
-
-The repetition joins the calls while they run, or reads again what they gave, instead of sampling anew. It is
-known by its mark (a retry count, an idempotency key), never by its content alone: the same prompt sampled twice
+The retry joins the calls that still run, or reads again what they produced, instead of sampling anew. A retry is
+recognized by its mark (a retry count or an idempotency key), never by its content alone: the same prompt sent twice
 is two samples.
 
+`CallOutput` holds the tokens of one call, `Attempt` the outputs of one request, `Attempts` those of one session.
+
 Invariants:
-- An attempt that broke off is not repeated: its retry is a new request.
-- One without an idempotency key is forgotten when its reply has been sent in full, and repeated once.
-- One that runs, or would go on if it were asked for again, is never forgotten.
+- A call's segments hold its tokens in order; neighbours differ in weight version or replica.
+- The output of a call that was cancelled or failed is not given to a retry: its retry is a new request.
+- An attempt without an idempotency key is forgotten when its reply was sent in full, and it is retried once.
+- An attempt that runs, or that a restart interrupted, is never forgotten.
 """
 
 from __future__ import annotations
 
 import asyncio
-from array import array
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from seamless_verl.gateway.api_errors import ApiError, ErrorCode
 from seamless_verl.journal import StoredCall
-from seamless_verl.rollout.call import Call, Piece
-from seamless_verl.rollout.engine import TopLogprobs
-from seamless_verl.trajectory.records import LOGPROB, TOKEN, Finish, Segment
+from seamless_verl.rollout.call import Call
+from seamless_verl.trajectory.records import Finish, Segment, TokenChunk, TopLogprobs, append_chunk, empty_chunk
 
-
-@dataclass(eq=False, slots=True)
-class _Run:
-    version: int
-    replica: str
-    ids: array[int] = field(default_factory=lambda: array(TOKEN))
-    logprobs: array[float] = field(default_factory=lambda: array(LOGPROB))
-    top: list[TopLogprobs] = field(default_factory=list)
-
-    def since(self, start: int) -> Piece:
-        top = tuple(self.top[start:]) if self.top else None
-        return Piece(self.ids[start:], self.logprobs[start:], self.version, self.replica, top=top)
+MAX_ATTEMPTS = 8  # attempts of a session that can be retried; the oldest that has ended is dropped first
 
 
 class CallOutput:
-    """One call's pieces, merged; followers read them from the start, and then as they come."""
+    """One call's tokens; every reader gets them from the start, and then as they arrive.
+
+    Owned state: the segments; for each token the likeliest alternatives where they are known (`_top` may be shorter
+    than the tokens); the number of readers.
+    """
 
     def __init__(self) -> None:
-        self._runs: list[_Run] = []
-        self._end: Piece | None = None
+        self._segments: list[Segment] = []
+        self._top: list[TopLogprobs | None] = []
+        self._length = 0
+        self._last: TokenChunk | None = None
         self._changed = asyncio.Event()
-        self.broken = False
-        self.followers = 0
-        self.abandoned: Callable[[], None] = lambda: None
-        """Called when the last follower leaves."""
+        self.failed = False
+        self.readers = 0
+        self.on_unread: Callable[[], None] = lambda: None
+        """Called when the last reader leaves."""
+
+    @classmethod
+    def from_record(cls, segments: Iterable[Segment], finish: Finish, stop_reason: int | str | None) -> CallOutput:
+        """The output of a call that ended, from its record."""
+        output = cls()
+        for segment in segments:
+            output.add(TokenChunk(segment.ids, segment.logprobs, segment.version, segment.replica))
+        output.add(empty_chunk(finish, stop_reason=stop_reason))
+        return output
 
     @property
     def running(self) -> bool:
-        return self._end is None and not self.broken
+        return self._last is None and not self.failed
 
-    def add(self, piece: Piece) -> None:
-        if not self._runs or (self._runs[-1].version, self._runs[-1].replica) != (piece.version, piece.replica):
-            self._runs.append(_Run(piece.version, piece.replica))
-        run = self._runs[-1]
-        run.ids.extend(piece.ids)
-        run.logprobs.extend(piece.logprobs)
-        run.top.extend(piece.top or ())
-        if piece.finish is not None:
-            self._end = piece
-        self._wake()
+    def add(self, chunk: TokenChunk) -> None:
+        if chunk.top:
+            self._top.extend([None] * (self._length - len(self._top)))
+            self._top.extend(chunk.top)
+        append_chunk(self._segments, chunk)
+        self._length += len(chunk.ids)
+        if chunk.finish_reason is not None:
+            self._last = chunk
+        self._notify_readers()
 
-    @classmethod
-    def recorded(cls, segments: Iterable[Segment], finish: Finish, stop_reason: int | str | None) -> CallOutput:
-        """The tape of a call that ended, from its record."""
-        tape = cls()
-        for one in segments:
-            tape.add(Piece(one.ids, one.logprobs, one.version, one.replica))
-        tape.add(Piece(array(TOKEN), array(LOGPROB), 0, "", finish, stop_reason))
-        return tape
+    def fail(self) -> None:
+        """Marks the call as cancelled or failed; its readers get FAILED."""
+        self.failed = True
+        self._notify_readers()
 
-    def break_off(self) -> None:
-        self.broken = True
-        self._wake()
-
-    def _wake(self) -> None:
-        if self.followers:
-            self._changed.set()
-            self._changed = asyncio.Event()
-
-    async def stream(self, call: Call) -> AsyncGenerator[Piece, None]:
-        """A CallSource: what is on the tape, whatever the call. A tape that breaks off ends with FAILED."""
-        self.followers += 1
+    async def stream(self, call: Call) -> AsyncGenerator[TokenChunk, None]:
+        """This output as a CallSource, whatever the call; its last chunk has no tokens."""
+        self.readers += 1
         try:
-            run, start = 0, 0
+            position = 0
             while True:
                 changed = self._changed
-                while run < len(self._runs):
-                    if start < len(self._runs[run].ids):
-                        piece = self._runs[run].since(start)
-                        start += len(piece.ids)
-                        yield piece
-                    elif run + 1 < len(self._runs):
-                        run, start = run + 1, 0
-                    else:
-                        break
+                chunks = list(self._chunks_from(position))
+                for chunk in chunks:
+                    position += len(chunk.ids)
+                    yield chunk
+                if chunks:
+                    continue
                 if not self.running:
-                    yield self._last()
+                    yield self._last_chunk()
                     return
                 await changed.wait()
         finally:
-            self.followers -= 1
-            if not self.followers:
-                self.abandoned()
+            self.readers -= 1
+            if not self.readers:
+                self.on_unread()
 
-    def _last(self) -> Piece:
-        nothing: tuple[array[int], array[float]] = array(TOKEN), array(LOGPROB)
-        if self._end is None:
-            return Piece(*nothing, 0, "", Finish.FAILED)
-        return Piece(*nothing, self._end.version, self._end.replica, self._end.finish, self._end.stop_reason)
+    def _chunks_from(self, position: int) -> Iterator[TokenChunk]:
+        """The tokens from that position on, one chunk a segment."""
+        start = 0
+        for segment in self._segments:
+            end, skipped = start + len(segment), max(position - start, 0)
+            if skipped < len(segment):
+                ids, logprobs = segment.ids[skipped:], segment.logprobs[skipped:]
+                top = self._top_between(start + skipped, end)
+                yield TokenChunk(ids, logprobs, segment.version, segment.replica, top=top)
+            start = end
 
+    def _top_between(self, start: int, end: int) -> tuple[TopLogprobs, ...] | None:
+        """None unless every one of these tokens has them."""
+        known = tuple(entry for entry in self._top[start:end] if entry is not None)
+        return known if len(known) == end - start else None
 
-KEPT = 8  # attempts of a session that can be repeated; the oldest that has ended goes first
+    def _last_chunk(self) -> TokenChunk:
+        last = self._last
+        if last is None:
+            return empty_chunk(Finish.FAILED)
+        return empty_chunk(last.finish_reason, version=last.version, replica=last.replica, stop_reason=last.stop_reason)
+
+    def _notify_readers(self) -> None:
+        if self.readers:
+            self._changed.set()
+            self._changed = asyncio.Event()
 
 
 @dataclass(eq=False)
 class Attempt:
-    """One request that can be repeated, with a tape for each of its calls by their order in it.
+    """One request that can be retried, with the output of each of its calls by the call's index in the request.
 
-    `cuts` are the calls that a restart cut, until a repetition goes on with them; `number` is the request's in its
-    session.
+    `interrupted_calls` were interrupted by a restart, until a retry continues them. `number` is the request's in its
+    session. `sent`: its reply was sent in full. `claimed`: a retry uses it now.
     """
 
     digest: str
     key: str | None
     number: int = 0
-    tapes: dict[int, CallOutput] = field(default_factory=dict)
-    cuts: dict[int, StoredCall] = field(default_factory=dict)
+    outputs: dict[int, CallOutput] = field(default_factory=dict)
+    interrupted_calls: dict[int, StoredCall] = field(default_factory=dict)
     sent: bool = False
-    joined: bool = False
+    claimed: bool = False
 
     @property
     def repeatable(self) -> bool:
-        return bool(self.tapes or self.cuts) and not any(tape.broken for tape in self.tapes.values())
+        begun = bool(self.outputs or self.interrupted_calls)
+        return begun and not any(output.failed for output in self.outputs.values())
 
     @property
     def running(self) -> bool:
-        return bool(self.cuts) or any(tape.running for tape in self.tapes.values())
+        return bool(self.interrupted_calls) or any(output.running for output in self.outputs.values())
 
 
 class Attempts:
-    """The requests of one session that a retry may refer to."""
+    """The requests of one session that a retry may refer to, oldest first."""
 
     def __init__(self) -> None:
-        self._known: list[Attempt] = []
+        self._attempts: list[Attempt] = []
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._attempts)
 
-    def repeated(self, digest: str, *, key: str | None, retry: bool) -> Attempt | None:
-        """The earlier attempt this request repeats; None for a new one.
+    def find(self, digest: str, *, key: str | None, retry: bool) -> Attempt | None:
+        """The attempt that this request repeats; None for a new request. Without a key it is claimed.
 
         Raises:
-            Refusal: the idempotency key came with another request.
+            ApiError: the idempotency key was sent before with another request.
         """
         if key is not None:
-            found = next((one for one in self._known if one.key == key and one.repeatable), None)
-            if found is not None and found.digest != digest:
-                raise ApiError(
-                    ErrorCode.REUSED_KEY, f"Idempotency-Key {key!r} came with another request. Use a new one"
-                )
-            return found
+            return self._find_by_key(digest, key)
         if not retry:
             return None
-        same = [one for one in self._known if one.digest == digest and one.repeatable]
-        open_ones = [one for one in same if not one.sent and not one.joined]
-        # What ended before a restart may have been read in full, what the restart cut was not.
-        found = next((one for one in open_ones if one.cuts), None) or next(iter(open_ones), None)
+        same = [attempt for attempt in self._attempts if attempt.digest == digest and attempt.repeatable]
+        free = [attempt for attempt in same if not attempt.sent and not attempt.claimed]
+        # An agent may have read what ended before a restart; it cannot have read what the restart interrupted.
+        found = next((attempt for attempt in free if attempt.interrupted_calls), None) or next(iter(free), None)
         if found is not None:
-            found.joined = True
+            found.claimed = True
+        return found
+
+    def _find_by_key(self, digest: str, key: str) -> Attempt | None:
+        found = next((attempt for attempt in self._attempts if attempt.key == key and attempt.repeatable), None)
+        if found is not None and found.digest != digest:
+            raise ApiError(ErrorCode.REUSED_KEY, f"Idempotency-Key {key!r} came with another request. Use a new one")
         return found
 
     def begin(self, digest: str, key: str | None, number: int = 0) -> Attempt:
         attempt = Attempt(digest, key, number)
-        self.restore(attempt)
+        self.add(attempt)
         return attempt
 
-    def restore(self, attempt: Attempt) -> None:
-        """Takes in an attempt as it was, in the order of their beginnings."""
-        self._known.append(attempt)
-        if len(self._known) > KEPT:
-            ended = next((one for one in self._known if not one.running and one is not attempt), None)
+    def add(self, attempt: Attempt) -> None:
+        """Appends an attempt; after a restart they are added in the order in which they began."""
+        self._attempts.append(attempt)
+        if len(self._attempts) > MAX_ATTEMPTS:
+            ended = next((other for other in self._attempts if not other.running and other is not attempt), None)
             if ended is not None:
-                self._known.remove(ended)
+                self._attempts.remove(ended)
 
-    def sent(self, attempt: Attempt) -> None:
-        """Its reply has gone out in full."""
+    def mark_sent(self, attempt: Attempt) -> None:
+        """The reply was sent in full; without an idempotency key the attempt is forgotten."""
         attempt.sent = True
-        if attempt.key is None and attempt in self._known:
-            self._known.remove(attempt)
+        if attempt.key is None:
+            self.remove(attempt)
 
-    def forget(self, attempt: Attempt) -> None:
-        """It came to nothing."""
-        if attempt in self._known:
-            self._known.remove(attempt)
+    def remove(self, attempt: Attempt) -> None:
+        """Forgets an attempt; one that is not listed is no error."""
+        if attempt in self._attempts:
+            self._attempts.remove(attempt)

@@ -1,12 +1,12 @@
-"""What a call's tokens say, as the message an agent would send back.
+"""One running call of an agent's request: every chunk is on record before the agent sees it.
 
-One call of an agent's request as it runs: every piece is on record before anybody sees it.
+At the end the call's tokens are parsed into the message that the agent would send back.
 
 Invariants:
-- started, then pieces (noted where nobody is shown any before the end), then ended reach the recorder in this order,
-  each awaited that can be; ended comes once, whatever happens.
-- A piece is delivered after it is on record, the last one after the call's end is.
-- When the request goes away the call is cancelled, unless a repetition of the request follows it.
+- start_call, then the chunks (buffered while the agent sees none before the end), then end_call reach the recorder in
+  this order, each awaited that can be; end_call comes once, whatever happens.
+- A chunk is delivered after it is on record, the last one after the call's end is.
+- When the request is gone the call is cancelled, unless a retry of the request reads its output.
 """
 
 from __future__ import annotations
@@ -25,40 +25,137 @@ from vllm.v1.engine.exceptions import EngineGenerateError
 
 from seamless_verl.gateway.outputs import Decoder
 from seamless_verl.gateway.protocols import CallSource, Recorder, SessionCall
-from seamless_verl.gateway.request_context import RequestContext
+from seamless_verl.gateway.request_context import Rendered, RequestContext
 from seamless_verl.gateway.retries import CallOutput
-from seamless_verl.rollout.call import Piece
 from seamless_verl.trajectory.messages import ASSISTANT
-from seamless_verl.trajectory.records import TOKEN, Finish
+from seamless_verl.trajectory.records import TOKEN, Finish, TokenChunk
+
+logger = logging.getLogger(__name__)
+
+
+class FinishReply(Protocol):
+    """What is done with a call that ended well, before its last chunk is shown; gives its finish and its reply."""
+
+    def __call__(self, call: SessionCall, decoder: Decoder, finish: Finish) -> tuple[Finish, dict[str, Any]]: ...
+
+
+@dataclass(eq=False)
+class RunningCall:
+    """A call with its collaborators; `deliver` takes what to show, or the error that ends the request.
+
+    `attached`: the request that began the call still reads it. `ending`: its end is being recorded.
+    """
+
+    call: SessionCall
+    source: CallSource
+    recorder: Recorder
+    decoder: Decoder
+    output: CallOutput
+    deliver: Callable[[RequestOutput | Exception], None]
+    finish_reply: FinishReply
+    count_tokens: Callable[[int], None]
+    request_id: str = ""
+    task: asyncio.Task[None] | None = None
+    attached: bool = True
+    ending: bool = False
+
+    def start(self) -> asyncio.Task[None]:
+        self.task = asyncio.create_task(self._run(), name=self.call.call_id)
+        self.output.on_unread = self._cancel_if_unread
+        return self.task
+
+    def detach(self) -> None:
+        """The request that began the call has ended, or is gone."""
+        self.attached = False
+        self._cancel_if_unread()
+
+    def cancel(self) -> None:
+        """Cancels the call, unless it is ending by itself."""
+        if not self.ending and self.task is not None:
+            self.task.cancel()
+
+    def _cancel_if_unread(self) -> None:
+        if not self.attached and not self.output.readers:
+            self.cancel()
+
+    async def _run(self) -> None:
+        try:
+            await self._generate()
+        except asyncio.CancelledError:
+            await self._fail(GenerationError("the call was cancelled"), Finish.CANCELLED)
+            raise
+        except Exception as error:  # the call's supervisor: any error goes on record and to the agent
+            logger.exception("call %s failed", self.call.call_id)
+            await self._fail(EngineGenerateError(f"{type(error).__name__}: {error}"))
+
+    async def _generate(self) -> None:
+        await self.recorder.start_call(self.call)
+        async with aclosing(self.source.stream(self.call)) as chunks:
+            async for generated in chunks:
+                chunk, shown = self.decoder.feed(generated)
+                if self.decoder.final_only and chunk.finish_reason is None:
+                    self.recorder.buffer_chunk(self.call, chunk)
+                else:
+                    await self.recorder.record_chunk(self.call, chunk)
+                self.count_tokens(len(chunk.ids))
+                if chunk.finish_reason is not None:
+                    await self._finish(chunk, chunk.finish_reason, shown)
+                    return
+                self._publish(chunk, shown)
+        raise RuntimeError("the call's source ended without a finish reason")
+
+    async def _finish(self, chunk: TokenChunk, finish: Finish, shown: RequestOutput | None) -> None:
+        if finish not in (Finish.STOP, Finish.LENGTH):
+            await self._fail(GenerationError(str(chunk.error or "the call failed")), finish)
+            return
+        self.ending = True
+        await self._record_end(*self.finish_reply(self.call, self.decoder, finish))
+        self._publish(chunk, shown)
+
+    def _publish(self, chunk: TokenChunk, shown: RequestOutput | None) -> None:
+        self.output.add(chunk)
+        if shown is not None:
+            self.deliver(shown)
+
+    async def _fail(self, error: Exception, finish: Finish = Finish.FAILED) -> None:
+        try:
+            text = self.decoder.text
+            await self._record_end(finish, {"text": text} if text else {})
+        finally:
+            self.deliver(error)
+
+    async def _record_end(self, finish: Finish, reply: dict[str, Any]) -> None:
+        self.ending = True
+        if finish in (Finish.CANCELLED, Finish.FAILED):
+            self.output.fail()
+        await self.recorder.end_call(self.call, finish, reply)
 
 
 def finish_reply(
-    exchange: RequestContext,
+    context: RequestContext,
     tokenizer: Any,
     model_config: Any,
     call: SessionCall,
     decoder: Decoder,
     finish: Finish,
     *,
-    fresh: bool,
+    add_prefix: bool,
 ) -> tuple[Finish, dict[str, Any]]:
-    """How the call ended and its reply; a `fresh` one is remembered for the conversation's next turn."""
-    rendered = exchange.rendered
+    """How the call ended, and its reply; `add_prefix` keeps its ids for the conversation's next turn."""
+    rendered = context.rendered
     if rendered is None:
         return finish, {"text": decoder.text}
-    message = _message(exchange, tokenizer, model_config, decoder)
-    if fresh:
+    message = _message(rendered, tokenizer, model_config, decoder)
+    if add_prefix:
         generated = array(TOKEN, decoder.ids)
-        exchange.session.memory.add(
-            rendered.seed, rendered.messages, message, call.prompt_ids, generated, rendered.known
-        )
-    called = finish is Finish.STOP and message.get("tool_calls")
-    return Finish.TOOL_CALLS if called else finish, {"message": message}
+        prefixes = context.session.prefixes
+        prefixes.add(rendered.seed, rendered.messages, message, call.prompt_ids, generated, rendered.match)
+    called_tools = finish is Finish.STOP and message.get("tool_calls")
+    return Finish.TOOL_CALLS if called_tools else finish, {"message": message}
 
 
-def _message(exchange: RequestContext, tokenizer: Any, model_config: Any, decoder: Decoder) -> dict[str, Any]:
-    rendered = exchange.rendered
-    assert rendered is not None
+def _message(rendered: Rendered, tokenizer: Any, model_config: Any, decoder: Decoder) -> dict[str, Any]:
+    """The reply as the message that the agent would send back."""
     message: dict[str, Any] = {"role": ASSISTANT, "content": decoder.text}
     if rendered.parser is None:
         return message
@@ -72,109 +169,6 @@ def _message(exchange: RequestContext, tokenizer: Any, model_config: Any, decode
     if reasoning:
         message["reasoning"] = reasoning
     if calls:
-        message["tool_calls"] = [
-            {"type": "function", "function": {"name": one.name, "arguments": one.arguments}} for one in calls
-        ]
+        functions = [{"name": call.name, "arguments": call.arguments} for call in calls]
+        message["tool_calls"] = [{"type": "function", "function": function} for function in functions]
     return message
-
-
-logger = logging.getLogger(__name__)
-
-
-class FinishReply(Protocol):
-    """What is done with a call that ended well, before its last piece is shown; gives its reply and its finish."""
-
-    def __call__(self, call: SessionCall, decoder: Decoder, finish: Finish) -> tuple[Finish, dict[str, Any]]: ...
-
-
-@dataclass(eq=False)
-class RunningCall:
-    """A call and all that takes part in it; `deliver` takes what to show, or the error that ends the request."""
-
-    call: SessionCall
-    source: CallSource
-    recorder: Recorder
-    decoder: Decoder
-    tape: CallOutput
-    deliver: Callable[[RequestOutput | Exception], None]
-    settled: FinishReply
-    counted: Callable[[int], None]
-    request_id: str = ""
-    task: asyncio.Task[None] | None = None
-    owned: bool = True
-    ending: bool = False
-
-    def start(self) -> asyncio.Task[None]:
-        self.task = asyncio.create_task(self._run(), name=self.call.call_id)
-        self.tape.abandoned = self._left
-        return self.task
-
-    def leave(self) -> None:
-        """The request it ran for has ended, or is gone."""
-        self.owned = False
-        self._left()
-
-    def cancel(self) -> None:
-        """Ends the call, unless it is ending by itself."""
-        if not self.ending and self.task is not None:
-            self.task.cancel()
-
-    def _left(self) -> None:
-        if not self.owned and not self.tape.followers:
-            self.cancel()
-
-    async def _run(self) -> None:
-        try:
-            await self._generate()
-        except asyncio.CancelledError:
-            await self._failed(GenerationError("the call was cancelled"), Finish.CANCELLED)
-            raise
-        except Exception as error:  # the call's supervisor: whatever broke it goes on record and to its agent
-            logger.exception("call %s failed", self.call.call_id)
-            await self._failed(EngineGenerateError(f"{type(error).__name__}: {error}"))
-
-    async def _generate(self) -> None:
-        await self.recorder.started(self.call)
-        async with aclosing(self.source.stream(self.call)) as pieces:
-            async for given in pieces:
-                piece, output = self.decoder.feed(given)
-                if self.decoder.whole and piece.finish is None:
-                    self.recorder.noted(self.call, piece)
-                else:
-                    await self.recorder.piece(self.call, piece)
-                self.counted(len(piece.ids))
-                if piece.finish is not None:
-                    await self._end(piece, output)
-                    return
-                self.tape.add(piece)
-                if output is not None:
-                    self.deliver(output)
-        raise RuntimeError("the call stopped without an end")
-
-    async def _end(self, piece: Piece, output: RequestOutput | None) -> None:
-        assert piece.finish is not None
-        if piece.finish not in (Finish.STOP, Finish.LENGTH):
-            await self._failed(GenerationError(str(piece.error or "the call failed")), piece.finish)
-            return
-        self.ending = True
-        finish, reply = self.settled(self.call, self.decoder, piece.finish)
-        await self._ended(finish, reply)
-        self.tape.add(piece)
-        if output is not None:
-            self.deliver(output)
-
-    async def _failed(self, error: Exception, finish: Finish = Finish.FAILED) -> None:
-        try:
-            await self._ended(finish, self._said())
-        finally:
-            self.deliver(error)
-
-    async def _ended(self, finish: Finish, reply: dict[str, Any]) -> None:
-        self.ending = True
-        if finish in (Finish.CANCELLED, Finish.FAILED):
-            self.tape.break_off()
-        await self.recorder.ended(self.call, finish, reply)
-
-    def _said(self) -> dict[str, Any]:
-        text = self.decoder.text
-        return {"text": text} if text else {}

@@ -1,6 +1,6 @@
-"""vLLM's OpenAI and Anthropic serving classes, assembled around our engine client and renderer.
+"""The gateway as a server: vLLM's serving classes around our engine client and renderer, behind our middleware.
 
-The gateway as a server: uvicorn in the running event loop, started and stopped by whoever owns it.
+uvicorn runs it in the event loop of whoever owns it, who also starts and stops it.
 """
 
 from __future__ import annotations
@@ -46,90 +46,18 @@ from seamless_verl.gateway.recovery import GatewayRecovery
 from seamless_verl.gateway.rendering import SessionRenderer
 from seamless_verl.gateway.sessions import SessionTable
 
-ROUTERS = (chat_router, completion_router, responses_router, anthropic_router, models_router)
-
-
-def serve_arguments(model: str, options: Sequence[str] = ()) -> Namespace:
-    """The arguments of `vllm serve MODEL OPTIONS`, checked: `--tool-call-parser hermes` and the like."""
-    parser = make_arg_parser(FlexibleArgumentParser())
-    args: Namespace = parser.parse_args(["--model", model, *options])
-    args.model_tag = None
-    validate_parsed_serve_args(args)
-    if args.tool_parser_plugin:
-        ToolParserManager.import_tool_parser(args.tool_parser_plugin)
-    if args.reasoning_parser_plugin:
-        ReasoningParserManager.import_reasoning_parser(args.reasoning_parser_plugin)
-    return args
-
-
-def rendering_config(args: Namespace) -> VllmConfig:
-    """What rendering and checking need of the model; nothing is loaded, no device is touched."""
-    model_config = AsyncEngineArgs.from_cli_args(args).create_model_config()
-    model_config.quantization = None  # weights are the replicas'; their formats are not checked here
-    envs.VLLM_CPU_KVCACHE_SPACE = 0
-    outputs = args.structured_outputs_config or StructuredOutputsConfig()
-    if args.reasoning_parser:
-        outputs.reasoning_parser = args.reasoning_parser
-    return VllmConfig(model_config=model_config, structured_outputs_config=outputs)
-
-
-async def serving_app(client: FleetEngineClient, args: Namespace) -> FastAPI:
-    """The APIs, without keys and sessions: those are the door's, which stands before it."""
-    app = ServingApp(openapi_url=None, docs_url=None, redoc_url=None)
-    for router in ROUTERS:
-        app.include_router(router)
-    app.get("/v1/models/{name:path}")(describe_model)
-    init_exception_handler(app)
-    await _init_state(app.state, client, args)
-    return app
-
-
-async def describe_model(name: str, request: Request) -> dict[str, Any]:
-    """One entry of the list of models, which is all that vLLM's router has."""
-    listed = await request.app.state.openai_serving_models.show_available_models()
-    for model in listed.data:
-        if model.id == name:
-            return dict(model.model_dump())
-    raise VLLMNotFoundError(f"The model `{name}` does not exist.")
-
-
-async def _init_state(state: Any, client: FleetEngineClient, args: Namespace) -> None:
-    names = args.served_model_name or [args.model]
-    state.args, state.engine_client, state.vllm_config = args, client, client.vllm_config
-    state.server = SimpleNamespace(should_exit=False)  # where vLLM's handlers look before ending a dead server
-    state.enable_server_load_tracking = False
-    state.openai_serving_models = OpenAIServingModels(
-        engine_client=client, base_model_paths=[BaseModelPath(name=name, model_path=args.model) for name in names]
-    )
-    state.online_renderer = SessionRenderer(
-        model_config=client.model_config,
-        renderer=client.renderer,
-        request_logger=None,
-        chat_template=load_chat_template(args.chat_template),
-        chat_template_content_format=args.chat_template_content_format,
-        trust_request_chat_template=args.trust_request_chat_template,
-        enable_auto_tools=args.enable_auto_tool_choice,
-        exclude_tools_when_tool_choice_none=args.exclude_tools_when_tool_choice_none,
-        tool_parser=args.tool_call_parser,
-        reasoning_parser=client.vllm_config.structured_outputs_config.reasoning_parser,
-        default_chat_template_kwargs=args.default_chat_template_kwargs,
-        log_error_stack=args.log_error_stack,
-    )
-    state.online_renderer.warmup()
-    await init_generate_state(client, state, args, None, ("generate",))
-
-
 logger = logging.getLogger(__name__)
 BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections: they close first, no request is lost in between
-EXPIRY_SECONDS = 1.0  # how late an expired session may reach the record; its calls are refused at once
+EXPIRY_SECONDS = 1.0  # how late an expiry may be recorded; calls of an expired session are refused at once
+ROUTERS = (chat_router, completion_router, responses_router, anthropic_router, models_router)
 
 
 @dataclass(frozen=True)
 class GatewaySettings:
-    """`options` are those of `vllm serve`; `port` 0 takes any that is free; `grace` in seconds, for calls at the end.
+    """`options` are those of `vllm serve`; `port` 0 takes any free one; `grace` in seconds, for calls at the stop.
 
-    `host` is what agents reach, and listen to as well.
+    The gateway listens on `host`, and agents are given it as the address. `max_body` in bytes.
     """
 
     model: str
@@ -143,10 +71,10 @@ class GatewaySettings:
 
 
 class Gateway:
-    """Started once, stopped once; an async context manager does both.
+    """The server with its sessions; it is started once and stopped once, also as an async context manager.
 
-    With `restoring` it goes on with the sessions that were open when the journal's last gateway died, at the address
-    of `listener` if that was kept. `on_failure` hears what ends the server or the expiry before `stop` does.
+    With `recovery` it continues the sessions that were open when the journal's last gateway died, at the address of
+    `listener` if that was kept. `on_failure` gets the error that ends the server or the expiry before `stop` does.
     """
 
     def __init__(
@@ -156,12 +84,12 @@ class Gateway:
         source: CallSource,
         recorder: Recorder,
         table: SessionTable | None = None,
-        restoring: GatewayRecovery | None = None,
+        recovery: GatewayRecovery | None = None,
         listener: socket.socket | None = None,
         on_failure: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
         args = serve_arguments(settings.model, settings.options)
-        self._settings, self._args, self._restoring = settings, args, restoring
+        self._settings, self._args, self._recovery = settings, args, recovery
         self.client = FleetEngineClient(rendering_config(args), source=source, recorder=recorder)
         self.table = table or SessionTable(max_running=settings.max_running)
         self.admin = Admin(self.table, recorder, cancel=self.client.cancel)
@@ -174,20 +102,20 @@ class Gateway:
         return self.admin.url
 
     async def start(self) -> None:
-        """Returns when it listens; `url` is known from then on.
+        """Returns when it listens; `url` is set from then on.
 
         Raises:
-            JournalError: what was to be restored cannot be read.
+            JournalError: the sessions to be restored cannot be read.
             OSError: the port is taken.
         """
         settings = self._settings
-        if self._restoring is not None:
-            await self._restoring.into(self.table)
+        if self._recovery is not None:
+            await self._recovery.restore_into(self.table)
         app = await serving_app(self.client, self._args)
-        envs.enable_envs_cache()  # vLLM asks the environment several times a call
+        envs.enable_envs_cache()  # vLLM reads the environment several times a call
         gc.collect()
-        gc.freeze()  # a million objects of imported modules, which no later collection need visit
-        door = SessionMiddleware(
+        gc.freeze()  # no later collection visits the million objects of imported modules
+        middleware = SessionMiddleware(
             app,
             table=self.table,
             admin=self.admin,
@@ -199,15 +127,15 @@ class Gateway:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.admin.url = f"http://{settings.host}:{listener.getsockname()[1]}"
         config = uvicorn.Config(
-            door,
+            middleware,
             access_log=False,
             log_config=None,
             lifespan="off",
-            proxy_headers=False,  # nobody here asks where a client is
+            proxy_headers=False,  # the gateway does not use the address of a client
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=round(settings.grace),
         )
-        self._server = _Embedded(config)
+        self._server = _EmbeddedServer(config)
         serving = asyncio.create_task(self._server.serve(sockets=[listener]), name="gateway")
         self._tasks = [serving, asyncio.create_task(self._expire(), name="gateway expiry")]
         for task in self._tasks:
@@ -215,7 +143,7 @@ class Gateway:
         await self._server.listening.wait()
 
     async def stop(self) -> None:
-        """Takes nothing new, lets what runs end within the grace, cancels the rest; all of it is on record."""
+        """Accepts nothing new, lets running calls end within the grace, cancels the rest; all ends are on record."""
         assert self._server is not None, "start() comes first"
         serving, expiry = self._tasks
         expiry.cancel()
@@ -241,14 +169,14 @@ class Gateway:
             self._on_failure(error)
 
     async def _expire(self) -> None:
-        """Sessions expire by the clock, which tells nobody."""
+        """Ends sessions whose lifetime is over, also those that no request touches."""
         while True:
             await asyncio.sleep(EXPIRY_SECONDS)
             await self.admin.expire()
 
 
-class _Embedded(uvicorn.Server):
-    """A server that leaves the process's signals alone, and says when it listens."""
+class _EmbeddedServer(uvicorn.Server):
+    """A uvicorn server that leaves the process's signals alone, and sets `listening` when it listens."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -261,3 +189,73 @@ class _Embedded(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.listening.set()
+
+
+def serve_arguments(model: str, options: Sequence[str] = ()) -> Namespace:
+    """The arguments of `vllm serve MODEL OPTIONS`, checked: `--tool-call-parser hermes` and the like."""
+    parser = make_arg_parser(FlexibleArgumentParser())
+    args: Namespace = parser.parse_args(["--model", model, *options])
+    args.model_tag = None
+    validate_parsed_serve_args(args)
+    if args.tool_parser_plugin:
+        ToolParserManager.import_tool_parser(args.tool_parser_plugin)
+    if args.reasoning_parser_plugin:
+        ReasoningParserManager.import_reasoning_parser(args.reasoning_parser_plugin)
+    return args
+
+
+def rendering_config(args: Namespace) -> VllmConfig:
+    """The model's configuration for rendering and checking; loads no weights, and uses no device."""
+    model_config = AsyncEngineArgs.from_cli_args(args).create_model_config()
+    model_config.quantization = None  # only replicas load weights: their formats are not checked here
+    envs.VLLM_CPU_KVCACHE_SPACE = 0
+    outputs = args.structured_outputs_config or StructuredOutputsConfig()
+    if args.reasoning_parser:
+        outputs.reasoning_parser = args.reasoning_parser
+    return VllmConfig(model_config=model_config, structured_outputs_config=outputs)
+
+
+async def serving_app(client: FleetEngineClient, args: Namespace) -> FastAPI:
+    """The APIs without keys and sessions, which the session middleware before it adds."""
+    app = ServingApp(openapi_url=None, docs_url=None, redoc_url=None)
+    for router in ROUTERS:
+        app.include_router(router)
+    app.get("/v1/models/{name:path}")(describe_model)
+    init_exception_handler(app)
+    await _init_state(app.state, client, args)
+    return app
+
+
+async def describe_model(name: str, request: Request) -> dict[str, Any]:
+    """One entry of the list of models; vLLM's router serves only the list."""
+    listed = await request.app.state.openai_serving_models.show_available_models()
+    for model in listed.data:
+        if model.id == name:
+            return dict(model.model_dump())
+    raise VLLMNotFoundError(f"The model `{name}` does not exist.")
+
+
+async def _init_state(state: Any, client: FleetEngineClient, args: Namespace) -> None:
+    names = args.served_model_name or [args.model]
+    state.args, state.engine_client, state.vllm_config = args, client, client.vllm_config
+    state.server = SimpleNamespace(should_exit=False)  # vLLM's handlers stop it when its engine has died
+    state.enable_server_load_tracking = False
+    state.openai_serving_models = OpenAIServingModels(
+        engine_client=client, base_model_paths=[BaseModelPath(name=name, model_path=args.model) for name in names]
+    )
+    state.online_renderer = SessionRenderer(
+        model_config=client.model_config,
+        renderer=client.renderer,
+        request_logger=None,
+        chat_template=load_chat_template(args.chat_template),
+        chat_template_content_format=args.chat_template_content_format,
+        trust_request_chat_template=args.trust_request_chat_template,
+        enable_auto_tools=args.enable_auto_tool_choice,
+        exclude_tools_when_tool_choice_none=args.exclude_tools_when_tool_choice_none,
+        tool_parser=args.tool_call_parser,
+        reasoning_parser=client.vllm_config.structured_outputs_config.reasoning_parser,
+        default_chat_template_kwargs=args.default_chat_template_kwargs,
+        log_error_stack=args.log_error_stack,
+    )
+    state.online_renderer.warmup()
+    await init_generate_state(client, state, args, None, ("generate",))

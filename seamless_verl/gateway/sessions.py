@@ -1,9 +1,9 @@
-"""Sessions as the gateway knows them: keys, states, quotas. What was said in them is the recorder's.
+"""The table of a gateway's sessions: keys, states, limits and admission of requests.
 
 Invariants:
-- A session is OPEN, then CLOSED or EXPIRED, once and for good; only an OPEN one takes calls.
-- A key is known by its hash alone, and belongs to one session.
-- `running` of the table is the sum of its sessions'; neither passes its bound, and each admission is given back once.
+- A session is OPEN, then CLOSED or EXPIRED for good; only an OPEN one accepts calls.
+- Only the hash of a key is kept, and it belongs to one session.
+- The table's `running` is the sum of its sessions'; neither exceeds its bound, and each admission is returned once.
 """
 
 from __future__ import annotations
@@ -17,22 +17,20 @@ from typing import Any
 
 from seamless_verl.errors import IntegrityError
 from seamless_verl.gateway.api_errors import ApiError, ErrorCode
-from seamless_verl.gateway.session import Session, SessionLimits, SessionSampling, SessionState, hashed
+from seamless_verl.gateway.session import Session, SessionLimits, SessionSampling, SessionState, hash_key
 
-__all__ = ["Session", "SessionState", "SessionTable", "hashed"]
-
-RETRY_AFTER = 1  # seconds; a call lasts seconds, so a place is free soon
+RETRY_AFTER = 1  # seconds; calls end all the time, so a place is free soon
 KEY_BYTES = 32
 
 
 class SessionTable:
-    """All sessions of one gateway. `max_running`: calls at once over all sessions; None is no bound."""
+    """All sessions of one gateway. `max_running` bounds the running calls of all sessions; None is no bound."""
 
     def __init__(self, *, max_running: int | None = None, clock: Callable[[], float] = time.time) -> None:
         self._by_id: dict[str, Session] = {}
         self._by_key: dict[bytes, Session] = {}
         self._clock, self._max_running = clock, max_running
-        self._due: list[Session] = []
+        self._newly_expired: list[Session] = []
         self.running = 0
 
     def __len__(self) -> int:
@@ -47,12 +45,12 @@ class SessionTable:
         metadata: dict[str, Any] | None = None,
         session_id: str | None = None,
     ) -> tuple[Session, str]:
-        """A new session and its key, which is shown here and never again."""
+        """A new session and its key, which cannot be read again later."""
         key = secrets.token_urlsafe(KEY_BYTES)
         session = Session(
             session_id or secrets.token_hex(8),
             uid,
-            hashed(key),
+            hash_key(key),
             limits=limits or SessionLimits(),
             sampling=sampling or SessionSampling(),
             metadata=metadata or {},
@@ -62,38 +60,39 @@ class SessionTable:
         return session, key
 
     def restore(self, session: Session) -> None:
-        """Takes in a session as it was; raises ValueError when its id or its key is taken."""
+        """Adds a session as it is; raises ValueError when its id or its key is taken."""
         if session.session_id in self._by_id or session.key_hash in self._by_key:
             raise ValueError(f"session_id={session.session_id!r} is taken; give each session its own")
         self._by_id[session.session_id] = session
         self._by_key[session.key_hash] = session
 
     def get(self, session_id: str) -> Session:
+        """The session of that id, in any state; raises ApiError for an unknown one."""
         session = self._by_id.get(session_id)
         if session is None:
             raise ApiError(ErrorCode.NOT_FOUND, f"There is no session {session_id!r}")
-        self._age(session)
+        self._expire_if_due(session)
         return session
 
     def by_key(self, key: str | None) -> Session:
-        """The session of a key, in whatever state; raises Refusal without one."""
+        """The session of a key, in any state; raises ApiError without a key, or for an unknown one."""
         if not key:
             raise ApiError(
                 ErrorCode.MISSING_KEY, "No session key. Send it as a bearer token, as x-api-key, or in the path"
             )
-        digest = hashed(key)
+        digest = hash_key(key)
         session = self._by_key.get(digest)
         if session is None or not hmac.compare_digest(session.key_hash, digest):
             raise ApiError(ErrorCode.UNKNOWN_KEY, "No session has this key")
-        self._age(session)
+        self._expire_if_due(session)
         return session
 
-    def knows(self, key: str) -> Session | None:
-        """The session of a key, if it is one of ours."""
-        return self._by_key.get(hashed(key))
+    def find_by_key(self, key: str) -> Session | None:
+        """The session of a key; None for an unknown key."""
+        return self._by_key.get(hash_key(key))
 
     def close(self, session_id: str, reason: str) -> bool:
-        """Ends an open session; False where it had ended already."""
+        """Closes an open session; False when it was closed or had expired already."""
         session = self.get(session_id)
         if session.state is not SessionState.OPEN:
             return False
@@ -101,28 +100,28 @@ class SessionTable:
         return True
 
     def expire(self) -> list[Session]:
-        """Ends those whose time is over; returns the ones that ended since the last call."""
+        """Expires the sessions whose lifetime is over; returns all that expired since the last call."""
         for session in self._by_id.values():
-            self._age(session)
-        due, self._due = self._due, []
-        return due
+            self._expire_if_due(session)
+        expired, self._newly_expired = self._newly_expired, []
+        return expired
 
     def forget(self, session_id: str) -> None:
-        """Drops a session that has ended and runs nothing; its key is unknown from now on."""
+        """Drops a session that has ended and runs no call; its key is unknown from now on."""
         session = self.get(session_id)
         if session.state is SessionState.OPEN or session.running:
-            doing = f"{session.state} with {session.running} calls"
-            raise ValueError(f"session_id={session_id!r} is {doing}; close it first")
+            found = f"{session.state} with {session.running} calls"
+            raise ValueError(f"session_id={session_id!r} is {found}; close it first")
         del self._by_id[session.session_id], self._by_key[session.key_hash]
 
     @contextmanager
-    def admitted(self, session: Session, calls: int = 1, *, new_turn: bool = True) -> Iterator[None]:
-        """Runs a request of that many calls; `new_turn` is False for a repetition, which costs no turn.
+    def admit(self, session: Session, calls: int = 1, *, new_turn: bool = True) -> Iterator[None]:
+        """Holds places for a request of that many calls; `new_turn` is False for a retry, which costs no turn.
 
         Raises:
-            Refusal: the session has ended, its quota is used up, or too much runs already.
+            ApiError: the session has ended, its quota is used up, or too many calls run already.
         """
-        self._check(session, calls, new_turn)
+        self._check_admission(session, calls, new_turn)
         session.requests += 1
         session.turns += new_turn
         session.running += calls
@@ -134,20 +133,20 @@ class SessionTable:
             self.running -= calls
 
     def check_integrity(self) -> None:
-        """Raises IntegrityError where the sessions' running calls are not the table's."""
-        found = sum(one.running for one in self._by_id.values())
+        """Raises IntegrityError unless the sessions' running calls add up to the table's."""
+        found = sum(session.running for session in self._by_id.values())
         if found != self.running:
             raise IntegrityError("calls running in all sessions", self.running, found)
         if len(self._by_key) != len(self._by_id):
             raise IntegrityError("keys of sessions", len(self._by_id), len(self._by_key))
 
-    def _age(self, session: Session) -> None:
-        over = session.deadline is not None and self._clock() >= session.deadline
-        if over and session.state is SessionState.OPEN:
+    def _expire_if_due(self, session: Session) -> None:
+        due = session.deadline is not None and self._clock() >= session.deadline
+        if due and session.state is SessionState.OPEN:
             session.state, session.reason = SessionState.EXPIRED, "its lifetime is over"
-            self._due.append(session)
+            self._newly_expired.append(session)
 
-    def _check(self, session: Session, calls: int, new_turn: bool) -> None:
+    def _check_admission(self, session: Session, calls: int, new_turn: bool) -> None:
         name, limits = session.session_id, session.limits
         if session.state is SessionState.EXPIRED:
             raise ApiError(ErrorCode.EXPIRED, f"Session {name} has expired after {limits.lifetime} s. Open a new one")
@@ -155,14 +154,14 @@ class SessionTable:
             raise ApiError(ErrorCode.CLOSED, f"Session {name} is closed ({session.reason}). Open a new one")
         if new_turn and limits.max_turns is not None and session.turns >= limits.max_turns:
             raise ApiError(ErrorCode.QUOTA, f"Session {name} has used its {limits.max_turns} turns")
-        if new_turn and session.tokens_left == 0:
+        if new_turn and session.remaining_tokens == 0:
             raise ApiError(ErrorCode.QUOTA, f"Session {name} has used its {limits.max_tokens} tokens")
-        for whose, bound, running in (
+        for owner, bound, running in (
             (f"Session {name}", limits.max_concurrent, session.running),
             ("The gateway", self._max_running, self.running),
         ):
             if bound is not None and calls > bound:
-                raise ApiError(ErrorCode.UNSUPPORTED, f"{calls} calls in one request: {whose} runs {bound} at most")
+                raise ApiError(ErrorCode.UNSUPPORTED, f"{calls} calls in one request: {owner} runs {bound} at most")
             if bound is not None and running + calls > bound:
-                message = f"{whose} runs {running} calls of at most {bound}. Try again later"
+                message = f"{owner} runs {running} calls of at most {bound}. Try again later"
                 raise ApiError(ErrorCode.BUSY, message, retry_after=RETRY_AFTER)

@@ -1,11 +1,11 @@
-"""The journal: what agents and the model said, on disk before an agent hears of it."""
+"""The journal: the durable record of sessions, written before an agent receives a reply."""
 
 from __future__ import annotations
 
 from seamless_verl.journal.events import (
     CallEnded,
     CallStarted,
-    Delta,
+    ChunkAppended,
     Event,
     HandedOver,
     HandOverBegun,
@@ -13,15 +13,15 @@ from seamless_verl.journal.events import (
     SessionClosed,
     SessionOpened,
 )
-from seamless_verl.journal.protocol import Compacted, Journal, SessionSummary, Stage, StoredCall, StoredSession
+from seamless_verl.journal.protocol import CompactionResult, Journal, SessionSummary, Stage, StoredCall, StoredSession
 from seamless_verl.journal.reader import JournalReader
 from seamless_verl.journal.writer import SqliteJournal
 
 __all__ = [
     "CallEnded",
     "CallStarted",
-    "Compacted",
-    "Delta",
+    "ChunkAppended",
+    "CompactionResult",
     "Event",
     "HandOverBegun",
     "HandedOver",

@@ -1,7 +1,7 @@
-"""What a journal is told. Times are seconds since the epoch; dicts are plain JSON values.
+"""The events that a journal records. Times are seconds since the epoch; dicts are plain JSON values.
 
-A session's id is unique in its journal for ever, a call's among the open calls. Arrays are kept by
-reference until the append is durable: whoever appends them changes them no more.
+A session's id is unique in its journal for ever; a call's id is unique among the open calls. The journal keeps
+references to arrays until the append is durable, so a caller must not change an array after it appended it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from seamless_verl.trajectory.records import Finish, check_pairs
+from seamless_verl.trajectory.records import Finish, TokenChunk
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class SessionOpened:
 
 @dataclass(frozen=True)
 class CallStarted:
-    """A request was rendered to `prompt_ids` (int32); `digest` is of the request's content, for retries."""
+    """A request was rendered to `prompt_ids` (int32). `digest` is of the request's content and identifies retries."""
 
     session_id: str
     call_id: str
@@ -35,26 +35,16 @@ class CallStarted:
 
 
 @dataclass(frozen=True)
-class Delta:
-    """Tokens as a replica produced them: int32 ids, one float32 logprob (nats) each, one weight version.
-
-    Raises:
-        ValueError: it has not exactly one logprob for each id.
-    """
+class ChunkAppended:
+    """A replica generated these tokens for the call."""
 
     call_id: str
-    ids: array[int]
-    logprobs: array[float]
-    version: int
-    replica: str
-
-    def __post_init__(self) -> None:
-        check_pairs("delta", self.ids, self.logprobs)
+    chunk: TokenChunk
 
 
 @dataclass(frozen=True)
 class CallEnded:
-    """The call has all its tokens; `reply` is what the agent is going to read."""
+    """The call has all its tokens; `reply` is what the agent is about to receive."""
 
     call_id: str
     finish: Finish
@@ -63,7 +53,7 @@ class CallEnded:
 
 @dataclass(frozen=True)
 class RewardPosted:
-    """A reward of the session; of two with one name, the later counts. Accepted until the hand-over begins."""
+    """A reward of the session. The last one of a name counts. Accepted until the hand-over begins."""
 
     session_id: str
     name: str
@@ -72,7 +62,7 @@ class RewardPosted:
 
 @dataclass(frozen=True)
 class SessionClosed:
-    """Nothing more is said in this session; calls still open stay cut."""
+    """The session accepts no more calls; calls still open never get an end."""
 
     session_id: str
     reason: str
@@ -80,19 +70,19 @@ class SessionClosed:
 
 @dataclass(frozen=True)
 class HandOverBegun:
-    """The consumer is about to be given this closed session."""
+    """The closed session is about to be given to its consumer."""
 
     session_id: str
 
 
 @dataclass(frozen=True)
 class HandedOver:
-    """The consumer has this session; compaction may delete it `handed_at` plus the retention later."""
+    """The consumer has the whole session. Compaction may delete it when the retention after `handed_over_at` ends."""
 
     session_id: str
-    handed_at: float
+    handed_over_at: float
 
 
 Event: TypeAlias = (
-    SessionOpened | CallStarted | Delta | CallEnded | RewardPosted | SessionClosed | HandOverBegun | HandedOver
+    SessionOpened | CallStarted | ChunkAppended | CallEnded | RewardPosted | SessionClosed | HandOverBegun | HandedOver
 )

@@ -1,11 +1,11 @@
-"""Which earlier call of the same session began with the same bytes.
+"""An index that finds the earlier call of the same session that begins with the same bytes.
 
-An agent sends its whole conversation again with every call; writing only what is new keeps a session
-linear in its tokens. Prefixes are known by a chain of digests of whole blocks, so forks and
-sub-agents find their common trunk, and memory is small next to the bytes themselves.
+An agent sends its whole conversation again with every call. The journal writes only what is new, so that a session's
+size is linear in its tokens. Prefixes are identified by chained digests of whole blocks: forks and sub-agents find
+their common prefix, and the index is small compared with the bytes.
 
-Invariant: a digest points at a call whose sequence begins with the bytes that digest stands for. The index
-only saves bytes: what it has forgotten, as after a restart, is written in full once more.
+Invariant: a digest maps to a call whose sequence begins with the bytes of that digest. The index only saves bytes:
+a prefix that it has lost, for example by a restart, is written in full once more.
 """
 
 from __future__ import annotations
@@ -13,62 +13,64 @@ from __future__ import annotations
 from collections import OrderedDict
 from hashlib import blake2b
 
-BLOCK = 1024  # bytes: 256 tokens. Smaller repeats less of the last block, larger keeps less in memory
-LIMIT = 1 << 18  # blocks remembered, near 60 MB, over all sessions; the least recently used go first
+BLOCK_BYTES = 1024  # 256 tokens. A smaller block repeats less at the end of a prefix, a larger one needs less memory
+MAX_BLOCKS = 1 << 18  # about 60 MB, over all sessions; the least recently used are removed first
 
 
 class PrefixDigests:
-    """The index over all sessions of one journal; a session's `seed` keeps it to itself."""
+    """The index of one journal, over all its sessions; each session's `seed` keeps its entries separate."""
 
-    def __init__(self, limit: int = LIMIT) -> None:
-        self._limit = limit
-        self._owners: OrderedDict[bytes, int] = OrderedDict()
+    def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
+        self._max_blocks = max_blocks
+        self._calls: OrderedDict[bytes, int] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._owners)
+        return len(self._calls)
 
     def clear(self) -> None:
-        self._owners.clear()
+        self._calls.clear()
 
-    def owner(self, digest: bytes) -> int | None:
-        owner = self._owners.get(digest)
-        if owner is not None:
-            self._owners.move_to_end(digest)
-        return owner
+    def find(self, digest: bytes) -> int | None:
+        """The call whose sequence begins with the bytes of this digest."""
+        call = self._calls.get(digest)
+        if call is not None:
+            self._calls.move_to_end(digest)
+        return call
 
     def add(self, digest: bytes, call: int) -> None:
-        self._owners.setdefault(digest, call)
-        if len(self._owners) > self._limit:
-            self._owners.popitem(last=False)
+        """Maps the digest to the call, unless another call has it."""
+        self._calls.setdefault(digest, call)
+        if len(self._calls) > self._max_blocks:
+            self._calls.popitem(last=False)
 
 
 class PrefixChain:
-    """One call's sequence as it grows; every whole block of it becomes known to the index."""
+    """One call's growing sequence; each whole block of it is added to the index."""
 
     def __init__(self, index: PrefixDigests, call: int, seed: bytes) -> None:
         self._index, self._call, self._digest, self._tail = index, call, seed, b""
 
-    def start(self, data: bytes) -> tuple[int | None, int]:
-        """Feed the beginning; the call that has the longest known prefix of it, and that prefix's bytes."""
+    def begin(self, data: bytes) -> tuple[int | None, int]:
+        """Adds the beginning; returns the call that shares its longest indexed prefix, and that prefix's bytes."""
         base, shared = None, 0
-        for end in range(BLOCK, len(data) + 1, BLOCK):
-            self._digest = _next(self._digest, data[end - BLOCK : end])
-            owner = self._index.owner(self._digest) if shared == end - BLOCK else None
-            if owner is not None:
-                base, shared = owner, end
+        for end in range(BLOCK_BYTES, len(data) + 1, BLOCK_BYTES):
+            self._digest = _chain_digest(self._digest, data[end - BLOCK_BYTES : end])
+            call = self._index.find(self._digest) if shared == end - BLOCK_BYTES else None
+            if call is not None:
+                base, shared = call, end
             else:
                 self._index.add(self._digest, self._call)
-        self._tail = data[len(data) - len(data) % BLOCK :]
+        self._tail = data[len(data) - len(data) % BLOCK_BYTES :]
         return base, shared
 
-    def feed(self, data: bytes) -> None:
-        """Feed what follows."""
+    def extend(self, data: bytes) -> None:
+        """Adds the bytes that follow."""
         data = self._tail + data
-        for end in range(BLOCK, len(data) + 1, BLOCK):
-            self._digest = _next(self._digest, data[end - BLOCK : end])
+        for end in range(BLOCK_BYTES, len(data) + 1, BLOCK_BYTES):
+            self._digest = _chain_digest(self._digest, data[end - BLOCK_BYTES : end])
             self._index.add(self._digest, self._call)
-        self._tail = data[len(data) - len(data) % BLOCK :]
+        self._tail = data[len(data) - len(data) % BLOCK_BYTES :]
 
 
-def _next(digest: bytes, block: bytes) -> bytes:
+def _chain_digest(digest: bytes, block: bytes) -> bytes:
     return blake2b(digest + block, digest_size=16).digest()

@@ -1,18 +1,18 @@
-"""What a journal gives back: sessions and their calls, ended or cut.
+"""The journal's interface, and the sessions and calls that it returns.
 
-What every journal promises.
-
-1. An append that has resolved survives the death of any process, whole: all its events or none. After a power failure
-   the file is sound, but the last moments before it may be missing.
+Every journal guarantees:
+1. An append that has resolved survives the death of any process, completely: all its events or none. After a power
+   failure the file is valid, but the last moments before it may be missing.
 2. Appends take effect in the order of the calls to `append` in one thread.
-3. A session that was open is restored with every acknowledged token, and goes on under its own id.
-4. A closed session can be read, whole, until it was handed over: its consumer may be given it again, and see it once.
-5. Nothing but a session that was handed over is ever deleted.
+3. A session that was open is restored with every acknowledged token and continues under its own id.
+4. A closed session can be read completely until it was handed over: its consumer may receive it again, and counts it
+   once.
+5. Only sessions that were handed over are ever deleted.
 
-Of a hand-over: journal and consumer share no transaction, so the journal notes three stages. CLOSED: the consumer was
-given nothing of it. HANDING, noted before it is given anything: nobody knows how much it has, so it is given the whole
-again, which overwrites what it has, because its keys are a function of the session alone. HANDED, noted once it has
-everything: never given again.
+Hand-over of a session: journal and consumer share no transaction, so the journal records three stages. CLOSED: the
+consumer has received nothing. HANDING, recorded before the consumer receives anything: it is unknown how much it has,
+so it receives the whole session again. That overwrites what it has, because its keys depend on the session alone.
+HANDED, recorded when the consumer has everything: it never receives the session again.
 """
 
 from __future__ import annotations
@@ -27,24 +27,66 @@ from seamless_verl.journal.events import Event
 from seamless_verl.trajectory.records import Finish, Segment, Turn
 
 
+class Journal(Protocol):
+    """A durable record of events.
+
+    Only `append` and `compact` may be called in a running event loop; the other methods read the file and block.
+    """
+
+    def append(self, *events: Event) -> Awaitable[None]:
+        """Queues these events now; the returned awaitable resolves when all of them are durable.
+
+        Concurrent appends share one transaction. Cancelling the awaitable does not withdraw the events.
+
+        Raises:
+            JournalOrderError: (awaited) one cannot follow what is on record; none was written, the journal is usable.
+            JournalError: (awaited, or at once) the disk failed, now or earlier, or the journal is closed.
+        """
+        ...
+
+    def restore(self) -> tuple[StoredSession, ...]:
+        """All open sessions, oldest first."""
+        ...
+
+    def stage(self, session_id: str) -> Stage | None:
+        """The session's stage; None if it is unknown or deleted."""
+        ...
+
+    def read(self, session_id: str) -> StoredSession | None:
+        """The whole session; None if it is unknown or deleted."""
+        ...
+
+    def sessions(self) -> tuple[SessionSummary, ...]:
+        """All sessions on record, oldest first."""
+        ...
+
+    def compact(self, before: float, max_bytes: int | None = None) -> Awaitable[CompactionResult]:
+        """Deletes sessions handed over before that time, then the oldest handed over while over `max_bytes`."""
+        ...
+
+    def close(self) -> None:
+        """Makes durable what was appended, then refuses everything else; a second close does nothing."""
+        ...
+
+
 class Stage(StrEnum):
-    """How far a session has come; the order is the order of life, and never runs back."""
+    """A session's stage. The order is the order of its life, and a session never returns to an earlier stage."""
 
     OPEN = "open"
-    """its agent runs, or will go on after a restart"""
+    """its agent runs, or continues after a restart"""
     CLOSED = "closed"
-    """nothing more is said in it; nobody has been given it"""
+    """it accepts no more calls; no consumer has received it"""
     HANDING = "handing"
-    """a consumer was about to be given it: it may or may not be there"""
+    """its hand-over has begun: the consumer may have received all, a part or nothing"""
     HANDED = "handed"
     """its consumer has it; compaction may delete it"""
 
 
 @dataclass(frozen=True)
 class StoredCall:
-    """A call as far as the journal knows it; `finish` is None for one that was cut.
+    """A call as the journal has it; `finish` is None if it has no end.
 
-    `segments` are maximal: no two neighbours share version and replica, none is empty.
+    `segments` are maximal: no two neighbours have the same version and replica, and none is empty.
     """
 
     call_id: str
@@ -56,17 +98,17 @@ class StoredCall:
     reply: dict[str, Any]
 
     @property
-    def cut(self) -> bool:
-        """Whether it stopped without an end, as by a restart; it may be continued while its session is open."""
+    def interrupted(self) -> bool:
+        """Whether it has no end, for example after a restart; it may continue while its session is open."""
         return self.finish is None
 
-    def turn(self, cut_as: Finish = Finish.CANCELLED) -> Turn:
-        """As a turn; a call without an end is given `cut_as`."""
+    def turn(self) -> Turn:
+        """The call as a turn; a call without an end is a cancelled turn."""
         return Turn(
             turn_id=self.call_id,
             prompt_ids=self.prompt_ids,
             segments=self.segments,
-            finish=self.finish or cut_as,
+            finish=self.finish or Finish.CANCELLED,
             request=self.request,
             reply=self.reply,
         )
@@ -74,7 +116,7 @@ class StoredCall:
 
 @dataclass(frozen=True)
 class StoredSession:
-    """A session with its calls in the order in which they came into the journal."""
+    """A session with its calls in the order in which they were recorded; `reason` is why it was closed."""
 
     session_id: str
     uid: str
@@ -88,7 +130,7 @@ class StoredSession:
 
 @dataclass(frozen=True)
 class SessionSummary:
-    """One line about a session; `tokens` counts generated ones, `reason` is why it was closed."""
+    """One session in brief: `tokens` counts generated tokens, `reason` is why it was closed."""
 
     session_id: str
     uid: str
@@ -100,47 +142,8 @@ class SessionSummary:
 
 
 @dataclass(frozen=True)
-class Compacted:
-    """What a compaction did: sessions deleted, and bytes the file holds now."""
+class CompactionResult:
+    """The number of deleted sessions, and the bytes that the file uses now."""
 
     sessions: int
-    bytes_held: int
-
-
-class Journal(Protocol):
-    """Where events are kept. Only `append` and `compact` belong in a running event loop; the rest read, and block."""
-
-    def append(self, *events: Event) -> Awaitable[None]:
-        """Queue these events now; what is returned resolves once all are durable.
-
-        Concurrent appends share one transaction. Cancelling the wait does not take the events back.
-
-        Raises:
-            JournalOrderError: (awaited) one cannot follow what is on record; none was written, the journal goes on.
-            JournalError: (awaited, or at once) the disk failed, now or earlier, or the journal is closed.
-        """
-        ...
-
-    def restore(self) -> tuple[StoredSession, ...]:
-        """All open sessions, oldest first."""
-        ...
-
-    def stage(self, session_id: str) -> Stage | None:
-        """How far it has come; None for one that is unknown or deleted."""
-        ...
-
-    def read(self, session_id: str) -> StoredSession | None:
-        """All of one session; None for one that is unknown or deleted."""
-        ...
-
-    def sessions(self) -> tuple[SessionSummary, ...]:
-        """All sessions on record, oldest first."""
-        ...
-
-    def compact(self, before: float, max_bytes: int | None = None) -> Awaitable[Compacted]:
-        """Delete what was handed over before that time, then the oldest handed over while over `max_bytes`."""
-        ...
-
-    def close(self) -> None:
-        """Make durable what was appended, then refuse all else; a second close does nothing."""
-        ...
+    used_bytes: int

@@ -1,10 +1,9 @@
-"""Bytes on disk: arrays are little endian, dicts are UTF-8 JSON.
+"""The journal's file: its tables, how it is opened, and how values are stored in it.
 
-The file: its tables, how it is opened, and who may write it.
-
-Rows are only ever inserted, and deleted by compaction: nothing on record is rewritten. `n` numbers are
-the order of events. A call's prompt is the first `base_len` bytes of its base call's prompt and
-generated ids, then `suffix`; its request likewise, of the base's request.
+Rows are only inserted, and deleted by compaction; nothing on record is changed. `n` numbers follow the order of
+events. A call's prompt is the first `base_len` bytes of its base call's prompt and generated ids, then `suffix`.
+Its request is stored likewise, relative to the base call's request. Arrays are little endian; dicts are UTF-8 JSON.
+Table `deltas` holds the chunks of generated tokens, `endings` the ends of calls.
 """
 
 from __future__ import annotations
@@ -22,8 +21,88 @@ from seamless_verl.errors import ConfigError, JournalError
 from seamless_verl.runtime.locks import only_writer
 from seamless_verl.trajectory.records import LOGPROB, TOKEN
 
-GROWING = ("messages", "input")  # a conversation grows at its end, so it is written last: calls then share a prefix
-OWN = ("gateway",)  # differs in every call, so it comes after even that
+VERSION = 1
+APPLICATION_ID = 0x53454A4C  # "SEJL"
+# The order of insertion within a transaction; values are in the order of columns.
+TABLES = {
+    "sessions": "n INTEGER PRIMARY KEY, session_id TEXT UNIQUE, uid TEXT, settings BLOB, opened_at REAL",
+    "calls": "n INTEGER PRIMARY KEY, session INTEGER, call_id TEXT, digest TEXT, base INTEGER, base_len INTEGER,"
+    " request_base INTEGER, request_len INTEGER, suffix BLOB, request BLOB",
+    "replicas": "n INTEGER PRIMARY KEY, name TEXT",
+    "deltas": "n INTEGER PRIMARY KEY, call INTEGER, version INTEGER, replica INTEGER, ids BLOB, logprobs BLOB",
+    "endings": "call INTEGER PRIMARY KEY, finish TEXT, reply BLOB",
+    "rewards": "n INTEGER PRIMARY KEY, session INTEGER, name TEXT, value REAL",
+    "stages": "session INTEGER, stage INTEGER, note TEXT, at REAL, PRIMARY KEY (session, stage)",
+}
+INDEXES = {"calls": "session", "deltas": "call", "rewards": "session", "stages": "stage, at"}
+
+PAGE_BYTES = 4096  # measured no slower than 8192 and 16384, and a commit writes whole pages
+CHECKPOINT_PAGES = 8000  # of log, 32 MB, before they move into the file: that flushes the disk and delays appends
+GROWING_KEYS = ("messages", "input")  # a conversation grows at its end; stored last, so that requests share a prefix
+CALL_KEYS = ("gateway",)  # differ in every call, so they are stored after all other keys
+WAY_OUT = "Free the disk or replace the file, then open the journal again; only what was acknowledged is in it"
+
+
+@contextmanager
+def open_for_writing(path: Path) -> Iterator[sqlite3.Connection]:
+    """The only connection that writes; transactions are explicit. It is made and used in one thread.
+
+    Raises:
+        ConfigError: another process writes this journal, or a newer release made it.
+        JournalError: the file cannot be opened as a journal.
+    """
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(only_writer(path))
+        except BlockingIOError as error:
+            way_out = "Stop the other writer, or give this one its own path"
+            raise ConfigError("journal", str(path), "another journal writes to it", way_out) from error
+        except OSError as error:
+            raise JournalError(str(path), f"{type(error).__name__}: {error}", WAY_OUT) from error
+        db = sqlite3.connect(path, isolation_level=None, cached_statements=256)
+        try:
+            _prepare(db, path)
+            yield db
+        except sqlite3.Error as error:
+            raise journal_error(path, error) from error
+        finally:
+            db.close()
+
+
+def _prepare(db: sqlite3.Connection, path: Path) -> None:
+    for pragma in (f"page_size={PAGE_BYTES}", "auto_vacuum=INCREMENTAL", "journal_mode=WAL", "synchronous=NORMAL"):
+        db.execute(f"PRAGMA {pragma}")
+    db.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
+    db.execute(f"PRAGMA journal_size_limit={2 * CHECKPOINT_PAGES * PAGE_BYTES}")
+    if db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0] == 0:
+        _create(db)
+    check_version(db, path)
+
+
+def _create(db: sqlite3.Connection) -> None:
+    db.execute("BEGIN IMMEDIATE")
+    for table, columns in TABLES.items():
+        db.execute(f"CREATE TABLE {table} ({columns})")
+    for table, columns in INDEXES.items():
+        db.execute(f"CREATE INDEX {table}_by ON {table} ({columns})")
+    db.execute(f"PRAGMA application_id={APPLICATION_ID}")
+    db.execute(f"PRAGMA user_version={VERSION}")
+    db.execute("COMMIT")
+
+
+def check_version(db: sqlite3.Connection, path: Path) -> None:
+    """Raises JournalError if the file is not a journal, and ConfigError if a newer release made it."""
+    if db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+        raise JournalError(str(path), "it is some other program's database", "Give the journal a path of its own")
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    if version > VERSION:
+        way_out = "Use the release that wrote it, or a new path"
+        raise ConfigError("journal", str(path), f"its format is {version}, this release knows {VERSION}", way_out)
+
+
+def journal_error(path: Path, error: sqlite3.Error) -> JournalError:
+    """An error of SQLite as an error of the journal."""
+    return JournalError(str(path), f"{type(error).__name__}: {error}", WAY_OUT)
 
 
 def pack(values: array[Any]) -> bytes:
@@ -40,13 +119,6 @@ def pack(values: array[Any]) -> bytes:
     return values.tobytes()
 
 
-def _unpack(typecode: str, data: bytes) -> array[Any]:
-    values: array[Any] = array(typecode, data)
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values
-
-
 def unpack_ids(data: bytes) -> array[int]:
     """Token ids, int32."""
     return _unpack(TOKEN, data)
@@ -57,95 +129,20 @@ def unpack_logprobs(data: bytes) -> array[float]:
     return _unpack(LOGPROB, data)
 
 
+def _unpack(typecode: str, data: bytes) -> array[Any]:
+    values: array[Any] = array(typecode, data)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values
+
+
 def to_json(value: dict[str, Any]) -> bytes:
-    """Compact JSON, the growing keys last, and then the call's own."""
-    if any(key in value for key in GROWING):
-        value = dict(sorted(value.items(), key=lambda item: (item[0] in OWN, item[0] in GROWING)))
+    """Compact JSON; the growing keys are last, followed only by the keys that differ in every call."""
+    if any(key in value for key in GROWING_KEYS):
+        value = dict(sorted(value.items(), key=lambda item: (item[0] in CALL_KEYS, item[0] in GROWING_KEYS)))
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
 def from_json(data: bytes) -> dict[str, Any]:
     value: dict[str, Any] = json.loads(data.decode("utf-8", "surrogatepass"))
     return value
-
-
-VERSION = 1
-APPLICATION = 0x53454A4C  # "SEJL"
-PAGE = 4096  # bytes; measured no slower than 8192 and 16384, and a commit writes whole pages
-CHECKPOINT = 8000  # pages of log, 32 MB, before they move into the file: that flushes the disk and holds appends up
-WAY_OUT = "Free the disk or replace the file, then open the journal again; only what was acknowledged is in it"
-
-# The order of insertion within a transaction; values are in the order of columns.
-TABLES = {
-    "sessions": "n INTEGER PRIMARY KEY, session_id TEXT UNIQUE, uid TEXT, settings BLOB, opened_at REAL",
-    "calls": "n INTEGER PRIMARY KEY, session INTEGER, call_id TEXT, digest TEXT, base INTEGER, base_len INTEGER,"
-    " request_base INTEGER, request_len INTEGER, suffix BLOB, request BLOB",
-    "replicas": "n INTEGER PRIMARY KEY, name TEXT",
-    "deltas": "n INTEGER PRIMARY KEY, call INTEGER, version INTEGER, replica INTEGER, ids BLOB, logprobs BLOB",
-    "endings": "call INTEGER PRIMARY KEY, finish TEXT, reply BLOB",
-    "rewards": "n INTEGER PRIMARY KEY, session INTEGER, name TEXT, value REAL",
-    "stages": "session INTEGER, stage INTEGER, note TEXT, at REAL, PRIMARY KEY (session, stage)",
-}
-INDEXES = {"calls": "session", "deltas": "call", "rewards": "session", "stages": "stage, at"}
-
-
-def failure(path: Path, error: sqlite3.Error) -> JournalError:
-    """SQLite's words under our name."""
-    return JournalError(str(path), f"{type(error).__name__}: {error}", WAY_OUT)
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[sqlite3.Connection]:
-    """The one connection that writes; transactions are explicit. Made and used in one thread.
-
-    Raises:
-        ConfigError: another process writes this journal, or a newer release made it.
-        JournalError: the file cannot be opened as a journal.
-    """
-    with ExitStack() as held:
-        try:
-            held.enter_context(only_writer(path))
-        except BlockingIOError as error:
-            way_out = "Stop the other writer, or give this one its own path"
-            raise ConfigError("journal", str(path), "another journal writes to it", way_out) from error
-        except OSError as error:
-            raise JournalError(str(path), f"{type(error).__name__}: {error}", WAY_OUT) from error
-        db = sqlite3.connect(path, isolation_level=None, cached_statements=256)
-        try:
-            _prepare(db, path)
-            yield db
-        except sqlite3.Error as error:
-            raise failure(path, error) from error
-        finally:
-            db.close()
-
-
-def _prepare(db: sqlite3.Connection, path: Path) -> None:
-    for pragma in (f"page_size={PAGE}", "auto_vacuum=INCREMENTAL", "journal_mode=WAL", "synchronous=NORMAL"):
-        db.execute(f"PRAGMA {pragma}")
-    db.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT}")
-    db.execute(f"PRAGMA journal_size_limit={2 * CHECKPOINT * PAGE}")
-    if db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0] == 0:
-        _create(db)
-    check_version(db, path)
-
-
-def _create(db: sqlite3.Connection) -> None:
-    db.execute("BEGIN IMMEDIATE")
-    for table, columns in TABLES.items():
-        db.execute(f"CREATE TABLE {table} ({columns})")
-    for table, columns in INDEXES.items():
-        db.execute(f"CREATE INDEX {table}_by ON {table} ({columns})")
-    db.execute(f"PRAGMA application_id={APPLICATION}")
-    db.execute(f"PRAGMA user_version={VERSION}")
-    db.execute("COMMIT")
-
-
-def check_version(db: sqlite3.Connection, path: Path) -> None:
-    """Refuse a file that is no journal, or a newer release's."""
-    if db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION:
-        raise JournalError(str(path), "it is some other program's database", "Give the journal a path of its own")
-    version = db.execute("PRAGMA user_version").fetchone()[0]
-    if version > VERSION:
-        way_out = "Use the release that wrote it, or a new path"
-        raise ConfigError("journal", str(path), f"its format is {version}, this release knows {VERSION}", way_out)

@@ -1,18 +1,15 @@
-"""Deleting what was handed over, a piece at a time between the writer's transactions.
+"""The embedded journal: one SQLite file, one writer thread, group commit, compaction.
 
-Invariant: only HANDED sessions are deleted, each in one transaction, so a reader sees all of one or nothing.
+Group commit: many appends share one transaction, and each append gets its own result. Compaction deletes sessions
+that were handed over, in short steps between the transactions.
 
-Group commit: many appends, one transaction, one answer to each.
+Invariants:
+- Only the writer thread uses the writing connection and the validator.
+- An append is resolved after the commit that holds its events, never earlier.
+- After a failure of the disk nothing is accepted until the journal is opened again, so no call can have a gap.
+- Compaction deletes only HANDED sessions, each in one transaction, so a reader sees all of a session or nothing.
 
-Invariant: an answer is sent after the transaction that holds its events was committed.
-
-The embedded journal: one file, one writer thread, group commit.
-
-Invariants: the writer thread alone owns the writing connection and the book; a waiter is answered after
-the commit that holds its events, and only then; after a failure of the disk nothing is accepted until
-the journal is opened again, so no call can have a hole; each reading opens a connection of its own.
-
-Callers wait for their appends, so what is queued is bounded by how many callers there are.
+Callers wait for their appends, so the number of callers bounds the queue.
 """
 
 from __future__ import annotations
@@ -31,168 +28,46 @@ from types import TracebackType
 from typing import Any, TypeAlias
 
 from seamless_verl.errors import JournalError
-from seamless_verl.journal import writer as compaction
 from seamless_verl.journal.events import Event
-from seamless_verl.journal.protocol import Compacted, Stage
+from seamless_verl.journal.protocol import CompactionResult, Stage
 from seamless_verl.journal.reader import JournalReader
-from seamless_verl.journal.schema import writing
+from seamless_verl.journal.schema import open_for_writing
 from seamless_verl.journal.validator import STAGES, Rows, Validator
 
-PAGES = 2000  # given back to the file system in one piece; a few milliseconds
+MAX_GROUP = 1024  # appends in one transaction, so that the first of them does not wait for ever
+ROWS_PER_STATEMENT = 64  # each statement releases the interpreter lock and must acquire it again
+VACUUM_PAGES = 2000  # returned to the file system in one step; a few milliseconds
 HANDED = STAGES.index(Stage.HANDED)
-CHILDREN = ("deltas", "endings")
-
-
-def step(db: sqlite3.Connection, before: float, max_bytes: int | None) -> tuple[int, bool]:
-    """Do one piece: sessions deleted, and whether there is more to do."""
-    session = _victim(db, before, max_bytes)
-    if session is not None:
-        _delete(db, session)
-        return 1, True
-    if _pragma(db, "freelist_count") > 0:
-        db.execute(f"PRAGMA incremental_vacuum({PAGES})").fetchall()
-        db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()  # the file shrinks now; PASSIVE waits for no reader
-    return 0, _pragma(db, "freelist_count") > 0
-
-
-def bytes_held(db: sqlite3.Connection) -> int:
-    """Bytes of the pages in use."""
-    return (_pragma(db, "page_count") - _pragma(db, "freelist_count")) * _pragma(db, "page_size")
-
-
-def _victim(db: sqlite3.Connection, before: float, max_bytes: int | None) -> int | None:
-    query = "SELECT session, at FROM stages WHERE stage=? ORDER BY at LIMIT 1"
-    oldest = db.execute(query, (HANDED,)).fetchone()
-    if oldest is None:
-        return None
-    too_large = max_bytes is not None and bytes_held(db) > max_bytes
-    return int(oldest[0]) if oldest[1] < before or too_large else None
-
-
-def _delete(db: sqlite3.Connection, session: int) -> None:
-    db.execute("BEGIN IMMEDIATE")
-    for table in CHILDREN:
-        db.execute(f"DELETE FROM {table} WHERE call IN (SELECT n FROM calls WHERE session=?)", (session,))
-    for table in ("calls", "rewards", "stages"):
-        db.execute(f"DELETE FROM {table} WHERE session=?", (session,))
-    db.execute("DELETE FROM sessions WHERE n=?", (session,))
-    db.execute("COMMIT")
-
-
-def _pragma(db: sqlite3.Connection, name: str) -> int:
-    return int(db.execute(f"PRAGMA {name}").fetchone()[0])
-
-
-CHUNK = 64  # deltas in one statement: each statement gives up the interpreter lock and must win it back
-
-Answer: TypeAlias = "tuple[Append, Exception | None]"
 
 
 @dataclass(frozen=True)
-class Append:
-    """Events on their way, and who waits for them; `loop` is None for a waiter of a thread."""
+class PendingAppend:
+    """Events in the queue, and the future of their append; `loop` is None if a thread waits for it."""
 
     events: Sequence[Event]
     waiter: asyncio.Future[None] | Future[None]
     loop: asyncio.AbstractEventLoop | None
 
 
-def commit(db: sqlite3.Connection, book: Validator, group: Iterable[Append]) -> None:
-    """Make the group durable and answer it; an append that was refused hears why, alone.
-
-    Raises:
-        sqlite3.Error: the disk failed; nobody was answered and nothing was written.
-    """
-    answers = [(append, _refusal(book, append)) for append in group]
-    rows = book.take()
-    if any(rows.values()):
-        db.execute("BEGIN IMMEDIATE")
-        _insert(db, rows)
-        db.execute("COMMIT")
-    answer(answers)
-
-
-def _refusal(book: Validator, append: Append) -> Exception | None:
-    try:
-        book.enter(append.events)
-    except sqlite3.Error:
-        raise
-    except Exception as error:  # the answer to whoever appended it, and nobody else's
-        return error
-    return None
-
-
-def _insert(db: sqlite3.Connection, rows: Rows) -> None:
-    for table, entries in rows.items():
-        if table == "deltas":
-            _insert_deltas(db, entries)
-        elif entries:
-            db.executemany(f"INSERT INTO {table} VALUES ({_marks(len(entries[0]))})", entries)
-
-
-def _insert_deltas(db: sqlite3.Connection, entries: list[tuple[Any, ...]]) -> None:
-    for start in range(0, len(entries), CHUNK):
-        some = entries[start : start + CHUNK]
-        values = ", ".join([f"({_marks(5)})"] * len(some))
-        db.execute(f"INSERT INTO deltas (call, version, replica, ids, logprobs) VALUES {values}", [*chain(*some)])
-
-
-def _marks(count: int) -> str:
-    return ", ".join("?" * count)
-
-
-def answer(answers: Iterable[Answer]) -> None:
-    """Tell the waiters, each loop being woken once."""
-    by_loop: defaultdict[asyncio.AbstractEventLoop, list[Answer]] = defaultdict(list)
-    for append, error in answers:
-        if append.loop is None:
-            _resolve(append, error)
-        else:
-            by_loop[append.loop].append((append, error))
-    for loop, those in by_loop.items():
-        try:
-            loop.call_soon_threadsafe(_resolve_all, those)
-        except RuntimeError:
-            if not loop.is_closed():  # with its loop, whoever waited is gone
-                raise
-
-
-def _resolve_all(answers: Iterable[Answer]) -> None:
-    for append, error in answers:
-        _resolve(append, error)
-
-
-def _resolve(append: Append, error: Exception | None) -> None:
-    if append.waiter.done():
-        return
-    if error is None:
-        append.waiter.set_result(None)
-    else:
-        append.waiter.set_exception(error)
-
-
-GROUP = 1024  # appends in one transaction at most, so that the first of them does not wait for ever
-
-
 @dataclass
-class _Compact:
+class _PendingCompaction:
     before: float
     max_bytes: int | None
-    waiter: Future[Compacted]
+    waiter: Future[CompactionResult]
     sessions: int = 0
 
 
-_Job: TypeAlias = "Append | _Compact | None"  # None: stop
+_Job: TypeAlias = PendingAppend | _PendingCompaction | None  # None: stop
 
 
 class SqliteJournal(JournalReader):
     """A `Journal` in one SQLite file, for event loops (`append`) and for threads (`submit`).
 
-    What was acknowledged survives the death of any process. After a power failure the file is sound, but the last
-    moments before it may be missing: no commit waits for the disk to be flushed.
+    What was acknowledged survives the death of any process. After a power failure the file is valid, but the last
+    moments before it may be missing: no commit waits until the disk is flushed.
 
     Args:
-        path: the file; made if missing. `-wal`, `-shm` and `-lock` files lie beside it.
+        path: the file; created if missing. `-wal`, `-shm` and `-lock` files are beside it.
 
     Raises:
         ConfigError: another journal writes to this file, or a newer release made it.
@@ -202,8 +77,8 @@ class SqliteJournal(JournalReader):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self._queue: SimpleQueue[_Job] = SimpleQueue()
-        self._gate = threading.Lock()
-        self._over: JournalError | None = None
+        self._lock = threading.Lock()
+        self._refusal: JournalError | None = None  # once set, no job is accepted
         opened: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, args=(opened,), name="journal", daemon=True)
         self._thread.start()
@@ -213,26 +88,26 @@ class SqliteJournal(JournalReader):
         """See `Journal.append`."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
-        self._send(Append(events, waiter, loop))
+        self._enqueue(PendingAppend(events, waiter, loop))
         return waiter
 
     def submit(self, *events: Event) -> Future[None]:
         """`append` for threads without an event loop."""
         waiter: Future[None] = Future()
-        self._send(Append(events, waiter, None))
+        self._enqueue(PendingAppend(events, waiter, None))
         return waiter
 
-    async def compact(self, before: float, max_bytes: int | None = None) -> Compacted:
-        """See `Journal.compact`; appends go on between its pieces."""
-        job = _Compact(before, max_bytes, Future())
-        self._send(job)
+    async def compact(self, before: float, max_bytes: int | None = None) -> CompactionResult:
+        """See `Journal.compact`; appends are written between its steps."""
+        job = _PendingCompaction(before, max_bytes, Future())
+        self._enqueue(job)
         return await asyncio.wrap_future(job.waiter)
 
     def close(self) -> None:
-        """See `Journal.close`; afterwards no thread and no file is left open."""
-        with self._gate:
-            if self._over is None:
-                self._over = JournalError(str(self.path), "it is closed", "Open it again to go on")
+        """See `Journal.close`; afterwards the thread has ended and no file is open."""
+        with self._lock:
+            if self._refusal is None:
+                self._refusal = JournalError(str(self.path), "it is closed", "Open it again to go on")
                 self._queue.put(None)
         self._thread.join()
 
@@ -244,64 +119,184 @@ class SqliteJournal(JournalReader):
     ) -> None:
         self.close()
 
-    def _send(self, job: _Job) -> None:
-        with self._gate:
-            if self._over is not None:
-                raise self._over
+    def _enqueue(self, job: _Job) -> None:
+        with self._lock:
+            if self._refusal is not None:
+                raise self._refusal
             self._queue.put(job)
 
     def _run(self, opened: Future[None]) -> None:
-        """The writer thread; whatever stops it is told to everyone who waits."""
-        taken: list[_Job] = []
+        """The writer thread. If it fails, every waiter gets the error."""
+        jobs: list[_Job] = []
         try:
-            with writing(self.path) as db:
-                book = Validator(db)
+            with open_for_writing(self.path) as db:
+                validator = Validator(db)
                 opened.set_result(None)
-                while None not in taken:
-                    taken = self._gather()
-                    self._work(db, book, taken)
+                while None not in jobs:
+                    jobs = self._next_jobs()
+                    self._process(db, validator, jobs)
         except Exception as error:
-            self._stop(error, taken)
+            self._fail(error, jobs)
             if not opened.done():
                 opened.set_exception(error)
-        self._refuse(self._drain())
+        self._reject(self._drain())
 
-    def _gather(self) -> list[_Job]:
+    def _next_jobs(self) -> list[_Job]:
+        """Waits for a job; returns it with those queued behind it, in order."""
         jobs = [self._queue.get()]
-        while len(jobs) < GROUP and jobs[-1] is not None:
+        while len(jobs) < MAX_GROUP and jobs[-1] is not None:
             try:
                 jobs.append(self._queue.get_nowait())
             except Empty:
                 break
         return jobs
 
-    def _work(self, db: sqlite3.Connection, book: Validator, jobs: list[_Job]) -> None:
-        commit(db, book, [job for job in jobs if isinstance(job, Append)])
+    def _process(self, db: sqlite3.Connection, validator: Validator, jobs: list[_Job]) -> None:
+        commit_group(db, validator, [job for job in jobs if isinstance(job, PendingAppend)])
         for job in jobs:
-            if isinstance(job, _Compact):
+            if isinstance(job, _PendingCompaction):
                 self._compact(db, job)
 
-    def _compact(self, db: sqlite3.Connection, job: _Compact) -> None:
-        deleted, more = compaction.step(db, job.before, job.max_bytes)
+    def _compact(self, db: sqlite3.Connection, job: _PendingCompaction) -> None:
+        deleted, more = compact_step(db, job.before, job.max_bytes)
         job.sessions += deleted
         if more:
             self._queue.put(job)
         else:
-            job.waiter.set_result(Compacted(job.sessions, compaction.bytes_held(db)))
+            job.waiter.set_result(CompactionResult(job.sessions, used_bytes(db)))
 
-    def _stop(self, error: Exception, taken: list[_Job]) -> None:
+    def _fail(self, error: Exception, jobs: list[_Job]) -> None:
         way_out = "Open the journal again; only what was acknowledged is in it"
-        with self._gate:
+        with self._lock:
             if not isinstance(error, JournalError):
                 error = JournalError(str(self.path), f"its writer stopped: {error!r}", way_out)
-            self._over = error
-        self._refuse(taken)
+            self._refusal = error
+        self._reject(jobs)
 
     def _drain(self) -> list[_Job]:
         return [self._queue.get_nowait() for _ in range(self._queue.qsize())]
 
-    def _refuse(self, jobs: list[_Job]) -> None:
-        answer((job, self._over) for job in jobs if isinstance(job, Append))
+    def _reject(self, jobs: list[_Job]) -> None:
+        resolve_appends((job, self._refusal) for job in jobs if isinstance(job, PendingAppend))
         for job in jobs:
-            if isinstance(job, _Compact) and not job.waiter.done():
-                job.waiter.set_exception(self._over)
+            if isinstance(job, _PendingCompaction) and not job.waiter.done():
+                job.waiter.set_exception(self._refusal)
+
+
+AppendResult: TypeAlias = tuple[PendingAppend, Exception | None]
+
+
+def commit_group(db: sqlite3.Connection, validator: Validator, group: Iterable[PendingAppend]) -> None:
+    """Makes the group durable and resolves it; a rejected append fails alone, with its own error.
+
+    Raises:
+        sqlite3.Error: the disk failed; no append was resolved and nothing was written.
+    """
+    results = [(append, _validate(validator, append)) for append in group]
+    rows = validator.take_rows()
+    if any(rows.values()):
+        db.execute("BEGIN IMMEDIATE")
+        _insert(db, rows)
+        db.execute("COMMIT")
+    resolve_appends(results)
+
+
+def _validate(validator: Validator, append: PendingAppend) -> Exception | None:
+    """Applies the events; returns the error if they are rejected."""
+    try:
+        validator.apply(append.events)
+    except sqlite3.Error:
+        raise
+    except Exception as error:  # the result of this append only
+        return error
+    return None
+
+
+def _insert(db: sqlite3.Connection, rows: Rows) -> None:
+    for table, entries in rows.items():
+        if table == "deltas":
+            _insert_chunks(db, entries)
+        elif entries:
+            db.executemany(f"INSERT INTO {table} VALUES ({_placeholders(len(entries[0]))})", entries)
+
+
+def _insert_chunks(db: sqlite3.Connection, entries: list[tuple[Any, ...]]) -> None:
+    for start in range(0, len(entries), ROWS_PER_STATEMENT):
+        batch = entries[start : start + ROWS_PER_STATEMENT]
+        values = ", ".join([f"({_placeholders(5)})"] * len(batch))
+        db.execute(f"INSERT INTO deltas (call, version, replica, ids, logprobs) VALUES {values}", [*chain(*batch)])
+
+
+def _placeholders(count: int) -> str:
+    return ", ".join("?" * count)
+
+
+def resolve_appends(results: Iterable[AppendResult]) -> None:
+    """Resolves the appends' futures; each event loop is woken once."""
+    by_loop: defaultdict[asyncio.AbstractEventLoop, list[AppendResult]] = defaultdict(list)
+    for append, error in results:
+        if append.loop is None:
+            _resolve(append, error)
+        else:
+            by_loop[append.loop].append((append, error))
+    for loop, loop_results in by_loop.items():
+        try:
+            loop.call_soon_threadsafe(_resolve_all, loop_results)
+        except RuntimeError:
+            if not loop.is_closed():  # nobody waits in a closed loop
+                raise
+
+
+def _resolve_all(results: Iterable[AppendResult]) -> None:
+    for append, error in results:
+        _resolve(append, error)
+
+
+def _resolve(append: PendingAppend, error: Exception | None) -> None:
+    if append.waiter.done():
+        return
+    if error is None:
+        append.waiter.set_result(None)
+    else:
+        append.waiter.set_exception(error)
+
+
+def compact_step(db: sqlite3.Connection, before: float, max_bytes: int | None) -> tuple[int, bool]:
+    """One step of a compaction: (number of sessions deleted, whether there is more to do)."""
+    session = _find_deletable(db, before, max_bytes)
+    if session is not None:
+        _delete(db, session)
+        return 1, True
+    if _pragma(db, "freelist_count") > 0:
+        db.execute(f"PRAGMA incremental_vacuum({VACUUM_PAGES})").fetchall()
+        db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()  # the file shrinks now; PASSIVE waits for no reader
+    return 0, _pragma(db, "freelist_count") > 0
+
+
+def used_bytes(db: sqlite3.Connection) -> int:
+    """Bytes of the pages in use."""
+    return (_pragma(db, "page_count") - _pragma(db, "freelist_count")) * _pragma(db, "page_size")
+
+
+def _find_deletable(db: sqlite3.Connection, before: float, max_bytes: int | None) -> int | None:
+    """The session that was handed over first, if it is old enough or the file too large."""
+    query = "SELECT session, at FROM stages WHERE stage=? ORDER BY at LIMIT 1"
+    oldest = db.execute(query, (HANDED,)).fetchone()
+    if oldest is None:
+        return None
+    too_large = max_bytes is not None and used_bytes(db) > max_bytes
+    return int(oldest[0]) if oldest[1] < before or too_large else None
+
+
+def _delete(db: sqlite3.Connection, session: int) -> None:
+    db.execute("BEGIN IMMEDIATE")
+    for table in ("deltas", "endings"):
+        db.execute(f"DELETE FROM {table} WHERE call IN (SELECT n FROM calls WHERE session=?)", (session,))
+    for table in ("calls", "rewards", "stages"):
+        db.execute(f"DELETE FROM {table} WHERE session=?", (session,))
+    db.execute("DELETE FROM sessions WHERE n=?", (session,))
+    db.execute("COMMIT")
+
+
+def _pragma(db: sqlite3.Connection, name: str) -> int:
+    return int(db.execute(f"PRAGMA {name}").fetchone()[0])

@@ -1,21 +1,31 @@
-"""What the CPU platform adapts in its hosts, as data: one record for each symbol touched.
+"""Adaptations of host libraries: a record for each symbol that is touched, and names of verl replaced for one call.
 
-A record names the symbol, the version it was written against, and why. `verify` fails with the
-adaptation's name when the host has moved, so that an upgrade breaks loudly and in one place.
+A record names the symbol, the version it was written for, and why. `verify` fails with the adaptation's name when the
+host has changed, so that an upgrade breaks loudly and in one place.
+
+`rebound` replaces names in a module of the host for the length of a block. verl names its worker group inside a long
+method and offers no factory. Rebinding the name while that method runs, in the one process that runs the `seamless`
+trainer, is the smallest change: every other mode and process sees verl unchanged.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
 
 from seamless_verl.errors import HostMovedError
+
+WRITTEN_FOR = "verl 0.9.1"
 
 
 @dataclass(frozen=True)
 class Adaptation:
-    """One symbol of a host library that the CPU platform replaces, extends or relies on."""
+    """One symbol of a host library that this package replaces, extends or relies on."""
 
     name: str
     symbol: str  # "package.module:attribute.path"
@@ -50,3 +60,26 @@ class Adaptation:
             if signature != self.expects:
                 raise HostMovedError(self.name, self.symbol, self.written_for, f"signature {signature}")
         return found
+
+
+@contextmanager
+def rebound(module: ModuleType, **names: Any) -> Iterator[None]:
+    """In the block, `names` are bound in `module`; afterwards what was there before.
+
+    Raises:
+        HostMovedError: the module has no such name any more.
+    """
+    missing = [name for name in names if name not in vars(module)]
+    if missing:
+        raise HostMovedError("seamless-trainer", f"{module.__name__}:{missing[0]}", WRITTEN_FOR, "no such name")
+    before = {name: vars(module)[name] for name in names}
+    vars(module).update(names)
+    try:
+        yield
+    finally:
+        vars(module).update(before)
+
+
+def plain_class(actor_class: Any) -> type:
+    """The class behind `ray.remote`, which cannot itself be subclassed."""
+    return getattr(actor_class, "__ray_actor_class__", actor_class)  # type: ignore[no-any-return]

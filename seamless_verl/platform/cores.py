@@ -1,12 +1,11 @@
-"""Which cores a process's devices are: on the host, device i is the i-th core the job may use.
+"""Devices as cores: on the host, device i is the i-th core that the job may use, and processes are pinned to them.
 
-Two variables carry this between processes, both comma lists of indices:
-`SEAMLESS_CPU_CORES` the job's cores, written once where the job starts (device i is its i-th entry);
-`SEAMLESS_VISIBLE_DEVICES` the devices of one process, written by verl as it writes
-`CUDA_VISIBLE_DEVICES` on CUDA. `SEAMLESS_CPU_PIN=0` lets devices share all cores (`seamless.cpu.pin`).
-Pure: reads a mapping, returns tuples, touches no process.
+Environment variables carry this between processes; the first two are comma lists of indices:
+- `SEAMLESS_CPU_CORES`: the job's cores, written once where the job starts. Device i is its i-th entry.
+- `SEAMLESS_VISIBLE_DEVICES`: the devices of one process, written by verl as it writes `CUDA_VISIBLE_DEVICES` on CUDA.
+- `SEAMLESS_CPU_PIN=0` lets devices share all cores (`seamless.cpu.pin`).
 
-Keep a whole process on the cores of its devices.
+Only `pin_process` acts on a process; everything else reads a mapping and returns tuples.
 """
 
 from __future__ import annotations
@@ -44,11 +43,11 @@ def job_cores(environ: Mapping[str, str]) -> tuple[int, ...]:
     Raises:
         ConfigError: `SEAMLESS_CPU_CORES` is malformed, or not set where devices were given.
     """
-    stated = environ.get(CPU_CORES)
-    if stated is None:
+    text = environ.get(CPU_CORES)
+    if text is None:
         reason = f"{VISIBLE_DEVICES} is set, so the job's cores must be known"
         raise ConfigError(CPU_CORES, None, reason, f'Export {CPU_CORES}="0,1" where the job starts')
-    return parse_indices(CPU_CORES, stated)
+    return parse_indices(CPU_CORES, text)
 
 
 def device_cores(environ: Mapping[str, str]) -> tuple[int, ...] | None:
@@ -57,16 +56,16 @@ def device_cores(environ: Mapping[str, str]) -> tuple[int, ...] | None:
     None when nothing is to be pinned: this process was given no devices, or pinning is off.
 
     Raises:
-        ConfigError: a list is malformed or missing, or a device is none of the job's.
+        ConfigError: a list is malformed or missing, or the job has no such device.
     """
-    stated = environ.get(VISIBLE_DEVICES)
-    if stated is None or environ.get(PIN) == "0":
+    text = environ.get(VISIBLE_DEVICES)
+    if text is None or environ.get(PIN) == "0":
         return None
-    cores, devices = job_cores(environ), parse_indices(VISIBLE_DEVICES, stated)
+    cores, devices = job_cores(environ), parse_indices(VISIBLE_DEVICES, text)
     missing = [device for device in devices if device >= len(cores)]
     if missing:
-        found = f"device {missing[0]} does not exist: the job has {len(cores)} cores {list(cores)}"
-        raise ConfigError(VISIBLE_DEVICES, stated, found, f"Ask for fewer devices, or widen {CPU_CORES}")
+        reason = f"device {missing[0]} does not exist: the job has {len(cores)} cores {list(cores)}"
+        raise ConfigError(VISIBLE_DEVICES, text, reason, f"Ask for fewer devices, or widen {CPU_CORES}")
     return tuple(cores[device] for device in devices)
 
 
@@ -83,7 +82,7 @@ def core_of_rank(cores: tuple[int, ...], rank: int) -> int:
 
 
 def thread_binding(cores: tuple[int, ...]) -> str:
-    """Return vLLM's spelling of one core a rank (`VLLM_CPU_OMP_THREADS_BIND`): "0|1"."""
+    """Return the value of `VLLM_CPU_OMP_THREADS_BIND` that binds rank i to `cores[i]`, such as "0|1"."""
     return "|".join(str(core) for core in cores)
 
 

@@ -1,7 +1,7 @@
-"""verl's platform named `cpu`: gloo collectives, host memory, and devices that are pinned cores.
+"""verl's platform `cpu`: gloo collectives, host memory, and devices that are pinned cores.
 
-Ray counts the devices under the resource name `GPU`, because verl's availability check knows no
-other name for them; a local cluster declares as many as there are cores to pin.
+Ray counts the devices under the resource name `GPU`, because verl's availability check knows no other name for them. A
+local cluster declares as many as there are cores to pin.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import torch
 from verl.plugin.platform import PlatformBase
 
 from seamless_verl.platform.cores import VISIBLE_DEVICES
-from seamless_verl.platform.forkserver.command import name_worker_command
+from seamless_verl.platform.forkserver.command import set_worker_command
 from seamless_verl.platform.host_device import HOST_DEVICE
 
 
 class HostIndex(str):
-    """The host's device index: a device by itself ("cpu"), and a number inside "cpu:<index>".
+    """The host's device index: the device "cpu" by itself, and the number 0 inside "cpu:<index>".
 
-    verl gives the index to `Tensor.to`, where torch reads a plain integer as an accelerator.
+    verl passes the index to `Tensor.to`, where torch takes a plain integer for an accelerator.
     """
 
     def __format__(self, spec: str) -> str:
@@ -35,7 +35,7 @@ class PlatformCPU(PlatformBase):
 
     def __init__(self) -> None:
         if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
-            name_worker_command(os.environ)  # before Ray starts, since verl asks for its platform first
+            set_worker_command(os.environ)  # before Ray starts, since verl asks for its platform first
 
     @property
     def device_name(self) -> str:
@@ -53,15 +53,15 @@ class PlatformCPU(PlatformBase):
         return True
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
-        """Never beside an accelerator, nor in a torch that was built for one.
+        """False beside an accelerator, and with a torch that was built for one.
 
-        torch may see none in a process that was given none, as on a cluster's head or in an actor
+        Such a torch may see no accelerator in a process that was given none, as on a cluster's head or in an actor
         without devices. verl asks this only when VERL_PLATFORM names no platform.
         """
         for_accelerators = torch.version.cuda is not None or torch.version.hip is not None
         if for_accelerators or torch.cuda.is_available() or self.check_smi_command("nvidia-smi"):
             return False
-        name_worker_command(os.environ)  # verl takes the first platform that says yes, and this is the last
+        set_worker_command(os.environ)  # verl takes the first available platform, and this is the last
         return True
 
     def current_device(self) -> int:

@@ -1,9 +1,8 @@
-"""Whether this machine has an accelerator, answered in milliseconds and without torch.
+"""Detects whether a run belongs on the CPU platform, and sets the environment of such a run.
 
-verl decides the same question in every process with torch at hand; this is for the moment before
-anything is imported, when a run's settings are read.
-
-The environment of a run on the CPU platform, set once where the job starts; children inherit it.
+Detection takes milliseconds and does not import torch: it happens before anything is imported, when a run's settings
+are read. verl decides the same question in every process with torch. The environment is set once, where the job starts;
+children inherit it.
 """
 
 from __future__ import annotations
@@ -18,20 +17,23 @@ from pathlib import Path
 
 from seamless_verl.platform.cores import CPU_CORES, PIN
 
+DEVICES_VARIABLE = "SEAMLESS_CPU_DEVICES"
+PRESTART = "RAY_prestart_worker_first_driver"  # Ray's: whether a node begins with a worker for each CPU
 DEVICES = Path("/dev")
 DEVICE_FILES = ("nvidia[0-9]*", "kfd", "davinci[0-9]*")
-BUILT_FOR = re.compile(r"^(?:cuda|hip)\b[^=\n]*=\s*['\"]", re.MULTILINE)  # in torch/version.py; None on a CPU build
+# In torch/version.py; a CPU build has None for both.
+ACCELERATOR_BUILD = re.compile(r"^(?:cuda|hip)\b[^=\n]*=\s*['\"]", re.MULTILINE)
 
 
 def on_cpu(environ: Mapping[str, str] = os.environ) -> bool:
-    """True when the run belongs on the CPU platform: asked for, or with no accelerator in sight.
+    """Whether the run belongs on the CPU platform: VERL_PLATFORM says so, or there is no accelerator.
 
-    A cluster may have accelerators that its head has not, and a torch built for them shows that they
-    were meant to be there: then a run goes on the CPU only when asked to.
+    In a cluster, whose head may lack the accelerators of its other nodes, and with a torch that was built for
+    accelerators, only VERL_PLATFORM puts a run on the CPU.
     """
-    asked = environ.get("VERL_PLATFORM", "").strip().lower()
-    if asked:
-        return asked == "cpu"
+    platform = environ.get("VERL_PLATFORM", "").strip().lower()
+    if platform:
+        return platform == "cpu"
     in_cluster = (environ.get("RAY_ADDRESS") or "local") != "local"
     return not (in_cluster or accelerator_present() or torch_is_for_accelerators())
 
@@ -61,18 +63,14 @@ def torch_is_for_accelerators() -> bool:
 
 def names_accelerator(version: str) -> bool:
     """Whether torch's version file gives a CUDA or HIP version."""
-    return BUILT_FOR.search(version) is not None
+    return ACCELERATOR_BUILD.search(version) is not None
 
 
-DEVICES_VARIABLE = "SEAMLESS_CPU_DEVICES"
-PRESTART = "RAY_prestart_worker_first_driver"  # Ray's: whether a node begins with a worker for each CPU
+def set_cpu_environment(environ: MutableMapping[str, str], *, cores: Collection[int], devices: int, pin: bool) -> None:
+    """Name the platform, its cores and its devices in `environ`; what the user has set stays.
 
-
-def prepare(environ: MutableMapping[str, str], *, cores: Collection[int], devices: int, pin: bool) -> None:
-    """Name the platform, its cores and its devices; what the user has set stays.
-
-    One thread a process, because a device is one core; no dynamo, because nothing is compiled. No workers of Ray's
-    before there is work: they would have no runtime environment, and so stand idle beside those that have the run's.
+    One thread a process, because a device is one core. No dynamo, because nothing is compiled. Ray starts no workers in
+    advance: they would lack the run's runtime environment, and stay idle beside those that have it.
     """
     defaults = {
         "VERL_PLATFORM": "cpu",

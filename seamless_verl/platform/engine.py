@@ -1,8 +1,7 @@
-"""verl's Megatron engine on the host: registered for device `cpu` when verl imports this module.
+"""Registers verl's Megatron engines for device `cpu` when verl imports this module.
 
-verl imports it as `actor_rollout_ref.model.external_lib` (and `critic.model.external_lib`) in every
-process that reads the model's config; only members of a worker group build engines, so only they
-pay for importing Megatron.
+verl imports it as `actor_rollout_ref.model.external_lib` (and `critic.model.external_lib`) in every process that reads
+the model's config. Only members of a worker group build engines, so only they import Megatron here.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Weight transfer over gloo: verl's checkpoint engine `gloo`, for hosts without NCCL.
 
-Actor rank 0 packs weights into buckets and broadcasts each to all rollout workers; the other actor
-ranks only walk the generator, since exporting a weight is collective among them. A group lives for
-one transfer: building it costs a few milliseconds, and a replica that came or went needs no care.
-Loaded in trainer and rollout workers through `checkpoint_engine.custom_backend_module`.
+Actor rank 0 packs weights into buckets and broadcasts each to all rollout workers. The other actor ranks only iterate
+over the weights, since exporting a weight is collective among them. A group exists for one transfer: building it costs
+a few milliseconds, and replicas that joined or left since need no special case. verl loads this module in trainer and
+rollout workers through `checkpoint_engine.custom_backend_module`.
 
 Wire format of a bucket: int64[3] (metadata bytes, payload bytes, is last), metadata pickled, payload.
 """
@@ -28,12 +28,12 @@ from verl.checkpoint_engine.base import (
     split_weight_chunks,
 )
 
-OUTSIDE = -1  # rank of an actor worker that takes no part in the broadcast
+NOT_A_MEMBER = -1  # rank of an actor worker that takes no part in the broadcast
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """Where the members of one transfer's group meet: the store that actor rank 0 opened."""
+class Rendezvous:
+    """The address of one transfer's store, which actor rank 0 opened and every member connects to."""
 
     host: str
     port: int
@@ -52,48 +52,48 @@ class GlooCheckpointEngine(CheckpointEngine):
     def __init__(self, bucket_size: int, is_master: bool = False, timeout_s: float = 120.0, **_: Any) -> None:
         self.bucket_size, self.is_master = bucket_size, is_master
         self.timeout = timedelta(seconds=timeout_s)
-        self.rank = OUTSIDE
+        self.rank = NOT_A_MEMBER
         self.store: Any = None
         self.group: Any = None
 
-    def prepare(self) -> Meeting | None:
+    def prepare(self) -> Rendezvous | None:
         self.finalize()  # of a transfer that failed half-way
         if not self.is_master:
             return None
         host = ray.util.get_node_ip_address()  # by which other nodes reach this one
         self.store = dist.TCPStore(host, 0, is_master=True, timeout=self.timeout, wait_for_workers=False)
-        return Meeting(host, self.store.port)
+        return Rendezvous(host, self.store.port)
 
     @classmethod
     def build_topology(
         cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[Any]
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        meeting, world = metadata[0], 1 + rollout_world_size
-        assert meeting is not None, "actor rank 0 must be the master of the transfer"
+        rendezvous, world = metadata[0], 1 + rollout_world_size
+        assert rendezvous is not None, "actor rank 0 must be the master of the transfer"
 
         def members(ranks: list[int]) -> dict[str, list[Any]]:
-            return {"rank": ranks, "world_size": [world] * len(ranks), "meeting": [meeting] * len(ranks)}
+            return {"rank": ranks, "world_size": [world] * len(ranks), "rendezvous": [rendezvous] * len(ranks)}
 
-        actor_ranks = [0] + [OUTSIDE] * (actor_wg_world_size - 1)
+        actor_ranks = [0] + [NOT_A_MEMBER] * (actor_wg_world_size - 1)
         return members(actor_ranks), members(list(range(1, world)))
 
-    def init_process_group(self, rank: int, world_size: int, meeting: Meeting) -> None:
+    def init_process_group(self, rank: int, world_size: int, rendezvous: Rendezvous) -> None:
         self.rank = rank
-        if rank == OUTSIDE:
+        if rank == NOT_A_MEMBER:
             return
         if self.store is None:
-            self.store = dist.TCPStore(meeting.host, meeting.port, is_master=False, timeout=self.timeout)
+            self.store = dist.TCPStore(rendezvous.host, rendezvous.port, is_master=False, timeout=self.timeout)
         self.group = dist.ProcessGroupGloo(self.store, rank, world_size, self.timeout)
 
     def finalize(self) -> None:
         self.group = self.store = None
-        self.rank = OUTSIDE
+        self.rank = NOT_A_MEMBER
 
     @torch.no_grad()
     async def send_weights(
         self, weights: Generator[tuple[str, torch.Tensor], None, None], global_steps: int | None = None
     ) -> None:
-        if self.rank == OUTSIDE:
+        if self.rank == NOT_A_MEMBER:
             for _ in weights:
                 pass
             return

@@ -1,7 +1,7 @@
-"""The host seen as verl's "device module": what `verl.utils.device.get_torch_device()` returns on CPU.
+"""The host as verl's "device module": what `verl.utils.device.get_torch_device()` returns on CPU.
 
-verl asks it for streams, memory figures and random states, as it asks `torch.cuda`. Streams,
-synchronisation and current_device come from `torch.cpu`; memory is this process's resident set.
+verl asks it for streams, memory figures and random states, as it asks `torch.cuda`. Streams, synchronisation and
+current_device come from `torch.cpu`; memory is this process's resident set.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What `import verl` imports through the `verl.plugins` entry point: it registers the platform `cpu`.
+"""The `verl.plugins` entry point: registers the platform `cpu` when `import verl` imports this module.
 
-verl imports an entry point's target and calls nothing, in every process, so this module stays tiny
-and has one effect: a name in verl's platform registry. verl probes platforms in the order of their
-registration, so `cpu` is found by itself only when no accelerator answered before it.
+verl imports an entry point's target in every process, and calls nothing. So this module stays tiny and has one effect:
+a name in verl's platform registry. verl probes platforms in the order of their registration, so it selects `cpu` only
+when no accelerator was found before it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Process groups on the host: gloo, named once, and with one thread for the sockets of all of a process's groups.
+"""Process groups on the host: gloo as verl's default backend, and one gloo device for all groups of a process.
 
-gloo gives each device a thread that wakes up every 10 ms whether anything has come or not
-(gloo/transport/tcp/loop.cc), and torch each group a device of its own. A Megatron rank has some 25 groups and an
-engine 13, on the cores that compute: waking them up took 3% of both.
+gloo gives each device a thread that wakes up every 10 ms, also without traffic (gloo/transport/tcp/loop.cc), and torch
+gives each group a device of its own. A Megatron rank has some 25 groups and an engine 13, on the cores that compute:
+waking those threads up took 3% of both.
 """
 
 from __future__ import annotations
@@ -52,36 +52,36 @@ def default_to_gloo() -> None:
 
 
 def share_gloo_devices() -> None:
-    """Let the gloo groups that this process makes from now on have one set of devices; may be called again.
+    """Let the gloo groups that this process makes from now on share one set of devices; may be called again.
 
     Raises:
         HostMovedError: torch does not take devices any more.
     """
-    for used in GLOO_DEVICES:
-        used.verify()
+    for adaptation in GLOO_DEVICES:
+        adaptation.verify()
     from torch.distributed import ProcessGroupGloo
 
     group: Any = ProcessGroupGloo
-    make = group.__init__
-    if hasattr(make, "__wrapped__"):
+    original = group.__init__
+    if hasattr(original, "__wrapped__"):
         return
 
-    @functools.wraps(make)
-    def made(self: Any, store: Any, rank: int, size: int, *given: Any, **named: Any) -> None:
-        if given or set(named) != {"timeout"}:  # options have devices of their own, a transfer takes its device with it
-            make(self, store, rank, size, *given, **named)
+    @functools.wraps(original)
+    def init(self: Any, store: Any, rank: int, size: int, *args: Any, **kwargs: Any) -> None:
+        if args or set(kwargs) != {"timeout"}:  # options name their devices; a weight transfer's device ends with it
+            original(self, store, rank, size, *args, **kwargs)
             return
         options = group._Options()
-        options._timeout, options._devices = named["timeout"], gloo_devices()
+        options._timeout, options._devices = kwargs["timeout"], gloo_devices()
         options._threads = 2 * len(options._devices)  # as torch has it
-        make(self, store, rank, size, options)
+        original(self, store, rank, size, options)
 
-    group.__init__ = made
+    group.__init__ = init
 
 
 @functools.cache
 def gloo_devices() -> list[Any]:
-    """Those that torch would make for a group."""
+    """The devices that torch would make for a group; made once for this process."""
     from torch.distributed import ProcessGroupGloo
 
     group = cast(Any, ProcessGroupGloo)

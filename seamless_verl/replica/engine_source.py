@@ -1,4 +1,4 @@
-"""vLLM's AsyncLLM as an engine source: requests in, deltas out, each with the version that made it.
+"""vLLM's AsyncLLM as a source of token chunks, each with the weight version that generated it.
 
 Owned state: the weight version, the pause, and the requests in flight.
 Invariant: the version changes only while the engine is paused, after every token that it made before
@@ -23,18 +23,19 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from seamless_verl.errors import ReplicaLostError
-from seamless_verl.replica.scheduler import CARRIED
-from seamless_verl.rollout.engine import BESIDE_SAMPLING, Delta, EngineFinish, EngineRequest, PauseMode, TopLogprobs
+from seamless_verl.replica.scheduler import RESUMED_TOKENS
+from seamless_verl.rollout.engine import BESIDE_SAMPLING, EngineRequest, PauseMode
+from seamless_verl.trajectory.records import Finish, TokenChunk, TopLogprobs, empty_chunk
 
-HANDING_OUT_S = 60.0  # milliseconds, unless the engine has stopped answering
-ALL = 1 << 62  # more tokens than a request can have
+DRAIN_S = 60.0  # for tokens on their way from the engine: milliseconds, unless it has stopped answering
+UNBOUNDED = 1 << 62  # more tokens than a request can have
 REMEMBERED = 16384  # conversations; of one that is forgotten the next request computes everything again
-FINISHES = {"stop": EngineFinish.STOP, "length": EngineFinish.LENGTH, "abort": EngineFinish.CUT}
+FINISHES = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": Finish.CUT}
 
 
 @contextmanager
-def alive() -> Iterator[None]:
-    """vLLM's word for an engine whose process has died, which is a replica that is lost."""
+def lost_if_dead() -> Iterator[None]:
+    """Turns vLLM's error for an engine whose process died into a lost replica."""
     try:
         yield
     except EngineDeadError as dead:
@@ -42,41 +43,43 @@ def alive() -> Iterator[None]:
 
 
 @dataclass(eq=False)
-class InFlight:
-    """A request in the engine: `taken` of its tokens are handed out; `made` says under which weights they came,
-    as (tokens so far, version), for all versions but the present one."""
+class RunningRequest:
+    """A request in the engine: `given` of its tokens have left this process; `versions` says under which weights they
+    were generated, as (tokens so far, version), for all versions but the present one."""
 
     collector: RequestOutputCollector
-    taken: int = 0
-    made: list[tuple[int, int]] = field(default_factory=list)
+    given: int = 0
+    versions: list[tuple[int, int]] = field(default_factory=list)
 
     def spans(self, count: int, present: int) -> list[tuple[int, int, int]]:
         """The next `count` tokens by version: (begin, end, version), positions within them; at least one."""
         begin, spans = 0, []
-        for upto, version in self.made:
-            end = min(count, upto - self.taken)
+        for upto, version in self.versions:
+            end = min(count, upto - self.given)
             if end > begin:
                 spans.append((begin, end, version))
                 begin = end
-        self.taken += count
-        self.made = [(upto, version) for upto, version in self.made if upto > self.taken]
+        self.given += count
+        self.versions = [(upto, version) for upto, version in self.versions if upto > self.given]
         return spans if begin == count and spans else [*spans, (begin, count, present)]
 
 
-class Salts:
-    """Under which name each conversation's requests are cached: the version its first one here came under. So they
-    build on each other across commits, and on those of others that began under the same version."""
+class CacheSalts:
+    """The prefix cache salt of each conversation: the version its first request here came under.
+
+    So its requests build on each other across commits, and on those of others that began under the same version.
+    """
 
     def __init__(self) -> None:
-        self.first: dict[str, int] = {}  # in order of use
+        self.first_version: dict[str, int] = {}  # in order of use
 
-    def of(self, kin: str, version: int) -> str:
-        if not kin:
+    def salt(self, conversation: str, version: int) -> str:
+        if not conversation:
             return str(version)
-        self.first[kin] = self.first.pop(kin, version)
-        if len(self.first) > REMEMBERED:
-            del self.first[next(iter(self.first))]
-        return str(self.first[kin])
+        self.first_version[conversation] = self.first_version.pop(conversation, version)
+        if len(self.first_version) > REMEMBERED:
+            del self.first_version[next(iter(self.first_version))]
+        return str(self.first_version[conversation])
 
 
 class AsyncLLMSource:
@@ -88,42 +91,48 @@ class AsyncLLMSource:
     """
 
     def __init__(
-        self, engine: AsyncLLM, version: int, *, keep_kv: bool = False, on_busy: Callable[[bool], None] | None = None
+        self,
+        engine: AsyncLLM,
+        version: int,
+        *,
+        replica_id: str = "",
+        keep_kv: bool = False,
+        on_busy: Callable[[bool], None] | None = None,
     ) -> None:
-        self.engine, self.version = engine, version
+        self.engine, self.version, self.replica_id = engine, version, replica_id
         self.keep_kv, self.on_busy = keep_kv, on_busy or (lambda busy: None)
-        self.salts = Salts()
+        self.salts = CacheSalts()
         self.paused: PauseMode | None = None
-        self.in_flight: dict[str, InFlight] = {}
+        self.in_flight: dict[str, RunningRequest] = {}
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[Delta, None]:
-        """Deltas as the engine makes them; closing the generator aborts the request."""
-        with alive():
-            async with aclosing(self._generate(request)) as deltas:
-                async for delta in deltas:
-                    yield delta
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenChunk, None]:
+        """Chunks as the engine makes them; closing the generator aborts the request."""
+        with lost_if_dead():
+            async with aclosing(self._generate(request)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
 
-    async def _generate(self, request: EngineRequest) -> AsyncGenerator[Delta, None]:
+    async def _generate(self, request: EngineRequest) -> AsyncGenerator[TokenChunk, None]:
         if self.paused is PauseMode.ABORT:
-            yield ended(self.version, EngineFinish.CUT)
+            yield self._end(Finish.CUT)
             return
         prompt = TokensPrompt(prompt_token_ids=request.prompt_ids.tolist())
         if self.keep_kv:
-            prompt["cache_salt"] = self.salts.of(request.kin, self.version)
+            prompt["cache_salt"] = self.salts.salt(request.conversation, self.version)
         fields = dict(request.sampling)
-        beside = {name: fields.pop(name, None) for name in BESIDE_SAMPLING}
-        if all(value is None for value in beside.values()):
-            beside["reasoning_ended"] = True  # nobody spoke of reasoning: a grammar holds from the first token on
+        reasoning = {name: fields.pop(name, None) for name in BESIDE_SAMPLING}
+        if all(value is None for value in reasoning.values()):
+            reasoning["reasoning_ended"] = True  # no reasoning parser: a grammar holds from the first token on
         try:
-            params = sampling(fields, request.carried)
-            collector = await self.engine.add_request(request.request_id, prompt, params, **beside)
+            params = sampling(fields, request.resumed_tokens)
+            collector = await self.engine.add_request(request.request_id, prompt, params, **reasoning)
         except (ValueError, VLLMClientError) as error:
-            yield ended(self.version, EngineFinish.ERROR, str(error))
+            yield self._end(Finish.FAILED, str(error))
             return
         except asyncio.CancelledError:  # the engine may have it already
             await self.engine.abort(request.request_id)
             raise
-        mine = self._enter(request.request_id, collector)
+        running = self._enter(request.request_id, collector)
         finished = False
         try:
             if self.paused is PauseMode.ABORT:  # since the check above: the pause could not know of this one
@@ -132,18 +141,18 @@ class AsyncLLMSource:
                 output = collector.get_nowait() or await collector.get()
                 assert isinstance(output, RequestOutput)
                 finished = output.finished
-                for delta in self.deltas(mine, output, top=bool(request.sampling.get("logprobs"))):
-                    yield delta
+                for chunk in self.chunks(running, output, top=bool(request.sampling.get("logprobs"))):
+                    yield chunk
         finally:
-            self._leave(request.request_id, mine)
+            self._leave(request.request_id, running)
             collector.close()
             if not finished:
                 await self.engine.abort(collector.request_id, internal=True)
 
     async def abort(self, request_id: str) -> None:
         """End one request with CUT; one that is not running is no error."""
-        if (mine := self.in_flight.get(request_id)) is not None:
-            await self.engine.abort(mine.collector.request_id, internal=True)
+        if (running := self.in_flight.get(request_id)) is not None:
+            await self.engine.abort(running.collector.request_id, internal=True)
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop generating; with `abort` every request in flight is cut, and so is every later one.
@@ -152,12 +161,12 @@ class AsyncLLMSource:
         that what came before the pause has come in, `commit` makes sure of.
         """
         self.paused = mode
-        with alive():
+        with lost_if_dead():
             await self.engine.engine_core.pause_scheduler_async(mode=mode.value, clear_cache=False)
         self.on_busy(False)
 
     async def resume(self) -> None:
-        with alive():
+        with lost_if_dead():
             await self.engine.resume_generation()
         self.paused = None
         self.on_busy(bool(self.in_flight))
@@ -172,79 +181,81 @@ class AsyncLLMSource:
         What the old weights left in the KV cache goes, unless it is to be kept: requests in flight compute
         theirs again at the resume, so that each later token has the probability that the new weights give it.
         """
-        limit = asyncio.get_running_loop().time() + HANDING_OUT_S
-        while not self.arrived():  # a few turns of this loop, in which the engine's replies come in
+        limit = asyncio.get_running_loop().time() + DRAIN_S
+        while not self.drained():  # a few turns of this loop, in which the engine's replies come in
             if self.engine.errored or asyncio.get_running_loop().time() > limit:
                 raise RuntimeError(f"version {version}: tokens of older weights are stuck on their way from the engine")
             await asyncio.sleep(0)
-        self.note_versions()
+        self.record_versions()
         if not self.keep_kv and not await self.engine.reset_prefix_cache(reset_running_requests=True):
             raise RuntimeError(f"version {version}: the engine kept blocks of its KV cache that old weights made")
         self.version = version
 
-    def arrived(self) -> bool:
+    def drained(self) -> bool:
         """Whether every token made before the pause is in the state of its request: replies arrive in order."""
         if not self.in_flight:
             return True
         queue = self.engine.engine_core.outputs_queue
         return queue.empty() and bool(queue._getters)  # the handler waits for more
 
-    def note_versions(self) -> None:
+    def record_versions(self) -> None:
         """Everything made so far is of the present version."""
         states = self.engine.output_processor.request_states
-        for mine in self.in_flight.values():
-            state = states.get(mine.collector.request_id)
+        for running in self.in_flight.values():
+            state = states.get(running.collector.request_id)
             detokenizer = None if state is None else state.detokenizer
-            count = ALL if detokenizer is None else detokenizer.num_output_tokens()  # it has ended: all it will be
-            if count > (mine.made[-1][0] if mine.made else mine.taken):
-                mine.made.append((count, self.version))
+            count = (
+                UNBOUNDED if detokenizer is None else detokenizer.num_output_tokens()
+            )  # it has ended: all it will be
+            if count > (running.versions[-1][0] if running.versions else running.given):
+                running.versions.append((count, self.version))
 
-    def deltas(self, mine: InFlight, output: RequestOutput, *, top: bool) -> Iterator[Delta]:
-        """One output, in a delta for each version; the last has the finish."""
+    def chunks(self, running: RunningRequest, output: RequestOutput, *, top: bool) -> Iterator[TokenChunk]:
+        """One output, in a chunk for each version; the last has the finish."""
         if not output.outputs:
-            yield ended(self.version, EngineFinish.CUT)
+            yield self._end(Finish.CUT)
             return
         completion = output.outputs[0]
         ids, entries = list(completion.token_ids), completion.logprobs or ()
         values = [entry[i].logprob for i, entry in zip(ids, entries, strict=True)]
-        for begin, end, version in mine.spans(len(ids), self.version):
+        for begin, end, version in running.spans(len(ids), self.version):
             last = end == len(ids)
             rows = zip(ids[begin:end], entries[begin:end], strict=True) if top else ()
-            yield Delta(
+            yield TokenChunk(
                 ids=array("i", ids[begin:end]),
                 logprobs=array("f", values[begin:end]),
                 version=version,
-                finish=finish_of(completion) if last else None,
+                replica=self.replica_id,
+                finish_reason=finish_of(completion) if last else None,
                 stop_reason=reason_of(completion) if last else None,
                 top=tuple(likeliest(i, entry) for i, entry in rows) if top else None,
             )
 
-    def _enter(self, request_id: str, collector: RequestOutputCollector) -> InFlight:
-        mine = self.in_flight[request_id] = InFlight(collector)
+    def _end(self, finish_reason: Finish, stop_reason: str | None = None) -> TokenChunk:
+        return empty_chunk(finish_reason, version=self.version, replica=self.replica_id, stop_reason=stop_reason)
+
+    def _enter(self, request_id: str, collector: RequestOutputCollector) -> RunningRequest:
+        running = self.in_flight[request_id] = RunningRequest(collector)
         if len(self.in_flight) == 1 and self.paused is None:
             self.on_busy(True)
-        return mine
+        return running
 
-    def _leave(self, request_id: str, mine: InFlight) -> None:
-        if self.in_flight.get(request_id) is mine:  # a client that was started again may use the name again
+    def _leave(self, request_id: str, running: RunningRequest) -> None:
+        if self.in_flight.get(request_id) is running:  # a client that was started again may use the name again
             del self.in_flight[request_id]
         if not self.in_flight and self.paused is None:
             self.on_busy(False)
 
 
-def ended(version: int, finish: EngineFinish, reason: str | None = None) -> Delta:
-    return Delta(array("i"), array("f"), version, finish, reason)
-
-
-def finish_of(completion: CompletionOutput) -> EngineFinish | None:
+def finish_of(completion: CompletionOutput) -> Finish | None:
     if completion.finish_reason is None:
         return None
-    return FINISHES.get(completion.finish_reason, EngineFinish.ERROR)
+    return FINISHES.get(completion.finish_reason, Finish.FAILED)
 
 
 def reason_of(completion: CompletionOutput) -> int | str | None:
     """vLLM gives none for a request that it ended itself."""
-    failed = finish_of(completion) is EngineFinish.ERROR
+    failed = finish_of(completion) is Finish.FAILED
     return "its engine ended it, and has said why in its log" if failed else completion.stop_reason
 
 
@@ -255,12 +266,12 @@ def likeliest(sampled: int, entry: Mapping[int, Any]) -> TopLogprobs:
     return TopLogprobs(ids, logprobs, entry[sampled].rank)
 
 
-def sampling(fields: Mapping[str, Any], carried: int = 0) -> SamplingParams:
+def sampling(fields: Mapping[str, Any], resumed: int = 0) -> SamplingParams:
     """vLLM's parameters of a request; text and stop strings are the client's, tokens and logprobs ours."""
     known = dict(fields)
     if known.get("structured_outputs") is not None:
         known["structured_outputs"] = StructuredOutputsParams(**known["structured_outputs"])
-    if carried:
-        known["extra_args"] = {**(known.get("extra_args") or {}), CARRIED: carried}
+    if resumed:
+        known["extra_args"] = {**(known.get("extra_args") or {}), RESUMED_TOKENS: resumed}
     known["logprobs"] = known.get("logprobs") or 0
     return SamplingParams(**known, detokenize=False, output_kind=RequestOutputKind.DELTA)

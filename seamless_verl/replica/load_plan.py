@@ -1,10 +1,10 @@
-"""What a load copies where: noted once, then done again without the loaders.
+"""Records which copies a weight load makes, and repeats them without the model's loaders.
 
 A model's loaders find for each weight its place among the engine's parameters (names mapped, Q, K and V side by side,
-a rank's shard narrowed). That is Python, a third of a small model's load, and the engine stands still for it; what it
-comes to is the same copies each time. A load has a plan only if all it does with the weights, as torch's dispatcher
-sees it, is to copy views of them into parameters and buffers: none if it computes with one, looks at a value, or keeps
-one elsewhere, and none if the engine's parameters lie elsewhere after it.
+a rank's shard narrowed). That is Python, a third of a small model's load, and the engine is paused for it; the result
+is the same copies each time. A load has a plan only if all it does with the weights, as torch's dispatcher sees it, is
+to copy views of them into parameters and buffers: none if it computes with one, reads a value, or keeps one elsewhere,
+and none if the engine's parameters lie elsewhere after it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 logger = logging.getLogger(__name__)
 Weights = Sequence[tuple[str, torch.Tensor]]
 COPY, FILL = torch.ops.aten.copy_.default, torch.ops.aten.fill_.Scalar
-LOOK = torch.ops.aten._local_scalar_dense.default  # at a value: item(), bool()
+READ_VALUE = torch.ops.aten._local_scalar_dense.default  # item(), bool()
 
 
 @dataclass(frozen=True)
@@ -35,38 +35,38 @@ class Copy:
     size: Sequence[int]
     stride: Sequence[int]
 
-    def do(self, weights: Mapping[str, torch.Tensor]) -> None:
+    def run(self, weights: Mapping[str, torch.Tensor]) -> None:
         weight = weights[self.name]
         self.target.copy_(weight.as_strided(self.size, self.stride, weight.storage_offset() + self.offset))
 
 
 @dataclass(frozen=True)
 class Fill:
-    """What pads a parameter."""
+    """A padding of a parameter with one value."""
 
     target: torch.Tensor
     value: float
 
-    def do(self, weights: Mapping[str, torch.Tensor]) -> None:
+    def run(self, weights: Mapping[str, torch.Tensor]) -> None:
         self.target.fill_(self.value)
 
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """What a load of weights of these `kinds` does to these `places`, in order."""
+    """What a load of weights of these `signatures` does to these `addresses`, in order."""
 
-    kinds: list[Any]
-    places: set[int]
+    signatures: list[Any]
+    addresses: set[int]
     steps: list[Copy | Fill]
 
     def fits(self, weights: Weights, models: Iterable[torch.nn.Module]) -> bool:
-        return self.kinds == kinds_of(weights) and self.places == places_of(models)
+        return self.signatures == signatures_of(weights) and self.addresses == addresses_of(models)
 
     @torch.no_grad()
     def load(self, weights: Weights) -> None:
         named = dict(weights)
         for step in self.steps:
-            step.do(named)
+            step.run(named)
 
 
 @dataclass
@@ -86,51 +86,51 @@ class Plans:
         return self.plan is not None
 
     @contextmanager
-    def noting(self, models: Sequence[torch.nn.Module]) -> Iterator[Callable[[Weights], None]]:
+    def recording(self, models: Sequence[torch.nn.Module]) -> Iterator[Callable[[Weights], None]]:
         """Loaders run inside the block; what it gives hears of each bucket before they do."""
         if self.tried:
             yield lambda bucket: None
             return
         self.tried = True
-        with Noting(models) as noting:
-            yield noting.comes
-        self.plan = noting.plan()
+        with CopyRecorder(models) as recording:
+            yield recording.next_bucket
+        self.plan = recording.plan()
 
 
-class Noting(TorchDispatchMode):
+class CopyRecorder(TorchDispatchMode):
     """Active while loaders run: notes their copies from `sources`, and whether they do anything else that lasts."""
 
     def __init__(self, models: Sequence[torch.nn.Module]) -> None:
         super().__init__()
         self.models = models
-        self.places = places_of(models)
-        self.kinds = list[Any]()
+        self.addresses = addresses_of(models)
+        self.signatures = list[Any]()
         self.sources = list[tuple[str, torch.Tensor]]()
         self.steps = list[Copy | Fill]()
-        self.whole = True  # all that was done is in `steps`
+        self.complete = True  # all that was done is in `steps`
 
-    def comes(self, bucket: Weights) -> None:
+    def next_bucket(self, bucket: Weights) -> None:
         """These are the weights that are loaded next; the earlier ones may be gone from memory."""
         self.sources = list(bucket)
-        self.kinds += kinds_of(bucket)
+        self.signatures += signatures_of(bucket)
 
     def plan(self) -> LoadPlan | None:
         """After the load: how to do it again."""
         self.sources = []
-        still = self.whole and self.places == places_of(self.models)
-        return LoadPlan(self.kinds, self.places, self.steps) if still else None
+        still = self.complete and self.addresses == addresses_of(self.models)
+        return LoadPlan(self.signatures, self.addresses, self.steps) if still else None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(map(self.lasts, written(func, args, kwargs or {}))):
+        if any(map(self.is_parameter, written_tensors(func, args, kwargs or {}))):
             step = self.step(func, *args)
             self.steps += [] if step is None else [step]
-            self.whole = self.whole and step is not None
-        elif func is LOOK or (not is_view(func) and any(map(self.is_source, tree_leaves((args, kwargs))))):
-            self.whole = False
+            self.complete = self.complete and step is not None
+        elif func is READ_VALUE or (not is_view(func) and any(map(self.is_source, tree_leaves((args, kwargs))))):
+            self.complete = False
         return func(*args, **(kwargs or {}))
 
-    def lasts(self, changed: torch.Tensor) -> bool:
-        return changed.numel() > 0 and changed.untyped_storage().data_ptr() in self.places
+    def is_parameter(self, changed: torch.Tensor) -> bool:
+        return changed.numel() > 0 and changed.untyped_storage().data_ptr() in self.addresses
 
     def is_source(self, one: Any) -> bool:
         memory = {weight.untyped_storage().data_ptr() for _, weight in self.sources}
@@ -151,7 +151,7 @@ def is_view(func: Any) -> bool:
     return any(one.alias_info is not None and not one.alias_info.is_write for one in func._schema.returns)
 
 
-def written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
+def written_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
     """The tensors among its arguments that an operator changes, by its own schema."""
     for place, one in enumerate(func._schema.arguments):
         value = args[place] if place < len(args) else kwargs.get(one.name)
@@ -159,11 +159,11 @@ def written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterat
             yield from [value] if isinstance(value, torch.Tensor) else value
 
 
-def kinds_of(weights: Weights) -> list[Any]:
+def signatures_of(weights: Weights) -> list[Any]:
     return [(name, weight.dtype, weight.shape) for name, weight in weights]
 
 
-def places_of(models: Iterable[torch.nn.Module]) -> set[int]:
+def addresses_of(models: Iterable[torch.nn.Module]) -> set[int]:
     """Where the memory of parameters and buffers begins."""
     tensors = (tensor for model in models for group in (model.parameters(), model.buffers()) for tensor in group)
     return {tensor.untyped_storage().data_ptr() for tensor in tensors}

@@ -1,8 +1,8 @@
-"""vLLM's scheduler, in whose engine a grammar is taken up where an earlier request of the same call was cut.
+"""vLLM's scheduler, whose engine continues a grammar where an earlier request of the same call was cut.
 
 A continuation has the tokens that its call produced so far at the end of its prompt, and vLLM begins a grammar with
-the first token it samples itself. Here a grammar takes those when it is compiled, in the thread that compiles it,
-while the engine goes on; with a reasoning parser, those after the reasoning.
+the first token it samples itself. Here a grammar accepts those tokens when it is compiled, in the thread that compiles
+it; with a reasoning parser, those after the reasoning.
 
 An engine keeps to the grammar library that its first grammar needed. Where schemas need different ones, two engines
 may differ in how a few characters are escaped; a continuation that the second does not allow ends with an error.
@@ -23,7 +23,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
 logger = init_logger("vllm.seamless_verl.scheduler")  # shown as vLLM's own in the engine's process
-CARRIED = "seamless_carried"
+RESUMED_TOKENS = "seamless_resumed_tokens"
 """In SamplingParams.extra_args: how many ids at the end of the prompt the call produced itself."""
 
 
@@ -33,36 +33,36 @@ class ContinuedGrammars(Scheduler):  # type: ignore[misc]
     def __init__(self, *parts: Any, **named: Any) -> None:
         super().__init__(*parts, **named)
         manager = self.structured_output_manager
-        manager._create_grammar = partial(taken_up, manager, manager._create_grammar)
+        manager._create_grammar = partial(resumed_grammar, manager, manager._create_grammar)
 
 
 class ContinuedAsyncGrammars(ContinuedGrammars, AsyncScheduler):  # type: ignore[misc]
     """For an engine that schedules ahead of what it has sampled."""
 
 
-def taken_up(
+def resumed_grammar(
     manager: StructuredOutputManager, create: Callable[[Request], StructuredOutputGrammar], request: Request
 ) -> StructuredOutputGrammar:
-    """The compiled grammar of a request, standing after what was carried.
+    """The compiled grammar of a request, advanced over the resumed tokens.
 
     Raises:
         ValueError: it does not allow that; vLLM ends the request with an error.
     """
     grammar = create(request)
-    carried = (request.sampling_params.extra_args or {}).get(CARRIED, 0)
-    begin = grammar_begin(manager, request, carried) if carried else None
+    resumed = (request.sampling_params.extra_args or {}).get(RESUMED_TOKENS, 0)
+    begin = grammar_begin(manager, request, resumed) if resumed else None
     for token in () if begin is None else request.prompt_token_ids[begin:]:
         if not grammar.accept_tokens(request.request_id, [token]):
-            problem = f"request {request.request_id}: its grammar does not allow what it has carried, {carried} tokens"
+            problem = f"request {request.request_id}: its grammar does not allow its {resumed} resumed tokens"
             logger.error(problem)
             raise ValueError(problem)
     return grammar
 
 
-def grammar_begin(manager: StructuredOutputManager, request: Request, carried: int) -> int | None:
+def grammar_begin(manager: StructuredOutputManager, request: Request, resumed: int) -> int | None:
     """Where in the prompt the grammar's tokens begin; None while the reply still reasons."""
     structured, ids = request.structured_output_request, list(request.prompt_token_ids)
-    own = len(ids) - carried
+    own = len(ids) - resumed
     reasoner = manager._get_reasoner(request)
     if reasoner is None or manager.enable_in_reasoning:
         return own

@@ -1,7 +1,7 @@
-"""verl's vLLM server actor with a door to its engine, and the replica class that starts it.
+"""verl's vLLM server actor, which also serves its engine over TCP, and the replica class that starts it.
 
-verl's own callers go on through Ray (`generate`, `abort_all_requests`, ...); gateways come through the
-door. Both share one engine and one pause, so that a pause from either side is a pause for both.
+verl's own callers go through Ray (`generate`, `abort_all_requests`, ...), data planes through the TCP server. Both
+share one engine and one pause, so that a pause from either side is a pause for both.
 """
 
 from __future__ import annotations
@@ -26,58 +26,57 @@ from seamless_verl.replica.engine_source import AsyncLLMSource
 from seamless_verl.replica.worker_extension import extension, pickled
 from seamless_verl.resources.ledger import Activity, DeviceUse, NodeActivity
 from seamless_verl.rollout.engine import PauseMode
-from seamless_verl.runtime.process import freeze_imports, show_log
-from seamless_verl.runtime.stacks import stacks
+from seamless_verl.runtime.process import freeze_imports, show_log, stack_report
 from seamless_verl.transport import EngineServer, serve_engine
 from seamless_verl.weights.transfer import SeamlessReplicaWorker, node_id
 
 logger = logging.getLogger(__name__)
 END_S = 10.0  # for an engine's processes to end by themselves
-GOING_FIRST = "going_first"  # of a platform where others delay who waits for a load: a context in which they do not
+REAL_TIME_PRIORITY = "real_time_priority"  # of a platform whose processes share cores: a context manager
 
 
 class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
     """verl's server; the actor of node 0 has the engine, and the door."""
 
     source: AsyncLLMSource | None = None
-    door: EngineServer | None = None
+    engine_server: EngineServer | None = None
     activity: Activity
-    refitting: asyncio.Lock
+    updating: asyncio.Lock
     busy = False
     loaded: int | None = None  # the version of the weights, if it was loaded whole and its memory not away since
-    stood_still_s = 0.0
+    pause_s = 0.0  # for the last load
     ending = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         show_log()
         super().__init__(*args, **kwargs)
 
-    async def open_door(self, token: str, devices: Sequence[str], keep_kv: bool = False) -> tuple[str, int]:
-        """Serve the engine over TCP to whoever has the token; returns host and port. Again changes nothing.
+    async def listen(self, token: str, devices: Sequence[str], keep_kv: bool = False) -> tuple[str, int]:
+        """Serves the engine over TCP to whoever has the token; returns host and port. Again changes nothing.
 
-        `devices` are the replica's, under whose names its generating is noted.
+        `devices` are the replica's, under whose names its generating is recorded in the ledger.
         """
-        if self.door is None:
-            self.refitting = asyncio.Lock()
+        if self.engine_server is None:
+            self.updating = asyncio.Lock()
             self.activity = Activity(f"replica-{self.replica_rank}", devices)
-            self.source = AsyncLLMSource(
-                self.engine, version=self.global_steps or 0, keep_kv=keep_kv, on_busy=self.note_busy
-            )
             name = f"replica-{self.replica_rank}"
-            self.door = await serve_engine(self.source, self._server_address, 0, token=token, replica_id=name)
+            self.source = AsyncLLMSource(
+                self.engine, version=self.global_steps or 0, replica_id=name, keep_kv=keep_kv, on_busy=self.record_busy
+            )
+            self.engine_server = await serve_engine(self.source, self._server_address, 0, token=token, replica_id=name)
             self.engine.output_handler.add_done_callback(self.engine_died)
             freeze_imports()
-        return self._server_address, self.door.port
+        return self._server_address, self.engine_server.port
 
-    def note_busy(self, busy: bool) -> None:
+    def record_busy(self, busy: bool) -> None:
         """Whether the engine has a running request, from its source."""
         if busy is not self.busy:
             self.busy = busy
             (self.activity.begin if busy else self.activity.end)(DeviceUse.ROLLOUT)
 
     def engine_died(self, replies: asyncio.Task[None]) -> None:
-        """No more replies come from the engine: its process died, unless it was told to end. This one ends with it, so
-        that whoever waits for something the engine was to do hears at once what vLLM would let some never hear."""
+        """The engine's process died, unless it was told to end. This process ends with it, so that every caller that
+        waits for the engine gets an error at once; vLLM would let some wait for ever."""
         if self.ending or replies.cancelled():
             return
         logger.critical("replica-%s: its engine's process died, and this server ends with it", self.replica_rank)
@@ -90,11 +89,11 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
         """What its devices generated since the last time."""
         return NodeActivity(self.activity.take(), node_id())
 
-    async def where(self) -> str:
+    async def stack_report(self) -> str:
         """Every thread and task of this process, for a person."""
-        return stacks(asyncio.get_running_loop())
+        return stack_report(asyncio.get_running_loop())
 
-    async def standing(self) -> tuple[int, str | None]:
+    async def status(self) -> tuple[int, str | None]:
         """The version of its weights, and the mode of its pause, None while it generates."""
         assert self.source is not None
         return self.source.version, None if self.source.paused is None else self.source.paused.value
@@ -103,13 +102,13 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
         assert self.source is not None
         await self.source.pause(PauseMode(mode))
 
-    async def refit(self, version: int, weights: Any) -> None:
-        """Load these weights, standing still only for that. It goes on then; again it only goes on.
+    async def update_weights(self, version: int, weights: Any) -> None:
+        """Loads these weights, pausing only for that, and resumes; with weights it has, it only resumes.
 
         Raises:
             Exception: whatever kept the engine from loading.
         """
-        async with self.refitting:
+        async with self.updating:
             if self.loaded == version:
                 await self.resume()
             else:
@@ -118,44 +117,46 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
                 await self._load(version)
 
     async def _load(self, version: int) -> None:
-        with ExitStack() as standing:
-            with ExitStack() as noted:
-                began = await self._stop_and_load(version, standing, noted)
+        with ExitStack() as until_resumed:
+            with ExitStack() as loading:
+                began = await self._pause_and_load(version, until_resumed, loading)
                 await self.clear_kv_cache()
                 await self.set_global_steps(version)
-            self.stood_still_s = await self._go_on() - began
+            self.pause_s = await self._resume_and_time() - began
 
-    async def _go_on(self) -> float:
-        """When the engine, which takes both in this order, is told to. Asked behind the resume, it would answer after
-        the step that it goes on with."""
-        told, _ = await all_of(self.engine.collective_rpc("clock"), self.resume())
-        return float(told[0])
+    async def _resume_and_time(self) -> float:
+        """Resumes; returns when the engine got to it, on its host's clock.
 
-    async def _stop_and_load(self, version: int, standing: ExitStack, noted: ExitStack) -> float:
-        """The engine has the load right behind the pause, and takes both in this order; when it began to load.
+        The clock is asked for before the resume: asked behind it, the engine would answer after its next step.
+        """
+        times, _ = await gather_all(self.engine.collective_rpc("clock"), self.resume())
+        return float(times[0])
 
-        Not where engines in parallel agree on the step they all stop after: there the load waits for that.
+    async def _pause_and_load(self, version: int, until_resumed: ExitStack, loading: ExitStack) -> float:
+        """Pauses and loads; returns when the engine began to load.
+
+        The load is sent right behind the pause, and the engine takes both in this order. Not with data parallelism,
+        where the engines agree on the step after which they all pause: there the load waits for that.
         """
 
-        async def stop() -> None:
+        async def pause() -> None:
             await self.pause(PauseMode.KEEP)
-            standing.enter_context(getattr(type(current_platform), GOING_FIRST, nullcontext)())
-            noted.enter_context(self.activity.doing(DeviceUse.SYNC))  # the step that the pause waited for is behind it
+            until_resumed.enter_context(getattr(type(current_platform), REAL_TIME_PRIORITY, nullcontext)())
+            loading.enter_context(self.activity.doing(DeviceUse.SYNC))  # the engine's last step is over
 
         bucket_bytes = self.config.checkpoint_engine.update_weights_bucket_megabytes << 20
-        load = partial(
-            self.engine.collective_rpc, "load_staged", args=(version, bucket_bytes)
-        )  # verl's returns nothing
+        arguments = (version, bucket_bytes)
+        load = partial(self.engine.collective_rpc, "load_staged", args=arguments)  # verl's own returns nothing
         if self.config.data_parallel_size > 1:
-            await stop()
+            await pause()
             began = await load()
         else:
-            _, began = await all_of(stop(), load())
-        return float(began[0])  # of the first worker, as in `_go_on`: two times of one clock
+            _, began = await gather_all(pause(), load())
+        return float(began[0])  # of the first worker, as in `_resume_and_time`: two times of one clock
 
-    async def stood_still(self) -> float:
-        """Seconds that it did not generate for the last load, from its beginning until the engine heard to go on."""
-        return self.stood_still_s
+    async def last_pause_s(self) -> float:
+        """Seconds that it did not generate for the last load, from its beginning until the engine resumed."""
+        return self.pause_s
 
     async def resume(self) -> None:
         assert self.source is not None
@@ -164,14 +165,14 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
     async def abort_all_requests(self, reset_prefix_cache: bool = True, reject_request: bool = False) -> dict[str, Any]:
         if self.source is not None:
             self.source.paused = PauseMode.ABORT
-            self.note_busy(False)
+            self.record_busy(False)
         return dict(await super().abort_all_requests(reset_prefix_cache, reject_request))
 
     async def resume_engine_generation(self) -> None:
         await super().resume_engine_generation()
         if self.source is not None:
             self.source.paused = None
-            self.note_busy(bool(self.source.in_flight))
+            self.record_busy(bool(self.source.in_flight))
 
     async def clear_kv_cache(self) -> None:
         """After a load: what frozen calls hold is the commit's to judge, the other caches go as verl has it."""
@@ -204,7 +205,7 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
         return extension()
 
 
-async def all_of(*parts: Awaitable[Any]) -> list[Any]:
+async def gather_all(*parts: Awaitable[Any]) -> list[Any]:
     """Their results, when all have ended; raises the first error there was."""
     outcomes = await asyncio.gather(*parts, return_exceptions=True)
     for outcome in outcomes:

@@ -1,7 +1,7 @@
-"""verl's extension of vLLM's workers, which also loads weights that wait in the host's memory.
+"""verl's extension of vLLM's workers, which also loads weights that are staged in the host's memory.
 
-What verl does before and after a load, for each kind of model, is left to verl: only where its bytes come from is
-another place, so that an engine stands still for a load and not for a transfer.
+What verl does before and after a load, for each kind of model, stays verl's; only the source of the bytes differs,
+so that an engine pauses for a load and not for a transfer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from verl.utils.device import get_torch_device
 from verl.workers.rollout.vllm_rollout import bucketed_weight_transfer
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
-from seamless_verl.platform.rebinding import rebound
+from seamless_verl.platform.adaptation import rebound
 from seamless_verl.replica.load_plan import Plans
 from seamless_verl.weights.staging import StagedWeights, mapped_here
 
@@ -48,7 +48,7 @@ class SeamlessWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc
         self.plans = self.plans or Plans()
         whole = staged.peft is None  # an adapter is no part of the model
         plans, models = (self.plans, list(self._iter_all_models())) if whole else (Plans(tried=True), [])
-        getattr(self, BEFORE_LOAD, nothing)(models, briefly=plans.plan is not None)
+        getattr(self, BEFORE_LOAD, no_preparation)(models, briefly=plans.plan is not None)
         mapped = partial(MappedReceiver, weights, bucket_bytes, plans, models)
         kind = {} if whole else {"peft_config": staged.peft, "base_sync_done": True}
         with rebound(bucketed_weight_transfer, BucketedWeightReceiver=mapped):
@@ -56,7 +56,7 @@ class SeamlessWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc
         return began
 
 
-def nothing(models: Sequence[torch.nn.Module], *, briefly: bool) -> None:
+def no_preparation(models: Sequence[torch.nn.Module], *, briefly: bool) -> None:
     """Devices that copy by themselves need nothing before a load."""
 
 
@@ -78,20 +78,22 @@ class MappedReceiver:
 
     def receive_weights(self, on_bucket_received: Callable[[Weights, bool], None]) -> None:
         if not self.plans.load(self.weights, self.models):
-            with self.plans.noting(self.models) as comes:
-                self.hand_over(on_bucket_received, comes)
+            with self.plans.recording(self.models) as next_bucket:
+                self.hand_over(on_bucket_received, next_bucket)
         get_torch_device().synchronize()
         get_torch_device().empty_cache()
 
-    def hand_over(self, on_bucket_received: Callable[[Weights, bool], None], comes: Callable[[Weights], None]) -> None:
+    def hand_over(
+        self, on_bucket_received: Callable[[Weights, bool], None], next_bucket: Callable[[Weights], None]
+    ) -> None:
         for bucket, is_last in self.buckets():
             here = [(name, weight.to(self.device)) for name, weight in bucket]
-            comes(here)
+            next_bucket(here)
             on_bucket_received(here, is_last)
             get_torch_device().synchronize()
 
     def buckets(self) -> Iterator[tuple[Weights, bool]]:
-        """Weights that fit together, and whether they are the last ones; one that is too large comes alone."""
+        """Weights that fit together, and whether they are the last ones; one that is too large next_bucket alone."""
         bucket: Weights = []
         size = 0
         for name, weight in self.weights:

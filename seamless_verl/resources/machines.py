@@ -1,4 +1,4 @@
-"""Machines of a plan against nodes of a cluster: which goes where, and what is missing. Imports no Ray."""
+"""Assigns the machines of a plan to the nodes of a cluster, and describes what is missing. Imports no Ray."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ class Machine:
 
 @dataclass(frozen=True)
 class ClusterNode:
-    """One node of the cluster: its devices, those that nobody uses, and its labels."""
+    """One node of the cluster: its devices, how many of them are free, and its labels."""
 
     node_id: str
     devices: int
     free: int
     labels: tuple[tuple[str, str], ...] = ()
 
-    def carries(self, machine: Machine) -> bool:
+    def can_hold(self, machine: Machine) -> bool:
+        """Whether it has the devices and the labels, free or not."""
         return machine.devices <= self.devices and set(machine.labels) <= set(self.labels)
 
     def __str__(self) -> str:
@@ -50,36 +51,36 @@ def machines_of(plan: Plan) -> tuple[Machine, ...]:
 
 
 def assign(machines: Sequence[Machine], nodes: Sequence[ClusterNode]) -> dict[int, str]:
-    """Node ids by machine number; machines that found no room are left out.
+    """Node ids by machine number; a machine for which no node has enough free devices is left out.
 
-    The machine with the fewest nodes to choose from comes first, then the larger; it takes the node with
-    the least room left, and of those the one with the fewest labels it did not ask for, then the first. In one
-    group machines come in their order, so that ranks follow the order of `nodes`.
+    The machine with the fewest nodes to choose from comes first, then the larger one. It takes the node with
+    the fewest free devices, of those the one with the fewest further labels, then the first. Machines of one group
+    are taken in their order, so that ranks follow the order of `nodes`.
     """
-    room = {node.node_id: node.free for node in nodes}
-    choices = {m.number: sum(node.carries(m) for node in nodes) for m in machines}
-    found: dict[int, str] = {}
+    free = {node.node_id: node.free for node in nodes}
+    choices = {m.number: sum(node.can_hold(m) for node in nodes) for m in machines}
+    assigned: dict[int, str] = {}
     for machine in sorted(machines, key=lambda m: (choices[m.number], -m.devices, m.number)):
-        fits = [n for n in nodes if n.carries(machine) and room[n.node_id] >= machine.devices]
+        fits = [n for n in nodes if n.can_hold(machine) and free[n.node_id] >= machine.devices]
         if fits:
-            best = min(fits, key=lambda n: (room[n.node_id], len(n.labels)))
-            room[best.node_id] -= machine.devices
-            found[machine.number] = best.node_id
-    return found
+            best = min(fits, key=lambda n: (free[n.node_id], len(n.labels)))
+            free[best.node_id] -= machine.devices
+            assigned[machine.number] = best.node_id
+    return assigned
 
 
-def described(machine: Machine, nodes: Sequence[ClusterNode]) -> str:
-    """What stands between a machine and the cluster: the first label that no node has, or the room."""
-    having = [node for node in nodes if node.devices]
-    has = "; ".join(_counted([str(node) for node in having])) or "no node with devices"
+def describe_shortage(machine: Machine, nodes: Sequence[ClusterNode]) -> str:
+    """Why a machine found no node: the first label that no node has, or the devices."""
+    with_devices = [node for node in nodes if node.devices]
+    summary = "; ".join(_with_counts([str(node) for node in with_devices])) or "no node with devices"
     for label in machine.labels:
         if not any(label in node.labels for node in nodes):
-            return f"no node has the label {label[0]}={label[1]} (the cluster has {has})"
-    if not any(node.carries(machine) for node in nodes):
-        return f"no node with its labels has {machine.devices} devices (the cluster has {has})"
-    return f"other machines of the run, or other jobs, have the nodes that would do (the cluster has {has})"
+            return f"no node has the label {label[0]}={label[1]} (the cluster has {summary})"
+    if not any(node.can_hold(machine) for node in nodes):
+        return f"no node with its labels has {machine.devices} devices (the cluster has {summary})"
+    return f"other machines of the run, or other jobs, have the nodes that would do (the cluster has {summary})"
 
 
-def _counted(texts: Sequence[str]) -> list[str]:
+def _with_counts(texts: Sequence[str]) -> list[str]:
     counts: Mapping[str, int] = {text: texts.count(text) for text in dict.fromkeys(texts)}
     return [text if count == 1 else f"{count} x {text}" for text, count in counts.items()]

@@ -1,6 +1,6 @@
-"""Bytes that each device needs at its peak, by what needs them: known before anything starts.
+"""Estimates the bytes that each device needs at its peak, by what needs them, before anything starts.
 
-All of it counts one process's share; the sources:
+All sizes are one process's share. The sources:
 - weights, gradients, optimizer: Megatron-Core's table for its distributed optimizer (docs, `dist_optimizer`):
   bf16 weights (2), fp32 gradients (4), and fp32 weights and two moments (12) divided among the data-parallel
   ranks, which is ZeRO's K = 12 (Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1);
@@ -16,11 +16,10 @@ All of it counts one process's share; the sources:
   or, given `kv_cache_memory_bytes`, that beside its weights (vllm/v1/worker/gpu_worker.py);
 - FIXED for each process's own: a context and its libraries.
 
-Each kind of device through a step: what is on it while it generates, while weights move, while it trains.
-
-On a device that does both (verl/workers/engine_workers.py `update_weights`): while it generates, the
-trainer's state stays unless it is offloaded; while weights move, the trainer's weights, the engine's
-weights and the buckets are there, and the cache is not yet; while it trains, an engine that sleeps is not.
+The peak is the largest of three phases of a step. On a device that trains and generates
+(verl/workers/engine_workers.py `update_weights`): while it generates, the trainer's state stays unless it is
+offloaded; while weights are transferred, it holds the trainer's weights, the engine's weights and the buckets, and
+no cache yet; while it trains, it holds nothing of an engine that sleeps.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ FIXED = 512 * 2**20
 
 @dataclass(frozen=True)
 class TrainingMemory:
-    """What decides the trainer's memory. `tokens` in a micro-batch of one device at most, `sequence` of them in
-    one sequence at most, which is certain to come; `references`: further copies of the weights."""
+    """The settings that decide the trainer's memory. `tokens`: at most, in a micro-batch of one device; `sequence`:
+    at most, in one sequence, which is certain to occur; `references`: further copies of the weights."""
 
     tokens: int
     sequence: int
@@ -52,7 +51,8 @@ class TrainingMemory:
 
 @dataclass(frozen=True)
 class EngineMemory:
-    """What decides an engine's memory. `cache_bytes` on a device if given, else `utilization` of it in all."""
+    """The settings that decide an engine's memory. The cache has `cache_bytes` on a device if given; else the engine
+    takes the share `utilization` of it in all."""
 
     utilization: float = 0.5
     cache_bytes: int | None = None
@@ -94,51 +94,51 @@ def local_parameters(model: ModelFacts, sizes: ParallelSizes) -> tuple[int, int]
     return kept + ends // sizes.tensor + model.hidden, experts
 
 
-def trainer_state(model: ModelFacts, sizes: ParallelSizes, world: int, asked: TrainingMemory) -> dict[str, int]:
+def trainer_state(model: ModelFacts, sizes: ParallelSizes, world: int, settings: TrainingMemory) -> dict[str, int]:
     """Bytes of a trainer's rank at work, but for activations."""
     common, experts = local_parameters(model, sizes)
-    shards = sizes.data(world) * sizes.context if asked.distributed_optimizer else 1
-    expert_shards = world // sizes.experts if asked.distributed_optimizer else 1
+    shards = sizes.data(world) * sizes.context if settings.distributed_optimizer else 1
+    expert_shards = world // sizes.experts if settings.distributed_optimizer else 1
     return {
         "weights": WEIGHT * (common + experts),
-        "reference": WEIGHT * (common + experts) * asked.references,
+        "reference": WEIGHT * (common + experts) * settings.references,
         "gradients": GRADIENT * (common + experts),
         "optimizer": OPTIMIZER * (-(-common // shards) + -(-experts // expert_shards)),
     }
 
 
-def activations(model: ModelFacts, sizes: ParallelSizes, tokens: int, asked: TrainingMemory) -> int:
+def activations(model: ModelFacts, sizes: ParallelSizes, tokens: int, settings: TrainingMemory) -> int:
     """Bytes kept for the backward pass of `tokens` tokens on one rank, logits included."""
-    across = sizes.tensor if asked.sequence_parallel else 1
+    across = sizes.tensor if settings.sequence_parallel else 1
     wide = 2 * model.qkv_width + 4 * model.mlp_width
     layer = 2 * (4 * model.hidden // across + wide // sizes.tensor)
-    layers = 2 * model.hidden // across * model.layers + layer if asked.full_recompute else layer * model.layers
+    layers = 2 * model.hidden // across * model.layers + layer if settings.full_recompute else layer * model.layers
     return tokens * (layers + 2 * LOGIT * model.vocabulary // sizes.tensor)
 
 
-def engine_weights(model: ModelFacts, sizes: ReplicaSizes, asked: EngineMemory) -> int:
+def engine_weights(model: ModelFacts, sizes: ReplicaSizes, settings: EngineMemory) -> int:
     """Bytes of the weights on one device; data-parallel ranks share the experts of a mixture."""
     experts = model.moe_layers * model.experts
     rest = model.parameters - experts
     ranks = sizes.tensor * sizes.pipeline
-    return asked.weight_bytes * (-(-rest // ranks) + -(-experts // (ranks * sizes.data)))
+    return settings.weight_bytes * (-(-rest // ranks) + -(-experts // (ranks * sizes.data)))
 
 
-def cache_bytes_per_token(model: ModelFacts, sizes: ReplicaSizes, asked: EngineMemory) -> int:
+def cache_bytes_per_token(model: ModelFacts, sizes: ReplicaSizes, settings: EngineMemory) -> int:
     """Bytes of the KV cache for one token on one device."""
     ranks = min(sizes.tensor, model.cache_heads)
-    return asked.cache_value_bytes * model.cache_width * model.layers // (ranks * sizes.pipeline)
+    return settings.cache_value_bytes * model.cache_width * model.layers // (ranks * sizes.pipeline)
 
 
 def engine_state(
-    model: ModelFacts, sizes: ReplicaSizes, asked: EngineMemory, device_bytes: int | None
+    model: ModelFacts, sizes: ReplicaSizes, settings: EngineMemory, device_bytes: int | None
 ) -> dict[str, int]:
     """Bytes of one rank of an engine that generates; with an unknown device the cache counts one sequence."""
-    weights = engine_weights(model, sizes, asked)
-    least = asked.longest * cache_bytes_per_token(model, sizes, asked)
-    if asked.cache_bytes is not None:
-        return {"engine weights": weights, "KV cache": asked.cache_bytes}
-    share = 0 if device_bytes is None else int(asked.utilization * device_bytes)
+    weights = engine_weights(model, sizes, settings)
+    least = settings.longest * cache_bytes_per_token(model, sizes, settings)
+    if settings.cache_bytes is not None:
+        return {"engine weights": weights, "KV cache": settings.cache_bytes}
+    share = 0 if device_bytes is None else int(settings.utilization * device_bytes)
     return {"engine weights": weights, "KV cache": max(least, share - weights)}
 
 
@@ -153,7 +153,7 @@ RESIDENT = {"weights": "param", "reference": "param", "gradients": "param", "opt
 @dataclass(frozen=True)
 class MemoryFacts:
     """Everything that the estimate reads. `device_bytes`: memory of one device, None when not known;
-    `shared`: that all devices of a machine share it, as they do a host's."""
+    `shared`: whether all devices of a machine share it, as they do on a host."""
 
     actor: ModelFacts
     training: TrainingMemory
@@ -166,7 +166,7 @@ class MemoryFacts:
 
 @dataclass(frozen=True)
 class DeviceRoles:
-    """What one device does, as far as memory goes."""
+    """What one device does that needs memory."""
 
     trains: bool
     generates: bool
@@ -214,7 +214,7 @@ def _phases(
 
 
 def _resident(trainer: dict[str, int], facts: MemoryFacts) -> dict[str, int]:
-    """What of the trainer stays while it does not train; offloading moves it, but not off a host's own memory."""
+    """The trainer's state that stays while it does not train; on a host, offloading frees nothing."""
     offloaded = {"param": facts.training.param_offload, "optimizer": facts.training.optimizer_offload}
     if facts.shared:
         return trainer

@@ -1,6 +1,6 @@
-"""Memory of this machine's devices, in bytes, read without torch.
+"""Checks whether a plan's memory fits its devices, and reads this machine's memory without torch.
 
-Whether a plan's memory fits its devices, in words that name what is largest and how to lessen it.
+A problem names the largest part and the setting that lessens it. Sizes are in bytes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def accelerator_bytes() -> int | None:
     try:
         done = subprocess.run([command, *QUERY], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
-        return None  # a driver that does not answer says nothing
+        return None  # the driver does not respond
     sizes = [int(line) for line in done.stdout.split() if line.isdigit()]
     return min(sizes) * 2**20 if done.returncode == 0 and sizes else None
 
@@ -72,10 +72,12 @@ def memory_problems(plan: Plan) -> list[MemoryProblem]:
     if plan.device_bytes is None:
         return []
     if plan.shared_memory:
-        found = [_judge(plan.memory, "all devices together", plan.device_bytes)]
+        found = [_find_problem(plan.memory, "all devices together", plan.device_bytes)]
     else:
-        found = [_judge([peak], f"a device of group {group}", plan.device_bytes) for group, peak in _fullest(plan)]
-    return [misfit for misfit in found if misfit is not None]
+        found = [
+            _find_problem([peak], f"a device of group {group}", plan.device_bytes) for group, peak in _fullest(plan)
+        ]
+    return [problem for problem in found if problem is not None]
 
 
 def gigabytes(size: int) -> str:
@@ -88,14 +90,14 @@ def _fullest(plan: Plan) -> Iterator[tuple[str, DevicePeak]]:
         yield name, max((p for p in plan.memory if groups[p.device] == name), key=lambda p: p.peak.bound)
 
 
-def _judge(peaks: Sequence[DevicePeak], where: str, memory: int) -> MemoryProblem | None:
+def _find_problem(peaks: Sequence[DevicePeak], subject: str, memory: int) -> MemoryProblem | None:
     certain = sum(peak.peak.certain for peak in peaks)
     may_add = sum(peak.may_add for peak in peaks)
     if certain + may_add <= memory:
         return None
-    needs = f"{where} would need {gigabytes(certain)}"
+    needs = f"{subject} would need {gigabytes(certain)}"
     parts: dict[str, int] = {}
-    for name, size in (part for peak in peaks for part in peak.parts):
+    for name, size in (item for peak in peaks for item in peak.parts):
         parts[name] = parts.get(name, 0) + size
     detail = ", ".join(f"{name} {gigabytes(size)}" for name, size in sorted(parts.items(), key=lambda p: -p[1]))
     phases = " or ".join(sorted({peak.phase for peak in peaks if peak.parts}))

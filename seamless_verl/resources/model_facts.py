@@ -1,4 +1,4 @@
-"""Sizes of a language model, counted from its Hugging Face config.
+"""Counts the sizes of a language model from its Hugging Face config.
 
 Counts of parameters are exact for COUNTED kinds (compared with transformers' own modules by a test); other
 kinds are counted as a decoder with gated MLPs, which most of them are.
@@ -66,8 +66,10 @@ class ModelFacts:
         if any(not isinstance(text.get(name), int) or text[name] < 1 for name in needed):
             return None
         kind = str(text.get("model_type", config.get("model_type", "")))
-        attention, replicated, qkv, cache, heads = _latent(text) if text.get("kv_lora_rank") else _heads(text, kind)
-        moe = _moe(text, kind)
+        attention, replicated, qkv, cache, heads = (
+            _latent_attention(text) if text.get("kv_lora_rank") else _attention(text, kind)
+        )
+        moe = _mixture(text, kind)
         hidden, vocabulary = text["hidden_size"], text["vocab_size"]
         tied = bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False)))
         active = moe.active if moe.layers == text["num_hidden_layers"] else max(text["intermediate_size"], moe.active)
@@ -102,8 +104,8 @@ class _Experts:
     active: int = 0
 
 
-def _heads(text: Mapping[str, Any], kind: str) -> tuple[int, int, int, int, int]:
-    """Of attention with heads: parameters divided and not, widths of qkv and cache, heads of the cache."""
+def _attention(text: Mapping[str, Any], kind: str) -> tuple[int, int, int, int, int]:
+    """Attention with heads: parameters divided among ranks and not, widths of qkv and cache, heads of the cache."""
     hidden, heads = text["hidden_size"], text["num_attention_heads"]
     groups = text.get("num_key_value_heads") or heads
     size = text.get("head_dim") or (128 if kind == "qwen3" else hidden // heads)
@@ -114,8 +116,8 @@ def _heads(text: Mapping[str, Any], kind: str) -> tuple[int, int, int, int, int]
     return matrices + biases, 2 * size if kind in QK_NORM else 0, width, cache, groups
 
 
-def _latent(text: Mapping[str, Any]) -> tuple[int, int, int, int, int]:
-    """The same of latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1), whose cache is not divided."""
+def _latent_attention(text: Mapping[str, Any]) -> tuple[int, int, int, int, int]:
+    """The same for latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1), whose cache is not divided."""
     hidden, heads = text["hidden_size"], text["num_attention_heads"]
     rank, rope, nope = text["kv_lora_rank"], text.get("qk_rope_head_dim", 64), text.get("qk_nope_head_dim", 128)
     value, query_rank = text.get("v_head_dim", 128), text.get("q_lora_rank", 1536)
@@ -126,7 +128,7 @@ def _latent(text: Mapping[str, Any]) -> tuple[int, int, int, int, int]:
     return matrices, rank + (query_rank or 0), width, rank + rope, 1
 
 
-def _moe(text: Mapping[str, Any], kind: str) -> _Experts:
+def _mixture(text: Mapping[str, Any], kind: str) -> _Experts:
     count = next((text[name] for name in EXPERT_COUNTS if text.get(name)), 0)
     if not count:
         return _Experts()

@@ -1,4 +1,4 @@
-"""How the processes of the trainer and of a replica are divided, and which machines such a unit fits.
+"""Parallel sizes of the trainer and of a replica, and the check that machines fit them.
 
 Sources of the counts: megatron/core/parallel_state.py `initialize_model_parallel`,
 verl/workers/rollout/replica.py (a replica's size).
@@ -53,16 +53,16 @@ class ParallelSizes:
             ConfigError: the sizes do not divide the devices, or a tensor-parallel group would straddle machines.
         """
         world = sum(group.size for group in groups)
-        where = f"the {world} devices of {named(groups)}, tagged train"
+        devices = f"the {world} devices of {group_names(groups)}, tagged train"
         way_out = f"Lower it, or give train a multiple of {self.model} devices"
         if world % self.model:
             axes = f"TP {self.tensor} x PP {self.pipeline} x CP {self.context} = {self.model}"
-            raise ConfigError(*self._largest(), f"{axes} does not divide {where}", way_out)
+            raise ConfigError(*self._largest(), f"{axes} does not divide {devices}", way_out)
         if world % self.experts:
             axes = f"expert TP {self.expert_tensors} x EP {self.expert} x PP {self.pipeline} = {self.experts}"
             way_out = f"Lower it, or give train a multiple of {self.experts} devices"
             key = f"{MEGATRON}.expert_model_parallel_size"
-            raise ConfigError(key, self.expert, f"{axes} does not divide {where}", way_out)
+            raise ConfigError(key, self.expert, f"{axes} does not divide {devices}", way_out)
         check_unit(TENSOR, self.tensor, groups, "a tensor-parallel group")
 
     def _largest(self) -> tuple[str, int]:
@@ -108,5 +108,5 @@ def check_unit(key: str, value: int, groups: Sequence[MachineGroup], what: str, 
             raise ConfigError(key, value, reason, way_out)
 
 
-def named(groups: Sequence[MachineGroup]) -> str:
+def group_names(groups: Sequence[MachineGroup]) -> str:
     return " and ".join(group.name for group in groups)

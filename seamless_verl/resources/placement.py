@@ -1,25 +1,20 @@
-"""Devices by number, and the replicas on them.
+"""Places trainer ranks, replicas and roles on numbered devices, and derives verl's own fields from that.
 
-Numbers run through the groups in the user's order, machine by machine. The trainer's ranks begin with
-the devices that also generate, because verl gives the replica of rank r the trainer's ranks from
-r x size on (verl/workers/rollout/replica.py `init_hybrid`).
-
-Where verl's other roles go: with the trainer, or to machines of their own.
-
-verl gives every role a whole pool, and a pool's bundles take whole devices, so a role's machines are
-all of the trainer's or none that trains or generates.
-
-verl's own fields that say how many machines there are, derived so that no machine is described twice.
-
-verl knows pools as rectangles, nodes x devices a node. A pool of machines that are not alike is given as
-the rectangle of the same size whose rows divide every machine; the pool manager places the true machines.
+- Device numbers run through the groups in the user's order, machine by machine. The trainer's ranks begin with
+  the devices that also generate, because verl gives the replica of rank r the trainer's ranks from r x size on
+  (verl/workers/rollout/replica.py `init_hybrid`).
+- verl gives every optional role a whole pool, and a pool's bundles take whole devices. So the machines of a role
+  are either all of the trainer's, or none that trains or generates.
+- verl's fields for the number of machines are derived, so that no machine is described twice. verl sees a pool as
+  a rectangle, nodes x devices a node. A pool of machines that are not alike is given as the rectangle of the same
+  size whose rows divide every machine; the pool manager places the real machines.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from math import gcd
 from typing import TypeAlias
 
@@ -41,7 +36,7 @@ from seamless_verl.resources.tags import (
 
 @dataclass(frozen=True)
 class PlannedDevice:
-    """One device: `node` counts the machines of the run, `place` the devices of the machine, all from 0."""
+    """One device: `node` is the number of its machine in the run, `place` its own in the machine, both from 0."""
 
     number: int
     group: str
@@ -50,11 +45,11 @@ class PlannedDevice:
     tags: tuple[str, ...]
 
 
-class ReplicaKind(str, Enum):
+class ReplicaKind(StrEnum):
     """Whose devices a replica generates on."""
 
     HYBRID = "hybrid"
-    """on devices that also train: it gives way while they do"""
+    """on devices that also train: it is paused while they do"""
     STANDALONE = "standalone"
     """on devices of its own"""
 
@@ -132,44 +127,44 @@ class Roles:
 
 @dataclass(frozen=True)
 class RolePlace:
-    """Where the role of a tag is: verl's pool of that name, and its device numbers."""
+    """Where the role of a tag is placed: verl's pool of that name, and its device numbers."""
 
     tag: str
     pool: str
     devices: tuple[int, ...]
 
 
-def all_places(resources: Resources, devices: Sequence[PlannedDevice], roles: Roles) -> tuple[RolePlace, ...]:
-    """Places of the roles needed and of the user's own tags.
+def place_roles(resources: Resources, devices: Sequence[PlannedDevice], roles: Roles) -> tuple[RolePlace, ...]:
+    """The places of the roles needed and of the user's own tags.
 
     Raises:
         ConfigError: a role has no machine, or machines that verl could not give it.
     """
-    places = [_place(resources, tag, devices) for tag in roles.tags]
-    taken = {number: place for place in places if place.pool != TRAINER_POOL for number in place.devices}
+    places = [_place_role(resources, tag, devices) for tag in roles.tags]
+    by_device = {number: place for place in places if place.pool != TRAINER_POOL for number in place.devices}
     for place in places:
-        other = next((taken[n] for n in place.devices if n in taken and taken[n] != place), None)
+        other = next((by_device[n] for n in place.devices if n in by_device and by_device[n] != place), None)
         if place.pool != TRAINER_POOL and other is not None:
             reason = f"{place.tag} shares devices with {other.tag}, and each needs machines of its own"
             raise ConfigError(KEY, resources.summary(), reason, f"Give {place.tag} a group of its own")
     own = [tag for tag in resources.tags if tag not in ROLE_TAGS]
-    return (*places, *(RolePlace(tag, f"{tag}_pool", _numbers(devices, resources.tagged(tag))) for tag in own))
+    return (*places, *(RolePlace(tag, f"{tag}_pool", _device_numbers(devices, resources.tagged(tag))) for tag in own))
 
 
-def _place(resources: Resources, tag: str, devices: Sequence[PlannedDevice]) -> RolePlace:
+def _place_role(resources: Resources, tag: str, devices: Sequence[PlannedDevice]) -> RolePlace:
     groups, trainer = resources.tagged(tag), resources.tagged(TRAIN)
     if tag == TEACHER:
         groups = resources.require(tag, "the teacher (distillation.enabled) has no place")
     if tag == REWARD and not groups and not trains_and_generates(resources):
         resources.require(tag, "the reward model has no place: where nothing pauses for it, it needs its own")
     if not groups or (set(groups) == set(trainer) and tag != TEACHER):
-        return RolePlace(tag, TRAINER_POOL, _numbers(devices, trainer))
-    _alone(resources, tag, groups)
-    return RolePlace(tag, f"{tag}_pool", _numbers(devices, groups))
+        return RolePlace(tag, TRAINER_POOL, _device_numbers(devices, trainer))
+    _require_own_machines(resources, tag, groups)
+    return RolePlace(tag, f"{tag}_pool", _device_numbers(devices, groups))
 
 
-def _alone(resources: Resources, tag: str, groups: Sequence[MachineGroup]) -> None:
-    """Refuse machines of a role that some other part of the run has too, or of kinds that verl cannot pool."""
+def _require_own_machines(resources: Resources, tag: str, groups: Sequence[MachineGroup]) -> None:
+    """Refuse machines of a role that another part of the run uses too, or of kinds that verl cannot pool."""
     busy = next((group for group in groups if TRAIN in group.tags or ROLLOUT in group.tags), None)
     if busy is not None:
         all_or_own = "must be tags of machines of their own" if tag == TEACHER else "is for all that train, or others"
@@ -184,7 +179,7 @@ def _alone(resources: Resources, tag: str, groups: Sequence[MachineGroup]) -> No
         raise ConfigError(KEY, resources.summary(), reason, f"Take {tag} away from the smaller groups")
 
 
-def _numbers(devices: Sequence[PlannedDevice], groups: Sequence[MachineGroup]) -> tuple[int, ...]:
+def _device_numbers(devices: Sequence[PlannedDevice], groups: Sequence[MachineGroup]) -> tuple[int, ...]:
     names = {group.name for group in groups}
     return tuple(device.number for device in devices if device.group in names)
 

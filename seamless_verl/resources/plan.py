@@ -1,9 +1,8 @@
 """The placement plan: which device does what, before anything starts.
 
 Invariant: numbers of devices run from 0; replicas are disjoint and never lie on two groups; a hybrid
-replica's devices are the trainer's ranks [rank x size, (rank + 1) x size).
-
-A plan as JSON, for other programs to read.
+replica's devices are the trainer's ranks [rank x size, (rank + 1) x size). `plan_to_json` writes a plan for
+other programs.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from seamless_verl.resources.placement import (
     RolePlace,
     Roles,
     all_devices,
-    all_places,
     all_replicas,
+    place_roles,
     trainer_ranks,
     verl_fields,
 )
@@ -60,8 +59,8 @@ class DevicePeak:
 
 @dataclass(frozen=True)
 class Plan:
-    """Who is where. `fields` are verl's own settings that follow; `device_bytes` and `memory` are empty when
-    the model's size is not known; with `shared_memory` the devices of a machine share `device_bytes`."""
+    """What each device does. `fields` are verl's own settings that follow; `device_bytes` and `memory` are empty
+    when the model's size is not known; with `shared_memory` the devices of a machine share `device_bytes`."""
 
     layout: Layout
     groups: tuple[MachineGroup, ...]
@@ -111,12 +110,12 @@ def make_plan(
     """The plan of a run on these machines; `memory` None leaves the memory out.
 
     Raises:
-        ConfigError: sizes that do not fit a group, or a role without a place. Memory is judged elsewhere.
+        ConfigError: sizes that do not fit a group, or a role without a place. `memory_problems` checks the memory.
     """
     sizes.check(resources.tagged(TRAIN))
     replica.check(resources.tagged(ROLLOUT))
     devices = all_devices(resources)
-    places = all_places(resources, devices, roles)
+    places = place_roles(resources, devices, roles)
     ranks = trainer_ranks(resources, devices)
     data = sizes.data(len(ranks))
     plan = Plan(
@@ -147,9 +146,9 @@ def _peaks(
     critic = {n for place in places if place.tag == CRITIC and place.pool == TRAINER_POOL for n in place.devices}
     found = []
     for device in devices:
-        does = DeviceRoles(TRAIN in device.tags, ROLLOUT in device.tags, device.number in critic)
-        most = device_peak(facts, does, sizes, world, replica)
-        found.append(DevicePeak(device.number, most.phase, most.parts, most.may_add))
+        roles = DeviceRoles(TRAIN in device.tags, ROLLOUT in device.tags, device.number in critic)
+        peak = device_peak(facts, roles, sizes, world, replica)
+        found.append(DevicePeak(device.number, peak.phase, peak.parts, peak.may_add))
     return tuple(found)
 
 
@@ -162,6 +161,7 @@ FORMAT = 1
 
 
 def plan_to_json(plan: Plan) -> str:
+    """The plan and the version of its format, indented."""
     return json.dumps({"format": FORMAT, "plan": _plain(plan)}, indent=1)
 
 

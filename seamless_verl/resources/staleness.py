@@ -1,12 +1,12 @@
-"""The bound on how old the weights may be whose tokens are trained.
+"""The staleness bound: how many weight versions old a trained token may be.
 
 A prompt submitted in step p starts on the weights of version p - 1, and step g trains the weights of
 version g - 1, so that its oldest token is g - p versions old. With at most (S + 1) steps' worth of
 prompts outstanding when the step begins, and the oldest taken first, none is trained more than S
-versions late: the i-th oldest waits for i // batch updates. What is submitted later in the step has
+versions late: the i-th oldest waits for i // batch updates. A prompt submitted later in the step has
 missed its first updates, and as many fewer may be outstanding. Taking a younger group while an older
-one still generates breaks that order, and is allowed only as far as everything left behind can still
-be trained in time.
+one still generates breaks that order. It is allowed only if every prompt left behind can still be
+trained in time.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class StalenessBound:
     updates: int = 1
 
     def room(self, outstanding: int, ahead: int | None = None, update: int = 0) -> int:
-        """How many prompts may be submitted before update number `update` (from 0) of a step, beside those outstanding.
+        """How many more prompts may be submitted before update number `update` (from 0) of a step.
 
-        With `ahead`, not more than `ahead` + 1 steps' worth are outstanding at any time, and with 0 none is
-        submitted for a later step; without it as many as the bound allows.
+        With `ahead`, at most `ahead` + 1 steps' worth are outstanding at any time, and with 0 none is submitted
+        for a later step. Without it as many as the bound allows.
         """
         step, trained = self.batch * self.updates, update * self.batch
         allowed = (self.max_staleness + 1) * step - trained
@@ -38,12 +38,12 @@ class StalenessBound:
         """Whether training in `step` a prompt of step `submitted` would pass the bound."""
         return step - submitted > self.max_staleness
 
-    def keeps(self, *, step: int, update: int, left: Iterable[int]) -> bool:
+    def keeps(self, *, step: int, update: int, left_behind: Iterable[int]) -> bool:
         """Whether prompts left behind by update number `update` (from 0) of `step` stay within the bound.
 
-        `left` holds the steps in which they were submitted.
+        `left_behind` holds the steps in which they were submitted.
         """
         return not any(
             self.too_old(step + (update + 1 + i // self.batch) // self.updates, submitted)
-            for i, submitted in enumerate(sorted(left))
+            for i, submitted in enumerate(sorted(left_behind))
         )

@@ -1,6 +1,4 @@
-"""Values of a config node that was turned into plain Python, read with the type expected there.
-
-Machines by what they can do: groups of machines, each with its tags, and the layout that follows from them.
+"""Parses `seamless.resources`: groups of machines with capability tags, and the layout that follows from them.
 
 Invariant: parsed `Resources` have at least one group, distinct names, positive counts, known keys, a
 machine tagged `train` and one tagged `rollout`.
@@ -12,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from enum import Enum
+from enum import StrEnum
 
 from seamless_verl.errors import ConfigError
 
@@ -20,7 +18,7 @@ WORD = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?")  # of names, ta
 
 
 def known_keys(key: str, value: object, valid: Sequence[str]) -> Mapping[str, object]:
-    """The node as a mapping with none but the valid keys."""
+    """The node as a mapping that has none but the valid keys; ConfigError otherwise."""
     if not isinstance(value, Mapping):
         raise ConfigError(key, value, "must be a node with keys", f"Valid: {', '.join(valid)}")
     for name in value:
@@ -31,31 +29,31 @@ def known_keys(key: str, value: object, valid: Sequence[str]) -> Mapping[str, ob
     return {str(name): item for name, item in value.items()}
 
 
-def positive(key: str, value: object) -> int:
+def parse_positive(key: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigError(key, value, "must be a whole number of at least 1", f"Set {key}=1")
     return value
 
 
-def word(key: str, value: object) -> str:
+def parse_word(key: str, value: object) -> str:
     if not isinstance(value, str) or not WORD.fullmatch(value):
         reason = "must be a text of letters, digits and _ . - that begins and ends with a letter or digit"
         raise ConfigError(key, value, reason, f"Set {key} to one, such as a100 or zone-b")
     return value
 
 
-def words(key: str, value: object) -> tuple[str, ...]:
+def parse_words(key: str, value: object) -> tuple[str, ...]:
     """Distinct words, at least one, in the order given."""
     if not isinstance(value, (list, tuple)) or not value:
         raise ConfigError(key, value, "must be a list with at least one tag", f"Write it as {key}=[train,rollout]")
-    found = tuple(word(f"{key}[{i}]", item) for i, item in enumerate(value))
-    twice = next((item for i, item in enumerate(found) if item in found[:i]), None)
-    if twice is not None:
-        raise ConfigError(key, list(found), f"names {twice} twice", "Name each tag once")
+    found = tuple(parse_word(f"{key}[{i}]", item) for i, item in enumerate(value))
+    duplicate = next((item for i, item in enumerate(found) if item in found[:i]), None)
+    if duplicate is not None:
+        raise ConfigError(key, list(found), f"names {duplicate} twice", "Name each tag once")
     return found
 
 
-def labels(key: str, value: object) -> tuple[tuple[str, str], ...]:
+def parse_labels(key: str, value: object) -> tuple[tuple[str, str], ...]:
     """Node labels, sorted by their keys; none for null."""
     if value is None:
         return ()
@@ -65,7 +63,7 @@ def labels(key: str, value: object) -> tuple[tuple[str, str], ...]:
         parts = name.split("/") if isinstance(name, str) else []
         if len(parts) not in (1, 2) or not all(WORD.fullmatch(part) for part in parts):
             raise ConfigError(key, name, "is not the key of a node label", "Use one such as zone or ray.io/market-type")
-    return tuple(sorted((name, word(f"{key}.{name}", item)) for name, item in value.items()))
+    return tuple(sorted((name, parse_word(f"{key}.{name}", item)) for name, item in value.items()))
 
 
 KEY = "seamless.resources"
@@ -74,7 +72,7 @@ CRITIC, REFERENCE, REWARD, TEACHER = "critic", "ref", "reward", "teacher"
 ROLE_TAGS = (TRAIN, ROLLOUT, CRITIC, REFERENCE, REWARD, TEACHER)
 
 
-class Layout(str, Enum):
+class Layout(StrEnum):
     """Where the `seamless` trainer generates."""
 
     AUTO = "auto"
@@ -84,7 +82,7 @@ class Layout(str, Enum):
     DISAGGREGATED = "disaggregated"
     """on devices that do not train"""
     MULTIPLEXED = "multiplexed"
-    """on devices that do not train and, while it waits, on devices of the trainer"""
+    """on devices that do not train and, while the trainer waits, on the trainer's devices"""
 
     @property
     def shares_devices(self) -> bool:
@@ -124,11 +122,11 @@ class MachineGroup:
                 raise ConfigError(f"{key}.{needed}", None, "has no value", f"Add {needed} to {key}")
         name = values.get("name")
         return cls(
-            name=f"group{number}" if name is None else word(f"{key}.name", name),
-            count=positive(f"{key}.count", values["count"]),
-            devices=positive(f"{key}.devices", values["devices"]),
-            tags=words(f"{key}.tags", values["tags"]),
-            labels=labels(f"{key}.labels", values.get("labels")),
+            name=f"group{number}" if name is None else parse_word(f"{key}.name", name),
+            count=parse_positive(f"{key}.count", values["count"]),
+            devices=parse_positive(f"{key}.devices", values["devices"]),
+            tags=parse_words(f"{key}.tags", values["tags"]),
+            labels=parse_labels(f"{key}.labels", values.get("labels")),
         )
 
 
@@ -177,11 +175,11 @@ class Resources:
         return tuple(group for group in self.groups if tag in group.tags and without not in group.tags)
 
     def require(self, tag: str, consequence: str) -> tuple[MachineGroup, ...]:
-        """The groups with the tag; ConfigError when there are none, as for a role that needs one."""
+        """The groups with the tag; ConfigError, which names the consequence, when there are none."""
         found = self.tagged(tag)
         if not found:
             reason = f"no machine has the tag {tag}, so {consequence}"
-            raise ConfigError(KEY, self.summary(), reason, self._near(tag) + f"Add {tag} to the tags of a group")
+            raise ConfigError(KEY, self.summary(), reason, self._typo_hint(tag) + f"Add {tag} to the tags of a group")
         return found
 
     def summary(self) -> str:
@@ -190,11 +188,11 @@ class Resources:
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """Every tag that is used: verl's roles first, then those of the user's own, in order of appearance."""
+        """Every tag that is used: verl's roles first, then the user's own tags, in order of appearance."""
         used = list(dict.fromkeys(tag for group in self.groups for tag in group.tags))
         return (*(tag for tag in ROLE_TAGS if tag in used), *(tag for tag in used if tag not in ROLE_TAGS))
 
-    def _near(self, tag: str) -> str:
+    def _typo_hint(self, tag: str) -> str:
         near: Sequence[str] = get_close_matches(tag, [name for name in self.tags if name not in ROLE_TAGS], n=1)
         return f"Is {near[0]} a slip for {tag}? " if near else ""
 

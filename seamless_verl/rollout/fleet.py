@@ -1,19 +1,15 @@
-"""The roster: which replicas there are, who may serve, and which calls are with whom.
+"""The fleet: the replicas of a job, the slots that calls hold on them, and the operations on them.
 
 Invariants:
 - A call is granted a slot only on a replica that is SERVING, with weights that were committed, and has room.
 - Leases granted = given back + dropped with their replica + attached; an attached one is with a replica that
   is SERVING, PAUSED or SYNCING.
-- Nobody stands in line while a serving replica has room, but who waits for its home, which is about to serve.
-
-The fleet: the roster, and what is done to its replicas.
-
-Invariants:
+- No call waits while a serving replica has room, except for its preferred replica, which is about to serve.
 - Operations on one replica follow each other; its death interrupts the one that runs.
-- What takes a replica's calls away first has the engine cut them, so that all they produced is on its way.
-- A replica stops being routed to before it is stopped, and is routed to again after it was started.
+- What takes a replica's calls away first has the engine cut them, so that all tokens they produced are on their way.
+- A replica stops being routed to before it is paused, and is routed to again after it was resumed.
 
-A `keep` pause leaves calls attached: they go on at the resume, with new weights if there was a sync.
+A `keep` pause leaves calls attached: they continue at the resume, with new weights if there was a sync.
 """
 
 from __future__ import annotations
@@ -27,8 +23,8 @@ from seamless_verl.rollout.engine import Engine, PauseMode, ReplicaControl
 from seamless_verl.rollout.replica import Lease, Replica
 from seamless_verl.rollout.replica_state import (
     DEAD,
-    LENT,
     PAUSED,
+    RELEASED,
     SERVING,
     STALE,
     SYNCING,
@@ -41,19 +37,37 @@ from seamless_verl.rollout.routing import ReplicaView, RoutingPolicy
 from seamless_verl.rollout.wait_queue import WaitQueue
 
 OnChange: TypeAlias = Callable[[ReplicaView, str], None]  # the replica after the change, and why
+RESUME_S = 1.0  # for a replica to resume, which takes milliseconds: calls wait for their preferred one no longer
 
 
-class Roster:
-    """The replicas and the slots on them; `on_change` hears of each change of a replica's state. A call in line
-    is passed by none that came more than `overtaking` calls later."""
+class Fleet:
+    """The replicas and the slots on them. A control that takes more than `deadline_s` loses its replica.
+
+    `on_change` hears of each change of a replica's state. A waiting call is passed by none that came more than
+    `overtaking` calls later.
+
+    An operation takes ids, checks all of them before it touches one, and returns those for which it came true;
+    one that dies meanwhile is DEAD and left out. It raises ReplicaStateError when a replica is in a state that
+    does not allow it, and ValueError for an unknown id. Another error of a control is raised after
+    the operation has ended on all replicas; the replica it came from is then not routed to.
+    """
 
     def __init__(
-        self, *, policy: RoutingPolicy, committed: int = 0, on_change: OnChange | None = None, overtaking: int = 256
+        self,
+        *,
+        policy: RoutingPolicy,
+        committed: int = 0,
+        on_change: OnChange | None = None,
+        overtaking: int = 256,
+        deadline_s: float | None = None,
     ) -> None:
-        self._policy, self._committed, self._on_change = policy, committed, on_change
+        self._policy, self._committed, self._on_change, self._deadline_s = policy, committed, on_change, deadline_s
         self._replicas: dict[str, Replica] = {}
-        self._line = WaitQueue(overtaking)
+        self._queue = WaitQueue(overtaking)
         self._granted = self._given_back = self._dropped = 0
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._replicas)
 
     @property
     def committed(self) -> int:
@@ -66,8 +80,10 @@ class Roster:
     def metrics(self) -> dict[str, float]:
         view = self.view
         states = {f"fleet/{state}": float(sum(r.state is state for r in view)) for state in ReplicaState}
-        calls = {"fleet/attached": float(sum(r.load for r in view)), "fleet/waiting": float(len(self._line))}
+        calls = {"fleet/attached": float(sum(r.load for r in view)), "fleet/waiting": float(len(self._queue))}
         return states | calls | self._policy.metrics()
+
+    # Membership
 
     def commit(self, version: int) -> None:
         """These weights may be served from now on; raises ValueError for an older version."""
@@ -99,7 +115,7 @@ class Roster:
         state: ReplicaState,
         version: int | None,
     ) -> None:
-        """A replica as it was found when contact with it was had again, by this process or the next one.
+        """A replica as it was found when it was connected to again, by this process or the next one.
 
         Raises:
             ValueError: the id is taken, it has no room for a call, or the state does not go with the version.
@@ -112,7 +128,7 @@ class Roster:
         self._put(Replica(replica_id, engine, control, capacity, state, version), "restored")
 
     def lost(self, replica_id: str, reason: str, *, engine: Engine | None = None) -> None:
-        """The replica is gone, from any state; what is being done to it is interrupted, its calls go elsewhere.
+        """The replica is gone, from any state; the operation on it is interrupted, its calls continue elsewhere.
 
         News of a replica that is DEAD already, or removed, or about an `engine` that was replaced, changes nothing.
         """
@@ -120,21 +136,137 @@ class Roster:
         if replica is not None and replica.state is not DEAD and engine in (None, replica.engine):
             self._lose(replica, reason)
 
+    def timed_out(self, replica_id: str) -> bool:
+        """Whether it is dead because its control did not answer in time."""
+        return self._replica(replica_id).timed_out
+
+    async def remove(self, replica_id: str) -> None:
+        """Takes a replica out and closes its engine; its calls continue elsewhere."""
+        replica = self._replica(replica_id)
+        async with replica.lock:
+            if replica.state is not DEAD and await self._cut(replica):
+                self._lose(replica, "removed")
+        if self._replicas.get(replica_id) is replica:
+            del self._replicas[replica_id]
+
+    # Slots
+
     async def acquire(self, key: str, ticket: int) -> Lease:
-        """A slot on a serving replica, waiting for one if need be; `ticket` is the call's place in line."""
-        if (lease := self._grant(key)) is not None:  # then nobody in line could have it
+        """A slot on a serving replica, waiting for one if need be; `ticket` is the call's age in the queue."""
+        if (lease := self._grant(key)) is not None:  # then no waiting call could have it
             return lease
-        return await self._line.wait(key, ticket)
+        return await self._queue.wait(key, ticket)
+
+    def _grant_waiting(self) -> None:
+        """Slots to those that wait."""
+        if len(self._queue) and self._has_room():
+            preferred = self._policy.preferred(self.view)
+            self._queue.grant_slots(self._grant, lambda key: self._fits(preferred(key)), self._has_room)
+
+    def _has_room(self) -> bool:
+        return any(map(self._fits, self._replicas))
+
+    def _fits(self, replica_id: str | None) -> bool:
+        return replica_id is not None and self._replicas[replica_id].view.has_room
+
+    def _grant(self, key: str) -> Lease | None:
+        chosen = self._policy.decide(self.view, key)
+        if chosen is None:
+            return None
+        replica = self._replica(chosen)
+        assert replica.view.has_room, f"{type(self._policy).__name__} chose {chosen}, which is {replica.view}"
+        lease = Lease(replica, self._release_lease, replica.pauses)
+        replica.leases.add(lease)
+        self._granted += 1
+        return lease
+
+    def _release_lease(self, lease: Lease) -> None:
+        if lease.attached:
+            lease.replica.leases.remove(lease)
+            self._given_back += 1
+            self._grant_waiting()
+
+    # Operations
+
+    async def pause(self, ids: Collection[str], mode: PauseMode) -> list[str]:
+        """SERVING to PAUSED."""
+
+        async def paused(replica: Replica) -> bool:
+            self._move(replica, PAUSED, "pause")
+            return await self._command(replica, replica.control.pause(mode))
+
+        return await self._each(ids, PAUSED, "pause", paused)
+
+    async def resume(self, ids: Collection[str]) -> list[str]:
+        """PAUSED to SERVING."""
+        return await self._each(ids, SERVING, "resume", lambda replica: self._resume(replica, "resume", None))
+
+    async def release(self, ids: Collection[str]) -> list[str]:
+        """SERVING, PAUSED or STALE to RELEASED: its calls are cut, then its memory may go."""
+
+        async def released(replica: Replica) -> bool:
+            return await self._cut(replica) and await self._enter(replica, RELEASED, "release")
+
+        return await self._each(ids, RELEASED, "release", released, pauses_first=True)
+
+    async def reclaim(self, ids: Collection[str]) -> list[str]:
+        """RELEASED to STALE: its memory is back, it needs new weights."""
+        return await self._each(ids, STALE, "reclaim", lambda replica: self._enter(replica, STALE, "reclaim"))
+
+    async def begin_sync(self, ids: Collection[str]) -> list[str]:
+        """PAUSED or STALE to SYNCING; requests frozen by a `keep` pause stay in the engine."""
+        return await self._each(ids, SYNCING, "begin_sync", lambda replica: self._enter(replica, SYNCING, "begin_sync"))
+
+    async def update_weights(self, ids: Collection[str], version: int, weights: Any) -> list[str]:
+        """SERVING, PAUSED or STALE to SERVING with the committed weights: one command pauses, loads and resumes.
+
+        Raises:
+            ReplicaVersionError: they are not the committed ones; nothing changed.
+            WeightsNotLoadedError: of a replica that could not load them, which is SYNCING still.
+        """
+        self.check_committed(ids, version)
+
+        async def updated(replica: Replica) -> bool:
+            if replica.state is SERVING:
+                self._move(replica, PAUSED, "pause")
+            self._move(replica, SYNCING, "begin_sync")
+            alive = await self._command(replica, replica.control.update_weights(version, weights))
+            return alive and await self._enter(replica, SERVING, "end_sync", version)
+
+        return await self._each(ids, SYNCING, "begin_sync", updated, pauses_first=True)
+
+    async def end_sync(self, ids: Collection[str], version: int) -> list[str]:
+        """SYNCING to SERVING: it has these weights now.
+
+        Raises:
+            ReplicaVersionError: they are not the committed ones; the replicas are SYNCING still.
+        """
+        self.check_committed(ids, version)
+        return await self._each(ids, SERVING, "end_sync", lambda replica: self._resume(replica, "end_sync", version))
+
+    async def fail_sync(self, ids: Collection[str]) -> list[str]:
+        """SYNCING to STALE: its weights may be of two versions, so frozen calls are cut."""
+
+        async def spoiled(replica: Replica) -> bool:
+            alive = await self._command(replica, replica.control.abort_all())
+            return alive and await self._enter(replica, STALE, "fail_sync")
+
+        return await self._each(ids, STALE, "fail_sync", spoiled)
+
+    def check_committed(self, ids: Collection[str], version: int) -> None:
+        """Raises ReplicaVersionError."""
+        for replica_id in ids if version != self.committed else ():
+            raise ReplicaVersionError(replica_id, version, self.committed)
 
     def check_integrity(self) -> None:
-        """Raises IntegrityError where the books do not close."""
+        """Raises IntegrityError where leases, states and the queue contradict each other."""
         attached = sum(len(replica.leases) for replica in self._replicas.values())
         _equal("leases given back + dropped + attached", self._granted, self._given_back + self._dropped + attached)
         for replica in self._replicas.values():
             self._check(replica)
-        homes, starting = self._policy.homes(self.view), {r.replica_id for r in self.view if r.starting}
-        idle = [key for key in self._line.keys if homes(key) not in starting] if self._has_room() else []
-        _equal("calls in line while there is room", 0, len(idle))
+        preferred, starting = self._policy.preferred(self.view), {r.replica_id for r in self.view if r.starting}
+        idle = [key for key in self._queue.keys if preferred(key) not in starting] if self._has_room() else []
+        _equal("calls that wait while there is room", 0, len(idle))
 
     def _check(self, replica: Replica) -> None:
         name, load = f"replica {replica.replica_id}", len(replica.leases)
@@ -144,190 +276,23 @@ class Roster:
         _equal(f"{name}: known version", replica.state in VERSIONED, replica.version is not None)
         _equal(f"{name}: uncommitted versions", 0, max(0, (replica.version or 0) - self._committed))
 
-    def _put(self, replica: Replica, why: str) -> None:
-        name, capacity = replica.replica_id, replica.capacity
-        if capacity < 1:
-            raise ValueError(f"replica {name}: capacity={capacity}; give room for one call at least")
-        if (known := self._replicas.get(name)) is not None and known.state is not DEAD:
-            raise ValueError(f"replica {name} is there already, {known.state}; remove it or take another id")
-        self._replicas[name] = replica
-        self._changed(replica, why)
-
-    def _of(self, replica_id: str) -> Replica:
-        if replica_id not in self._replicas:
-            raise ValueError(f"replica={replica_id!r} is not in the fleet; there are {sorted(self._replicas)}")
-        return self._replicas[replica_id]
-
-    def _move(self, replica: Replica, state: ReplicaState, by: str, version: int | None = None) -> None:
-        self._dropped += replica.move(state, by, version)
-        self._changed(replica, by)
-
-    def _lose(self, replica: Replica, reason: str) -> None:
-        self._dropped += replica.move(DEAD, "lost")
-        if replica.command is not None:
-            replica.command.cancel()
-        replica.engine.close()
-        self._changed(replica, reason)
-
-    def _changed(self, replica: Replica, why: str) -> None:
-        if self._on_change is not None:
-            self._on_change(replica.view, why)
-        self._serve()
-
-    def _serve(self) -> None:
-        """Slots to those in line."""
-        if len(self._line) and self._has_room():
-            homes = self._policy.homes(self.view)
-            self._line.serve(self._grant, lambda key: self._open(homes(key)), self._has_room)
-
-    def _has_room(self) -> bool:
-        return any(map(self._open, self._replicas))
-
-    def _open(self, replica_id: str | None) -> bool:
-        return replica_id is not None and self._replicas[replica_id].view.open
-
-    def _grant(self, key: str) -> Lease | None:
-        chosen = self._policy.decide(self.view, key)
-        if chosen is None:
-            return None
-        replica = self._of(chosen)
-        assert replica.view.open, f"{type(self._policy).__name__} chose {chosen}, which is {replica.view}"
-        lease = Lease(replica, self._release, replica.pauses)
-        replica.leases.add(lease)
-        self._granted += 1
-        return lease
-
-    def _release(self, lease: Lease) -> None:
-        if lease.attached:
-            lease.replica.leases.remove(lease)
-            self._given_back += 1
-            self._serve()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._replicas)
-
-
-def _equal(law: str, expected: int, found: int) -> None:
-    if expected != found:
-        raise IntegrityError(law, expected, found)
-
-
-STARTING_S = 1.0  # for a replica to go on, which takes milliseconds: calls wait for their home no longer than that
-
-
-class Fleet(Roster):
-    """The replicas and their operations. A control that takes more than `deadline_s` loses its replica.
-
-    An operation takes ids, checks all of them before it touches one, and returns those for which it came true;
-    one that dies on the way is DEAD and left out. It raises ReplicaStateError when a replica is in a state that
-    does not allow it, and ValueError for an id that is not there. Another error of a control is raised after
-    the operation has ended on all replicas; the replica it came from is then not routed to.
-    """
-
-    def __init__(self, *, deadline_s: float | None = None, **options: Any) -> None:
-        super().__init__(**options)
-        self._deadline_s = deadline_s
-
-    async def pause(self, ids: Collection[str], mode: PauseMode) -> list[str]:
-        """SERVING to PAUSED."""
-
-        async def stop(replica: Replica) -> bool:
-            self._move(replica, PAUSED, "pause")
-            return await self._command(replica, replica.control.pause(mode))
-
-        return await self._each(ids, PAUSED, "pause", stop)
-
-    async def resume(self, ids: Collection[str]) -> list[str]:
-        """PAUSED to SERVING."""
-        return await self._each(ids, SERVING, "resume", lambda replica: self._start(replica, "resume", None))
-
-    async def lend(self, ids: Collection[str]) -> list[str]:
-        """SERVING, PAUSED or STALE to LENT: its calls are cut, then its device may go."""
-
-        async def part(replica: Replica) -> bool:
-            return await self._cut(replica) and await self._enter(replica, LENT, "lend")
-
-        return await self._each(ids, LENT, "lend", part, pauses_first=True)
-
-    async def reclaimed(self, ids: Collection[str]) -> list[str]:
-        """LENT to STALE: its device is back, it must be refitted."""
-        return await self._each(ids, STALE, "reclaimed", lambda replica: self._enter(replica, STALE, "reclaimed"))
-
-    async def begin_sync(self, ids: Collection[str]) -> list[str]:
-        """PAUSED or STALE to SYNCING; requests frozen by a `keep` pause stay in the engine."""
-        return await self._each(ids, SYNCING, "begin_sync", lambda replica: self._enter(replica, SYNCING, "begin_sync"))
-
-    async def refit(self, ids: Collection[str], version: int, weights: Any) -> list[str]:
-        """SERVING, PAUSED or STALE to SERVING with the committed weights: one command stops, loads and starts it.
-
-        Raises:
-            ReplicaVersionError: they are not the committed ones; nothing changed.
-            WeightsNotLoadedError: of a replica that could not load them, which is SYNCING still.
-        """
-        self.check_committed(ids, version)
-
-        async def refitted(replica: Replica) -> bool:
-            if replica.state is SERVING:
-                self._move(replica, PAUSED, "pause")
-            self._move(replica, SYNCING, "begin_sync")
-            alive = await self._command(replica, replica.control.refit(version, weights))
-            return alive and await self._enter(replica, SERVING, "synced", version)
-
-        return await self._each(ids, SYNCING, "begin_sync", refitted, pauses_first=True)
-
-    async def synced(self, ids: Collection[str], version: int) -> list[str]:
-        """SYNCING to SERVING: it has these weights now.
-
-        Raises:
-            ReplicaVersionError: they are not the committed ones; the replicas are SYNCING still.
-        """
-        self.check_committed(ids, version)
-        return await self._each(ids, SERVING, "synced", lambda replica: self._start(replica, "synced", version))
-
-    async def sync_failed(self, ids: Collection[str]) -> list[str]:
-        """SYNCING to STALE: its weights may be of two versions, so that what was frozen is cut."""
-
-        async def spoil(replica: Replica) -> bool:
-            alive = await self._command(replica, replica.control.abort_all())
-            return alive and await self._enter(replica, STALE, "sync_failed")
-
-        return await self._each(ids, STALE, "sync_failed", spoil)
-
-    async def remove(self, replica_id: str) -> None:
-        """Takes a replica out and closes its engine; its calls go on elsewhere."""
-        replica = self._of(replica_id)
-        async with replica.lock:
-            if replica.state is not DEAD and await self._cut(replica):
-                self._lose(replica, "removed")
-        if self._replicas.get(replica_id) is replica:
-            del self._replicas[replica_id]
-
-    def check_committed(self, ids: Collection[str], version: int) -> None:
-        """Raises ReplicaVersionError."""
-        for replica_id in ids if version != self.committed else ():
-            raise ReplicaVersionError(replica_id, version, self.committed)
-
-    def given_up(self, replica_id: str) -> bool:
-        """Whether it is dead because its control did not answer in time."""
-        return self._of(replica_id).given_up
-
-    async def _start(self, replica: Replica, by: str, version: int | None) -> bool:
+    async def _resume(self, replica: Replica, operation: str, version: int | None) -> bool:
         replica.resuming = True
-        too_late = asyncio.get_running_loop().call_later(STARTING_S, self._await_no_more, replica)
+        too_late = asyncio.get_running_loop().call_later(RESUME_S, self._stop_awaiting, replica)
         try:
             alive = await self._command(replica, replica.control.resume())
-            return alive and await self._enter(replica, SERVING, by, version)
+            return alive and await self._enter(replica, SERVING, operation, version)
         finally:
             too_late.cancel()
-            self._await_no_more(replica)
+            self._stop_awaiting(replica)
 
-    def _await_no_more(self, replica: Replica) -> None:
-        """Who waits for it, because their home is there, need not."""
+    def _stop_awaiting(self, replica: Replica) -> None:
+        """Calls that prefer it need not wait for it any longer."""
         replica.resuming = False
-        self._serve()
+        self._grant_waiting()
 
-    async def _enter(self, replica: Replica, state: ReplicaState, by: str, version: int | None = None) -> bool:
-        self._move(replica, state, by, version)
+    async def _enter(self, replica: Replica, state: ReplicaState, operation: str, version: int | None = None) -> bool:
+        self._move(replica, state, operation, version)
         return True
 
     async def _cut(self, replica: Replica) -> bool:
@@ -345,7 +310,7 @@ class Fleet(Roster):
         try:
             done, _ = await asyncio.wait({replica.command}, timeout=self._deadline_s)
             if not done:
-                replica.given_up = True
+                replica.timed_out = True
                 reason = f"{replica.state}: its control has not answered for {self._deadline_s} s"
                 self.lost(replica.replica_id, reason, engine=replica.engine)
                 return False
@@ -362,28 +327,63 @@ class Fleet(Roster):
         self,
         ids: Collection[str],
         goal: ReplicaState,
-        by: str,
-        operation: Callable[[Replica], Awaitable[bool]],
+        operation: str,
+        run: Callable[[Replica], Awaitable[bool]],
         *,
         pauses_first: bool = False,
     ) -> list[str]:
         def check(replica: Replica) -> None:
             state = PAUSED if pauses_first and replica.state is SERVING else replica.state
-            check_transition(replica.replica_id, state, goal, by)
+            check_transition(replica.replica_id, state, goal, operation)
 
-        async def alone(replica: Replica) -> bool:
+        async def run_locked(replica: Replica) -> bool:
             async with replica.lock:
                 if replica.state is DEAD:
                     return False
                 check(replica)
-                return await operation(replica)
+                return await run(replica)
 
-        replicas = [self._of(replica_id) for replica_id in dict.fromkeys(ids)]
+        replicas = [self._replica(replica_id) for replica_id in dict.fromkeys(ids)]
         for replica in replicas:
             if replica.state is DEAD or not replica.lock.locked():
                 check(replica)
-        done = await asyncio.gather(*map(alone, replicas), return_exceptions=True)
-        for outcome in done:
+        outcomes = await asyncio.gather(*map(run_locked, replicas), return_exceptions=True)
+        for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
-        return [replica.replica_id for replica, outcome in zip(replicas, done, strict=True) if outcome]
+        return [replica.replica_id for replica, outcome in zip(replicas, outcomes, strict=True) if outcome]
+
+    def _put(self, replica: Replica, why: str) -> None:
+        name, capacity = replica.replica_id, replica.capacity
+        if capacity < 1:
+            raise ValueError(f"replica {name}: capacity={capacity}; give room for one call at least")
+        if (known := self._replicas.get(name)) is not None and known.state is not DEAD:
+            raise ValueError(f"replica {name} exists already, {known.state}; remove it or take another id")
+        self._replicas[name] = replica
+        self._changed(replica, why)
+
+    def _replica(self, replica_id: str) -> Replica:
+        if replica_id not in self._replicas:
+            raise ValueError(f"replica={replica_id!r} is not in the fleet; there are {sorted(self._replicas)}")
+        return self._replicas[replica_id]
+
+    def _move(self, replica: Replica, state: ReplicaState, operation: str, version: int | None = None) -> None:
+        self._dropped += replica.move(state, operation, version)
+        self._changed(replica, operation)
+
+    def _lose(self, replica: Replica, reason: str) -> None:
+        self._dropped += replica.move(DEAD, "lost")
+        if replica.command is not None:
+            replica.command.cancel()
+        replica.engine.close()
+        self._changed(replica, reason)
+
+    def _changed(self, replica: Replica, why: str) -> None:
+        if self._on_change is not None:
+            self._on_change(replica.view, why)
+        self._grant_waiting()
+
+
+def _equal(law: str, expected: int, found: int) -> None:
+    if expected != found:
+        raise IntegrityError(law, expected, found)

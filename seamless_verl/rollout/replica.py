@@ -1,9 +1,9 @@
-"""One replica as the fleet keeps it, and the slots that calls hold on it.
+"""One replica of the fleet, and the slots that calls hold on it.
 
 Invariants:
 - A lease counts against its replica from the moment it is granted until it is released or the replica
   drops it, whichever comes first, and then never again.
-- A replica that is LENT, STALE or DEAD has no lease; its version is known only while SERVING or PAUSED.
+- A replica that is RELEASED, STALE or DEAD has no lease; its version is known only while SERVING or PAUSED.
 - A replica that died stays dead: the process started in its place is another object under the same id.
 """
 
@@ -31,7 +31,7 @@ class Lease:
     """A call's slot on a replica."""
 
     replica: Replica
-    released: Callable[[Lease], None]
+    on_release: Callable[[Lease], None]
     pauses: int
 
     @property
@@ -44,18 +44,17 @@ class Lease:
 
     @property
     def unexplained(self) -> bool:
-        """Whether a cut was nobody's doing: the replica serves, and has served since the lease was granted."""
+        """Whether no command explains a cut: the replica serves, and has served since the lease was granted."""
         return self.replica.state is ReplicaState.SERVING and self.replica.pauses == self.pauses
 
     def release(self) -> None:
         """Gives the slot back; again changes nothing."""
-        self.released(self)
+        self.on_release(self)
 
 
 @dataclass(eq=False)
 class Replica:
-    """One replica; `command` is what its control is busy with, and `lock` keeps one operation at a time. `resuming`:
-    its control was told to go on, and is about to answer."""
+    """One replica. `command` is what its control is busy with; `lock` keeps one operation at a time."""
 
     replica_id: str
     engine: Engine
@@ -64,8 +63,8 @@ class Replica:
     state: ReplicaState = ReplicaState.STALE
     version: int | None = None
     pauses: int = 0
-    resuming: bool = False
-    given_up: bool = False  # it did not obey in time: it may live, but nobody waits for it again
+    resuming: bool = False  # its control was told to resume, and is about to answer
+    timed_out: bool = False  # it did not obey in time: it may live, but is not connected to again
     leases: set[Lease] = field(default_factory=set)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     command: asyncio.Task[Any] | None = None
@@ -75,22 +74,22 @@ class Replica:
         starting = self.resuming and self.state in (PAUSED, SYNCING)
         return ReplicaView(self.replica_id, self.state, self.version, len(self.leases), self.capacity, starting)
 
-    def move(self, state: ReplicaState, by: str, version: int | None = None) -> int:
-        """Changes the state by that operation, and tells how many leases it dropped.
+    def move(self, state: ReplicaState, operation: str, version: int | None = None) -> int:
+        """Changes the state by that operation; returns how many leases were dropped.
 
         Raises:
             ReplicaStateError: the operation cannot lead there from the present state; nothing changed.
         """
-        check_transition(self.replica_id, self.state, state, by)
+        check_transition(self.replica_id, self.state, state, operation)
         self.state = state
         self.pauses += state is ReplicaState.PAUSED
         if state not in VERSIONED:
             self.version = None
         elif version is not None:
             self.version = version
-        return self._drop() if state in WITHOUT_CALLS else 0
+        return self._drop_leases() if state in WITHOUT_CALLS else 0
 
-    def _drop(self) -> int:
+    def _drop_leases(self) -> int:
         dropped = len(self.leases)
         self.leases.clear()
         return dropped

@@ -8,45 +8,45 @@ from seamless_verl.errors import ReplicaStateError
 
 
 class ReplicaState(StrEnum):
-    """Where a replica stands."""
+    """Whether a replica generates, and with which weights."""
 
     SERVING = "serving"
     """it generates, with committed weights"""
     PAUSED = "paused"
-    """it stands still, its weights are as they were"""
+    """it does not generate; its weights are unchanged"""
     SYNCING = "syncing"
     """its weights are being replaced"""
-    LENT = "lent"
-    """its device is away, training has it"""
+    RELEASED = "released"
+    """its memory is released: training has its device"""
     STALE = "stale"
-    """it runs, but with weights nobody vouches for: it must be refitted before it serves"""
+    """it runs, but with weights of unknown version: it needs new ones before it serves"""
     DEAD = "dead"
-    """it is gone"""
+    """its process or its connection is gone"""
 
 
-SERVING, PAUSED, SYNCING, LENT, STALE, DEAD = ReplicaState
+SERVING, PAUSED, SYNCING, RELEASED, STALE, DEAD = ReplicaState
 
-# from, to: the operation that does it, and why it may
+# (from, to): the operation that does it, and why it may
 LEGAL: dict[tuple[ReplicaState, ReplicaState], tuple[str, str]] = {
     (SERVING, PAUSED): ("pause", "generation stops for a while"),
-    (PAUSED, SERVING): ("resume", "nothing has changed while it stood still"),
+    (PAUSED, SERVING): ("resume", "nothing has changed while it was paused"),
     (PAUSED, SYNCING): ("begin_sync", "weights change only while nothing is generated"),
-    (PAUSED, LENT): ("lend", "what it ran has been cut, its device may go"),
-    (SYNCING, SERVING): ("synced", "it has the committed weights"),
-    (SYNCING, STALE): ("sync_failed", "its weights may be of two versions"),
-    (STALE, SYNCING): ("begin_sync", "it is refitted"),
-    (STALE, LENT): ("lend", "its device goes again before it was refitted"),
-    (LENT, STALE): ("reclaimed", "its device is back, its weights are not"),
+    (PAUSED, RELEASED): ("release", "its calls have been cut, its memory may go"),
+    (SYNCING, SERVING): ("end_sync", "it has the committed weights"),
+    (SYNCING, STALE): ("fail_sync", "its weights may be of two versions"),
+    (STALE, SYNCING): ("begin_sync", "it gets new weights"),
+    (STALE, RELEASED): ("release", "its memory goes before it got new weights"),
+    (RELEASED, STALE): ("reclaim", "its memory is back, its weights are not"),
     **{(state, DEAD): ("lost", "its process or its connection is gone") for state in ReplicaState if state is not DEAD},
     (DEAD, STALE): ("add", "another process runs in its place, with weights of unknown version"),
 }
 
-WITHOUT_CALLS = frozenset({LENT, STALE, DEAD})
+WITHOUT_CALLS = frozenset({RELEASED, STALE, DEAD})
 VERSIONED = frozenset({SERVING, PAUSED})  # its weights are known, and were committed
 
 
-def check_transition(replica: str, found: ReplicaState, wanted: ReplicaState, by: str) -> None:
+def check_transition(replica: str, found: ReplicaState, wanted: ReplicaState, operation: str) -> None:
     """Raises ReplicaStateError unless that operation may lead from the one to the other."""
-    if LEGAL.get((found, wanted), ("", ""))[0] != by:
+    if LEGAL.get((found, wanted), ("", ""))[0] != operation:
         legal = "; ".join(f"{to} by {how} ({why})" for (source, to), (how, why) in LEGAL.items() if source is found)
-        raise ReplicaStateError(replica, found, f"{wanted} by {by}", legal)
+        raise ReplicaStateError(replica, found, f"{wanted} by {operation}", legal)

@@ -19,7 +19,7 @@ from seamless_verl.rollout.replica_state import ReplicaState
 
 @dataclass(frozen=True, slots=True)
 class ReplicaView:
-    """A replica as a policy sees it; load and capacity in calls. `starting`: it will serve in a moment."""
+    """A replica as a policy sees it; load and capacity in calls. `starting`: it is about to serve."""
 
     replica_id: str
     state: ReplicaState
@@ -29,18 +29,18 @@ class ReplicaView:
     starting: bool = False
 
     @property
-    def busy(self) -> float:
-        """Share of its capacity in use, 0 to 1: what makes uneven replicas comparable."""
+    def utilization(self) -> float:
+        """Share of its capacity in use, 0 to 1, which makes uneven replicas comparable."""
         return self.load / self.capacity
 
     @property
-    def open(self) -> bool:
+    def has_room(self) -> bool:
         """Whether it takes one more call."""
         return self.state is ReplicaState.SERVING and self.load < self.capacity
 
     @property
-    def there(self) -> bool:
-        """Whether calls may count on it."""
+    def available(self) -> bool:
+        """Whether it serves, or is about to."""
         return self.state is ReplicaState.SERVING or self.starting
 
 
@@ -51,10 +51,10 @@ class RoutingPolicy(Protocol):
     """What the fleet asks of a policy."""
 
     def decide(self, view: FleetView, key: str) -> str | None:
-        """The replica for a call, now; calls of one key like to be together."""
+        """The replica for a call, now; calls with one key prefer the same replica."""
 
-    def homes(self, view: FleetView) -> Callable[[str], str | None]:
-        """A key's home, where its calls would rather be than elsewhere; None where they do not mind."""
+    def preferred(self, view: FleetView) -> Callable[[str], str | None]:
+        """Each key's preferred replica among those available; None without a preference."""
 
     def metrics(self) -> dict[str, float]: ...
 
@@ -82,22 +82,22 @@ class PrefixAffinity:
         self._counts = dict.fromkeys(self.OUTCOMES, 0)
 
     def decide(self, view: FleetView, key: str) -> str | None:
-        there = {replica.replica_id: replica for replica in view if replica.there}
-        ranked = [there[name] for name in _ranking(_sizes(view), key) if name in there]
+        available = {replica.replica_id: replica for replica in view if replica.available}
+        ranked = [available[name] for name in _ranking(_sizes(view), key) if name in available]
         serving = [replica for replica in ranked if not replica.starting]
         if not serving or (ranked[0].starting and ranked[0].load < ranked[0].capacity):
             return None
         first, second = serving[0], serving[min(1, len(serving) - 1)]
-        if first.open and first.busy <= second.busy + self.margin:
+        if first.has_room and first.utilization <= second.utilization + self.margin:
             return self._count("preferred", first)
-        if second.open:
+        if second.has_room:
             return self._count("second", second)
         spilled = _least_loaded(view)
         return None if spilled is None else self._count("spilled", spilled)
 
-    def homes(self, view: FleetView) -> Callable[[str], str | None]:
-        there, sizes = {replica.replica_id for replica in view if replica.there}, _sizes(view)
-        return lambda key: next((name for name in _ranking(sizes, key) if name in there), None)
+    def preferred(self, view: FleetView) -> Callable[[str], str | None]:
+        available, sizes = {replica.replica_id for replica in view if replica.available}, _sizes(view)
+        return lambda key: next((name for name in _ranking(sizes, key) if name in available), None)
 
     def metrics(self) -> dict[str, float]:
         return {f"routing/{outcome}": float(count) for outcome, count in self._counts.items()}
@@ -117,7 +117,7 @@ class PrefixAffinity:
 
 
 def _least_loaded(view: FleetView) -> ReplicaView | None:
-    return min((r for r in view if r.open), key=lambda r: (r.busy, r.replica_id), default=None)
+    return min((r for r in view if r.has_room), key=lambda r: (r.utilization, r.replica_id), default=None)
 
 
 def _sizes(view: FleetView) -> tuple[tuple[str, int], ...]:

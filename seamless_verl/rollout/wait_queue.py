@@ -1,10 +1,10 @@
-"""Calls that wait for a slot.
+"""Calls that wait for a slot on a replica.
 
 Invariants:
-- A waiter stands in line until it is granted a lease or goes away; a lease granted to one that goes away at the same
+- A waiter stays in the queue until it is granted a lease or leaves; a lease granted to one that leaves at the same
   moment is given back.
-- A slot goes to the oldest call whose home (routing.py) is there, else to the oldest; but where more than `overtaking`
-  calls have come since a call stood in line, it goes to that one.
+- A slot goes to the oldest call whose preferred replica (routing.py) has room, else to the oldest; but where more
+  than `overtaking` calls have come since a call entered the queue, it goes to that one.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from seamless_verl.rollout.replica import Lease
 
 @dataclass(eq=False)
 class Waiter:
-    """A call in line, the `came`th that stood there; `ticket` is its age."""
+    """A call that waits: the `arrival`th that entered the queue; `ticket` is its conversation's age."""
 
     ticket: int
-    came: int
+    arrival: int
     key: str
     granted: asyncio.Future[Lease]
 
     def offer(self, grant: Callable[[str], Lease | None]) -> bool:
-        """Takes a lease if it is granted one, unless it has one or has gone; whether it did."""
+        """Takes a lease if it is granted one, unless it has one or has left; whether it did."""
         if self.granted.done() or (lease := grant(self.key)) is None:
             return False
         self.granted.set_result(lease)
@@ -36,11 +36,11 @@ class Waiter:
 
 
 class WaitQueue:
-    """The calls in line."""
+    """The calls that wait, in order of age."""
 
     def __init__(self, overtaking: int) -> None:
         self._overtaking = overtaking
-        self._come = 0
+        self._arrivals = 0
         self._waiters: list[Waiter] = []
 
     def __len__(self) -> int:
@@ -48,13 +48,13 @@ class WaitQueue:
 
     @property
     def keys(self) -> list[str]:
-        """Of those in line, in order of age."""
+        """Of the calls that wait, in order of age."""
         return [waiter.key for waiter in self._waiters if not waiter.granted.done()]
 
     async def wait(self, key: str, ticket: int) -> Lease:
-        """The lease that `serve` grants."""
-        self._come += 1
-        waiter = Waiter(ticket, self._come, key, asyncio.get_running_loop().create_future())
+        """The lease that `grant_slots` grants."""
+        self._arrivals += 1
+        waiter = Waiter(ticket, self._arrivals, key, asyncio.get_running_loop().create_future())
         insort(self._waiters, waiter, key=lambda other: other.ticket)
         try:
             return await waiter.granted
@@ -65,14 +65,17 @@ class WaitQueue:
                 waiter.granted.result().release()
             raise
 
-    def serve(
-        self, grant: Callable[[str], Lease | None], at_home: Callable[[str], bool], has_room: Callable[[], bool]
+    def grant_slots(
+        self, grant: Callable[[str], Lease | None], fits_preferred: Callable[[str], bool], has_room: Callable[[], bool]
     ) -> None:
-        """Grants leases while there is room, as there is now; `at_home` tells whether there is some in a key's home,
-        `grant` refuses a key whose calls are to wait all the same."""
-        passed = [one for one in self._waiters if one.came < self._come - self._overtaking]
-        at_home_next = (one for one in self._waiters if at_home(one.key))  # as it is by then
-        for waiter in chain(sorted(passed, key=lambda one: one.came), at_home_next, self._waiters):
+        """Grants leases while there is room.
+
+        `fits_preferred` says whether a key's preferred replica has room; `grant` refuses a key whose calls are to
+        wait all the same.
+        """
+        overdue = [waiter for waiter in self._waiters if waiter.arrival < self._arrivals - self._overtaking]
+        preferred = (waiter for waiter in self._waiters if fits_preferred(waiter.key))  # evaluated as slots are taken
+        for waiter in chain(sorted(overdue, key=lambda one: one.arrival), preferred, self._waiters):
             if waiter.offer(grant) and not has_room():
                 break
         self._waiters = [waiter for waiter in self._waiters if not waiter.granted.done()]

@@ -1,1 +1,1 @@
-"""What a run's processes need around them: supervisor, scratch folders, locks, logs."""
+"""What the processes of a run share: supervisor, scratch folders, locks, checkpoint clean-up, logs, stack reports."""

@@ -1,4 +1,4 @@
-"""The lock beside a file or folder that one process writes and others may read. It ends with its process."""
+"""The lock of a file or folder that one process writes and others may read. It is released when its process ends."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-LOOKING_S = 0.2  # whoever only looks for a writer holds the lock for microseconds
+PROBE_S = 0.2  # `is_locked` holds the lock for microseconds; a writer waits at most so long for it
 
 
 def lock_file(path: Path) -> Path:
@@ -19,26 +19,26 @@ def lock_file(path: Path) -> Path:
 
 @contextmanager
 def only_writer(path: Path) -> Iterator[None]:
-    """Inside, this process is the writer of `path`, which need not be there.
+    """In the block, this process is the only writer of `path`, which need not exist.
 
     Raises:
-        BlockingIOError: another process is.
+        BlockingIOError: another process is the writer.
         OSError: its folder, or the lock in it, cannot be made.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = os.open(lock_file(path), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
     try:
-        _take(lock)
+        _acquire(lock)
         yield
     finally:
         os.close(lock)
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process writes to `path` now. Takes nothing from it, and minds no other who only looks.
+    """Whether a process writes to `path` now. It does not disturb the writer, nor other callers of this function.
 
     Raises:
-        OSError: it cannot be told: the lock may not be read, or the file system has none.
+        OSError: it cannot be determined: the lock may not be read, or the file system has none.
     """
     try:
         lock = os.open(lock_file(path), os.O_RDONLY | os.O_CLOEXEC)
@@ -53,13 +53,13 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-def _take(lock: int) -> None:
-    limit = time.monotonic() + LOOKING_S
+def _acquire(lock: int) -> None:
+    deadline = time.monotonic() + PROBE_S
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError:
-            if time.monotonic() > limit:
+            if time.monotonic() > deadline:
                 raise
-        time.sleep(LOOKING_S / 20)  # a lock tells nobody that it is free
+        time.sleep(PROBE_S / 20)  # nobody is notified when a lock is released

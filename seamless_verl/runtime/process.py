@@ -1,42 +1,46 @@
-"""This package's log in Ray's processes.
+"""What each process of a run sets up, and how it reports itself: log, garbage collection, background tasks, stacks.
 
-Importing vLLM's API server imports model-hosting-container-standards, which sets the root logger and its handlers to
-errors alone, so that what is logged through the root logger is lost from then on.
-
-The garbage collector in Ray's processes.
-
-A full collection visits every object there is, a million of imported modules. That takes a second of an idle core and
-several of a busy one, in which the process answers nobody: calls wait, hand-overs wait, finished samples wait.
-
-What can start together, starts together: most of a start-up is one process at a time importing.
+- Log: importing vLLM's API server imports model-hosting-container-standards, which sets the root logger and its
+  handlers to errors alone. `show_log` gives this package a handler of its own, so that its warnings are not lost.
+- Garbage collection: a full collection visits every object, a million of them of imported modules. That takes a second
+  of an idle core and several of a busy one, in which the process answers no call. `freeze_imports` spares them.
+- Background tasks: most of a start-up is one process at a time importing, so that independent launches run at once.
+- Stack report: where every thread and asyncio task of this process is.
 """
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import os
 import sys
 import threading
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from types import CoroutineType, FrameType
 from typing import Any, Generic, TypeVar
 
-NAME = __name__.partition(".")[0]
+PACKAGE = __name__.partition(".")[0]
+COROUTINE_WRAPPER = "coroutine_wrapper"  # CPython's type of a coroutine's `__await__()`
 
 
 def show_log(level: str = "WARNING") -> None:
-    """Show it as verl shows its own: on standard error, from VERL_LOGGING_LEVEL up. Again changes nothing."""
+    """Show this package's log as verl shows its own: on standard error, from VERL_LOGGING_LEVEL up.
+
+    May be called again.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(levelname)s:%(asctime)s:%(message)s"))
-    log = logging.getLogger(NAME)
+    log = logging.getLogger(PACKAGE)
     log.handlers, log.propagate = [handler], False
     log.setLevel(os.environ.get("VERL_LOGGING_LEVEL", level))
 
 
 def freeze_imports() -> None:
-    """Leave alone what this process has by now, in all later collections. Again adds what came since."""
-    gc.collect()  # or what nothing needs would stay, too
+    """Exempt all objects that this process has now from later collections. A second call adds those made since."""
+    gc.collect()  # or garbage would stay, too
     gc.freeze()
 
 
@@ -44,7 +48,7 @@ T = TypeVar("T")
 
 
 class BackgroundTask(Generic[T]):
-    """One launch in a thread of its own; `result` waits for it and raises what it raised."""
+    """One call of `launch` in a thread of its own; `result` waits for it, and raises what it raised."""
 
     def __init__(self, name: str, launch: Callable[[], T]) -> None:
         self.future: Future[T] = Future()
@@ -53,8 +57,53 @@ class BackgroundTask(Generic[T]):
     def _run(self, launch: Callable[[], T]) -> None:
         try:
             self.future.set_result(launch())
-        except BaseException as error:  # handed to whoever asks for the result
+        except BaseException as error:  # raised where the result is asked for
             self.future.set_exception(error)
 
     def result(self, *_: Any, **__: Any) -> T:
         return self.future.result()
+
+
+def stack_report(loop: asyncio.AbstractEventLoop | None = None) -> str:
+    """The stacks of all threads, each under its name, and of the tasks of `loop`. Any thread may call it.
+
+    The other threads run on meanwhile: a busy one is shown where it was at some moment.
+    """
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    frames = sorted(sys._current_frames().items(), key=lambda item: names.get(item[0], ""))
+    threads = [
+        _section(f"thread {names.get(i, 'unknown')} ({i})", traceback.format_stack(frame)) for i, frame in frames
+    ]
+    tasks = [] if loop is None else sorted(asyncio.all_tasks(loop), key=lambda task: task.get_name())
+    return "\n".join([*threads, *map(_task_section, tasks)])
+
+
+def _task_section(task: asyncio.Task[Any]) -> str:
+    coroutine = task.get_coro()
+    lines = [line for frame in _await_chain(coroutine) for line in traceback.format_stack(frame, limit=1)]
+    name = getattr(coroutine, "__qualname__", repr(coroutine))
+    return _section(f"task {task.get_name()} ({name})", lines or ["  it has no frame: it has ended\n"])
+
+
+def _await_chain(awaited: object) -> Iterator[FrameType]:
+    """The frames of a suspended coroutine, from the outermost to where it waits; not into async generators."""
+    while awaited is not None:
+        prefix, below = ("cr", "cr_await") if hasattr(awaited, "cr_frame") else ("gi", "gi_yieldfrom")
+        if (frame := getattr(awaited, f"{prefix}_frame", None)) is not None:
+            yield frame
+        awaited = getattr(awaited, below, None) or _wrapped_coroutine(awaited)
+
+
+def _wrapped_coroutine(awaited: object) -> CoroutineType[Any, Any, Any] | None:
+    """The coroutine of which this is `__await__()`, as Ray's compiled coroutines await an actor's methods.
+
+    The wrapper has no attribute for it, but the garbage collector knows its referents.
+    """
+    if type(awaited).__name__ != COROUTINE_WRAPPER:
+        return None
+    referents = gc.get_referents(awaited)
+    return next((referent for referent in referents if isinstance(referent, CoroutineType)), None)
+
+
+def _section(title: str, lines: list[str]) -> str:
+    return f"{title}\n{''.join(lines)}"

@@ -1,10 +1,106 @@
-"""`python -m seamless_verl.simulator` simulates a scenario and prints what came of it."""
+"""The command `python -m seamless_verl.simulator`: simulates scenarios and prints their results."""
 
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 
-from seamless_verl.simulator.command import main
+from seamless_verl.errors import ConfigError
+from seamless_verl.resources.lending import POLICIES
+from seamless_verl.simulator.report import calibration_table, results_table, results_to_json
+from seamless_verl.simulator.scenario import (
+    MACHINES,
+    SCHEDULERS,
+    WORKLOADS,
+    MachineProfile,
+    Scenario,
+    Scheduler,
+    machine_named,
+    workload_named,
+)
+from seamless_verl.simulator.simulate import simulate
+
+PROG = "python -m seamless_verl.simulator"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; returns the exit code, which is 2 for a name or number that cannot be."""
+    args = make_parser().parse_args(argv)
+    try:
+        text = calibration_table() if args.calibration else _simulate_all(args)
+    except ConfigError as error:
+        sys.stderr.write(f"{PROG}: {error}\n")
+        return 2
+    sys.stdout.write(f"{text}\n")
+    return 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=PROG, description="Schedulers and lending policies in virtual time.")
+    parser.add_argument("--workload", default="w2", help=f"one of {', '.join(WORKLOADS)}")
+    parser.add_argument(
+        "--devices", nargs="+", default=["train+rollout"] * 2, metavar="TAGS", help="a device's tags, joined by +"
+    )
+    parser.add_argument(
+        "--scheduler", nargs="+", default=["seamless"], help=f"one or more of {', '.join(SCHEDULERS)}; each is a line"
+    )
+    parser.add_argument("--policy", nargs="+", help=f"for each scheduler, one line for each of {', '.join(POLICIES)}")
+    parser.add_argument("--max-staleness", type=int, help="weight versions")
+    parser.add_argument("--ahead", type=float, help="batches submitted beyond the current one")
+    parser.add_argument("--updates", type=int, help="mini-batches of a step")
+    parser.add_argument("--machine", default="devices", help=f"one of {', '.join(MACHINES)}")
+    parser.add_argument("--switch-s", type=float, help="seconds of a switch, each way")
+    parser.add_argument("--drop", action="store_true", help="give old groups up instead of waiting for them")
+    parser.add_argument("--prefetch", action="store_true", help="the host prepares a mini-batch while devices compute")
+    parser.add_argument("--early-pause", action="store_true", help="pause engines for the host's work too")
+    parser.add_argument("--host-s", type=float, help="seconds of the host's work on a mini-batch")
+    parser.add_argument("--seats", type=int, default=32, help="calls an engine runs at once")
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--calibration", action="store_true", help="measured against simulated, and nothing else")
+    return parser
+
+
+def _simulate_all(args: argparse.Namespace) -> str:
+    results = {name: simulate(scenario) for name, scenario in scenarios(args).items()}
+    return results_to_json(results) if args.json else results_table(results)
+
+
+def scenarios(args: argparse.Namespace) -> dict[str, Scenario]:
+    """The scenarios by the name of their line. Raises ConfigError for a name or number that cannot be."""
+    named: dict[str, Scenario] = {}
+    for name in args.scheduler:
+        for policy in args.policy or [None]:
+            scheduler = _scheduler(args, name, policy)
+            line = f"{name} {policy}" if policy else name
+            named[line] = Scenario(
+                workload_named(args.workload),
+                tuple(frozenset(tags.split("+")) for tags in args.devices),
+                scheduler,
+                _machine(args),
+                seats=args.seats,
+                steps=args.steps,
+                seed=args.seed,
+            )
+    return named
+
+
+def _scheduler(args: argparse.Namespace, name: str, policy: str | None) -> Scheduler:
+    if name not in SCHEDULERS:
+        way_out = f"Choose one of {sorted(SCHEDULERS)}"
+        raise ConfigError("scheduler", name, "there is no such scheduler", way_out)
+    overrides = {"policy": policy, "max_staleness": args.max_staleness, "ahead": args.ahead, "updates": args.updates}
+    overrides |= {"drop": args.drop or None, "prefetch": args.prefetch or None, "early_pause": args.early_pause or None}
+    return replace(SCHEDULERS[name], **{key: value for key, value in overrides.items() if value is not None})
+
+
+def _machine(args: argparse.Namespace) -> MachineProfile:
+    overrides = {"switch_to_rollout_s": args.switch_s, "switch_to_train_s": args.switch_s, "host_s": args.host_s}
+    return replace(machine_named(args.machine), **{key: value for key, value in overrides.items() if value is not None})
+
 
 if __name__ == "__main__":
     sys.exit(main())

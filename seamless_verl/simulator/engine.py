@@ -1,13 +1,13 @@
-"""A prompt's samples on their way through engines and tools, and the weight versions of their tokens.
+"""Simulated samples, engines and devices.
 
-One engine: its running calls share one decoding step after another, and freeze when it is paused.
+A sample generates its turns in engines, with tool waits between them, and records the weight versions of its tokens.
+The running calls of an engine share its decoding steps, and freeze when it is paused. A device has a use, the switch
+it may be in, an engine, and the seconds of each kind.
 
-Invariant: `left` of a running call is its tokens at the last `settle`, never below zero; a call is in the
-engine or out of it, and its tokens are counted once.
-
-One simulated device: its use, the switch it may be in, its engine, and the seconds of each kind.
-
-Invariant: the seconds of all kinds add up to the time that has passed.
+Invariants:
+- `remaining` of a running call is what was left of it at the last `count_produced`, never below zero; its tokens are
+  counted once.
+- The seconds of all kinds of a device add up to the time that has passed.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from seamless_verl.simulator.scenario import SimulatedTurn
 
 @dataclass(eq=False)
 class SimulatedSample:
-    """One session: its turns, how far it has come, and how old its tokens are."""
+    """One session: its turns, its progress, and the versions of its tokens."""
 
     group: SimulatedGroup
     turns: tuple[SimulatedTurn, ...]
     turn: int = 0
-    left: float = 0.0
+    remaining: float = 0.0
     cut: bool = False
     first_version: int | None = None
     generated: float = 0.0
     version_tokens: float = 0.0
 
     def __post_init__(self) -> None:
-        self.left = float(self.turns[0].tokens)
+        self.remaining = float(self.turns[0].tokens)
 
     @property
     def tokens(self) -> int:
@@ -44,27 +44,27 @@ class SimulatedSample:
 
     @property
     def recomputed(self) -> float:
-        """Tokens of its own that an engine must compute again before it goes on."""
+        """Tokens generated before that an engine must compute again before it continues."""
         before = sum(turn.tokens for turn in self.turns[: self.turn + 1])
-        return before - self.left if self.cut else 0.0
+        return before - self.remaining if self.cut else 0.0
 
     def produce(self, tokens: float, version: int) -> None:
-        """Tokens generated on one weight version."""
+        """Add tokens generated on one weight version."""
         self.generated += tokens
         self.version_tokens += tokens * version
 
     def next_turn(self) -> bool:
-        """Go on to the next turn; False after the last one."""
+        """Begin the next turn; False after the last one."""
         self.turn += 1
         if self.turn == len(self.turns):
             return False
-        self.left = float(self.turns[self.turn].tokens)
+        self.remaining = float(self.turns[self.turn].tokens)
         return True
 
 
 @dataclass(eq=False)
 class SimulatedGroup:
-    """The samples of one prompt; `submitted` is the step in which it was."""
+    """The samples of one prompt; `submitted` is the step of its submission."""
 
     number: int
     submitted: int
@@ -88,9 +88,9 @@ NEARLY = 1e-9  # tokens
 
 @dataclass
 class SimulatedEngine:
-    """`steps` counts decoding steps; a call with n tokens left ends n steps after it came.
+    """`steps` counts decoding steps; a call with n tokens to go ends n steps after it was added.
 
-    No step is made for `stalled_s` seconds, in which the engine computes again what was cut elsewhere.
+    No step is made for `stalled_s` seconds, in which the engine computes the tokens of cut calls again.
     """
 
     seats: int
@@ -110,7 +110,7 @@ class SimulatedEngine:
 
     @property
     def longest(self) -> float:
-        """Tokens left of the call that will end last."""
+        """Tokens to go of the call that will end last."""
         return max((end for end, *_ in self._ends), default=self.steps) - self.steps
 
     def add(self, sample: SimulatedSample, version: int, *, prefill_token_s: float) -> None:
@@ -119,7 +119,7 @@ class SimulatedEngine:
         self.stalled_s += sample.recomputed * prefill_token_s
         sample.cut = False
         self._since[sample] = self.steps
-        heapq.heappush(self._ends, (self.steps + sample.left, next(self._order), sample))
+        heapq.heappush(self._ends, (self.steps + sample.remaining, next(self._order), sample))
 
     def steps_to_next_end(self) -> float:
         """Decoding steps until a call ends; infinite when none runs."""
@@ -129,23 +129,23 @@ class SimulatedEngine:
         self.steps += steps
 
     def ended(self, version: int) -> list[SimulatedSample]:
-        """Take out the calls that have all their tokens."""
+        """Remove and return the calls that have all their tokens."""
         done = []
         while self._ends and self._ends[0][0] - self.steps <= NEARLY:
             sample = heapq.heappop(self._ends)[2]
-            self._settle(sample, version)
+            self._count_produced_of(sample, version)
             del self._since[sample]
             done.append(sample)
         return done
 
-    def settle(self, version: int) -> None:
-        """Count what the running calls have produced up to now under `version`."""
+    def count_produced(self, version: int) -> None:
+        """Add what the running calls have produced up to now to their tokens of `version`."""
         for _, _, sample in self._ends:
-            self._settle(sample, version)
+            self._count_produced_of(sample, version)
 
     def cut(self, version: int) -> list[SimulatedSample]:
-        """Take out all calls, to go on elsewhere."""
-        self.settle(version)
+        """Remove and return all calls, to be continued in another engine."""
+        self.count_produced(version)
         calls = [sample for *_, sample in sorted(self._ends)]
         self._ends, self._since, self.stalled_s = [], {}, 0.0
         for sample in calls:
@@ -153,21 +153,21 @@ class SimulatedEngine:
         return calls
 
     def drop(self, samples: set[SimulatedSample], version: int) -> None:
-        """Take out those of `samples` that run here."""
-        self.settle(version)
+        """Remove the given samples, where they run in this engine."""
+        self.count_produced(version)
         self._ends = [entry for entry in self._ends if entry[2] not in samples]
         heapq.heapify(self._ends)
         self._since = {sample: at for sample, at in self._since.items() if sample not in samples}
 
-    def _settle(self, sample: SimulatedSample, version: int) -> None:
+    def _count_produced_of(self, sample: SimulatedSample, version: int) -> None:
         produced = self.steps - self._since[sample]
         self._since[sample] = self.steps
-        sample.left = max(0.0, sample.left - produced)
+        sample.remaining = max(0.0, sample.remaining - produced)
         sample.produce(produced, version)
 
 
 class SimulatedUse(StrEnum):
-    """What a device's second went into."""
+    """What a simulated device-second was spent on."""
 
     TRAIN = "train"
     """computing for the trainer"""
@@ -178,7 +178,7 @@ class SimulatedUse(StrEnum):
     SYNC = "sync"
     """a weight update"""
     IDLE = "idle"
-    """nothing of these"""
+    """none of these"""
 
 
 @dataclass
@@ -193,7 +193,7 @@ class SimulatedDevice:
     seconds: dict[SimulatedUse, float] = field(default_factory=lambda: dict.fromkeys(SimulatedUse, 0.0))
 
     @classmethod
-    def fresh(cls, name: str, tags: frozenset[str], seats: int) -> SimulatedDevice:
+    def create(cls, name: str, tags: frozenset[str], seats: int) -> SimulatedDevice:
         return cls(name, tags, SimulatedEngine(seats), Use.ROLLOUT if Tag.ROLLOUT in tags else Use.TRAIN)
 
     @property
@@ -202,7 +202,7 @@ class SimulatedDevice:
 
     @property
     def serving(self) -> bool:
-        """Its engine takes and runs calls, weight updates apart."""
+        """Whether its engine takes and runs calls, but for weight updates."""
         return self.use is Use.ROLLOUT and self.switching_until is None
 
     @property

@@ -1,8 +1,8 @@
-"""What was measured of a machine: an engine's rate curve, the price of training, of switching, of the host's work.
+"""Describes a run to simulate: its devices, machine, workload and scheduler.
 
-Workloads as data: how long generations are, how many turns, and how long tools take between them.
-
-One run to simulate: which devices, which machine, which workload, which scheduler.
+- A `MachineProfile` holds measured times: an engine's rates, training, switching, the host's work.
+- A `SimulatedWorkload` says how long generations are, how many turns there are, and how long tools take.
+- A `Scheduler` says how generation and training take turns: verl's modes, or ours.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ ONE_CORE: Mapping[int, float] = {1: 475, 2: 868, 4: 1566, 8: 2536, 16: 3880, 32:
 
 @dataclass(frozen=True)
 class MachineProfile:
-    """Seconds throughout; the defaults have devices of their own for the host's work.
+    """All times are in seconds; by default the host's work does not take the devices' time.
 
-    `train_token_s` is device-seconds of training per token, prompts included; `train_fixed_s` is added to every
-    mini-batch on every device. `host_s` is the host's work on a mini-batch before devices compute, `dispatch_s`
-    what passes between a prompt's submission and its first token, `collect_s` between a group's end and its
-    being ready. A call that was cut goes on once its tokens have been computed again at
-    `prefill_token_s` each. `host_token_s` is host work per generated token that takes the
-    devices' own time, spread evenly over them: the front ends beside the engines on the same cores; 0 on
-    accelerators. `sync_s` is a weight update, for which every device stands still.
+    `rates` are tokens/s of one engine by its running calls. `train_token_s` is device-seconds of training per token,
+    prompts included; `train_fixed_s` is added to every mini-batch on every device. `host_s` is the host's work on a
+    mini-batch before devices compute, `dispatch_s` the time from a prompt's submission to its first token,
+    `collect_s` from a group's end until it is ready. A call that was cut continues once its tokens have been computed
+    again, at `prefill_token_s` each. `host_token_s` is host work per generated token that takes the devices' own
+    time, spread evenly over them: the front ends beside the engines on the same cores; 0 on accelerators. `sync_s` is
+    a weight update, during which no device works.
     """
 
-    curve: Mapping[int, float] = field(default_factory=lambda: ONE_CORE)
+    rates: Mapping[int, float] = field(default_factory=lambda: ONE_CORE)
     train_token_s: float = 2.9 / 8044
     train_fixed_s: float = 0.0
     switch_to_rollout_s: float = 0.01
@@ -47,12 +47,12 @@ class MachineProfile:
     host_token_s: float = 0.0
 
     def rate(self, calls: int) -> float:
-        """Tokens/s of one engine; straight lines between the measured seconds per decoding step."""
+        """Tokens/s of one engine, from the seconds per decoding step, interpolated linearly."""
         return calls / self.decode_s(calls) if calls else 0.0
 
     def decode_s(self, calls: int) -> float:
         """Seconds in which each of `calls` gets one token."""
-        points = [(c, c / rate) for c, rate in sorted(self.curve.items())]
+        points = [(c, c / rate) for c, rate in sorted(self.rates.items())]
         after = bisect_left(points, (calls, 0.0))
         right = min(max(after, 1), len(points) - 1)
         (c0, s0), (c1, s1) = points[right - 1], points[right]
@@ -61,14 +61,14 @@ class MachineProfile:
 
 MACHINES: Mapping[str, MachineProfile] = {
     "devices": MachineProfile(),
-    # host work and dispatch are fitted to verl's modes on two cores, not measured: they stand for all that slows
-    # devices there beside the unit rates; the switch is a pause that keeps calls
+    # host work and dispatch are fitted to verl's modes on two cores, not measured: they include everything that slows
+    # devices beside the unit rates; the switch is a pause that keeps calls
     "two_cores": MachineProfile(host_token_s=0.22e-3, dispatch_s=0.4),
 }
 
 
-def machine(name: str) -> MachineProfile:
-    """The machine of that name; raises ConfigError with the names there are."""
+def machine_named(name: str) -> MachineProfile:
+    """The machine of that name; raises ConfigError with the valid names."""
     if name not in MACHINES:
         raise ConfigError("machine", name, "there is no such machine", f"Choose one of {sorted(MACHINES)}")
     return MACHINES[name]
@@ -101,7 +101,7 @@ class SimulatedWorkload:
     prompt_tokens: int = 13
 
     def group(self, seed: int, number: int) -> list[tuple[SimulatedTurn, ...]]:
-        """The samples of prompt `number`: the same ones under every scheduler."""
+        """The samples of prompt `number`, the same under every scheduler."""
         draw = Random(f"{seed}/{number}")
         return [
             tuple(self._turn(draw, last=i == self.turns - 1) for i in range(self.turns)) for _ in range(self.samples)
@@ -124,14 +124,14 @@ WORKLOADS: Mapping[str, SimulatedWorkload] = {
 }
 
 
-def workload(name: str) -> SimulatedWorkload:
-    """The workload of that name; raises ConfigError with the names there are."""
+def workload_named(name: str) -> SimulatedWorkload:
+    """The workload of that name; raises ConfigError with the valid names."""
     if name not in WORKLOADS:
         raise ConfigError("workload", name, "there is no such workload", f"Choose one of {sorted(WORKLOADS)}")
     return WORKLOADS[name]
 
 
-VERL_RESUME_S = 1.0  # its client sleeps that long before it goes on with a cut call
+VERL_RESUME_S = 1.0  # its client sleeps that long before it continues a cut call
 BOTH = frozenset({Tag.TRAIN, Tag.ROLLOUT})
 TRAIN, ROLLOUT = frozenset({Tag.TRAIN}), frozenset({Tag.ROLLOUT})
 
@@ -140,20 +140,21 @@ TRAIN, ROLLOUT = frozenset({Tag.TRAIN}), frozenset({Tag.ROLLOUT})
 class Scheduler:
     """How generation and training take turns.
 
-    `updates` mini-batches a step, each taken as soon as its groups are ready; `ahead` batches are submitted
-    beyond the current one, at most `max_staleness`. `heed` is whether the bound also holds training back for
-    old groups; `drop` gives those up instead of waiting for them. `oldest_first` gives seats to the
-    groups submitted first, else to the calls that came first. `carry` overrules the policy on whether the calls
-    of a reclaimed device move to others; a cut call is submitted again after `carry_s`. `cut_at_sync` cuts all
-    calls at a weight update. `prefetch` lets the host work on the next mini-batch while devices compute.
-    `early_pause` reclaims before the host's work on a mini-batch, as verl does, else only for the computation.
+    `updates` mini-batches a step are each taken as soon as their groups are ready. `ahead` batches are submitted
+    beyond the current one, at most `max_staleness`. `enforce_bound`: the staleness bound also holds training back for
+    old groups, and not only limits how many are outstanding; `drop` drops those groups instead of waiting for them.
+    `oldest_first` gives seats to the groups submitted first, else to the calls that arrived first. `carry` overrides
+    the policy on whether the calls of a reclaimed device move to others; a cut call is submitted again after
+    `carry_s`. `cut_at_sync` cuts all calls at a weight update. `prefetch` lets the host work on the next mini-batch
+    while devices compute. `early_pause` reclaims before the host's work on a mini-batch, as verl does, else only for
+    the computation.
     """
 
     policy: str = "marginal"
     max_staleness: int = 1
     updates: int = 4
     ahead: float | None = None
-    heed: bool = True
+    enforce_bound: bool = True
     drop: bool = False
     oldest_first: bool = True
     carry: bool | None = None
@@ -177,17 +178,19 @@ class Scheduler:
     def batches_ahead(self) -> float:
         return self.max_staleness if self.ahead is None else self.ahead
 
-    def fresh_policy(self) -> LendingPolicy:
+    def new_policy(self) -> LendingPolicy:
         return StepBoundary(share=self.share) if self.policy == "step_boundary" else lending_policy(self.policy)
 
 
-VERLS = Scheduler(heed=False, carry=True, cut_at_sync=True, carry_s=VERL_RESUME_S, early_pause=True, oldest_first=False)
+VERL_COMMON = Scheduler(
+    enforce_bound=False, carry=True, cut_at_sync=True, carry_s=VERL_RESUME_S, early_pause=True, oldest_first=False
+)
 """What verl's modes have in common."""
 
-COLOCATE = replace(VERLS, policy="step_boundary", updates=1)
-SYNC = replace(COLOCATE, max_staleness=0, heed=True)
-SEPARATE = replace(VERLS, policy="never")
-SWITCHING = replace(VERLS, policy="step_boundary", share=0.4)
+COLOCATE = replace(VERL_COMMON, policy="step_boundary", updates=1)
+SYNC = replace(COLOCATE, max_staleness=0, enforce_bound=True)
+SEPARATE = replace(VERL_COMMON, policy="never")
+SWITCHING = replace(VERL_COMMON, policy="step_boundary", share=0.4)
 
 SCHEDULERS: Mapping[str, Scheduler] = {
     "sync": SYNC,
@@ -201,7 +204,7 @@ SCHEDULERS: Mapping[str, Scheduler] = {
 
 @dataclass(frozen=True)
 class Scenario:
-    """`devices` are tag sets; `seats` calls run at once in an engine; the first `warmup` steps are not measured."""
+    """`devices` are sets of tags; `seats` calls run at once in an engine; the first `warmup` steps are not measured."""
 
     workload: SimulatedWorkload
     devices: tuple[frozenset[str], ...] = (BOTH, ROLLOUT)
@@ -215,7 +218,9 @@ class Scenario:
     def __post_init__(self) -> None:
         for tag in (Tag.TRAIN, Tag.ROLLOUT):
             if not any(tag in tags for tags in self.devices):
-                raise ConfigError("devices", _text(self.devices), f"no device is tagged {tag}", f"Tag one {tag}")
+                raise ConfigError(
+                    "devices", _format_devices(self.devices), f"no device is tagged {tag}", f"Tag one {tag}"
+                )
         if self.workload.prompts % self.scheduler.updates:
             raise ConfigError(
                 "updates",
@@ -227,5 +232,5 @@ class Scenario:
             raise ConfigError("steps", self.steps, f"{self.warmup} of them are warm-up", "Give more steps")
 
 
-def _text(devices: tuple[frozenset[str], ...]) -> str:
+def _format_devices(devices: tuple[frozenset[str], ...]) -> str:
     return " ".join("+".join(sorted(tags)) for tags in devices)

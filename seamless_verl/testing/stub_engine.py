@@ -11,8 +11,8 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from seamless_verl.errors import ReplicaLostError
-from seamless_verl.rollout.engine import Delta, EngineFinish, EngineRequest, PauseMode, joined
-from seamless_verl.trajectory.records import logprobs, tokens
+from seamless_verl.rollout.engine import EngineRequest, PauseMode
+from seamless_verl.trajectory.records import Finish, TokenChunk, logprobs, merge_chunks, tokens
 
 VOCABULARY, PRIME = 50_000, (1 << 61) - 1
 
@@ -44,9 +44,9 @@ class StubEngine:
     Args:
         replica_id: its name.
         version: of its weights; set `version` to change it, as a sync would.
-        tokens_per_delta: tokens in each delta, more than 1 as with speculative decoding.
+        tokens_per_chunk: tokens in each chunk, more than 1 as with speculative decoding.
         tail: tokens that a CUT brings along.
-        delay_s: seconds between deltas; 0 gives the others a turn and goes on.
+        delay_s: seconds between chunks; 0 gives the others a turn and goes on.
         vocabulary: its tokens are below it, for a tokenizer that knows no more.
     """
 
@@ -55,17 +55,17 @@ class StubEngine:
         replica_id: str,
         *,
         version: int = 0,
-        tokens_per_delta: int = 1,
+        tokens_per_chunk: int = 1,
         tail: int = 0,
         delay_s: float = 0.0,
         vocabulary: int = VOCABULARY,
     ) -> None:
-        self.replica_id, self.version, self.tokens_per_delta = replica_id, version, tokens_per_delta
+        self.replica_id, self.version, self.tokens_per_chunk = replica_id, version, tokens_per_chunk
         self.tail, self.delay_s, self.vocabulary = tail, delay_s, vocabulary
         self.seen: list[EngineRequest] = []
         self.produced = 0  # tokens
-        self._running: dict[str, _Text] = {}
-        self._cuts: dict[str, Delta] = {}  # the last deltas of requests that were cut, made when they were
+        self._running: dict[str, _Generation] = {}
+        self._cuts: dict[str, TokenChunk] = {}  # the last chunks of requests that were cut, made when they were
         self._pause: PauseMode | None = None
         self._dead: str | None = None
         self._changed = asyncio.Event()
@@ -75,23 +75,26 @@ class StubEngine:
         """Requests that have neither ended nor been closed."""
         return len(self._running)
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[Delta, None]:
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenChunk, None]:
         self._check_alive()
-        name, text = request.request_id, _Text(request, self.vocabulary)
+        name, generation = request.request_id, _Generation(self.replica_id, request, self.vocabulary)
         assert name not in self._running, f"{name} runs already"
         self.seen.append(request)
-        self._running[name] = text
+        self._running[name] = generation
         if self._pause is PauseMode.ABORT:
             self._cut(name, 0)
         try:
-            finish: EngineFinish | None = None
-            due, held = asyncio.get_running_loop().time(), _Held(request.sampling.get("stream_interval", 1))
+            finish: Finish | None = None
+            due, interval = (
+                asyncio.get_running_loop().time(),
+                _StreamInterval(request.sampling.get("stream_interval", 1)),
+            )
             while finish is None:
                 due = await self._turn(name, due + self.delay_s)
-                delta = self._cuts.pop(name, None) or text.next(self.tokens_per_delta, self.version)
-                finish = delta.finish
-                self.produced += len(delta.ids)
-                for given in held.put(delta):
+                chunk = self._cuts.pop(name, None) or generation.next(self.tokens_per_chunk, self.version)
+                finish = chunk.finish_reason
+                self.produced += len(chunk.ids)
+                for given in interval.put(chunk):
                     yield given
         finally:
             del self._running[name]
@@ -121,7 +124,7 @@ class StubEngine:
         for name in self._running:
             self._cut(name, self.tail)
 
-    async def refit(self, version: int, weights: Any) -> None:
+    async def update_weights(self, version: int, weights: Any) -> None:
         await self.pause(PauseMode.KEEP)
         self.version = version
         await self.resume()
@@ -133,13 +136,13 @@ class StubEngine:
 
     def _cut(self, name: str, tail: int) -> None:
         if name not in self._cuts:
-            self._cuts[name] = self._running[name].next(tail, self.version, EngineFinish.CUT)
+            self._cuts[name] = self._running[name].next(tail, self.version, Finish.CUT)
             self._wake()
 
     async def _turn(self, name: str, due: float) -> float:
-        """Waits for the time of the next delta, and returns what the one after it is counted from.
+        """Waits for the time of the next chunk, and returns what the one after it is counted from.
 
-        A delta is due by the one before it, not by when its reader came for it: readers do not slow an engine.
+        A chunk is due by the one before it, not by when its reader came for it: readers do not slow an engine.
         """
         clock = asyncio.get_running_loop().time
         await asyncio.sleep(max(0.0, due - clock()))
@@ -158,35 +161,35 @@ class StubEngine:
             raise ReplicaLostError(self.replica_id, self._dead)
 
 
-class _Held:
-    """Deltas of one request until they are `interval` tokens, as vLLM holds them; never the first and the last ones."""
+class _StreamInterval:
+    """Chunks of one request until they are `interval` tokens, as vLLM holds them; never the first and the last ones."""
 
     def __init__(self, interval: int) -> None:
-        self._interval, self._deltas, self._given = interval, list[Delta](), False
+        self._interval, self._chunks, self._given = interval, list[TokenChunk](), False
 
-    def put(self, delta: Delta) -> list[Delta]:
-        """What is given now: at most one delta of each weight version."""
-        earlier = self._taken() if self._deltas and self._deltas[0].version != delta.version else []
-        self._deltas.append(delta)
-        count = sum(len(one.ids) for one in self._deltas)
-        due = not self._given or delta.finish is not None or count >= self._interval
+    def put(self, chunk: TokenChunk) -> list[TokenChunk]:
+        """What is given now: at most one chunk of each weight version."""
+        earlier = self._taken() if self._chunks and self._chunks[0].version != chunk.version else []
+        self._chunks.append(chunk)
+        count = sum(len(one.ids) for one in self._chunks)
+        due = not self._given or chunk.finish_reason is not None or count >= self._interval
         self._given = True
         return earlier + self._taken() if due else earlier
 
-    def _taken(self) -> list[Delta]:
-        whole, self._deltas = joined(self._deltas), []
+    def _taken(self) -> list[TokenChunk]:
+        whole, self._chunks = merge_chunks(self._chunks), []
         return [whole]
 
 
-class _Text:
+class _Generation:
     """What one request generates."""
 
-    def __init__(self, request: EngineRequest, vocabulary: int) -> None:
-        self._vocabulary = vocabulary
+    def __init__(self, replica_id: str, request: EngineRequest, vocabulary: int) -> None:
+        self._replica_id, self._vocabulary = replica_id, vocabulary
         self._sampling: dict[str, Any] = {"max_tokens": 16, "min_tokens": 0, "stop_token_ids": (), **request.sampling}
         self._state, self._position, self._produced = folded(request.prompt_ids), len(request.prompt_ids), 0
 
-    def next(self, number: int, version: int, finish: EngineFinish | None = None) -> Delta:
+    def next(self, number: int, version: int, finish: Finish | None = None) -> TokenChunk:
         """The next tokens, up to that many; with the given finish, unless they end the text."""
         ids, values, ended = tokens(()), logprobs(()), None
         while len(ids) < number and ended is None:
@@ -195,9 +198,11 @@ class _Text:
             self._state = folded(ids[-1:], self._state)
             self._produced, self._position = self._produced + 1, self._position + 1
             ended = self._finish(ids[-1])
-        return Delta(ids, values, version, ended or finish, ids[-1] if ended is EngineFinish.STOP else None)
+        return TokenChunk(
+            ids, values, version, self._replica_id, ended or finish, ids[-1] if ended is Finish.STOP else None
+        )
 
-    def _finish(self, token: int) -> EngineFinish | None:
+    def _finish(self, token: int) -> Finish | None:
         if token in self._sampling["stop_token_ids"] and self._produced >= self._sampling["min_tokens"]:
-            return EngineFinish.STOP
-        return EngineFinish.LENGTH if self._produced >= self._sampling["max_tokens"] else None
+            return Finish.STOP
+        return Finish.LENGTH if self._produced >= self._sampling["max_tokens"] else None

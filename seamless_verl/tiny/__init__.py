@@ -1,4 +1,4 @@
-"""Models, a tokenizer and tasks small enough to make in seconds and to train on one core."""
+"""Models, a tokenizer and tasks that are small enough to be made in seconds and trained on one core."""
 
 from seamless_verl.tiny.models import SIZES, ModelSize, keep_or_make_model, make_model
 from seamless_verl.tiny.task import make_arithmetic

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from seamless_verl.errors import ConfigError, refusing
+from seamless_verl.errors import ConfigError, exits_on_config_error
 from seamless_verl.tiny.files import writing_to
 from seamless_verl.tiny.models import SIZES, make_model
 from seamless_verl.tiny.task import make_arithmetic
@@ -18,7 +18,7 @@ from seamless_verl.tiny.task import make_arithmetic
 TASKS = {"arithmetic": make_arithmetic}
 
 
-@refusing
+@exits_on_config_error
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0, or 2 with one line on standard error for a setting that cannot work."""
     options = _parser().parse_args(arguments)
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def check_rows(**counts: int) -> None:
-    """ConfigError for none, before a model is made, which takes seconds to import."""
+    """ConfigError for a count below 1, before a model is made, which takes seconds."""
     for name, count in counts.items():
         if count < 1:
             raise ConfigError(f"--{name}", count, "there must be at least one row", f"Give --{name} 1 or more")

@@ -1,4 +1,4 @@
-"""Writing that a reader never sees half done: everything goes to a temporary name beside its place first."""
+"""Writes files and folders under a temporary name and then replaces the old ones, so that readers see no half."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextmanager
 def replaced_file(path: Path) -> Iterator[Path]:
-    """Yields a temporary path to write; it takes the place of `path` when the block ends without an error."""
+    """Yields a temporary path to write; it replaces `path` when the block ends without an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -29,10 +29,10 @@ def replaced_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def replaced_folder(path: Path, *, marker: str) -> Iterator[Path]:
-    """Yields a temporary folder that takes the place of `path` when the block ends without an error.
+    """Yields a temporary folder that replaces `path` when the block ends without an error.
 
-    A folder in the way is replaced only when it is empty or holds the file `marker`, the sign that it is
-    of the kind being written; ConfigError otherwise, before anything is written.
+    An existing folder is replaced only when it is empty or has the file `marker`, which shows that it is of the
+    same kind; ConfigError otherwise, before anything is written.
     """
     _refuse_foreign(path, marker)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,9 +49,9 @@ def replaced_folder(path: Path, *, marker: str) -> Iterator[Path]:
 
 @contextmanager
 def writing_to(folder: Path) -> Iterator[None]:
-    """Raises ConfigError for `--out` when the block cannot write: a full disk, or a folder that is a file.
+    """Raises ConfigError for `--out` when the block cannot write there: a full disk, or a folder that is a file.
 
-    What goes wrong elsewhere is left as it is.
+    Errors about other files are raised unchanged.
     """
     try:
         yield
@@ -62,7 +62,7 @@ def writing_to(folder: Path) -> Iterator[None]:
 
 
 def _concerns(error: OSError, folder: Path) -> bool:
-    """Whether a file that it names is in the folder, or on the way to it; a full disk's names none."""
+    """Whether the error names a file in the folder or a parent of it; that of a full disk names none."""
     named = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, (str, bytes))]
     if not named:
         return error.errno in FULL

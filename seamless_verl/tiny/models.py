@@ -1,4 +1,4 @@
-"""Qwen3-style causal language models with random weights, made from a seed in about a second.
+"""Makes Qwen3-style causal language models with random weights from a seed, in about a second.
 
 Shapes divide by two wherever tensor or pipeline parallelism of two cuts (heads, key-value heads, layers,
 vocabulary), and head sizes are ones that vLLM's CPU attention has kernels for (32 and up).
@@ -24,12 +24,12 @@ MAX_POSITIONS = 8192
 """Longest sequence, in tokens."""
 
 MADE = "made.json"
-"""In the folder of a model that need not be made again: what it was made of."""
+"""In the folder of a model that need not be made again: the size, seed and code that it was made with."""
 
 WEIGHT_GAIN, HEAD_STD = 0.9, 0.02
 """Scales of the random weights. A weak head makes sampling start nearly uniform, whatever the seed. Stronger
-layers learn faster from reward alone (the last position feels the whole prompt sooner), but agree less
-well in bf16: at 2.25 the probabilities' correlation with float32 falls below 0.9999 when split in two."""
+layers learn faster from reward alone (the prompt reaches the last position sooner), but are less
+exact in bf16: at 2.25 the probabilities' correlation with float32 falls below 0.9999 when split in two."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ SIZES = {
 
 
 def size_named(size: str) -> ModelSize:
-    """The row of `SIZES`; ConfigError for a name that is not there."""
+    """The row of `SIZES`; ConfigError for an unknown name."""
     if size not in SIZES:
         raise ConfigError("size", size, "no such model size", f"Choose one of {', '.join(SIZES)}")
     return SIZES[size]
@@ -88,13 +88,13 @@ def model_config(size: str) -> Qwen3Config:
 
 
 def make_model(size: str, seed: int, path: str | Path) -> Path:
-    """Writes a model and its tokenizer to the folder `path`, replacing a model that is there.
+    """Writes a model and its tokenizer to the folder `path`, and replaces a model in it.
 
     The files (config, generation config, float32 safetensors, tokenizer) depend on `size` and `seed`
     alone, byte for byte. Returns the folder. ConfigError for an unknown size, or when `path` holds
     something other than a model.
     """
-    size_named(size)  # refused, as a folder in the way is, before anything that takes seconds is imported
+    size_named(size)  # a mistake is refused before torch and transformers are imported, which takes seconds
     with replaced_folder(Path(path), marker="config.json") as folder:
         _write_weights(model_config(size), seed, folder)
         make_tokenizer().save_pretrained(folder)
@@ -102,7 +102,7 @@ def make_model(size: str, seed: int, path: str | Path) -> Path:
 
 
 def keep_or_make_model(size: str, seed: int, path: str | Path) -> Path:
-    """`make_model`, unless this left the same one there: to make it again takes seconds, nearly all of them imports."""
+    """`make_model`, unless `path` has the same one already: making it takes seconds, most of them imports."""
     made, wanted = Path(path) / MADE, {"size": size, "seed": seed, "code": _code()}
     if not made.is_file() or json.loads(made.read_text(encoding="utf-8")) != wanted:
         make_model(size, seed, path)
@@ -112,7 +112,7 @@ def keep_or_make_model(size: str, seed: int, path: str | Path) -> Path:
 
 
 def _code() -> str:
-    """Another one when this package would make other files."""
+    """A digest of this package's code; it changes when the files of a model would."""
     sources = (Path(__file__), Path(__file__).with_name("tokenizer.py"), CHAT_TEMPLATE)
     return sha256(b"".join(file.read_bytes() for file in sources)).hexdigest()
 

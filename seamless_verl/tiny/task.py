@@ -1,4 +1,4 @@
-"""A task small enough for a random model to learn by reinforcement alone: sums of two digits.
+"""A task that a random model can learn from reward alone: sums of two digits.
 
 `a+b=` where the sum has one digit. The sum is drawn evenly from 0 to 9 and then split evenly, so always
 giving one answer, or guessing a digit, is right 10% of the time. There are only 55 questions, and
@@ -49,7 +49,10 @@ def write_parquet(path: Path, rows: list[dict[str, Any]]) -> None:
     import pyarrow
     from pyarrow import parquet
 
-    with replaced_file(path) as temporary, temporary.open("wb") as file:  # whose errors name it, as pyarrow's do not
+    with (
+        replaced_file(path) as temporary,
+        temporary.open("wb") as file,
+    ):  # pyarrow's errors would not name it
         parquet.write_table(pyarrow.Table.from_pylist(rows), file)
 
 

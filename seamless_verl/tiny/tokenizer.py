@@ -64,13 +64,13 @@ def _byte_level() -> Tokenizer:
         *(AddedToken(token, special=True, normalized=False) for token in reserved),
     ]
     for token in tokens:
-        # One by one, because each batch is numbered with its special tokens apart from the others.
+        # Singly, because a batch is numbered with its special tokens apart from the others.
         tokenizer.add_special_tokens([token]) if token.special else tokenizer.add_tokens([token])
     return tokenizer
 
 
 def _byte_symbols() -> dict[str, int]:
-    """The printable stand-in that byte-level tokenizers use for each byte, numbered by the byte's value."""
+    """The printable character that byte-level tokenizers use for each byte, numbered by the byte's value."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     symbols = {chr(byte): byte for byte in printable}

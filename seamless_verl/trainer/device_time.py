@@ -1,16 +1,18 @@
-"""Where the job's device-seconds go: the notes of its processes, gathered once a step into one ledger.
+"""Collects the activity reports of the job's processes, once a step, into the device-second ledger.
 
-A device is named for its pool and its place in it. Its trainer's process notes computations, its engine's
-server notes running requests, and the trainer's own process notes hand-overs and weight updates.
+A device is named for its pool and its place in it. Its trainer's process reports computations, its engine's server
+running requests, and the trainer's own process hand-overs and weight updates.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from seamless_verl.resources.ledger import (
     Trace,
 )
 
+logger = logging.getLogger(__name__)
 TRACE = ".trace.json"
 COMPUTATIONS = ("infer_batch", "train_mini_batch")  # of verl's TrainingWorker
 
@@ -39,10 +42,27 @@ def rollout_device(index: int) -> str:
     return f"rollout-{index}"
 
 
-def note_computations(worker: Any, activity: Activity) -> None:
-    """Have a TrainingWorker's computations noted as TRAIN."""
+@dataclass(frozen=True)
+class LostSource:
+    """A process that reports no more: its server's actor is dead."""
 
-    def noted(computation: Callable[..., Any]) -> Callable[..., Any]:
+    source: str
+
+
+def reply_or_loss(source: str, reply: Any) -> NodeActivity | LostSource:
+    """What the process answers, or that it is dead."""
+    try:
+        activity: NodeActivity = ray.get(reply)
+    except ray.exceptions.RayActorError as error:
+        logger.warning("%s is dead and reports no more activity: %s", source, error)
+        return LostSource(source)
+    return activity
+
+
+def record_computations(worker: Any, activity: Activity) -> None:
+    """Has a TrainingWorker's computations recorded as TRAIN."""
+
+    def recorded(computation: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(computation)
         def computed(*args: Any, **kwargs: Any) -> Any:
             with activity.doing(DeviceUse.TRAIN):
@@ -51,14 +71,16 @@ def note_computations(worker: Any, activity: Activity) -> None:
         return computed
 
     for name in COMPUTATIONS:
-        setattr(worker, name, noted(getattr(worker, name)))
+        setattr(worker, name, recorded(getattr(worker, name)))
 
 
 class DeviceTime:
-    """Owns the ledger of a run, its trace and its picture, in `folder`; `ask` gathers what the processes noted."""
+    """Owns the ledger of a run, its trace and its picture, in `folder`; `collect` gets the processes' reports."""
 
-    def __init__(self, folder: Path, devices: Sequence[str], ask: Callable[[], Iterable[NodeActivity]]) -> None:
-        self.folder, self.devices, self.ask = folder, tuple(devices), ask
+    def __init__(
+        self, folder: Path, devices: Sequence[str], collect: Callable[[], Iterable[NodeActivity | LostSource]]
+    ) -> None:
+        self.folder, self.devices, self.collect = folder, tuple(devices), collect
         self.control = Activity("trainer", self.devices)
         self.clocks: dict[str, ClockOffset] = {ray.get_runtime_context().get_node_id(): SAME_CLOCK}
         self.ledger: Ledger | None = None
@@ -67,18 +89,21 @@ class DeviceTime:
         return self.control.doing(kind, devices)
 
     def begin(self) -> None:
-        """The books open now; what was done before is not in them."""
-        list(self.gathered())
+        """The ledger begins now; what was done before is not in it."""
+        list(self._reports())
         started = time.monotonic()
-        self.trace = Trace(unused(self.folder, "devices", TRACE), self.devices, started)
-        self.ledger = Ledger(self.devices, started, followers=[self.trace])
+        self.trace = Trace(unused_path(self.folder, "devices", TRACE), self.devices, started)
+        self.ledger = Ledger(self.devices, started, observers=[self.trace])
 
     def close(self, label: str) -> dict[str, float]:
-        """Close a period: its metrics, after the books have been found to close."""
+        """Closes a period; returns its metrics, after the ledger was found to add up."""
         if self.ledger is None:
             return {}
-        for taken, clock in self.gathered():
-            self.ledger.add(taken, clock)
+        for report in self._reports():
+            if isinstance(report, LostSource):
+                self.ledger.source_lost(report.source)
+            else:
+                self.ledger.add(*report)
         self.ledger.close(time.monotonic(), label)
         self.ledger.check_integrity()
         return self.ledger.metrics()
@@ -93,22 +118,24 @@ class DeviceTime:
         picture = self.trace.path.with_name(self.trace.path.name.removesuffix(TRACE) + ".png")
         return draw_timeline(self.trace.path, picture)
 
-    def gathered(self) -> Iterator[tuple[ActivityReport, ClockOffset]]:
-        """Each process's notes, with its clock against ours."""
+    def _reports(self) -> Iterator[tuple[ActivityReport, ClockOffset] | LostSource]:
+        """Each process's report, with its host's clock against ours."""
         yield self.control.take(), SAME_CLOCK
         sent = time.monotonic()
-        answers = list(self.ask())
+        replies = list(self.collect())
         received = time.monotonic()
-        for there in answers:
-            if there.node not in self.clocks:
-                self.clocks[there.node] = ClockOffset.of_round_trip(sent, there.report.until, received)
-            elif (known := self.clocks[there.node]) is not SAME_CLOCK:
-                trip = ClockOffset.of_round_trip(sent, there.report.until, received)
-                self.clocks[there.node] = known.better(trip, received)
-            yield there.report, self.clocks[there.node]
+        for reply in replies:
+            if isinstance(reply, LostSource):
+                yield reply
+                continue
+            known = self.clocks.get(reply.node)
+            if known is not SAME_CLOCK:
+                trip = ClockOffset.of_round_trip(sent, reply.report.until, received)
+                self.clocks[reply.node] = trip if known is None else known.better(trip, received)
+            yield reply.report, self.clocks[reply.node]
 
 
-def unused(folder: Path, name: str, ending: str) -> Path:
-    """The first of name, name-2, name-3, ... that is not there: a resumed run keeps what it left before."""
+def unused_path(folder: Path, name: str, ending: str) -> Path:
+    """The first of name, name-2, name-3, ... that does not exist: a resumed run keeps its earlier files."""
     names = itertools.chain([name], (f"{name}-{i}" for i in itertools.count(2)))
     return next(path for path in (folder / f"{one}{ending}" for one in names) if not path.exists())

@@ -1,11 +1,9 @@
-"""What hand-overs and computations took, as the lending policy wants to know it.
+"""Lends the trainer's devices to generation between its computations, and reclaims them for each.
 
-Who has the trainer's devices: training while it computes, the replicas on them at all other times.
-
-Owned state: who has them, and what hand-overs and computations took. A device changes hands only between
-two computations, in the trainer's one thread of control; the rollout manager is told, and has stopped the
-replicas before the trainer computes. Whether a pause between two computations is worth two hand-overs is
-the lending policy's to say, from what has been measured so far.
+Owned state: who has the devices, and what hand-overs and computations took. A device changes hands only between
+two computations, in the trainer's one thread of control; the rollout manager has paused the replicas before the
+trainer computes. Whether a gap between two computations is worth two hand-overs is the lending policy's decision,
+from what has been measured so far.
 """
 
 from __future__ import annotations
@@ -24,32 +22,33 @@ from omegaconf import DictConfig
 
 from seamless_verl.config.schema import Handover
 from seamless_verl.resources.lending import Costs, Demand, DeviceView, LendingPolicy, LendingView, Tag, Use
-from seamless_verl.resources.lending.marginal import averaged
+from seamless_verl.resources.lending.marginal import moving_average
 
 if TYPE_CHECKING:
-    from seamless_verl.data_plane.client import PlacedReplica
+    from seamless_verl.data_plane.client import DataPlaneClient, PlacedReplica
 
 
 class LendingStatistics:
-    """Moving averages: seconds of a hand-over, of a mini-batch's training, and from each computation to the next."""
+    """What hand-overs and computations took, as moving averages: seconds of a hand-over, of a mini-batch's training,
+    and from each computation to the next."""
 
     def __init__(self) -> None:
         self.switch_s = 0.0
         self.train_s: float | None = None
         self.gaps: dict[str, float] = {}
-        self.ended: tuple[str, float] | None = None
+        self.last_computation: tuple[str, float] | None = None
 
-    def switched(self, seconds: float) -> None:
-        self.switch_s = averaged(self.switch_s or None, seconds)
+    def add_switch(self, seconds: float) -> None:
+        self.switch_s = moving_average(self.switch_s or None, seconds)
 
-    def begins(self) -> None:
-        if self.ended is not None:
-            name, at = self.ended
-            self.gaps[name] = averaged(self.gaps.get(name), time.monotonic() - at)
+    def computation_began(self) -> None:
+        if self.last_computation is not None:
+            name, ended_at = self.last_computation
+            self.gaps[name] = moving_average(self.gaps.get(name), time.monotonic() - ended_at)
 
-    def has_ended(self, name: str, seconds: float) -> None:
-        self.train_s = averaged(self.train_s, seconds)
-        self.ended = (name, time.monotonic())
+    def computation_ended(self, name: str, seconds: float) -> None:
+        self.train_s = moving_average(self.train_s, seconds)
+        self.last_computation = (name, time.monotonic())
 
     @property
     def costs(self) -> Costs:
@@ -75,158 +74,171 @@ class TrainingProgress:
 
 
 class DeviceLending(ABC):
-    """The trainer's devices that `replicas` generate on too. `switching` notes a hand-over; `progress` says where
-    training is."""
+    """Lends the trainer's devices to the replicas on them, and reclaims them for computations.
+
+    Args:
+        client: the data plane's.
+        replicas: those on the trainer's devices.
+        policy: decides which devices generate between two computations.
+        progress: where training is.
+        switching: records a hand-over in the ledger.
+    """
 
     def __init__(
         self,
-        plane: Any,
+        client: DataPlaneClient,
         replicas: Sequence[PlacedReplica],
         policy: LendingPolicy,
         progress: Callable[[], TrainingProgress],
         switching: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        self.plane, self.replicas, self.policy = plane, replicas, policy
+        self.client, self.replicas, self.policy = client, replicas, policy
         self.progress, self.switching = progress, switching
-        self.ids = [one.replica_id for one in replicas]
-        self.measured = LendingStatistics()
-        self.taken: set[str] = set()  # replicas whose devices training has
+        self.ids = [replica.replica_id for replica in replicas]
+        self.statistics = LendingStatistics()
+        self.reclaimed: set[str] = set()  # replicas whose devices training has
         self.depth = 0
         self.running: dict[str, int] = {}
-        self.thawing: list[Any] = []  # what was asked for and not waited for
-        self.orders = itertools.count(1)  # an order that is repeated after the plane's restart has the same answer
 
     @contextmanager
     def training(self, name: str) -> Iterator[None]:
         """Training has the devices inside the block."""
         if self.depth == 0:
-            self._take()
+            self._reclaim_all()
         self.depth, began = self.depth + 1, time.monotonic()
         try:
             yield
         finally:
             self.depth -= 1
             if self.depth == 0:
-                self.measured.has_ended(name, time.monotonic() - began)
-                self.offer(self.measured.gaps.get(name))
+                self.statistics.computation_ended(name, time.monotonic() - began)
+                self.offer(self.statistics.gaps.get(name))
 
     def offer(self, due_in_s: float | None) -> None:
-        """Training needs them again in so many seconds, or, with None, waits for what they are to generate: the
-        policy decides which of them do."""
-        if not self.taken:
+        """Training needs the devices again in so many seconds, or, with None, waits for what they are to generate:
+        the policy decides which of them are lent."""
+        if not self.reclaimed:
             return
         decision = self.policy.decide(self.view(due_in_s))
         lent = [
-            one.replica_id
-            for one in self.replicas
-            if one.replica_id in self.taken and all(decision[device].use is Use.ROLLOUT for device in one.devices)
+            replica.replica_id
+            for replica in self.replicas
+            if replica.replica_id in self.reclaimed
+            and all(decision[device].use is Use.ROLLOUT for device in replica.devices)
         ]
         if lent:
-            self.taken.difference_update(lent)
+            self.reclaimed.difference_update(lent)
             self.lend(lent)
 
-    def committed(self) -> None:  # noqa: B027 - not every kind has something to do then
+    def committed(self) -> None:  # noqa: B027 - only some kinds have something to do then
         """New weights are in all replicas."""
 
-    def around(self, name: str, computation: Callable[..., T]) -> Callable[..., T]:
+    def wrap(self, name: str, computation: Callable[..., T]) -> Callable[..., T]:
+        """The computation inside `training`."""
+
         @functools.wraps(computation)
-        def computed(*args: Any, **kwargs: Any) -> T:
+        def wrapped(*args: Any, **kwargs: Any) -> T:
             with self.training(name):
                 return computation(*args, **kwargs)
 
-        return computed
+        return wrapped
 
-    def guard(self, trainer: Any) -> None:
-        """Put every computation of the trainer's worker groups inside `training`."""
+    def wrap_computations(self, trainer: Any) -> None:
+        """Puts every computation of the trainer's worker groups inside `training`."""
         for group_name, methods in COMPUTATIONS.items():
             group = getattr(trainer, group_name, None)
             for name in methods if group is not None else ():
                 if hasattr(group, name) and not hasattr(getattr(group, name), "__wrapped__"):
-                    setattr(group, name, self.around(name, getattr(group, name)))
+                    setattr(group, name, self.wrap(name, getattr(group, name)))
 
     def view(self, due_in_s: float | None) -> LendingView:
         """What the policy sees; the devices hand over together, since an update needs them all.
 
-        Replicas elsewhere are not in it: calls that are frozen here go on nowhere else, so that a policy must
+        Replicas elsewhere are not in it: calls that are frozen here continue nowhere else, so that a policy must
         never take others' generating for a reason to keep these frozen while training waits.
         """
         devices = [
             DeviceView(
                 device,
                 BOTH,
-                Use.TRAIN if one.replica_id in self.taken else Use.ROLLOUT,
-                running=self.running.get(one.replica_id, 0),
+                Use.TRAIN if replica.replica_id in self.reclaimed else Use.ROLLOUT,
+                running=self.running.get(replica.replica_id, 0),
             )
-            for one in self.replicas
-            for device in one.devices
+            for replica in self.replicas
+            for device in replica.devices
         ]
         progress = self.progress()
         demand = progress.demand
-        if due_in_s is None:  # groups are missing, so there is a call for every seat, or is about to be
+        if due_in_s is None:  # groups are missing, so there is a call for every slot, or is about to be
             demand = replace(demand, waiting=sum(device.seats for device in devices))
-        where = (progress.trained, progress.update)
-        return LendingView(time.monotonic(), tuple(devices), demand, self.measured.costs, due_in_s, *where)
+        done = (progress.trained, progress.update)
+        return LendingView(time.monotonic(), tuple(devices), demand, self.statistics.costs, due_in_s, *done)
 
     def metrics(self) -> dict[str, float]:
-        measured = {"lending/switch_s": self.measured.switch_s, "lending/train_s": self.measured.train_s or 0.0}
+        measured = {"lending/switch_s": self.statistics.switch_s, "lending/train_s": self.statistics.train_s or 0.0}
         return measured | self.policy.metrics()
 
-    def _take(self) -> None:
-        self.measured.begins()
-        serving = [name for name in self.ids if name not in self.taken]
+    def _reclaim_all(self) -> None:
+        self.statistics.computation_began()
+        serving = [name for name in self.ids if name not in self.reclaimed]
         if not serving:
             return
         with self.switching():
             began = time.monotonic()
             self.running |= self.reclaim(serving)
-            self.measured.switched(time.monotonic() - began)
-        self.taken.update(serving)
+            self.statistics.add_switch(time.monotonic() - began)
+        self.reclaimed.update(serving)
 
     @abstractmethod
     def reclaim(self, ids: list[str]) -> dict[str, int]:
-        """Training takes their devices; returns the calls that each replica had."""
+        """Training takes the devices of these replicas; returns the calls that each had."""
 
     @abstractmethod
     def lend(self, ids: list[str]) -> None:
-        """They generate again."""
+        """These replicas generate again."""
 
 
 class ResidentLending(DeviceLending):
-    """Weights and cache of both sides fit beside each other: replicas freeze for a computation and go on after it."""
+    """Both sides stay in memory: replicas pause for a computation and resume after it."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.resuming: list[Any] = []  # what was asked for and not waited for
 
     def reclaim(self, ids: list[str]) -> dict[str, int]:
-        ray.get(self.thawing)  # a plane that was started again may hear of both in any order
-        return dict(ray.get(self.plane.freeze.remote(ids)))
+        ray.get(self.resuming)  # a data plane that was started again may get both in any order
+        return dict(self.client.execute("pause", ids))
 
     def lend(self, ids: list[str]) -> None:
-        self.thawing = [self.plane.thaw.remote(ids)]
+        self.resuming = [self.client.actor.execute.remote("resume", ids)]
 
 
 class ReleasedLending(DeviceLending):
-    """Their memory holds one side at a time: replicas put their weights and cache away, and come back with a commit."""
+    """Memory holds one side at a time: replicas release weights and cache, and come back with a commit."""
 
     def __init__(self, *args: Any, sleep: Callable[[], Any]) -> None:
         super().__init__(*args)
         self.sleep = sleep
+        self.orders = itertools.count(1)  # an order repeated after the data plane's restart has the same answer
 
     def reclaim(self, ids: list[str]) -> dict[str, int]:
-        if calls := ray.get(self.plane.part.remote(ids, next(self.orders))):
+        if calls := self.client.execute("release_memory", ids, next(self.orders)):
             self.sleep()
         return dict(calls)
 
     def offer(self, due_in_s: float | None) -> None:
-        """Not before the next commit, which lends them: what they put away are old weights."""
+        """Not before the next commit, which lends them: what they released are old weights."""
 
     def lend(self, ids: list[str]) -> None:
         """The commit does it."""
 
     def committed(self) -> None:
-        self.taken.clear()
+        self.reclaimed.clear()
 
 
 def handover_of(asked: Handover, config: DictConfig) -> Handover:
-    """SHARED or RELEASED."""
+    """RESIDENT or RELEASED."""
     if asked is not Handover.AUTO:
         return asked
     releases = config.trainer.device != "cpu" and config.actor_rollout_ref.rollout.free_cache_engine
-    return Handover.RELEASED if releases else Handover.SHARED
+    return Handover.RELEASED if releases else Handover.RESIDENT

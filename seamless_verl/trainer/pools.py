@@ -27,7 +27,7 @@ from verl.single_controller.ray.base import RayResourcePool, ResourcePoolManager
 from verl.trainer.ppo.utils import Role
 
 from seamless_verl.errors import ConfigError
-from seamless_verl.resources.machines import ClusterNode, Machine, assign, described, machines_of
+from seamless_verl.resources.machines import ClusterNode, Machine, assign, describe_shortage, machines_of
 from seamless_verl.resources.plan import Plan
 from seamless_verl.resources.tags import KEY
 
@@ -60,7 +60,7 @@ def missing(machines: Sequence[Machine], nodes: Sequence[ClusterNode], what: str
     first = machines[0]
     key = f"{KEY}: group {first.group}"
     more = f" and {len(machines) - 1} more" if len(machines) > 1 else ""
-    reason = f"{first}{more} {what}; {described(first, nodes)}"
+    reason = f"{first}{more} {what}; {describe_shortage(first, nodes)}"
     way_out = "Lower its count or devices, start such a node (ray start --labels), or set seamless.wait_for_machines_s"
     return ConfigError(key, dict(first.labels) or list(first.tags), reason, way_out)
 

@@ -1,4 +1,4 @@
-"""What is submitted for generation, and when; and when what has been generated makes a mini-batch.
+"""Submits prompts for generation as far as the staleness bound has room, and waits for finished groups.
 
 Owned state: how many mini-batches training has taken, of this step and of all. With the prompts outstanding,
 which the buffer counts, and the staleness bound they say how many more there is room for.
@@ -19,20 +19,20 @@ from seamless_verl.resources.staleness import StalenessBound
 from seamless_verl.trainer.lending import DeviceLending, TrainingProgress
 from seamless_verl.trainer.replay_buffer import SeamlessReplayBuffer
 
-UNRUNG_S = 10.0  # nothing depends on it: a look costs a millisecond
+POLL_S = 10.0  # nothing depends on it: agent loops notify us
 
 
 class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
-    """verl's trainer with our buffer, fed before each update as far as the staleness bound has room."""
+    """verl's trainer with our buffer, given prompts before each update as far as the staleness bound has room."""
 
     seamless: SeamlessConfig
-    link: DataPlaneClient
-    devices: DeviceLending
+    data_plane: DataPlaneClient
+    lending: DeviceLending
 
     def __init__(self, config: DictConfig) -> None:
         self.taken = self.trained = 0  # mini-batches, of this step and of all
-        self.heard = 0  # groups that had ended when we last looked
-        self.seconds_between_looks = UNRUNG_S  # the task runner knows of loops that do not ring
+        self.groups_seen = 0  # groups that had finished when we last looked
+        self.poll_s = POLL_S  # shorter where agent loops do not notify
         super().__init__(config)
 
     def _build_replay_buffer(self) -> SeamlessReplayBuffer:
@@ -52,8 +52,8 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
 
     def _wait_for_groups(self) -> None:
         """Return when a group has ended since the last time, or after a while in which none has."""
-        self.devices.offer(None)  # a device that changed hands a moment ago was not lent before
-        self.heard = ray.get(self.link.actor.rung.remote(self.heard, self.seconds_between_looks))
+        self.lending.offer(None)  # devices that were not lent at an earlier look may be now
+        self.groups_seen = ray.get(self.data_plane.actor.wait_for_groups.remote(self.groups_seen, self.poll_s))
 
     def prepare_step(self) -> dict[str, Any]:
         """Submit one batch, or what the bound has room for."""
@@ -72,19 +72,19 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
         if room:
             self._add_prompts_to_generate(room)
 
-    def feed_update(self) -> None:
+    def refill_for_update(self) -> None:
         """Before an update: the first one's prompts were submitted with the step."""
         if self.taken and not self.config.skip.rollout_tq.enable:  # where what was generated once is read again
             self.refill()
 
-    def took_mini_batch(self) -> None:
+    def mini_batch_taken(self) -> None:
         self.taken, self.trained = self.taken + 1, self.trained + 1
 
-    def ended_step(self) -> None:
+    def step_ended(self) -> None:
         self.taken = 0
 
     def progress(self) -> TrainingProgress:
-        """Where training is, and what it waits for, as far as the last look at the queue told."""
+        """Where training is, and what it waits for, as of the last look at the queue."""
         needed = self.bound.batch
         left = needed * (self.parameter_sync_step - self.taken)
         demand = Demand(ready=self.replay_buffer.finished(), needed=needed, left_in_step=left)

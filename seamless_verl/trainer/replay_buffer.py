@@ -70,4 +70,4 @@ class SeamlessReplayBuffer(ReplayBufferAsync):
         submitted = self.prompt_global_steps[partition_id]
         finished = sorted(submitted[uid] for uid in sampleable_keys)[batch_size:]
         left = [*finished, *(submitted[uid] for uid in generating)]
-        return self.bound.keeps(step=global_steps, update=self.update(), left=left)
+        return self.bound.keeps(step=global_steps, update=self.update(), left_behind=left)

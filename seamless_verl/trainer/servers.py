@@ -1,7 +1,7 @@
-"""The replicas of a job, launched so that nothing waits for them that need not.
+"""Launches the replicas of a job, so that nothing waits for them that need not.
 
-verl starts the engines and then the load balancer, and only then anything that talks to it. Here the
-balancer exists first, empty, and learns of the replicas when they serve.
+verl starts the engines, then the load balancer, and only then anything that calls it. Here the balancer exists
+first, empty, and gets the replicas when they serve.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from verl.workers.rollout.replica import RolloutReplica
 
 from seamless_verl.agent_loops.llm_client import SeamlessClient
 from seamless_verl.data_plane.client import PlacedReplica
-from seamless_verl.platform.rebinding import rebound
+from seamless_verl.platform.adaptation import rebound
 from seamless_verl.resources.tags import Layout
 from seamless_verl.runtime.process import BackgroundTask
 from seamless_verl.trainer.device_time import rollout_device, train_device
@@ -42,10 +42,10 @@ class FirstRanks:
 
 
 class SeamlessServers(LLMServerManager):
-    """verl's manager with its two halves apart, `open_balancer`, then `launch`, and for both kinds of replicas.
+    """verl's manager in two steps, `open_balancer`, then `launch`, and for both kinds of replicas.
 
     Replicas on the trainer's devices come first, then those of devices that do not train. `sharing` are the
-    trainer's workers whose devices generate, and `pools`, with tags, knows where the others are.
+    trainer's workers whose devices generate, and `pools` places the others where machines have tags.
     """
 
     def __init__(
@@ -56,14 +56,14 @@ class SeamlessServers(LLMServerManager):
         self.layout, self.pools = layout, pools
 
     def open_balancer(self) -> SeamlessServers:
-        """Start the balancer without replicas; clients can be made from here on."""
+        """Starts the balancer without replicas; clients can be made from then on."""
         self.server_addresses: list[str] = []
         self.server_handles: list[ray.actor.ActorHandle] = []
         auto_await(self._init_global_load_balancer)()
         return self
 
     def launch(self) -> SeamlessServers:
-        """Start every replica and tell the balancer; returns when all of them serve."""
+        """Starts every replica and adds it to the balancer; returns when all of them serve."""
         self.placed: list[PlacedReplica] = []
         if self.layout.shares_devices:
             self._launch(0, shares_device=True)
@@ -85,13 +85,13 @@ class SeamlessServers(LLMServerManager):
             self.placed.append(PlacedReplica(replica, shares_device, tuple(map(name, devices))))
 
     def stop(self) -> None:
-        """End every engine that still lives; one that does not end, as after it was given up, ends with the job."""
-        told = {one.replica.server_handle.end.remote(): one.replica_id for one in self.placed}
-        ray.wait(list(told), num_returns=len(told), timeout=STOP_S)
-        for ended, name in told.items():
+        """Ends every engine that still lives; one that does not end, as after it was given up, ends with the job."""
+        ending = {one.replica.server_handle.end.remote(): one.replica_id for one in self.placed}
+        ray.wait(list(ending), num_returns=len(ending), timeout=STOP_S)
+        for ended, name in ending.items():
             try:
                 ray.get(ended, timeout=0)
-            except ray.exceptions.RayError as error:  # the training was done without it
+            except ray.exceptions.RayError as error:  # training does not need it any more
                 logger.warning("%s did not end in order: %s: %s", name, type(error).__name__, error)
 
     def client(self) -> SeamlessClient:
@@ -100,8 +100,11 @@ class SeamlessServers(LLMServerManager):
 
 
 class StartedServers:
-    """verl's LLMServerManager as `_setup` calls it. What verl puts to sleep there before it loads a checkpoint
-    are replicas that release their memory; the others need not even be waited for yet."""
+    """verl's LLMServerManager as `_setup` calls it.
+
+    verl puts its replicas to sleep before it loads a checkpoint: these are the ones that release their memory. The
+    others need not even be waited for yet.
+    """
 
     def __init__(self, launch: Callable[[], BackgroundTask[SeamlessServers]], *, released: bool) -> None:
         self.launch, self.released = launch, released

@@ -1,7 +1,7 @@
-"""How a `seamless` run is put together: from its config to a trainer whose engines and replicas stand.
+"""Puts a `seamless` run together: from its config to a trainer whose engines and replicas run.
 
-verl's `_setup` does it in its order; what need not wait for each other is started here at once. Owns what is
-made once: the link to the data plane, the replicas, the devices and the commit of weights.
+verl's `_setup` does it in its order; what need not wait for each other is started here at once. Owns what is made
+once: the client of the data plane, the replicas, the lending of devices and the commit of weights.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from verl.utils.config import omega_conf_to_dataclass
 from seamless_verl.config.checks.settings import Settings
 from seamless_verl.config.planning import plan_of
 from seamless_verl.config.schema import Handover, KvOnUpdate, SeamlessConfig
-from seamless_verl.data_plane.client import DataPlaneClient, PlacedReplica, living_replies
-from seamless_verl.platform.rebinding import rebound
+from seamless_verl.data_plane.client import DataPlaneClient, PlacedReplica
+from seamless_verl.platform.adaptation import rebound
 from seamless_verl.replica.server import SeamlessReplica
 from seamless_verl.resources.ledger import DeviceUse, NodeActivity
 from seamless_verl.resources.lending import lending_policy
 from seamless_verl.resources.placement import ReplicaKind
 from seamless_verl.runtime.process import BackgroundTask
-from seamless_verl.trainer.device_time import DeviceTime, train_device
+from seamless_verl.trainer.device_time import DeviceTime, LostSource, reply_or_loss, train_device
 from seamless_verl.trainer.lending import DeviceLending, ReleasedLending, ResidentLending, handover_of
 from seamless_verl.trainer.pools import TagPools, place_by_tags
 from seamless_verl.trainer.prompt_lengths import prompt_scans, tell_of_long
@@ -39,7 +39,7 @@ from seamless_verl.trainer.servers import (
 )
 from seamless_verl.trainer.validation_curve import ValidationCurve
 from seamless_verl.trainer.workers import SeamlessActorWorker, SeamlessCriticWorker, SeamlessWorkerGroup
-from seamless_verl.trajectory.policies import policy
+from seamless_verl.trajectory.policies import make_policy
 from seamless_verl.weights.commit import Transfer, WeightCommit
 
 ACTOR_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy)
@@ -58,20 +58,20 @@ class TrainerSetup(PromptSubmittingTrainer):
         self.pools: TagPools | None = None
         self._enable_hybrid_replicas = self.layout.shares_devices  # read by verl's _setup
         self.handover = handover_of(self.seamless.handover, config)
-        self.policy = policy(self.seamless.tokens.policy, self.seamless.tokens.older_than)
+        self.token_policy = make_policy(self.seamless.tokens.policy, self.seamless.tokens.older_than)
         self.curve = ValidationCurve.beside(config.trainer.default_local_dir)
         self.commit: WeightCommit
-        self.devices: DeviceLending
+        self.lending: DeviceLending
         self.device_time: DeviceTime
         self.servers: SeamlessServers
-        self.link: DataPlaneClient
-        self.launched: BackgroundTask[SeamlessServers]
-        self.reached: Callable[[str], None] = lambda stage: None  # who watches the run, set by the task runner
-        self.when_rewards_are_up: Callable[[], None] = lambda: None  # set by the task runner
+        self.data_plane: DataPlaneClient
+        self.server_launch: BackgroundTask[SeamlessServers]
+        self.reached: Callable[[str], None] = lambda stage: None  # the watchdog's, set by the task runner
+        self.on_rewards_ready: Callable[[], None] = lambda: None  # set by the task runner
         super().__init__(config)
 
     def _init_dataloader(self) -> None:
-        """Also counts, beside what follows, the prompts that are too long, where verl's own loops render them."""
+        """Also counts the prompts that are too long, in the background, where verl's own loops render them."""
         super()._init_dataloader()
         sets = {"data.train_files": self.train_dataset, "data.val_files": self.val_dataset}
         shown = {} if self.seamless.gateway.enabled else sets
@@ -88,31 +88,31 @@ class TrainerSetup(PromptSubmittingTrainer):
             self.pools = place_by_tags(self, self.plan, wait_s=self.seamless.wait_for_machines_s)
 
     def _setup(self) -> None:
-        self.link = DataPlaneClient(self.config, self.seamless)
+        self.data_plane = DataPlaneClient(self.config, self.seamless)
         SeamlessWorkerGroup.on_spawn = self._start_servers
         started = StartedServers(self.launch_servers, released=self.handover is Handover.RELEASED)
         with rebound(trainer_base, RayWorkerGroup=SeamlessWorkerGroup, LLMServerManager=started):
             super()._setup()
-        placed = self.launched.result().placed
-        self.link.attach(placed, keep_kv=self.seamless.weights.kv is KvOnUpdate.KEEP)
+        placed = self.server_launch.result().placed
+        self.data_plane.attach(placed, keep_kv=self.seamless.weights.kv is KvOnUpdate.KEEP)
         self.device_time = self._device_time(placed)
-        self.devices = self._devices([one for one in placed if one.shares_device])
-        self.devices.guard(self)
+        self.lending = self._lending([one for one in placed if one.shares_device])
+        self.lending.wrap_computations(self)
         self.commit = self._commit(placed)
 
-    def _devices(self, sharing: Sequence[PlacedReplica]) -> DeviceLending:
+    def _lending(self, sharing: Sequence[PlacedReplica]) -> DeviceLending:
         shared = [device for one in sharing for device in one.devices]
         switching = partial(self.device_time.doing, DeviceUse.SWITCH, shared)
-        told = (self.link.actor, sharing, lending_policy(self.seamless.lending), self.progress, switching)
-        if self.handover is Handover.SHARED:
-            return ResidentLending(*told)
-        return ReleasedLending(*told, sleep=self.checkpoint_manager.sleep_replicas)
+        arguments = (self.data_plane, sharing, lending_policy(self.seamless.lending), self.progress, switching)
+        if self.handover is Handover.RESIDENT:
+            return ResidentLending(*arguments)
+        return ReleasedLending(*arguments, sleep=self.checkpoint_manager.sleep_replicas)
 
     def _commit(self, placed: Sequence[PlacedReplica]) -> WeightCommit:
         engine = omega_conf_to_dataclass(self.config.actor_rollout_ref.rollout.checkpoint_engine)
         alone = [one.replica for one in placed if not one.shares_device]
         return WeightCommit(
-            self.link.actor,
+            self.data_plane,
             self.actor_rollout_wg,
             placed,
             Transfer(engine, self.actor_rollout_wg, alone) if alone else None,
@@ -124,17 +124,17 @@ class TrainerSetup(PromptSubmittingTrainer):
     def _device_time(self, placed: Sequence[PlacedReplica]) -> DeviceTime:
         training = [train_device(i) for i in range(self.actor_rollout_wg.world_size)]
         alone = [device for one in placed if not one.shares_device for device in one.devices]
-        handles = [one.replica.server_handle for one in placed]
 
-        def ask() -> list[NodeActivity]:
-            asked = [handle.take_activity.remote() for handle in handles]
+        def collect() -> list[NodeActivity | LostSource]:
+            replies = {one.replica_id: one.replica.server_handle.take_activity.remote() for one in placed}
             groups = [self.actor_rollout_wg, *([self.critic_wg] if self.use_critic else [])]
-            return [there for group in groups for there in group.take_activity()] + [*living_replies(asked)]
+            trained = [report for group in groups for report in group.take_activity()]
+            return [*trained, *(reply_or_loss(name, reply) for name, reply in replies.items())]
 
-        return DeviceTime(Path(self.config.trainer.default_local_dir), [*training, *alone], ask)
+        return DeviceTime(Path(self.config.trainer.default_local_dir), [*training, *alone], collect)
 
     def _start_servers(self, groups: dict[str, Any]) -> None:
-        """Launch the replicas beside the trainer's engines, once their processes exist.
+        """Launches the replicas while the trainer's engines start, once their processes exist.
 
         Not on an accelerator that both would share: vLLM sizes its cache by the memory it finds free.
         """
@@ -145,7 +145,7 @@ class TrainerSetup(PromptSubmittingTrainer):
         self.servers = SeamlessServers(self.config, self.layout, sharing, SeamlessReplica, self.pools)
         self.servers.open_balancer()
         if not self.layout.shares_devices or self.config.trainer.device == "cpu":
-            self.launched = BackgroundTask("rollout", self.servers.launch)
+            self.server_launch = BackgroundTask("rollout", self.servers.launch)
 
     def _generating(self, world: int) -> int:
         """How many of the trainer's ranks, the first ones, are on devices that generate too."""
@@ -154,16 +154,16 @@ class TrainerSetup(PromptSubmittingTrainer):
         return sum(len(replica.devices) for replica in self.plan.replicas_of(ReplicaKind.HYBRID))
 
     def launch_servers(self) -> BackgroundTask[SeamlessServers]:
-        """The launch of the replicas when verl's set-up reaches them: begun by now, or begun here."""
-        self.when_rewards_are_up()
-        if not hasattr(self, "launched"):
-            self.launched = BackgroundTask("rollout", self.servers.launch)
-        return self.launched
+        """The launch of the replicas when verl's set-up comes to them: begun before, or begun here."""
+        self.on_rewards_ready()
+        if not hasattr(self, "server_launch"):
+            self.server_launch = BackgroundTask("rollout", self.servers.launch)
+        return self.server_launch
 
-    def where(self) -> dict[str, Any]:
-        """The actors that can be asked where they are, by name."""
+    def watched_actors(self) -> dict[str, Any]:
+        """The actors that can be asked for a stack report, by name."""
         servers = {one.replica_id: one.replica.server_handle for one in getattr(self.servers, "placed", [])}
-        return {"rollout manager": self.link.actor, **servers}
+        return {"data plane": self.data_plane.actor, **servers}
 
     def get_llm_client(self) -> Any:
         return self.servers.client()

@@ -1,4 +1,4 @@
-"""The actor that runs the training: verl's, with our trainer and with what can start together started so."""
+"""The actor that runs the training: verl's, with our trainer, and with what can start together started together."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from verl.trainer.main_ppo import TaskRunnerV1
 from verl.utils.logging_utils import configure_verl_logging
 
-from seamless_verl.platform.rebinding import plain_class
+from seamless_verl.platform.adaptation import plain_class
 from seamless_verl.runtime.process import BackgroundTask, show_log
 from seamless_verl.trainer.watchdog import ANSWER_S, Watchdog
 
 LOOPS = "seamless_verl.agent_loops.worker.SeamlessAgentLoopManager"
-UNHEARD_S = 0.05  # between two looks at the queue where a manager of the user's own rings no bell
+POLL_S = 0.05  # between two looks at the queue where a manager of the user's own does not notify
 
 
 class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
@@ -27,7 +27,7 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
     own_loops = False  # a manager of the user's own
 
     def run(self, config: DictConfig) -> None:
-        """Train to the end; the trainer registers itself as it is imported, in this process alone."""
+        """Trains to the end; the trainer registers itself as it is imported, in this process alone."""
         configure_verl_logging()
         show_log("INFO")
         config.transfer_queue.enable = True
@@ -45,9 +45,9 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
         succeeded = False
         try:
             self.trainer = SeamlessTrainer(config)
-            self.trainer.when_rewards_are_up = self.start_agent_loops
+            self.trainer.on_rewards_ready = self.start_agent_loops
             if self.own_loops:
-                self.trainer.seconds_between_looks = UNHEARD_S
+                self.trainer.poll_s = POLL_S
             self.trainer.init()
             self.init_agent_loop_manager()
             self.watched(lambda: self.trainer.fit(self.agent_loop_manager))
@@ -56,7 +56,7 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
             self.close(succeeded)
 
     def start_agent_loops(self) -> None:
-        """Start the agent loops while the replicas start: they need only the balancer and the rewards.
+        """Starts the agent loops while the replicas start: they need only the balancer and the rewards.
 
         A manager of the user's own may need more, and is made when verl would make it.
         """
@@ -70,14 +70,16 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
             self.agent_loops.result()
 
     def watched(self, training: Callable[[], None]) -> None:
-        """Train, or raise StandstillError when nothing moves any more."""
-        plane, limit = self.trainer.link.actor, self.trainer.seamless.watchdog.no_progress_s
-        watchdog = Watchdog(limit, lambda: ray.get(plane.moved.remote(), timeout=ANSWER_S), self.trainer.where)
+        """Trains; raises NoProgressError when the run makes no progress any more."""
+        plane, limit = self.trainer.data_plane.actor, self.trainer.seamless.watchdog.no_progress_s
+        watchdog = Watchdog(
+            limit, lambda: ray.get(plane.progress.remote(), timeout=ANSWER_S), self.trainer.watched_actors
+        )
         self.trainer.reached = watchdog.reached
         watchdog.train(training)
 
     def stop_agent_loops(self) -> None:
-        """Nobody calls the plane any more. What a manager of the user's own calls its `stop` may be anything."""
+        """Stops those that call the data plane. A manager of the user's own may mean anything by `stop`."""
         from seamless_verl.agent_loops.worker import SeamlessAgentLoopManager
 
         manager = self.agent_loop_manager
@@ -92,26 +94,26 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
             print(f"device time: {picture}")  # noqa: T201 - where a run's own last lines go
 
     def close(self, succeeded: bool) -> None:
-        """Stop the agent loops, then what they call: loggers, queue, gateway, engines; also when the trainer was
+        """Stops the agent loops, then what they call: loggers, queue, gateway, engines; also when the trainer was
         never built.
         """
         tracking = getattr(self.trainer, "logger", None)
         parts: list[Callable[[], Any]] = [tq.close]
         if tracking is not None:
             parts.insert(0, partial(tracking.finish, exit_code=0 if succeeded else 1))
-        if succeeded:  # else all of it ends with the job, and what was shown is on record
+        if succeeded:  # else all of it ends with the job, and the journal has what agents were shown
             parts = [self.stop_agent_loops, *parts, self.show_device_time]
-            parts += [self.trainer.link.stop, self.trainer.servers.stop]
-        in_turn(parts)
+            parts += [self.trainer.data_plane.stop, self.trainer.servers.stop]
+        call_all(parts)
 
 
-def in_turn(parts: Sequence[Callable[[], Any]]) -> None:
-    """Call each, whatever those before it raised, which is the context of what is raised at the end."""
+def call_all(parts: Sequence[Callable[[], Any]]) -> None:
+    """Calls each, whatever those before it raised, which is the context of what is raised at the end."""
     try:
         parts[0]()
     finally:
         if len(parts) > 1:
-            in_turn(parts[1:])
+            call_all(parts[1:])
 
 
 def task_runner_class() -> type:

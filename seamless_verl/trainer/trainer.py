@@ -1,8 +1,8 @@
 """The `seamless` trainer: one asynchronous PPO trainer for every layout.
 
-Built on verl's PPOTrainer, which asks for no standalone pool, so that colocated, disaggregated and
-multiplexed layouts differ in data and not in class. State it owns: the weight version, which is
-verl's `global_steps` at the last commit, and the validation curve.
+Built on verl's PPOTrainer, which asks for no standalone pool, so that colocated, disaggregated and multiplexed
+layouts differ in data and not in class. State it owns: the weight version, which is verl's `global_steps` at the last
+commit, the validation curve, and the count of masked tokens.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.utils.debug import marked_timer
 
-from seamless_verl.runtime.checkpoint_cleanup import saving
+from seamless_verl.runtime.checkpoint_cleanup import marked_save
 from seamless_verl.runtime.process import freeze_imports
 from seamless_verl.trainer.setup import TrainerSetup
-from seamless_verl.trainer.token_mask import keep_fresh, logprob_difference
+from seamless_verl.trainer.token_mask import drop_masked, logprob_difference, mask_stale
 
 TRAIN_ALL = "train_all"
 
@@ -23,6 +23,8 @@ TRAIN_ALL = "train_all"
 @register_trainer("seamless")
 class SeamlessTrainer(TrainerSetup):
     """PPO with generation and training overlapped as far as `seamless.max_staleness` allows."""
+
+    masked_tokens = 0  # for their age, in the whole run
 
     def on_init_end(self) -> None:
         self.commit(self.global_steps)  # of the checkpoint just loaded, or of the initial model
@@ -33,7 +35,7 @@ class SeamlessTrainer(TrainerSetup):
 
     def _save_checkpoint(self) -> None:
         self.reached(f"saving, step {self.global_steps}")
-        with saving(self.config.trainer.default_local_dir, self.global_steps):
+        with marked_save(self.config.trainer.default_local_dir, self.global_steps):
             super()._save_checkpoint()
 
     def on_train_begin(self) -> None:
@@ -44,44 +46,46 @@ class SeamlessTrainer(TrainerSetup):
 
     def on_sample_begin(self) -> None:
         self.reached(f"waiting for groups, step {self.global_steps}")
-        self.feed_update()
-        self.devices.offer(None)
+        self.refill_for_update()
+        self.lending.offer(None)
 
     def on_sample_end(self) -> None:
         self.reached(f"computing, step {self.global_steps}")
-        self.took_mini_batch()
+        self.mini_batch_taken()
         if self.curr_step_profile:
             self._stop_rollout_profiling()
 
     def on_step_end(self) -> None:
         self.reached(f"committing version {self.global_steps}")
-        self.ended_step()
+        self.step_ended()
         with marked_timer("update_weights", self.timing_raw, color="red"):
-            self.devices.offer(None)  # the next computation is a batch away
-            self._pending_sync_metrics = self.commit(self.global_steps)
-            self.devices.committed()
+            self.lending.offer(None)  # the next computation is a batch away
+            self._pending_sync_metrics = drop_masked(self.commit(self.global_steps), self.masked_tokens)
+            self.lending.committed()
         self._pending_sync_metrics |= self.device_time.close(f"step {self.global_steps}")
-        self._pending_sync_metrics |= self.devices.metrics()
+        self._pending_sync_metrics |= self.lending.metrics()
 
     def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
         if self.seamless.tokens.policy != TRAIN_ALL:
-            metrics.update(keep_fresh(batch, self.policy, self.global_steps - 1))
+            trained, masked = mask_stale(batch, self.token_policy, self.global_steps - 1)
+            metrics.update({"seamless/tokens/trained": trained, "seamless/tokens/masked_as_stale": masked})
+            self.masked_tokens += masked
         batch = super()._compute_old_log_prob(batch, metrics)
         if not self.config.algorithm.rollout_correction.bypass_mode:  # there they are the same numbers
             metrics.update(logprob_difference(batch))
         return batch
 
     def _compute_values(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        with self.devices.training("infer_batch"):  # the critic's group does not wait, verl does inside of this
+        with self.lending.training("infer_batch"):  # the critic's group returns at once; verl waits inside of this
             return super()._compute_values(batch, metrics)
 
     def _update_critic(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        with self.devices.training("train_mini_batch"):
+        with self.lending.training("train_mini_batch"):
             return super()._update_critic(batch, metrics)
 
     def _validate(self) -> dict[str, float]:
         self.reached(f"validating, step {self.global_steps}")
-        self.devices.offer(None)
+        self.lending.offer(None)
         metrics: dict[str, float] = super()._validate()
         self.reached(f"validated, step {self.global_steps}")
         self.curve.add(self.global_steps, metrics)

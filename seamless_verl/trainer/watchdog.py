@@ -16,9 +16,8 @@ from typing import Any
 
 import ray
 
-from seamless_verl.errors import StandstillError
-from seamless_verl.runtime.process import BackgroundTask
-from seamless_verl.runtime.stacks import stacks
+from seamless_verl.errors import NoProgressError
+from seamless_verl.runtime.process import BackgroundTask, stack_report
 
 logger = logging.getLogger(__name__)
 ANSWER_S = 10.0  # for a process to say where it is
@@ -47,7 +46,7 @@ class Watchdog:
         """Run it to its end.
 
         Raises:
-            StandstillError: it stood still; and whatever the training, or a look at it, raises.
+            NoProgressError: it stood still; and whatever the training, or a look at it, raises.
         """
         self.moved = self.clock()
         trained = BackgroundTask("training", training)
@@ -77,7 +76,7 @@ class Watchdog:
         """When nothing moved in the trainer for too long: unless something did outside of it, the run is over.
 
         Raises:
-            StandstillError: nothing did; where every process is has been logged.
+            NoProgressError: nothing did; where every process is has been logged.
         """
         still_s = self.clock() - self.moved
         if still_s < self.limit_s:
@@ -86,8 +85,8 @@ class Watchdog:
             self.moved = self.clock()
             return
         text = f"The training has not moved for {still_s:.1f} s.\nThe trainer was at: {self.stage}."
-        logger.critical("%s\n%s\n%s", text, self.places(), stacks())
-        raise StandstillError(text, self.limit_s)
+        logger.critical("%s\n%s\n%s", text, self.places(), stack_report())
+        raise NoProgressError(text, self.limit_s)
 
     def outside(self) -> bool:
         """Whether tokens came since it was last asked; a rollout manager that was started again counts anew."""
@@ -101,7 +100,7 @@ class Watchdog:
 
     def places(self) -> str:
         """Where the other processes are, or that they do not say."""
-        asked = {name: actor.where.remote() for name, actor in self.others().items()}
+        asked = {name: actor.stack_report.remote() for name, actor in self.others().items()}
         ready, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=ANSWER_S) if asked else ([], [])
         there = {
             name: said(answer) if answer in ready else f"no answer in {ANSWER_S} s" for name, answer in asked.items()

@@ -1,7 +1,7 @@
-"""The actor classes of the `seamless` trainer, and the weights that wait in them for their replica.
+"""The actor classes of the `seamless` trainer: verl's workers, which also stage weights and report their activity.
 
-A version of the weights is staged first, while replicas generate, and then loaded from memory, so that a
-replica stands still only for the load. Owned state of each process: the version staged in it.
+A version of the weights is staged first, while replicas generate, and then loaded from memory, so that a replica
+pauses only for the load. Owned state of each process: the version staged in it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from verl.utils.import_utils import import_external_libs
 from verl.workers.engine_workers import TrainingWorker
 
 from seamless_verl.resources.ledger import Activity, DeviceUse, NodeActivity
-from seamless_verl.trainer.device_time import note_computations, train_device
+from seamless_verl.trainer.device_time import record_computations, train_device
 from seamless_verl.trainer.pools import TagWorkers
 from seamless_verl.weights.staging import StagedWeights, StagingMemory
 from seamless_verl.weights.transfer import bound_transfers, node_id
 
 
 class SeamlessActorWorker(DetachActorWorker):
-    """Actor, rollout and reference on one device; it can also keep several versions of its weights."""
+    """Actor, rollout and reference on one device."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         bound_transfers()
@@ -37,16 +37,16 @@ class SeamlessActorWorker(DetachActorWorker):
         super().init_model()
         for worker in (getattr(self, "actor", None), getattr(self, "ref", None)):
             if worker is not None:
-                note_computations(worker, self.activity)
+                record_computations(worker, self.activity)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def take_activity(self) -> NodeActivity:
-        """What the device did since the last time."""
+        """What the device did since the last report."""
         return NodeActivity(self.activity.take(), node_id())
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def stage_weights(self, version: int) -> StagedWeights | None:
-        """Copy the weights out of the engine, which all ranks do together, for those who map or are sent them."""
+        """Copies the weights out of the engine, which all ranks do together, for replicas to map or to receive."""
         with self.activity.doing(DeviceUse.SYNC):
             return self._stage(version)
 
@@ -65,7 +65,7 @@ class SeamlessActorWorker(DetachActorWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
     async def send_staged(self, version: int) -> Any:
-        """Rank 0 sends what is staged to the standalone replicas' workers; returns the transfer's metrics."""
+        """Rank 0 sends the staged weights to the standalone replicas' workers; returns the transfer's metrics."""
         weights = iter(self.staged.of(version).mapped()) if self.rank == 0 else iter(())
         return await self.checkpoint_engine.send_weights(weights, global_steps=version)
 
@@ -84,16 +84,16 @@ class SeamlessCriticWorker(TrainingWorker):
         import_external_libs(config.model_config.external_lib)
         super().__init__(config)
         self.activity = Activity(f"critic-{self.rank}", [train_device(self.rank)])
-        note_computations(self, self.activity)
+        record_computations(self, self.activity)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def take_activity(self) -> NodeActivity:
-        """What the device did since the last time."""
+        """What the device did since the last report."""
         return NodeActivity(self.activity.take(), node_id())
 
 
 class SeamlessWorkerGroup(TagWorkers, RayWorkerGroup):
-    """The processes of one resource pool; says when they exist, before any of them builds a model."""
+    """The processes of one resource pool; calls `on_spawn` when they exist, before any of them builds a model."""
 
     on_spawn: Callable[[dict[str, RayWorkerGroup]], None] | None = None  # set by the trainer for one set-up
 

@@ -1,1 +1,1 @@
-"""The record of what agents and the model said to each other, token by token. Pure: plain data and functions."""
+"""The token-level record of sessions: turns, trajectory trees, training sequences, drift. Plain data and functions."""

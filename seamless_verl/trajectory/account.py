@@ -1,4 +1,4 @@
-"""Where every generated token went: generated = trained + dropped, exactly, for a session or for a whole run."""
+"""Token accounts of a session or a run: generated = trained + dropped, where each drop has a reason."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ class DropReason(StrEnum):
     """Why a generated token is not trained."""
 
     STALE = "stale"
-    """the staleness policy left it out"""
+    """the staleness policy masked it"""
     TOO_LONG = "too_long"
-    """it lies beyond the longest response"""
+    """it is beyond the maximum response length"""
     PROMPT_TOO_LONG = "prompt_too_long"
-    """what precedes the first token to train is longer than the longest prompt"""
+    """the context before the first token to train is longer than the maximum prompt length"""
     CANCELLED = "cancelled"
     """its turn was cancelled, and no later turn replayed it: no agent acted on it"""
     FAILED = "failed"
     """its turn failed, and no later turn replayed it: no agent acted on it"""
     SESSION = "session"
-    """its session was left out whole: failed, abandoned, expired or without a reward"""
+    """its whole session was dropped: failed, abandoned, expired or without a reward"""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Account:
     dropped: Mapping[DropReason, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        counted = {reason: self.dropped[reason] for reason in DropReason if self.dropped.get(reason)}
-        object.__setattr__(self, "dropped", counted)
+        nonzero = {reason: self.dropped[reason] for reason in DropReason if self.dropped.get(reason)}
+        object.__setattr__(self, "dropped", nonzero)
 
     def __add__(self, other: Account) -> Account:
         reasons = self.dropped.keys() | other.dropped.keys()
@@ -45,19 +45,20 @@ class Account:
 
     @classmethod
     def total(cls, accounts: Iterable[Account]) -> Account:
+        """The sum of the accounts; of none, an empty account."""
         return sum(accounts, cls())
 
     def discarded(self, reason: DropReason) -> Account:
-        """The same tokens, where those that were to be trained are dropped after all."""
+        """The same account with its trained tokens dropped for this reason."""
         return Account(self.generated, 0, {**self.dropped, reason: self.dropped.get(reason, 0) + self.trained})
 
     def metrics(self) -> dict[str, float]:
-        """Token counts by name; every reason is present."""
+        """Token counts by metric name; every reason is present, also with 0."""
         dropped = {f"tokens/dropped/{reason}": float(self.dropped.get(reason, 0)) for reason in DropReason}
         return {"tokens/generated": float(self.generated), "tokens/trained": float(self.trained), **dropped}
 
     def check_integrity(self) -> None:
-        """Raises IntegrityError unless generated = trained + dropped, with no count below 0."""
+        """Raises IntegrityError unless generated = trained + dropped and no count is negative."""
         lowest = min(self.generated, self.trained, *self.dropped.values(), 0)
         if lowest < 0:
             raise IntegrityError("tokens counted below zero", 0, lowest)

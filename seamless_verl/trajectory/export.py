@@ -1,4 +1,4 @@
-"""Training sequences as rows of plain values: for JSONL files and for `Dataset.from_list`."""
+"""Training sequences as rows of plain values, for JSONL files and for `Dataset.from_list`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ ARRAYS = ("prompt_ids", "response_ids", "response_mask", "rollout_log_probs", "w
 
 
 def rows(session: SessionRecord, assembly: Assembly) -> list[dict[str, Any]]:
-    """One row for each sequence; every row of every session has the same columns.
+    """One row per training sequence; all rows of all sessions have the same columns.
 
     Columns: uid, session_id, leaf_id, closed (str, empty while open), turn_ids (list of str), the five
-    arrays of TrainingSequence as lists, span_turn_ids, span_starts and span_stops (one entry for each
-    generated run of the response), reward_names and reward_values (one entry for each reward).
+    arrays of TrainingSequence as lists, span_turn_ids, span_starts and span_stops (one entry per
+    generated run of the response), reward_names and reward_values (one entry per reward).
     """
     return [_row(session, sequence) for sequence in assembly.sequences]
 
@@ -41,10 +41,10 @@ def _row(session: SessionRecord, sequence: TrainingSequence) -> dict[str, Any]:
 
 
 def write_jsonl(path: Path, entries: Iterable[dict[str, Any]]) -> int:
-    """Writes one JSON object a line, whole or not at all, and returns how many.
+    """Writes one JSON object per line and returns their number. The file appears only when it is complete.
 
     Raises:
-        ValueError: a number is not finite, which JSON cannot say.
+        ValueError: a number is not finite, which JSON cannot express.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     count = 0

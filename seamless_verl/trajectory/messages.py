@@ -1,4 +1,4 @@
-"""Chat messages reduced to what can be compared: role, text, tool calls."""
+"""Chat messages reduced to what can be compared: role, text and tool calls."""
 
 from __future__ import annotations
 
@@ -12,49 +12,53 @@ ASSISTANT = "assistant"
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A tool call: `written` is its arguments as JSON text, `meant` the same in one canonical writing."""
+    """A tool call. `arguments` is the JSON text as written; `canonical` is the same value in one fixed notation."""
 
     name: str
-    written: str
-    meant: str
+    arguments: str
+    canonical: str
 
 
 @dataclass(frozen=True)
 class Message:
-    """A message; `calls` in order. Ids, reasoning and other fields are left out."""
+    """A message with its tool calls in order. Ids, reasoning and other fields are left out."""
 
     role: str
     text: str
     calls: tuple[ToolCall, ...] = ()
 
     def same(self, other: Message) -> bool:
-        """Equal but for how tool arguments are written."""
-        return self._meaning() == other._meaning()
+        """Whether both are equal, whatever the notation of tool arguments."""
+        return self._content() == other._content()
 
-    def _meaning(self) -> tuple[str, str, list[tuple[str, str]]]:
-        return self.role, self.text, [(call.name, call.meant) for call in self.calls]
+    def _content(self) -> tuple[str, str, list[tuple[str, str]]]:
+        return self.role, self.text, [(call.name, call.canonical) for call in self.calls]
 
 
 def conversation(request: Mapping[str, Any]) -> list[Message] | None:
-    """The request's messages; None where it has none, as for a plain completion."""
+    """The request's messages; None if it has none, as a plain completion."""
     messages = request.get("messages")
-    return None if messages is None else [message(entry) for entry in messages]
+    return None if messages is None else [parse_message(entry) for entry in messages]
 
 
-def answer(reply: Mapping[str, Any]) -> Message:
-    """The reply as the message an agent would send back; accepts the message itself or one under `message`."""
-    return message({"role": ASSISTANT, **(reply.get("message") or reply)})
-
-
-def message(entry: Mapping[str, Any]) -> Message:
-    calls = tuple(_call(call) for call in entry.get("tool_calls") or ())
+def parse_message(entry: Mapping[str, Any]) -> Message:
+    """A message of the OpenAI form."""
+    calls = tuple(_parse_call(call) for call in entry.get("tool_calls") or ())
     return Message(str(entry.get("role", "")), _text(entry.get("content")), calls)
 
 
-def leading(now: Sequence[Message], then: Sequence[Message]) -> int:
-    """How many messages agree from the start."""
-    differing = (i for i, (a, b) in enumerate(zip(now, then, strict=False)) if not a.same(b))
-    return next(differing, min(len(now), len(then)))
+def reply_message(reply: Mapping[str, Any]) -> Message:
+    """A turn's reply as the message that an agent would send back.
+
+    `reply` is the message itself, or has it under `message`.
+    """
+    return parse_message({"role": ASSISTANT, **(reply.get("message") or reply)})
+
+
+def count_common(first: Sequence[Message], second: Sequence[Message]) -> int:
+    """The number of leading messages that are the same in both."""
+    differing = (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if not a.same(b))
+    return next(differing, min(len(first), len(second)))
 
 
 def _text(content: object) -> str:
@@ -65,15 +69,15 @@ def _text(content: object) -> str:
     return str(content)
 
 
-def _call(entry: Mapping[str, Any]) -> ToolCall:
+def _parse_call(entry: Mapping[str, Any]) -> ToolCall:
     function = entry.get("function", entry)
     arguments = function.get("arguments", "")
-    written = arguments if isinstance(arguments, str) else json.dumps(arguments)
-    return ToolCall(str(function.get("name", "")), written, _canonical(written))
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return ToolCall(str(function.get("name", "")), text, _canonical(text))
 
 
-def _canonical(written: str) -> str:
+def _canonical(arguments: str) -> str:
     try:
-        return json.dumps(json.loads(written), sort_keys=True)
-    except ValueError:  # a model may write arguments that are no JSON; then they mean what they say
-        return written
+        return json.dumps(json.loads(arguments), sort_keys=True)
+    except ValueError:  # a model may write arguments that are not JSON; then their text is compared
+        return arguments

@@ -1,7 +1,7 @@
 """Staleness policies: which generated tokens of a sequence are fresh enough to train.
 
-Staleness is the trainer's version minus the token's; 0 is on-policy. A policy is a frozen object
-without state: it reads a view and returns a mask, so a trainer and a simulation run the same one.
+Staleness is the trainer's weight version minus the token's; 0 is on-policy. A policy is a frozen object
+without state. It reads a view and returns a mask, so the trainer and the simulator run the same object.
 """
 
 from __future__ import annotations
@@ -15,27 +15,30 @@ from numpy.typing import NDArray
 
 from seamless_verl.errors import ConfigError
 
-Bools: TypeAlias = NDArray[np.bool_]
+BoolArray: TypeAlias = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
 class TokenView:
-    """A response as a policy sees it: versions int32 [R], generated bool [R]; versions count only where generated."""
+    """A response as a policy sees it: versions int32 [R], generated bool [R].
+
+    A version has a meaning only where `generated` is true.
+    """
 
     versions: NDArray[np.int32]
-    generated: Bools
+    generated: BoolArray
     trainer_version: int
 
-    def older_than(self, limit: int) -> Bools:
-        """Bool [R]: generated, and staler than the limit."""
+    def older_than(self, limit: int) -> BoolArray:
+        """Bool [R]: true for generated tokens whose staleness exceeds the limit."""
         return self.generated & (self.trainer_version - self.versions > limit)
 
 
 class TokenPolicy(Protocol):
-    """What assembly asks of a policy."""
+    """The interface of a staleness policy."""
 
-    def decide(self, view: TokenView) -> Bools:
-        """Bool [R], true for each token to train; only generated ones may be."""
+    def decide(self, view: TokenView) -> BoolArray:
+        """Bool [R]: true for each token to train. Only generated tokens may be true."""
 
     def metrics(self) -> dict[str, float]: ...
 
@@ -45,7 +48,7 @@ class TokenPolicy(Protocol):
 
 
 class _Stateless:
-    """Settings come from the config, so there is nothing to save."""
+    """A policy without state: its settings come from the config, so there is nothing to save."""
 
     def metrics(self) -> dict[str, float]:
         return {}
@@ -54,13 +57,15 @@ class _Stateless:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raises ValueError on anything but an empty state: it was saved by another policy."""
+        """Raises ValueError unless the state is empty; another policy saved it."""
         if state:
             raise ValueError(f"{type(self).__name__} has no state, but was given {sorted(state)}; load its own state")
 
 
 @dataclass(frozen=True)
 class _Bounded(_Stateless):
+    """A policy with a bound, in weight versions."""
+
     max_staleness: int
 
     def __post_init__(self) -> None:
@@ -73,37 +78,37 @@ class _Bounded(_Stateless):
 
 @dataclass(frozen=True)
 class TrainAll(_Stateless):
-    """Every generated token is trained."""
+    """Trains every generated token."""
 
-    def decide(self, view: TokenView) -> Bools:
+    def decide(self, view: TokenView) -> BoolArray:
         return view.generated
 
 
 @dataclass(frozen=True)
 class MaskOlderThan(_Bounded):
-    """Tokens staler than the bound are masked, the others are trained."""
+    """Masks the tokens whose staleness exceeds the bound."""
 
-    def decide(self, view: TokenView) -> Bools:
+    def decide(self, view: TokenView) -> BoolArray:
         return view.generated & ~view.older_than(self.max_staleness)
 
 
 @dataclass(frozen=True)
 class DropIfOlderThan(_Bounded):
-    """A sequence with any token staler than the bound is dropped whole."""
+    """Drops a whole sequence if the staleness of any of its tokens exceeds the bound."""
 
-    def decide(self, view: TokenView) -> Bools:
+    def decide(self, view: TokenView) -> BoolArray:
         return view.generated & (not view.older_than(self.max_staleness).any())
 
 
 @dataclass(frozen=True)
 class FreshTailOnly(_Stateless):
-    """Only the generated tokens after the last one that is not on-policy."""
+    """Trains only the generated tokens after the last one that is not on-policy."""
 
-    def decide(self, view: TokenView) -> Bools:
-        off = np.flatnonzero(view.generated & (view.versions != view.trainer_version))
-        keep = view.generated.copy()
-        keep[: int(off[-1]) + 1 if off.size else 0] = False
-        return keep
+    def decide(self, view: TokenView) -> BoolArray:
+        off_policy = np.flatnonzero(view.generated & (view.versions != view.trainer_version))
+        mask = view.generated.copy()
+        mask[: int(off_policy[-1]) + 1 if off_policy.size else 0] = False
+        return mask
 
 
 POLICIES: dict[str, Callable[[int], TokenPolicy]] = {
@@ -114,8 +119,8 @@ POLICIES: dict[str, Callable[[int], TokenPolicy]] = {
 }
 
 
-def policy(name: str, max_staleness: int = 0) -> TokenPolicy:
-    """The policy of that name; raises ConfigError with the names there are."""
+def make_policy(name: str, max_staleness: int = 0) -> TokenPolicy:
+    """The policy of this name; raises ConfigError with the known names if there is none."""
     if name not in POLICIES:
         raise ConfigError("policy", name, "there is no such staleness policy", f"Choose one of {sorted(POLICIES)}")
     return POLICIES[name](max_staleness)

@@ -1,33 +1,35 @@
-"""The words of the record: segment and turn.
+"""Records of generated tokens: chunks as they arrive, segments of one weight version, and turns.
 
-Invariant: a segment has as many logprobs as ids, all from one weight version and one replica; a
-turn's generated tokens are its segments' in order, and nothing changes a turn once it has ended.
+Invariants: chunks and segments have exactly one logprob per id, one weight version and one replica. A turn's
+generated tokens are those of its segments in order. A turn does not change after it has ended.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-TOKEN, LOGPROB = "i", "f"  # typecodes: 4 bytes each, so that a generated token costs 8 bytes held
+TOKEN, LOGPROB = "i", "f"  # typecodes: 4 bytes each: a generated token takes 8 bytes of memory
 
 
 class Finish(StrEnum):
-    """How a turn ended."""
+    """How a turn or a request to one replica ended."""
 
     STOP = "stop"
-    """the model ended it, or a stop string did"""
+    """by the model's end token or a stop string"""
     LENGTH = "length"
-    """the token budget or the model's length did"""
+    """by the token budget or the model's maximum length"""
     TOOL_CALLS = "tool_calls"
     """the model called tools"""
     CANCELLED = "cancelled"
-    """the agent went away; what was produced stays on record"""
+    """the agent disconnected; the generated tokens stay on record"""
     FAILED = "failed"
-    """no replica could go on; what was produced stays on record"""
+    """no replica could continue; the generated tokens stay on record"""
+    CUT = "cut"
+    """only of a request to one replica: a pause, a reclaim or a death aborted it, and its call continues elsewhere"""
 
 
 def tokens(ids: Iterable[int]) -> array[int]:
@@ -40,10 +42,10 @@ def logprobs(values: Iterable[float]) -> array[float]:
     return array(LOGPROB, values)
 
 
-def check_pairs(what: str, ids: Sequence[int], logprobs: Sequence[float]) -> None:
-    """Raises ValueError unless there is exactly one logprob for each id."""
+def check_lengths(what: str, ids: Sequence[int], logprobs: Sequence[float]) -> None:
+    """Raises ValueError unless there is exactly one logprob per id."""
     if len(ids) != len(logprobs):
-        raise ValueError(f"{what}: {len(logprobs)} logprobs for {len(ids)} ids; give one for each")
+        raise ValueError(f"{what}: {len(logprobs)} logprobs for {len(ids)} ids; give one per id")
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Segment:
     """A maximal run of generated tokens with one weight version from one replica.
 
     Raises:
-        ValueError: it has not exactly one logprob for each id.
+        ValueError: it does not have exactly one logprob per id.
     """
 
     ids: array[int]
@@ -60,18 +62,91 @@ class Segment:
     replica: str
 
     def __post_init__(self) -> None:
-        check_pairs("segment", self.ids, self.logprobs)
+        check_lengths("segment", self.ids, self.logprobs)
 
     def __len__(self) -> int:
         return len(self.ids)
 
 
+@dataclass(frozen=True, slots=True)
+class TopLogprobs:
+    """The likeliest tokens at one position, logprobs in nats, and the rank of the sampled token."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChunk:
+    """Generated tokens as they arrive: ids int32 [N], logprobs float32 [N] in nats, one weight version, one replica.
+
+    The one shape of a generated token between an engine and the journal. The last chunk of a request, and only it,
+    has a `finish_reason`; `error` is the cause if that is FAILED. `top` has one entry per id if the request asked for
+    the likeliest tokens. A chunk without ids has no meaningful version and replica.
+
+    Raises:
+        ValueError: it does not have exactly one logprob per id.
+    """
+
+    ids: array[int]
+    logprobs: array[float]
+    version: int
+    replica: str = ""
+    finish_reason: Finish | None = None
+    stop_reason: int | str | None = None
+    top: tuple[TopLogprobs, ...] | None = None
+    error: Exception | None = None
+
+    def __post_init__(self) -> None:
+        check_lengths("chunk", self.ids, self.logprobs)
+
+
+def empty_chunk(finish_reason: Finish | None = None, *, version: int = 0, replica: str = "", **why: Any) -> TokenChunk:
+    """A chunk without tokens: the end of a request; `why` is its `stop_reason` or its `error`."""
+    return TokenChunk(tokens(()), logprobs(()), version, replica, finish_reason, **why)
+
+
+def append_chunk(segments: list[Segment], chunk: TokenChunk | Segment) -> None:
+    """Appends a chunk's tokens to the segments.
+
+    Segments are maximal: the last segment is extended if it has the chunk's version and replica. The arrays in
+    `segments` are copies, so the chunk does not change.
+    """
+    if not len(chunk.ids):
+        return
+    if segments and (segments[-1].version, segments[-1].replica) == (chunk.version, chunk.replica):
+        segments[-1].ids.extend(chunk.ids)
+        segments[-1].logprobs.extend(chunk.logprobs)
+    else:
+        segments.append(Segment(chunk.ids[:], chunk.logprobs[:], chunk.version, chunk.replica))
+
+
+def merge_chunks(chunks: Sequence[TokenChunk]) -> TokenChunk:
+    """One chunk of all tokens of these chunks, which have one request, weight version and replica; ends as the last."""
+    last, segments = chunks[-1], list[Segment]()
+    for chunk in chunks:
+        append_chunk(segments, chunk)
+    top = tuple(entry for chunk in chunks for entry in chunk.top or ())
+    if not segments:
+        return replace(last, top=top or None)
+    (merged,) = segments
+    return replace(
+        last,
+        ids=merged.ids,
+        logprobs=merged.logprobs,
+        version=merged.version,
+        replica=merged.replica,
+        top=top or None,
+    )
+
+
 @dataclass(frozen=True)
 class Turn:
-    """One API call in a session that has ended: what the model read, and what it wrote.
+    """One API call of a session, ended: what the model read, and what it generated.
 
-    `request` and `reply` are the normalized request and the parsed reply as plain JSON values; they
-    explain, they are never tokenized again.
+    `request` and `reply` are the normalized request and the parsed reply as plain JSON values. They are for readers
+    and are never tokenized again.
     """
 
     turn_id: str
@@ -83,12 +158,12 @@ class Turn:
 
     @property
     def generated(self) -> int:
-        """Tokens generated in this turn."""
+        """The number of tokens generated in this turn."""
         return sum(len(segment) for segment in self.segments)
 
     @property
     def generated_ids(self) -> array[int]:
-        whole = array(TOKEN)
+        ids = array(TOKEN)
         for segment in self.segments:
-            whole.extend(segment.ids)
-        return whole
+            ids.extend(segment.ids)
+        return ids

@@ -1,95 +1,131 @@
-"""What the two ends say to each other: a message is a msgpack list that begins with its kind.
+"""Messages between a data plane and a replica's server, as msgpack.
 
-    HELLO   protocol, token            client, once, first
-    WELCOME replica                    server, once, first
-    GENERATE call, request, prompt, sampling, carried, kin
-    DROP    call                       the client left the call; nothing more is sent for it
-    ABORT   request                    the request is to end with CUT
-    DELTA   call, ids, logprobs, version, finish, stop_reason, top
-    LOST    call, reason               the engine behind the server is gone
-    REFUSED reason                     the connection is closed after this
-
-`call` is a number the client gives; arrays are raw little-endian bytes, 4 a token.
+A message is a list that begins with its tag; a frame is a list of messages. Arrays are raw little-endian bytes,
+4 a token. `call` is a number that the client gives.
 """
 
 from __future__ import annotations
 
 import sys
 from array import array
-from enum import IntEnum
-from typing import Any
+from typing import Any, TypeAlias
 
-from seamless_verl.rollout.engine import Delta, EngineFinish, EngineRequest, TopLogprobs
+import msgspec
 
-PROTOCOL = 2
+from seamless_verl.rollout.engine import EngineRequest
+from seamless_verl.trajectory.records import LOGPROB, TOKEN, Finish, TokenChunk, TopLogprobs
+
+PROTOCOL = 3
 SWAP = sys.byteorder == "big"
 
 
-class MessageKind(IntEnum):
-    """The first item of a message."""
+class Hello(msgspec.Struct, array_like=True, tag=0, frozen=True):
+    """From the client, once, first."""
 
-    HELLO = 0
-    WELCOME = 1
-    GENERATE = 2
-    DROP = 3
-    ABORT = 4
-    DELTA = 5
-    LOST = 6
-    REFUSED = 7
+    protocol: int
+    token: str
 
 
-def packed(values: array[Any]) -> bytes:
+class Welcome(msgspec.Struct, array_like=True, tag=1, frozen=True):
+    """From the server, once, first."""
+
+    replica_id: str
+
+
+class Generate(msgspec.Struct, array_like=True, tag=2, frozen=True):
+    """A request to run; see EngineRequest."""
+
+    call: int
+    request_id: str
+    prompt: bytes
+    sampling: dict[str, Any]
+    resumed_tokens: int
+    conversation: str
+
+
+class Drop(msgspec.Struct, array_like=True, tag=3, frozen=True):
+    """The client has left the call; nothing more is sent for it."""
+
+    call: int
+
+
+class Abort(msgspec.Struct, array_like=True, tag=4, frozen=True):
+    """The request is to end with CUT."""
+
+    request_id: str
+
+
+class Chunk(msgspec.Struct, array_like=True, tag=5, frozen=True):
+    """Tokens of a call; see TokenChunk, whose replica the client knows."""
+
+    call: int
+    ids: bytes
+    logprobs: bytes
+    version: int
+    finish_reason: Finish | None
+    stop_reason: int | str | None
+    top: list[tuple[tuple[int, ...], tuple[float, ...], int]] | None
+
+
+class Lost(msgspec.Struct, array_like=True, tag=6, frozen=True):
+    """The engine behind the server is gone."""
+
+    call: int
+    reason: str
+
+
+class Refused(msgspec.Struct, array_like=True, tag=7, frozen=True):
+    """The connection is closed after this."""
+
+    reason: str
+
+
+Message: TypeAlias = Hello | Welcome | Generate | Drop | Abort | Chunk | Lost | Refused
+encode_message = msgspec.msgpack.Encoder().encode
+decode_frame = msgspec.msgpack.Decoder(list[Message]).decode
+"""Raises ValueError (msgspec.DecodeError) for anything but a list of messages."""
+
+
+def generate_message(call: int, request: EngineRequest) -> Generate:
+    prompt, sampling = pack_array(request.prompt_ids), dict(request.sampling)
+    return Generate(call, request.request_id, prompt, sampling, request.resumed_tokens, request.conversation)
+
+
+def engine_request(message: Generate) -> EngineRequest:
+    """Raises ValueError unless the prompt is whole tokens."""
+    prompt = unpack_array(TOKEN, message.prompt)
+    return EngineRequest(message.request_id, prompt, message.sampling, message.resumed_tokens, message.conversation)
+
+
+def chunk_message(call: int, chunk: TokenChunk) -> Chunk:
+    top = chunk.top and [(entry.ids, entry.logprobs, entry.rank) for entry in chunk.top]
+    ids, logprobs = pack_array(chunk.ids), pack_array(chunk.logprobs)
+    return Chunk(call, ids, logprobs, chunk.version, chunk.finish_reason, chunk.stop_reason, top or None)
+
+
+def token_chunk(message: Chunk, replica_id: str) -> TokenChunk:
+    """Raises ValueError unless there is one logprob for each id."""
+    return TokenChunk(
+        unpack_array(TOKEN, message.ids),
+        unpack_array(LOGPROB, message.logprobs),
+        message.version,
+        replica_id,
+        message.finish_reason,
+        message.stop_reason,
+        None if message.top is None else tuple(TopLogprobs(*entry) for entry in message.top),
+    )
+
+
+def pack_array(values: array[Any]) -> bytes:
     if SWAP:
         values = values[:]
         values.byteswap()
     return values.tobytes()
 
 
-def unpacked(typecode: str, raw: Any) -> array[Any]:
-    """Raises ValueError unless these are bytes of whole items, TypeError unless they are bytes."""
-    if not isinstance(raw, bytes):
-        raise TypeError(f"an array came as {type(raw).__name__}")
+def unpack_array(typecode: str, raw: bytes) -> array[Any]:
+    """Raises ValueError unless these are the bytes of whole items."""
     values: array[Any] = array(typecode, raw)
     if SWAP:
         values.byteswap()
     return values
-
-
-def request_message(call: int, request: EngineRequest) -> list[Any]:
-    prompt = packed(request.prompt_ids)
-    return [
-        MessageKind.GENERATE,
-        call,
-        request.request_id,
-        prompt,
-        dict(request.sampling),
-        request.carried,
-        request.kin,
-    ]
-
-
-def read_request(items: list[Any]) -> EngineRequest:
-    """From a GENERATE message without kind and call; raises ValueError or TypeError on anything else."""
-    request_id, prompt, sampling, carried, kin = items
-    named = isinstance(request_id, str) and isinstance(kin, str)
-    if not (named and isinstance(sampling, dict) and isinstance(carried, int)):
-        raise TypeError("a request needs a name, its kin's, its sampling, and how much of it is carried")
-    return EngineRequest(request_id, unpacked("i", prompt), sampling, carried, kin)
-
-
-def delta_message(call: int, delta: Delta) -> list[Any]:
-    top = delta.top and [(entry.ids, entry.logprobs, entry.rank) for entry in delta.top]
-    ids, logprobs = packed(delta.ids), packed(delta.logprobs)
-    return [MessageKind.DELTA, call, ids, logprobs, delta.version, delta.finish, delta.stop_reason, top]
-
-
-def read_delta(items: list[Any]) -> Delta:
-    """From a DELTA message without kind and call; raises ValueError or TypeError on anything else."""
-    ids, logprobs, version, finish, stop_reason, top = items
-    if not isinstance(version, int) or not isinstance(stop_reason, int | str | None):
-        raise TypeError("a delta needs its version, and a number or text if it says why it stopped")
-    taken, values = unpacked("i", ids), unpacked("f", logprobs)
-    if len(taken) != len(values):
-        raise ValueError(f"{len(values)} logprobs for {len(taken)} ids")
-    tops = None if top is None else tuple(TopLogprobs(tuple(names), tuple(probs), rank) for names, probs, rank in top)
-    return Delta(taken, values, version, None if finish is None else EngineFinish(finish), stop_reason, tops)

@@ -1,4 +1,4 @@
-"""One end of a connection: frames in, frames out.
+"""One end of a TCP connection: frames in, frames out.
 
 A frame is its length, 4 bytes big-endian, and a msgpack list of messages. All messages of one turn of the event
 loop leave in one write, so that an engine's step costs one system call however many calls it moved.
@@ -12,39 +12,35 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import Any, cast
-
-import msgpack
+from typing import cast
 
 from seamless_verl.errors import WireError
-from seamless_verl.transport.codec import MessageKind
+from seamless_verl.transport.codec import Message, Refused, decode_frame, encode_message
 
 MAX_FRAME = 64 << 20  # bytes: a prompt of 16 million tokens
-MAX_GREETING = 4096  # bytes from somebody who has not said who they are
+MAX_GREETING = 4096  # bytes from a peer that has not identified itself
 BATCH = 1 << 20  # bytes after which a frame leaves before the turn ends: a greedy sender meets its back-pressure
 HEAD = 4
 
 
 class Connection(asyncio.Protocol, ABC):
-    """`admitted` is whether the other end has proved who it is; before, only short frames are read."""
+    """`admitted` is whether the peer has proved its identity; before, only short frames are read."""
 
     def __init__(self) -> None:
         self.admitted = False
         self._loop = asyncio.get_running_loop()
-        self._packer = msgpack.Packer()
         self._inbound, self._outbound, self._size = bytearray(), list[bytes](), 0
         self._writable = asyncio.Event()
         self._writable.set()
         self._transport: asyncio.Transport | None = None
-        self._why = "the connection was closed"
+        self._reason = "the connection was closed"
 
     @abstractmethod
-    def received(self, message: list[Any]) -> None:
-        """Raises ValueError or TypeError on a message it does not understand."""
+    def received(self, message: Message) -> None:
+        """Raises ValueError or TypeError on a message that is not expected here."""
 
     @abstractmethod
-    def over(self, reason: str) -> None:
+    def disconnected(self, reason: str) -> None:
         """The connection is gone; again changes nothing."""
 
     @property
@@ -57,16 +53,16 @@ class Connection(asyncio.Protocol, ABC):
         return self._transport is None or self._transport.is_closing()
 
     async def writable(self) -> None:
-        """Returns when the other end keeps up with what it was sent, or is gone."""
+        """Returns when the peer keeps up with what it was sent, or is gone."""
         await self._writable.wait()
 
-    def send(self, message: list[Any]) -> None:
+    def send(self, message: Message) -> None:
         """Sends by the end of this turn of the loop; to a closed connection, nowhere.
 
         Raises:
             WireError: the message is longer than a frame may be.
         """
-        raw: bytes = self._packer.pack(message)
+        raw = encode_message(message)
         if len(raw) + 3 * HEAD > MAX_FRAME:
             raise WireError(self.peer, f"a message of {len(raw)} bytes does not fit a frame of {MAX_FRAME}")
         if self._size + len(raw) > BATCH:
@@ -78,14 +74,14 @@ class Connection(asyncio.Protocol, ABC):
 
     def close(self, reason: str) -> None:
         """Closes after what was sent has left."""
-        self._why = reason
+        self._reason = reason
         self._flush()
         if self._transport is not None:
             self._transport.close()
 
     def refuse(self, reason: str) -> None:
-        """Says why and closes."""
-        self.send([MessageKind.REFUSED, reason])
+        """Tells the peer why and closes."""
+        self.send(Refused(reason))
         self.close(str(WireError(self.peer, reason)))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -93,7 +89,7 @@ class Connection(asyncio.Protocol, ABC):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._writable.set()
-        self.over(f"{type(exc).__name__}: {exc}" if exc else self._why)
+        self.disconnected(f"{type(exc).__name__}: {exc}" if exc else self._reason)
 
     def pause_writing(self) -> None:
         self._writable.clear()
@@ -104,24 +100,25 @@ class Connection(asyncio.Protocol, ABC):
     def data_received(self, data: bytes) -> None:
         self._inbound += data
         try:
-            for message in self._messages():
-                if not self.closing:
-                    self.received(message)
-        except (ValueError, TypeError, msgpack.UnpackException) as error:
+            while (messages := self._next_frame()) is not None:
+                for message in messages:
+                    if not self.closing:
+                        self.received(message)
+        except (ValueError, TypeError) as error:  # msgspec's own are among them
             self.refuse(f"a malformed message: {error or type(error).__name__}")
 
-    def _messages(self) -> Iterator[list[Any]]:
-        while len(self._inbound) >= HEAD:
-            end = HEAD + int.from_bytes(self._inbound[:HEAD], "big")
-            if end > (limit := MAX_FRAME if self.admitted else MAX_GREETING):
-                raise ValueError(f"a frame of {end} bytes, {limit} are allowed")
-            if len(self._inbound) < end:
-                return
-            messages = msgpack.unpackb(memoryview(self._inbound)[HEAD:end], strict_map_key=False)
-            del self._inbound[:end]
-            if not isinstance(messages, list) or not all(isinstance(message, list) for message in messages):
-                raise ValueError("a frame is a list of messages")
-            yield from messages
+    def _next_frame(self) -> list[Message] | None:
+        """The messages of the next whole frame; None until one has arrived."""
+        if len(self._inbound) < HEAD:
+            return None
+        end = HEAD + int.from_bytes(self._inbound[:HEAD], "big")
+        if end > (limit := MAX_FRAME if self.admitted else MAX_GREETING):
+            raise ValueError(f"a frame of {end} bytes, {limit} are allowed")
+        if len(self._inbound) < end:
+            return None
+        frame = bytes(memoryview(self._inbound)[HEAD:end])
+        del self._inbound[:end]
+        return decode_frame(frame)
 
     def _flush(self) -> None:
         messages, self._outbound, self._size = self._outbound, [], 0

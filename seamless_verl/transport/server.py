@@ -1,8 +1,8 @@
-"""The replica's end: runs the calls of its clients on the engine at hand.
+"""The replica's end of the transport: runs the calls of its clients on the local engine.
 
 Invariants:
-- Nobody is served who has not shown the token.
-- Each call has one task; it ends with its call, with a DROP, or with its connection, and leaves nothing
+- A client is served only after it has shown the token.
+- Each call has one task; it ends with its call, with a Drop, or with its connection, and leaves nothing
   running in the engine.
 - What one client sends, or a defect of the engine in one call, harms no other client.
 """
@@ -12,15 +12,26 @@ from __future__ import annotations
 import asyncio
 import hmac
 from contextlib import aclosing, suppress
-from typing import Any
 
 from seamless_verl.errors import ReplicaLostError
-from seamless_verl.rollout.engine import Delta, EngineFinish, EngineRequest, EngineSource
-from seamless_verl.trajectory.records import logprobs, tokens
-from seamless_verl.transport.codec import PROTOCOL, MessageKind, delta_message, read_request
+from seamless_verl.rollout.engine import EngineRequest, EngineSource
+from seamless_verl.trajectory.records import Finish, empty_chunk
+from seamless_verl.transport.codec import (
+    PROTOCOL,
+    Abort,
+    Chunk,
+    Drop,
+    Generate,
+    Hello,
+    Lost,
+    Message,
+    Welcome,
+    chunk_message,
+    engine_request,
+)
 from seamless_verl.transport.connection import Connection
 
-GREETING_S = 10.0  # seconds a client has to say who it is
+GREETING_S = 10.0  # seconds a client has to identify itself
 
 
 async def serve_engine(
@@ -37,7 +48,7 @@ class EngineServer:
 
     def __init__(self, source: EngineSource, *, token: str, replica_id: str, greeting_s: float) -> None:
         self.source, self.token, self.replica_id, self.greeting_s = source, token, replica_id, greeting_s
-        self.links: set[_ServerLink] = set()
+        self.connections: set[_ServerConnection] = set()
         self.tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
@@ -47,48 +58,49 @@ class EngineServer:
         return int(self._server.sockets[0].getsockname()[1])
 
     async def listen(self, host: str, port: int) -> None:
-        self._server = await asyncio.get_running_loop().create_server(lambda: _ServerLink(self), host, port)
+        self._server = await asyncio.get_running_loop().create_server(lambda: _ServerConnection(self), host, port)
 
     async def close(self) -> None:
         """Closes every connection, and returns when every call has been aborted in the engine."""
         if self._server is not None:
             self._server.close()
-        for link in tuple(self.links):
-            link.abandon("the server was closed")
+        for connection in tuple(self.connections):
+            connection.abandon("the server was closed")
         if self.tasks:
             await asyncio.wait(self.tasks)
 
 
-class _ServerLink(Connection):
+class _ServerConnection(Connection):
     def __init__(self, server: EngineServer) -> None:
         super().__init__()
         self._server = server
         self._calls: dict[int, asyncio.Task[None]] = {}
-        self._greeting = self._loop.call_later(server.greeting_s, self.refuse, "nobody said hello in time")
+        self._greeting = self._loop.call_later(server.greeting_s, self.refuse, "no Hello came in time")
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._server.links.add(self)
+        self._server.connections.add(self)
 
-    def received(self, message: list[Any]) -> None:
+    def received(self, message: Message) -> None:
         match message:
-            case [MessageKind.HELLO, int(protocol), str(token)] if not self.admitted:
-                self._hello(protocol, token)
+            case Hello() if not self.admitted:
+                self._admit(message)
             case _ if not self.admitted:
-                self.refuse("say hello first")
-            case [MessageKind.GENERATE, int(call), *request] if call not in self._calls:
-                self._begin(call, read_request(request))
-            case [MessageKind.DROP, int(call)]:
-                if (task := self._calls.pop(call, None)) is not None:
-                    task.cancel()
-            case [MessageKind.ABORT, str(request_id)]:
+                self.refuse("send Hello first")
+            case Generate(call=call) if call not in self._calls:
+                task = self._calls[call] = self._loop.create_task(self._run(call, engine_request(message)))
+                self._keep(task)
+            case Drop(call=call):
+                if (dropped := self._calls.pop(call, None)) is not None:
+                    dropped.cancel()
+            case Abort(request_id=request_id):
                 self._keep(self._loop.create_task(self._abort(request_id)))
             case _:
-                raise ValueError(f"a message of kind {message[:1]} with {len(message)} items is not understood here")
+                raise ValueError(f"a {type(message).__name__} is not expected here")
 
-    def over(self, reason: str) -> None:
+    def disconnected(self, reason: str) -> None:
         self._greeting.cancel()
-        self._server.links.discard(self)
+        self._server.connections.discard(self)
         for task in self._calls.values():
             task.cancel()
         self._calls.clear()
@@ -96,21 +108,18 @@ class _ServerLink(Connection):
     def abandon(self, reason: str) -> None:
         """Closes, and lets no call wait for a client that no longer reads."""
         self.close(reason)
-        self.over(reason)
+        self.disconnected(reason)
 
-    def _hello(self, protocol: int, token: str) -> None:
-        if not hmac.compare_digest(token.encode(), self._server.token.encode()):
+    def _admit(self, hello: Hello) -> None:
+        if not hmac.compare_digest(hello.token.encode(), self._server.token.encode()):
             self.refuse("the token is not the one of this replica")
-        elif protocol != PROTOCOL:
-            self.refuse(f"protocol {protocol}, but this replica speaks {PROTOCOL}; run the same version on both ends")
+        elif hello.protocol != PROTOCOL:
+            reason = f"protocol {hello.protocol}, but this replica speaks {PROTOCOL}; run the same version on both ends"
+            self.refuse(reason)
         else:
             self._greeting.cancel()
             self.admitted = True
-            self.send([MessageKind.WELCOME, self._server.replica_id])
-
-    def _begin(self, call: int, request: EngineRequest) -> None:
-        task = self._calls[call] = self._loop.create_task(self._run(call, request))
-        self._keep(task)
+            self.send(Welcome(self._server.replica_id))
 
     def _keep(self, task: asyncio.Task[None]) -> None:
         self._server.tasks.add(task)
@@ -120,18 +129,17 @@ class _ServerLink(Connection):
         """Supervises one call: what goes wrong in it becomes its last message."""
         ended = False
         try:
-            async with aclosing(self._server.source.generate(request)) as deltas:
-                async for delta in deltas:
+            async with aclosing(self._server.source.generate(request)) as chunks:
+                async for chunk in chunks:
                     await self.writable()
-                    ended = delta.finish is not None
-                    self._tell(call, delta_message(call, delta), ended)
+                    ended = chunk.finish_reason is not None
+                    self._reply(call, chunk_message(call, chunk), ended)
         except ReplicaLostError as loss:
             ended = True
-            self._tell(call, [MessageKind.LOST, call, loss.reason], ended)
-        except Exception as error:  # of an engine: told to the caller, where it is met
-            reason = f"{type(error).__name__}: {error}"
-            failed = Delta(tokens(()), logprobs(()), 0, EngineFinish.ERROR, reason)
-            self._tell(call, delta_message(call, failed), True)
+            self._reply(call, Lost(call, loss.reason), ended)
+        except Exception as error:  # of an engine: sent to the caller, which raises it
+            failed = empty_chunk(Finish.FAILED, stop_reason=f"{type(error).__name__}: {error}")
+            self._reply(call, chunk_message(call, failed), True)
         finally:
             if not ended:
                 await self._abort(request.request_id)
@@ -140,7 +148,7 @@ class _ServerLink(Connection):
         with suppress(ReplicaLostError):  # then nothing runs
             await self._server.source.abort(request_id)
 
-    def _tell(self, call: int, message: list[Any], ended: bool) -> None:
+    def _reply(self, call: int, message: Chunk | Lost, ended: bool) -> None:
         if call in self._calls:
             self.send(message)
             if ended:

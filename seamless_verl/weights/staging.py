@@ -1,7 +1,7 @@
-"""One version of the weights in host memory that other processes of the host map, by the file it is.
+"""One version of the weights in host memory, for other processes of the host to map.
 
-The memory has no name in any file system: it is found through the descriptors of the process that wrote it, as
-long as that lives and keeps it, and a killed process leaves nothing behind.
+The memory has no name in any file system: it is found through the descriptors of the process that wrote it, as long
+as that lives and keeps it, and a killed process leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -34,8 +34,11 @@ class PlacedWeight:
 
 @dataclass(frozen=True)
 class StagedWeights:
-    """What may be sent to whoever is to map it: not the weights, but where they are. `host` is the Ray node, `token`
-    what the memory begins with; `peft` is verl's config of an adapter, None where these are a model's weights."""
+    """Where staged weights are, to be sent to processes that map them.
+
+    `host` is the Ray node, `token` what the memory begins with; `peft` is verl's config of an adapter, None where
+    these are a model's weights.
+    """
 
     version: int
     host: str
@@ -46,10 +49,10 @@ class StagedWeights:
     peft: Any = None
 
     def mapped(self) -> list[tuple[str, torch.Tensor]]:
-        """Names and weights, which are views of the memory; writing to them changes nobody else's.
+        """Names and weights, which are views of the memory; writing to them changes no other process's view.
 
         Raises:
-            OSError: whoever wrote them is on another host, gone, or has gone on to another version.
+            OSError: the process that wrote them is on another host, has ended, or has staged another version.
         """
         file = os.open(self.path, os.O_RDONLY)
         try:  # what was opened stays what it is, whatever the path comes to stand for
@@ -62,7 +65,7 @@ class StagedWeights:
 
 
 class StagingMemory:
-    """Owns the memory of one version: `begin`, `add` its weights, `end`; then those who map it load it."""
+    """Owns the memory of one version: `begin`, `add` its weights, `end`; then other processes map it."""
 
     def __init__(self, host: str) -> None:
         self.host = host
@@ -73,13 +76,13 @@ class StagingMemory:
         self.weights: StagedWeights | None = None
 
     def begin(self) -> None:
-        """Forgets the earlier version, whose memory goes when nobody maps it any more."""
+        """Drops the earlier version, whose memory is freed when no process maps it any more."""
         self.close()
         self.file, self.token = os.memfd_create("weights", os.MFD_CLOEXEC), os.urandom(TOKEN_BYTES)
         self.size = write_at(self.file, 0, memoryview(self.token))
 
     def add(self, name: str, weight: torch.Tensor) -> None:
-        """Copies it: later changes of the original do not reach the copy."""
+        """Copies a weight; later changes of the original do not reach the copy."""
         assert self.file is not None and self.weights is None
         copied = weight.detach().to("cpu").contiguous()
         offset = -(-self.size // ALIGNED) * ALIGNED
@@ -105,7 +108,7 @@ class StagingMemory:
 
 
 def write_at(file: int, offset: int, data: memoryview) -> int:
-    """Write all of it, though one write takes at most 2 GiB; how many bytes there are."""
+    """Writes all of it, though one write takes at most 2 GiB; returns how many bytes there are."""
     done = 0
     while done < len(data):
         done += os.pwrite(file, data[done:], offset + done)
@@ -117,10 +120,10 @@ def one_of_each_host(weights: Iterable[StagedWeights | None]) -> list[StagedWeig
 
 
 def mapped_here(staged: Iterable[StagedWeights]) -> tuple[StagedWeights, list[tuple[str, torch.Tensor]]]:
-    """Those that this host can map, with their weights.
+    """The staged weights that this host can map.
 
     Raises:
-        LookupError: there are none; says why not.
+        LookupError: there are none, with the reason for each.
     """
     why = []
     for one in staged:

@@ -1,8 +1,8 @@
-"""verl's sender of weights to an engine on its host, with an end to its patience.
+"""Transfers weights: to the memory of standalone replicas' hosts, and with a time limit to engines on the same host.
 
-It waits for a receipt of each bucket. An engine that was killed meanwhile gives none: the load, and the trainer that
-waits for it, would wait for ever, in a call that blocks the whole process. Here it fails, and the trainer goes on
-without that replica.
+verl's sender to an engine on its host waits for a receipt of each bucket. An engine that was killed meanwhile gives
+none, and the load would wait for ever, in a call that blocks the whole process. Here it fails, and the trainer
+continues without that replica.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from verl.workers.rollout.vllm_rollout import vllm_rollout
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
 
 from seamless_verl.errors import HostMovedError
-from seamless_verl.platform.rebinding import WRITTEN_FOR
+from seamless_verl.platform.adaptation import WRITTEN_FOR
 from seamless_verl.weights.staging import StagedWeights, StagingMemory, one_of_each_host
 
 NAME = BucketedWeightSender.__name__
 
 
 class BoundedSender(BucketedWeightSender):  # type: ignore[misc]
-    """A bucket that is not taken within `patience_s` seconds, in which any engine loads one, is taken by nobody."""
+    """verl's sender, which gives up when a bucket is not taken within `patience_s` seconds."""
 
     patience_s = 300.0
 
@@ -47,7 +47,7 @@ class BoundedSender(BucketedWeightSender):  # type: ignore[misc]
 
 
 def bound_transfers() -> None:
-    """Have every load of this process send so.
+    """Has every load of this process use the bounded sender.
 
     Raises:
         HostMovedError: verl's rollout has another sender.
@@ -58,7 +58,7 @@ def bound_transfers() -> None:
 
 
 class SeamlessReplicaWorker(CheckpointEngineWorker):  # type: ignore[misc]
-    """Beside an engine on a device of its own: receives weights while the engine generates."""
+    """Runs beside an engine on a device of its own, and receives weights while the engine generates."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -79,7 +79,7 @@ class Transfer(CheckpointEngineManager):  # type: ignore[misc]
     """verl's transfer to standalone replicas, into the memory of their hosts and no further."""
 
     def stage(self, version: int) -> tuple[list[StagedWeights], dict[str, Any]]:
-        """Send what the trainer has staged; what the replicas' hosts have then, and the senders' metrics."""
+        """Sends what the trainer has staged; returns what the replicas' hosts have then, and the senders' metrics."""
         rollout = group_of([worker for replica in self.replicas for worker in replica.workers])
         self.build_process_group(rollout)
         sent = self.actor_wg.send_staged(version)
@@ -93,7 +93,7 @@ class Transfer(CheckpointEngineManager):  # type: ignore[misc]
 
 
 def group_of(workers: Sequence[Any]) -> RayWorkerGroup:
-    """These actors as a group, to be called together."""
+    """These actors as a group that is called together."""
     return RayWorkerGroup(worker_handles=list(workers), ray_cls_with_init=RayClassWithInitArgs(cls=_worker))
 
 

@@ -88,9 +88,9 @@ async def talk(engine: Engine, record: Path, index: int) -> AgentLoopOutput:
     return await loop.run({"temperature": 1.0, "logprobs": True}, raw_prompt=prompt, index=index, session_id=3)
 
 
-def test_the_agent_loop_forces_lengths_and_marks_what_tools_said(tmp_path: Path) -> None:
+async def test_the_agent_loop_forces_lengths_and_marks_what_tools_said(tmp_path: Path) -> None:
     engine, record = Engine(), tmp_path / "samples.jsonl"
-    done = asyncio.run(talk(engine, record, 5))
+    done = await talk(engine, record, 5)
     turns = W3.sample(5, 3)
     masks = [[1] * turn.tokens + [0] * turn.tool_tokens for turn in turns]
     assert done.response_mask == [bit for mask in masks for bit in mask]
@@ -108,8 +108,8 @@ def test_the_agent_loop_forces_lengths_and_marks_what_tools_said(tmp_path: Path)
     assert read_samples(record)[5, 3].prompt == tuple(done.prompt_ids)
 
 
-def test_a_tools_words_are_the_same_in_every_run_and_differ_between_samples(tmp_path: Path) -> None:
-    once, again, other = (asyncio.run(talk(Engine(), tmp_path / "samples.jsonl", n)) for n in (5, 5, 6))
+async def test_a_tools_words_are_the_same_in_every_run_and_differ_between_samples(tmp_path: Path) -> None:
+    once, again, other = [await talk(Engine(), tmp_path / "samples.jsonl", n) for n in (5, 5, 6)]
     words = [
         [word for word, generated in zip(one.response_ids, one.response_mask, strict=True) if not generated]
         for one in (once, again, other)
@@ -117,16 +117,16 @@ def test_a_tools_words_are_the_same_in_every_run_and_differ_between_samples(tmp_
     assert words[0] == words[1] != words[2] and len(words[0]) == 3 * W3.tool_tokens
 
 
-def test_a_sample_of_another_length_fails(tmp_path: Path) -> None:
+async def test_a_sample_of_another_length_fails(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="tokens instead of"):
-        asyncio.run(talk(Engine(short=1), tmp_path / "samples.jsonl", 5))
+        await talk(Engine(short=1), tmp_path / "samples.jsonl", 5)
     assert not (tmp_path / "samples.jsonl").exists()
 
 
-def test_lines_of_several_samples_add_up(tmp_path: Path) -> None:
+async def test_lines_of_several_samples_add_up(tmp_path: Path) -> None:
     async def many() -> None:
         await asyncio.gather(*(talk(Engine(), tmp_path / "samples.jsonl", n) for n in range(4)))
 
-    asyncio.run(many())
+    await many()
     lines = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
     assert sorted(line["index"] for line in lines) == [0, 1, 2, 3]

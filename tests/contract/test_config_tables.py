@@ -21,7 +21,7 @@ from seamless_verl.config.checks.hosts import (
 )
 from seamless_verl.config.checks.modes import VERL_MODES
 from seamless_verl.config.checks.serve_options import (
-    ALONE,
+    ALSO_READ,
     PARSERS,
     UNREAD,
     _keys,
@@ -85,7 +85,7 @@ def test_vllm_serve_options() -> None:
         for group in parser._action_groups
     }
     for title in ("CacheConfig", "LoadConfig", "ParallelConfig", "SchedulerConfig", "VllmConfig"):
-        assert {name for name in groups[title] if name in serve_options()} - {ALONE} <= engine_options()
+        assert {name for name in groups[title] if name in serve_options()} - {ALSO_READ} <= engine_options()
     for title in ("MultiModalConfig", "StructuredOutputsConfig"):
         assert not groups[title] & engine_options()
     assert groups["ModelConfig"] & engine_options() == UNREAD

@@ -134,20 +134,21 @@ def test_our_client_answers_all_that_the_protocol_demands() -> None:
 
 
 def test_the_paths_served_are_those_of_the_routers() -> None:
-    from seamless_verl.gateway.http import METHODS, REWARD
+    from seamless_verl.gateway.http import METHODS, REWARD_PATH
     from seamless_verl.gateway.server import ROUTERS
 
     served = {(route.path, method) for router in ROUTERS for route in router.routes for method in route.methods}
-    assert {(path, method) for path, method in METHODS.items() if path != REWARD} <= served
+    assert {(path, method) for path, method in METHODS.items() if path != REWARD_PATH} <= served
 
 
 def test_sampling_parameters_have_the_fields_we_send() -> None:
     from vllm.sampling_params import SamplingParams
 
-    from seamless_verl.gateway.outputs import ALWAYS, WHEN_SET
-    from seamless_verl.gateway.session import SAMPLED
+    from seamless_verl.gateway.outputs import ALWAYS_SENT, SENT_WHEN_SET
+    from seamless_verl.gateway.session import SamplingParameters
 
-    assert {*ALWAYS, *WHEN_SET, *SAMPLED, "logprobs", "stop", "n"} <= set(SamplingParams.__struct_fields__)
+    ours = {*ALWAYS_SENT, *SENT_WHEN_SET, *SamplingParameters.__dataclass_fields__, "logprobs", "stop", "n"}
+    assert ours <= set(SamplingParams.__struct_fields__)
 
 
 def test_changed_parameters_are_checked_again() -> None:
@@ -164,7 +165,7 @@ def test_logprobs_come_in_the_order_we_build_them() -> None:
 
 
 @pytest.mark.parametrize("module", ["chat_completion", "responses"])
-def test_requests_have_the_door_for_token_ids(module: str) -> None:
+def test_requests_accept_token_ids_of_a_prompt(module: str) -> None:
     import importlib
 
     name = {"chat_completion": "ChatCompletionRequest", "responses": "ResponsesRequest"}[module]
@@ -173,14 +174,14 @@ def test_requests_have_the_door_for_token_ids(module: str) -> None:
 
 
 def test_routes_have_one_cancelling_layer_around_their_function() -> None:
-    """What the straight way takes off, and does itself."""
+    """What the fast path takes off, and does itself."""
     from fastapi.routing import APIRoute
 
-    from seamless_verl.gateway.fast_path import PATHS
+    from seamless_verl.gateway.fast_path import FAST_PATHS
     from seamless_verl.gateway.server import ROUTERS
 
     routes = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
-    for route in (route for route in routes if route.path in PATHS):
+    for route in (route for route in routes if route.path in FAST_PATHS):
         outer, inner = route.endpoint, route.endpoint.__wrapped__
         assert "listen_for_disconnect" in outer.__code__.co_names
         assert "listen_for_disconnect" not in inner.__code__.co_names

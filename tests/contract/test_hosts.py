@@ -11,10 +11,10 @@ from support.hosts import found, parameters
 
 from seamless_verl.platform.adaptation import Adaptation
 from seamless_verl.platform.detect import PRESTART
-from seamless_verl.platform.forkserver.command import ADAPTATIONS as ZYGOTE
+from seamless_verl.platform.forkserver.command import ADAPTATIONS as FORKSERVER
 from seamless_verl.platform.megatron.adapt import ADAPTATIONS as MEGATRON
 from seamless_verl.platform.process_group import DEFAULT_BACKEND, GLOO_DEVICES
-from seamless_verl.platform.vllm.platform import ADAPTATIONS as VLLM
+from seamless_verl.platform.vllm.adaptations import ADAPTATIONS as VLLM
 
 RAY = {
     "ray.experimental.internal_kv:_internal_kv_put": "key value overwrite * namespace",
@@ -31,7 +31,7 @@ def test_what_we_call_of_rays_own_takes_what_it_took(symbol: str) -> None:
 
 @pytest.mark.parametrize(
     "adaptation",
-    [*MEGATRON, *VLLM, DEFAULT_BACKEND, *GLOO_DEVICES, *ZYGOTE],
+    [*MEGATRON, *VLLM, DEFAULT_BACKEND, *GLOO_DEVICES, *FORKSERVER],
     ids=lambda a: f"{a.name}-{a.symbol.split(':')[1]}",
 )
 def test_every_adapted_symbol_is_where_it_was(adaptation: Adaptation) -> None:
@@ -45,7 +45,7 @@ def test_ray_has_the_setting_that_keeps_idle_workers_from_starting() -> None:
     assert f"\0{PRESTART.removeprefix('RAY_')}\0".encode() in raylet.read_bytes()
 
 
-def test_multiprocessing_spawns_by_a_command_of_the_form_that_forks_of_the_zygote_run() -> None:
+def test_multiprocessing_spawns_by_a_command_of_the_form_that_forks_of_the_forkserver_run() -> None:
     executable, *options, flag, code, last = spawn.get_command_line(tracker_fd=3, pipe_handle=4)
     assert executable == spawn.get_executable() and flag == "-c" and last == "--multiprocessing-fork"
     assert all(option.startswith("-") for option in options)

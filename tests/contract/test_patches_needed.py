@@ -12,14 +12,14 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from support.paths import ROOT
 
-REPO = Path(__file__).resolve().parents[2]
 SEPARATE_ASYNC = "verl/trainer/ppo/v1/trainer_separate_async.py"
 LOGGER_KEYWORDS = inspect.signature(logging.Logger._log).parameters.keys()
 
 
 def apply_patches(root: Path, *options: str) -> None:
-    command = [sys.executable, str(REPO / "scripts/apply_patches"), "--root", str(root), *options]
+    command = [sys.executable, str(ROOT / "scripts/apply_patches"), "--root", str(root), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
 
@@ -33,7 +33,7 @@ def unpatched(tmp_path: Path) -> Path:
     info = tmp_path / f"verl-{installed.version}.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: verl\nVersion: {installed.version}\n")
-    if (REPO / "patches" / f"verl-{installed.version}").is_dir():
+    if (ROOT / "patches" / f"verl-{installed.version}").is_dir():
         apply_patches(tmp_path, "--revert")
     return tmp_path
 

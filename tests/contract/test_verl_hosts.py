@@ -9,7 +9,7 @@ import textwrap
 import pytest
 from support.hosts import attributes, found, listed, parameters, signature
 
-from seamless_verl.platform.rebinding import plain_class
+from seamless_verl.platform.adaptation import plain_class
 
 BASE = "verl.trainer.ppo.v1.trainer_base:PPOTrainer."
 BUFFER = "verl.trainer.ppo.v1.replay_buffer:ReplayBufferAsync."

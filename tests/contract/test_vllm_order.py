@@ -14,7 +14,7 @@ import pytest
 from support.hosts import found
 
 from seamless_verl.replica.engine_source import AsyncLLMSource
-from seamless_verl.replica.server import GOING_FIRST, SeamlessServer
+from seamless_verl.replica.server import REAL_TIME_PRIORITY, SeamlessServer
 from seamless_verl.resources.ledger import Activity
 from seamless_verl.rollout.engine import PauseMode
 
@@ -66,7 +66,7 @@ async def all_that_can() -> None:
 
 
 @pytest.mark.parametrize(("parallel", "before_the_reply"), [(1, [PAUSE, RPC]), (2, [PAUSE])])
-def test_a_load_goes_right_behind_its_pause_but_where_engines_stop_together(
+async def test_a_load_goes_right_behind_its_pause_but_where_engines_stop_together(
     parallel: int, before_the_reply: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vllm.platforms import current_platform
@@ -74,7 +74,7 @@ def test_a_load_goes_right_behind_its_pause_but_where_engines_stop_together(
     first = list[bool]()
 
     @contextmanager
-    def going_first() -> Iterator[None]:
+    def real_time_priority() -> Iterator[None]:
         first.append(True)
         yield
         first.append(False)
@@ -93,12 +93,12 @@ def test_a_load_goes_right_behind_its_pause_but_where_engines_stop_together(
             assert await task == 5.0 and sent.methods == [PAUSE, RPC] and first == [True]
         assert first == [True, False]
 
-    monkeypatch.setattr(type(current_platform), GOING_FIRST, staticmethod(going_first), raising=False)
-    asyncio.run(asyncio.wait_for(case(), 30))
+    monkeypatch.setattr(type(current_platform), REAL_TIME_PRIORITY, staticmethod(real_time_priority), raising=False)
+    await asyncio.wait_for(case(), 30)
 
 
-def test_the_clock_is_looked_at_right_before_the_resume() -> None:
-    async def case() -> None:
+async def test_the_clock_is_looked_at_right_before_the_resume() -> None:
+    async with asyncio.timeout(30):
         sent = Sent()
         task = asyncio.create_task(SeamlessServer._go_on(server_of(sent, 1)))
         await all_that_can()
@@ -106,5 +106,3 @@ def test_the_clock_is_looked_at_right_before_the_resume() -> None:
         sent.reply([7.0])
         sent.reply(None)
         assert await task == 7.0
-
-    asyncio.run(asyncio.wait_for(case(), 30))

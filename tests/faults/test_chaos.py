@@ -22,9 +22,11 @@ import psutil
 import pytest
 import ray
 import torch
+from support.local_plane import LocalDataPlane
+from support.paths import child_environment
 from support.version_weights import Weights
 
-from seamless_verl.data_plane.actor import RolloutManager, RolloutSettings
+from seamless_verl.data_plane.actor import PlaneSettings
 from seamless_verl.gateway.recorder import JournalRecorder
 from seamless_verl.gateway.server import Gateway, GatewaySettings
 from seamless_verl.journal import JournalReader, SqliteJournal
@@ -37,12 +39,13 @@ from seamless_verl.trajectory.sequences import assemble
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.filterwarnings("ignore:Unclosed context:ResourceWarning"),
+    pytest.mark.long,
+    pytest.mark.serial,
 ]
 SESSIONS = int(os.environ.get("SEAMLESS_SESSIONS", "24"))
 TURNS = int(os.environ.get("SEAMLESS_TURNS", "5"))
 KILLED = int(os.environ.get("SEAMLESS_KILLED_REPLICAS", "1"))
 NAMES = ("replica-0", "replica-1")
-HERE = Path(__file__).parent
 TOKEN, ADMIN = "the door's", {"authorization": "Bearer the admin's"}
 START_S = 240.0
 
@@ -62,15 +65,11 @@ class Replica:
     @classmethod
     async def start(cls, model: Path, name: str, core: int) -> Replica:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, str(HERE / "chaos_replica.py"), str(model), name, str(core), TOKEN),
+            *(sys.executable, "-m", "support.chaos_replica", str(model), name, str(core), TOKEN),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
-            env={
-                **os.environ,
-                "VLLM_LOGGING_STREAM": "ext://sys.stderr",
-                "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent / "integration")]),
-            },
+            env=os.environ | child_environment() | {"VLLM_LOGGING_STREAM": "ext://sys.stderr"},
         )
         replica = cls(name, process)
         assert process.stdout is not None
@@ -136,76 +135,52 @@ class Remote:
         return self.replica.ask(self.command, *given)
 
 
-class Kept:
-    """A shelf for one life."""
-
-    value: Any = None
-
-    def put(self, value: Any) -> None:
-        self.value = value
-
-    def get(self) -> Any:
-        return self.value
-
-    def clear(self) -> None:
-        self.value = None
-
-
-class Manager(RolloutManager):
-    """Outside of an actor."""
-
-    async def up(self) -> None: ...
-
-    def fail(self, error: BaseException) -> None:
-        raise error
-
-
 @dataclass
 class Chaos:
     """Does to the replicas what a trainer and bad luck do; weights are loaded before a version is served."""
 
-    manager: RolloutManager
+    plane: LocalDataPlane
     model: Path
     replicas: dict[str, Replica]
     choose: random.Random
     version: int = 0
     events: Counter[str] = field(default_factory=Counter)
-    refitting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    updating: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def attach(self, name: str) -> None:
         replica = self.replicas[name]
-        await self.manager.attach(name, "127.0.0.1", replica.port, replica)
+        await self.plane.attach(name, "127.0.0.1", replica.port, replica)
 
-    async def refit(self, names: Sequence[str]) -> None:
+    async def load(self, names: Sequence[str]) -> None:
         """One at a time: another that wants the same finds it done, or dead."""
-        async with self.refitting:
-            for name in await self.manager.begin_sync(names):
+        async with self.updating:
+            for name in await self.plane.execute("begin_sync", names):
                 try:
                     await self.replicas[name].ask("load", self.version)
                 except ray.exceptions.RayActorError:  # it died under the load
                     continue
-                await self.manager.synced([name], self.version)
+                await self.plane.execute("end_sync", [name], self.version)
 
     async def update(self) -> None:
         """A rolling update."""
-        async with self.refitting:
+        async with self.updating:
             self.version += 1
-            await self.manager.commit(self.version)
+            await self.plane.execute("commit", self.version)
         for name in self.choose.sample(NAMES, len(NAMES)):
-            await self.refit([name])
+            await self.load([name])
 
-    async def freeze(self) -> None:
+    async def pause(self) -> None:
         names = self.choose.sample(NAMES, self.choose.randint(1, 2))
-        await self.manager.freeze(names)
+        await self.plane.execute("pause", names)
         await asyncio.sleep(self.choose.uniform(0, 0.1))  # as long as a computation may take
-        await self.manager.thaw(names)
+        await self.plane.execute("resume", names)
 
-    async def part(self) -> None:
+    async def release(self) -> None:
         names = self.choose.sample(NAMES, self.choose.randint(1, 2))
-        await self.manager.part(names)
+        await self.plane.execute("release_memory", names)
         await asyncio.sleep(self.choose.uniform(0, 0.1))
-        await self.manager.returned(names)
-        await self.refit(names)
+        await self.plane.execute("reclaim_memory", names)
+        await self.load(names)
 
     async def die(self) -> None:
         name = self.choose.choice(NAMES)
@@ -215,7 +190,7 @@ class Chaos:
         self.replicas[name] = await Replica.start(self.model, name, core_of(name))
         await self.attach(name)
         self.events["die"] += 1
-        await self.refit([name])
+        await self.load([name])
 
     async def until(self, over: asyncio.Event) -> None:
         """Events one after the other, while replicas die and come back; the books are looked at after each."""
@@ -225,14 +200,14 @@ class Chaos:
                 dying.result()
                 deaths -= 1
                 dying = asyncio.create_task(self.die()) if deaths else dying
-            event = self.choose.choices([self.update, self.freeze, self.part], [2, 4, 3])[0]
+            event = self.choose.choices([self.update, self.pause, self.release], [2, 4, 3])[0]
             await event()
             self.events[event.__name__] += 1
-            self.manager.check_integrity()
+            self.plane.check_integrity()
             await asyncio.sleep(self.choose.uniform(0, 0.2))
 
     def states(self) -> dict[str, ReplicaState]:
-        return {view.replica_id: view.state for view in self.manager.fleet.view}
+        return {view.replica_id: view.state for view in self.plane.fleet.view}
 
 
 def core_of(name: str) -> int:
@@ -241,19 +216,21 @@ def core_of(name: str) -> int:
 
 
 @asynccontextmanager
-async def house(model: Path, journal: SqliteJournal) -> AsyncIterator[tuple[Chaos, Gateway, JournalRecorder]]:
-    manager, recorder = Manager(RolloutSettings("chaos", TOKEN, 128), shelf=Kept()), JournalRecorder(journal)
-    manager.go_on()
+async def gateway_over_replicas(
+    model: Path, journal: SqliteJournal
+) -> AsyncIterator[tuple[Chaos, Gateway, JournalRecorder]]:
+    plane, recorder = LocalDataPlane(PlaneSettings("chaos", TOKEN, 128)), JournalRecorder(journal)
+    await plane.start()
     started = await asyncio.gather(*(Replica.start(model, name, core_of(name)) for name in NAMES))
-    chaos = Chaos(manager, model, dict(zip(NAMES, started, strict=True)), random.Random(4))
+    chaos = Chaos(plane, model, dict(zip(NAMES, started, strict=True)), random.Random(4))
     try:
         for name in NAMES:
             await chaos.attach(name)
-        await chaos.refit(NAMES)
+        await chaos.load(NAMES)
         settings = GatewaySettings(str(model), "the admin's", ("--served-model-name", "nano", "--max-model-len=1024"))
-        async with Gateway(settings, source=manager.calls, recorder=recorder) as gateway:
+        async with Gateway(settings, source=plane.calls, recorder=recorder) as gateway:
             yield chaos, gateway, recorder
-        await manager.stop()
+        await plane.stop()
     finally:
         await asyncio.gather(*(replica.kill() for replica in chaos.replicas.values()))
 
@@ -297,11 +274,11 @@ def test_no_agent_notices_what_happens_to_the_replicas(nano: Path, tmp_path: Pat
 
     async def scenario() -> tuple[list[list[Turn]], list[int], Account, Counter[str]]:
         journal, over = SqliteJournal(tmp_path / "journal.sqlite"), asyncio.Event()
-        async with house(model, journal) as (chaos, gateway, recorder):
-            storm = asyncio.create_task(chaos.until(over))
+        async with gateway_over_replicas(model, journal) as (chaos, gateway, recorder):
+            running = asyncio.create_task(chaos.until(over))
             ends = await asyncio.gather(*(agent(gateway, number) for number in range(SESSIONS)))
             over.set()
-            await storm
+            await running
             taken = [recorder.take(session_id) for session_id, _ in ends]
             gateway.table.check_integrity()
             account = Account.total(assemble(record, TrainAll(), chaos.version).account for record in taken)

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 import torch
-from support.events_storm import CALLS, SAMPLES, Books, Sample, Storm
+from support.events_run import CALLS, SAMPLES, ChaosRun, RunSummary, Sample
 from support.events_world import cluster, world
 from support.version_weights import Weights
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.serial]
 EVENTS = int(os.environ.get("SEAMLESS_EVENTS", "200"))
 SEED = int(os.environ.get("SEAMLESS_SEED", str(random.randrange(1 << 32))))
 
@@ -49,21 +49,22 @@ def error_under(model: Any, sample: Sample, version: int) -> float:
 def test_no_row_of_events_stops_a_call_or_loses_a_token(nano: Path) -> None:
     sys.stdout.write(f"\nSEAMLESS_EVENTS={EVENTS} SEAMLESS_SEED={SEED}\n")
 
-    async def scenario() -> Books:
-        async with world(nano / "model") as here:
-            return await Storm(here, number=EVENTS, seed=SEED).run()
+    async def scenario() -> RunSummary:
+        async with world(nano / "model") as running:
+            return await ChaosRun(running, number=EVENTS, seed=SEED).run()
 
     with cluster():
-        books = asyncio.run(scenario())
-    assert books.events.total() == EVENTS and books.calls > CALLS
-    samples = [sample for kept in books.samples.values() for _, _, sample in kept]
+        summary = asyncio.run(scenario())
+    assert summary.events.total() == EVENTS and summary.calls > CALLS
+    samples = [sample for kept in summary.samples.values() for _, _, sample in kept]
     error, weights = largest_error(samples, Weights(nano / "model")), Weights(nano / "model")
     sys.stdout.write(
-        f"{EVENTS} events in {books.seconds:.0f} s, {books.overlapping} of them beside others: {dict(books.events)}\n"
-        f"{books.calls} calls, {books.tokens} tokens of {books.versions} versions, longest wait of a call "
-        f"{books.longest:.1f} s; logprob error of {len(samples)} calls {error:.1e}\n"
+        f"{EVENTS} events in {summary.seconds:.0f} s, {summary.overlapping} of them beside others: "
+        f"{dict(summary.events)}\n"
+        f"{summary.calls} calls, {summary.tokens} tokens of {summary.versions} versions, longest wait of a call "
+        f"{summary.longest:.1f} s; logprob error of {len(samples)} calls {error:.1e}\n"
     )
     assert error < 1e-3
     assert largest_error(samples[:20], weights, shift=1) > 0.1, "wrong weights would not have been told apart"
-    mixed = len(books.samples[True])
-    assert mixed >= min(SAMPLES, books.versions // 2), f"{mixed} calls had several versions: most updates met no call"
+    mixed = len(summary.samples[True])
+    assert mixed >= min(SAMPLES, summary.versions // 2), f"{mixed} calls had several versions: most updates met no call"

@@ -24,31 +24,31 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from support.forkserver import launching, zygote_with
-from support.gateway_restart import ADMIN, generated, opened, spelled, uninterrupted
+from support.forkserver import forkserver_with, launching
+from support.gateway_restart import ADMIN, decode, expected_ids, generated_ids, open_session
+from support.paths import child_environment
 
 from seamless_verl.journal import JournalReader, SqliteJournal, Stage
-from seamless_verl.journal.recovery import replay
+from seamless_verl.journal.recovery import rebuild_record
 from seamless_verl.trajectory.records import Finish
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slowest(6)]
 KILLS = int(os.environ.get("SEAMLESS_KILLS", "5"))
 STREAMING, ASKING, LENGTH, DELAY = 3, 3, 50, 0.02  # agents of each kind; tokens of a call, and seconds between them
 LONGEST = 1.5  # seconds from a start to the kill; a call takes LENGTH * DELAY
 TURNS = 20  # of a conversation, which ends before it is longer than the model takes; the next begins anew
 PATIENCE = 120  # attempts, with PAUSE seconds between them
 PAUSE = 0.25
-PROGRAM = Path(__file__).parents[1] / "integration" / "restart_cases.py"
-ENV = {"VERL_PLATFORM": "cpu", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+MODULE = "support.gateway_restart"
 KILLED = 128 + signal.SIGKILL  # as a launcher says it of what was forked for it
 
 
 @pytest.fixture
 def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     """Of gateways that are forks of one process."""
-    for name, value in (ENV | {"PYTHONPATH": str(PROGRAM.parent)}).items():
+    for name, value in child_environment().items():
         monkeypatch.setenv(name, value)
-    with zygote_with(PROGRAM.stem, tmp_path, import_s=120) as environ:
+    with forkserver_with(MODULE, tmp_path, import_s=120) as environ:
         yield environ
 
 
@@ -130,7 +130,7 @@ class Keeper:
     pid: int = 0
 
     async def start(self) -> None:
-        command = launching(str(PROGRAM), *self.arguments)
+        command = launching("-c", f"from {MODULE} import main; main()", *self.arguments)
         self.process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=self.environ)
         self.pid = int(await self.line())
 
@@ -187,7 +187,7 @@ def check_shown(reader: JournalReader, agent: Agent) -> None:
     record = reader.read(agent.session_id)
     assert record is not None
     for call, ids in zip(record.calls, agent.shown, strict=False):
-        assert generated(call)[: len(ids)] == ids, "a token was shown that is not on record"
+        assert generated_ids(call)[: len(ids)] == ids, "a token was shown that is not on record"
     assert len(record.calls) >= len([ids for ids in agent.shown if ids])
 
 
@@ -198,15 +198,15 @@ def check(journal: SqliteJournal, agent: Agent) -> int:
     assert [call.finish for call in record.calls] == [Finish.LENGTH] * len(agent.said), "a call was lost or made anew"
     before: list[int] = []
     for turn, call in enumerate(record.calls):
-        ids, before = generated(call), before if turn % TURNS else []
-        assert ids == uninterrupted(call, LENGTH)
-        assert agent.said[turn] == spelled(ids) == call.reply["message"]["content"]
+        ids, before = generated_ids(call), before if turn % TURNS else []
+        assert ids == expected_ids(call, LENGTH)
+        assert agent.said[turn] == decode(ids) == call.reply["message"]["content"]
         assert not agent.shown or agent.shown[turn] == ids
         assert call.prompt_ids.tolist()[: len(before)] == before, "a turn was not built on the one before it"
         before = [*call.prompt_ids, *ids]
-    rebuilt = replay(record)
+    rebuilt = rebuild_record(record)
     rebuilt.check_integrity()
-    assert rebuilt.tree.generated == LENGTH * len(agent.said) == sum(map(len, map(generated, record.calls)))
+    assert rebuilt.tree.generated == LENGTH * len(agent.said) == sum(map(len, map(generated_ids, record.calls)))
     return rebuilt.tree.generated
 
 
@@ -214,7 +214,7 @@ async def rounds(environ: dict[str, str], model: Path, path: Path, rng: random.R
     over = asyncio.Event()
     async with kept(environ, model, path) as keeper, httpx.AsyncClient(timeout=30) as http:
         url = await keeper.listening()
-        sessions = [await opened(http, url) for _ in range(STREAMING + ASKING)]
+        sessions = [await open_session(http, url) for _ in range(STREAMING + ASKING)]
         agents = [Agent(f"{url}/s/{one['key']}/v1", one["session_id"], over) for one in sessions]
         running = [asyncio.create_task(one.run(n < STREAMING)) for n, one in enumerate(agents)]
         await killed_again_and_again(keeper, rng, JournalReader(path), agents)

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from support.job import AGENT, SEAMLESS, Job, check_record
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 
 def test_training_goes_on_when_its_planes_are_killed(nano: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import psutil
 import pytest
 from support.job import SEAMLESS, Job
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 STEPS = {"trainer.n_gpus_per_node": 2, "trainer.total_training_steps": 5, "seamless.max_staleness": 0}
 
 
@@ -45,7 +45,7 @@ def servers(job: Job) -> list[psutil.Process]:
 
 def engines(job: Job) -> list[psutil.Process]:
     """Forked from the process that has imported the stack, whose command line they keep."""
-    forked = [one for one in job.descendants() if "zygote/server.py" in words(one)]
+    forked = [one for one in job.descendants() if "forkserver/server.py" in words(one)]
     return [one for one in forked if one.ppid() in {other.pid for other in forked}]
 
 

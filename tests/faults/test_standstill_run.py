@@ -8,7 +8,7 @@ import pytest
 from support.job import AGENT, SEAMLESS, Job
 from support.job_ends import leftovers
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.serial]
 
 
 def test_a_run_whose_agents_never_end_is_ended(nano: Path, tmp_path: Path) -> None:

@@ -18,13 +18,13 @@ pytestmark = pytest.mark.integration
 WRITER = """
 import sys, time
 from pathlib import Path
-from seamless_verl.resources.ledger import Kind, Ledger, Span, Taken, Trace
+from seamless_verl.resources.ledger import ActivityReport, DeviceUse, Ledger, Trace, UseSpan
 trace = Trace(Path(sys.argv[1]), ["d0", "d1"], 0.0)
-books = Ledger(["d0", "d1"], 0.0, followers=[trace])
+ledger = Ledger(["d0", "d1"], 0.0, observers=[trace])
 for step in range(10**9):
-    spans = [Span(f"d{n % 2}", Kind.ROLLOUT, step + n / 50, step + n / 50 + 0.01) for n in range(50)]
-    books.add(Taken("s", step + 1, tuple(spans)))
-    books.close(step + 1, f"step {step}")
+    spans = [UseSpan(f"d{n % 2}", DeviceUse.ROLLOUT, step + n / 50, step + n / 50 + 0.01) for n in range(50)]
+    ledger.add(ActivityReport("s", step + 1, tuple(spans)))
+    ledger.close(step + 1, f"step {step}")
     trace.counter("running calls", step, step % 7)
     if step == 50:
         print("going", flush=True)

@@ -13,14 +13,14 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import InstantiationException, SearchPathException
 from omegaconf import OmegaConf
 from support.config import TINY, tiny_files
+from support.paths import RECIPES
 
 from seamless_verl.config import register_search_path
 from seamless_verl.config.composing import FULL_ERROR, HERE, composing, remove_run_folder
 from seamless_verl.errors import ConfigError
-from seamless_verl.main_ppo import writing_alone
+from seamless_verl.main_ppo import exclusive_checkpoint_folder
 from seamless_verl.runtime.locks import is_locked, only_writer
 
-RECIPES = Path(__file__).parents[2] / "recipes"
 RECIPE = RECIPES / "arithmetic_grpo"
 
 
@@ -65,7 +65,7 @@ def untouched_environment() -> Iterator[None]:
         ("data.seed=a=b=[", "data.seed='a=b=[': cannot be read", "'data.seed=\"a=b=[\"'"),
         ('data.seed=a="b', "cannot be read", "'data.seed=\"...\"'"),
         ("seamless.gateway.options=--a=b", "cannot be read", "'seamless.gateway.options=[\"--a=b\"]'"),
-        ("~trainer.nosuch", "trainer.nosuch=None: is not there to be deleted", "Leave ~trainer.nosuch out"),
+        ("~trainer.nosuch", "trainer.nosuch=None: does not exist, so it cannot be deleted", "Leave ~trainer.nosuch out"),
         ("trainer.nnodes=1,2", "trainer.nnodes='1,2': hydra refuses it", "Write trainer.nnodes=<value>"),
         ("nosuch@trainer=x", "nosuch@trainer='x': hydra refuses it", "group 'nosuch' does not exist"),
     ],
@@ -111,7 +111,7 @@ def test_the_users_wish_for_full_errors_stays(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["+platform=cpu"], "platform='cpu': is there already, and + only adds. Write platform=cpu"),
+        (["+platform=cpu"], "platform='cpu': exists already, and + only adds. Write platform=cpu"),
         (["--config-dir", str(RECIPE), "--config-name", "config"], "$DATA=None: the environment variable DATA is not"),
     ],
 )
@@ -204,14 +204,14 @@ def test_two_runs_do_not_write_one_folder(tmp_path: Path, monkeypatch: pytest.Mo
         config = OmegaConf.create({"trainer": {"default_local_dir": str(folder), "save_freq": -1}})
         OmegaConf.update(config, "trainer.v1.trainer_mode", "seamless", force_add=True)
         monkeypatch.delenv("RAY_ADDRESS", raising=False)
-        with pytest.raises(ConfigError, match="another run writes there now"), writing_alone(config):
+        with pytest.raises(ConfigError, match="another run writes there now"), exclusive_checkpoint_folder(config):
             pass  # as for one that was checked before the other began
     for one in refused:
         (line,) = one.stderr.splitlines()
         assert one.returncode == 2 and f"trainer.default_local_dir='{folder}': another run writes there now" in line
     assert sorted(path.name for path in tmp_path.iterdir()) == ["files", "made"]
     assert [path.name for path in folder.parent.iterdir()] == ["saved-lock"]
-    with writing_alone(config):
+    with exclusive_checkpoint_folder(config):
         assert is_locked(folder)
     assert not is_locked(folder)
 

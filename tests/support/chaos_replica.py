@@ -1,6 +1,6 @@
 """A replica in a process of its own: a real engine behind its door, obeying commands that come line by line.
 
-Run as `python chaos_replica.py <model> <name> <core> <token>`. A line is a JSON list: a number, a command and
+Run as `python -m support.chaos_replica <model> <name> <core> <token>`. A line is a JSON list: a number, a command and
 what it needs; the answer is a line that begins with the number.
 """
 
@@ -21,14 +21,14 @@ from seamless_verl.transport import serve_engine
 from support.version_weights import Weights
 from support.vllm_engine import Engine, started
 
-LENGTH, SEATS = 1024, 128
+LENGTH, CAPACITY = 1024, 128
 ANSWERS = os.fdopen(os.dup(1), "w")  # what libraries print is no answer
 os.dup2(2, 1)
 
 
-async def obey(engine: Engine, source: AsyncLLMSource, weights: Weights, command: str, given: Any) -> Any:
+async def execute(engine: Engine, source: AsyncLLMSource, weights: Weights, command: str, given: Any) -> Any:
     """What the server's actor answers."""
-    if command == "standing":
+    if command == "status":
         return source.version, None if source.paused is None else source.paused.value
     if command == "pause":
         await source.pause(PauseMode(given))
@@ -44,13 +44,13 @@ async def obey(engine: Engine, source: AsyncLLMSource, weights: Weights, command
 
 async def serve(engine: Engine, weights: Weights, name: str, token: str) -> None:
     """Until standard input ends."""
-    source = AsyncLLMSource(engine.llm, version=0)
+    source = AsyncLLMSource(engine.llm, version=0, replica_id=name)
     server = await serve_engine(source, "127.0.0.1", 0, token=token, replica_id=name)
     say(["port", server.port])
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         number, command, given = json.loads(line)
-        say([number, await obey(engine, source, weights, command, given)])
+        say([number, await execute(engine, source, weights, command, given)])
 
 
 def say(answer: list[Any]) -> None:
@@ -60,7 +60,7 @@ def say(answer: list[Any]) -> None:
 
 def main(model: str, name: str, core: str, token: str) -> None:
     weights = Weights(Path(model))
-    sizes = {"max_model_len": LENGTH, "max_num_seqs": SEATS, "kv_cache_memory_bytes": 128 << 20}
+    sizes = {"max_model_len": LENGTH, "max_num_seqs": CAPACITY, "kv_cache_memory_bytes": 128 << 20}
     with started(Path(model), cores=[int(core)], devices=[0], **sizes) as engine:
         engine.run(serve(engine, weights, name, token))
 

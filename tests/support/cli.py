@@ -1,4 +1,4 @@
-"""A journal as a run leaves it, and what the command says of it."""
+"""A journal as a run leaves it, and the output of the command."""
 
 from __future__ import annotations
 
@@ -8,51 +8,68 @@ import pytest
 
 from seamless_verl.cli.main import main
 from seamless_verl.journal import HandedOver, HandOverBegun, RewardPosted, SessionClosed, SqliteJournal
-from support.journal import delta, ended, journal_at, opened, started, write
+from support.journal import call_ended, call_started, chunk_appended, open_journal, session_opened, write
 
 Capture = pytest.CaptureFixture[str]
 NOTHING_LEFT_BEHIND = {"journal.sqlite", "journal.sqlite-lock", "journal.sqlite-wal", "journal.sqlite-shm"}
 
 
-def drifted(journal: SqliteJournal, session_id: str = "aaa1", uid: str = "u0") -> None:
+def write_drifted_session(journal: SqliteJournal, session_id: str = "aaa1", uid: str = "u0") -> None:
     """Three calls, six generated tokens of versions 0 to 2; the third call rewrites the first one's reply."""
     c1, c2, c3 = (f"{session_id}-c{i}" for i in (1, 2, 3))
-    write(journal, opened(session_id, uid), started(session_id, c1))
-    write(journal, delta([4, 5], c1), delta([6], c1, version=1), ended(c1))
-    write(journal, started(session_id, c2, [1, 2, 3, 4, 5, 6, 7]), delta([8], c2, version=1), ended(c2))
-    write(journal, started(session_id, c3, [1, 2, 3, 4, 9]), delta([10, 11], c3, version=2), ended(c3))
+    write(journal, session_opened(session_id, uid), call_started(session_id, c1))
+    write(journal, chunk_appended([4, 5], c1), chunk_appended([6], c1, version=1), call_ended(c1))
+    write(
+        journal, call_started(session_id, c2, [1, 2, 3, 4, 5, 6, 7]), chunk_appended([8], c2, version=1), call_ended(c2)
+    )
+    write(
+        journal, call_started(session_id, c3, [1, 2, 3, 4, 9]), chunk_appended([10, 11], c3, version=2), call_ended(c3)
+    )
 
 
-def closed(session_id: str, reason: str = "finished", reward: float = 0.1 + 0.2) -> list[RewardPosted | SessionClosed]:
+def close_events(
+    session_id: str, reason: str = "finished", reward: float = 0.1 + 0.2
+) -> list[RewardPosted | SessionClosed]:
     return [RewardPosted(session_id, "reward", reward), SessionClosed(session_id, reason)]
 
 
-def filled(journal: SqliteJournal) -> None:
+def fill_journal(journal: SqliteJournal) -> None:
     """One session closed, one open with a call that runs, one failed and handed over."""
-    drifted(journal)
-    write(journal, *closed("aaa1"))
-    write(journal, opened("aab2", "u1"), started("aab2", "aab2-c1"), delta([4], "aab2-c1", version=3))
-    write(journal, opened("b3", "u1"), started("b3", "b3-c1"), delta([4, 5], "b3-c1", version=4), ended("b3-c1"))
-    write(journal, *closed("b3", "failed"), HandOverBegun("b3"), HandedOver("b3", 9.0))
+    write_drifted_session(journal)
+    write(journal, *close_events("aaa1"))
+    write(
+        journal,
+        session_opened("aab2", "u1"),
+        call_started("aab2", "aab2-c1"),
+        chunk_appended([4], "aab2-c1", version=3),
+    )
+    write(
+        journal,
+        session_opened("b3", "u1"),
+        call_started("b3", "b3-c1"),
+        chunk_appended([4, 5], "b3-c1", version=4),
+        call_ended("b3-c1"),
+    )
+    write(journal, *close_events("b3", "failed"), HandOverBegun("b3"), HandedOver("b3", 9.0))
 
 
 def journal_file(folder: Path) -> str:
-    """The path of a filled journal that nobody writes any longer."""
-    with journal_at(folder) as journal:
-        filled(journal)
+    """The path of a filled journal without a writer."""
+    with open_journal(folder) as journal:
+        fill_journal(journal)
         return str(journal.path)
 
 
-def said(capsys: Capture, *argv: str) -> list[str]:
-    """The lines of `trajectories ...`, which succeeds and says nothing on stderr."""
+def output_lines(capsys: Capture, *argv: str) -> list[str]:
+    """The lines that `trajectories ...` prints; it succeeds and prints nothing on stderr."""
     assert main(["trajectories", *argv]) == 0
     out = capsys.readouterr()
     assert out.err == ""
     return out.out.splitlines()
 
 
-def refusal(capsys: Capture, *argv: str) -> str:
-    """The line that is told; nothing is said on stdout."""
+def error_line(capsys: Capture, *argv: str) -> str:
+    """The line that a refused `trajectories ...` prints on stderr; it prints nothing on stdout."""
     try:
         code = main(["trajectories", *argv])
     except SystemExit as stop:

@@ -84,8 +84,8 @@ class Server:
 
 
 @dataclass
-class Stage:
-    """Both servers. `parts` is the gateway with what it runs on."""
+class Servers:
+    """Both servers over one engine: the gateway with its calls and fleet, and the address of vLLM's own."""
 
     loop: asyncio.AbstractEventLoop
     llm: Any
@@ -109,9 +109,9 @@ class Stage:
 
         def running() -> dict[str, float]:
             calls = self.calls.metrics()["calls/running"]
-            told = self.admin("GET", f"sessions/{opened}").json()["running"]
+            session_calls = self.admin("GET", f"sessions/{opened}").json()["running"]
             health = self.http.get(f"{self.gateway.url}/health").json()["running"]
-            return {"calls": calls, "session": told, "health": health, **self.engine_runs()}
+            return {"calls": calls, "session": session_calls, "health": health, **self.engine_runs()}
 
         return Server(GATEWAY, self.gateway.url, session["key"], *self.clients, running, self.admin, session)
 
@@ -132,8 +132,8 @@ class Stage:
 async def gateway_over(llm: Any, model: Path, journal: Path) -> AsyncIterator[tuple[Gateway, Calls, Fleet]]:
     source, fleet = AsyncLLMSource(llm, version=0), Fleet(policy=PrefixAffinity())
     fleet.commit(0)
-    door = await serve_engine(source, "127.0.0.1", 0, token=TOKEN, replica_id="replica-0")
-    engine = await RemoteEngine.connect("127.0.0.1", door.port, token=TOKEN, replica_id="replica-0")
+    engine_server = await serve_engine(source, "127.0.0.1", 0, token=TOKEN, replica_id="replica-0")
+    engine = await RemoteEngine.connect("127.0.0.1", engine_server.port, token=TOKEN, replica_id="replica-0")
     fleet.add("replica-0", engine=engine, control=source, capacity=MAX_RUNNING, version=0)
     settings = GatewaySettings(str(model), ADMIN_KEY, OPTIONS, max_body=MAX_BODY, max_running=MAX_RUNNING)
     calls = Calls(fleet)
@@ -141,7 +141,7 @@ async def gateway_over(llm: Any, model: Path, journal: Path) -> AsyncIterator[tu
         async with Gateway(settings, source=calls, recorder=JournalRecorder(kept)) as gateway:
             yield gateway, calls, fleet
         await fleet.remove("replica-0")
-        await door.close()
+        await engine_server.close()
 
 
 @asynccontextmanager
@@ -165,19 +165,21 @@ async def vllm_over(llm: Any, model: Path) -> AsyncIterator[str]:
         await serving
 
 
-async def run(llm: Any, folder: Path, journal: Path, up: concurrent.futures.Future[Stage], down: asyncio.Event) -> None:
+async def run(
+    llm: Any, folder: Path, journal: Path, up: concurrent.futures.Future[Servers], down: asyncio.Event
+) -> None:
     async with AsyncExitStack() as stack:
         gateway, calls, fleet = await stack.enter_async_context(gateway_over(llm, folder, journal))
         url = await stack.enter_async_context(vllm_over(llm, folder))
-        up.set_result(Stage(asyncio.get_running_loop(), llm, gateway, calls, fleet, url))
+        up.set_result(Servers(asyncio.get_running_loop(), llm, gateway, calls, fleet, url))
         await down.wait()
 
 
 @contextmanager
-def staged(model: Path, journal: Path) -> Iterator[Stage]:
+def running_servers(model: Path, journal: Path) -> Iterator[Servers]:
     """Both servers over one engine, in a thread of their own."""
     cores = sorted(os.sched_getaffinity(0))
-    up: concurrent.futures.Future[Stage] = concurrent.futures.Future()
+    up: concurrent.futures.Future[Servers] = concurrent.futures.Future()
     down = asyncio.Event()
     options = {"skip_tokenizer_init": False, "reasoning_parser": "qwen3", "max_model_len": LONGEST}
 
@@ -192,12 +194,12 @@ def staged(model: Path, journal: Path) -> Iterator[Stage]:
 
     thread = threading.Thread(target=work, name="servers")
     thread.start()
-    stage = up.result(timeout=300)
+    servers = up.result(timeout=300)
     try:
-        yield stage
-        stage.check_integrity()
+        yield servers
+        servers.check_integrity()
     finally:
-        for client in stage.clients:
+        for client in servers.clients:
             client.close()
-        stage.loop.call_soon_threadsafe(down.set)
+        servers.loop.call_soon_threadsafe(down.set)
         thread.join()

@@ -1,4 +1,4 @@
-"""Actors that end, and that do not: of plain python, so that a process starts with them in no time."""
+"""Actors that stop, and actors that do not, in plain python, so that their processes start at once."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import ray
+
+from support.paths import child_environment
 
 
 @contextmanager
 def cluster() -> Iterator[None]:
     """A Ray whose workers find this module."""
-    env = {"PYTHONPATH": str(Path(__file__).parent)}
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": env})
+    env = {"env_vars": child_environment()}
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, runtime_env=env)
     try:
         yield
     finally:
@@ -31,7 +32,7 @@ def started(kind: type) -> Any:
 
 
 class Ending:
-    """An agent loop worker, or a replica's server, as those that end them see it."""
+    """An agent loop worker, or a replica's server, with the methods that stop them."""
 
     async def hold(self) -> None:
         time.sleep(600)  # noqa: ASYNC251 - as an agent does that never waits
@@ -50,32 +51,32 @@ class Failing(Ending):
 
 
 class Replica:
-    """Answers when it is let."""
+    """Answers `status` once it is released."""
 
     def __init__(self) -> None:
-        self.asked, self.let = asyncio.Event(), asyncio.Event()
+        self.asked, self.released = asyncio.Event(), asyncio.Event()
 
-    async def standing(self) -> str:
+    async def status(self) -> str:
         self.asked.set()
-        await self.let.wait()
-        return "standing"
+        await self.released.wait()
+        return "alive"
 
     async def when_asked(self) -> None:
         await self.asked.wait()
 
-    async def go_on(self) -> None:
-        self.let.set()
+    async def release(self) -> None:
+        self.released.set()
 
 
-class Mending:
-    """As a plane whose call has seen a replica die: it sees to that for all, and goes on."""
+class RecoveringPlane:
+    """A data plane with a call whose replica died: the call starts a recovery for all calls, and waits."""
 
     async def generate(self, replica: Any) -> None:
-        self.mending = asyncio.create_task(self.mend(replica))
+        self.recovery = asyncio.create_task(self.recover(replica))
         await asyncio.Event().wait()
 
-    async def mend(self, replica: Any) -> str:
-        return str(await replica.standing.remote())
+    async def recover(self, replica: Any) -> str:
+        return str(await replica.status.remote())
 
-    async def mended(self) -> str:
-        return await self.mending
+    async def recovered(self) -> str:
+        return await self.recovery

@@ -21,16 +21,16 @@ import ray
 from seamless_verl.rollout.replica_state import DEAD
 from support.events_world import NAMES, World
 
-REFITS = float(os.environ.get("SEAMLESS_REFITS", "0.7"))  # share of loads that are one command
+BY_ITSELF = float(os.environ.get("SEAMLESS_BY_ITSELF", "0.7"))  # share of loads that are one command
 KINDS = {
-    "freeze": 8.0,
-    "thaw": 8.0,
+    "pause_for_training": 8.0,
+    "resume": 8.0,
     "pause": 6.0,
-    "part": 5.0,
-    "give_back": 6.0,
+    "release_memory": 5.0,
+    "reclaim_memory": 6.0,
     "update": 6.0,
     "update_that_fails": 1.5,
-    "refit": 2.0,
+    "update_weights": 2.0,
     "hang_up": 1.5,
     "die": 1.2,
     "kill_plane": 0.8,
@@ -43,55 +43,55 @@ class Trainer:
     def __init__(self, world: World) -> None:
         self.world, self.plane = world, world.plane
         self.version = 0
-        self.held, self.away, self.busy = set[str](), set[str](), set[str]()
+        self.training, self.away, self.busy = set[str](), set[str](), set[str]()
         self.updating, self.orders = asyncio.Lock(), itertools.count(1)
         self.moving = False
 
     def possible(self) -> dict[str, bool]:
         return {
-            "freeze": bool(self.free()),
-            "thaw": bool(self.held - self.busy),
+            "pause_for_training": bool(self.free()),
+            "resume": bool(self.training - self.busy),
             "pause": bool(self.free()),
-            "part": not self.moving and len(self.away) < len(NAMES),
-            "give_back": not self.moving and bool(self.away),
+            "release_memory": not self.moving and len(self.away) < len(NAMES),
+            "reclaim_memory": not self.moving and bool(self.away),
             "update": not self.updating.locked(),
             "update_that_fails": not self.updating.locked(),
-            "refit": not self.updating.locked(),
+            "update_weights": not self.updating.locked(),
         }
 
     def free(self) -> list[str]:
-        return [name for name in NAMES if name not in self.held | self.busy]
+        return [name for name in NAMES if name not in self.training | self.busy]
 
-    async def freeze(self, draw: random.Random) -> None:
+    async def pause_for_training(self, draw: random.Random) -> None:
         """Training takes devices whose replicas stay where they are."""
         with self.busy_with(some(draw, self.free())) as names:
-            await self.plane.freeze.remote(names)
-            self.held |= set(names)
+            await self.plane.execute.remote("pause", names)
+            self.training |= set(names)
 
-    async def thaw(self, draw: random.Random) -> None:
-        with self.busy_with(some(draw, self.held - self.busy)) as names:
-            await self.plane.thaw.remote(names)
-            self.held -= set(names)
+    async def resume(self, draw: random.Random) -> None:
+        with self.busy_with(some(draw, self.training - self.busy)) as names:
+            await self.plane.execute.remote("resume", names)
+            self.training -= set(names)
 
     async def pause(self, draw: random.Random) -> None:
         """As long as a computation may take."""
         with self.busy_with(some(draw, self.free())) as names:
-            await self.plane.freeze.remote(names)
+            await self.plane.execute.remote("pause", names)
             await asyncio.sleep(draw.uniform(0, 0.1))
-            await self.plane.thaw.remote(names)
+            await self.plane.execute.remote("resume", names)
 
-    async def part(self, draw: random.Random) -> None:
+    async def release_memory(self, draw: random.Random) -> None:
         """Training takes devices and their memory, and calls are cut."""
         with self.hand_over():
             names = some(draw, set(NAMES) - self.away)
-            self.away |= set(await self.plane.part.remote(names, next(self.orders)))
+            self.away |= set(await self.plane.execute.remote("release_memory", names, next(self.orders)))
 
-    async def give_back(self, draw: random.Random) -> None:
+    async def reclaim_memory(self, draw: random.Random) -> None:
         with self.hand_over():
             names = some(draw, self.away)
-            await self.plane.returned.remote(names)
+            await self.plane.execute.remote("reclaim_memory", names)
             self.away -= set(names)
-        await self.refitted(names, draw)
+        await self.load_all(names, draw)
 
     async def update(self, draw: random.Random) -> None:
         """One replica after the other."""
@@ -101,40 +101,40 @@ class Trainer:
         """On its way to one of them."""
         await self.updated(names := shuffled(draw), draw, failing=names[:1])
 
-    async def refit(self, draw: random.Random) -> None:
+    async def update_weights(self, draw: random.Random) -> None:
         """Of whoever needs it, and of some who do not."""
-        await self.refitted(some(draw, NAMES), draw)
+        await self.load_all(some(draw, NAMES), draw)
 
     async def updated(self, names: list[str], draw: random.Random, failing: Collection[str]) -> None:
         async with self.updating:
             self.version += 1
-            await self.plane.commit.remote(self.version)
+            await self.plane.execute.remote("commit", self.version)
             for name in names:
                 await self.load(name, draw, fails=name in failing)
 
-    async def refitted(self, names: Collection[str], draw: random.Random) -> None:
+    async def load_all(self, names: Collection[str], draw: random.Random) -> None:
         async with self.updating:
             for name in names:
                 await self.load(name, draw)
 
     async def load(self, name: str, draw: random.Random, *, fails: bool = False) -> None:
         """As WeightCommit does it, in either way: nothing, where it is away or dead."""
-        if draw.random() >= REFITS:
+        if draw.random() >= BY_ITSELF:
             await self.load_from_outside(name, fails)
             return
         with suppress(ray.exceptions.RayActorError):  # it is dead
             staged = await self.world.servers[name].stage.remote(self.version, gone=fails)
-            await self.plane.refit.remote([name], self.version, [staged])
+            await self.plane.execute.remote("update_weights", [name], self.version, [staged])
 
     async def load_from_outside(self, name: str, fails: bool) -> None:
-        for standing in await self.plane.begin_sync.remote([name]):
+        for standing in await self.plane.execute.remote("begin_sync", [name]):
             server = self.world.servers[standing]
             try:
                 await (server.spoil if fails else server.load).remote(self.version)
             except (ray.exceptions.RayActorError, ConnectionError) as error:
-                await self.plane.sync_failed.remote([name], str(error))
+                await self.plane.execute.remote("fail_sync", [name], str(error))
             else:
-                await self.plane.synced.remote([name], self.version)
+                await self.plane.execute.remote("end_sync", [name], self.version)
 
     @contextmanager
     def busy_with(self, names: list[str]) -> Iterator[list[str]]:
@@ -183,7 +183,7 @@ class BadLuck:
         await self.world.kill(*self.world.processes[name].values())
         await self.world.start(name)
         self.world.down.remove(name)
-        await self.trainer.refitted([name], random.Random(0))
+        await self.trainer.load_all([name], random.Random(0))
 
     async def kill_plane(self, draw: random.Random) -> None:
         """Ray starts it again and repeats what it had not answered."""

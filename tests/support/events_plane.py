@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import ray
 
 from seamless_verl.data_plane.actor import DataPlane, PlaneSettings
-from seamless_verl.rollout.call import Call, Calls, Piece
+from seamless_verl.rollout.call import Call, Calls
 from seamless_verl.rollout.replica_state import DEAD, PAUSED, SERVING, SYNCING
 from seamless_verl.rollout.routing import ReplicaView
+from seamless_verl.trajectory.records import TokenChunk
 
 FROZEN = (PAUSED, SYNCING)  # their calls are theirs, and stand still
 LOOK_S = 0.02
@@ -35,7 +36,7 @@ class WatchedCalls(Calls):
         self.pulses: dict[str, Pulse] = {}
         self.longest = 0.0  # seconds that a call was without a token
 
-    async def stream(self, call: Call) -> AsyncGenerator[Piece, None]:
+    async def stream(self, call: Call) -> AsyncGenerator[TokenChunk, None]:
         pulse = self.pulses[call.call_id] = Pulse(time.monotonic())
         try:
             async with aclosing(super().stream(call)) as pieces:
@@ -53,7 +54,7 @@ class WatchedPlane(DataPlane):
 
     def __init__(self, settings: PlaneSettings) -> None:
         super().__init__(settings)
-        self.calls: WatchedCalls = WatchedCalls(self.fleet, grammars_resume=settings.rollout.grammars_resume)
+        self.calls: WatchedCalls = WatchedCalls(self.fleet, grammars_resume=settings.grammars_resume)
 
     async def looked_at(self) -> tuple[dict[str, str], float]:
         """States by replica, and the longest wait so far, after the books have been found to close and to be true.
@@ -61,20 +62,20 @@ class WatchedPlane(DataPlane):
         Raises:
             IntegrityError, AssertionError: they are not.
         """
-        await self.up()
-        async with self.commands.told():
+        await self.ensure_started()
+        async with self.manager.exclusive():
             self.check_integrity()
             await asyncio.gather(*map(self.true_of, self.fleet.view))
             return {view.replica_id: view.state for view in self.fleet.view}, self.calls.longest
 
     async def true_of(self, view: ReplicaView) -> None:
         """Law 5 where it counts: in the server. No command changes anything meanwhile, but a replica may die."""
-        server = self.contact.attachments[view.replica_id].server
+        server = self.connections.addresses[view.replica_id].server
         try:
-            (version, paused), (requests, _) = await server.standing.remote(), await server.left.remote()
+            (version, paused), (requests, _) = await server.status.remote(), await server.left.remote()
         except ray.exceptions.RayActorError:
             return
-        if self.commands.of([view.replica_id], view.state) == [] or view.state is DEAD:
+        if self.manager.in_state([view.replica_id], view.state) == [] or view.state is DEAD:
             return  # it died meanwhile
         said = f"{view}: its server has version {version}, paused {paused}, {requests} requests"
         assert view.state not in (SERVING, PAUSED) or view.version == version, said
@@ -84,7 +85,7 @@ class WatchedPlane(DataPlane):
 
     async def all_move(self) -> None:
         """Returns when each call that runs now has had a token, has ended, or is frozen; when nobody serves, too."""
-        await self.up()
+        await self.ensure_started()
         before = {name: (pulse, pulse.tokens) for name, pulse in self.calls.pulses.items()}
         while self.serves() and len(self.unmoved(before)) > self.frozen():  # noqa: ASYNC110 - whoever asks bounds it
             await asyncio.sleep(LOOK_S)

@@ -69,10 +69,10 @@ class Server(SeamlessServer):
         with torch.no_grad():
             await Engine(self.engine, None, str(self.replica_rank)).update(weights, bucket_mb=16)
 
-    async def refit(self, version: int, weights: Any) -> None:
+    async def update_weights(self, version: int, weights: Any) -> None:
         """One that fails for another reason than what an event did is on record."""
         try:
-            await super().refit(version, weights)
+            await super().update_weights(version, weights)
         except Exception as error:
             if "this host has no weights in its memory" not in str(error):
                 await self.engine.collective_rpc("clock")  # raises where it is because the engine dies
@@ -81,8 +81,8 @@ class Server(SeamlessServer):
 
     async def hang_up(self) -> None:
         """Its connections break, as by a network that was away."""
-        assert self.door is not None
-        for link in tuple(self.door.links):
+        assert self.engine_server is not None
+        for link in tuple(self.engine_server.connections):
             link.abandon("the network was away")
 
     async def processes(self) -> dict[str, int]:

@@ -14,15 +14,15 @@ import psutil
 import pytest
 import ray
 
-from seamless_verl.data_plane.actor import PlaneSettings, RolloutSettings
-from seamless_verl.data_plane.client import CONCURRENCY, FOR_EVER
-from seamless_verl.platform.forkserver.command import name_worker_command
+from seamless_verl.data_plane.actor import PlaneSettings
+from seamless_verl.data_plane.client import CONCURRENCY, RESTARTED_FOREVER
+from seamless_verl.platform.forkserver.command import set_worker_command
 from support.events_plane import WatchedPlane
 from support.events_server import Server
+from support.paths import child_environment
 
 NAMES = ("replica-0", "replica-1", "replica-2")
 TOKEN, CAPACITY = "the door's", 64
-TESTS = Path(__file__).parents[1]
 
 
 @dataclass
@@ -45,7 +45,7 @@ class World:
         server = made.remote(rank, str(self.model), cores[rank % len(cores)], self.host)
         await server.launch.remote()
         self.processes[name] = {what: psutil.Process(pid) for what, pid in (await server.processes.remote()).items()}
-        host, port = await server.open_door.remote(TOKEN, [name])
+        host, port = await server.listen.remote(TOKEN, [name])
         await self.plane.attach.remote(name, host, port, server)
         self.servers[name] = server
 
@@ -66,24 +66,17 @@ class World:
 @contextmanager
 def cluster() -> Iterator[None]:
     """Ray, with workers that have imported everything."""
-    env = {
-        "PYTHONPATH": ":".join(map(str, (TESTS.parent, TESTS / "integration", TESTS / "faults"))),
-        "VERL_PLATFORM": "cpu",
-        "TORCHDYNAMO_DISABLE": "1",
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
     executable = '"$SEAMLESS_PYTHON" -IS "$SEAMLESS_LAUNCHER"'
     with pytest.MonkeyPatch.context() as patch:
         named = dict[str, str]()
-        name_worker_command(named)
+        set_worker_command(named)
         for name, value in named.items():
             patch.setenv(name, value)
         ray.init(
             num_cpus=4,
             include_dashboard=False,
             object_store_memory=128 << 20,
-            runtime_env={"env_vars": env, "py_executable": executable},
+            runtime_env={"env_vars": child_environment(), "py_executable": executable},
         )
         try:
             yield
@@ -94,8 +87,8 @@ def cluster() -> Iterator[None]:
 @asynccontextmanager
 async def world(model: Path) -> AsyncIterator[World]:
     """All replicas are attached; nobody serves yet."""
-    settings = PlaneSettings(RolloutSettings("events", TOKEN, CAPACITY))
-    options: dict[str, Any] = {"num_cpus": 0, **FOR_EVER, "name": "events", "max_concurrency": CONCURRENCY}
+    settings = PlaneSettings("events", TOKEN, CAPACITY)
+    options: dict[str, Any] = {"num_cpus": 0, **RESTARTED_FOREVER, "name": "events", "max_concurrency": CONCURRENCY}
     made = World(model, ray.remote(WatchedPlane).options(**options).remote(settings), ray.util.get_node_ip_address())
     try:
         await made.plane.start.remote()

@@ -1,4 +1,4 @@
-"""A zygote of a test's own, and processes launched through it."""
+"""A forkserver of a test's own, and processes launched through it."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from seamless_verl.platform.forkserver import launcher
 
 
 @pytest.fixture
-def zygote(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """The environment of a launcher whose zygote has imported `colorsys` and belongs to a process of its own."""
-    with zygote_with("colorsys", tmp_path) as environ:
+def forkserver(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """The environment of a launcher whose forkserver has imported `colorsys` and belongs to a process of its own."""
+    with forkserver_with("colorsys", tmp_path) as environ:
         yield environ
 
 
 @contextmanager
-def zygote_with(module: str, tmp_path: Path, import_s: float = 20) -> Iterator[dict[str, str]]:
+def forkserver_with(module: str, tmp_path: Path, import_s: float = 20) -> Iterator[dict[str, str]]:
     """`import_s` bounds the import of the module."""
     owner = subprocess.Popen(["sleep", "1000"])
-    environ = {**os.environ, launcher.ADDRESS: f"zygote-test-{os.getpid()}-{tmp_path.name}", "MINE": "yes"}
-    assert launcher.start_zygote(launcher.address(environ), owner.pid, [module])
-    assert not launcher.start_zygote(launcher.address(environ), owner.pid), "there is one already"
+    environ = {**os.environ, launcher.ADDRESS: f"forkserver-test-{os.getpid()}-{tmp_path.name}", "MINE": "yes"}
+    assert launcher.start_forkserver(launcher.socket_address(environ), owner.pid, [module])
+    assert not launcher.start_forkserver(launcher.socket_address(environ), owner.pid), "there is one already"
     imported = script(tmp_path, f"import sys; sys.exit({module!r} in sys.modules)")
     assert launch(environ, imported).wait(import_s) == 1, "it was forked before the imports were over"
     yield environ
     owner.kill()
     owner.wait()
-    psutil.wait_procs(zygotes(), timeout=10)
-    assert zygotes() == []
+    psutil.wait_procs(forkservers(), timeout=10)
+    assert forkservers() == []
 
 
-def zygotes() -> list[psutil.Process]:
+def forkservers() -> list[psutil.Process]:
     children = psutil.Process().children(recursive=True)
     return [
         p for p in children if p.is_running() and p.status() != psutil.STATUS_ZOMBIE and "server.py" in str(p.cmdline())

@@ -1,9 +1,9 @@
-"""A gateway on a real port over replies that are written down beforehand, and a record that can hold things up."""
+"""The gateway harness: a gateway on a real port over scripted replies, with a recorder that can be delayed."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -18,10 +18,8 @@ from transformers import AutoTokenizer
 from seamless_verl.gateway.protocols import SessionCall
 from seamless_verl.gateway.server import Gateway, GatewaySettings
 from seamless_verl.gateway.sessions import Session
-from seamless_verl.rollout.call import Piece
-from seamless_verl.rollout.engine import TopLogprobs
 from seamless_verl.tiny.tokenizer import END_OF_TURN, token_id
-from seamless_verl.trajectory.records import Finish, logprobs, tokens
+from seamless_verl.trajectory.records import Finish, TokenChunk, TopLogprobs, logprobs, tokens
 
 ADMIN_KEY = "the admin's"
 OPTIONS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--served-model-name", "nano")
@@ -34,7 +32,7 @@ TOOL = {
         "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}},
     },
 }
-CALLED = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call>'
+TOOL_CALL = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call>'
 
 
 @cache
@@ -44,7 +42,7 @@ def tokenizer(model: Path) -> Any:
 
 @dataclass
 class Reply:
-    """Ids in pieces of `size`; with `hold` set, the stream waits for it after the first piece."""
+    """Ids in chunks of `size`; with `hold` set, the stream waits for it after the first chunk."""
 
     ids: Sequence[int]
     finish: Finish = Finish.STOP
@@ -54,49 +52,49 @@ class Reply:
 
 
 @dataclass
-class Scripted:
-    """A CallSource that gives the written replies in order, the last one for ever; nothing is sampled."""
+class ScriptedSource:
+    """A CallSource that gives the replies in order, and the last one again and again; nothing is sampled."""
 
     replies: list[Reply]
     calls: list[SessionCall] = field(default_factory=list)
-    closed: list[str] = field(default_factory=list)
-    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    aborted: list[str] = field(default_factory=list)
+    started: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def stream(self, call: SessionCall) -> AsyncGenerator[Piece, None]:
+    async def stream(self, call: SessionCall) -> AsyncGenerator[TokenChunk, None]:
         self.calls.append(call)
-        self.begun.set()
+        self.started.set()
         reply = self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
         given = 0
         try:
-            for piece in pieces(reply, call.sampling):
+            for chunk in reply_chunks(reply, call.sampling):
                 await asyncio.sleep(0)
                 if given and reply.hold is not None:
                     await reply.hold.wait()
                 if reply.error is not None and given:
                     raise reply.error
-                given += len(piece.ids)
-                yield piece
+                given += len(chunk.ids)
+                yield chunk
         finally:
             if given < len(reply.ids):
-                self.closed.append(call.call_id)
+                self.aborted.append(call.call_id)
 
 
-def pieces(reply: Reply, sampling: Any) -> list[Piece]:
+def reply_chunks(reply: Reply, sampling: Any) -> list[TokenChunk]:
     budget = sampling["max_tokens"]
     finish = reply.finish if len(reply.ids) <= budget else Finish.LENGTH
     ids = list(reply.ids)[:budget]
-    cut = [ids[start : start + reply.size] for start in range(0, len(ids), reply.size)]
+    parts = [ids[start : start + reply.size] for start in range(0, len(ids), reply.size)]
     top = sampling["logprobs"]
     return [
-        Piece(
+        TokenChunk(
             tokens(part),
             logprobs([-0.25] * len(part)),
             7,
             "replica-0",
-            finish if number == len(cut) - 1 else None,
+            finish if number == len(parts) - 1 else None,
             top=tuple(likeliest(token, top) for token in part) if top else None,
         )
-        for number, part in enumerate(cut)
+        for number, part in enumerate(parts)
     ]
 
 
@@ -108,49 +106,49 @@ def likeliest(token: int, number: int) -> TopLogprobs:
 
 
 @dataclass
-class Kept:
-    """A record in memory; `gate`, when it is clear, holds every piece up."""
+class MemoryRecorder:
+    """A record in index; `gate`, when it is clear, holds every piece up."""
 
     events: list[tuple[Any, ...]] = field(default_factory=list)
     gate: asyncio.Event | None = None
 
-    async def opened(self, session: Session) -> None:
+    async def open_session(self, session: Session) -> None:
         self.events.append(("opened", session.session_id))
 
-    async def started(self, call: SessionCall) -> None:
+    async def start_call(self, call: SessionCall) -> None:
         self.events.append(("started", call.call_id))
 
-    def noted(self, call: SessionCall, piece: Piece) -> None:
-        self.events.append(("piece", call.call_id, list(piece.ids)))
+    def buffer_chunk(self, call: SessionCall, chunk: TokenChunk) -> None:
+        self.events.append(("chunk", call.call_id, list(chunk.ids)))
 
-    async def piece(self, call: SessionCall, piece: Piece) -> None:
+    async def record_chunk(self, call: SessionCall, chunk: TokenChunk) -> None:
         if self.gate is not None:
             await self.gate.wait()
-        self.events.append(("piece", call.call_id, list(piece.ids)))
+        self.events.append(("chunk", call.call_id, list(chunk.ids)))
 
-    async def ended(self, call: SessionCall, finish: Finish, reply: dict[str, Any]) -> None:
+    async def end_call(self, call: SessionCall, finish: Finish, reply: dict[str, Any]) -> None:
         self.events.append(("ended", call.call_id, finish, reply))
 
-    async def rewarded(self, session: Session, name: str, value: float) -> None:
+    async def post_reward(self, session: Session, name: str, value: float) -> None:
         self.events.append(("rewarded", session.session_id, name, value))
 
-    async def closed(self, session: Session, reason: str) -> None:
+    async def close_session(self, session: Session, reason: str) -> None:
         self.events.append(("closed", session.session_id, reason))
 
     def ids(self, call_id: str) -> list[int]:
-        return [token for kind, *rest in self.events if kind == "piece" and rest[0] == call_id for token in rest[1]]
+        return [token for kind, *rest in self.events if kind == "chunk" and rest[0] == call_id for token in rest[1]]
 
     def ends(self) -> list[tuple[Any, ...]]:
         return [event[1:] for event in self.events if event[0] == "ended"]
 
 
 @dataclass
-class House:
+class GatewayHarness:
     """A running gateway with one session, and clients of each kind that know only its base URL."""
 
     gateway: Gateway
-    source: Scripted
-    record: Kept
+    source: ScriptedSource
+    recorder: MemoryRecorder
     http: httpx.AsyncClient
     model: Path
     session: dict[str, str]
@@ -161,7 +159,7 @@ class House:
     def tokenizer(self) -> Any:
         return tokenizer(self.model)
 
-    def say(self, *texts: str, end: bool = True, **options: Any) -> None:
+    def set_replies(self, *texts: str, end: bool = True, **options: Any) -> None:
         """The next replies, each ended by the model unless `end` is False."""
         self.source.replies = [Reply(self.ids(text) + [EOS] * end, **options) for text in texts]
 
@@ -169,7 +167,7 @@ class House:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def prompt(self, number: int = -1) -> str:
-        """What a call's prompt ids spell."""
+        """The text of a call's prompt ids."""
         return str(self.tokenizer.decode(self.source.calls[number].prompt_ids))
 
     async def admin(self, method: str, path: str, body: Any = None) -> httpx.Response:
@@ -182,36 +180,33 @@ class House:
         opened: dict[str, str] = reply.json()
         return opened
 
-    async def settled(self) -> None:
-        """All that was asked for or cancelled is on record."""
+    async def drain(self) -> None:
+        """Waits until every call has ended and its end is on record."""
         await self.gateway.client.drain()
 
 
 @asynccontextmanager
-async def house(nano: Path, more_options: Sequence[str] = (), **options: Any) -> AsyncGenerator[House, None]:
-    source, record = Scripted([Reply([104, 105, EOS])]), Kept()
+async def gateway_harness(
+    nano: Path, more_options: Sequence[str] = (), *, limit_s: float | None = 60, **options: Any
+) -> AsyncGenerator[GatewayHarness, None]:
+    """A gateway for at most `limit_s` seconds; it ends in the task that it began in, but for one without a limit."""
+    source, recorder = ScriptedSource([Reply([104, 105, EOS])]), MemoryRecorder()
     settings = GatewaySettings(str(nano / "model"), ADMIN_KEY, (*OPTIONS, *more_options), **options)
-    async with Gateway(settings, source=source, recorder=record) as gateway, httpx.AsyncClient(timeout=30) as http:
+    async with (
+        asyncio.timeout(limit_s),
+        Gateway(settings, source=source, recorder=recorder) as gateway,
+        httpx.AsyncClient(timeout=30) as http,
+    ):
         session = await gateway.admin.open({"uid": "prompt-1"})
         given = {"api_key": "unused", "max_retries": 0}
         async with (
             openai.AsyncOpenAI(base_url=session["base_url"], **given) as one,
             anthropic.AsyncAnthropic(base_url=session["anthropic_base_url"], **given) as other,
         ):
-            built = House(gateway, source, record, http, nano / "model", session, one, other)
-            yield built
-            await built.settled()
+            harness = GatewayHarness(gateway, source, recorder, http, nano / "model", session, one, other)
+            yield harness
+            await harness.drain()
             gateway.table.check_integrity()
-
-
-def visit(nano: Path, case: Callable[[House], Awaitable[None]], **options: Any) -> None:
-    """Runs a case in a house of its own."""
-
-    async def run() -> None:
-        async with house(nano, **options) as built:
-            await case(built)
-
-    asyncio.run(asyncio.wait_for(run(), 60))
 
 
 def user(text: str) -> dict[str, str]:

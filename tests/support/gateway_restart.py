@@ -1,4 +1,4 @@
-"""Gateways over a journal and stub replicas, which can be left as a killed process leaves them, and started again."""
+"""Gateways over a journal and stub replicas, which can be killed and started again."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ CHAT = "/v1/chat/completions"
 
 
 @dataclass
-class Served:
-    """A gateway that runs, and what it runs on."""
+class RunningGateway:
+    """A running gateway and its collaborators."""
 
     gateway: Gateway
     recorder: JournalRecorder
@@ -45,10 +45,10 @@ class Served:
 
 
 @asynccontextmanager
-async def served(
+async def run_gateway(
     model: Path, journal: SqliteJournal, *, port: int = 0, delay_s: float = 0.0, grace: float = 5.0
-) -> AsyncGenerator[Served, None]:
-    """A gateway that goes on where the journal was left."""
+) -> AsyncGenerator[RunningGateway, None]:
+    """A gateway that continues the open sessions of the journal."""
     fleet = Fleet(policy=PrefixAffinity())
     fleet.commit(0)
     stubs = [StubEngine(name, delay_s=delay_s, vocabulary=VOCABULARY) for name in ("a", "b")]
@@ -57,39 +57,39 @@ async def served(
     recorder, calls = JournalRecorder(journal), Calls(fleet)
     settings = GatewaySettings(str(model), ADMIN_KEY, OPTIONS, port=port, grace=grace)
     async with Gateway(
-        settings, source=calls, recorder=recorder, restoring=GatewayRecovery(journal, recorder)
+        settings, source=calls, recorder=recorder, recovery=GatewayRecovery(journal, recorder)
     ) as gateway:
-        yield Served(gateway, recorder, calls, stubs)
+        yield RunningGateway(gateway, recorder, calls, stubs)
 
 
-async def opened(http: httpx.AsyncClient, url: str, **body: Any) -> dict[str, str]:
+async def open_session(http: httpx.AsyncClient, url: str, **body: Any) -> dict[str, str]:
     reply = await http.post(f"{url}/admin/sessions", json={"uid": "prompt", **body}, headers=ADMIN)
     assert reply.status_code == 200, reply.text
     session: dict[str, str] = reply.json()
     return session
 
 
-def generated(call: StoredCall) -> list[int]:
+def generated_ids(call: StoredCall) -> list[int]:
     return [token for segment in call.segments for token in segment.ids]
 
 
-def uninterrupted(call: StoredCall, number: int) -> list[int]:
-    """What the replicas would have given for its prompt."""
+def expected_ids(call: StoredCall, number: int) -> list[int]:
+    """The tokens that the replicas generate for its prompt."""
     return stub_tokens(call.prompt_ids, number, VOCABULARY)
 
 
-def spelled(ids: Sequence[int]) -> str:
+def decode(ids: Sequence[int]) -> str:
     return bytes(ids).decode("ascii")
 
 
-async def alone(model: str, journal: str, port: str, delay_s: str) -> None:
-    """A process that says which it is and where it listens, and serves until it is killed."""
+async def serve_until_killed(model: str, journal: str, port: str, delay_s: str) -> None:
+    """Prints its process id and its address, and serves until it is killed."""
     print(os.getpid(), flush=True)  # noqa: T201
     with SqliteJournal(Path(journal)) as kept:
-        async with served(Path(model), kept, port=int(port), delay_s=float(delay_s)) as here:
-            print(here.gateway.url, flush=True)  # noqa: T201
+        async with run_gateway(Path(model), kept, port=int(port), delay_s=float(delay_s)) as running:
+            print(running.gateway.url, flush=True)  # noqa: T201
             await asyncio.Event().wait()
 
 
-if __name__ == "__main__":
-    asyncio.run(alone(*sys.argv[1:]))
+def main() -> None:
+    asyncio.run(serve_until_killed(*sys.argv[1:]))

@@ -7,8 +7,7 @@ import inspect
 import textwrap
 from typing import Any
 
-from seamless_verl.platform.adaptation import Adaptation
-from seamless_verl.platform.rebinding import plain_class
+from seamless_verl.platform.adaptation import Adaptation, plain_class
 
 HOSTS = {"verl": "verl 0.9.1", "vllm": "vllm 0.29.0", "ray": "ray 2.60.0", "transfer_queue": "TransferQueue 0.1.11"}
 TRACING = "_ray_trace_ctx"  # which Ray adds to the methods of whatever becomes an actor

@@ -17,10 +17,10 @@ from typing import Any
 import psutil
 
 from seamless_verl.journal import JournalReader
+from support.paths import DATA, ROOT
 
-SUPPORT = Path(__file__).with_name("support")
 VERL, SEAMLESS = "verl.trainer.main_ppo", "seamless_verl.main_ppo"
-CONFIGS = Path(__file__).parents[2] / "seamless_verl" / "config"
+CONFIGS = ROOT / "seamless_verl" / "config"
 POOL: dict[str, Any] = {
     "actor_rollout_ref__rollout__nnodes": 1,
     "actor_rollout_ref__rollout__n_gpus_per_node": 1,
@@ -28,7 +28,7 @@ POOL: dict[str, Any] = {
 }
 AGENT: dict[str, Any] = {
     "seamless__gateway__enabled": True,
-    "actor_rollout_ref__rollout__agent__agent_loop_config_path": SUPPORT / "openai_loops.yaml",
+    "actor_rollout_ref__rollout__agent__agent_loop_config_path": DATA / "openai_loops.yaml",
     "actor_rollout_ref__rollout__agent__default_agent_loop": "openai",
     "data__max_response_length": 32,
 }
@@ -62,7 +62,7 @@ class Job:
             "actor_rollout_ref.actor.optim.lr": 1e-3,
             "actor_rollout_ref.rollout.n": 4,
             "actor_rollout_ref.rollout.max_model_len": 128,
-            "reward.custom_reward_function.path": SUPPORT / "reward.py",
+            "reward.custom_reward_function.path": DATA / "reward.py",
             "reward.custom_reward_function.name": "compute_score",
             "trainer.logger": "[console,file]",
             "trainer.val_before_train": False,
@@ -81,7 +81,7 @@ class Job:
             "TORCHDYNAMO_DISABLE": "1",
             "OMP_NUM_THREADS": "1",
             "HF_HUB_OFFLINE": "1",
-            "PYTHONPATH": str(SUPPORT),
+            "PYTHONPATH": str(DATA),
             "VERL_FILE_LOGGER_PATH": str(self.folder / "metrics.jsonl"),
             "TMPDIR": str(self.temporary),
         }

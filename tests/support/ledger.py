@@ -1,4 +1,4 @@
-"""Ledgers with plain times, sources whose clock is turned by hand, and what a trace says."""
+"""Ledgers with plain times, sources with a manual clock, and a trace's stretches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from seamless_verl.resources.ledger.trace import read_events
 
 
 class Clock:
-    """A clock that stands until it is set."""
+    """A clock that shows what it was set to."""
 
     def __init__(self, now: float = 0.0) -> None:
         self.now = now
@@ -22,21 +22,21 @@ def span(kind: str, start: float, end: float, device: str = "d0", *, open: bool 
     return UseSpan(device, DeviceUse(kind), start, end, open)
 
 
-def took(*spans: UseSpan, until: float | None = None, source: str = "s") -> ActivityReport:
+def activity_report(*spans: UseSpan, until: float | None = None, source: str = "s") -> ActivityReport:
     return ActivityReport(source, max((s.end for s in spans), default=0.0) if until is None else until, spans)
 
 
-def ledger(devices: int = 1, **settings: object) -> Ledger:
+def make_ledger(devices: int = 1, **settings: object) -> Ledger:
     return Ledger([f"d{n}" for n in range(devices)], 0.0, **settings)  # type: ignore[arg-type]
 
 
-def activity(clock: Clock, *devices: str, source: str = "s", **settings: int) -> Activity:
+def make_activity(clock: Clock, *devices: str, source: str = "s", **settings: int) -> Activity:
     return Activity(source, devices or ("d0",), clock=clock, **settings)
 
 
-def seconds(books: Ledger, device: str = "d0") -> dict[str, float]:
-    """The kinds that have any, by name."""
-    return {str(kind): value for kind, value in books.seconds[device].items() if value}
+def seconds(ledger: Ledger, device: str = "d0") -> dict[str, float]:
+    """Seconds of the kinds that have any, by name."""
+    return {str(kind): value for kind, value in ledger.seconds[device].items() if value}
 
 
 def stretches(path: Path, process: int) -> list[tuple[int, str, float, float]]:

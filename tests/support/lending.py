@@ -28,14 +28,14 @@ def view(letters: str = "BR", *, now: float = 0.0, lent: bool = False, running: 
     return replace(base, **more)
 
 
-def uses(policy: LendingPolicy, seen: LendingView) -> str:
-    """The decision as one letter a device: T or R."""
-    decision = policy.decide(seen)
-    return "".join(decision[device.device_id].use.value[0].upper() for device in seen.devices)
+def uses(policy: LendingPolicy, shown: LendingView) -> str:
+    """The decision as one letter for each device: T or R."""
+    decision = policy.decide(shown)
+    return "".join(decision[device.device_id].use.value[0].upper() for device in shown.devices)
 
 
-def paced(policy: LendingPolicy, seconds_per_group: float, letters: str = "BR") -> float:
-    """Let the policy see groups finish at that pace, nothing waiting; returns the time by then."""
+def observe_group_interval(policy: LendingPolicy, seconds_per_group: float, letters: str = "BR") -> float:
+    """Shows the policy groups that finish at this interval, with nothing waiting; returns the time of the last view."""
     for i in range(60):
         policy.decide(view(letters, now=i * seconds_per_group, finished=i, waiting=0, trained=1))
     return 59 * seconds_per_group

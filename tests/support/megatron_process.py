@@ -1,6 +1,6 @@
 """One rank of a Megatron engine in its own process: log-probabilities, some updates, an HF export.
 
-Run as `python megatron_process.py CASE.json RANK`; the case gives model, sizes, sequences and the
+Run as `python -m support.megatron_process CASE.json RANK`; the case gives model, sizes, sequences and the
 output folder. Every rank writes what it has to `<out>/rank<r>.pt`. Imported, it has loaded all that a rank needs.
 """
 

@@ -19,9 +19,9 @@ from seamless_verl.data_plane.client import DataPlaneClient, PlacedReplica
 from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.testing.stub_engine import StubEngine
 from seamless_verl.transport import EngineServer, serve_engine
+from support.paths import child_environment
 
 VOCABULARY = 128  # bytes that are a character each, and none that ends a turn
-HERE = Path(__file__).parents[1]
 
 
 class StubServer:
@@ -31,14 +31,14 @@ class StubServer:
         self.name, self.version = f"replica-{rank}", 0
         self.engine = StubEngine(self.name, delay_s=delay_s, vocabulary=VOCABULARY)
         self.paused: PauseMode | None = None
-        self.door: EngineServer
+        self.engine_server: EngineServer
 
-    async def open_door(self, token: str, devices: Any, keep_kv: bool) -> tuple[str, int]:
+    async def listen(self, token: str, devices: Any, keep_kv: bool) -> tuple[str, int]:
         host = ray.util.get_node_ip_address()
-        self.door = await serve_engine(self.engine, host, 0, token=token, replica_id=self.name)
-        return host, self.door.port
+        self.engine_server = await serve_engine(self.engine, host, 0, token=token, replica_id=self.name)
+        return host, self.engine_server.port
 
-    async def standing(self) -> tuple[int, str | None]:
+    async def status(self) -> tuple[int, str | None]:
         return self.engine.version, None if self.paused is None else self.paused.value
 
     async def pause(self, mode: str) -> None:
@@ -54,14 +54,14 @@ class StubServer:
         assert self.paused is not None or self.engine.version == 0, "loaded while it generates"
         self.engine.version = version
 
-    async def refit(self, version: int, weights: Any) -> None:
+    async def update_weights(self, version: int, weights: Any) -> None:
         await self.pause(PauseMode.KEEP)
         self.engine.version = version
         await self.resume()
 
     async def hang_up(self) -> None:
         """Its connections break, as by a network that was away."""
-        for link in tuple(self.door.links):
+        for link in tuple(self.engine_server.connections):
             link.abandon("the network was away")
 
     async def running(self) -> int:
@@ -91,22 +91,22 @@ class Plane:
         self.servers = [ray.remote(StubServer).options(num_cpus=0).remote(i, delay_s) for i in range(replicas)]
         self.names = [f"replica-{i}" for i in range(replicas)]
         seamless = SeamlessConfig.parse(self.config.seamless)
-        self.gateway, self.link = seamless.gateway, DataPlaneClient(self.config, seamless)
-        self.first = self.link.actor
+        self.gateway, self.client = seamless.gateway, DataPlaneClient(self.config, seamless)
+        self.first = self.client.actor
         placed = [
             PlacedReplica(SimpleNamespace(server_handle=server, replica_rank=i), False, (f"rollout-{i}",))  # type: ignore[arg-type]
             for i, server in enumerate(self.servers)
         ]
-        self.link.attach(placed, keep_kv=False)
+        self.client.attach(placed, keep_kv=False)
 
     def commit(self, version: int) -> None:
         """One replica after the other, as WeightCommit does it."""
-        ray.get(self.first.commit.remote(version))
+        ray.get(self.first.execute.remote("commit", version))
         for name in self.names:
-            ray.get(self.first.refit.remote([name], version, []))
+            ray.get(self.first.execute.remote("update_weights", [name], version, []))
 
     def pids(self) -> list[int]:
-        return ray.get([actor.__ray_call__.remote(process) for actor in self.link.actors])
+        return ray.get([actor.__ray_call__.remote(process) for actor in self.client.actors])
 
     def kill(self, shard: int) -> None:
         """The process, at once; returns when it is gone."""
@@ -129,14 +129,7 @@ def state(pid: int) -> str:
 
 @contextmanager
 def plane(model: Path, folder: Path, *, shards: int = 1, replicas: int = 2, delay_s: float = 0.02) -> Iterator[Plane]:
-    env = {
-        "PYTHONPATH": f"{HERE.parent}:{HERE / 'integration'}:{HERE / 'unit'}",
-        "VERL_PLATFORM": "cpu",
-        "TORCHDYNAMO_DISABLE": "1",
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
-    ray.init(num_cpus=2, include_dashboard=False, runtime_env={"env_vars": env}, log_to_driver=True)
+    ray.init(num_cpus=2, include_dashboard=False, runtime_env={"env_vars": child_environment()}, log_to_driver=True)
     try:
         yield Plane(model, folder, shards=shards, replicas=replicas, delay_s=delay_s)
     finally:

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-RECIPES = Path(__file__).parents[2] / "recipes"
+from support.paths import RECIPES, ROOT
+
 SWE_AGENT = RECIPES / "swe_agent"
 
 
@@ -29,6 +30,6 @@ def load(recipe: Path, *names: str) -> list[ModuleType]:
 
 def agents_environment() -> Path:
     """The environment of the swe_agent recipe's agents, where a run of the recipe has it; made when it is missing."""
-    where = Path(os.environ.get("AGENT_ENV") or RECIPES.parent / "runs" / "swe_agent" / "agent-venv")
+    where = Path(os.environ.get("AGENT_ENV") or ROOT / "runs" / "swe_agent" / "agent-venv")
     subprocess.run([SWE_AGENT / "setup.sh", where], env=os.environ | {"PYTHON": sys.executable}, check=True)
     return where

@@ -8,12 +8,12 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from seamless_verl.rollout.call import Call, Calls, Piece
+from seamless_verl.rollout.call import Call, Calls
 from seamless_verl.rollout.engine import Engine
 from seamless_verl.rollout.fleet import Fleet
 from seamless_verl.rollout.routing import PrefixAffinity, RoutingPolicy
 from seamless_verl.testing.stub_engine import StubEngine, stub_logprob, stub_tokens
-from seamless_verl.trajectory.records import Finish, tokens
+from seamless_verl.trajectory.records import Finish, TokenChunk, tokens
 from seamless_verl.transport import EngineServer, RemoteEngine, serve_engine
 
 TOKEN = "a shared secret"
@@ -77,7 +77,7 @@ class World:
         begun = await self.fleet.begin_sync(ids)
         for name in begun:
             self.stubs[name].version = version
-        return await self.fleet.synced(begun, version)
+        return await self.fleet.end_sync(begun, version)
 
     def check(self) -> None:
         self.fleet.check_integrity()
@@ -106,24 +106,24 @@ async def world(
     assert asyncio.all_tasks() == before
 
 
-async def run(calls: Calls, wanted: Call) -> list[Piece]:
+async def run(calls: Calls, wanted: Call) -> list[TokenChunk]:
     async with aclosing(calls.stream(wanted)) as pieces:
         return [piece async for piece in pieces]
 
 
-def ids_of(pieces: list[Piece]) -> list[int]:
+def ids_of(pieces: list[TokenChunk]) -> list[int]:
     return [token for piece in pieces for token in piece.ids]
 
 
-def check_whole(wanted: Call, pieces: list[Piece]) -> None:
+def check_whole(wanted: Call, pieces: list[TokenChunk]) -> None:
     """The call ended once, at its budget, and as if it had never been interrupted."""
     number = wanted.sampling["max_tokens"]
-    assert [piece.finish for piece in pieces] == [None] * (len(pieces) - 1) + [Finish.LENGTH]
+    assert [piece.finish_reason for piece in pieces] == [None] * (len(pieces) - 1) + [Finish.LENGTH]
     check_prefix(wanted, pieces)
     assert len(ids_of(pieces)) == number
 
 
-def check_prefix(wanted: Call, pieces: list[Piece]) -> None:
+def check_prefix(wanted: Call, pieces: list[TokenChunk]) -> None:
     """What there is of a call is a beginning of the uninterrupted one, each token with the version that made it."""
     found, position = ids_of(pieces), len(wanted.prompt_ids)
     assert found == stub_tokens(wanted.prompt_ids, len(found))

@@ -1,4 +1,4 @@
-"""Turns, sessions that agents could have had, and a plain retelling of them to compare with."""
+"""Builds turns and sessions for tests, and generates random ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FINISHES = [Finish.STOP] * 6 + [Finish.LENGTH, Finish.TOOL_CALLS, Finish.CANCELL
 
 
 def segment(ids: Sequence[int], version: int = 0, first_logprob: float = -0.5, replica: str = "r0") -> Segment:
-    """Logprobs fall by 1/64 a token, so that each token's can be told from its neighbours'."""
+    """Logprobs decrease by 1/64 per token, so that neighbours' logprobs differ."""
     return Segment(tokens(ids), logprobs(first_logprob - i / 64 for i in range(len(ids))), version, replica)
 
 
@@ -38,15 +38,15 @@ def turn(
 
 def session(*turns: Turn) -> SessionRecord:
     record = SessionRecord("u", "0")
-    for each in turns:
-        record.add_turn(each)
+    for recorded in turns:
+        record.add_turn(recorded)
     record.check_integrity()
     return record
 
 
 @dataclass
-class Told:
-    """The turns in the order in which they ended; what assembly says is checked against these alone."""
+class SessionModel:
+    """The turns in the order in which they ended; the results of assembly are compared with these alone."""
 
     turns: list[Turn] = field(default_factory=list)
 
@@ -55,26 +55,26 @@ class Told:
 
     @property
     def generated(self) -> int:
-        return sum(each.generated for each in self.turns)
+        return sum(recorded.generated for recorded in self.turns)
 
 
 @cache
 def ids(low: int = 0, high: int = 5) -> st.SearchStrategy[list[int]]:
-    """Few different tokens, so that coincidences are common; drawn as one text, which is quicker than one by one."""
+    """Few different tokens, so that equal runs are common; drawn as one text, which is quicker than one by one."""
     return st.text("012", min_size=low, max_size=high).map(lambda text: [int(digit) for digit in text])
 
 
 KIND = st.sampled_from(["extend", "extend", "branch", "again", "rewrite", "new"])
 
 
-def runs_of(dice: bytes) -> list[tuple[list[int], int]]:
-    """Up to three runs of up to five tokens each, and their versions; the first byte says how many."""
-    throws = (dice[at : at + 7] for at in range(1, len(dice), 7))
-    runs = [([one % 3 for one in tokens[: length % 6]], version % 4) for length, version, *tokens in throws]
-    return runs[: dice[0] % 4]
+def parse_runs(data: bytes) -> list[tuple[list[int], int]]:
+    """Up to three runs of up to five tokens each, with their versions; the first byte is their number."""
+    parts = (data[at : at + 7] for at in range(1, len(data), 7))
+    runs = [([token % 3 for token in tokens[: length % 6]], version % 4) for length, version, *tokens in parts]
+    return runs[: data[0] % 4]
 
 
-RUNS = st.binary(min_size=22, max_size=22).map(runs_of)  # one draw, where a list of lists takes ten
+RUNS = st.binary(min_size=22, max_size=22).map(parse_runs)  # one draw, where a list of lists takes ten
 
 
 def next_prompt(draw: st.DrawFn, earlier: list[Turn]) -> list[int]:
@@ -93,10 +93,10 @@ def next_prompt(draw: st.DrawFn, earlier: list[Turn]) -> list[int]:
 
 
 @st.composite
-def sessions(draw: st.DrawFn, most: int = 8, finishes: Sequence[Finish] = FINISHES) -> Told:
-    told = Told()
+def sessions(draw: st.DrawFn, most: int = 8, finishes: Sequence[Finish] = FINISHES) -> SessionModel:
+    model = SessionModel()
     for number in range(draw(st.integers(1, most))):
-        prompt = next_prompt(draw, told.turns) or [0]
+        prompt = next_prompt(draw, model.turns) or [0]
         parts = [segment(run, version, -1.0 - number - i / 4) for i, (run, version) in enumerate(draw(RUNS))]
-        told.turns.append(turn(f"t{number}", prompt, parts, finish=draw(st.sampled_from(finishes))))
-    return told
+        model.turns.append(turn(f"t{number}", prompt, parts, finish=draw(st.sampled_from(finishes))))
+    return model

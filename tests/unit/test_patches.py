@@ -8,9 +8,9 @@ import runpy
 from pathlib import Path
 
 import pytest
+from support.paths import ROOT
 
-REPO = Path(__file__).resolve().parents[2]
-SCRIPT = str(REPO / "scripts/apply_patches")
+SCRIPT = str(ROOT / "scripts/apply_patches")
 
 
 @pytest.mark.parametrize("seed", range(20))

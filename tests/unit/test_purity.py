@@ -6,22 +6,23 @@ import ast
 from pathlib import Path
 
 import pytest
+from support.paths import ROOT
 
-PACKAGE = Path(__file__).parents[2] / "seamless_verl"
+PACKAGE = ROOT / "seamless_verl"
 BELOW = {
     "errors": set(),
     "runtime": {"errors"},
     "resources": {"errors"},
-    "config": {"errors", "runtime", "resources"},
+    "config": {"errors", "runtime", "resources", "agents"},
     "tiny": {"errors"},
     "platform": {"errors"},
-    "agents": {"errors"},
+    "agents": {"errors", "runtime"},
     "trajectory": {"errors"},
     "journal": {"errors", "runtime", "trajectory"},
     "rollout": {"errors", "trajectory"},
     "transport": {"errors", "trajectory", "rollout"},
     "testing": {"errors", "trajectory", "rollout"},
-    "gateway": {"errors", "trajectory", "journal", "rollout"},
+    "gateway": {"errors", "runtime", "trajectory", "journal", "rollout"},
     "data_plane": {
         *("errors", "runtime", "config", "resources", "trajectory", "journal", "rollout", "transport", "gateway"),
     },
@@ -42,8 +43,8 @@ BELOW = {
         *("errors", "runtime", "config", "resources", "platform", "trajectory"),
         *("data_plane", "weights", "replica", "agent_loops"),
     },
-    "simulator": {"errors", "resources"},
-    "cli": {"errors", "trajectory", "journal", "config", "resources", "platform"},
+    "simulator": {"errors", "runtime", "resources"},
+    "cli": {"errors", "runtime", "trajectory", "journal", "config", "resources", "platform"},
     "bench": {
         *("errors", "tiny", "trajectory", "journal", "rollout", "transport", "testing", "gateway"),
         *("resources", "config", "platform", "runtime"),

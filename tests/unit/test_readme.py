@@ -1,4 +1,4 @@
-"""What the README shows is what the commands print, and its table of settings has them all."""
+"""What the README shows is what the commands print, and the table of settings has them all."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.journal import delta, ended, started, write
+from support.journal import call_ended, call_started, chunk_appended, write
+from support.paths import ROOT
 
 from seamless_verl.cli.main import main
 from seamless_verl.config.composing import HERE
 from seamless_verl.journal import HandedOver, HandOverBegun, RewardPosted, SessionClosed, SessionOpened, SqliteJournal
 
-README = Path(__file__).parents[2] / "README.md"
+README, SETTINGS = ROOT / "README.md", ROOT / "docs" / "settings.md"
 CUT, NEXT = "9f2c41d07a5be3c8", "e8d3307f4c16a952"
 OPENED = datetime.fromisoformat("2026-11-21T12:19:51+00:00").timestamp()
 TIMES = re.compile(r"\d{4}-\d\d-\d\dT[\d:+]+(\s+\w+$)?")  # by the reader's clock and zone
@@ -29,14 +30,19 @@ def recorded(journal: SqliteJournal) -> None:
     first, later = [4] * 44, [5] * 44
     whole = [*prompt, *reply, *result, *first, *later]
     write(journal, SessionOpened(CUT, "7d1e0b9c-3f52-4a06-b1d7-20c5a94f8e63", {}, OPENED))
-    write(journal, started(CUT, one, prompt), delta(reply, one, 3, "replica-0"), ended(one))
-    write(journal, started(CUT, two, [*prompt, *reply, *result]), delta(first, two, 3, "replica-0"))
-    write(journal, delta(later, two, 4, "replica-1"), ended(two))
-    write(journal, started(CUT, three, [*whole[:187], *[6] * 49]), delta([7] * 42, three, 4, "replica-0"), ended(three))
+    write(journal, call_started(CUT, one, prompt), chunk_appended(reply, one, 3, "replica-0"), call_ended(one))
+    write(journal, call_started(CUT, two, [*prompt, *reply, *result]), chunk_appended(first, two, 3, "replica-0"))
+    write(journal, chunk_appended(later, two, 4, "replica-1"), call_ended(two))
+    write(
+        journal,
+        call_started(CUT, three, [*whole[:187], *[6] * 49]),
+        chunk_appended([7] * 42, three, 4, "replica-0"),
+        call_ended(three),
+    )
     write(journal, RewardPosted(CUT, "reward", 1.0), SessionClosed(CUT, "finished"))
     write(journal, HandOverBegun(CUT), HandedOver(CUT, OPENED + 60))
     write(journal, SessionOpened(NEXT, "b490d2f7-86ae-4c1b-9e35-7fd1064ba8c2", {}, OPENED + 104))
-    write(journal, started(NEXT, f"{NEXT}.1"), delta([8] * 33, f"{NEXT}.1", 4, "replica-1"))
+    write(journal, call_started(NEXT, f"{NEXT}.1"), chunk_appended([8] * 33, f"{NEXT}.1", 4, "replica-1"))
 
 
 def shown() -> str:
@@ -70,8 +76,8 @@ def keys(node: Mapping[str, object], prefix: str) -> Iterator[str]:
 
 def test_every_setting_is_in_the_table() -> None:
     settings = yaml.safe_load((HERE / "seamless.yaml").read_text(encoding="utf-8"))
-    told = re.findall(r"^\| `(seamless\.[\w.]+)` \| ", README.read_text(encoding="utf-8"), re.MULTILINE)
-    assert sorted(told) == sorted(keys(settings, "seamless"))
+    listed = re.findall(r"^\| `(seamless\.[\w.]+)` \| ", SETTINGS.read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(listed) == sorted(keys(settings, "seamless"))
 
 
 def test_the_plan_works_as_it_is_written(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

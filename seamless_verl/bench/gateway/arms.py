@@ -1,15 +1,12 @@
-"""The processes of a run: where each is pinned, how they are started, and that they end with the run.
+"""The arms of the gateway bench, three ways to the same engine, and the processes they run in.
+
+`install_litellm` makes an environment for the LiteLLM proxy once, under the cache folder; nothing of it enters ours.
+The proxy is started as its own documentation says.
 
 Invariants:
-- The client and the stub engine share the first core; what is measured has the second to itself. Every arm is
-  measured from the same places, so that what the client and the engine take from each other is in all of them.
+- The client and the stub engine share the first core; the process that is measured has the second to itself. All
+  arms use the same cores, so that what client and engine take from each other is in all of them.
 - A child ends when its standard input closes: with the run, however that ends.
-
-The LiteLLM proxy, as its own documentation starts it, in an environment of its own.
-
-`prepare` makes that environment once, under the cache folder; nothing of it enters ours.
-
-The three ways to the same engine.
 """
 
 from __future__ import annotations
@@ -34,25 +31,25 @@ from typing import IO, Any
 import psutil
 import uvloop
 
-from seamless_verl.bench.gateway.load import MODEL, Asked, Connection, Pace, request
+from seamless_verl.bench.gateway.load import MODEL, BenchConnection, BenchRequest, Pacing, http_request
 
 STOP_S = 10.0
 SERVING = "serving on"
 
 
-def cores() -> tuple[set[int], set[int]]:
-    """(the client's and the engine's, the one of what is measured); both the same on a machine with one core."""
+def pinned_cores() -> tuple[set[int], set[int]]:
+    """(core of client and engine, core of the measured process); the same one on a machine with one core."""
     allowed = sorted(os.sched_getaffinity(0))
     return {allowed[0]}, {allowed[1] if len(allowed) > 1 else allowed[0]}
 
 
-def run(work: Coroutine[Any, Any, None]) -> None:
-    """A process of ours: on the loop that Ray's actors have, too."""
+def run_process(work: Coroutine[Any, Any, None]) -> None:
+    """Runs one of our processes, on the event loop that Ray's actors use too."""
     uvloop.run(work)
 
 
-async def child() -> None:
-    """Returns when whoever started this process closes its standard input, or is gone."""
+async def wait_for_parent() -> None:
+    """Returns when the parent closes this process's standard input, or has ended."""
     closed = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -65,10 +62,10 @@ async def child() -> None:
 
 
 @contextmanager
-def started(
+def child_process(
     command: Sequence[str], *, pinned: set[int], env: Mapping[str, str] | None = None, log: IO[str] | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    """A child on these cores, ended when the block is left. Somebody else's writes to `log`, and is just killed."""
+    """A child on the cores `pinned`, ended with the block. One with a `log` is not ours, and is killed."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -82,17 +79,17 @@ def started(
     try:
         yield process
     finally:
-        _end(process)
+        _stop(process)
 
 
-def say(*ports: int) -> None:
-    """A child tells where it serves."""
+def announce_ports(*ports: int) -> None:
+    """Prints the ports of a child, for `read_ports`."""
     sys.stdout.write(f"{SERVING} {' '.join(map(str, ports))}\n")
     sys.stdout.flush()
 
 
-def said(process: subprocess.Popen[str]) -> list[int]:
-    """The ports of a child that serves; raises RuntimeError when it ended before."""
+def read_ports(process: subprocess.Popen[str]) -> list[int]:
+    """Waits until a child serves, and returns its ports; raises RuntimeError when it ended before."""
     assert process.stdout is not None
     for line in process.stdout:  # libraries may write there, too
         if line.startswith(SERVING):
@@ -104,7 +101,7 @@ def _pinning(to: set[int]) -> Callable[[], None]:
     return lambda: os.sched_setaffinity(0, to)
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _stop(process: subprocess.Popen[str]) -> None:
     assert process.stdin is not None
     process.stdin.close()
     try:
@@ -116,38 +113,40 @@ def _end(process: subprocess.Popen[str]) -> None:
         process.stdout.close()
 
 
-VERSION = "1.106.0"
-START_S, LOOK_S = 120.0, 0.2
+LITELLM_VERSION = "1.106.0"
+START_S, POLL_S = 120.0, 0.2
 OFFLINE = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_TELEMETRY": "False", "LITELLM_LOG": "ERROR"}
 
 
-def cache() -> Path:
-    """Where what a run needs is kept: SEAMLESS_CACHE, or the user's cache folder."""
+def cache_folder() -> Path:
+    """The folder for what a run needs: SEAMLESS_CACHE, or the user's cache folder."""
     base = os.environ.get("SEAMLESS_CACHE") or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     return Path(base) / "seamless_verl"
 
 
-def prepare() -> Path:
-    """Makes the environment if it is not there; returns the proxy's command.
+def install_litellm() -> Path:
+    """Makes the environment unless it exists; returns the proxy's command.
 
     Raises:
-        subprocess.CalledProcessError: pip could not install it; what it said is on stderr.
+        subprocess.CalledProcessError: pip could not install it; its output is on stderr.
     """
-    folder = cache() / f"litellm-{VERSION}"
+    folder = cache_folder() / f"litellm-{LITELLM_VERSION}"
     command, complete = folder / "bin" / "litellm", folder / ".complete"
     if not complete.exists():
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-        pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", f"litellm[proxy]=={VERSION}"]
+        pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", f"litellm[proxy]=={LITELLM_VERSION}"]
         subprocess.run(pip, check=True)
         complete.touch()
     return command
 
 
 @contextmanager
-def proxy(command: Path, folder: Path, engine_port: int, *, key: str, pinned: set[int]) -> Iterator[tuple[int, int]]:
-    """A proxy of one worker before the engine's OpenAI face, without database or logs; gives its port and pid.
+def litellm_proxy(
+    command: Path, folder: Path, engine_port: int, *, key: str, pinned: set[int]
+) -> Iterator[tuple[int, int]]:
+    """A proxy of one worker for the engine's OpenAI API, without database or logs; gives its port and pid.
 
-    It checks one key, without which it does not start, as our gateway checks its sessions'.
+    It checks one key, as our gateway checks its sessions' keys; it does not start without one.
 
     Raises:
         RuntimeError: it does not listen.
@@ -156,21 +155,21 @@ def proxy(command: Path, folder: Path, engine_port: int, *, key: str, pinned: se
     config = folder / "litellm.json"  # which is YAML, too
     config.write_text(json.dumps({"model_list": [{"model_name": MODEL, "litellm_params": params}]}))
     port = _free_port()
-    told = ["--config", str(config), "--host", "127.0.0.1", "--port", str(port), "--num_workers", "1"]
+    options = ["--config", str(config), "--host", "127.0.0.1", "--port", str(port), "--num_workers", "1"]
     env = OFFLINE | {"LITELLM_MASTER_KEY": key}
     with (
         (folder / "litellm.log").open("w") as log,
-        started([str(command), *told], pinned=pinned, env=env, log=log) as process,
+        child_process([str(command), *options], pinned=pinned, env=env, log=log) as process,
     ):
         until = time.monotonic() + START_S
-        while not _listens(port):  # which is all that it lets anybody know
-            if _ended(process, LOOK_S) or time.monotonic() > until:
+        while not _listens(port):  # it gives no other sign that it is ready
+            if _ended(process, POLL_S) or time.monotonic() > until:
                 raise RuntimeError(f"the LiteLLM proxy does not listen: {Path(log.name).read_text()[-2000:]}")
         yield port, process.pid
 
 
 def _ended(process: subprocess.Popen[str], within_s: float) -> bool:
-    """Whether it has ended, or does so within that time."""
+    """Whether it has ended, or does so within `within_s`."""
     try:
         process.wait(within_s)
     except subprocess.TimeoutExpired:
@@ -189,14 +188,14 @@ def _listens(port: int) -> bool:
 
 
 CHAT = "/v1/chat/completions"
-SESSIONS = 64  # that share the calls of one measurement, as agents do
+SESSIONS = 64  # they share the calls of one measurement, as agents do
 ADMIN_KEY = "the bench's"
-PROCESS = "seamless_verl.bench.gateway"
+PACKAGE = "seamless_verl.bench.gateway"
 
 
 @dataclass(frozen=True)
 class GatewayArm:
-    """Where calls go, and the key they show. With `admin_key` each belongs to a session, with its key in the path."""
+    """Where calls go, and the key they carry. With `admin_key` each call is of a session, whose key is in the path."""
 
     name: str
     port: int
@@ -205,69 +204,71 @@ class GatewayArm:
     admin_key: str | None = None
 
     def cpu_s(self) -> float:
-        """Seconds of CPU its process and its children have used."""
+        """CPU seconds that its process and its children have used."""
         process = psutil.Process(self.pid)
-        times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
-        return float(sum(one.user + one.system for one in times))
+        times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
+        return float(sum(time.user + time.system for time in times))
 
     @asynccontextmanager
-    async def requests(self, asked: Sequence[Asked]) -> AsyncGenerator[list[Asked], None]:
-        """What is asked for, as whole requests to be sent in turn, over and over; sessions are closed after it."""
+    async def requests(self, requests: Sequence[BenchRequest]) -> AsyncGenerator[list[BenchRequest], None]:
+        """The requests as encoded HTTP, to be sent in turn, over and over; sessions are closed with the block."""
         if self.admin_key is None:
-            yield [replace(one, body=request(CHAT, one.body, self.key)) for one in asked]
+            yield [replace(request, body=http_request(CHAT, request.body, self.key)) for request in requests]
             return
-        opened = [await self._admin("/admin/sessions", {"uid": "bench"}) for _ in range(SESSIONS)]
-        paths = [f"/s/{session['key']}{CHAT}" for session in opened]
-        yield [replace(one, body=request(path, one.body)) for path, one in zip(paths, cycle(asked), strict=False)]
-        for one in opened:
-            await self._admin(f"/admin/sessions/{one['session_id']}/close", {})
+        sessions = [await self._admin("/admin/sessions", {"uid": "bench"}) for _ in range(SESSIONS)]
+        paths = [f"/s/{session['key']}{CHAT}" for session in sessions]
+        pairs = zip(paths, cycle(requests), strict=False)
+        yield [replace(request, body=http_request(path, request.body)) for path, request in pairs]
+        for session in sessions:
+            await self._admin(f"/admin/sessions/{session['session_id']}/close", {})
 
     async def _admin(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        connection = await Connection.open("127.0.0.1", self.port)
+        connection = await BenchConnection.open("127.0.0.1", self.port)
         try:
-            await connection.ask(request(path, json.dumps(body).encode(), self.admin_key or ""))
-            told: dict[str, Any] = json.loads(connection.body)
-            return told
+            await connection.send(http_request(path, json.dumps(body).encode(), self.admin_key or ""))
+            reply: dict[str, Any] = json.loads(connection.body)
+            return reply
         finally:
             connection.close()
 
 
 @dataclass(frozen=True)
-class EnginePlace:
+class BenchProcesses:
     """The processes of a run; the first arm is the engine called directly."""
 
     arms: tuple[GatewayArm, ...]
 
-    async def pace(self, pace: Pace) -> None:
-        """From now on the engine goes at this pace."""
-        connection = await Connection.open("127.0.0.1", self.arms[0].port)
-        await connection.ask(request("/pace", json.dumps([pace.per_delta, pace.delay_s]).encode()))
+    async def set_pacing(self, pacing: Pacing) -> None:
+        """Sets the pacing of the stub engine."""
+        connection = await BenchConnection.open("127.0.0.1", self.arms[0].port)
+        await connection.send(http_request("/pacing", json.dumps([pacing.tokens_per_chunk, pacing.delay_s]).encode()))
         connection.close()
 
 
 @contextmanager
-def place(*, litellm: bool) -> Iterator[EnginePlace]:
-    """Starts everything, pinned; ends it with the block."""
+def start_processes(*, litellm: bool) -> Iterator[BenchProcesses]:
+    """Starts all processes, pinned; ends them with the block."""
     from seamless_verl.tiny import make_model
 
-    here, there = cores()
+    client_cores, gateway_cores = pinned_cores()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gateway-bench-")))
         make_model("nano", 0, folder / "model")
-        stub = stack.enter_context(started(_python("stub_process"), pinned=here))
-        wire, face = said(stub)
-        ours = _python("gateway_process", str(folder / "model"), str(folder / "journal.sqlite"), str(wire))
-        gateway = stack.enter_context(started(ours, pinned=there))
+        stub = stack.enter_context(child_process(_python("stub_process"), pinned=client_cores))
+        engine_port, openai_port = read_ports(stub)
+        ours = _python("gateway_process", str(folder / "model"), str(folder / "journal.sqlite"), str(engine_port))
+        gateway = stack.enter_context(child_process(ours, pinned=gateway_cores))
         arms = [
-            GatewayArm("direct", face, stub.pid),
-            GatewayArm("gateway", said(gateway)[0], gateway.pid, admin_key=ADMIN_KEY),
+            GatewayArm("direct", openai_port, stub.pid),
+            GatewayArm("gateway", read_ports(gateway)[0], gateway.pid, admin_key=ADMIN_KEY),
         ]
         if litellm:
             key = f"sk-{secrets.token_hex(32)}"
-            port, pid = stack.enter_context(proxy(prepare(), folder, face, key=key, pinned=there))
+            proxy = litellm_proxy(install_litellm(), folder, openai_port, key=key, pinned=gateway_cores)
+            port, pid = stack.enter_context(proxy)
             arms.append(GatewayArm("litellm", port, pid, key))
-        yield EnginePlace(tuple(arms))
+        yield BenchProcesses(tuple(arms))
 
 
 def _python(module: str, *args: str) -> list[str]:
-    return [sys.executable, "-m", f"{PROCESS}.{module}", *args]
+    return [sys.executable, "-m", f"{PACKAGE}.{module}", *args]

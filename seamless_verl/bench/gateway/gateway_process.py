@@ -1,7 +1,7 @@
-"""Our gateway as it runs in training: over the wire to its replica, with its journal on disk; a process of its own.
+"""Our gateway as it runs in training, in a process of its own: connected to its replica, with its journal on disk.
 
-Run as `python -m seamless_verl.bench.gateway.gateway_process MODEL JOURNAL WIRE_PORT`; it prints its port, and serves
-until its standard input closes.
+Run as `python -m seamless_verl.bench.gateway.gateway_process MODEL JOURNAL ENGINE_PORT`. It prints its port, and
+serves until its standard input closes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from seamless_verl.bench.gateway.arms import ADMIN_KEY, child, run, say
+from seamless_verl.bench.gateway.arms import ADMIN_KEY, announce_ports, run_process, wait_for_parent
 from seamless_verl.bench.gateway.load import MODEL
 from seamless_verl.bench.gateway.stub_process import REPLICA, TOKEN
 from seamless_verl.gateway.recorder import JournalRecorder
@@ -24,7 +24,7 @@ from seamless_verl.rollout.routing import PrefixAffinity
 from seamless_verl.transport import RemoteEngine
 
 
-class _Uncontrolled:
+class _NoControl:
     """A replica that is never paused."""
 
     async def pause(self, mode: PauseMode) -> None: ...
@@ -33,27 +33,27 @@ class _Uncontrolled:
 
     async def abort_all(self) -> None: ...
 
-    async def refit(self, version: int, weights: Any) -> None: ...
+    async def update_weights(self, version: int, weights: Any) -> None: ...
 
 
-async def serve(model: str, journal: str, wire_port: int) -> None:
+async def serve(model: str, journal_path: str, engine_port: int) -> None:
     fleet = Fleet(policy=PrefixAffinity())
     fleet.commit(0)
-    engine = await RemoteEngine.connect("127.0.0.1", wire_port, token=TOKEN, replica_id=REPLICA)
-    fleet.add(REPLICA, engine=engine, control=_Uncontrolled(), capacity=256, version=0)
-    with SqliteJournal(Path(journal)) as kept:
+    engine = await RemoteEngine.connect("127.0.0.1", engine_port, token=TOKEN, replica_id=REPLICA)
+    fleet.add(REPLICA, engine=engine, control=_NoControl(), capacity=256, version=0)
+    with SqliteJournal(Path(journal_path)) as journal:
 
         def take(session_id: str) -> None:  # as soon as it has ended, as a trainer does
             recorder.take(session_id)
 
-        recorder = JournalRecorder(kept, on_closed=take)
+        recorder = JournalRecorder(journal, on_closed=take)
         settings = GatewaySettings(model, ADMIN_KEY, ("--served-model-name", MODEL))
         async with Gateway(settings, source=Calls(fleet), recorder=recorder) as gateway:
-            say(int(gateway.url.rpartition(":")[2]))
-            await child()
+            announce_ports(int(gateway.url.rpartition(":")[2]))
+            await wait_for_parent()
         await fleet.remove(REPLICA)
 
 
 if __name__ == "__main__":
     logging.disable(logging.INFO)
-    run(serve(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+    run_process(serve(sys.argv[1], sys.argv[2], int(sys.argv[3])))

@@ -1,8 +1,7 @@
-"""How a stub engine gives its tokens, and what clients ask of it and when: the same for every arm.
+"""The load of the gateway bench, the same for every arm: pacing of the stub engine, requests, and an HTTP client.
 
-A client light enough not to be what is measured: HTTP/1.1 on a kept connection, the request written beforehand.
-
-It times a reply and looks for its end; it parses nothing else.
+The client is light enough not to be what is measured. It speaks HTTP/1.1 on a kept connection, sends requests that
+were encoded beforehand, times a reply and looks for its end; it parses nothing else.
 """
 
 from __future__ import annotations
@@ -19,45 +18,45 @@ from typing import cast
 VOCABULARY = 128  # bytes that are a character each, and none that ends a turn
 MODEL = "nano"
 QUESTION = "You are an agent with a shell. List the files that changed since the last release, newest first."
-LENGTHS = 64  # drawn, then asked for in turn
+LENGTHS = 64  # drawn, then requested in turn
 
 
 @dataclass(frozen=True)
-class Pace:
-    """`tokens` in each reply, `per_delta` at a time, `delay_s` seconds apart; 0 is at once."""
+class Pacing:
+    """`tokens` in each reply, `tokens_per_chunk` at a time, `delay_s` seconds apart; 0 is at once."""
 
     name: str
     tokens: int
-    per_delta: int
+    tokens_per_chunk: int
     delay_s: float
 
-    def takes_s(self, tokens: int) -> float:
-        """Seconds that the engine itself takes for so many."""
-        return ceil(tokens / self.per_delta) * self.delay_s
+    def engine_s(self, tokens: int) -> float:
+        """Seconds that the engine itself takes for `tokens`."""
+        return ceil(tokens / self.tokens_per_chunk) * self.delay_s
 
 
-AT_ONCE = Pace("at-once", 16, 16, 0.0)
-"""A whole reply in one delta: nothing but the cost of a request is left."""
-STEADY = Pace("steady", 32, 1, 0.02)
+AT_ONCE = Pacing("at-once", 16, 16, 0.0)
+"""A whole reply in one chunk: nothing but the cost of a request is left."""
+STEADY = Pacing("steady", 32, 1, 0.02)
 """A token every 20 ms, as a model of some billion parameters gives them to each of 32 calls."""
-PACES = {pace.name: pace for pace in (AT_ONCE, STEADY)}
+PACINGS = {pacing.name: pacing for pacing in (AT_ONCE, STEADY)}
 
 
 class Callers(StrEnum):
-    """How clients that are at work at once come upon each other."""
+    """How the requests of concurrent clients coincide."""
 
     IN_STEP = "in step"
-    """they begin together, and replies are equally long, so that all of their requests keep coming at one instant:
-    what is slowest for the last of them is the cost of a request, times their number"""
+    """they begin together, and replies are equally long, so that all requests keep coming at one instant: the last of
+    them waits for the cost of a request, times their number"""
     APART = "apart"
     """they begin spread over the time of a reply, and replies are half to one and a half times as long, as agents'
-    are. Only spread, they would keep their distance for ever and never meet; lengths alone would leave the first
-    requests at one instant. With both, requests meet as often as chance has it"""
+    are. If they were only spread, they would keep their distance and never coincide; with lengths alone the first
+    requests would come at one instant. With both, requests coincide at random"""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What clients do: so many calls at once, streamed or not."""
+    """What clients do: `concurrent` calls at once, streamed or not."""
 
     concurrent: int
     stream: bool
@@ -68,45 +67,45 @@ class Shape:
         number = f"{self.concurrent} {self.callers}," if self.concurrent > 1 else "1"
         return f"{number} {'streamed' if self.stream else 'whole'}"
 
-    def begins_s(self, caller: int, pace: Pace) -> float:
+    def start_delay_s(self, caller: int, pacing: Pacing) -> float:
         """Seconds that a caller waits before its first request."""
         spread = self.callers is Callers.APART
-        return caller / self.concurrent * pace.takes_s(pace.tokens) if spread else 0.0
+        return caller / self.concurrent * pacing.engine_s(pacing.tokens) if spread else 0.0
 
-    def asked(self, pace: Pace) -> list[Asked]:
-        """What is asked for in turn."""
+    def requests(self, pacing: Pacing) -> list[BenchRequest]:
+        """The requests that are sent in turn."""
         if self.callers is Callers.IN_STEP:
-            return [Asked.of(pace, pace.tokens, stream=self.stream)]
+            return [BenchRequest.of(pacing, pacing.tokens, stream=self.stream)]
         draw = Random(0)
-        lengths = [draw.randint(pace.tokens // 2, pace.tokens + pace.tokens // 2) for _ in range(LENGTHS)]
-        return [Asked.of(pace, length, stream=self.stream) for length in lengths]
+        lengths = [draw.randint(pacing.tokens // 2, pacing.tokens + pacing.tokens // 2) for _ in range(LENGTHS)]
+        return [BenchRequest.of(pacing, length, stream=self.stream) for length in lengths]
 
 
-def shapes(pace: Pace) -> list[Shape]:
-    """Those that differ at this pace: replies that take no time cannot be spread over it."""
-    several = [(32, callers) for callers in (Callers if pace.delay_s else [Callers.IN_STEP])]
+def shapes(pacing: Pacing) -> list[Shape]:
+    """The shapes that differ at this pacing: replies that take no time cannot be spread over it."""
+    several = [(32, callers) for callers in (Callers if pacing.delay_s else [Callers.IN_STEP])]
     return [Shape(n, stream, callers) for n, callers in ((1, Callers.IN_STEP), *several) for stream in (False, True)]
 
 
 @dataclass(frozen=True)
-class Asked:
+class BenchRequest:
     """The body of a call, which every arm gets byte for byte, and the seconds that the engine itself takes for it."""
 
     body: bytes
-    takes_s: float
+    engine_s: float
 
     @classmethod
-    def of(cls, pace: Pace, tokens: int, *, stream: bool) -> Asked:
-        asked = {"model": MODEL, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": tokens}
-        return cls(json.dumps(asked | {"stream": stream}).encode(), pace.takes_s(tokens))
+    def of(cls, pacing: Pacing, tokens: int, *, stream: bool) -> BenchRequest:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": tokens}
+        return cls(json.dumps(body | {"stream": stream}).encode(), pacing.engine_s(tokens))
 
 
 END_OF_CHUNKS = b"0\r\n\r\n"
 
 
 @dataclass(frozen=True)
-class Timed:
-    """Seconds from the request's writing to the first byte of the body, and to its last."""
+class ReplyTiming:
+    """Seconds from writing the request to the first byte of the reply's body, and to its last byte."""
 
     first: float
     whole: float
@@ -116,7 +115,7 @@ class BadReplyError(RuntimeError):
     """A server did not answer 200, or its connection broke."""
 
 
-def request(path: str, body: bytes, key: str = "none") -> bytes:
+def http_request(path: str, body: bytes, key: str = "none") -> bytes:
     head = (
         f"POST {path} HTTP/1.1\r\nHost: bench\r\nAuthorization: Bearer {key}\r\n"
         f"Content-Type: application/json\r\nAccept: */*\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -124,8 +123,8 @@ def request(path: str, body: bytes, key: str = "none") -> bytes:
     return head.encode() + body
 
 
-class Connection(asyncio.Protocol):
-    """One connection, one request at a time; `body` is the last reply's, as it came."""
+class BenchConnection(asyncio.Protocol):
+    """One connection, one request at a time; `body` is that of the last reply, as it came."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -133,15 +132,15 @@ class Connection(asyncio.Protocol):
         self._length: int | None = None  # of the body; None where it comes in chunks
         self._in_body = False
         self._began = self._first = 0.0
-        self._done: asyncio.Future[Timed] | None = None
+        self._done: asyncio.Future[ReplyTiming] | None = None
 
     @classmethod
-    async def open(cls, host: str, port: int) -> Connection:
-        _, made = await asyncio.get_running_loop().create_connection(cls, host, port)
-        return made
+    async def open(cls, host: str, port: int) -> BenchConnection:
+        _, connection = await asyncio.get_running_loop().create_connection(cls, host, port)
+        return connection
 
-    async def ask(self, raw: bytes) -> Timed:
-        """Raises BadReplyError."""
+    async def send(self, raw: bytes) -> ReplyTiming:
+        """Sends a request; returns the timing of its whole reply. Raises BadReplyError."""
         assert self._transport is not None and self._done is None, "one request at a time"
         self._head.clear()
         self.body.clear()
@@ -177,7 +176,7 @@ class Connection(asyncio.Protocol):
         self.body += data
         whole = self.body.endswith(END_OF_CHUNKS) if self._length is None else len(self.body) >= self._length
         if whole and self._done is not None and not self._done.done():
-            self._end()
+            self._finish()
 
     def _read_head(self, head: bytes) -> None:
         self._in_body, self._length = True, None
@@ -186,13 +185,13 @@ class Connection(asyncio.Protocol):
             if line.startswith(b"content-length:"):
                 self._length = int(line[15:])
 
-    def _end(self) -> None:
+    def _finish(self) -> None:
         assert self._done is not None
         if self._good:
-            self._done.set_result(Timed(self._first - self._began, perf_counter() - self._began))
+            self._done.set_result(ReplyTiming(self._first - self._began, perf_counter() - self._began))
         else:
             self._fail(f"refused: {bytes(self.body[:500])!r}")
 
-    def _fail(self, why: str) -> None:
+    def _fail(self, reason: str) -> None:
         if self._done is not None and not self._done.done():
-            self._done.set_exception(BadReplyError(why))
+            self._done.set_exception(BadReplyError(reason))

@@ -1,6 +1,6 @@
-"""Rounds of measurements: arms one after another in each round, so that what else the machine does meets all.
+"""Measures the arms of the gateway bench, and reports the figures as a table and as JSON.
 
-A run as a table and as JSON, and whether it shows what it should.
+Invariant: in each round the arms are measured one after another, so that other load on the machine meets all of them.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from statistics import median, quantiles
 from time import perf_counter
 from typing import Any
 
-from seamless_verl.bench.gateway.arms import EnginePlace, GatewayArm
-from seamless_verl.bench.gateway.load import Asked, Connection, Pace, Shape, Timed, shapes
-from seamless_verl.bench.gateway.record import RecordCost
+from seamless_verl.bench.gateway.arms import BenchProcesses, GatewayArm
+from seamless_verl.bench.gateway.load import BenchConnection, BenchRequest, Pacing, ReplyTiming, Shape, shapes
+from seamless_verl.bench.gateway.record_cost import RecordCost
+from seamless_verl.runtime.tables import text_table
 
 
 @dataclass(frozen=True)
 class Window:
     """One arm measured once: calls a second, seconds to the first byte and to the last, and CPU seconds a call.
 
-    `late` is the time to the last byte less what the engine itself takes for so many tokens, for replies that differ
-    in length. CPU is of the arm's own process, and what other work on the machine disturbs least.
+    `late` is the time to the last byte less what the engine itself takes for the tokens, for replies that differ in
+    length. CPU is of the arm's own process; it is what other work on the machine disturbs least.
     """
 
     calls: int
@@ -39,144 +40,145 @@ class Window:
     cpu: float
 
     @classmethod
-    def of(cls, timed: Sequence[tuple[Timed, Asked]], seconds: float, cpu: float) -> Window:
-        first = _middle_and_end([one.first for one, _ in timed])
-        whole = _middle_and_end([one.whole for one, _ in timed])
-        late = _middle_and_end([one.whole - asked.takes_s for one, asked in timed])
-        return cls(len(timed), len(timed) / seconds, *first, *whole, *late, cpu / len(timed))
+    def of(cls, timings: Sequence[tuple[ReplyTiming, BenchRequest]], seconds: float, cpu: float) -> Window:
+        first = _median_and_p99([timing.first for timing, _ in timings])
+        whole = _median_and_p99([timing.whole for timing, _ in timings])
+        late = _median_and_p99([timing.whole - request.engine_s for timing, request in timings])
+        return cls(len(timings), len(timings) / seconds, *first, *whole, *late, cpu / len(timings))
 
 
-def _middle_and_end(values: Sequence[float]) -> tuple[float, float]:
-    """The median and the 99th of a hundred."""
+def _median_and_p99(values: Sequence[float]) -> tuple[float, float]:
     return median(values), quantiles(values, n=100, method="inclusive")[98] if len(values) > 1 else values[0]
 
 
 @dataclass
-class Measured:
-    """All rounds of one pace and shape, by arm."""
+class Measurement:
+    """All rounds of one pacing and shape, by arm."""
 
-    pace: Pace
+    pacing: Pacing
     shape: Shape
-    stints: dict[str, list[Window]] = field(default_factory=dict)
+    windows: dict[str, list[Window]] = field(default_factory=dict)
 
-    def middle(self, arm: str, what: str) -> float:
-        """The median over the rounds."""
-        return float(median(getattr(stint, what) for stint in self.stints[arm]))
+    def median_of(self, arm: str, figure: str) -> float:
+        """The median of a `Window`'s figure over the rounds."""
+        return float(median(getattr(window, figure) for window in self.windows[arm]))
 
-    def added(self, arm: str, what: str) -> float:
-        """Over the direct call, in seconds: the median of the rounds' differences."""
-        pairs = zip(self.stints[arm], self.stints["direct"], strict=True)
-        return float(median(getattr(mine, what) - getattr(direct, what) for mine, direct in pairs))
+    def added(self, arm: str, figure: str) -> float:
+        """What the arm adds to the direct call, in seconds: the median of the rounds' differences."""
+        pairs = zip(self.windows[arm], self.windows["direct"], strict=True)
+        return float(median(getattr(window, figure) - getattr(direct, figure) for window, direct in pairs))
 
 
-async def measure(place: EnginePlace, pace: Pace, *, rounds: int, seconds: float) -> list[Measured]:
+async def measure(processes: BenchProcesses, pacing: Pacing, *, rounds: int, seconds: float) -> list[Measurement]:
     """`seconds` for each arm, shape and round, after one round that is not counted."""
-    await place.pace(pace)
-    all_of_it = [Measured(pace, shape) for shape in shapes(pace)]
+    await processes.set_pacing(pacing)
+    measurements = [Measurement(pacing, shape) for shape in shapes(pacing)]
     for number in range(-1, rounds):
-        for measured in all_of_it:
-            for arm in _turned(place.arms, number):
-                stint = await stint_of(arm, pace, measured.shape, seconds if number >= 0 else min(seconds, 1.0))
+        for measurement in measurements:
+            for arm in _rotated(processes.arms, number):
+                duration_s = seconds if number >= 0 else min(seconds, 1.0)
+                window = await measure_window(arm, pacing, measurement.shape, duration_s)
                 if number >= 0:
-                    measured.stints.setdefault(arm.name, []).append(stint)
-    return all_of_it
+                    measurement.windows.setdefault(arm.name, []).append(window)
+    return measurements
 
 
-def _turned(arms: Sequence[GatewayArm], number: int) -> list[GatewayArm]:
-    """Each arm comes first in its turn."""
+def _rotated(arms: Sequence[GatewayArm], number: int) -> list[GatewayArm]:
+    """The arms in an order in which each comes first in its turn."""
     first = number % len(arms)
     return [*arms[first:], *arms[:first]]
 
 
-async def stint_of(arm: GatewayArm, pace: Pace, shape: Shape, seconds: float) -> Window:
-    connections = [await Connection.open("127.0.0.1", arm.port) for _ in range(shape.concurrent)]
+async def measure_window(arm: GatewayArm, pacing: Pacing, shape: Shape, seconds: float) -> Window:
+    connections = [await BenchConnection.open("127.0.0.1", arm.port) for _ in range(shape.concurrent)]
     try:
-        async with arm.requests(shape.asked(pace)) as requests:
+        async with arm.requests(shape.requests(pacing)) as requests:
             began, used = perf_counter(), arm.cpu_s()
-            turns, until = cycle(requests), began + seconds
-            ways = [
-                _keep_asking(connection, turns, shape.begins_s(caller, pace), until)
+            in_turn, until = cycle(requests), began + seconds
+            callers = [
+                _send_repeatedly(connection, in_turn, shape.start_delay_s(caller, pacing), until)
                 for caller, connection in enumerate(connections)
             ]
-            timed = [one for way in await asyncio.gather(*ways) for one in way]
-            return Window.of(timed, perf_counter() - began, arm.cpu_s() - used)
+            timings = [timing for of_caller in await asyncio.gather(*callers) for timing in of_caller]
+            return Window.of(timings, perf_counter() - began, arm.cpu_s() - used)
     finally:
         for connection in connections:
             connection.close()
 
 
-async def _keep_asking(
-    connection: Connection, turns: Iterator[Asked], begins_s: float, until: float
-) -> list[tuple[Timed, Asked]]:
-    await asyncio.sleep(begins_s)  # what the shape asks for: callers that began together would stay in step
-    timed: list[tuple[Timed, Asked]] = []
-    while not timed or perf_counter() < until:
-        asked = next(turns)
-        timed.append((await connection.ask(asked.body), asked))
-    return timed
+async def _send_repeatedly(
+    connection: BenchConnection, requests: Iterator[BenchRequest], start_delay_s: float, until: float
+) -> list[tuple[ReplyTiming, BenchRequest]]:
+    await asyncio.sleep(start_delay_s)  # what the shape asks for: callers that began together would stay in step
+    timings: list[tuple[ReplyTiming, BenchRequest]] = []
+    while not timings or perf_counter() < until:
+        request = next(requests)
+        timings.append((await connection.send(request.body), request))
+    return timings
 
 
 MS = 1000.0
 ADDED = {"first_p50": "first_p50", "first_p99": "first_p99", "p50": "late_p50", "p99": "late_p99"}
-"""What the latency added to the first byte and to the whole reply is the difference of."""
-HEAD = (
+"""The figure whose difference is the latency added to the first byte and to the whole reply."""
+HEADER = (
     *("engine", "calls", "arm", "calls/s", "CPU ms/call", "median ms", "p99 ms"),
     *("added to first: median", "p99", "added to whole: median", "p99"),
 )
 
 
-def rows(measured: Sequence[Measured]) -> list[dict[str, Any]]:
-    """One for each arm, shape and pace: medians over the rounds, in milliseconds."""
+def report_rows(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
+    """A row for each arm, shape and pacing: medians over the rounds, in milliseconds."""
     return [
         {
-            "pace": asdict(one.pace),
-            "concurrent": one.shape.concurrent,
-            "callers": one.shape.callers,
-            "stream": one.shape.stream,
+            "pacing": asdict(measurement.pacing),
+            "concurrent": measurement.shape.concurrent,
+            "callers": measurement.shape.callers,
+            "stream": measurement.shape.stream,
             "arm": arm,
-            "rate": one.middle(arm, "rate"),
-            **{f"{what}_ms": one.middle(arm, what) * MS for what in ("first_p50", "first_p99", "p50", "p99", "cpu")},
-            **{f"added_{what}_ms": one.added(arm, of) * MS for what, of in ADDED.items()},
-            "rates": [stint.rate for stint in stints],
+            "rate": measurement.median_of(arm, "rate"),
+            **{f"{name}_ms": measurement.median_of(arm, name) * MS for name in (*ADDED, "cpu")},
+            **{f"added_{name}_ms": measurement.added(arm, figure) * MS for name, figure in ADDED.items()},
+            "rates": [window.rate for window in windows],
         }
-        for one in measured
-        for arm, stints in one.stints.items()
+        for measurement in measurements
+        for arm, windows in measurement.windows.items()
     ]
 
 
-def table(measured: Sequence[Measured]) -> str:
-    lines: list[tuple[str, ...]] = [HEAD]
-    for one in measured:
-        for arm in one.stints:
-            numbers = (one.middle(arm, "rate"), *(one.middle(arm, what) * MS for what in ("cpu", "p50", "p99")))
-            added = ("" if arm == "direct" else f"{one.added(arm, what) * MS:.2f}" for what in ADDED.values())
-            lines.append((one.pace.name, one.shape.name, arm, *(f"{value:.2f}" for value in numbers), *added))
-    widths = [max(len(line[column]) for line in lines) for column in range(len(HEAD))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+def report_table(measurements: Sequence[Measurement]) -> str:
+    rows = [_cells(measurement, arm) for measurement in measurements for arm in measurement.windows]
+    return text_table(HEADER, rows)
 
 
-def times_litellm(measured: Sequence[Measured]) -> dict[str, dict[str, float]]:
-    """By pace and shape: our calls a second over LiteLLM's, and its CPU seconds a call over ours; medians of rounds."""
+def _cells(measurement: Measurement, arm: str) -> tuple[str, ...]:
+    milliseconds = (measurement.median_of(arm, figure) * MS for figure in ("cpu", "p50", "p99"))
+    added = ("" if arm == "direct" else f"{measurement.added(arm, figure) * MS:.2f}" for figure in ADDED.values())
+    numbers = (f"{value:.2f}" for value in (measurement.median_of(arm, "rate"), *milliseconds))
+    return measurement.pacing.name, measurement.shape.name, arm, *numbers, *added
+
+
+def litellm_ratios(measurements: Sequence[Measurement]) -> dict[str, dict[str, float]]:
+    """By pacing and shape, medians of rounds: our calls a second over LiteLLM's, its CPU seconds a call over ours."""
     return {
-        f"{one.pace.name}, {one.shape.name}": {
-            "rate": _median_ratio(one, "gateway", "litellm", "rate"),
-            "cpu": _median_ratio(one, "litellm", "gateway", "cpu"),
+        f"{measurement.pacing.name}, {measurement.shape.name}": {
+            "rate": _median_ratio(measurement, "gateway", "litellm", "rate"),
+            "cpu": _median_ratio(measurement, "litellm", "gateway", "cpu"),
         }
-        for one in measured
-        if "litellm" in one.stints
+        for measurement in measurements
+        if "litellm" in measurement.windows
     }
 
 
-def _median_ratio(measured: Measured, above: str, below: str, what: str) -> float:
-    pairs = zip(measured.stints[above], measured.stints[below], strict=True)
-    return float(median(getattr(a, what) / getattr(b, what) for a, b in pairs))
+def _median_ratio(measurement: Measurement, above: str, below: str, figure: str) -> float:
+    pairs = zip(measurement.windows[above], measurement.windows[below], strict=True)
+    return float(median(getattr(a, figure) / getattr(b, figure) for a, b in pairs))
 
 
-def report(measured: Sequence[Measured], record: RecordCost, *, pinning: str) -> dict[str, Any]:
+def make_report(measurements: Sequence[Measurement], record: RecordCost, *, pinning: str) -> dict[str, Any]:
     machine = {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count(), "pinning": pinning}
     return {
         "machine": machine,
-        "rows": rows(measured),
-        "times_litellm": times_litellm(measured),
+        "rows": report_rows(measurements),
+        "times_litellm": litellm_ratios(measurements),
         "record": asdict(record),
     }

@@ -1,7 +1,7 @@
-"""The engine of every arm, a process: a stub with two faces, our wire and an OpenAI API.
+"""The stub engine of every arm, in a process of its own: it serves our transport and an OpenAI API.
 
-Run as `python -m seamless_verl.bench.gateway.stub_process`; it prints its two ports and serves until its
-standard input closes. A POST to /pace with three numbers (tokens in a delta, seconds between two) changes its pace.
+Run as `python -m seamless_verl.bench.gateway.stub_process`. It prints its two ports and serves until its standard
+input closes. A POST to /pacing with two numbers (tokens in a chunk, seconds between two chunks) changes its pacing.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import json
 from itertools import count
 from typing import Any, cast
 
-from seamless_verl.bench.gateway.arms import child, run, say
+from seamless_verl.bench.gateway.arms import announce_ports, run_process, wait_for_parent
 from seamless_verl.bench.gateway.load import MODEL, VOCABULARY
-from seamless_verl.rollout.engine import Delta, EngineRequest
+from seamless_verl.rollout.engine import EngineRequest
 from seamless_verl.testing.stub_engine import StubEngine
-from seamless_verl.trajectory.records import tokens
+from seamless_verl.trajectory.records import TokenChunk, tokens
 from seamless_verl.transport import serve_engine
 
 TOKEN, REPLICA = "of the bench", "stub"
@@ -25,14 +25,14 @@ STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encodi
 
 async def serve() -> None:
     engine = StubEngine(REPLICA, vocabulary=VOCABULARY)
-    wire = await serve_engine(engine, "127.0.0.1", 0, token=TOKEN, replica_id=REPLICA)
-    face = await asyncio.get_running_loop().create_server(lambda: _StubHandler(engine), "127.0.0.1", 0)
-    say(wire.port, face.sockets[0].getsockname()[1])
-    await child()
+    engine_server = await serve_engine(engine, "127.0.0.1", 0, token=TOKEN, replica_id=REPLICA)
+    openai_server = await asyncio.get_running_loop().create_server(lambda: _StubHandler(engine), "127.0.0.1", 0)
+    announce_ports(engine_server.port, openai_server.sockets[0].getsockname()[1])
+    await wait_for_parent()
 
 
 class _StubHandler(asyncio.Protocol):
-    """One connection of an OpenAI client: each body is asked of the engine, and nothing is checked."""
+    """One connection of an OpenAI client: each body becomes an engine request, and nothing is checked."""
 
     numbers = count()
 
@@ -52,55 +52,59 @@ class _StubHandler(asyncio.Protocol):
         if not found or len(body) < length:
             return
         self._data.clear()
-        asked = json.loads(body or b"{}")
-        if b"/pace" in lines[0]:
-            self._engine.tokens_per_delta, self._engine.delay_s = asked
-            self._write(_whole([], None))
+        parsed = json.loads(body or b"{}")
+        if b"/pacing" in lines[0]:
+            self._engine.tokens_per_chunk, self._engine.delay_s = parsed
+            self._write(_whole_reply([], None))
             return
-        task = asyncio.get_running_loop().create_task(self._answer(asked))
+        task = asyncio.get_running_loop().create_task(self._reply(parsed))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _answer(self, asked: dict[str, Any]) -> None:
+    async def _reply(self, body: dict[str, Any]) -> None:
         name = f"direct-{next(self.numbers)}"
-        request = EngineRequest(name, PROMPT, {"max_tokens": asked.get("max_tokens", 16)})
-        deltas: list[Delta] = []
-        if asked.get("stream"):
+        request = EngineRequest(name, PROMPT, {"max_tokens": body.get("max_tokens", 16)})
+        chunks: list[TokenChunk] = []
+        streamed = bool(body.get("stream"))
+        if streamed:
             self._write(STREAM)
-        async for delta in self._engine.generate(request):
-            deltas.append(delta)
-            if asked.get("stream"):
-                self._write(_chunk({"content": _text([delta])}, delta.finish))
-        self._write(_event(b"[DONE]") + b"0\r\n\r\n" if asked.get("stream") else _whole(deltas, deltas[-1].finish))
+        async for chunk in self._engine.generate(request):
+            chunks.append(chunk)
+            if streamed:
+                self._write(_stream_event({"content": _text([chunk])}, chunk.finish_reason))
+        if streamed:
+            self._write(_http_chunk(b"[DONE]") + b"0\r\n\r\n")
+        else:
+            self._write(_whole_reply(chunks, chunks[-1].finish_reason))
 
     def _write(self, data: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
 
 
-def _text(deltas: list[Delta]) -> str:
-    return bytes(token for delta in deltas for token in delta.ids).decode("ascii")
+def _text(chunks: list[TokenChunk]) -> str:
+    return bytes(token for chunk in chunks for token in chunk.ids).decode("ascii")
 
 
-def _whole(deltas: list[Delta], finish: str | None) -> bytes:
-    message = {"role": "assistant", "content": _text(deltas)}
-    made = sum(len(delta.ids) for delta in deltas)
-    usage = {"prompt_tokens": len(PROMPT), "completion_tokens": made, "total_tokens": len(PROMPT) + made}
+def _whole_reply(chunks: list[TokenChunk], finish: str | None) -> bytes:
+    message = {"role": "assistant", "content": _text(chunks)}
+    generated = sum(len(chunk.ids) for chunk in chunks)
+    usage = {"prompt_tokens": len(PROMPT), "completion_tokens": generated, "total_tokens": len(PROMPT) + generated}
     choice = {"index": 0, "message": message, "finish_reason": finish}
     body = {"id": "c", "object": "chat.completion", "created": 0, "model": MODEL, "choices": [choice], "usage": usage}
     data = json.dumps(body).encode()
     return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (len(data), data)
 
 
-def _chunk(delta: dict[str, str], finish: str | None) -> bytes:
+def _stream_event(delta: dict[str, str], finish: str | None) -> bytes:
     choice = {"index": 0, "delta": {"role": "assistant", **delta}, "finish_reason": finish}
     body = {"id": "c", "object": "chat.completion.chunk", "created": 0, "model": MODEL, "choices": [choice]}
-    return _event(json.dumps(body).encode())
+    return _http_chunk(json.dumps(body).encode())
 
 
-def _event(data: bytes) -> bytes:
+def _http_chunk(data: bytes) -> bytes:
     return b"%x\r\ndata: %s\n\n\r\n" % (len(data) + 8, data)
 
 
 if __name__ == "__main__":
-    run(serve())
+    run_process(serve())

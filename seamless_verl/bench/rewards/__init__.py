@@ -1,1 +1,1 @@
-"""Whether a recipe learns alike under two trainers: the same job over several seeds, and its validation rewards."""
+"""Compares what a recipe learns under several trainers: the same job over several seeds, and its validation rewards."""

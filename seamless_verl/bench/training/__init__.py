@@ -1,4 +1,4 @@
-"""Whole training jobs side by side: verl's own trainer modes and ours, on the same devices, prompts and lengths.
+"""Compares whole training jobs: verl's own trainer modes and ours, on the same devices, prompts and lengths.
 
 `python -m seamless_verl.bench.training --help` says how.
 """

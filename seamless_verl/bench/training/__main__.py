@@ -1,6 +1,6 @@
-"""`python -m seamless_verl.bench.training --workload w2 --arms sync,colocate_async --rounds 3 --steps 12`.
+"""The command `python -m seamless_verl.bench.training --workload w2 --arms sync,colocate_async --rounds 3 --steps 12`.
 
-Whole jobs one after the other, every arm once in each round, so that what drifts on a machine touches all alike.
+Whole jobs run one after the other, every arm once in each round, so that a drift of the machine affects all alike.
 Each run has a folder `OUT/<workload>/<arm>-r<round>`; one that is finished there is not run again.
 A device is a core, to which its engine and its trainer are pinned. What else a job runs (queues, agent loops, the
 engines' front ends) shares the two cores, unpinned. Ray gives all of them one niceness, and each has one thread.
@@ -14,14 +14,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from seamless_verl.bench.training.arms import Arm, arms_named, known
-from seamless_verl.bench.training.engine_baseline import timed
+from seamless_verl.bench.training.arms import Arm, arms_named, default_arms
+from seamless_verl.bench.training.engine_baseline import with_tool_time
 from seamless_verl.bench.training.figures import check_skip, figures
-from seamless_verl.bench.training.report import RESULT_FILE, make_report, table, write_result
-from seamless_verl.bench.training.running import RunFailedError, leave_on_signals, run
+from seamless_verl.bench.training.report import RESULT_FILE, make_report, report_text, write_result
+from seamless_verl.bench.training.running import RunFailedError, exit_on_signals, run
 from seamless_verl.bench.training.settings import BenchPlan, bench_cores, make_data
 from seamless_verl.bench.training.workloads import WORKLOADS, Workload, workload_named
-from seamless_verl.errors import ConfigError, refusing
+from seamless_verl.errors import ConfigError, exits_on_config_error
 from seamless_verl.tiny.files import replaced_file
 
 VANILLA = "sync,colocate_async,separate_async,separate_async-switch,*-poll"
@@ -30,45 +30,47 @@ LONGEST_TURN_S = 60.0
 MEASURED = "measured"
 
 
-@refusing
+@exits_on_config_error
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0; 1 when a run failed or did other work; 2 for a setting that cannot work."""
-    options = parser().parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     workload = workload_named(options.workload)
     if options.list:
-        sys.stdout.write("".join(f"{arm.name}\n" for arm in known(workload)))
+        sys.stdout.write("".join(f"{arm.name}\n" for arm in default_arms(workload)))
         return 0
     check(workload, options)
     return bench(workload, arms_named(workload, options.arms.split(",")), options)
 
 
-def parser() -> argparse.ArgumentParser:
-    ours = argparse.ArgumentParser(
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
         prog="python -m seamless_verl.bench.training",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    ours.add_argument("--workload", default="w2", help=f"{', '.join(WORKLOADS)}; w2 by default")
-    ours.add_argument("--arms", default=f"{VANILLA},{OURS}", help="names or patterns, or all; see --list")
-    ours.add_argument("--list", action="store_true", help="print the names of all arms")
-    ours.add_argument("--rounds", type=int, default=3)
-    ours.add_argument("--steps", type=int, default=12, help="of each run")
-    ours.add_argument("--skip", type=int, default=3, help="first steps that are not measured")
-    ours.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override in every arm")
-    ours.add_argument("--out", type=Path, default=Path("runs/bench"))
-    ours.add_argument("--timeout", type=float, default=900.0, help="seconds for one run, or for the engine alone")
-    ours.add_argument(
+    parser.add_argument("--workload", default="w2", help=f"{', '.join(WORKLOADS)}; w2 by default")
+    parser.add_argument("--arms", default=f"{VANILLA},{OURS}", help="names or patterns, or all; see --list")
+    parser.add_argument("--list", action="store_true", help="print the names of all arms")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=12, help="of each run")
+    parser.add_argument("--skip", type=int, default=3, help="first steps that are not measured")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override in every arm")
+    parser.add_argument("--out", type=Path, default=Path("runs/bench"))
+    parser.add_argument("--timeout", type=float, default=900.0, help="seconds for one run, or for the engine alone")
+    parser.add_argument(
         "--no-rates",
         action="store_true",
         help="do without the bound, for which an engine runs alone; for w3 it does unless --turn-s is given",
     )
-    alone = "seconds a tool of w3 takes on the mean; without it what a turn takes of an engine alone, which is measured"
-    ours.add_argument("--turn-s", type=float, metavar="SECONDS", help=alone)
-    return ours
+    turn_s = (
+        "seconds a tool of w3 takes on the mean; without it what a turn takes of an engine alone, which is measured"
+    )
+    parser.add_argument("--turn-s", type=float, metavar="SECONDS", help=turn_s)
+    return parser
 
 
 def check(workload: Workload, options: argparse.Namespace) -> None:
-    """ConfigError for what cannot work, before anything is written."""
+    """ConfigError for settings that cannot work, before anything is written."""
     if options.rounds < 1:
         raise ConfigError("--rounds", options.rounds, "makes no run", "Give --rounds 1 or more")
     check_skip(options.skip, options.steps)
@@ -83,7 +85,7 @@ def check(workload: Workload, options: argparse.Namespace) -> None:
 
 
 def bench(workload: Workload, arms: Sequence[Arm], options: argparse.Namespace) -> int:
-    """Run what is missing, then write `report.json` and `report.txt`, and print the latter."""
+    """Run the runs that are missing, then write `report.json` and `report.txt`, and print the latter."""
     bench_cores()
     extra = parse_set(options.set)
     folder = Path(options.out).absolute() / workload.name
@@ -93,15 +95,17 @@ def bench(workload: Workload, arms: Sequence[Arm], options: argparse.Namespace) 
     if not (data / "val.parquet").exists():
         make_data(workload, options.steps, data)
     bound, model = not options.no_rates, data / "model"
-    workload = timed(workload, options.turn_s, bound=bound, model=model, folder=folder, timeout_s=options.timeout)
+    workload = with_tool_time(
+        workload, options.turn_s, bound=bound, model=model, folder=folder, timeout_s=options.timeout
+    )
     failed = 0
     for number, arm in interleaved(arms, options.rounds):
         plan = BenchPlan(workload, arm, options.steps, data, folder / f"{arm.name}-r{number}", extra)
-        failed += not one_run(plan, number, skip=options.skip, timeout_s=options.timeout)
+        failed += not run_once(plan, number, skip=options.skip, timeout_s=options.timeout)
     report = make_report(workload, options.steps, folder)
     if report is None:
         return 1
-    text = table(report)
+    text = report_text(report)
     with replaced_file(folder / "report.json") as temporary:
         temporary.write_text(json.dumps(report.as_json(), indent=1))
     with replaced_file(folder / "report.txt") as temporary:
@@ -118,27 +122,27 @@ def parse_set(texts: Sequence[str]) -> dict[str, str]:
 
 
 def keep_settings(folder: Path, settings: dict[str, object]) -> None:
-    """Runs of one folder are compared, so they are all made with the same settings; ConfigError otherwise."""
+    """Refuse other settings than those of the runs in the folder, since its runs are compared."""
     file = folder / "settings.json"
-    if file.exists() and (there := json.loads(file.read_text())) != settings:
-        raise ConfigError("--out", str(folder), f"holds runs with {there}", "Give those settings, or another --out")
+    if file.exists() and (found := json.loads(file.read_text())) != settings:
+        raise ConfigError("--out", str(folder), f"holds runs with {found}", "Give those settings, or another --out")
     with replaced_file(file) as temporary:
         temporary.write_text(json.dumps(settings))
 
 
 def interleaved(arms: Sequence[Arm], rounds: int) -> Iterator[tuple[int, Arm]]:
-    """Round by round; every second round backwards, so that no arm always comes first."""
+    """(round, arm) of all runs; every second round is in reverse order, so that no arm always comes first."""
     for number in range(1, rounds + 1):
         for arm in arms if number % 2 else reversed(arms):
             yield number, arm
 
 
-def one_run(plan: BenchPlan, number: int, *, skip: int, timeout_s: float) -> bool:
-    """Whether it is finished, now or since an earlier invocation."""
+def run_once(plan: BenchPlan, number: int, *, skip: int, timeout_s: float) -> bool:
+    """Make a run unless it is finished; whether it is finished now."""
     name = f"{plan.workload.name} {plan.arm.name} round {number}"
     if (plan.folder / RESULT_FILE).exists():
         return True
-    for file in plan.folder.glob("*.jsonl"):  # of a run that was cut
+    for file in plan.folder.glob("*.jsonl"):  # of a run that was interrupted
         file.unlink()
     try:
         steps = run(plan, timeout_s)
@@ -152,5 +156,5 @@ def one_run(plan: BenchPlan, number: int, *, skip: int, timeout_s: float) -> boo
 
 
 if __name__ == "__main__":
-    leave_on_signals()
+    exit_on_signals()
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""The arms: verl's trainer modes, each as shipped and with its poll lowered, and ours under several settings.
+"""The arms of the training bench: verl's trainer modes, as shipped and with a shorter poll, and ours.
 
 An arm is data: a name, which main job runs it, and its overrides. All arms train on two devices.
 Names are `sync`, `colocate_async`, `separate_async`, `separate_async-switch`, each also with `-poll`, and
@@ -34,7 +34,7 @@ class Arm:
     overrides: Overrides = field(default_factory=dict)
 
 
-def one_and_one() -> dict[str, object]:
+def separate_devices() -> dict[str, object]:
     """One device for the trainer, another in a pool that only generates."""
     rollout = "actor_rollout_ref.rollout"
     return {
@@ -45,69 +45,73 @@ def one_and_one() -> dict[str, object]:
     }
 
 
-def both() -> dict[str, object]:
+def shared_devices() -> dict[str, object]:
     """Both devices train and generate."""
     return {"trainer.n_gpus_per_node": 2}
 
 
-def vanilla(workload: Workload) -> list[Arm]:
+def verl_arms(workload: Workload) -> list[Arm]:
     updates = workload.prompts // MINI_BATCH  # separate_async takes one mini-batch at a time
-    separate = one_and_one() | {"trainer.v1.separate_async.parameter_sync_step": updates, MODE: "separate_async"}
+    separate = separate_devices() | {"trainer.v1.separate_async.parameter_sync_step": updates, MODE: "separate_async"}
     switch = "trainer.v1.separate_async.hybrid_rollout.enable_switch"
     modes = (
-        Arm("sync", VERL, 2, {**both(), MODE: "sync"}),
-        Arm("colocate_async", VERL, 2, {**both(), MODE: "colocate_async"}),
+        Arm("sync", VERL, 2, {**shared_devices(), MODE: "sync"}),
+        Arm("colocate_async", VERL, 2, {**shared_devices(), MODE: "colocate_async"}),
         Arm("separate_async", VERL, 1, separate),
         Arm("separate_async-switch", VERL, 1, separate | {switch: True}),
     )
-    return [arm for mode in modes for arm in (mode, polling(mode))]
+    return [arm for mode in modes for arm in (mode, with_short_poll(mode))]
 
 
-def polling(arm: Arm) -> Arm:
-    """The same mode looking for finished samples every `POLL_S`, through verl's own setting."""
+def with_short_poll(arm: Arm) -> Arm:
+    """The same mode with a poll of `POLL_S` for finished samples, through verl's own setting."""
     sampler = "trainer.v1.sampler.custom_sampler"
     name = "PollingReplayBuffer" if arm.overrides[MODE] == "sync" else "PollingReplayBufferAsync"
     buffer = {f"{sampler}.path": BUFFERS, f"{sampler}.name": name}
     return Arm(f"{arm.name}-poll", arm.main, arm.trains, {**arm.overrides, **buffer})
 
 
-LAYOUTS = {"colocated": (2, both), "disaggregated": (1, one_and_one), "multiplexed": (1, one_and_one)}
+LAYOUTS = {
+    "colocated": (2, shared_devices),
+    "disaggregated": (1, separate_devices),
+    "multiplexed": (1, separate_devices),
+}
 STALENESS = (0, 1, 4)
 OURS = re.compile(rf"seamless-({'|'.join(LAYOUTS)})-s(\d+)(?:-ahead(\d+))?(-keep)?(-streamed)?")
 
 
-def seamless(workload: Workload, name: str) -> Arm | None:
-    """Our arm of that name; None when it is not one."""
+def parse_our_arm(workload: Workload, name: str) -> Arm | None:
+    """Our arm of that name; None for a name of another form."""
     match = OURS.fullmatch(name)
     if match is None:
         return None
-    layout, staleness, ahead, kept, streamed = match[1], int(match[2]), match[3], match[4], match[5]
+    layout, staleness, ahead, keeps_cache, streamed = match[1], int(match[2]), match[3], match[4], match[5]
     trains, devices = LAYOUTS[layout]
     updates = {"trainer.v1.seamless.parameter_sync_step": workload.prompts // MINI_BATCH} if streamed else {}
     node = {MODE: "seamless", "seamless.layout": layout, "seamless.max_staleness": staleness}
     node |= {} if ahead is None else {"seamless.ahead": int(ahead)}
-    node |= {"seamless.weights.kv": "keep"} if kept else {}
+    node |= {"seamless.weights.kv": "keep"} if keeps_cache else {}
     return Arm(name, SEAMLESS, trains, {**devices(), **node, **updates})
 
 
-def known(workload: Workload) -> list[Arm]:
-    """All that `--arms all` means. Ours take any other staleness too."""
+def default_arms(workload: Workload) -> list[Arm]:
+    """The arms of `--arms all`. Ours take any other staleness too."""
     names = [f"seamless-{layout}-s{n}{end}" for layout in LAYOUTS for n in STALENESS for end in ("", "-streamed")]
-    ours = (seamless(workload, name) for name in names)
-    return [*vanilla(workload), *(arm for arm in ours if arm is not None)]
+    ours = (parse_our_arm(workload, name) for name in names)
+    return [*verl_arms(workload), *(arm for arm in ours if arm is not None)]
 
 
 def arms_named(workload: Workload, patterns: Sequence[str]) -> list[Arm]:
-    """Arms by name or shell pattern, in the order asked for, each once; ConfigError for what matches none."""
-    there = known(workload)
+    """Arms by name or shell pattern, in the order given, each once; ConfigError for a pattern that matches none."""
+    available = default_arms(workload)
     chosen: dict[str, Arm] = {}
     for pattern in patterns:
         wanted = "*" if pattern == "all" else pattern
-        found = [arm for arm in there if fnmatch(arm.name, wanted)]
-        if not found and (own := seamless(workload, pattern)) is not None:
-            found = [own]
+        found = [arm for arm in available if fnmatch(arm.name, wanted)]
+        if not found and (ours := parse_our_arm(workload, pattern)) is not None:
+            found = [ours]
         if not found:
-            names = ", ".join(arm.name for arm in there)
+            names = ", ".join(arm.name for arm in available)
             more = "ours take any -s<n>, then -ahead<n>, -keep and -streamed in this order"
             way_out = f"Choose from {names}, or a pattern such as '*-poll'; {more}"
             raise ConfigError("--arms", pattern, "no arm has that name", way_out)

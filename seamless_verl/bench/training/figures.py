@@ -1,20 +1,19 @@
-"""The bubble-free bound of a workload: the time of a step were both devices busy at unit rates all the time. Pure.
+"""Computes the figures of runs, compares their samples, and computes the bubble-free bound of a workload. Pure.
+
+The bound is the time of a step if both devices were busy at unit rates all the time:
 
     step_s >= (generated / rate + trained * update) / devices
 
 `rate` is what one engine alone generates in a second with every seat taken, by the workload's own lengths;
 `update` the device-seconds a trained token takes. Prefill, weight updates, hand-overs and helpers are left out,
-so no trainer can reach it, and staleness is not asked for: with none, a batch's own tail is in the way.
+so no trainer can reach it. It takes any staleness for granted: without staleness a batch's own tail adds to it.
 
-What every sample of a run was, and whether two runs did the same work. Pure.
+A line of `samples.jsonl` has the prompt's index, the sample's number in its group, the prompt's ids, and the lengths
+and seconds of its turns. Invariant: samples at the same place (index, number) have the same prompt and the same
+lengths in every run of a workload.
 
-A line of `samples.jsonl`: the prompt's index, the sample in its group, prompt ids, the lengths and seconds of its
-turns. Law: samples at the same place have the same prompt and the same lengths in every run of a workload.
-
-From what a run logged to its figures, and from the figures of several runs to one row. Pure arithmetic.
-
-Time is taken between the ends of two steps, as they were logged; the first `skip` steps are left out, in which
-engines warm up and asynchronous modes fill their queues.
+Times are between the logged ends of two steps. The first `skip` steps are left out: in them engines warm up, and
+asynchronous modes fill their queues.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from seamless_verl.errors import ConfigError
 
 @dataclass(frozen=True)
 class Bound:
-    """Of a mean step: its tokens, the device-seconds they take, and the least wall time on all devices."""
+    """The bound of a mean step: its tokens, the device-seconds they take, and the least wall time on all devices."""
 
     generated: float
     trained: float
@@ -58,7 +57,7 @@ def bound(
     update_s_per_token: float,
     devices: int,
 ) -> Bound:
-    """`rates` are an engine's tokens a second by samples in flight; `prompt_tokens` the mean length of a prompt.
+    """The bound. `rates`: an engine's tokens a second by samples in flight; `prompt_tokens`: a prompt's mean length.
 
     ConfigError when `rates` has no entry for every seat taken.
     """
@@ -84,7 +83,7 @@ class SampleRecord:
 
 
 def read_samples(path: Path) -> dict[Place, SampleRecord]:
-    """By place. Raises ValueError for a place that comes twice: the data set would have begun anew."""
+    """The samples by place. Raises ValueError for a place that comes twice: the data set would have begun anew."""
     found: dict[Place, SampleRecord] = {}
     for line in path.read_text().splitlines():
         values = json.loads(line)
@@ -96,30 +95,30 @@ def read_samples(path: Path) -> dict[Place, SampleRecord]:
 
 
 def differences(runs: Mapping[str, Mapping[Place, SampleRecord]]) -> list[str]:
-    """Where runs did other work than the first run that came to that place; empty when all did the same."""
+    """The samples that differ from the first run's at the same place; empty when all runs did the same work."""
     first: dict[Place, tuple[str, SampleRecord]] = {}
     found: list[str] = []
     for name, samples in runs.items():
         for place, sample in samples.items():
-            earlier, known = first.setdefault(place, (name, sample))
-            if not known.same_work(sample):
+            earlier, expected = first.setdefault(place, (name, sample))
+            if not expected.same_work(sample):
                 found.append(f"{name} differs from {earlier} at prompt {place[0]}, sample {place[1]}")
     return found
 
 
-def in_all(runs: Iterable[Iterable[Place]]) -> int:
-    """How many places every run has come to."""
+def count_common(runs: Iterable[Iterable[Place]]) -> int:
+    """How many places all runs have in common."""
     places = [set(samples) for samples in runs]
     return len(set.intersection(*places)) if places else 0
 
 
-def mean_prompt(samples: Iterable[SampleRecord]) -> float:
-    """Tokens."""
+def mean_prompt_tokens(samples: Iterable[SampleRecord]) -> float:
+    """Mean tokens of a prompt."""
     return mean(len(sample.prompt) for sample in samples)
 
 
 def mean_turn_s(samples: Iterable[SampleRecord]) -> float:
-    """Seconds that a turn's generation took, waiting in a queue and pauses included."""
+    """Mean seconds that a turn's generation took, waiting in a queue and pauses included."""
     return mean(second for sample in samples for second in sample.seconds)
 
 
@@ -131,7 +130,7 @@ EVICTED = "training/off_policy/evicted_samples"
 
 @dataclass(frozen=True)
 class PerStep:
-    """What a step of a run takes: seconds are medians of steps.
+    """Figures of a step: seconds are medians of steps.
 
     `wait_s`: for samples; `update_s`: the actor's updates; `sync_s`: weights to the engines; `lent_s`: a
     trainer's device generating. None where a mode logs no such time. `update_s_per_token` is in device-seconds
@@ -152,7 +151,7 @@ class PerStep:
 
 @dataclass(frozen=True)
 class Figures(PerStep):
-    """Of one run, after its first steps; `tokens` are generated and trained."""
+    """The figures of one run, after its first steps; `tokens` are generated and trained."""
 
     tokens: int
     seconds: float
@@ -167,11 +166,11 @@ class Figures(PerStep):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Figures:
-        return cls(**{one.name: values[one.name] for one in fields(cls)})
+        return cls(**{f.name: values[f.name] for f in fields(cls)})
 
 
 def figures(workload: Workload, steps: Steps, *, skip: int, trains: int) -> Figures:
-    """`trains` is how many devices update together. ConfigError when `skip` leaves no step."""
+    """The figures of a run. `trains` is how many devices update together. ConfigError when `skip` leaves no step."""
     check_skip(skip, len(steps))
     ends = [float(step["at"]) for step in steps]
     rows = [step["data"] for step in steps]
@@ -185,13 +184,13 @@ def figures(workload: Workload, steps: Steps, *, skip: int, trains: int) -> Figu
         tokens=sum(generated(workload, row) for row in kept),
         seconds=ends[-1] - ends[skip - 1],
         step_s=median(after - before for before, after in zip(ends[skip - 1 :], ends[skip:], strict=False)),
-        update_s_per_token=middle(per_token),
-        staleness=max(of(STALENESS, kept), default=None),
-        evicted=sum(of(EVICTED, rows)),
+        update_s_per_token=median_or_none(per_token),
+        staleness=max(values_of(STALENESS, kept), default=None),
+        evicted=sum(values_of(EVICTED, rows)),
         budget=sum(generated(workload, row) for row in rows) / workload.generated(range(len(rows) * workload.prompts)),
         start_s=ends[0],
         **{
-            name: middle(row[key] for row in kept if (key := f"timing_s/{timer}") in row)
+            name: median_or_none(row[key] for row in kept if (key := f"timing_s/{timer}") in row)
             for name, timer in TIMINGS.items()
         },
     )
@@ -204,8 +203,8 @@ def check_skip(skip: int, steps: int) -> None:
         raise ConfigError("--skip", skip, f"of {steps} steps, none can be measured", way_out)
 
 
-def of(name: str, rows: Iterable[Mapping[str, float]]) -> list[float]:
-    """A metric of the steps that have it."""
+def values_of(name: str, rows: Iterable[Mapping[str, float]]) -> list[float]:
+    """The values of a metric in the steps that have it."""
     return [row[name] for row in rows if name in row]
 
 
@@ -214,20 +213,20 @@ def generated(workload: Workload, row: Mapping[str, float]) -> int:
     return round(row["response_length/mean"] * workload.step_samples) - workload.tool_tokens_of_step
 
 
-def middle(values: Iterable[float]) -> float | None:
-    """The median; None of nothing."""
+def median_or_none(values: Iterable[float]) -> float | None:
+    """The median; None without values."""
     found = list(values)
     return median(found) if found else None
 
 
-def curve(steps: Steps) -> list[float]:
+def reward_curve(steps: Steps) -> list[float]:
     """The mean reward of each step."""
     return [float(step["data"]["critic/score/mean"]) for step in steps]
 
 
 @dataclass(frozen=True)
 class FigureRow(PerStep):
-    """An arm over its rounds: medians, with the smallest and largest tokens a second.
+    """The figures of an arm over its rounds: medians, and the smallest and largest tokens a second.
 
     `ratio` is the median over rounds of its tokens a second over the baseline's of the same round; None where
     they have no round in common.
@@ -241,13 +240,13 @@ class FigureRow(PerStep):
     ratio: float | None
 
 
-def row(arm: str, runs: Mapping[int, Figures], baseline: Mapping[int, Figures]) -> FigureRow:
-    """Runs by round, of the arm and of the baseline."""
+def figure_row(arm: str, runs: Mapping[int, Figures], baseline: Mapping[int, Figures]) -> FigureRow:
+    """The row of an arm; `runs` and `baseline` are by round."""
     rates = [run.tokens_per_s for run in runs.values()]
     shared = runs.keys() & baseline.keys()
 
     def typical(name: str) -> float | None:
-        return middle(value for run in runs.values() if (value := getattr(run, name)) is not None)
+        return median_or_none(value for run in runs.values() if (value := getattr(run, name)) is not None)
 
     return FigureRow(
         arm=arm,
@@ -255,7 +254,7 @@ def row(arm: str, runs: Mapping[int, Figures], baseline: Mapping[int, Figures]) 
         tokens_per_s=median(rates),
         lowest=min(rates),
         highest=max(rates),
-        ratio=middle(runs[n].tokens_per_s / baseline[n].tokens_per_s for n in shared),
+        ratio=median_or_none(runs[n].tokens_per_s / baseline[n].tokens_per_s for n in shared),
         step_s=median(run.step_s for run in runs.values()),
         staleness=max((run.staleness for run in runs.values() if run.staleness is not None), default=None),
         evicted=max(run.evicted for run in runs.values()),

@@ -38,7 +38,9 @@ class Conversation:
 
 
 class ForcedLengthLoop(AgentLoopBase):  # type: ignore[misc]
-    """`workload` says how long each turn is; `record` is the file that gets a line for each finished sample; `turn_s`
+    """Generates the turns of a sample with forced lengths.
+
+    `workload` is the name of the workload; `record` is the file that gets a line for each finished sample; `turn_s`
     is how long a tool takes on the mean, in seconds.
 
     `ignore_eos` with `max_tokens` alone forces a length: there are no stop tokens. `min_tokens` would add
@@ -52,56 +54,57 @@ class ForcedLengthLoop(AgentLoopBase):  # type: ignore[misc]
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
         place = (int(kwargs["index"]), int(kwargs["session_id"]))
-        talk = Conversation(await self.ct_build_initial_tokens(list(kwargs["raw_prompt"])))
+        conversation = Conversation(await self.ct_build_initial_tokens(list(kwargs["raw_prompt"])))
         request, turns = uuid4().hex, self.workload.sample(*place)
         for turn in turns:
-            await self.generate(talk, request, turn, sampling_params)
+            await self.generate(conversation, request, turn, sampling_params)
             if turn.tool_tokens:
-                await asyncio.sleep(turn.wait_s)  # this is the tool
-                talk.add(self.answer(turn, f"{place}/{len(talk.response)}"), None)
-        self.write(place, turns, talk)
+                await asyncio.sleep(turn.wait_s)  # the tool's work
+                conversation.add(self.tool_result(turn, f"{place}/{len(conversation.response)}"), None)
+        self.append_record(place, turns, conversation)
         return AgentLoopOutput(
-            prompt_ids=talk.prompt,
-            response_ids=talk.response,
-            response_mask=talk.mask,
-            response_logprobs=talk.logprobs,
+            prompt_ids=conversation.prompt,
+            response_ids=conversation.response,
+            response_mask=conversation.mask,
+            response_logprobs=conversation.logprobs,
             num_turns=2 * len(turns),
-            metrics={"generate_sequences": sum(talk.seconds), "tool_calls": sum(turn.wait_s for turn in turns)},
+            metrics={"generate_sequences": sum(conversation.seconds), "tool_calls": sum(turn.wait_s for turn in turns)},
             extra_fields={
-                "min_global_steps": min(talk.versions, default=None),
-                "max_global_steps": max(talk.versions, default=None),
+                "min_global_steps": min(conversation.versions, default=None),
+                "max_global_steps": max(conversation.versions, default=None),
                 "turn_scores": [],
                 "tool_rewards": [],
             },
         )
 
-    async def generate(self, talk: Conversation, request: str, turn: Turn, sampling: dict[str, Any]) -> None:
+    async def generate(self, conversation: Conversation, request: str, turn: Turn, sampling: dict[str, Any]) -> None:
         """One turn of exactly its tokens."""
         began = time.monotonic()
         output = await self.server_manager.generate(
             request_id=request,
-            prompt_ids=talk.prompt + talk.response,
+            prompt_ids=conversation.prompt + conversation.response,
             sampling_params={**sampling, "max_tokens": turn.tokens, "ignore_eos": True},
         )
-        talk.seconds.append(time.monotonic() - began)
+        conversation.seconds.append(time.monotonic() - began)
         if len(output.token_ids) != turn.tokens or len(output.log_probs or ()) != turn.tokens:
             # Its group then fails, and the report counts what was generated.
             raise RuntimeError(f"{len(output.token_ids)} tokens instead of {turn.tokens}: {output.stop_reason}")
-        talk.add(list(output.token_ids), list(output.log_probs))
+        conversation.add(list(output.token_ids), list(output.log_probs))
         versions = (output.extra_fields.get(name) for name in ("min_global_steps", "max_global_steps", "global_steps"))
-        talk.versions += [version for version in versions if version is not None]
+        conversation.versions += [version for version in versions if version is not None]
 
-    def answer(self, turn: Turn, seed: str) -> list[int]:
-        """A tool's answer: ids of any words, the same at the same place in every arm."""
+    def tool_result(self, turn: Turn, seed: str) -> list[int]:
+        """A tool's result: random ids, the same at the same place in every arm."""
         return random.Random(seed).choices(range(len(self.tokenizer) // 2), k=turn.tool_tokens)
 
-    def write(self, place: tuple[int, int], turns: list[Turn], talk: Conversation) -> None:
+    def append_record(self, place: tuple[int, int], turns: list[Turn], conversation: Conversation) -> None:
+        """Appends the line of a finished sample to the record."""
         line = {
             "index": place[0],
             "session": place[1],
-            "prompt": talk.prompt,
+            "prompt": conversation.prompt,
             "tokens": [turn.tokens for turn in turns],
-            "seconds": [round(one, 4) for one in talk.seconds],
+            "seconds": [round(seconds, 4) for seconds in conversation.seconds],
             "at": time.time(),
         }
         # One write to a file opened for appending: lines of several workers do not mix.

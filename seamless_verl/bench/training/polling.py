@@ -1,6 +1,6 @@
 """verl's replay buffers with a shorter poll, given to verl through `trainer.v1.sampler.custom_sampler`.
 
-Nothing else is changed: what a mode owes to its poll of 2.0 s and what to its design can then be told apart.
+Nothing else is changed, which separates what a mode owes to its poll of 2.0 s from what it owes to its design.
 """
 
 from __future__ import annotations

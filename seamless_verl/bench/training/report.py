@@ -1,4 +1,4 @@
-"""A workload's runs as one report: read from their folders, so that runs of several invocations add up."""
+"""Reports the runs of a workload. They are read from their folders, so runs of several invocations add up."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from seamless_verl.bench.training.figures import (
     Place,
     SampleRecord,
     bound,
-    curve,
+    count_common,
     differences,
-    in_all,
-    mean_prompt,
+    figure_row,
+    mean_prompt_tokens,
     mean_turn_s,
     read_samples,
-    row,
+    reward_curve,
 )
 from seamless_verl.bench.training.settings import DEVICES, SAMPLES_FILE, STEPS_FILE
 from seamless_verl.bench.training.workloads import Workload
+from seamless_verl.runtime.tables import text_table
 from seamless_verl.tiny.files import replaced_file
 
 RESULT_FILE, RATES_FILE = "result.json", "rates.json"
@@ -32,8 +33,8 @@ RESULT_FILE, RATES_FILE = "result.json", "rates.json"
 
 @dataclass
 class BenchReport:
-    """`rows` with the fastest first; `unequal` names runs that did other work, and is to be empty. `common` counts
-    samples that every run has generated."""
+    """`rows` with the fastest arm first; `unequal` names runs that did other work, and must be empty; `common` counts
+    the samples that every run has generated."""
 
     workload: Workload
     steps: int
@@ -44,7 +45,7 @@ class BenchReport:
     unequal: list[str]
     bound: Bound | None
     rates: dict[int, float] = field(default_factory=dict)
-    curves: dict[str, list[float]] = field(default_factory=dict)
+    reward_curves: dict[str, list[float]] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         limit = self.bound
@@ -55,7 +56,7 @@ class BenchReport:
 
 
 def write_result(folder: Path, arm: str, number: int, found: Figures) -> None:
-    """The end of a run; a run without it did not finish."""
+    """Writes the result of a finished run; a run without it did not finish."""
     with replaced_file(folder / RESULT_FILE) as temporary:
         temporary.write_text(json.dumps({"arm": arm, "round": number, **found.as_dict()}))
 
@@ -64,43 +65,43 @@ def make_report(workload: Workload, steps: int, folder: Path) -> BenchReport | N
     """Of all finished runs under `folder`; None when there is none."""
     runs: dict[str, dict[int, Figures]] = {}
     samples: dict[str, dict[Place, SampleRecord]] = {}
-    curves: dict[str, list[float]] = {}
+    reward_curves: dict[str, list[float]] = {}
     for file in sorted(folder.glob(f"*/{RESULT_FILE}")):
         values = json.loads(file.read_text())
         runs.setdefault(values["arm"], {})[values["round"]] = Figures.from_dict(values)
         samples[file.parent.name] = read_samples(file.parent / SAMPLES_FILE)
         lines = (file.parent / STEPS_FILE).read_text().splitlines()
-        curves[file.parent.name] = curve([json.loads(line) for line in lines])
+        reward_curves[file.parent.name] = reward_curve([json.loads(line) for line in lines])
     if not runs:
         return None
     baseline = baseline_of(list(runs))
-    rows = [row(arm, found, runs[baseline]) for arm, found in runs.items()]
+    rows = [figure_row(arm, found, runs[baseline]) for arm, found in runs.items()]
     everything = [sample for run in samples.values() for sample in run.values()]
     rates = read_rates(folder / RATES_FILE)
     return BenchReport(
         workload=workload,
         steps=steps,
         baseline=baseline,
-        rows=sorted(rows, key=lambda one: -one.tokens_per_s),
+        rows=sorted(rows, key=lambda row: -row.tokens_per_s),
         turn_s=mean_turn_s(everything),
-        common=in_all(samples.values()),
+        common=count_common(samples.values()),
         unequal=differences(samples),
-        bound=bound_of(workload, steps, rows, mean_prompt(everything), rates),
+        bound=bound_of(workload, steps, rows, mean_prompt_tokens(everything), rates),
         rates=rates,
-        curves=curves,
+        reward_curves=reward_curves,
     )
 
 
 def baseline_of(arms: Sequence[str]) -> str:
-    """`sync` as shipped, or with its poll lowered, or whatever there is."""
+    """`sync` as shipped, or with a shorter poll, or the first arm."""
     return next((name for name in ("sync", "sync-poll") if name in arms), arms[0])
 
 
 def bound_of(
     workload: Workload, steps: int, rows: Sequence[FigureRow], prompt_tokens: float, rates: Mapping[int, float]
 ) -> Bound | None:
-    """With the fastest update that any arm has shown; None without rates or updates."""
-    updates = [one.update_s_per_token for one in rows if one.update_s_per_token is not None]
+    """The bound with the fastest update of any arm; None without rates or updates."""
+    updates = [row.update_s_per_token for row in rows if row.update_s_per_token is not None]
     if not rates or not updates:
         return None
     update = min(updates)
@@ -118,42 +119,38 @@ def read_rates(file: Path) -> dict[int, float]:
     return {int(size): rate for size, rate in json.loads(file.read_text()).items()} if file.exists() else {}
 
 
-COLUMNS = ("arm", "rounds", "tok/s", "lowest", "highest", "ratio", "step s", "wait", "update", "sync", "lent")
-MORE = ("stale", "dropped", "budget")
+HEADER = (
+    *("arm", "rounds", "tok/s", "lowest", "highest", "ratio", "step s", "wait", "update", "sync", "lent"),
+    *("stale", "dropped", "budget", "of bound"),
+)
 
 
-def table(report: BenchReport) -> str:
-    """For a person; every column is explained below it."""
-    limit = report.bound
-    head = [*COLUMNS, *MORE, "of bound"]
-    lines = [[*cells(one), share(limit, one)] for one in report.rows]
-    widths = [max(len(line[n]) for line in (head, *lines)) for n in range(len(head))]
-    text = [f"{report.workload.name}: {report.workload.what}; runs of {report.steps} steps"]
-    for line in (head, *lines):
-        first, *rest = (cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-        text.append("  ".join([line[0].ljust(len(first)), *rest]))
-    return "\n".join([*text, *notes(report)]) + "\n"
+def report_text(report: BenchReport) -> str:
+    """The report for people: a table of the arms, and below it what its columns mean."""
+    title = f"{report.workload.name}: {report.workload.what}; runs of {report.steps} steps"
+    table = text_table(HEADER, [[*cells(row), share(report.bound, row)] for row in report.rows], align="<>")
+    return "\n".join([title, table, *explanations(report)]) + "\n"
 
 
-def cells(one: FigureRow) -> list[str]:
-    rates = (f"{rate:.0f}" for rate in (one.tokens_per_s, one.lowest, one.highest))
-    times = (number(value, 2) for value in (one.step_s, one.wait_s, one.update_s, one.sync_s, one.lent_s))
+def cells(row: FigureRow) -> list[str]:
+    rates = (f"{rate:.0f}" for rate in (row.tokens_per_s, row.lowest, row.highest))
+    times = (format_number(value, 2) for value in (row.step_s, row.wait_s, row.update_s, row.sync_s, row.lent_s))
     return [
-        *(one.arm, str(one.rounds), *rates, number(one.ratio, 2), *times),
-        *(number(one.staleness, 0), f"{one.evicted:.0f}", f"{one.budget:.3f}"),
+        *(row.arm, str(row.rounds), *rates, format_number(row.ratio, 2), *times),
+        *(format_number(row.staleness, 0), f"{row.evicted:.0f}", f"{row.budget:.3f}"),
     ]
 
 
-def share(limit: Bound | None, one: FigureRow) -> str:
-    return "-" if limit is None else f"{one.tokens_per_s / limit.tokens_per_s:.0%}"
+def share(limit: Bound | None, row: FigureRow) -> str:
+    return "-" if limit is None else f"{row.tokens_per_s / limit.tokens_per_s:.0%}"
 
 
-def number(value: float | None, digits: int) -> str:
+def format_number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def notes(report: BenchReport) -> list[str]:
-    """What the columns mean, the bound and how it was made, and whether all did the same work."""
+def explanations(report: BenchReport) -> list[str]:
+    """What the columns mean, the bound and its parts, and whether all runs did the same work."""
     tool = report.workload.tool
     lines = [
         f"tok/s: generated tokens trained in a second, median of rounds; ratio to {report.baseline} of the same round.",

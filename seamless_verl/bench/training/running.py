@@ -1,7 +1,7 @@
-"""One run from start to end: its process, and the moment at which each of its steps was logged.
+"""Runs one job in a process, and records when each of its steps was logged.
 
-verl's file logger writes a line as the last act of a step, unbuffered; it is looked for every `LOOK_S`, so a
-step's end is known to that much, and the time between two of them includes everything, logging too.
+verl's file logger writes a line at the very end of a step, unbuffered. The file is polled every `POLL_INTERVAL_S`, so
+a step's end is known to that accuracy, and the time between two ends includes everything, logging too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 from seamless_verl.bench.training.settings import LOG_FILE, STEPS_FILE, BenchPlan, bench_cores
 
-LOOK_S = 0.02
+POLL_INTERVAL_S = 0.02
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 GRACE_S = 60.0  # from asking a run to stop until it is killed; its supervisor needs up to half of it
 
@@ -52,7 +52,7 @@ class Tail:
 
 
 @dataclass
-class Started:
+class RunningJob:
     """A running job and what it has logged: {"step", "at" in seconds since its start, "data"}."""
 
     process: subprocess.Popen[bytes]
@@ -60,13 +60,14 @@ class Started:
     began: float
     steps: list[dict[str, Any]] = field(default_factory=list)
 
-    def look(self) -> None:
+    def poll(self) -> None:
+        """Reads the steps logged since the last call."""
         for at, line in self.metrics.read():
             self.steps.append({"at": round(at - self.began, 4), **json.loads(line)})
 
 
 def run(plan: BenchPlan, timeout_s: float) -> list[dict[str, Any]]:
-    """Run it to its end; what it logged, which is then in `steps.jsonl` of its folder too.
+    """Run a plan to its end; returns what it logged, and writes that to `steps.jsonl` in its folder.
 
     Raises:
         RunFailedError: it failed, logged too few steps, or took longer than `timeout_s`.
@@ -74,40 +75,42 @@ def run(plan: BenchPlan, timeout_s: float) -> list[dict[str, Any]]:
     plan.folder.mkdir(parents=True, exist_ok=True)
     plan.write_loops()
     with (plan.folder / LOG_FILE).open("wb") as log:
-        whole: dict[str, Any] = {
+        popen_options: dict[str, Any] = {
             "cwd": plan.folder,
             "env": plan.environment(),
             "stdout": log,
             "stderr": subprocess.STDOUT,
         }
-        pin = partial(os.sched_setaffinity, 0, bench_cores())  # and whatever it starts, helpers included
-        with process_of(plan.command(), **whole, preexec_fn=pin) as process:
-            started = Started(process, Tail(plan.folder / "metrics.jsonl"), time.monotonic())
-            for _ in looks(process, timeout_s):
-                started.look()
-    started.look()
-    if process.returncode != 0 or len(started.steps) < plan.steps:
+        pin = partial(os.sched_setaffinity, 0, bench_cores())  # and the processes it starts
+        with managed_process(plan.command(), **popen_options, preexec_fn=pin) as process:
+            job = RunningJob(process, Tail(plan.folder / "metrics.jsonl"), time.monotonic())
+            for _ in poll_until_end(process, timeout_s):
+                job.poll()
+    job.poll()
+    if process.returncode != 0 or len(job.steps) < plan.steps:
         end = (plan.folder / LOG_FILE).read_text(errors="replace")[-3000:]
-        raise RunFailedError(f"code {process.returncode}, {len(started.steps)} of {plan.steps} steps\n{end}")
-    text = "".join(json.dumps(step) + "\n" for step in started.steps)
+        raise RunFailedError(f"code {process.returncode}, {len(job.steps)} of {plan.steps} steps\n{end}")
+    text = "".join(json.dumps(step) + "\n" for step in job.steps)
     (plan.folder / STEPS_FILE).write_text(text)
-    return started.steps
+    return job.steps
 
 
-def looks(process: subprocess.Popen[bytes], timeout_s: float) -> Iterator[None]:
-    """Every `LOOK_S` until the process ends or the time is up."""
+def poll_until_end(process: subprocess.Popen[bytes], timeout_s: float) -> Iterator[None]:
+    """Every `POLL_INTERVAL_S` until the process ends or the time is up."""
     deadline = time.monotonic() + timeout_s
     while process.poll() is None and time.monotonic() < deadline:
         yield
-        time.sleep(LOOK_S)  # nobody tells of a line in a file; watching it more closely would take the run's cores
+        time.sleep(POLL_INTERVAL_S)  # watching the file more closely would take time from the run's cores
 
 
 @contextmanager
-def process_of(command: Sequence[str], *, group: bool = False, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that is over with the block, or all of the `group` that it leads."""
+def managed_process(
+    command: Sequence[str], *, group: bool = False, **options: Any
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is stopped with the block; with `group` the whole process group that it leads."""
     process: subprocess.Popen[bytes] | None = None
     try:
-        with signals_later():
+        with deferred_signals():
             process = subprocess.Popen(command, **options)
         yield process
     finally:
@@ -116,21 +119,21 @@ def process_of(command: Sequence[str], *, group: bool = False, **options: Any) -
 
 
 @contextmanager
-def signals_later() -> Iterator[None]:
-    """Those that come meanwhile are heard at its end: none comes between a process and the word for it."""
-    came = list[int]()
-    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in SIGNALS}
+def deferred_signals() -> Iterator[None]:
+    """Signals that arrive in the block are raised at its end, so that no started process is left without an owner."""
+    received = list[int]()
+    before = {number: signal.signal(number, lambda number, _: received.append(number)) for number in SIGNALS}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        for heard in came:
-            signal.raise_signal(heard)
+        for arrived in received:
+            signal.raise_signal(arrived)
 
 
 def stop(process: subprocess.Popen[bytes], *, group: bool = False) -> None:
-    """Ask a process that still runs to end, or all of the `group` that it leads, and wait for it."""
+    """Terminate a process that still runs, with `group` the whole group that it leads, and wait for it."""
     if process.poll() is not None:
         return
     if group:
@@ -144,12 +147,12 @@ def stop(process: subprocess.Popen[bytes], *, group: bool = False) -> None:
         process.wait()
 
 
-def leave_on_signals() -> None:
-    """The run of the moment is ended too; Ctrl-C also ends what a script has begun with `&`, where it is ignored."""
+def exit_on_signals() -> None:
+    """On a signal, exit and stop the current run; Ctrl-C too where a script started us with `&`, which ignores it."""
     for number in SIGNALS:
-        signal.signal(number, leave)
+        signal.signal(number, exit_on_signal)
 
 
-def leave(number: int, _: FrameType | None) -> None:
-    """Handles a signal by an exception."""
+def exit_on_signal(number: int, _: FrameType | None) -> None:
+    """Signal handler: raises SystemExit."""
     sys.exit(128 + number)

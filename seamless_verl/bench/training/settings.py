@@ -1,4 +1,4 @@
-"""What all arms of a bench share: model, data, batches, engine; and the command line and environment of one run."""
+"""The settings that all arms share: model, data, batches, engine; the command line and environment of one run."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from seamless_verl.bench.training.arms import MINI_BATCH, VERL, Arm
 from seamless_verl.bench.training.workloads import PROMPT_TOKENS, Workload
 from seamless_verl.config.composing import HERE as CONFIGS
 from seamless_verl.errors import ConfigError
-from seamless_verl.platform.detect import prepare
+from seamless_verl.platform.detect import set_cpu_environment
 
 DEVICES = 2
 MICRO_BATCH_TOKENS = 2048
 KV_CACHE_BYTES = 256 << 20  # 65,536 tokens of the small model
 MODEL_SIZE = "small"
-SPARE_STEPS = 16  # prompts of so many more steps, which asynchronous modes draw ahead; the data set never repeats
+SPARE_STEPS = 16  # more steps of prompts, which asynchronous modes draw ahead; the data set never repeats
 STEPS_FILE, SAMPLES_FILE, LOG_FILE = "steps.jsonl", "samples.jsonl", "log.txt"
 
 
@@ -36,9 +36,9 @@ class BenchPlan:
 
     @property
     def overrides(self) -> dict[str, object]:
-        return {**shared(self.workload, self.data), **self.places(), **self.arm.overrides, **self.extra}
+        return {**shared(self.workload, self.data), **self.run_folders(), **self.arm.overrides, **self.extra}
 
-    def places(self) -> dict[str, object]:
+    def run_folders(self) -> dict[str, object]:
         return {
             "actor_rollout_ref.rollout.agent.agent_loop_config_path": self.folder / "loops.yaml",
             "trainer.default_local_dir": self.folder / "checkpoints",
@@ -48,18 +48,18 @@ class BenchPlan:
 
     def command(self) -> list[str]:
         """Both main jobs run under the same supervisor, ours by itself."""
-        vanilla = ["--config-dir", str(CONFIGS), "+platform=cpu", "model_engine=megatron"]
+        verl_options = ["--config-dir", str(CONFIGS), "+platform=cpu", "model_engine=megatron"]
         options = [f"{key}={value}" for key, value in self.overrides.items()]
         if self.arm.main == VERL:
-            here = ["-m", "seamless_verl.bench.training.supervised", VERL, *vanilla]
+            module = ["-m", "seamless_verl.bench.training.supervised", VERL, *verl_options]
         else:
-            here = ["-m", self.arm.main]
-        return [sys.executable, "-W", "ignore", *here, *options]
+            module = ["-m", self.arm.main]
+        return [sys.executable, "-W", "ignore", *module, *options]
 
     def environment(self) -> dict[str, str]:
-        """The same for every arm; whatever the user exported stays."""
+        """The same for every arm; variables that the user exported stay."""
         env = dict(os.environ)
-        prepare(env, cores=bench_cores(), devices=DEVICES, pin=True)
+        set_cpu_environment(env, cores=bench_cores(), devices=DEVICES, pin=True)
         return env | {"HF_HUB_OFFLINE": "1", "VERL_FILE_LOGGER_PATH": str(self.folder / "metrics.jsonl")}
 
     def write_loops(self) -> None:
@@ -75,7 +75,7 @@ class BenchPlan:
 
 
 def shared(workload: Workload, data: Path) -> dict[str, object]:
-    """Overrides of every arm; what differs between arms is in the arms alone."""
+    """Overrides of every arm; settings that differ between arms are in the arms."""
     rollout, actor = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
     return {
         "data.train_files": data / "train.parquet",
@@ -117,7 +117,7 @@ def bench_cores() -> list[int]:
 
 
 def make_data(workload: Workload, steps: int, folder: Path) -> None:
-    """Model and prompts; the same for the same sizes."""
+    """Writes model and prompts; the same for the same sizes."""
     from seamless_verl.tiny import make_model
 
     make_model(MODEL_SIZE, 0, folder / "model")
@@ -125,7 +125,7 @@ def make_data(workload: Workload, steps: int, folder: Path) -> None:
 
 
 def make_prompts(workload: Workload, steps: int, folder: Path) -> None:
-    """`train.parquet`, whose rows are numbered, and a `val.parquet` that verl wants and no arm reads."""
+    """Writes `train.parquet`, whose rows are numbered, and a `val.parquet` that verl needs and no arm reads."""
     from seamless_verl.tiny import make_arithmetic
 
     make_arithmetic(folder, 0, (steps + SPARE_STEPS) * workload.prompts, workload.prompts)

@@ -1,4 +1,4 @@
-"""The workloads: how long every response is, and how long every tool takes, as a function of its place alone.
+"""The workloads: how long each response is and each tool takes, as a function of the sample's place alone.
 
 Lengths are forced, so that all arms generate the same tokens count for count: a draw is seeded by
 (workload, the prompt's index in the data set, the sample within its group, turn), never by time or arrival.
@@ -27,7 +27,7 @@ class Lognormal:
 
     @property
     def mean(self) -> float:
-        """Of the uncut distribution."""
+        """The mean of the uncut distribution."""
         return self.median * math.exp(self.sigma**2 / 2)
 
     @classmethod
@@ -40,7 +40,7 @@ class Lognormal:
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn of a sample: tokens to generate, then the seconds a tool takes and the tokens it answers."""
+    """One turn of a sample: tokens to generate, then the seconds a tool takes and the tokens of its result."""
 
     tokens: int
     wait_s: float = 0.0
@@ -68,7 +68,7 @@ class Workload:
 
     @property
     def response_tokens(self) -> int:
-        """Longest response: what all turns generate and their tools answer."""
+        """Longest response: the tokens of all turns and of their tools' results."""
         return self.turns * self.longest + (self.turns - 1) * self.tool_tokens
 
     @property
@@ -88,13 +88,13 @@ class Workload:
         return [self.turn(index, session, turn) for turn in range(self.turns)]
 
     def turn_s(self, rates: Mapping[int, float], engines: int) -> float:
-        """Seconds of generation of a mean turn while a step's samples are spread over so many engines; `rates` are
-        tokens/s of an engine alone by how many samples it has in flight."""
+        """Seconds of generation of a mean turn while a step's samples are spread over `engines`; `rates` are tokens/s
+        of an engine alone by samples in flight."""
         in_flight = self.step_samples // engines
         return round(self.tokens.mean * in_flight / rates[in_flight], 3)
 
     def with_turn(self, turn_s: float) -> Workload:
-        """Where a turn takes as long, and so a tool."""
+        """The workload with tools that take `turn_s` on the mean, as long as a turn."""
         return self if self.tool is None else replace(self, tool=Lognormal.with_mean(turn_s, self.tool.sigma))
 
     def generated(self, prompts: range) -> int:
@@ -105,11 +105,11 @@ class Workload:
 
 
 TURN_S = 0.38
-"""Seconds of generation of a mean turn of `w3` where nobody has measured it: 83 tokens at 4.6 ms."""
+"""Seconds of generation of a mean turn of `w3` where it was not measured: 83 tokens at 4.6 ms."""
 
 WORKLOADS = {
-    one.name: one
-    for one in (
+    workload.name: workload
+    for workload in (
         Workload("w1", "even lengths", Lognormal(60, 0.3), longest=256),
         Workload("w2", "a long tail, a whole step in flight at once", Lognormal(50, 1.3), longest=1792),
         Workload(
@@ -126,7 +126,7 @@ WORKLOADS = {
 
 
 def workload_named(name: str) -> Workload:
-    """ConfigError for a name that is not there."""
+    """The workload of that name; ConfigError for an unknown name."""
     if name not in WORKLOADS:
         raise ConfigError("--workload", name, "there is no such workload", f"Choose one of {', '.join(WORKLOADS)}")
     return WORKLOADS[name]

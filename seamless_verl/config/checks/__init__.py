@@ -1,4 +1,4 @@
-"""Everything that can be known to be wrong with a run before anything of it starts."""
+"""The checks of a whole config before a run: `preflight` refuses what cannot run, with all problems at once."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ from seamless_verl.config.checks.modes import (
     check_missing,
     check_mode,
     check_numbers,
+    check_renamed,
     check_seamless,
     check_standalone_pool,
     check_unused,
@@ -53,9 +54,10 @@ from seamless_verl.config.checks.settings import Check, Problem, RefusedConfigEr
 
 __all__ = ["CHECKS", "Problem", "RefusedConfigError", "Settings", "find_problems", "preflight", "preflight_of_plan"]
 
-# In the order in which a reader should mend things: later checks often follow from earlier ones.
+# In the order in which mistakes should be corrected: later ones often follow from earlier ones.
 CHECKS: tuple[Check, ...] = (
     check_mode,
+    check_renamed,
     check_missing,
     check_seamless,
     check_unused,
@@ -103,7 +105,7 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
-# What a plan follows from; the rest is of the run alone, or of the machine that it would be started on.
+# Those that a plan depends on; the others concern the run alone, or the machine that starts it.
 OF_A_PLAN: tuple[Check, ...] = (
     *(check_mode, check_seamless, check_resources, check_trainer_parallel, check_rollout_parallel),
     *(check_model_division, check_memory),
@@ -113,19 +115,21 @@ OF_A_PLAN: tuple[Check, ...] = (
 def preflight(
     config: DictConfig | Mapping[str, Any], *, devices: int | None, accelerator: bool, unmade: bool = False
 ) -> list[str]:
-    """Refuse a composed config that cannot run, before anything starts; return warnings for one that may.
+    """Refuse a composed config that cannot run, before anything starts; otherwise return the warnings.
 
     `devices` is how many there are in all, None when only a running cluster knows; `accelerator` is
-    False on the CPU platform; `unmade` as in Settings. Raises RefusedConfigError, a ConfigError that is the
-    first problem and whose text lists every problem, one a line. Imports none of torch, ray, verl, vllm and Megatron.
+    False on the CPU platform; `unmade` as in Settings. Imports none of torch, ray, verl, vllm and Megatron.
+
+    Raises:
+        RefusedConfigError: the first problem; its text lists every problem, one a line.
     """
     return warnings_of(find_problems(Settings.of(config, devices=devices, accelerator=accelerator, unmade=unmade)))
 
 
 def preflight_of_plan(settings: Settings) -> list[str]:
-    """Refuse what has no plan, whatever data and models are here; what else is wrong with a run is a warning.
+    """Refuse settings without a plan, whatever data and models this machine has; other problems are warnings.
 
-    Memory that is not stated is this machine's own, and stops no plan for others.
+    Memory that is not stated is this machine's own, and refuses no plan for other machines.
     """
     stated = settings.seamless.device_memory_gb is not None
     needed = [check for check in OF_A_PLAN if stated or check is not check_memory]
@@ -139,7 +143,7 @@ def preflight_of_plan(settings: Settings) -> list[str]:
 
 
 def warnings_of(problems: Sequence[Problem]) -> list[str]:
-    """The problems as text, where all of them are warnings; RefusedConfigError where one is not."""
+    """The warnings as text; RefusedConfigError where a problem is more than a warning."""
     fatal = [problem for problem in problems if not problem.warning]
     if fatal:
         raise RefusedConfigError(*fatal)

@@ -1,21 +1,16 @@
-"""Batch sizes: train batch, mini-batches, micro-batches and the ranks that share them.
+"""Checks of batch sizes and lengths: train batch, mini-batches, micro-batches, and tokens of a sequence.
 
 A train batch is `train_batch_size` prompts, cut into `parameter_sync_step` local updates, each cut
 into mini-batches of `ppo_mini_batch_size` prompts; a mini-batch has n sequences a prompt, shared by
 the data-parallel ranks and cut into micro-batches. Where verl would pad an uneven train batch with
-synthetic sequences (trainer_base.py `_balance_batch`), the batch is refused here instead.
-Sources: verl/utils/config.py `validate_config`, verl/workers/config/actor.py, trainer_base.py `step`,
-trainer_separate_async.py `__init__`, workers/engine_workers.py, workers/engine/utils.py.
+synthetic sequences (trainer_base.py `_balance_batch`), the batch is refused here instead. Micro-batch sizes
+matter only while `use_dynamic_bsz` is off. Prompt and response together fit the engine's sequences, and those
+fit the model; vLLM's server cuts responses short where they do not fit, and fails for prompts that leave no room.
 
-Micro-batch sizes, which only matter while `use_dynamic_bsz` is off.
-
-Sources: verl/workers/config/actor.py `__post_init__`, verl/utils/config.py `check_mutually_exclusive`,
-verl/workers/engine_workers.py `init_model`, verl/workers/engine/utils.py `prepare_micro_batches`.
-
-Lengths in tokens: prompt and response together fit the engine's sequences, and those fit the model.
-
-Sources: verl/workers/rollout/vllm_rollout/vllm_async_server.py `_validate_configs` and `generate`, which
-cuts responses short where they do not fit, and fails for prompts that leave no room.
+Sources: verl/utils/config.py `validate_config` and `check_mutually_exclusive`, verl/workers/config/actor.py,
+trainer_base.py `step`, trainer_separate_async.py `__init__`, verl/workers/engine_workers.py `init_model`,
+verl/workers/engine/utils.py `prepare_micro_batches`, verl/workers/rollout/vllm_rollout/vllm_async_server.py
+`_validate_configs` and `generate`.
 """
 
 from __future__ import annotations
@@ -35,7 +30,7 @@ def sync_step_key(settings: Settings) -> str:
 
 @check
 def check_train_batch(settings: Settings) -> list[Problem]:
-    """The train batch is a whole number of local updates, each a whole number of mini-batches."""
+    """The train batch is a multiple of local updates, each a multiple of mini-batches."""
     train, mini = settings.integer(TRAIN), settings.integer(MINI)
     key = sync_step_key(settings)
     updates = settings.integer(key, 1)
@@ -93,7 +88,7 @@ def _exact_train_batch(key: str, train: int, mini: int, updates: int) -> list[Pr
 
 def _generation_batch(settings: Settings, train: int) -> list[Problem]:
     key = "data.gen_batch_size"
-    # Every other mode, and a sync one that refills, has verl fetch prompts one by one.
+    # In every other mode, and in sync when it refills failed groups, verl fetches prompts one by one.
     refills = settings.flag("algorithm.filter_groups.enable") or settings.flag(
         "trainer.v1.sampler.sync_refill_failed_groups"
     )
@@ -106,7 +101,7 @@ def _generation_batch(settings: Settings, train: int) -> list[Problem]:
 
 
 def _or_mini(train: int, mini: int, updates: int) -> str:
-    """The largest mini-batch, no larger than the one given, into which the train batch can be cut."""
+    """The largest mini-batch, at most as large as the given one, that divides the train batch."""
     if train % updates:
         return ""
     update = train // updates
@@ -124,7 +119,7 @@ REFERENCE = "actor_rollout_ref.ref"
 
 @check
 def check_micro_batches(settings: Settings) -> list[Problem]:
-    """Where micro-batches have a fixed size it is given once and divides what one rank gets."""
+    """A fixed micro-batch size is given once and divides the sequences of one rank."""
     dynamic = settings.flag(f"{ACTOR}.use_dynamic_bsz")
     problems = _same_choice(settings, dynamic)
     if not dynamic:
@@ -164,7 +159,7 @@ def _same_choice(settings: Settings, dynamic: bool) -> list[Problem]:
 
 
 def _fixed(settings: Settings, part: str, name: str, share: int | None) -> list[Problem]:
-    """`share` is how many sequences a rank cuts into micro-batches; None when it does not, or not evenly."""
+    """`share` is how many sequences a rank divides into micro-batches; None when it does not, or not evenly."""
     key, old = f"{part}.{name}_per_gpu", settings.get(f"{part}.{name}")
     if settings.get(key) is None:
         way_out = f"Set {key}=1 or more, or {ACTOR}.use_dynamic_bsz=True"
@@ -194,18 +189,18 @@ LONGEST = f"{ROLLOUT_KEY}.max_model_len"
 
 @check
 def check_truncation(settings: Settings) -> list[Problem]:
-    """How a prompt that is too long is cut is not for the user to choose (agent_loop.py `_cap_text_prompt_length`)."""
-    key, way = "data.truncation", settings.get("data.truncation", "error")
-    if way in ("error", "left"):  # verl's default; and what it does, whatever it is told
+    """verl chooses how a long prompt is cut, whatever the setting (agent_loop.py `_cap_text_prompt_length`)."""
+    key, given = "data.truncation", settings.get("data.truncation", "error")
+    if given in ("error", "left"):  # verl's default, and what it always does
         return []
     reason = "is not read by verl 0.9.1, which cuts off the beginning of a prompt that is too long"
     way_out = "Leave it out; data.filter_overlong_prompts=True leaves such prompts out"
-    return [Problem(key, way, reason, way_out, warning=True)]
+    return [Problem(key, given, reason, way_out, warning=True)]
 
 
 @check
 def check_lengths(settings: Settings) -> list[Problem]:
-    """A longest prompt with a longest response is no longer than a sequence may be."""
+    """The longest prompt and the longest response together fit a sequence."""
     positions, longest = max_positions(settings), settings.get(LONGEST)
     if longest is not None:
         longest = settings.integer(LONGEST)
@@ -220,16 +215,15 @@ def check_lengths(settings: Settings) -> list[Problem]:
 
 
 def max_positions(settings: Settings) -> int | None:
-    """The model's own limit; None when its config is not at hand, or stretches it."""
+    """The model's own limit; None when its config is not available, or extends the limit."""
     config = model_config(settings, MODEL)
     if config is None:
         return None
     text = text_config(config)
     own = text.get("max_position_embeddings", config.get("max_position_embeddings"))
-    stretched = (
-        text.get("rope_scaling") and settings.get(f"{ROLLOUT_KEY}.name") != "vllm"
-    )  # under vLLM verl takes it as is
-    return own if isinstance(own, int) and not stretched else None
+    # Under vLLM verl takes the limit as it is.
+    extended = text.get("rope_scaling") and settings.get(f"{ROLLOUT_KEY}.name") != "vllm"
+    return own if isinstance(own, int) and not extended else None
 
 
 def _too_long(settings: Settings, limit: int, where: str, *, longer: int | None) -> list[Problem]:

@@ -1,8 +1,7 @@
-"""Devices: how many a run asks for, how many there are, and what the CPU platform's devices cannot do.
+"""Checks of devices: how many a run needs, the tags of machines, memory, parallel sizes, and the CPU platform.
 
-Machines by tags: that the plan can be made, that verl's fields say the same, and that everything fits.
-
-What must divide what: Megatron's sizes the trainer's world, a replica's size its pool.
+The pools of a run fit the devices. With tags, a plan exists, verl's fields agree with it, and everything fits in
+memory. Megatron's sizes divide the trainer's world, and a replica's size divides its pool.
 
 Sources: megatron/core/parallel_state.py `initialize_model_parallel`, verl/workers/engine_workers.py
 `init_model`, verl/workers/rollout/llm_server.py, verl/workers/config/rollout.py.
@@ -33,7 +32,7 @@ MEGATRON_DTYPES = ("bfloat16", "float16")
 
 
 def pools(settings: Settings) -> dict[str, int]:
-    """Devices of every pool the run would create, by the config node that sizes it."""
+    """Devices of every pool that the run creates, by the config node that has its size."""
     sizes = {"trainer": trainer_world(settings)}
     if has_standalone_rollout(settings):
         sizes[ROLLOUT_KEY] = standalone_devices(settings)
@@ -46,25 +45,25 @@ def pools(settings: Settings) -> dict[str, int]:
 
 @check
 def check_devices(settings: Settings) -> list[Problem]:
-    """All pools together fit the devices there are, when that number is known."""
-    there_are, resources = settings.host.devices, settings.seamless.resources
+    """All pools together fit the available devices, when their number is known."""
+    available, resources = settings.host.devices, settings.seamless.resources
     if by_tags(settings) and resources is not None:
-        return [] if there_are is None or resources.size <= there_are else [_too_many(settings, resources)]
+        return [] if available is None or resources.size <= available else [_too_many(settings, resources)]
     asked = pools(settings)
     total = sum(asked.values())
-    if there_are is None or total <= there_are:
+    if available is None or total <= available:
         return []
     largest = max(asked, key=lambda node: asked[node])
     per_node, nodes = (f"{largest}.{name}" for name in ("n_gpus_per_node", "nnodes"))
     key = nodes if settings.integer(nodes, 1) > settings.integer(per_node, 1) else per_node
     parts = " + ".join(f"{node} {size}" for node, size in asked.items())
-    reason = f"the run asks for {total} devices ({parts}) and there are {there_are}"
+    reason = f"the run needs {total} devices ({parts}) and there are {available}"
     return [Problem(key, settings.get(key), reason, _fewer(settings, largest))]
 
 
 @check
 def check_cores(settings: Settings) -> list[Problem]:
-    """On the CPU, pinned devices have a core each."""
+    """On the CPU platform each pinned device has a core of its own."""
     cpu, cores = settings.seamless.cpu, settings.host.cores
     if settings.host.accelerator or cpu.device_count <= cores:
         return []
@@ -126,7 +125,7 @@ STALENESS = "seamless.max_staleness"
 
 @check
 def check_resources(settings: Settings) -> list[Problem]:
-    """The tags, read by our trainer alone: one description of the machines, from which a plan follows."""
+    """The tags, which only our trainer reads, lead to a plan, and verl's fields do not contradict them."""
     resources = settings.seamless.resources
     if resources is None:
         return []
@@ -135,24 +134,24 @@ def check_resources(settings: Settings) -> list[Problem]:
         return [Problem(KEY, resources.summary(), "only the seamless trainer places machines by tags", way_out)]
     from seamless_verl.config.planning import plan_of
 
-    said_twice = [*_layout(settings, resources), *_fields(settings, resources)]
-    if said_twice:
-        return said_twice
+    contradictions = [*_layout(settings, resources), *_fields(settings, resources)]
+    if contradictions:
+        return contradictions
     unused = plan_of(settings).unused
     return [*_unused(resources, {device.group for device in unused}), *_staleness(settings, resources)]
 
 
 @check
 def check_memory(settings: Settings) -> list[Problem]:
-    """Everything fits the devices' memory, as far as both are known; the longest micro-batch is a warning."""
+    """Everything fits in the devices' memory, as far as both are known; the longest micro-batch is a warning."""
     from seamless_verl.config.planning import memory_facts, plan_of
 
     if memory_facts(settings) is None:
         return []
     problems = check_resources(settings)
     if any(not problem.warning for problem in problems):
-        return []  # said already
-    return [_problem(settings, misfit) for misfit in memory_problems(plan_of(settings))]
+        return []  # reported by that check
+    return [_memory(settings, problem) for problem in memory_problems(plan_of(settings))]
 
 
 def _layout(settings: Settings, resources: Resources) -> list[Problem]:
@@ -183,7 +182,7 @@ def _unused(resources: Resources, names: set[str]) -> list[Problem]:
 
 
 def _staleness(settings: Settings, resources: Resources) -> list[Problem]:
-    """On-policy, a machine that only generates and one that trains wait for each other by turns."""
+    """On-policy, machines that only generate and machines that train wait for each other in turns."""
     alone = resources.tagged(ROLLOUT, without=TRAIN)
     if settings.seamless.max_staleness or not alone:
         return []
@@ -191,9 +190,9 @@ def _staleness(settings: Settings, resources: Resources) -> list[Problem]:
     return [Problem(STALENESS, 0, reason, f"Set {STALENESS}=1, or tag those machines train too", warning=True)]
 
 
-def _problem(settings: Settings, misfit: MemoryProblem) -> Problem:
-    value = settings.get(misfit.key)
-    return Problem(misfit.key, value, misfit.reason, misfit.way_out, warning=not misfit.certain)
+def _memory(settings: Settings, found: MemoryProblem) -> Problem:
+    value = settings.get(found.key)
+    return Problem(found.key, value, found.reason, found.way_out, warning=not found.certain)
 
 
 @check
@@ -203,7 +202,7 @@ def check_trainer_parallel(settings: Settings) -> list[Problem]:
         return []
     world, sizes = trainer_world(settings), MegatronSizes.read(settings)
     if by_tags(settings):
-        return _virtual_pipeline(settings, sizes)  # the plan judges the sizes, group by group
+        return _virtual_pipeline(settings, sizes)  # the plan checks the sizes, group by group
     problems = []
     if world % sizes.model:
         key = f"{MEGATRON}.{_largest(sizes)}"
@@ -212,7 +211,7 @@ def check_trainer_parallel(settings: Settings) -> list[Problem]:
             f"does not divide the trainer's {world} devices"
         )
         problems.append(Problem(key, settings.get(key), reason, _world_way_out(sizes.model)))
-    # Without experts of their own these are the same axes again.
+    # Without separate sizes for experts these are the same axes again.
     if sizes.experts != sizes.tensor * sizes.pipeline and world % sizes.experts:
         key = f"{MEGATRON}.expert_model_parallel_size"
         reason = (
@@ -225,7 +224,7 @@ def check_trainer_parallel(settings: Settings) -> list[Problem]:
 
 @check
 def check_rollout_parallel(settings: Settings) -> list[Problem]:
-    """One replica's size divides each pool that carries replicas."""
+    """One replica's size divides each pool of replicas."""
     pools = {}
     if has_hybrid_rollout(settings):
         pools["the trainer's {} devices"] = trainer_world(settings)

@@ -1,18 +1,12 @@
-"""Folders that a run is going to write to.
+"""Checks of files: data, the user's reward function, the folder of checkpoints, and the checkpoint to resume from.
 
-The data files: that they are there, have verl's columns, and fill at least one batch.
+Data files exist, have verl's columns and fill at least one batch; only their footers are read. The reward function
+can be found by its file and name. The folder can be written, and no other run writes there.
 
-Only footers are read. Sources: verl/utils/dataset/rl_dataset.py,
-verl/experimental/reward_loop/reward_manager, verl/trainer/ppo/v1/trainer_base.py `_init_dataloader`.
-
-The user's own reward function: that verl will find its file and its name.
-
-Sources: verl/trainer/ppo/reward.py `get_custom_reward_fn`, verl/utils/import_utils.py `load_module`,
-verl/experimental/reward_loop/reward_loop.py `migrate_legacy_reward_impl`.
-
-Where a run begins and where it ends.
-
-Sources: verl/trainer/ppo/v1/trainer_base.py `_load_checkpoint`, `_init_dataloader` and `fit`.
+Sources: verl/utils/dataset/rl_dataset.py, verl/experimental/reward_loop/reward_manager,
+verl/experimental/reward_loop/reward_loop.py `migrate_legacy_reward_impl`, verl/trainer/ppo/reward.py
+`get_custom_reward_fn`, verl/utils/import_utils.py `load_module`, verl/trainer/ppo/v1/trainer_base.py
+`_init_dataloader`, `_load_checkpoint` and `fit`.
 """
 
 from __future__ import annotations
@@ -26,19 +20,21 @@ from seamless_verl.config.checks.batches import TRAIN
 from seamless_verl.config.checks.roles import brings_code, joins_cluster
 from seamless_verl.config.checks.settings import AbsentError, Problem, Settings, check
 from seamless_verl.config.checks.sources import check_dotted, check_name
-from seamless_verl.config.schema import nearest
 from seamless_verl.errors import ConfigError
+from seamless_verl.runtime.fields import nearest
 from seamless_verl.runtime.locks import is_locked
 
 
-def nearest_there(path: Path) -> Path:
-    """The folder itself, or the first above it that is there."""
+def existing_folder(path: Path) -> Path:
+    """The path itself, or its nearest parent that exists."""
     return next(folder for folder in (path, *path.parents) if folder.exists())
 
 
-def why_not_in(folder: Path) -> str | None:
-    """Why nothing can be made in a folder that is there. Asked by making something: to root, who is refused too,
-    permissions say yes."""
+def write_error(folder: Path) -> str | None:
+    """Why nothing can be written in a folder that exists; None when it can.
+
+    Found by writing: permissions allow root everything, and file systems still refuse.
+    """
     try:
         with TemporaryDirectory(dir=folder):
             return None
@@ -52,7 +48,7 @@ SUFFIXES = (".parquet", ".json", ".jsonl")
 
 @dataclass(frozen=True)
 class Footer:
-    """What a parquet file says about itself: top-level columns, which of them are lists, fields of structs, rows."""
+    """The schema of a parquet file: top-level columns, which of them are lists, fields of structs, rows."""
 
     columns: frozenset[str]
     lists: frozenset[str]
@@ -62,9 +58,9 @@ class Footer:
 
 @check
 def check_data(settings: Settings) -> list[Problem]:
-    """Every file of both sets; a data set class of the user's own reads what it likes.
+    """Every file of both sets; nothing where the user's own data set class reads them.
 
-    What is made anew before the run (`unmade`) may be otherwise now, and is refused by the run.
+    Where files may be made again before the run (`unmade`), problems are warnings; the run itself refuses them.
     """
     if settings.get("data.custom_cls.path") is not None:
         return []
@@ -82,11 +78,11 @@ def check_data(settings: Settings) -> list[Problem]:
             problems += _columns(settings, key, path, footer)
             rows += footer.rows if key == FILE_KEYS[0] and rows >= 0 else 0
     found = problems or _enough(settings, rows)
-    return [replace(one, warning=True) for one in found] if settings.unmade else found
+    return [replace(problem, warning=True) for problem in found] if settings.unmade else found
 
 
 def required_columns(settings: Settings) -> list[str]:
-    """The prompt, and what verl's own reward managers read to score an answer."""
+    """The prompt, and the columns that verl's own reward managers read to score an answer."""
     prompt = settings.text("data.prompt_key", "prompt")
     own_manager = settings.get("reward.reward_manager.source", "register") != "register"
     return [prompt] if own_manager else [prompt, "data_source", "reward_model"]
@@ -101,7 +97,7 @@ def _paths(settings: Settings, key: str) -> list[str]:
 
 
 def _open(key: str, path: str) -> Footer | None:
-    """None for what has no footer to read: a remote file, or JSON."""
+    """None for a file without a footer that can be read: a remote file, or JSON."""
     if "://" in path:
         return None
     local = os.path.expanduser(path)
@@ -162,7 +158,7 @@ def _enough(settings: Settings, rows: int) -> list[Problem]:
 
 
 FUNCTION = "reward.custom_reward_function"
-LEGACY = "custom_reward_function"  # verl copies it over the other when it says anything
+LEGACY = "custom_reward_function"  # verl copies it over the other when it has a value
 PACKAGE, FILE = "pkg://", "file://"
 
 
@@ -192,9 +188,9 @@ def _in_file(settings: Settings, node: str, path: str, name: str) -> None:
     if brings_code(settings) and not os.path.isabs(file):
         return
     if not os.path.isfile(file):
-        there = os.path.isfile(os.path.expanduser(file))
-        way_out = f"Set {key}={os.path.expanduser(file)}" if there else f"Set {key} to a .py file that defines {name}"
-        reason = "the ~ is not expanded" if there else f"there is no such file (looked for from {os.getcwd()})"
+        expands = os.path.isfile(os.path.expanduser(file))
+        way_out = f"Set {key}={os.path.expanduser(file)}" if expands else f"Set {key} to a .py file that defines {name}"
+        reason = "the ~ is not expanded" if expands else f"there is no such file (looked for from {os.getcwd()})"
         raise ConfigError(key, path, reason, way_out)
     if not file.endswith(".py"):
         raise ConfigError(key, path, "is not a .py file", f"Set {key} to a .py file that defines {name}")
@@ -207,12 +203,12 @@ MODES = ("auto", "disable", "resume_path")
 FOLDER = "trainer.default_local_dir"
 PREFIX = "global_step_"
 IN_USE = "another run writes there now"
-ELSEWHERE = f"Wait for it or stop it, or set {FOLDER} to another folder"
+USE_ANOTHER = f"Wait for it or stop it, or set {FOLDER} to another folder"
 
 
 @check
 def check_resume(settings: Settings) -> list[Problem]:
-    """A known mode, and a checkpoint to resume from in the one that names it."""
+    """A known mode, and a checkpoint to resume from in the mode that names one."""
     mode, path = settings.get(MODE, "auto"), settings.get(PATH)
     if mode not in MODES:
         return [Problem(MODE, mode, "is not a way to resume", nearest(str(mode), list(MODES)))]
@@ -226,15 +222,15 @@ def check_resume(settings: Settings) -> list[Problem]:
 
 @check
 def check_folder(settings: Settings) -> list[Problem]:
-    """One that can be made and written, and that no other run writes. In a cluster it may be on another machine."""
+    """The folder can be made and written, and no other run writes there. In a cluster it may be on another machine."""
     value = settings.get(FOLDER)
     if not isinstance(value, str) or "://" in value or joins_cluster(settings):
         return []
     path = Path(value).absolute()
-    there = nearest_there(path)
-    if (why := why_not_in(there)) is not None:
-        return [Problem(FOLDER, value, f"cannot be made in {there}: {why}", f"Set {FOLDER} to a folder of yours")]
-    return [Problem(FOLDER, value, IN_USE, ELSEWHERE)] if _in_use(path) else []
+    parent = existing_folder(path)
+    if (why := write_error(parent)) is not None:
+        return [Problem(FOLDER, value, f"cannot be made in {parent}: {why}", f"Set {FOLDER} to a folder of yours")]
+    return [Problem(FOLDER, value, IN_USE, USE_ANOTHER)] if _in_use(path) else []
 
 
 @check
@@ -249,7 +245,7 @@ def check_steps(settings: Settings) -> list[Problem]:
 
 
 def _in_use(folder: Path) -> bool:
-    """Where it cannot be told, the run will say so."""
+    """Whether another run holds its lock; an error here is left to the run, which meets it again."""
     try:
         return is_locked(folder)
     except OSError:
@@ -257,7 +253,7 @@ def _in_use(folder: Path) -> bool:
 
 
 def _checkpoint(path: str) -> None:
-    """ConfigError when it is no checkpoint; verl takes the step from behind the last `global_step_`."""
+    """ConfigError when it is no checkpoint; verl reads the step after the last `global_step_`."""
     folder = path.rstrip("/")
     _, found, step = folder.rpartition(PREFIX)
     if not found or not step.isdigit():
@@ -270,11 +266,11 @@ def _checkpoint(path: str) -> None:
 
 
 def _instead(folder: str) -> str | None:
-    """The newest checkpoint in a folder, when it has one."""
+    """A way out that names the newest checkpoint in a folder; None when it has none."""
     names = os.listdir(folder) if os.path.isdir(folder) else []
     steps = [int(name.removeprefix(PREFIX)) for name in names if name.removeprefix(PREFIX).isdigit()]
     return f"The newest there is {PATH}={os.path.join(folder, f'{PREFIX}{max(steps)}')}" if steps else None
 
 
 def _way_out() -> str:
-    return f"Set {PATH} to a folder that a run saved, or {MODE}=auto to go on from trainer.default_local_dir"
+    return f"Set {PATH} to a folder that a run saved, or {MODE}=auto to continue from trainer.default_local_dir"

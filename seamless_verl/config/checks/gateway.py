@@ -1,4 +1,4 @@
-"""The gateway: where it runs, its port, its journal, and agent loops that cannot do without it.
+"""Checks of the gateway: the trainer mode it runs in, its ports, shards and journal files.
 
 Sources: seamless_verl/data_plane/client.py, seamless_verl/journal/schema.py.
 """
@@ -10,7 +10,7 @@ import socket
 from pathlib import Path
 
 from seamless_verl.config.checks.agents import LOOPS, OURS, loops_of
-from seamless_verl.config.checks.files import nearest_there, why_not_in
+from seamless_verl.config.checks.files import existing_folder, write_error
 from seamless_verl.config.checks.roles import joins_cluster
 from seamless_verl.config.checks.settings import Problem, Settings, check
 from seamless_verl.config.schema import JOURNAL as JOURNAL_NAME
@@ -26,7 +26,7 @@ LAST_PORT = 65535
 
 @check
 def check_gateway(settings: Settings) -> list[Problem]:
-    """It runs in our trainer; loops that run agents against it need it."""
+    """The gateway runs in our trainer only; agent loops that run agents against it need it."""
     enabled, seamless = settings.seamless.gateway.enabled, settings.mode == "seamless"
     if enabled and not seamless:
         reason = "only the seamless trainer starts the gateway"
@@ -39,7 +39,7 @@ def check_gateway(settings: Settings) -> list[Problem]:
 
 @check
 def check_port(settings: Settings) -> list[Problem]:
-    """Ports that this machine has free, one for each shard. In a cluster the gateway may be on another one."""
+    """The ports, one for each shard, are free. In a cluster the gateway may run on another machine."""
     gateway = settings.seamless.gateway
     if not gateway.enabled or gateway.port == 0:
         return []
@@ -70,18 +70,18 @@ def check_shards(settings: Settings) -> list[Problem]:
 
 @check
 def check_journal(settings: Settings) -> list[Problem]:
-    """Files that this run may write and no other run writes. In a cluster they may be on another machine."""
+    """This run can write the files, and no other run does. In a cluster they may be on another machine."""
     gateway = settings.seamless.gateway
     if not gateway.enabled or joins_cluster(settings):
         return []
     key = JOURNAL if gateway.journal else "trainer.default_local_dir"
     value = gateway.journal or settings.text(key)
     for shard in range(gateway.shards):
-        _check_file(key, value, gateway.journal_of(shard, value))
+        _check_journal_file(key, value, gateway.journal_of(shard, value))
     return []
 
 
-def _check_file(key: str, value: str, path: Path) -> None:
+def _check_journal_file(key: str, value: str, path: Path) -> None:
     way_out = f"Set {JOURNAL} to a file in a folder of yours"
     _writable(key, value, path, way_out)
     if path.is_file() and not _is_database(path):
@@ -94,14 +94,14 @@ def _check_file(key: str, value: str, path: Path) -> None:
 def _writable(key: str, value: str, path: Path, way_out: str) -> None:
     if path.is_dir():
         raise ConfigError(key, value, f"{path} is a folder", f"{way_out}, such as {path / JOURNAL_NAME}")
-    there = nearest_there(path.absolute().parent)
-    if not there.is_dir():
-        raise ConfigError(key, value, f"{there} is a file, so no folder can be made there", way_out)
-    if (why := why_not_in(there)) is not None:
-        raise ConfigError(key, value, f"{there} cannot be written: {why}", way_out)
-    for one in (path, lock_file(path)):
-        if one.exists() and not os.access(one, os.W_OK):
-            raise ConfigError(key, value, f"{one} cannot be written", way_out)
+    parent = existing_folder(path.absolute().parent)
+    if not parent.is_dir():
+        raise ConfigError(key, value, f"{parent} is a file, so no folder can be made there", way_out)
+    if (why := write_error(parent)) is not None:
+        raise ConfigError(key, value, f"{parent} cannot be written: {why}", way_out)
+    for file in (path, lock_file(path)):
+        if file.exists() and not os.access(file, os.W_OK):
+            raise ConfigError(key, value, f"{file} cannot be written", way_out)
 
 
 def _is_database(path: Path) -> bool:

@@ -1,8 +1,8 @@
-"""What the hosts support and which versions were verified, as data; a contract test holds it to the hosts.
+"""Checks against the host libraries: installed versions, and names that verl looks up in tables of its own.
 
-Installed versions against the verified ones: older is refused, newer is a warning.
-
-What is chosen by its name from a table of verl's, which it reads a minute after the start.
+The tables of verl, vLLM and mbridge are here as data, and a contract test compares them with the installed ones. A
+version older than the verified ones is refused; a newer one is a warning. verl itself looks the names up a minute
+after the start.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from packaging.version import Version
 
 from seamless_verl.config.checks.roles import MEGATRON, ROLLOUT_KEY, joins_cluster, uses_megatron
 from seamless_verl.config.checks.settings import Problem, Settings, check
-from seamless_verl.config.schema import nearest
+from seamless_verl.runtime.fields import nearest
 
 # mbridge 0.15.1, `AutoBridge.list_supported_models()`.
 MBRIDGE_MODEL_TYPES = (
@@ -120,15 +120,15 @@ VERIFIED_CUDA = VERIFIED_CPU | {
 
 @check
 def check_versions(settings: Settings) -> list[Problem]:
-    """Every library the run would use."""
+    """Every library that the run uses has a verified version."""
     table = VERIFIED_CUDA if settings.host.accelerator else VERIFIED_CPU
     found = {name: installed(table[name]) for name in _used(settings)}
-    judged = (judge(found[name], table[name]) for name in found)
-    return [problem for problem in judged if problem is not None]
+    problems = (version_problem(found[name], table[name]) for name in found)
+    return [problem for problem in problems if problem is not None]
 
 
-def judge(found: str | None, verified: Verified) -> Problem | None:
-    """The problem with one version; None when it was verified. A local part (`+cpu`) does not count."""
+def version_problem(found: str | None, verified: Verified) -> Problem | None:
+    """The problem of one version; None when it was verified. A local part (`+cpu`) is ignored."""
     name = verified.distributions[0]
     install = f"Install {name}=={verified.newest or verified.oldest}"
     if found is None:
@@ -137,7 +137,7 @@ def judge(found: str | None, verified: Verified) -> Problem | None:
     if release < Version(verified.oldest):
         return Problem(name, found, f"is older than the verified {verified.oldest}", install)
     if verified.newest is not None and release > Version(verified.newest):
-        reason = f"is newer than the verified {verified.newest} and may behave otherwise"
+        reason = f"is newer than the verified {verified.newest} and may behave differently"
         return Problem(name, found, reason, install, warning=True)
     return None
 
@@ -170,7 +170,7 @@ TABLES: Mapping[str, tuple[str, ...]] = {
     "actor_rollout_ref.actor.policy_loss.loss_mode": POLICY_LOSSES,
 }
 OWN_CODE = "VERL_USE_EXTERNAL_MODULES"  # verl imports these first, and they may add to its tables
-OWN_CODE_KEYS = (  # and what these name, in the processes that read the tables
+OWN_CODE_KEYS = (  # and the modules that these name, in the processes that read the tables
     "actor_rollout_ref.model.external_lib",
     "actor_rollout_ref.rollout.agent.agent_loop_manager_class",
     "actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module",
@@ -182,7 +182,7 @@ LOGGER = "trainer.logger"
 
 @check
 def check_names(settings: Settings) -> list[Problem]:
-    """Each is in its table; where code of the user's own may add to it, one that is not may be right."""
+    """Each name is in its table; a warning where the user's own code may add to the table."""
     own = _has_own_code(settings)
     given = ((key, settings.get(key), names) for key, names in TABLES.items())
     return [
@@ -193,21 +193,21 @@ def check_names(settings: Settings) -> list[Problem]:
 
 
 def _has_own_code(settings: Settings) -> bool:
-    plugins = (one.value for one in entry_points(group=PLUGINS))
+    plugins = (entry.value for entry in entry_points(group=PLUGINS))
     foreign = any(not value.startswith("seamless_verl") for value in plugins)
     return foreign or bool(os.environ.get(OWN_CODE)) or any(settings.get(key) for key in OWN_CODE_KEYS)
 
 
 @check
 def check_loggers(settings: Settings) -> list[Problem]:
-    """Known ones, whose packages are installed. In a cluster another machine may have them."""
+    """The loggers are known and their packages are installed. In a cluster another machine may have them."""
     asked = settings.get(LOGGER, [])
     named = [str(name) for name in (asked if isinstance(asked, list) else [asked])]
     known = [name for name in named if name in LOGGERS]
-    away = [] if joins_cluster(settings) else [name for name in known if not _installed(LOGGERS[name])]
+    missing = [] if joins_cluster(settings) else [name for name in known if not _installed(LOGGERS[name])]
     return [
         *(Problem(LOGGER, n, "is none of verl's loggers", nearest(n, list(LOGGERS))) for n in named if n not in known),
-        *(Problem(LOGGER, n, f"needs the module {LOGGERS[n]}, which is not installed", _without(n)) for n in away),
+        *(Problem(LOGGER, n, f"needs the module {LOGGERS[n]}, which is not installed", _without(n)) for n in missing),
     ]
 
 

@@ -1,11 +1,9 @@
-"""Finding a model's config.json, locally or in the hub's cache, without transformers.
+"""Checks of the model: it exists, Megatron can load it, both engines can divide it, and an adapter can be used.
 
-The model: that it is there, that Megatron can take it, and that both engines can divide it.
+A model's config.json is found and read without transformers, in a folder or in the hub's cache.
 
 Sources: mbridge/core/auto_bridge.py, verl/workers/config/model.py, verl/workers/engine/megatron,
 megatron/core/transformer/transformer_config.py `__post_init__`, vllm/v1/attention/backends/cpu_attn.py.
-
-Adapters (LoRA) under our trainer.
 """
 
 from __future__ import annotations
@@ -36,8 +34,8 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 def model_config(settings: Settings, node: str) -> Mapping[str, Any] | None:
     """The model's config.json with verl's override_config applied.
 
-    None when it cannot be read before the run: a hub id that is not in the cache, a remote path, or
-    one that may still be made. Raises ConfigError when the path cannot be a model.
+    None when it cannot be read before the run: a hub id that is not in the cache, a remote path, or a model
+    that may be made before the run. Raises ConfigError when the path cannot be a model.
     """
     key = f"{node}.hf_config_path" if settings.get(f"{node}.hf_config_path") else f"{node}.path"
     try:
@@ -53,8 +51,11 @@ def model_config(settings: Settings, node: str) -> Mapping[str, Any] | None:
 
 
 def locate(key: str, path: str) -> Path | None:
-    """The local folder of a model path; None when it is remote. AbsentError when it is nowhere, ConfigError
-    when it is no folder."""
+    """The local folder of a model path; None when it is remote.
+
+    Raises:
+        AbsentError: it does not exist. ConfigError: it is no folder.
+    """
     if "://" in path:
         return None
     if os.path.isdir(path):
@@ -96,7 +97,7 @@ def _cached(key: str, hub_id: str) -> Path | None:
     owner, has_owner, _ = hub_id.partition("/")
     if has_owner and os.path.isdir(owner) and not list(Path(owner).glob("*/config.json")):  # Qwen/ may hold downloads
         way_out = f"Set {key} to a model folder; one of the hub is fetched by `hf download {hub_id}`"
-        raise AbsentError(key, hub_id, f"is not in the folder {owner} that is here, nor in the hub's cache", way_out)
+        raise AbsentError(key, hub_id, f"is not in the local folder {owner}, nor in the hub's cache", way_out)
     offline = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
     if offline.upper() in ("1", "ON", "YES", "TRUE"):
         reason = "is neither a folder nor in the hub's cache, and HF_HUB_OFFLINE is set"
@@ -111,9 +112,9 @@ def _read(key: str, folder: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise ConfigError(key, str(folder), "has no config.json", f"Set {key} to a model folder") from None
     except ValueError as error:
-        raise ConfigError(key, str(folder), f"config.json is not JSON: {error}", "Mend the file") from error
+        raise ConfigError(key, str(folder), f"config.json is not JSON: {error}", "Correct the file") from error
     if not isinstance(config, dict):
-        raise ConfigError(key, str(folder), "config.json is not an object", "Mend the file")
+        raise ConfigError(key, str(folder), "config.json is not an object", "Correct the file")
     return config
 
 
@@ -123,19 +124,19 @@ PATH = f"{MODEL}.path"
 
 @check
 def check_model(settings: Settings) -> list[Problem]:
-    """The actor's model, its tokenizer and its one architecture."""
+    """The actor's model and tokenizer exist, with one architecture that Megatron can load."""
     locate(PATH, settings.text(PATH))
     if settings.get(f"{MODEL}.tokenizer_path") is not None:
         locate(f"{MODEL}.tokenizer_path", settings.text(f"{MODEL}.tokenizer_path"))
     config = model_config(settings, MODEL)
     if config is None:
         return []
-    return [*_one_architecture(settings, config), *_megatron_takes(settings, config)]
+    return [*_one_architecture(settings, config), *_megatron_loads(settings, config)]
 
 
 @check
 def check_critic_model(settings: Settings) -> list[Problem]:
-    """The critic's model, when there is a critic, which GAE (verl's default) asks for."""
+    """The critic's model exists, when there is a critic, as with GAE (verl's default)."""
     if not needs_critic(settings):
         return []
     try:
@@ -148,7 +149,7 @@ def check_critic_model(settings: Settings) -> list[Problem]:
 
 @check
 def check_bridge(settings: Settings) -> list[Problem]:
-    """The weight bridge that is chosen is installed."""
+    """The chosen weight bridge is installed."""
     key = f"{MEGATRON}.vanilla_mbridge"
     if not uses_megatron(settings) or settings.flag(key):
         return []
@@ -175,7 +176,7 @@ def check_head_size(settings: Settings) -> list[Problem]:
 
 @check
 def check_model_division(settings: Settings) -> list[Problem]:
-    """Heads and layers divide among the ranks that share them."""
+    """Heads, layers and experts divide among the ranks that share them."""
     config = model_config(settings, MODEL)
     if config is None:
         return []
@@ -201,16 +202,16 @@ def _one_architecture(settings: Settings, config: Mapping[str, Any]) -> list[Pro
     if isinstance(names, list) and len(names) == 1:
         return []
     reason = f"config.json must name one architecture and names {names}"
-    return [Problem(PATH, settings.get(PATH), reason, "Mend `architectures` in its config.json")]
+    return [Problem(PATH, settings.get(PATH), reason, "Correct `architectures` in its config.json")]
 
 
-def _megatron_takes(settings: Settings, config: Mapping[str, Any]) -> list[Problem]:
+def _megatron_loads(settings: Settings, config: Mapping[str, Any]) -> list[Problem]:
     kind = config.get("model_type")
     mbridge = uses_megatron(settings) and settings.flag(f"{MEGATRON}.vanilla_mbridge")
     if not mbridge or kind in MBRIDGE_MODEL_TYPES:
         return []
     architecture = ", ".join(config.get("architectures") or ["unknown"])
-    reason = f"Megatron cannot take it: mbridge has no bridge for model_type {kind!r} ({architecture})"
+    reason = f"Megatron cannot load it: mbridge has no bridge for model_type {kind!r} ({architecture})"
     return [Problem(PATH, settings.get(PATH), reason, f"Use one of: {', '.join(MBRIDGE_MODEL_TYPES)}")]
 
 
@@ -219,7 +220,7 @@ def _megatron_divisions(settings: Settings, text: Mapping[str, Any]) -> list[tup
         (f"{MEGATRON}.tensor_model_parallel_size", text.get("num_attention_heads"), "attention heads"),
         (f"{MEGATRON}.expert_model_parallel_size", _experts(text), "experts"),
     ]
-    # A user who places layers by hand may well have uneven stages.
+    # A user who places layers by hand may have uneven stages on purpose.
     by_hand = any("pipeline" in name for name in settings.get(f"{MEGATRON}.override_transformer_config", {}))
     if not by_hand:
         key = f"{MEGATRON}.pipeline_model_parallel_size"
@@ -245,7 +246,7 @@ def _query_groups(settings: Settings, text: Mapping[str, Any]) -> list[Problem]:
 
 @check
 def check_adapter(settings: Settings) -> list[Problem]:
-    """Our replicas generate with whole weights: beside them an adapter would be trained and not used."""
+    """Our replicas generate with whole weights; an adapter beside them would be trained and not used."""
     if settings.mode != "seamless" or not trains_adapter(settings):
         return []
     found = _megatron_adapter(settings) if uses_megatron(settings) else []
@@ -257,7 +258,7 @@ def check_adapter(settings: Settings) -> list[Problem]:
 
 
 def _megatron_adapter(settings: Settings) -> list[Problem]:
-    """What Megatron's engine would train without an adapter, or not start (transformer_impl.py, `get_peft_cls`)."""
+    """Settings with which Megatron's engine trains no adapter or fails (transformer_impl.py, `get_peft_cls`)."""
     rank, vanilla = f"{MODEL}.lora.rank", f"{MEGATRON}.vanilla_mbridge"
     if not settings.integer(rank, 0, least=0):
         wanted = settings.get(f"{MODEL}.lora_rank", 0) or 8

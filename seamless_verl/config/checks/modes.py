@@ -1,10 +1,9 @@
-"""The trainer mode, and what each mode cannot do without.
+"""Checks of the trainer mode and of single values: what each mode needs, what it does not read, values that are
+missing, numbers, and old names of code.
 
-Values that must be given (`???` in the yaml), except below a part of the config that is switched off.
-
-Numbers that nothing else reads before the run: verl and vLLM would meet them a minute or two after the start.
-
-What is said to the seamless trainer in a run of another.
+Missing values (`???` in the yaml) count unless the part of the config that they belong to is switched off. The
+numbers are those that nothing else reads before the run: verl and vLLM would refuse them a minute or two after the
+start.
 """
 
 from __future__ import annotations
@@ -22,10 +21,12 @@ from seamless_verl.config.checks.roles import (
     releases_memory,
     seamless_layout,
 )
-from seamless_verl.config.checks.settings import MISSING, Problem, Settings, check
-from seamless_verl.config.schema import SeamlessConfig, nearest
+from seamless_verl.config.checks.settings import MISSING, Problem, Settings, check, texts_of
+from seamless_verl.config.renames import renamed_code
+from seamless_verl.config.schema import SeamlessConfig
 from seamless_verl.errors import ConfigError
 from seamless_verl.resources.tags import Layout
+from seamless_verl.runtime.fields import nearest
 
 VERL_MODES = ("sync", "colocate_async", "separate_async")
 MODES = (*VERL_MODES, "seamless")
@@ -47,8 +48,15 @@ def check_mode(settings: Settings) -> list[Problem]:
 
 
 @check
+def check_renamed(settings: Settings) -> list[Problem]:
+    """No setting names code of this package by an old name."""
+    found = ((key, text, renamed_code(text)) for key, text in texts_of(settings.tree, ""))
+    return [Problem(key, text, "was renamed", f"Write {key}={new}") for key, text, new in found if new is not None]
+
+
+@check
 def check_seamless(settings: Settings) -> list[Problem]:
-    """The `seamless:` node, in every mode: a mistake there is a mistake whoever reads it."""
+    """The `seamless:` node has no mistakes, in every mode; in ours its settings fit together."""
     _ = settings.seamless
     if settings.mode != "seamless":
         return []
@@ -117,7 +125,7 @@ def _ahead(settings: Settings) -> list[Problem]:
 def _engine(settings: Settings) -> list[Problem]:
     key = f"{ROLLOUT}.name"
     name = settings.get(key, "vllm")
-    if name in ("vllm", MISSING) or not settings.host.accelerator:  # there another check speaks
+    if name in ("vllm", MISSING) or not settings.host.accelerator:  # check_cpu_rollout refuses it without one
         return []
     way_out = f"Set {key}=vllm, or use one of verl's own trainer modes"
     return [Problem(key, name, "the seamless trainer streams from vLLM's engine", way_out)]
@@ -128,16 +136,16 @@ def _several_updates(settings: Settings) -> list[Problem]:
     updates = settings.integer(key, 1)
     if updates == 1 or has_standalone_rollout(settings) or not releases_memory(settings):
         return []
-    reason = "needs generation to go on between the updates of a step, and replicas that released their memory cannot"
+    reason = "needs generation between the updates of a step, and replicas that released their memory cannot generate"
     way_out = (
-        f"Set {key}=1 and a smaller ppo_mini_batch_size, seamless.handover=shared where memory allows,"
+        f"Set {key}=1 and a smaller ppo_mini_batch_size, seamless.handover=resident where memory allows,"
         f" or give generation a pool: {ROLLOUT}.nnodes=1"
     )
     return [Problem(key, updates, reason, way_out)]
 
 
 def _sampler(settings: Settings) -> list[Problem]:
-    """verl's sampling options, which `seamless.max_staleness` replaces in our mode."""
+    """verl's options of the replay buffer, which `seamless.max_staleness` replaces in our mode."""
     sampler = "trainer.v1.sampler"
     found: list[Problem] = []
     if (path := settings.get(f"{sampler}.custom_sampler.path")) is not None:
@@ -168,7 +176,7 @@ SUGGESTED = {"actor_rollout_ref.rollout.name": "vllm", "reward.reward_model.roll
 
 @check
 def check_missing(settings: Settings) -> list[Problem]:
-    """One problem for each value that is still missing and will be read."""
+    """One problem for each missing value that the run will read."""
     unused = tuple(_unused(settings))
     keys = [key for key in _missing(settings.tree, "") if not key.startswith(unused)]
     return [Problem(key, MISSING, "has no value", _way_out(key)) for key in keys]
@@ -199,21 +207,21 @@ WHOLE = {
     f"{ROLLOUT}.max_num_seqs": 1,
     f"{ROLLOUT}.n": 1,
 }
-"""Keys, and the least that each can be when it is given."""
+"""Keys of whole numbers, with the least allowed value."""
 REAL = (
     *(f"{part}.optim.{name}" for part in ("actor_rollout_ref.actor", "critic") for name in ("lr", "weight_decay")),
     *(f"actor_rollout_ref.actor.{name}" for name in ("clip_ratio", "entropy_coeff", "kl_loss_coef")),
     *(f"{ROLLOUT}.{name}" for name in ("temperature", "top_p")),
     *("algorithm.gamma", "algorithm.lam"),
 )
-"""Keys of numbers; what verl is given as text it compares with numbers."""
+"""Keys of numbers; verl would compare a text with numbers and fail."""
 OFTEN = ("save_freq", "test_freq")  # of `trainer`, whole numbers; -1 is never
 SHARE = f"{ROLLOUT}.gpu_memory_utilization"
 
 
 @check
 def check_numbers(settings: Settings) -> list[Problem]:
-    """Each is a number that it can be."""
+    """Each of these keys is a number within its bounds."""
     given = {key: least for key, least in WHOLE.items() if settings.get(key) is not None}
     given |= {f"trainer.{name}": -1 for name in OFTEN if name in settings.get("trainer", {})}
     problems = [problem for key, least in given.items() if (problem := _whole(settings, key, least)) is not None]
@@ -253,12 +261,12 @@ UNUSED = (
     "watchdog.transition_s",
     "watchdog.no_progress_s",
 )
-"""Of the `seamless:` node. Machines and the gateway have checks of their own; what is left counts in every mode."""
+"""Of the `seamless:` node, read by our trainer alone. Machines and the gateway have checks of their own."""
 
 
 @check
 def check_unused(settings: Settings) -> list[Problem]:
-    """A warning for each that is not at its default, and that verl's own trainers do not read."""
+    """A warning for each setting that was changed and that verl's own trainers do not read."""
     if settings.mode not in VERL_MODES:
         return []
     given, default = settings.seamless, SeamlessConfig()

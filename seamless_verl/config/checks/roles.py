@@ -1,6 +1,6 @@
-"""Which of verl's optional roles a config asks for (verl/trainer/ppo/utils.py, by the same rules).
+"""Facts of a config that several checks need: verl's optional roles, pools of devices, and parallel sizes.
 
-How many processes there are along each axis, as the hosts will count them.
+Roles follow the rules of verl/trainer/ppo/utils.py; processes are counted as the host libraries count them.
 
 Sources: megatron/core/parallel_state.py `initialize_model_parallel`, verl/utils/config.py
 `validate_config`, verl/workers/rollout/{replica,llm_server}.py.
@@ -29,7 +29,7 @@ def needs_reference(settings: Settings) -> bool:
 
 
 def trains_adapter(settings: Settings) -> bool:
-    """Whether adapters train, which then carry the reference in the actor (trainer_base.py, `ref_in_actor`)."""
+    """Whether adapters train; the actor without them is then the reference (trainer_base.py, `ref_in_actor`)."""
     model = "actor_rollout_ref.model"
     rank = settings.get(f"{model}.lora.rank", 0) or settings.get(f"{model}.lora_rank", 0)
     return bool(rank) or settings.get(f"{model}.lora_adapter_path") is not None
@@ -49,7 +49,7 @@ def uses_megatron(settings: Settings) -> bool:
 
 
 def has_standalone_rollout(settings: Settings) -> bool:
-    """Whether generation has a device pool of its own."""
+    """Whether generation has a pool of devices of its own."""
     if settings.mode != "seamless":
         return settings.mode == "separate_async"
     resources = settings.seamless.resources
@@ -84,17 +84,17 @@ def seamless_layout(settings: Settings) -> Layout:
 
 
 def joins_cluster(settings: Settings) -> bool:
-    """Whether the run is to go on in a Ray cluster that is named, on other machines perhaps."""
+    """Whether the run joins a named Ray cluster, perhaps on other machines."""
     return bool(settings.get("ray_kwargs.ray_init.address")) or (os.environ.get("RAY_ADDRESS") or "local") != "local"
 
 
 def brings_code(settings: Settings) -> bool:
-    """Whether Ray gives the job's processes code that is not on this one's path."""
+    """Whether Ray gives the job's processes code that is not on the path of this process."""
     environment = settings.get("ray_kwargs.ray_init.runtime_env")
     if not isinstance(environment, Mapping):
         return False
-    brought = any(environment.get(name) for name in ("working_dir", "py_modules", "pip", "conda", "uv"))
-    return brought or "PYTHONPATH" in (environment.get("env_vars") or {})
+    brings = any(environment.get(name) for name in ("working_dir", "py_modules", "pip", "conda", "uv"))
+    return brings or "PYTHONPATH" in (environment.get("env_vars") or {})
 
 
 MEGATRON = "actor_rollout_ref.actor.megatron"
@@ -134,12 +134,12 @@ class MegatronSizes:
 
 
 def trainer_world(settings: Settings) -> int:
-    """Processes, one a device, that train."""
+    """Processes that train, one a device."""
     return settings.integer("trainer.nnodes") * settings.integer("trainer.n_gpus_per_node")
 
 
 def data_parallel_size(settings: Settings) -> int | None:
-    """Trainer ranks that see different sequences; None when the engine's division is not ours to know."""
+    """Trainer ranks that see different sequences; None when the engine's division is not known."""
     world = trainer_world(settings)
     strategy = settings.text("actor_rollout_ref.actor.strategy")
     if strategy == "megatron":

@@ -1,12 +1,11 @@
-"""The options of `vllm serve`, read from the source of the vLLM that is installed: importing it takes seconds.
+"""Checks of vLLM's options: those of the gateway, and those that a user gives the engines through verl.
+
+Each is an option of the installed vLLM, given once, and names parsers that it has. The options are read from
+vLLM's source, because importing vLLM takes seconds.
 
 Sources: vllm/engine/arg_utils.py, vllm/entrypoints/launchers/cli_args.py (a field of its classes is an option),
-vllm/utils/argparse_utils.py `FlexibleArgumentParser`.
-
-What a user gives vLLM's engines through verl: names and parsers that this vLLM has, none of them twice.
-
-Sources: verl/workers/rollout/vllm_rollout/vllm_async_server.py `launch_server`, which makes options of
-`vllm serve` of them.
+vllm/utils/argparse_utils.py `FlexibleArgumentParser`, verl/workers/rollout/vllm_rollout/vllm_async_server.py
+`launch_server`, which passes `engine_kwargs` as options of `vllm serve`.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ from typing import Any
 from seamless_verl.config import engine_kwargs
 from seamless_verl.config.checks.settings import Problem, Settings, check
 from seamless_verl.config.engine_kwargs import KEY, given
-from seamless_verl.config.schema import nearest
+from seamless_verl.runtime.fields import nearest
 
 OPTIONS_KEY = "seamless.gateway.options"
-PLUGINS, KNOWN_PLUGINS = "vllm.general_plugins", ("vllm.", "seamless_verl.")  # the second bring no parsers
+PLUGINS, KNOWN_PLUGINS = "vllm.general_plugins", ("vllm.", "seamless_verl.")  # these add no parsers
 SOURCES = ("engine/arg_utils.py", "entrypoints/launchers/cli_args.py")
 READ = ("model", "multimodal", "structured_outputs")  # groups of the engine's options that the gateway reads
-UNREAD = frozenset({"quantization", "enforce-eager", "enable-sleep-mode", "enable-cumem-allocator"})  # but of these
-ALONE = "structured-outputs-config"  # the one it reads of another group
+UNREAD = frozenset({"quantization", "enforce-eager", "enable-sleep-mode", "enable-cumem-allocator"})  # except these
+ALSO_READ = "structured-outputs-config"  # of another group
 GROUPED = re.compile(r'(\w+)_group\.add_argument\(\s*"--([a-z][a-z0-9-]+)"')
 SERVER = re.compile(r"^class FrontendArgs\b.*?(?=^(?:class|def) )", re.MULTILINE | re.DOTALL)
 ENGINES = "actor_rollout_ref.rollout"
-WHERE = ("host", "port", "uds")  # a server listens
+ADDRESS = ("host", "port", "uds")  # where a server listens
 OPTION, FIELD = re.compile(r'"--([a-z][a-z0-9-]+)"'), re.compile(r"^    ([a-z][a-z0-9_]+): ", re.MULTILINE)
 PARSERS = {
     "tool-call-parser": ("tool_parsers/__init__.py", "_TOOL_PARSERS_TO_REGISTER", "tool-parser-plugin"),
@@ -46,7 +45,7 @@ PARSERS = {
 
 @check
 def check_options(settings: Settings) -> list[Problem]:
-    """Each is one that vLLM has and the gateway reads, and the parsers they choose are ones that vLLM has."""
+    """Each is an option of vLLM that the gateway reads, and vLLM has the parsers that they choose."""
     gateway, known = settings.seamless.gateway, serve_options()
     if not gateway.enabled or not known:
         return []
@@ -58,34 +57,34 @@ def check_options(settings: Settings) -> list[Problem]:
             )
         ]
     named = [option for option in given if option.startswith("--")]
-    problems = [_unknown(option, known) or _elsewhere(settings, option) for option in named]
+    problems = [_unknown(option, known) or _set_elsewhere(settings, option) for option in named]
     problems += [_no_parser(name, given) for name in PARSERS]
     return [problem for problem in problems if problem is not None]
 
 
 @check
 def check_reasoning(settings: Settings) -> list[Problem]:
-    """Engines and gateway take the same for reasoning."""
+    """Engines and gateway have the same reasoning parser."""
     gateway, engines = settings.seamless.gateway, engines_parser(settings)
     chosen = value_of("reasoning-parser", gateway.options)
     if not gateway.enabled or engines is None or chosen in (None, engines):
         return []
-    reason = f"engines have {engines}, and would begin a grammar elsewhere than the gateway"
+    reason = f"engines have {engines}, and would start a grammar at another token than the gateway"
     way_out = f"Leave {engine_kwargs.KEY}.reasoning_parser to the gateway"
     return [Problem(OPTIONS_KEY, f"--reasoning-parser={chosen}", reason, way_out)]
 
 
 def engines_parser(settings: Settings) -> str | None:
-    """The reasoning parser that engines were given, in either of its places."""
+    """The reasoning parser of the engines' own options, from either of its two places."""
     kwargs = settings.get(engine_kwargs.KEY)
     outputs = engine_kwargs.given(kwargs, "structured_outputs_config")
-    chosen = [engine_kwargs.given(place, "reasoning_parser") for place in (kwargs, outputs)]
-    return next((str(one) for one in chosen if one), None)
+    chosen = [engine_kwargs.given(node, "reasoning_parser") for node in (kwargs, outputs)]
+    return next((str(parser) for parser in chosen if parser), None)
 
 
 @cache
 def serve_options() -> frozenset[str]:
-    """Their names, without dashes in front; none when there is no vLLM, or its sources have moved."""
+    """Names of all options, without dashes in front; none without vLLM, or when its sources have moved."""
     files = [file for source in SOURCES if (file := _source(source)) is not None]
     if len(files) < len(SOURCES):
         return frozenset()
@@ -96,22 +95,22 @@ def serve_options() -> frozenset[str]:
 
 @cache
 def engine_options() -> frozenset[str]:
-    """Names of those that only an engine reads, which the gateway has none of."""
+    """Names of the options that only an engine reads; the gateway has no engine."""
     file = _source(SOURCES[0])
     grouped = [] if file is None else GROUPED.findall(file.read_text(encoding="utf-8"))
-    return frozenset(name for group, name in grouped if group not in READ and name != ALONE) | UNREAD
+    return frozenset(name for group, name in grouped if group not in READ and name != ALSO_READ) | UNREAD
 
 
 @cache
 def server_options() -> frozenset[str]:
-    """Names of those of vLLM's own HTTP server, in whose place the gateway stands."""
+    """Names of the options of vLLM's own HTTP server, which the gateway replaces."""
     file = _source(SOURCES[1])
     found = None if file is None else SERVER.search(file.read_text(encoding="utf-8"))
     return frozenset() if found is None else frozenset(name.replace("_", "-") for name in FIELD.findall(found[0]))
 
 
 def name_of(option: str) -> str:
-    """`--no-this_one.key=value` is `this-one`: how it is spelled, switched off or reached into does not count."""
+    """The name alone, spelled with dashes: that of `--this_option.key=value` is `this-option`."""
     name = re.split(r"[=.]", option.removeprefix("--"), maxsplit=1)[0]
     return name.replace("_", "-")
 
@@ -123,34 +122,34 @@ def _unknown(option: str, known: frozenset[str]) -> Problem | None:
 
 
 def unknown(name: str, known: frozenset[str]) -> str | None:
-    """The way out where no option has that name, nor begins with it, as vLLM's parser allows."""
-    if {name, name.removeprefix("no-")} & known or any(one.startswith(name) for one in known):
+    """The way out where no option has that name or begins with it, which vLLM's parser allows; else None."""
+    if {name, name.removeprefix("no-")} & known or any(option.startswith(name) for option in known):
         return None
     near = nearest(name, sorted(known)).partition("? Valid")
     hint = f"{near[0].replace('mean ', 'mean --')}? " if near[1] else ""
     return f"{hint}`vllm serve --help=all` lists them"
 
 
-def _elsewhere(settings: Settings, option: str) -> Problem | None:
-    """An option that has its effect in another place, as far as it is spelled out."""
+def _set_elsewhere(settings: Settings, option: str) -> Problem | None:
+    """The problem of an option that the gateway does not read, and where it is set instead."""
     name = name_of(option)
     name = name if name in serve_options() else name.removeprefix("no-")
     if name in engine_options():
         key = f"{ENGINES}.{name.replace('-', '_')}"
         if settings.get(key) is None:
             key = f"+{engine_kwargs.KEY}.{name.replace('-', '_')}"
-        return Problem(
-            OPTIONS_KEY, option, "is for an engine, which the gateway has none of", f"Set {key} for all engines"
-        )
+        return Problem(OPTIONS_KEY, option, "is for an engine, and the gateway has none", f"Set {key} for all engines")
     if name in server_options():
-        listens = f"; {OPTIONS_KEY.replace('options', 'port')} says where the gateway listens" if name in WHERE else ""
+        listens = (
+            f"; {OPTIONS_KEY.replace('options', 'port')} says where the gateway listens" if name in ADDRESS else ""
+        )
         way_out = f"Leave it out{listens}"
-        return Problem(OPTIONS_KEY, option, "is for vLLM's own server, in whose place the gateway stands", way_out)
+        return Problem(OPTIONS_KEY, option, "is for vLLM's own server, which the gateway replaces", way_out)
     return None
 
 
 def _no_parser(name: str, given: Sequence[str]) -> Problem | None:
-    """The choice of a parser, when vLLM has none of that name and no plugin may bring it."""
+    """The problem of a chosen parser that vLLM does not have, and that no plugin may add."""
     chosen, names = value_of(name, given), [name_of(option) for option in given]
     if chosen is None or PARSERS[name][2] in names or (way_out := no_parser(name, chosen)) is None:
         return None
@@ -158,8 +157,10 @@ def _no_parser(name: str, given: Sequence[str]) -> Problem | None:
 
 
 def no_parser(name: str, chosen: str) -> str | None:
-    """The way out where vLLM itself has no parser of that name; None where it has, its sources have moved, or an
-    installed plugin of its may bring one."""
+    """The way out for a parser that vLLM does not have.
+
+    None where vLLM has it, its sources have moved, or an installed plugin of vLLM may add it.
+    """
     place, table, _ = PARSERS[name]
     if not all(plugin.value.startswith(KNOWN_PLUGINS) for plugin in entry_points(group=PLUGINS)):
         return None
@@ -193,13 +194,13 @@ def _source(name: str) -> Path | None:
 
 @check
 def check_engine_options(settings: Settings) -> list[Problem]:
-    """Names that are options of vLLM's, each once."""
+    """Each key is an option of vLLM, given once."""
     kwargs, known = settings.get(KEY) or {}, serve_options()
     if not known or settings.get("actor_rollout_ref.rollout.name") != "vllm":
         return []
     if not isinstance(kwargs, Mapping):
         return [Problem(KEY, kwargs, "holds options by name", f"Write +{KEY}.<option>=<value>")]
-    names = {str(key): name_of(f"--{key}") for key, value in kwargs.items() if _said(value)}
+    names = {str(key): name_of(f"--{key}") for key, value in kwargs.items() if _becomes_option(value)}
     twice = [name for name, count in Counter(key.replace("_", "-") for key in names).items() if count > 1]
     ways_out = {key: way_out for key, name in names.items() if (way_out := unknown(name, known)) is not None}
     reason = "is not an option of vllm serve"
@@ -208,13 +209,13 @@ def check_engine_options(settings: Settings) -> list[Problem]:
     return problems + _parser_missing(kwargs)
 
 
-def _said(value: object) -> bool:
-    """Whether verl makes an option of it as it is named: of False it makes none, or a negated one. 0 is a value."""
+def _becomes_option(value: object) -> bool:
+    """Whether verl passes the option under its name; False is left out, or passed negated. 0 is a value."""
     return value is not None and value is not False and value != []
 
 
 def _parser_missing(kwargs: Mapping[str, Any]) -> list[Problem]:
-    """Engines read the parser of reasoning alone."""
+    """The reasoning parser is one of vLLM's; engines read no other parser."""
     chosen, plugin = given(kwargs, "reasoning_parser"), given(kwargs, "reasoning_parser_plugin")
     if not chosen or plugin or (way_out := no_parser("reasoning-parser", str(chosen))) is None:
         return []

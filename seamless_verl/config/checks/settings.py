@@ -1,6 +1,8 @@
-"""What a check finds, and the error that carries all findings at once.
+"""The inputs and outputs of checks: a composed config as plain values, the problems that checks find in it, and the
+error that carries all of them.
 
-A composed config as plain values, read by dotted key with the type that is expected there.
+Invariants: a read by dotted key gives a value of the expected type or raises ConfigError, never an error of omegaconf.
+A check returns problems; it does not raise.
 """
 
 from __future__ import annotations
@@ -9,17 +11,19 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, cast
 
+from msgspec import Meta
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from seamless_verl.config.schema import SeamlessConfig, usable_cores
 from seamless_verl.errors import ConfigError
+from seamless_verl.runtime.fields import read_value
 
 
 class AbsentError(ConfigError):
-    """Data or a model that is not there, and that a recipe may be about to make."""
+    """Data or a model does not exist; a recipe may be about to make it."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +38,14 @@ class Problem:
 
     @classmethod
     def of(cls, error: ConfigError, *, unmade: bool = False) -> Problem:
-        """A warning for what is absent, where that may be because it is `unmade`."""
+        """The problem of one ConfigError: a warning for what is absent, where it may be `unmade` yet."""
         warning = unmade and isinstance(error, AbsentError)
         return cls(error.key, error.value, error.reason, error.way_out, warning)
+
+    @classmethod
+    def all_of(cls, error: ConfigError, *, unmade: bool = False) -> list[Problem]:
+        """The problems of an error that may carry several."""
+        return [cls.of(mistake, unmade=unmade) for mistake in error.mistakes]
 
     def __str__(self) -> str:
         return str(ConfigError(self.key, self.value, self.reason, self.way_out))
@@ -61,7 +70,7 @@ Config: TypeAlias = DictConfig | Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Host:
-    """What the run would run on: `devices` in all (None: not known), and how many cores are usable."""
+    """The machine of a run: `devices` in all (None: not known), and how many cores this process may use."""
 
     devices: int | None = None
     accelerator: bool = False
@@ -72,7 +81,7 @@ class Host:
 class Settings:
     """Resolved values of one config; reads raise ConfigError, never an omegaconf error.
 
-    `unmade`: data and models that are not there may come yet; what would be read of them is not known.
+    `unmade`: data and models may be made before the run; what would be read from them is not known.
     """
 
     tree: Mapping[str, Any]
@@ -94,22 +103,13 @@ class Settings:
         return node
 
     def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
-        value = self._given(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ConfigError(key, value, f"must be a whole number of at least {least}", f"Set {key}={least} or more")
-        return value
+        return cast(int, read_value(Annotated[int, Meta(ge=least)], self._given(key, default), key=key))
 
     def flag(self, key: str, default: bool = False) -> bool:
-        value = self._given(key, default)
-        if not isinstance(value, bool):
-            raise ConfigError(key, value, "must be true or false", f"Set {key}=true or {key}=false")
-        return value
+        return cast(bool, read_value(bool, self._given(key, default), key=key))
 
     def text(self, key: str, default: str | None = None) -> str:
-        value = self._given(key, default)
-        if not isinstance(value, str):
-            raise ConfigError(key, value, "must be a text", f"Set {key} to a text")
-        return value
+        return cast(str, read_value(str, self._given(key, default), key=key))
 
     def _given(self, key: str, default: object) -> Any:
         value = self.get(key, default)
@@ -130,14 +130,14 @@ Check = Callable[[Settings], list[Problem]]
 
 
 def check(body: Check) -> Check:
-    """A check for which a value it cannot read is itself the problem."""
+    """Make a check report the values that it cannot read as problems."""
 
     @wraps(body)
     def run(settings: Settings) -> list[Problem]:
         try:
             return body(settings)
         except ConfigError as error:
-            return [Problem.of(error, unmade=settings.unmade)]
+            return Problem.all_of(error, unmade=settings.unmade)
 
     return run
 
@@ -149,7 +149,7 @@ def _resolved(config: Config) -> Mapping[str, Any]:
         tree = OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException as error:
         if (unset := UNSET.search(str(error))) is not None:
-            raise _no_variable(config, unset[1]) from error
+            raise _unset_variable(config, unset[1]) from error
         key = str(error.full_key or "config")
         first_line = str(error).splitlines()[0]
         raise ConfigError(key, None, f"cannot be resolved: {first_line}", f"Set {key} to a value") from error
@@ -157,16 +157,22 @@ def _resolved(config: Config) -> Mapping[str, Any]:
     return {str(name): value for name, value in tree.items()}
 
 
-def _no_variable(config: DictConfig, name: str) -> ConfigError:
+def _unset_variable(config: DictConfig, name: str) -> ConfigError:
     """The error of a config that reads an environment variable which is not set."""
-    readers = [key for key, text in _texts(OmegaConf.to_container(config), "") if re.search(rf"oc\.env:{name}\b", text)]
+    readers = [
+        key for key, text in texts_of(OmegaConf.to_container(config), "") if re.search(rf"oc\.env:{name}\b", text)
+    ]
     way_out = f"Write {name}=... before the command, or set {' and '.join(readers) or 'the keys that read it'}"
     return ConfigError(f"${name}", None, f"the environment variable {name} is not set", way_out)
 
 
-def _texts(node: object, key: str) -> Iterator[tuple[str, str]]:
+def texts_of(node: object, key: str) -> Iterator[tuple[str, str]]:
+    """Every text below a node, with its key."""
     if isinstance(node, Mapping):
         for name, value in node.items():
-            yield from _texts(value, f"{key}.{name}".lstrip("."))
+            yield from texts_of(value, f"{key}.{name}".lstrip("."))
+    elif isinstance(node, list):
+        for number, value in enumerate(node):
+            yield from texts_of(value, f"{key}[{number}]")
     elif isinstance(node, str):
         yield key, node

@@ -1,7 +1,7 @@
-"""What a Python file defines at its top, read from its source: nothing of it is run or imported.
+"""Finds the names that a Python file defines at its top level, from its source: nothing is run or imported.
 
-Running it could take minutes, import torch, or start something; so what only running would show
-(`from x import *`, a module's `__getattr__`, writing to `globals()`) counts as perhaps there.
+Running user code could take minutes, import torch, or start something. Names that only running would show
+(`from x import *`, a module's `__getattr__`, writes to `globals()`) are taken to exist.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pathlib import Path
 from seamless_verl.errors import ConfigError
 
 Names = frozenset[str]
-LISTED = 12  # names that a message has, at most
+LISTED = 12  # names in a message, at most
 
 
 def find_module(dotted: str) -> tuple[ModuleSpec | None, list[str]]:
-    """The innermost module on a dotted name's way, and the parts behind it; None when there is no first one."""
+    """The innermost module of a dotted name, and the parts after it; None when its first part is no module."""
     first, *rest = dotted.split(".")
     try:
         spec = find_spec(first)
@@ -35,35 +35,35 @@ def find_module(dotted: str) -> tuple[ModuleSpec | None, list[str]]:
 
 
 def check_name(key: str, value: str, place: str, file: str | Path, name: str) -> None:
-    """ConfigError for a `name` that `file` does not define, or a file that is no Python."""
+    """ConfigError for a `name` that `file` does not define, or a file that is not Python."""
     names = names_of(key, value, Path(file))
     if names is None or name in names:
         return
-    public = sorted(one for one in names if not one.startswith("_"))
+    public = sorted(other for other in names if not other.startswith("_"))
     near = get_close_matches(name, public, n=1)
     hint = f"Did you mean {near[0]}? " if near else ""
     raise ConfigError(key, value, f"{place} has no {name!r}", f"{hint}It has: {_listed(Path(file), public)}")
 
 
 def check_dotted(key: str, value: str, dotted: str, way_out: str) -> None:
-    """ConfigError for a dotted name, `package.module.name`, whose module or name is not there."""
+    """ConfigError for a dotted name, `package.module.name`, whose module or name does not exist."""
     spec, rest = find_module(dotted)
     if spec is None:
         raise ConfigError(key, value, f"there is no module {dotted.split('.')[0]!r}", way_out)
     if spec.origin is None or not spec.origin.endswith(".py") or not rest:
         if not rest:
             raise ConfigError(key, value, "is a module", f"Name something in it: {dotted}.<name>")
-        return  # compiled, or a namespace: what is in it cannot be read
+        return  # compiled, or a namespace package: it has no source to read
     check_name(key, value, f"the module {spec.name}", spec.origin, rest[0])
 
 
 def names_of(key: str, value: str, file: Path) -> Names | None:
-    """What the file defines at its top; None when only running it would tell. ConfigError for no Python."""
+    """Names at the file's top level; None when only running it would show them. ConfigError for no Python."""
     try:
         source = file.read_text(encoding="utf-8")
         body = ast.parse(source).body
     except (SyntaxError, ValueError) as error:
-        raise ConfigError(key, value, f"{file} is not Python: {error}", "Mend the file") from error
+        raise ConfigError(key, value, f"{file} is not Python: {error}", "Correct the file") from error
     except OSError as error:
         raise ConfigError(key, value, f"{file} cannot be read: {error.strerror}", "Allow it to be read") from error
     names = frozenset(_defined(body))
@@ -71,10 +71,10 @@ def names_of(key: str, value: str, file: Path) -> Names | None:
 
 
 def _listed(file: Path, public: list[str]) -> str:
-    """What may have been meant: the functions and classes, or where there are none all public names."""
+    """For a message: the functions and classes, or all public names where the file has none."""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     made = {node.name for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, kinds)}
-    names = [one for one in public if one in made] or public
+    names = [name for name in public if name in made] or public
     more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
     return (", ".join(names[:LISTED]) or "nothing") + more
 

@@ -1,13 +1,16 @@
-"""Stands where a worker's process is expected: has the zygote fork the worker, and lives as long as it.
+"""Launcher: the process that Ray or multiprocessing starts as a worker. It has the forkserver fork the worker.
 
-Run as `python -IS launcher.py <arguments of the interpreter>`, once for every worker, so that it imports
-next to nothing, and nothing of this package. The zygote listens on an abstract socket, one for each Ray
-node, bound by the first launcher there: not earlier, because Ray reads its environment as it is
-imported, and only a worker's has all of it. An abstract socket has no owner, so that either end asks
-the kernel who the other is, and talks to its own user alone. Without a zygote the launcher becomes
-the worker itself. Neither outlives the other: the zygote ends the worker of a launcher that was killed,
-and a launcher whose zygote was, its worker. Until then it keeps the descriptors it was given, since to
-whoever started it the end of a pipe means the end of the process.
+Run as `python -IS launcher.py <arguments of the interpreter>`, once for every worker, so that it imports next to
+nothing, and nothing of this package.
+
+The forkserver listens on an abstract socket, one for each Ray node. The first launcher of the node binds it: not
+earlier, because Ray reads its environment as it is imported, and only a worker's environment is complete. An abstract
+socket has no owner, so each end asks the kernel for the other's user, and talks to its own user alone. Without a
+forkserver the launcher becomes the worker itself.
+
+Invariants: neither launcher nor worker outlives the other. The forkserver kills the worker of a launcher that was
+killed; a launcher whose forkserver was killed kills its worker. Until then the launcher keeps the descriptors it was
+given, since the process that started it takes the end of a pipe for the end of the worker.
 """
 
 from __future__ import annotations
@@ -24,33 +27,33 @@ import time
 from collections.abc import Mapping, Sequence
 
 NODE = "RAY_RAYLET_PID"  # set by Ray in its workers
-ADDRESS = "SEAMLESS_ZYGOTE"  # names another socket
-NUMBER = struct.Struct("!I")  # on the wire: a length, a process id, an exit code
+ADDRESS = "SEAMLESS_FORKSERVER"  # names another socket
+INTEGER = struct.Struct("!I")  # on the wire: a length, a process id, an exit code
 PEER = struct.Struct("3i")  # process, user and group, as SO_PEERCRED gives them
-PATIENCE_S = 240.0  # for a fork: the imports come first, and take a minute where nothing is in the page cache
-LISTENS_WITHIN_S = 1.0  # another launcher has bound its socket, and listens next
+FORK_TIMEOUT_S = 240.0  # the imports come first, and take a minute where nothing is in the page cache
+LISTEN_TIMEOUT_S = 1.0  # another launcher has bound its socket, and listens next
 
 
-def address(environ: Mapping[str, str]) -> str:
-    """The socket of this worker's zygote: of its user, its container and its Ray node."""
+def socket_address(environ: Mapping[str, str]) -> str:
+    """The socket of this worker's forkserver: of its user, its container and its Ray node."""
     container = os.stat("/proc/self/ns/mnt").st_ino
     node = environ.get(NODE, os.getppid())
-    return "\0" + environ.get(ADDRESS, f"seamless-zygote-{os.getuid()}-{container}-{node}")
+    return "\0" + environ.get(ADDRESS, f"seamless-forkserver-{os.getuid()}-{container}-{node}")
 
 
 def check_peer(connection: socket.socket) -> None:
-    """Raises PermissionError unless the other end is of our own user."""
+    """Raise PermissionError unless the other end is of our own user."""
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
     _, user, _ = PEER.unpack(data)
     if user != os.getuid():
         raise PermissionError(f"the other end belongs to user {user}")
 
 
-def start_zygote(name: str, owner: int, modules: Sequence[str] = ()) -> bool:
+def start_forkserver(address: str, owner: int, modules: Sequence[str] = ()) -> bool:
     """Start one on this socket, for as long as the process `owner` lives; False when there is one."""
     with socket.socket(socket.AF_UNIX) as server:
         try:
-            server.bind(name)
+            server.bind(address)
         except OSError:
             return False
         server.listen(256)
@@ -61,10 +64,10 @@ def start_zygote(name: str, owner: int, modules: Sequence[str] = ()) -> bool:
     return True
 
 
-def inherited() -> list[int]:
-    """The descriptors this process was started with; to be asked before it opens any."""
-    found = [int(name) for name in os.listdir("/proc/self/fd")]
-    return sorted(number for number in found if is_open(number))
+def inherited_descriptors() -> list[int]:
+    """The descriptors this process was started with; to be called before it opens any."""
+    listed = [int(name) for name in os.listdir("/proc/self/fd")]
+    return sorted(descriptor for descriptor in listed if is_open(descriptor))
 
 
 def is_open(descriptor: int) -> bool:
@@ -75,17 +78,19 @@ def is_open(descriptor: int) -> bool:
     return True
 
 
-def ask(name: str, argv: Sequence[str], numbers: Sequence[int] = (0, 1, 2)) -> tuple[socket.socket, int]:
-    """Have a worker forked, which gets the descriptors of these numbers.
+def request_fork(
+    address: str, argv: Sequence[str], descriptors: Sequence[int] = (0, 1, 2)
+) -> tuple[socket.socket, int]:
+    """Have a worker forked, which gets these descriptors under the same numbers.
 
     Returns the connection, on which its exit code will come, and its process id.
 
     Raises:
-        OSError: there is no zygote, it went away, or there are more descriptors than a message takes.
+        OSError: there is no forkserver, it went away, or there are more descriptors than a message takes.
     """
     connection = socket.socket(socket.AF_UNIX)
-    connection.settimeout(PATIENCE_S)
-    connect(connection, name)
+    connection.settimeout(FORK_TIMEOUT_S)
+    connect(connection, address)
     check_peer(connection)
     request = {
         "argv": argv,
@@ -93,30 +98,30 @@ def ask(name: str, argv: Sequence[str], numbers: Sequence[int] = (0, 1, 2)) -> t
         "cwd": os.getcwd(),
         "nice": os.nice(0),
         "cores": sorted(os.sched_getaffinity(0)),
-        "numbers": numbers,
+        "numbers": descriptors,
     }
     body = json.dumps(request).encode()
-    ours = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", numbers))]
-    connection.sendmsg([NUMBER.pack(len(body))], ours)
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+    connection.sendmsg([INTEGER.pack(len(body))], rights)
     connection.sendall(body)
-    worker = receive_number(connection)
+    worker = receive_integer(connection)
     connection.settimeout(None)
     return connection, worker
 
 
-def connect(connection: socket.socket, name: str) -> None:
-    deadline = time.monotonic() + LISTENS_WITHIN_S
+def connect(connection: socket.socket, address: str) -> None:
+    deadline = time.monotonic() + LISTEN_TIMEOUT_S
     while True:
         try:
-            return connection.connect(name)
+            return connection.connect(address)
         except ConnectionRefusedError:
             if time.monotonic() > deadline:
                 raise
         time.sleep(0.01)  # an address that nobody listens at yet has nothing to wait on
 
 
-def receive_number(connection: socket.socket) -> int:
-    return int(NUMBER.unpack(receive(connection, NUMBER.size))[0])
+def receive_integer(connection: socket.socket) -> int:
+    return int(INTEGER.unpack(receive(connection, INTEGER.size))[0])
 
 
 def receive(connection: socket.socket, size: int) -> bytes:
@@ -130,20 +135,21 @@ def receive(connection: socket.socket, size: int) -> bytes:
 
 
 def main() -> int:
-    numbers, name, owner = inherited(), address(os.environ), int(os.environ.get(NODE, os.getppid()))
+    descriptors = inherited_descriptors()
+    address, owner = socket_address(os.environ), int(os.environ.get(NODE, os.getppid()))
     try:
-        start_zygote(name, owner)
-        connection, worker = ask(name, sys.argv[1:], numbers)
+        start_forkserver(address, owner)
+        connection, worker = request_fork(address, sys.argv[1:], descriptors)
     except OSError as error:
         if not os.path.exists(f"/proc/{owner}"):
             return 1  # the node went, and nobody waits for this worker
-        sys.stderr.write(f"no zygote ({error}): this worker imports everything by itself\n")
+        sys.stderr.write(f"no forkserver ({error}): this worker imports everything by itself\n")
         os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda number, _: os.kill(worker, number))
     try:
-        return receive_number(connection)
-    except ConnectionError:  # the zygote went, with its node
+        return receive_integer(connection)
+    except ConnectionError:  # the forkserver went, with its node
         os.kill(worker, signal.SIGKILL)
         raise
 

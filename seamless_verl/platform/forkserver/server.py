@@ -1,9 +1,9 @@
-"""The zygote: imports the stack, and forks a worker for each launcher that asks.
+"""Forkserver: a process that imports the stack, and forks a worker for each launcher that asks.
 
 Run as `python server.py <descriptor of a listening socket> <process id of its owner> [module ...]`.
-Invariants: it has one thread of its own, since a fork copies only the thread that forks; it ends with
-its owner, and not before; a launcher hears the exit code of its worker, once; no worker outlives its
-launcher.
+
+Invariants: it has one thread of its own, since a fork copies only the thread that forks. It ends with its owner, and
+not before. A launcher gets the exit code of its worker once. No worker outlives its launcher.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import struct
 import sys
 from contextlib import suppress
 
-from launcher import NUMBER, check_peer  # beside this file, and run as a script like it
-from worker import Request, become
+from launcher import INTEGER, check_peer  # beside this file, and run as a script like it
+from worker import ForkRequest, run_request
 
 PRELOADED = (  # in the order in which a start-up needs them
     "ray._private.workers",
@@ -42,26 +42,26 @@ class ForkServer:
     def __init__(self, server: socket.socket, owner: int) -> None:
         self.server, self.owner = server, os.pidfd_open(owner)
         self.workers: dict[int, tuple[int, socket.socket]] = {}  # by pidfd: process id and connection
-        self.launchers: dict[socket.socket, int] = {}  # by connection, while it stands: process id of the worker
+        self.launchers: dict[socket.socket, int] = {}  # by connection, while it is open: process id of the worker
         self.forks = 0
 
     def run(self, modules: tuple[str, ...]) -> None:
         for module in modules:
             if select.select([self.owner], [], [], 0)[0]:
                 return
-            with suppress(Exception):  # the worker that needs it will fail in its own name, where it is heard
+            with suppress(Exception):  # the worker that needs the module fails with the error, where it is reported
                 importlib.import_module(module)
         gc.freeze()  # a million objects, which no fork's collections visit: each would take seconds, and copy them all
         while self.serve(None):
             pass
 
     def serve(self, timeout: float | None) -> bool:
-        """Do what is due; False when the owner has gone."""
+        """Handle what is ready; False when the owner has gone."""
         ready, _, _ = select.select([self.server, self.owner, *self.workers, *self.launchers], [], [], timeout)
         for source in ready:
             if source is self.server:
                 self.fork()
-            elif source in self.launchers:  # they say nothing more: it was killed
+            elif source in self.launchers:  # a launcher sends nothing more: it was killed
                 os.kill(self.launchers.pop(source), signal.SIGKILL)
             elif source in self.workers:
                 self.reap(source)
@@ -71,39 +71,39 @@ class ForkServer:
         connection, _ = self.server.accept()
         try:
             check_peer(connection)
-            request = Request.receive(connection)
-        except (OSError, ValueError, struct.error):  # a stranger, or a launcher that was killed while it asked
+            request = ForkRequest.receive(connection)
+        except (OSError, ValueError, struct.error):  # another user, or a launcher that was killed while it asked
             connection.close()
             return
-        if select.select([connection], [], [], 0)[0]:  # it says nothing more: it was killed while it waited
+        if select.select([connection], [], [], 0)[0]:  # a launcher sends nothing more: it was killed while it waited
             request.close()
             connection.close()
             return
         self.forks += 1
         worker = os.fork()
         if worker == 0:
-            sockets = [self.server, connection, *(each for _, each in self.workers.values())]
-            become(request, self.forks, [*(each.detach() for each in sockets), self.owner, *self.workers])
+            sockets = [self.server, connection, *(launcher for _, launcher in self.workers.values())]
+            run_request(request, self.forks, [*(each.detach() for each in sockets), self.owner, *self.workers])
         request.close()
         self.workers[os.pidfd_open(worker)] = (worker, connection)
         self.launchers[connection] = worker
-        tell(connection, worker)
+        send_integer(connection, worker)
 
     def reap(self, pidfd: int) -> None:
         worker, connection = self.workers.pop(pidfd)
         self.launchers.pop(connection, None)
         os.close(pidfd)
         code = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
-        tell(connection, code if code >= 0 else 128 - code)
+        send_integer(connection, code if code >= 0 else 128 - code)
         connection.close()
 
 
-def tell(connection: socket.socket, number: int) -> None:
+def send_integer(connection: socket.socket, number: int) -> None:
     with suppress(OSError):  # the launcher was killed, and its worker is next
-        connection.sendall(NUMBER.pack(number))
+        connection.sendall(INTEGER.pack(number))
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # its owner decides when it is over
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # its owner decides when it ends
     gc.disable()  # until a fork enables it: what is imported stays
     ForkServer(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])).run(tuple(sys.argv[3:]) or PRELOADED)

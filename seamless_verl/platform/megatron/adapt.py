@@ -1,6 +1,6 @@
-"""Every change the CPU platform makes to Megatron-core and mbridge in a training process.
+"""Adapts Megatron-core and mbridge to the host: every change that the CPU platform makes to them.
 
-`adapt_megatron` is applied before a model is built; it may be called again, since Megatron imports
+`adapt_megatron` is called in a training process before a model is built. It may be called again, since Megatron imports
 some of its modules lazily.
 """
 
@@ -50,8 +50,8 @@ SPEC_PROVIDER = Adaptation(
     MCORE,
     "layers are built from Transformer Engine's provider, a name that does not exist without it",
 )
-MODULE_STAYS = Adaptation(
-    "megatron-module-stays",
+MODULE_ON_HOST = Adaptation(
+    "megatron-module-on-host",
     "megatron.core.transformer.module:MegatronModule.cuda",
     MCORE,
     "bridges move a built model to the accelerator by model.cuda(device)",
@@ -63,7 +63,7 @@ PIN_MEMORY = Adaptation(
     "torch 2.13.0",
     "verl pins the copies of the weights it keeps (`separate_async`), which torch refuses without an accelerator",
 )
-ADAPTATIONS = (HOST_TORCH, RNG_NOW, *TENSOR_TYPES, SPEC_PROVIDER, MODULE_STAYS, PIN_MEMORY)
+ADAPTATIONS = (HOST_TORCH, RNG_NOW, *TENSOR_TYPES, SPEC_PROVIDER, MODULE_ON_HOST, PIN_MEMORY)
 
 
 def call_now(callback: Callable[[], Any], **_: Any) -> None:
@@ -81,17 +81,19 @@ def adapt_megatron() -> None:
 
     specs = sys.modules[SPEC_PROVIDER.verify().__module__]
     specs.TESpecProvider, specs.TENorm, specs.HAVE_TE = TorchSpecProvider, TorchNorm, True  # type: ignore[attr-defined]
-    for each in TENSOR_TYPES:
-        use_host_types(each.find(), adaptation=each.name, symbol=each.symbol, written_for=each.written_for)
-    seed_at_once()
-    stay_on_host()
+    for adaptation in TENSOR_TYPES:
+        use_host_types(
+            adaptation.find(), adaptation=adaptation.name, symbol=adaptation.symbol, written_for=adaptation.written_for
+        )
+    set_random_states_immediately()
+    keep_modules_on_host()
     if importlib.util.find_spec("mbridge"):
         importlib.import_module("mbridge")  # verl imports it only while it builds the model
     give_host_torch(megatron_modules())
 
 
-def seed_at_once() -> None:
-    """Let Megatron's random states act on the host's generator when they are set."""
+def set_random_states_immediately() -> None:
+    """Apply Megatron's random states to the host's generator when they are set, not when CUDA starts."""
     import megatron.core.tensor_parallel.random as rng
 
     rng._lazy_call = call_now
@@ -104,8 +106,8 @@ def megatron_modules() -> list[Any]:
     return [m for name, m in list(sys.modules.items()) if name.split(".")[0] in ("megatron", "mbridge") and m]
 
 
-def stay_on_host() -> None:
-    """Make `cuda()` of Megatron's own modules, and pinning, leave things where they are."""
+def keep_modules_on_host() -> None:
+    """Make `cuda()` of Megatron's own modules, and `pin_memory()`, return the same object."""
     from megatron.core.transformer.module import MegatronModule
 
     def cuda(self: Any, device: Any = None) -> Any:

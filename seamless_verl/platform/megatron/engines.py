@@ -1,6 +1,7 @@
-"""verl's two Megatron engines, with Megatron adapted before its state and before its model.
+"""verl's two Megatron engines on the host: Megatron is adapted, and the process pinned to its device's core.
 
-Twice, because verl imports more of Megatron between the two.
+Megatron is adapted before the engine's state is made and again before its model is built, because verl imports more of
+Megatron in between.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from seamless_verl.platform.cores import CPU_CORES, VISIBLE_DEVICES, device_core
 from seamless_verl.platform.megatron.adapt import adapt_megatron
 
 
-class OnHost:
+class HostEngineMixin:
     """What the host adds to an engine: adaptations, and the core of its device."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -28,52 +29,52 @@ class OnHost:
         return super().initialize()  # type: ignore[misc]
 
     def load_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
-        begin_adam(self.optimizer)  # type: ignore[attr-defined]
+        initialize_adam_state(self.optimizer)  # type: ignore[attr-defined]
         result = super().load_checkpoint(*args, **kwargs)  # type: ignore[misc]
-        own_steps(self.optimizer)  # type: ignore[attr-defined]
+        restore_adam_steps(self.optimizer)  # type: ignore[attr-defined]
         return result
 
 
-class HostMegatronEngine(OnHost, MegatronEngineWithLMHead):
+class HostMegatronEngine(HostEngineMixin, MegatronEngineWithLMHead):
     """Megatron's language model engine on the host."""
 
 
-class HostMegatronValueEngine(OnHost, MegatronEngineWithValueHead):
+class HostMegatronValueEngine(HostEngineMixin, MegatronEngineWithValueHead):
     """Megatron's value model engine on the host."""
 
 
-def begin_adam(optimizer: Any) -> None:
+def initialize_adam_state(optimizer: Any) -> None:
     """Give torch's Adam the state of step 0, which it would make only in its first step.
 
-    Megatron's distributed optimizer reads the step of an existing state to describe what it is about
-    to load, and in a fresh process there is none; Transformer Engine's Adam keeps it elsewhere.
+    Megatron's distributed optimizer reads the step of an existing state to describe what it is about to load. A fresh
+    process has no such state; Transformer Engine's Adam keeps the step elsewhere.
     """
-    for adam in adams(optimizer):
+    for adam in torch_optimizers(optimizer):
         for parameter in (p for group in adam.param_groups for p in group["params"] if p not in adam.state):
             zeros = (torch.zeros_like(parameter) for _ in range(2))
             adam.state[parameter] = dict(zip(("exp_avg", "exp_avg_sq"), zeros, strict=True), step=torch.tensor(0.0))
 
 
-def own_steps(optimizer: Any) -> None:
+def restore_adam_steps(optimizer: Any) -> None:
     """Give each parameter the step that was saved, in a counter of its own.
 
     The distributed optimizer keeps the step beside its parameter groups. Loading leaves torch's Adam
-    with the counters of `begin_adam`, or with one for all parameters, counted up by each.
+    with the counters of `initialize_adam_state`, or with one for all parameters, counted up by each.
     """
-    for adam in adams(optimizer):
+    for adam in torch_optimizers(optimizer):
         for group in adam.param_groups:
             for state in (adam.state[p] for p in group["params"] if "step" in group):
                 state["step"] = torch.tensor(float(group["step"]))
 
 
-def adams(optimizer: Any) -> list[torch.optim.Optimizer]:
-    """torch's optimizers inside Megatron's; none in an engine that only infers."""
+def torch_optimizers(optimizer: Any) -> list[torch.optim.Optimizer]:
+    """torch's optimizers inside Megatron's; none in an engine that only runs forward passes."""
     parts = getattr(optimizer, "chained_optimizers", [optimizer])
     return [part.optimizer for part in parts if part is not None]
 
 
 def pin_to_device() -> None:
-    """Keep this process on the core of the device that Ray gave it; outside Ray, leave it be."""
+    """Pin this process to the core of the device that Ray gave it; outside Ray, do nothing."""
     import ray
 
     devices = ray.get_runtime_context().get_accelerator_ids().get("GPU", []) if ray.is_initialized() else []

@@ -1,8 +1,7 @@
-"""A stand-in for the global `torch` of Megatron's modules, in which "cuda" means the host.
+"""A substitute for the global `torch` of Megatron's modules, in which "cuda" means the host.
 
-Megatron says `device="cuda"` and `torch.cuda.current_device()` where it means "the accelerator".
-Giving those modules a `torch` of their own leaves the real one untouched for everybody else, which
-patching `torch.cuda` would not.
+Megatron writes `device="cuda"` and `torch.cuda.current_device()` where it means "the accelerator". Giving those modules
+a `torch` of their own leaves the real one untouched for all other modules, which patching `torch.cuda` would not.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ HOST_TORCH = HostTorch()
 
 
 def give_host_torch(modules: Iterable[ModuleType]) -> list[str]:
-    """Replace the global `torch` of these modules by the stand-in; returns the names of those changed."""
+    """Replace the global `torch` of these modules by the substitute; returns the names of those changed."""
     changed = []
     for module in modules:
         if module.__dict__.get("torch") is torch:

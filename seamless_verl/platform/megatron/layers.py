@@ -1,14 +1,13 @@
-"""Causal attention by torch's scaled_dot_product_attention, also over packed sequences.
+"""A transformer's layers for Megatron in plain torch, in place of Transformer Engine's: attention, norms, linears.
 
-A packed sequence is attended to by itself; only short ones, for which a call costs more than the padding, share one
-with others of about their length. On the host it is computed in fp32: torch's kernel there takes up to five times as
-long for the gradients of bf16, and is no slower, and more exact, in fp32.
+Attention is torch's scaled_dot_product_attention, causal, also over packed sequences. Each packed sequence is attended
+to in a call of its own. Only short ones, for which a call costs more than the padding, share one with others of about
+their length. On the host it is computed in fp32: torch's kernel there takes up to five times as long for the gradients
+of bf16, and in fp32 is no slower and more exact.
 
-The transformer's layers in plain torch, under the names Transformer Engine gives its parameters.
-
-Bridges between HF and Megatron map `linear_qkv.layer_norm_weight` and the like, so the fused norm
-and linear keeps that name, and that of its class. Nothing here is specific to the host: it also
-serves an accelerator without Transformer Engine.
+Parameters have the names that Transformer Engine gives them: bridges between HF and Megatron map
+`linear_qkv.layer_norm_weight` and the like, so the fused norm and linear keeps that name, and that of its class.
+Only the choice of fp32 is specific to the host; the layers also work on an accelerator without Transformer Engine.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-SHORT = 64  # tokens
+SHORT = 64  # tokens of a sequence that shares a call
 
 
 class SDPAttention(nn.Module):
@@ -42,15 +41,15 @@ class SDPAttention(nn.Module):
         packed_seq_params: Any = None, **__: Any,
     ) -> Tensor:  # fmt: skip
         if packed_seq_params is not None:
-            return self.packed(query, key, value, sequence_lengths(packed_seq_params))
+            return self.attend_packed(query, key, value, sequence_lengths(packed_seq_params))
         q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))
         out = self.attend(q, k, v, None if attention_mask is None else ~attention_mask)
         return out.permute(2, 0, 1, 3).flatten(2)
 
-    def packed(self, query: Tensor, key: Tensor, value: Tensor, lengths: list[int]) -> Tensor:
+    def attend_packed(self, query: Tensor, key: Tensor, value: Tensor, lengths: list[int]) -> Tensor:
         parts = [x.split(lengths) for x in (query, key, value)]
         out: list[Tensor | None] = [None] * len(lengths)
-        for members in by_length(lengths):
+        for members in group_by_length(lengths):
             padded = (pad_sequence([part[i] for i in members], batch_first=True) for part in parts)
             q, k, v = (x.transpose(1, 2) for x in padded)
             rows = self.attend(q, k, v, None).transpose(1, 2)  # padding is on the right: causality hides it
@@ -60,9 +59,9 @@ class SDPAttention(nn.Module):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """[b, heads, s, d] attention in which a group of heads shares each key and value head."""
-        widened = q.device.type == "cpu" and q.itemsize < 4
+        as_fp32 = q.device.type == "cpu" and q.itemsize < 4
         out = F.scaled_dot_product_attention(
-            *((x.float() for x in (q, k, v)) if widened else (q, k, v)),
+            *((x.float() for x in (q, k, v)) if as_fp32 else (q, k, v)),
             attn_mask=mask,
             dropout_p=self.dropout if self.training else 0.0,
             is_causal=mask is None,
@@ -81,8 +80,8 @@ def sequence_lengths(packed: Any) -> list[int]:
     return packed.seamless_lengths  # type: ignore[no-any-return]
 
 
-def by_length(lengths: list[int]) -> list[list[int]]:
-    """Indices of nonempty sequences: those of short ones whose lengths are within a factor of two, each other alone."""
+def group_by_length(lengths: list[int]) -> list[list[int]]:
+    """Indices of nonempty sequences, grouped by call: short ones of about the same length; each other alone."""
     groups: dict[tuple[int, int], list[int]] = {}
     for i, length in enumerate(lengths):
         if length:
@@ -159,8 +158,6 @@ class TorchSpecProvider:
         return TorchNorm
 
     def core_attention(self) -> type:
-        from seamless_verl.platform.megatron.layers import SDPAttention
-
         return SDPAttention
 
     def grouped_mlp_modules(self, moe_use_grouped_gemm: bool, moe_use_legacy_grouped_gemm: bool) -> Any:

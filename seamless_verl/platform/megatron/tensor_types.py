@@ -1,7 +1,7 @@
-"""Megatron's optimizers compare `Tensor.type()` with "torch.cuda.FloatTensor" and the like.
+"""Rewrites CUDA's tensor type names in functions of Megatron's optimizers to the host's.
 
-The comparison is a constant in their code, so the smallest change is that constant: the functions
-get the same code with the host's type names in it.
+They compare `Tensor.type()` with "torch.cuda.FloatTensor" and the like. Each such name is a constant in their code, so
+the smallest change is that constant: the functions get the same code with the host's type names in it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from types import CodeType, FunctionType
 from seamless_verl.errors import HostMovedError
 
 CUDA_TYPES = "torch.cuda."
-DONE = "seamless_host_types"  # left on a rewritten function
+REWRITTEN = "seamless_host_types"  # attribute of a rewritten function
 
 
 def host_constant(constant: object) -> object:
@@ -39,10 +39,10 @@ def use_host_types(function: object, *, adaptation: str, symbol: str, written_fo
     plain = getattr(function, "__func__", function)
     if not isinstance(plain, FunctionType):
         raise HostMovedError(adaptation, symbol, written_for, f"{type(function).__name__}, not a function")
-    if hasattr(plain, DONE):
+    if hasattr(plain, REWRITTEN):
         return
     rewritten = host_code(plain.__code__)
     if rewritten.co_consts == plain.__code__.co_consts:
         raise HostMovedError(adaptation, symbol, written_for, "it names no CUDA tensor type")
     plain.__code__ = rewritten
-    setattr(plain, DONE, True)
+    setattr(plain, REWRITTEN, True)

@@ -1,1 +1,1 @@
-"""vLLM on the host: weights that load in place, and workers that stay on the cores they were given."""
+"""vLLM on the host: weights that can be loaded in place, and workers pinned to the cores of their devices."""

@@ -1,14 +1,13 @@
-"""Weights that can be loaded into a running engine.
+"""Keeps vLLM's Linear weights, so that weights can be loaded into a running engine on the host.
 
-On the host vLLM packs each Linear weight for oneDNN and drops the original, so that a later load
-has nothing to load into. Here the original stays beside its packed copy: `load_weights` writes into
-it, and `process_weights_after_loading`, which verl runs after the last bucket, packs it again. The
-price is one more copy of the Linear weights; multiplying by the unpacked ones would save it, but is
-1.1 to 4 times slower above a width of 256.
+On the host vLLM packs each Linear weight for oneDNN and drops the original, so that a later load has nothing to load
+into. Here the original stays beside its packed copy: `load_weights` writes into it, and
+`process_weights_after_loading`, which verl runs after the last bucket, packs it again. This takes one more copy of the
+Linear weights. Multiplying by the unpacked ones would save it, but is 1.1 to 4 times slower above a width of 256.
 
-A load of staged weights gives all packed copies back before it makes new ones. With one old copy beside
-each new one, as vLLM has it, most new ones came to lie in memory that the process did not have yet, and
-page faults took as long as the packing.
+A load of staged weights frees all packed copies before it makes new ones. With each old copy beside its new one, as
+vLLM does it, most new ones were in memory that the process did not have yet, and page faults took as long as the
+packing.
 """
 
 from __future__ import annotations
@@ -28,11 +27,12 @@ KEEP_WEIGHTS = Adaptation(
     "packing a Linear weight drops the parameter that the next weight update must load into",
     "(layer: torch.nn.modules.module.Module, remove_weight: bool) -> None",
 )
-MULTIPLY, UNPACKED = "cpu_linear", torch.nn.functional.linear  # what vLLM calls for a layer's product, and may call
+MULTIPLY = "cpu_linear"  # the layer's attribute that vLLM calls for its product
+UNPACKED = torch.nn.functional.linear  # its value in a layer that is not packed
 
 
 def keep_weights() -> None:
-    """Let every later packing in this process keep the weight it packs; may be called again.
+    """Make every later packing in this process keep the weight it packs; may be called again.
 
     Raises:
         HostMovedError: vLLM has moved its packing.
@@ -49,14 +49,16 @@ def keep_weights() -> None:
     vars(sys.modules[pack.__module__])[pack.__name__] = pack_and_keep
 
 
-def unpack(model: torch.nn.Module) -> None:
-    """Give back the packed copies of its Linear weights, before all are packed again; one that is used earlier is
-    packed then."""
+def free_packed_weights(model: torch.nn.Module) -> None:
+    """Free the packed copies of its Linear weights, before all are packed again.
+
+    A layer that is used before that packs its weight then.
+    """
     for layer in model.modules():
         if vars(layer).get(MULTIPLY, UNPACKED) is not UNPACKED:
-            setattr(layer, MULTIPLY, functools.partial(packed_at_last, layer))
+            setattr(layer, MULTIPLY, functools.partial(pack_and_multiply, layer))
 
 
-def packed_at_last(layer: Any, *operands: Any) -> Any:
+def pack_and_multiply(layer: Any, *operands: Any) -> Any:
     cast(Any, KEEP_WEIGHTS.verify())(layer, remove_weight=False)
     return getattr(layer, MULTIPLY)(*operands)

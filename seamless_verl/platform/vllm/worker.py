@@ -1,10 +1,12 @@
-"""Requests with a seed whose prefill is cut into chunks.
+"""vLLM's CPU worker on the core of its device, and its model runner for requests with a seed.
 
-vLLM samples for every request of a batch, also for one whose prompt is not all computed yet, discards that token,
-and sets the request's generator back by an offset, which the generators of accelerators have. The CPU's has none,
-and its engine ends with an error. Here the generator's whole state is put back instead, before vLLM asks.
+The worker is pinned to one core and computes with one thread. Around a load of weights it may run with real-time
+priority, and it unlinks its shared memory as soon as all ranks have joined.
 
-vLLM's CPU worker on the core of its device.
+The model runner serves seeded requests whose prefill is cut into chunks. vLLM samples for every request of a batch,
+also for one whose prompt is not all computed yet, discards that token, and sets the request's generator back by an
+offset, which the generators of accelerators have. A CPU's generator has none, and the engine would end with an error.
+Here the generator's whole state is restored instead, before vLLM does so.
 """
 
 from __future__ import annotations
@@ -22,41 +24,40 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from seamless_verl.platform.cores import core_of_rank, device_cores, pin_process
 from seamless_verl.platform.process_group import share_gloo_devices
 from seamless_verl.platform.real_time import real_time_priority
-from seamless_verl.platform.vllm.weights import unpack
+from seamless_verl.platform.vllm.weights import free_packed_weights
+
+SHARED_MEMORY = "/dev/shm"
 
 
 class HostModelRunner(CPUModelRunner):  # type: ignore[misc]
     """vLLM's runner on the CPU, whose seeded requests draw once for each token that they keep."""
 
     def _sample(self, *args: Any, **kwargs: Any) -> Any:
-        before = [(generator, generator.get_state()) for generator in self._discarded().values()]
+        before = [(generator, generator.get_state()) for generator in self._discarded_generators().values()]
         output = super()._sample(*args, **kwargs)
         for generator, state in before:
             generator.set_state(state)
         return output
 
     def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
-        """vLLM's own, which finds no generator to set back."""
-        put_back = self._discarded()
-        for index in put_back:
+        """vLLM's own, without the generators that it would restore."""
+        hidden = self._discarded_generators()
+        for index in hidden:
             del self.input_batch.generators[index]
         try:
             return super()._bookkeeping_sync(*args, **kwargs)
         finally:
-            self.input_batch.generators.update(put_back)
+            self.input_batch.generators.update(hidden)
 
-    def _discarded(self) -> dict[int, torch.Generator]:
+    def _discarded_generators(self) -> dict[int, torch.Generator]:
         """Generators of the requests whose sampled token will not be kept, by their place in the batch."""
         (places,) = np.nonzero(self.discard_request_mask.np[: self.input_batch.num_reqs])
         generators = self.input_batch.generators
         return {int(place): generators[int(place)] for place in places if int(place) in generators}
 
 
-SHARED_MEMORY = "/dev/shm"
-
-
 class HostWorker(CPUWorker):  # type: ignore[misc]
-    """One worker, one device, one core, one thread; sleeping frees nothing and says nothing."""
+    """One worker, one device, one core, one thread; sleeping frees nothing and logs nothing."""
 
     def __init__(self, vllm_config: Any, local_rank: int, *args: Any, **kwargs: Any) -> None:
         cores = device_cores(os.environ)
@@ -65,31 +66,33 @@ class HostWorker(CPUWorker):  # type: ignore[misc]
         torch.set_num_threads(1)
         share_gloo_devices()
         super().__init__(vllm_config, local_rank, *args, **kwargs)
-        self.first = ExitStack()  # open while this process goes before others
+        self.priority = ExitStack()  # holds real-time priority from a load until the next step
 
     def init_device(self) -> None:
         super().init_device()
-        if type(self.model_runner) is CPUModelRunner:  # vLLM makes it in the midst of what it does here
+        if type(self.model_runner) is CPUModelRunner:  # vLLM makes it inside of `init_device`
             self.model_runner.__class__ = HostModelRunner
-        unname_shared_memory(os.environ.get("VLLM_DIST_IDENT", ""), self.rank)
+        unlink_shared_memory(os.environ.get("VLLM_DIST_IDENT", ""), self.rank)
 
     def before_load(self, models: Sequence[torch.nn.Module], *, briefly: bool) -> None:
-        """Room for what these models pack again, and where it takes a short while, this process goes first until it
-        generates again. Not beside other workers, which all spin while they wait for a message: the engine's own
-        process would not get a core from them."""
+        """Free the packed weights of these models; with `briefly`, take real-time priority until the next step.
+
+        Not beside other workers, which all spin while they wait for a message: the engine's own process would not get a
+        core from them.
+        """
         for model in models:
-            unpack(model)
-        self.first.close()
+            free_packed_weights(model)
+        self.priority.close()
         if briefly and self.vllm_config.parallel_config.world_size == 1:
-            self.first.enter_context(real_time_priority())
+            self.priority.enter_context(real_time_priority())
 
     def execute_model(self, *args: Any, **kwargs: Any) -> Any:
-        self.first.close()
+        self.priority.close()
         return super().execute_model(*args, **kwargs)
 
     def execute_dummy_batch(self) -> None:
-        """What an engine does beside others in parallel that generate."""
-        self.first.close()
+        """A step of an engine without requests, beside data-parallel ones that generate."""
+        self.priority.close()
         super().execute_dummy_batch()
 
     def sleep(self, level: int = 1) -> None:
@@ -99,11 +102,11 @@ class HostWorker(CPUWorker):  # type: ignore[misc]
         """Nothing was put away."""
 
 
-def unname_shared_memory(instance: str, rank: int) -> None:
-    """Take this rank's pieces of its groups' shared memory out of the file system.
+def unlink_shared_memory(instance: str, rank: int) -> None:
+    """Remove the names of this rank's pieces of its groups' shared memory from the file system.
 
-    All members have joined by the time a group exists, and go on with what they mapped; vLLM removes the names only
-    in a destructor, which a killed worker does not come to.
+    All members have joined by the time a group exists, and keep what they mapped. vLLM removes the names only in a
+    destructor, which a killed worker does not reach.
     """
     for name in os.listdir(SHARED_MEMORY) if instance else ():
         if name.startswith(f"{instance}-") and name.endswith(f"-cpushm_{rank}"):

@@ -1,7 +1,8 @@
-"""Where every device-second went: train + rollout + switch + sync + idle = devices x wall time.
+"""The device-second ledger: train + rollout + switch + sync + idle = devices x wall time.
 
-Source processes keep an `Activity`; what they `take()` goes into the `Ledger`, which a `Trace` may follow.
-The timeline picture (`ledger.drawing`) is read back from the trace, so a run keeps none of it in memory.
+Each source process keeps an `Activity`. The report that `take()` returns goes into the `Ledger`, whose counts a
+`Trace` writes to a file. The timeline picture (`ledger.drawing`) is read back from that file, so that a run keeps
+none of it in memory.
 """
 
 from __future__ import annotations

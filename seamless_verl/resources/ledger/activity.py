@@ -1,16 +1,17 @@
-"""The offset between two hosts' monotonic clocks, from round trips.
+"""Records what a process does on its devices, as spans of monotonic time, and reports it to the ledger.
 
-Cristian, "Probabilistic clock synchronization" (1989): the other clock was read at some moment between
-sending and receiving; taking the middle, the error is at most half the round trip. The quickest trip of
-several bounds it best. Afterwards two quartz clocks part by at most `DRIFT` seconds a second.
-
-What a device can be doing, and how a source says that it did. Times are monotonic seconds.
-
-What a process does on its devices, noted as it does it.
+`Activity` is the recorder, `ActivityReport` what it hands over, `DeviceUse` the kinds of use, `ClockOffset` the
+difference between two hosts' clocks.
 
 Invariants:
 - A (device, kind) is active while its count is above zero.
-- Takes do not overlap and leave no gap: what is active at a take is cut there, and goes on in the next.
+- Reports of a source do not overlap and leave no gap: a span that is active when a report is taken is cut there
+  and continues in the next report.
+
+Source of the clocks' offset: Cristian, "Probabilistic clock synchronization" (1989). The other clock was read at
+some moment between sending and receiving. With the middle of the two, the error is at most half the round trip, so
+that the quickest of several trips bounds it best. Afterwards two quartz clocks drift apart by at most `DRIFT`
+seconds a second.
 """
 
 from __future__ import annotations
@@ -29,44 +30,44 @@ DRIFT = 100e-6  # two clocks, each within the usual 50 parts in a million
 
 @dataclass(frozen=True)
 class ClockOffset:
-    """The other clock minus ours is `offset` +- `error` seconds, as of `at` on ours."""
+    """The remote clock minus ours is `offset` +- `error` seconds, as of `at` on ours."""
 
     offset: float
     error: float
     at: float
 
     @classmethod
-    def of_round_trip(cls, sent: float, theirs: float, received: float) -> ClockOffset:
-        """`sent` and `received` by our clock, `theirs` what the other read in between."""
+    def of_round_trip(cls, sent: float, remote: float, received: float) -> ClockOffset:
+        """`sent` and `received` are by our clock, `remote` is what the remote clock read in between."""
         if received < sent:
             raise ValueError(f"received={received!r} lies before sent={sent!r}: give both by the same monotonic clock")
-        return cls(theirs - (sent + received) / 2, (received - sent) / 2, received)
+        return cls(remote - (sent + received) / 2, (received - sent) / 2, received)
 
     @classmethod
     def measure(
         cls, ask: Callable[[], float], *, trips: int = 5, clock: Callable[[], float] = time.monotonic
     ) -> ClockOffset:
-        """The best of several round trips; `ask` returns the other clock's time."""
+        """The best of several round trips; `ask` returns the remote clock's time."""
         if trips < 1:
             raise ValueError(f"trips={trips!r}: the offset comes from at least one round trip")
-        return min((cls._trip(ask, clock) for _ in range(trips)), key=lambda found: found.error)
+        return min((cls._trip(ask, clock) for _ in range(trips)), key=lambda trip: trip.error)
 
     @classmethod
     def _trip(cls, ask: Callable[[], float], clock: Callable[[], float]) -> ClockOffset:
         sent = clock()
-        theirs = ask()
-        return cls.of_round_trip(sent, theirs, clock())
+        remote = ask()
+        return cls.of_round_trip(sent, remote, clock())
 
-    def here(self, theirs: float) -> float:
-        """A time of the other clock, by ours."""
-        return theirs - self.offset
+    def to_local(self, remote: float) -> float:
+        """A time of the remote clock, by ours."""
+        return remote - self.offset
 
     def error_at(self, now: float) -> float:
         """The bound on the error at `now`, in seconds: it grows while the clocks drift."""
         return self.error + abs(now - self.at) * DRIFT
 
     def better(self, other: ClockOffset, now: float) -> ClockOffset:
-        """Whichever of the two is bounded more tightly now."""
+        """The one of the two whose error is smaller now."""
         return self if self.error_at(now) <= other.error_at(now) else other
 
 
@@ -74,11 +75,11 @@ SAME_CLOCK = ClockOffset(0.0, 0.0, 0.0)  # processes of one host read one monoto
 
 
 class DeviceUse(StrEnum):
-    """What a device-second was spent on. Where several are reported at once, the first of these counts.
+    """What a device-second was spent on. Where several kinds are reported at once, the first in this order counts.
 
-    The order is from the most direct measurement to the least: a computation that ran on the device; its
-    weights being written; a hand-over somebody waits for, of which a sync may be a part; requests that were
-    in the engine, which says that there was work but not that any was done.
+    The order is from the most direct measurement to the least: a computation that ran on the device; a load of
+    weights; a switch that training or generation waits for, of which a sync may be a part; requests in the engine,
+    which show that there was work, but not that any was done.
     """
 
     TRAIN = "train"
@@ -86,7 +87,7 @@ class DeviceUse(StrEnum):
     SYNC = "sync"
     """its replica's weights were being replaced"""
     SWITCH = "switch"
-    """it was being paused, handed over or brought back: from the order until it was done"""
+    """it was being lent or reclaimed: from the command until that was done"""
     ROLLOUT = "rollout"
     """its engine had at least one running request and was not paused"""
     IDLE = "idle"
@@ -100,7 +101,7 @@ RANK = {kind: rank for rank, kind in enumerate(DeviceUse)}
 
 
 class UseSpan(NamedTuple):
-    """A device did something in [start, end); an open one still does at `end`, the moment it was reported."""
+    """A device's use in [start, end); an open span had not ended when it was reported, at `end`."""
 
     device: str
     kind: DeviceUse
@@ -111,9 +112,9 @@ class UseSpan(NamedTuple):
 
 @dataclass(frozen=True)
 class ActivityReport:
-    """What a source did up to `until` since it was last asked; spans that were open then begin anew here.
+    """What a source did from its previous report up to `until`; spans that were open then begin anew here.
 
-    `dropped` are the seconds by kind that it could not keep until it was asked.
+    `dropped` are the seconds by kind that the source could not keep until the report was taken.
     """
 
     source: str
@@ -122,20 +123,20 @@ class ActivityReport:
     dropped: Mapping[DeviceUse, float] = field(default_factory=dict)
 
     def on(self, clock: ClockOffset = SAME_CLOCK) -> ActivityReport:
-        """The same by the clock of the ledger; `clock` is that of the source."""
-        here = clock.here
-        spans = tuple(span._replace(start=here(span.start), end=here(span.end)) for span in self.spans)
-        return ActivityReport(self.source, here(self.until), spans, self.dropped)
+        """The same report by the ledger's clock; `clock` is the source's against it."""
+        local = clock.to_local
+        spans = tuple(span._replace(start=local(span.start), end=local(span.end)) for span in self.spans)
+        return ActivityReport(self.source, local(self.until), spans, self.dropped)
 
 
 Key = tuple[str, DeviceUse]
 
 
 class Activity:
-    """The notes of one source; any thread may write them, and another may take them.
+    """Records what one source does; any thread may record, and any may take the report.
 
-    Methods speak of all the source's devices unless `devices` names some. `limit` bounds the finished spans
-    kept between takes: beyond it the older half is dropped, and its seconds are reported as dropped.
+    Methods apply to all of the source's devices unless `devices` names some. `limit` bounds the finished spans
+    kept between two reports: beyond it the older half is dropped, and its seconds are reported as dropped.
     """
 
     def __init__(
@@ -153,7 +154,7 @@ class Activity:
 
     @contextmanager
     def doing(self, kind: DeviceUse | str, devices: Iterable[str] | None = None) -> Iterator[None]:
-        """A block during which the devices do this; blocks may nest and run in several threads."""
+        """Records this kind for the block; blocks may nest and run in several threads."""
         keys = self._keys(kind, devices)
         self._add(keys, 1)
         try:
@@ -162,19 +163,19 @@ class Activity:
             self._add(keys, -1)
 
     def begin(self, kind: DeviceUse | str, devices: Iterable[str] | None = None) -> None:
-        """One more, as of running requests: active while the count is above zero."""
+        """Counts one more, such as a running request; the kind is active while the count is above zero."""
         self._add(self._keys(kind, devices), 1)
 
     def end(self, kind: DeviceUse | str, devices: Iterable[str] | None = None) -> None:
-        """One fewer; raises ValueError when there was none."""
+        """Counts one fewer; raises ValueError when there was none."""
         self._add(self._keys(kind, devices), -1)
 
     def take(self) -> ActivityReport:
-        """What was done since the last take; safe to send to another process."""
+        """The report of what was done since the last one; it can be pickled."""
         with self._lock:
             now = self._clock()
-            opened = [UseSpan(device, kind, since, now, True) for (device, kind), since in self._since.items()]
-            spans, dropped = (*self._finished, *opened), self._dropped
+            open_spans = [UseSpan(device, kind, since, now, True) for (device, kind), since in self._since.items()]
+            spans, dropped = (*self._finished, *open_spans), self._dropped
             self._since = dict.fromkeys(self._since, now)
             self._finished, self._dropped = [], {}
         return ActivityReport(self.source, now, spans, dropped)
@@ -182,14 +183,13 @@ class Activity:
     def _keys(self, kind: DeviceUse | str, devices: Iterable[str] | None) -> list[Key]:
         keys = self._all.get(DeviceUse(kind))
         if keys is None:
-            raise ValueError(
-                f"source {self.source!r}: kind={kind!r} is what remains; report one of {[*map(str, BUSY)]}"
-            )
+            valid = [*map(str, BUSY)]
+            raise ValueError(f"source {self.source!r}: kind={kind!r} is what remains; report one of {valid}")
         if devices is None:
             return keys
         chosen = tuple(dict.fromkeys(devices))
         if not set(chosen) <= set(self.devices):
-            raise ValueError(f"source {self.source!r}: devices={chosen!r} are not all among its own, {self.devices!r}")
+            raise ValueError(f"source {self.source!r}: devices={chosen!r} are not all among its own: {self.devices!r}")
         return [(device, DeviceUse(kind)) for device in chosen]
 
     def _add(self, keys: list[Key], step: int) -> None:
@@ -199,9 +199,9 @@ class Activity:
                     raise ValueError(f"source {self.source!r}: {kind} of {device!r} ends, but it had not begun")
             for key in keys:
                 self._counts[key] += step
-            self._note(keys)
+            self._update_spans(keys)
 
-    def _note(self, keys: list[Key]) -> None:
+    def _update_spans(self, keys: list[Key]) -> None:
         """Begins or ends a span where the state changed; the lock is held, so that clock readings are in order."""
         now = self._clock()
         for key in keys:
@@ -222,7 +222,7 @@ class Activity:
 
 @dataclass(frozen=True)
 class NodeActivity:
-    """A process's report, and the Ray node whose clock it read."""
+    """The report of a process, and the id of the Ray node whose clock it read."""
 
     report: ActivityReport
     node: str

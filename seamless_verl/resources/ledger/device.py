@@ -1,10 +1,10 @@
-"""The books of one device.
+"""Device-seconds of one device, by kind.
 
 Invariants:
-- [started, closed) is counted, each moment under exactly one kind; later moments wait for the next close.
-- A moment in [kept_from, closed) may still be counted anew when something about it arrives late.
-- What a source reported as open is assumed to go on (a tail) until that source is heard of again.
-- Reported = counted + hidden under another kind + not closed yet, for each kind.
+- Every moment in [started, closed) is counted under exactly one kind. Later moments wait for the next close.
+- A moment in [kept_from, closed) is counted anew when a report about it arrives late. Older ones are final.
+- A span that a source reported as open is assumed to go on until that source reports again or is lost.
+- For each kind: reported = counted + hidden under another kind + not closed yet.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 from seamless_verl.errors import IntegrityError
 from seamless_verl.resources.ledger.activity import BUSY, DeviceUse, UseSpan
-from seamless_verl.resources.ledger.interval_set import Change, Interval, IntervalSet, Slice, changes, sweep
+from seamless_verl.resources.ledger.interval_set import Change, Interval, IntervalSet, Slice, compare_sweeps, sweep
 from seamless_verl.resources.ledger.report import TOLERANCE, check_closed, milliseconds
 
-Seconds = dict[DeviceUse, float]
-Hidden = dict[tuple[DeviceUse, DeviceUse], float]  # (kind that counted, kind hidden under it): seconds
+SecondsByKind = dict[DeviceUse, float]
+HiddenSeconds = dict[tuple[DeviceUse, DeviceUse], float]  # (kind that counted, kind hidden under it): seconds
 
 
 class DeviceLedger:
@@ -26,60 +26,67 @@ class DeviceLedger:
     def __init__(self, name: str, started: float) -> None:
         self.name = name
         self.started = self.kept_from = self.closed = started
-        self.seconds: Seconds = dict.fromkeys(DeviceUse, 0.0)
-        self.amended: Seconds = dict.fromkeys(DeviceUse, 0.0)
-        self.hidden: Hidden = {}
-        self.too_late: Seconds = dict.fromkeys(BUSY, 0.0)
-        self._reported: Seconds = dict.fromkeys(BUSY, 0.0)
-        self._facts = {kind: IntervalSet() for kind in BUSY}
-        self._tails: dict[tuple[str, DeviceUse], float] = {}
+        self.seconds: SecondsByKind = dict.fromkeys(DeviceUse, 0.0)
+        self.amended: SecondsByKind = dict.fromkeys(DeviceUse, 0.0)
+        self.hidden: HiddenSeconds = {}
+        self.too_late: SecondsByKind = dict.fromkeys(BUSY, 0.0)
+        self._reported_seconds: SecondsByKind = dict.fromkeys(BUSY, 0.0)
+        self._reported = {kind: IntervalSet() for kind in BUSY}
+        self._open: dict[tuple[str, DeviceUse], float] = {}  # open spans, with the time of their last report
 
-    def take(self, source: str, spans: Sequence[UseSpan], *, newest: bool) -> list[Change]:
-        """Enters what a source did on this device; `newest` if nothing later was heard of it before."""
-        tails = [seen for (owner, _), seen in self._tails.items() if owner == source and newest]
+    def add(self, source: str, spans: Sequence[UseSpan], *, newest: bool) -> list[Change]:
+        """Enters the spans of a source's report; `newest` if none with a later time was added before."""
+        reported_at = [at for (owner, _), at in self._open.items() if owner == source and newest]
 
         def enter() -> None:
             if newest:
-                self._drop_tails(source)
+                self._forget_open(source)
             for span in spans:
                 self._enter(span.kind, span.start, span.end)
                 if newest and span.open:
-                    self._tails[source, span.kind] = span.end
+                    self._open[source, span.kind] = span.end
 
-        return self._recount(min([*tails, *(span.start for span in spans)], default=self.closed), enter)
+        return self._recount(min([*reported_at, *(span.start for span in spans)], default=self.closed), enter)
 
-    def lost(self, source: str) -> list[Change]:
-        """Nothing is assumed of that source after what it last reported."""
-        return self.take(source, (), newest=True)
+    def source_lost(self, source: str, at: float | None) -> list[Change]:
+        """Ends the source's open spans at `at`, but not before its last report; None ends them at that report."""
+        reported_at = {kind: time for (owner, kind), time in self._open.items() if owner == source}
+
+        def end() -> None:
+            self._forget_open(source)
+            for kind, last in reported_at.items():
+                self._enter(kind, last, last if at is None else max(last, at))
+
+        return self._recount(min(reported_at.values(), default=self.closed), end)
 
     def close(self, until: float) -> list[Slice]:
         """Counts up to `until`."""
-        segments = self._sweep(self.closed, until)
-        self._count(segments, 1)
+        slices = self._sweep(self.closed, until)
+        self._count(slices, 1)
         self.closed = until
-        return segments
+        return slices
 
-    def settle(self, before: float, most: int) -> None:
-        """Gives up what is older than `before`, or than the last `most` intervals; never what is not counted yet."""
-        starts = (cover.start_of_last(most) for cover in self._facts.values())
+    def finalize(self, before: float, max_intervals: int) -> None:
+        """Makes final what is older than `before`, or than the last `max_intervals` of a kind; only what is closed."""
+        starts = (intervals.start_of_last(max_intervals) for intervals in self._reported.values())
         kept_from = min(max([self.kept_from, before, *(s for s in starts if s is not None)]), self.closed)
-        for (source, kind), seen in self._tails.items():
-            if seen < kept_from:  # what was assumed has been counted for good
-                self._enter(kind, seen, kept_from)
-                self._tails[source, kind] = kept_from
+        for (source, kind), last in self._open.items():
+            if last < kept_from:  # the assumed part has been counted for good
+                self._enter(kind, last, kept_from)
+                self._open[source, kind] = kept_from
         self.kept_from = kept_from
-        for cover in self._facts.values():
-            cover.forget_before(kept_from)
+        for intervals in self._reported.values():
+            intervals.forget_before(kept_from)
 
-    def take_amended(self) -> Seconds:
-        """How counts of closed periods have changed since this was last asked."""
+    def pop_amended(self) -> SecondsByKind:
+        """How counts of closed periods have changed since the last call."""
         amended, self.amended = self.amended, dict.fromkeys(DeviceUse, 0.0)
         return amended
 
     @property
-    def held(self) -> int:
-        """How many intervals it holds."""
-        return sum(map(len, self._facts.values())) + len(self._tails)
+    def interval_count(self) -> int:
+        """Intervals and open spans in memory."""
+        return sum(map(len, self._reported.values())) + len(self._open)
 
     def check_integrity(self) -> None:
         """Raises IntegrityError unless every counted second is one kind's, and every reported one is accounted for."""
@@ -89,9 +96,9 @@ class DeviceLedger:
             raise IntegrityError(f"{name}: a kind below zero, in ms", 0, milliseconds(lowest))
         check_closed(f"{name}: wall time", wall, self.seconds)
         for kind in BUSY:
-            reported = self._reported[kind] + self._assumed(kind)
+            reported = self._reported_seconds[kind] + self._assumed_seconds(kind)
             hidden = sum(seconds for (_, under), seconds in self.hidden.items() if under is kind)
-            found = self.seconds[kind] + hidden + self._pending(kind)
+            found = self.seconds[kind] + hidden + self._unclosed_seconds(kind)
             if abs(reported - found) > allowed:
                 law = f"{name}: reported as {kind} against counted, hidden and not closed yet, in ms"
                 raise IntegrityError(law, milliseconds(reported), milliseconds(found))
@@ -99,13 +106,13 @@ class DeviceLedger:
     def _enter(self, kind: DeviceUse, start: float, end: float) -> None:
         start = max(start, self.started)
         self.too_late[kind] += max(0.0, min(end, self.kept_from) - start) if start < self.kept_from else 0.0
-        self._reported[kind] += self._facts[kind].add(max(start, self.kept_from), end)
+        self._reported_seconds[kind] += self._reported[kind].add(max(start, self.kept_from), end)
 
-    def _drop_tails(self, source: str) -> None:
-        self._tails = {key: seen for key, seen in self._tails.items() if key[0] != source}
+    def _forget_open(self, source: str) -> None:
+        self._open = {key: at for key, at in self._open.items() if key[0] != source}
 
     def _recount(self, start: float, change: Callable[[], None]) -> list[Change]:
-        """Makes a change that matters from `start` on, and counts anew what was counted of that already."""
+        """Makes a change that matters from `start` on, and counts the closed time from there anew."""
         low = max(start, self.kept_from)
         if low >= self.closed:
             change()
@@ -115,31 +122,31 @@ class DeviceLedger:
         after = self._sweep(low, self.closed)
         self._count(before, -1)
         self._count(after, 1)
-        found = changes(before, after)
-        for piece in found:
-            self.amended[piece.was] -= piece.end - piece.start
-            self.amended[piece.kind] += piece.end - piece.start
-        return found
+        changes = compare_sweeps(before, after)
+        for changed in changes:
+            self.amended[changed.was] -= changed.end - changed.start
+            self.amended[changed.kind] += changed.end - changed.start
+        return changes
 
-    def _count(self, segments: Iterable[Slice], sign: int) -> None:
-        for segment in segments:
-            self.seconds[segment.kind] += sign * segment.seconds
-            for under in segment.active[1:]:
-                self.hidden[segment.kind, under] = self.hidden.get((segment.kind, under), 0.0) + sign * segment.seconds
+    def _count(self, slices: Iterable[Slice], sign: int) -> None:
+        for section in slices:
+            self.seconds[section.kind] += sign * section.seconds
+            for under in section.active[1:]:
+                self.hidden[section.kind, under] = self.hidden.get((section.kind, under), 0.0) + sign * section.seconds
 
     def _sweep(self, low: float, high: float) -> list[Slice]:
-        return sweep({kind: self._known(kind, low, high) for kind in BUSY}, low, high)
+        return sweep({kind: self._intervals(kind, low, high) for kind in BUSY}, low, high)
 
-    def _known(self, kind: DeviceUse, low: float, high: float) -> Iterable[Interval]:
-        """Facts and tails of a kind in [low, high), disjoint."""
-        facts = self._facts[kind].within(low, high)
-        tails = [max(seen, low) for (_, tailed), seen in self._tails.items() if tailed is kind and seen < high]
-        return IntervalSet([*facts, (min(tails), high)]) if tails else facts
+    def _intervals(self, kind: DeviceUse, low: float, high: float) -> Iterable[Interval]:
+        """Reported and assumed intervals of a kind in [low, high), disjoint."""
+        reported = self._reported[kind].within(low, high)
+        assumed = [max(at, low) for (_, open_kind), at in self._open.items() if open_kind is kind and at < high]
+        return IntervalSet([*reported, (min(assumed), high)]) if assumed else reported
 
-    def _assumed(self, kind: DeviceUse) -> float:
-        """Seconds counted for tails where there is no fact."""
-        known = sum(end - start for start, end in self._known(kind, self.kept_from, self.closed))
-        return known - self._facts[kind].seconds(self.kept_from, self.closed)
+    def _assumed_seconds(self, kind: DeviceUse) -> float:
+        """Seconds counted for open spans where nothing was reported."""
+        both = sum(end - start for start, end in self._intervals(kind, self.kept_from, self.closed))
+        return both - self._reported[kind].seconds(self.kept_from, self.closed)
 
-    def _pending(self, kind: DeviceUse) -> float:
-        return self._facts[kind].seconds(self.closed, float("inf"))
+    def _unclosed_seconds(self, kind: DeviceUse) -> float:
+        return self._reported[kind].seconds(self.closed, float("inf"))

@@ -1,4 +1,4 @@
-"""The timeline as a PNG: devices as lanes, kinds as colours, steps as ticks, the idle share of each lane.
+"""Draws a trace's timeline as a PNG: devices as lanes, kinds as colours, steps as ticks, the idle share of each lane.
 
 A column of a lane is filled from below in the kinds' order, in proportion to what it was spent on, so that a long
 run reads as a chart of shares and a short one as solid blocks. Pillow draws it; no display is needed.
@@ -36,7 +36,7 @@ ALARM_SHARE = 0.05  # idle beyond it is printed in the colour of alarm
 
 
 def draw_timeline(trace: Path, picture: Path, *, title: str = "Device time", last_s: float | None = None) -> Path:
-    """Draws a trace, or its last seconds, whether it was finished or not; raises ValueError when it holds no step."""
+    """Draws a trace, closed or not, or its last `last_s` seconds; raises ValueError when it holds no step."""
     columns = (WIDTH - LEFT - RIGHT) * SCALE
     image = Drawing(read_timeline(trace, columns=columns, last_s=last_s), title).image
     picture.parent.mkdir(parents=True, exist_ok=True)
@@ -85,7 +85,7 @@ class Drawing:
 
     def _lane(self, lane: int, device: str) -> None:
         top, idle = TOP + lane * self.pitch, float(self.timeline.idle[lane])
-        pixels = lane_pixels(barred(self.timeline.shares[lane], self.bar), round(self.lane * SCALE))
+        pixels = lane_pixels(average_bars(self.timeline.shares[lane], self.bar), round(self.lane * SCALE))
         self.image.paste(Image.fromarray(pixels, "RGB"), (LEFT * SCALE, round(top * SCALE)))
         size = 10 if self.pitch < 20 else 12
         middle = top + self.lane / 2
@@ -99,14 +99,14 @@ class Drawing:
         room = (WIDTH - LEFT - RIGHT) / len(steps)
         widest = max(self._width(label, 10) for label, _ in steps)
         stride = next(n * 10**p for p in range(12) for n in (1, 2, 5) if n * 10**p * room > widest + 12)
-        taken = -math.inf
+        right = -math.inf  # where the last label ends
         for number, (label, end) in enumerate(steps, 1):
             x, half = self._x(end), self._width(label, 10) / 2
             middle = min(max(x, LEFT + half), WIDTH - RIGHT - half)
-            labelled = number % stride == 0 and middle - half > taken + 6
+            labelled = number % stride == 0 and middle - half > right + 6
             if labelled:
                 self._text((middle, TOP - 14), label, 10, SOFT, "mm")
-                taken = middle + half
+                right = middle + half
             if labelled or room > 4:
                 self._line(x, TOP - (7 if labelled else 4), x, TOP - 2, SOFT)
             if room > 40:
@@ -125,14 +125,14 @@ class Drawing:
         return LEFT + share * (WIDTH - LEFT - RIGHT)
 
     def _text(self, at: tuple[float, float], text: str, size: int, colour: Colour, anchor: str) -> None:
-        where = (at[0] * SCALE, at[1] * SCALE)
-        self.pen.text(where, text, fill=colour, font=_font(size), anchor=anchor)
+        pixels = (at[0] * SCALE, at[1] * SCALE)
+        self.pen.text(pixels, text, fill=colour, font=_font(size), anchor=anchor)
 
     def _width(self, text: str, size: int) -> float:
         return float(self.pen.textlength(text, font=_font(size))) / SCALE
 
     def _fitted(self, text: str, size: int, room: float) -> str:
-        """A long name keeps its end, in which devices differ."""
+        """The text cut to `room`; a long name keeps its end, in which devices differ."""
         cut = text
         while len(cut) > 2 and self._width(cut, size) > room:
             cut = "…" + cut[2:]
@@ -147,12 +147,12 @@ class Drawing:
 
 
 def bar_columns(columns: int, steps: int) -> int:
-    """How many columns make a bar: one, unless steps are too narrow to be told apart."""
+    """How many columns make a bar: one, unless steps are too narrow to be distinguished."""
     return 1 if columns >= STEP_PIXELS * steps else min(columns, math.ceil(STEPS_A_BAR * columns / steps))
 
 
-def barred(shares: NDArray[np.float64], bar: int) -> NDArray[np.float64]:
-    """Shares of [columns, kinds], averaged over so many columns each, same shape."""
+def average_bars(shares: NDArray[np.float64], bar: int) -> NDArray[np.float64]:
+    """Shares of [columns, kinds], averaged over `bar` columns each, same shape."""
     edges = np.arange(0, len(shares), bar)
     sizes = np.diff([*edges, len(shares)])
     return np.repeat(np.add.reduceat(shares, edges) / sizes[:, None], sizes, axis=0)

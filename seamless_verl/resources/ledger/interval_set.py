@@ -1,6 +1,6 @@
-"""Unions of intervals, and the sweep that makes them exclusive.
+"""Sets of time intervals, and the sweep that makes the intervals of several kinds exclusive.
 
-Invariant: a cover's intervals are sorted, not empty, and neither overlap nor touch.
+Invariant: the intervals of a set are sorted, not empty, and neither overlap nor touch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class IntervalSet:
         return iter(zip(self._starts, self._ends, strict=True))
 
     def add(self, start: float, end: float) -> float:
-        """Adds an interval; returns how many seconds of it were not in yet."""
+        """Adds an interval; returns how many seconds of it are new."""
         if start >= end:
             return 0.0
         new = (end - start) - self.seconds(start, end)
@@ -41,7 +41,7 @@ class IntervalSet:
         return new
 
     def within(self, low: float, high: float) -> list[Interval]:
-        """The part of it in [low, high)."""
+        """The intervals of the set in [low, high), cut at both ends."""
         first, last = bisect_right(self._ends, low), bisect_left(self._starts, high)
         return [(max(self._starts[i], low), min(self._ends[i], high)) for i in range(first, last)]
 
@@ -49,17 +49,17 @@ class IntervalSet:
         return sum(end - start for start, end in self.within(low, high))
 
     def start_of_last(self, count: int) -> float | None:
-        """Where its last `count` intervals begin, None when it has no more than that."""
+        """The start of the last `count` intervals, None when there are no more than that."""
         return self._starts[-count] if len(self) > count else None
 
     def forget_before(self, time: float) -> None:
-        """Drops the intervals that ended by then."""
-        gone = bisect_right(self._ends, time)
-        del self._starts[:gone], self._ends[:gone]
+        """Drops the intervals that ended by `time`."""
+        ended = bisect_right(self._ends, time)
+        del self._starts[:ended], self._ends[:ended]
 
 
 class Slice(NamedTuple):
-    """A time with the same kinds throughout, the one that counts first; none is idle."""
+    """An interval with the same active kinds throughout; the first of `active` counts, no kind means idle."""
 
     start: float
     end: float
@@ -74,38 +74,38 @@ class Slice(NamedTuple):
         return self.end - self.start
 
 
-def sweep(covers: Mapping[DeviceUse, Iterable[Interval]], low: float, high: float) -> list[Slice]:
-    """[low, high) as consecutive segments without gap; each kind's intervals lie in it and are disjoint."""
-    changes = [(time, kind) for kind, intervals in covers.items() for interval in intervals for time in interval]
-    changes.sort(key=lambda change: change[0])
-    segments: list[Slice] = []
+def sweep(intervals: Mapping[DeviceUse, Iterable[Interval]], low: float, high: float) -> list[Slice]:
+    """[low, high) as consecutive slices without gap; each kind's intervals lie in it and are disjoint."""
+    edges = [(time, kind) for kind, of_kind in intervals.items() for interval in of_kind for time in interval]
+    edges.sort(key=lambda edge: edge[0])
+    slices: list[Slice] = []
     active: set[DeviceUse] = set()
-    begun = low
-    for time, kind in changes:
-        if time > begun:
-            segments.append(Slice(begun, time, _ranked(active)))
-            begun = time
+    start = low
+    for time, kind in edges:
+        if time > start:
+            slices.append(Slice(start, time, _ranked(active)))
+            start = time
         active ^= {kind}
-    return [*segments, Slice(begun, high, _ranked(active))] if begun < high else segments
+    return [*slices, Slice(start, high, _ranked(active))] if start < high else slices
 
 
 def _ranked(active: set[DeviceUse]) -> tuple[DeviceUse, ...]:
     return tuple(sorted(active, key=RANK.__getitem__))
 
 
-def by_kind(segments: Iterable[Slice]) -> list[tuple[DeviceUse, float, float]]:
-    """Neighbours that count as the same kind, made one: (kind, start, end)."""
+def merge_by_kind(slices: Iterable[Slice]) -> list[tuple[DeviceUse, float, float]]:
+    """(kind, start, end) of consecutive slices, neighbours of the same kind merged."""
     merged: list[tuple[DeviceUse, float, float]] = []
-    for segment in segments:
-        if merged and merged[-1][0] is segment.kind:
-            merged[-1] = (segment.kind, merged[-1][1], segment.end)
+    for section in slices:
+        if merged and merged[-1][0] is section.kind:
+            merged[-1] = (section.kind, merged[-1][1], section.end)
         else:
-            merged.append((segment.kind, segment.start, segment.end))
+            merged.append((section.kind, section.start, section.end))
     return merged
 
 
 class Change(NamedTuple):
-    """A stretch that had been counted as one kind and now counts as another."""
+    """A stretch that was counted as one kind and now counts as another."""
 
     start: float
     end: float
@@ -113,13 +113,13 @@ class Change(NamedTuple):
     kind: DeviceUse
 
 
-def changes(before: list[Slice], after: list[Slice]) -> list[Change]:
-    """Where two sweeps of the same stretch of time differ."""
-    found, old, new = [], by_kind(before), by_kind(after)
+def compare_sweeps(before: list[Slice], after: list[Slice]) -> list[Change]:
+    """The stretches in which two sweeps of the same time differ."""
+    changes, old, new = [], merge_by_kind(before), merge_by_kind(after)
     i = j = 0
     while i < len(old) and j < len(new):
         (was, old_start, old_end), (kind, new_start, new_end) = old[i], new[j]
         if was is not kind:
-            found.append(Change(max(old_start, new_start), min(old_end, new_end), was, kind))
+            changes.append(Change(max(old_start, new_start), min(old_end, new_end), was, kind))
         i, j = i + (old_end <= new_end), j + (new_end <= old_end)
-    return found
+    return changes

@@ -2,38 +2,41 @@
 
 Invariants:
 - train + sync + switch + rollout + idle = devices x (closed - started), per device and in total.
-- The totals do not depend on the order in which sources are heard, while they are at most `keep_s` late.
-- Memory holds the open period and the last `keep_s` seconds before it, at most `most` intervals of a kind and device.
+- The totals do not depend on the order in which reports arrive, while they are at most `keep_s` late.
+- Nothing is counted for a lost source after its loss, until a report arrives that was made after it.
+- Memory holds the open period and the last `keep_s` seconds before it, at most `max_intervals` of a kind and device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
 from typing import Protocol
 
 from seamless_verl.resources.ledger.activity import BUSY, SAME_CLOCK, ActivityReport, ClockOffset, DeviceUse, UseSpan
-from seamless_verl.resources.ledger.device import DeviceLedger, Hidden
-from seamless_verl.resources.ledger.interval_set import Change, by_kind
+from seamless_verl.resources.ledger.device import DeviceLedger, HiddenSeconds
+from seamless_verl.resources.ledger.interval_set import Change, merge_by_kind
 from seamless_verl.resources.ledger.report import PREFIX, LedgerReport, check_closed, shares, totals
 
 
-class Follower(Protocol):
-    """What wants to see the books as they are kept; a `Trace` is one."""
+class LedgerObserver(Protocol):
+    """Receives what the ledger counts, as it counts it; a `Trace` is one."""
 
-    def spent(self, device: str, kind: DeviceUse, start: float, end: float) -> None:
+    def on_counted(self, device: str, kind: DeviceUse, start: float, end: float) -> None:
         """A stretch was counted; those of a device follow each other without gap, idle ones included."""
 
-    def amended(self, device: str, change: Change) -> None:
-        """A stretch already shown as `spent` counts differently now."""
+    def on_amended(self, device: str, change: Change) -> None:
+        """A stretch given to `on_counted` before counts differently now."""
 
-    def closed(self, report: LedgerReport, label: str) -> None:
-        """A period's report."""
+    def on_closed(self, report: LedgerReport, label: str) -> None:
+        """A period was closed."""
 
 
 class Ledger:
-    """The books of a run's devices from `started` on, a monotonic time; one thread keeps them.
+    """Device-seconds of a run from `started` on, a monotonic time; used by one thread.
 
-    A report that is more than `keep_s` seconds late is no longer counted, but named in `too_late`.
+    What a report says about time more than `keep_s` seconds before the last close is not counted, but named in
+    `too_late`.
     """
 
     def __init__(
@@ -42,112 +45,129 @@ class Ledger:
         started: float,
         *,
         keep_s: float = 600.0,
-        most: int = 10_000,
-        followers: Iterable[Follower] = (),
+        max_intervals: int = 10_000,
+        observers: Iterable[LedgerObserver] = (),
     ) -> None:
         if not devices or len(set(devices)) < len(devices):
             raise ValueError(f"devices={list(devices)!r}: name each device, once")
-        if keep_s < 0 or most < 1:
-            raise ValueError(f"keep_s={keep_s!r}, most={most!r}: give at least 0 seconds and 1 interval")
+        if keep_s < 0 or max_intervals < 1:
+            raise ValueError(f"keep_s={keep_s!r}, max_intervals={max_intervals!r}: give at least 0 seconds, 1 interval")
         self.started = self.closed = started
-        self._books = {name: DeviceLedger(name, started) for name in devices}
-        self._keep_s, self._most, self._followers = keep_s, most, tuple(followers)
-        self._heard: dict[str, float] = {}
+        self._devices = {name: DeviceLedger(name, started) for name in devices}
+        self._keep_s, self._max_intervals, self._observers = keep_s, max_intervals, tuple(observers)
+        self._last_report_at: dict[str, float] = {}
         self._dropped = 0.0
-        self._last: LedgerReport | None = None
-        self._before: tuple[Hidden, float, float] = ({}, 0.0, 0.0)
+        self._last_report: LedgerReport | None = None
+        self._totals_before: tuple[HiddenSeconds, float, float] = ({}, 0.0, 0.0)
 
-    def add(self, taken: ActivityReport, clock: ClockOffset = SAME_CLOCK) -> None:
-        """Enters what a source took, in any order and however late; `clock` is the source's against ours.
+    def add(self, report: ActivityReport, clock: ClockOffset = SAME_CLOCK) -> None:
+        """Enters a source's report, in any order and however late; `clock` is the source's against ours.
 
-        Raises ValueError on a device that is not in the books, a kind that is not reported, or a span that ends
-        before it begins; nothing of it is entered then.
+        Raises ValueError on an unknown device, a kind that is not reported, or a span that ends before it begins;
+        nothing of the report is entered then.
         """
-        taken = taken.on(clock)
-        newest = taken.until >= self._heard.get(taken.source, taken.until)
-        spans: dict[str, list[UseSpan]] = {device: [] for device in self._books}
-        for span in taken.spans:
-            self._refuse_unless_sound(taken.source, span)
+        report = report.on(clock)
+        newest = report.until >= self._last_report_at.get(report.source, report.until)
+        spans: dict[str, list[UseSpan]] = {device: [] for device in self._devices}
+        for span in report.spans:
+            self._check_span(report.source, span)
             spans[span.device].append(span)
         if newest:
-            self._heard[taken.source] = taken.until
-        self._dropped += sum(taken.dropped.values())
-        for device, book in self._books.items():
-            self._show(device, book.take(taken.source, spans[device], newest=newest))
+            self._last_report_at[report.source] = report.until
+        self._dropped += sum(report.dropped.values())
+        for device, device_ledger in self._devices.items():
+            self._notify_amended(device, device_ledger.add(report.source, spans[device], newest=newest))
 
-    def lost(self, source: str) -> None:
-        """The source is gone: what it was doing ended when it was last heard of."""
-        self._heard.pop(source, None)
-        for device, book in self._books.items():
-            self._show(device, book.lost(source))
+    def source_lost(self, source: str, at: float | None = None) -> None:
+        """The process of a source died at `at`, by the ledger's clock; None when that is not known.
+
+        - Its open spans end at `at`, but not before its last report; with None they end at its last report. Time
+          after that which was already counted for them is counted anew, as for a late report.
+        - A report made before `at` that arrives later adds its spans, but opens none. A report made after `at`
+          is that of a new process with the same source name. With None the next report is taken as that, whatever
+          its time.
+        - A second call for the same loss changes nothing, nor does one for a source without open spans. A call
+          that wrongly ends the spans of a living process is undone by its next report, which covers them.
+
+        Raises ValueError when `at` is no finite number.
+        """
+        if at is not None and not isfinite(at):
+            raise ValueError(f"source {source!r}: at={at!r} is no time: give seconds by the ledger's clock, or None")
+        if at is None:
+            self._last_report_at.pop(source, None)
+        else:
+            self._last_report_at[source] = max(at, self._last_report_at.get(source, at))
+        for device, device_ledger in self._devices.items():
+            self._notify_amended(device, device_ledger.source_lost(source, at))
 
     def close(self, until: float, label: str = "") -> LedgerReport:
-        """Counts up to `until` and reports the time since the last close; `label` is for the followers.
+        """Counts up to `until` and reports the time since the last close; `label` is for the observers.
 
         Raises ValueError when `until` lies before it.
         """
         if not until >= self.closed:
-            raise ValueError(f"until={until!r} lies before {self.closed!r}, up to where the books are closed already")
+            raise ValueError(f"until={until!r} lies before {self.closed!r}, up to where the ledger is closed already")
         start, self.closed = self.closed, until
-        periods = {device: book.close(until) for device, book in self._books.items()}
-        seconds = {device: dict.fromkeys(DeviceUse, 0.0) for device in self._books}
-        for device, segments in periods.items():
-            for kind, begin, end in by_kind(segments):
+        periods = {name: device_ledger.close(until) for name, device_ledger in self._devices.items()}
+        seconds = {device: dict.fromkeys(DeviceUse, 0.0) for device in self._devices}
+        for device, slices in periods.items():
+            for kind, begin, end in merge_by_kind(slices):
                 seconds[device][kind] += end - begin
-                for follower in self._followers:
-                    follower.spent(device, kind, begin, end)
-        self._last = report = self._report(start, seconds)
-        for follower in self._followers:
-            follower.closed(report, label)
-        for book in self._books.values():
-            book.settle(until - self._keep_s, self._most)
+                for observer in self._observers:
+                    observer.on_counted(device, kind, begin, end)
+        self._last_report = report = self._report(start, seconds)
+        for observer in self._observers:
+            observer.on_closed(report, label)
+        for device_ledger in self._devices.values():
+            device_ledger.finalize(until - self._keep_s, self._max_intervals)
         return report
 
     @property
     def seconds(self) -> dict[str, dict[DeviceUse, float]]:
         """By device and kind, from the start to the last close."""
-        return {device: dict(book.seconds) for device, book in self._books.items()}
+        return {name: dict(device_ledger.seconds) for name, device_ledger in self._devices.items()}
 
     @property
-    def hidden(self) -> Hidden:
+    def hidden(self) -> HiddenSeconds:
         """(kind that counted, kind hidden under it): seconds since the start, over all devices."""
         pairs = [(over, under) for over in BUSY for under in BUSY if over is not under]
-        return {pair: sum(book.hidden.get(pair, 0.0) for book in self._books.values()) for pair in pairs}
+        return {pair: sum(ledger.hidden.get(pair, 0.0) for ledger in self._devices.values()) for pair in pairs}
 
     @property
-    def held(self) -> int:
-        """How many intervals are in memory."""
-        return sum(book.held for book in self._books.values())
+    def interval_count(self) -> int:
+        """Intervals and open spans in memory."""
+        return sum(device_ledger.interval_count for device_ledger in self._devices.values())
 
     def metrics(self, *, per_device: bool = True) -> dict[str, float]:
         """The last report's, and the shares of the run up to there; empty before the first."""
-        if self._last is None:
+        if self._last_report is None:
             return {}
         run = {f"{PREFIX}/run/{kind}_share": share for kind, share in shares(totals(self.seconds)).items()}
-        return self._last.metrics(per_device=per_device) | run
+        return self._last_report.metrics(per_device=per_device) | run
 
     def check_integrity(self) -> None:
-        """Raises IntegrityError unless the books close within 1% of the wall time, per device and in total."""
-        for book in self._books.values():
-            book.check_integrity()
-        wall = len(self._books) * (self.closed - self.started)
+        """Raises IntegrityError unless the kinds add up within 1% of the wall time, per device and in total."""
+        for device_ledger in self._devices.values():
+            device_ledger.check_integrity()
+        wall = len(self._devices) * (self.closed - self.started)
         check_closed("devices x wall time", wall, totals(self.seconds))
 
     def _report(self, start: float, seconds: Mapping[str, Mapping[DeviceUse, float]]) -> LedgerReport:
-        amended = {device: book.take_amended() for device, book in self._books.items()}
-        too_late = sum(sum(book.too_late.values()) for book in self._books.values())
-        now, (hidden, late, dropped) = self.hidden, self._before
-        self._before = (now, too_late, self._dropped)
+        amended = {name: device_ledger.pop_amended() for name, device_ledger in self._devices.items()}
+        too_late = sum(sum(device_ledger.too_late.values()) for device_ledger in self._devices.values())
+        now, (hidden, late, dropped) = self.hidden, self._totals_before
+        self._totals_before = (now, too_late, self._dropped)
         since = {pair: seconds - hidden.get(pair, 0.0) for pair, seconds in now.items()}
         return LedgerReport(start, self.closed, seconds, amended, since, too_late - late, self._dropped - dropped)
 
-    def _refuse_unless_sound(self, source: str, span: UseSpan) -> None:
-        if span.device not in self._books:
-            raise ValueError(f"source {source!r}: device={span.device!r} is not in the books: {sorted(self._books)}")
+    def _check_span(self, source: str, span: UseSpan) -> None:
+        if span.device not in self._devices:
+            names = sorted(self._devices)
+            raise ValueError(f"source {source!r}: device={span.device!r} is not one of the ledger's: {names}")
         if span.kind not in BUSY or not float("-inf") < span.start <= span.end < float("inf"):
             raise ValueError(f"source {source!r}: {span!r} must be of {[*map(str, BUSY)]}, and start before it ends")
 
-    def _show(self, device: str, changes: Iterable[Change]) -> None:
-        for follower in self._followers:
+    def _notify_amended(self, device: str, changes: Iterable[Change]) -> None:
+        for observer in self._observers:
             for change in changes:
-                follower.amended(device, change)
+                observer.on_amended(device, change)

@@ -1,4 +1,4 @@
-"""What a period's device-seconds were spent on."""
+"""The ledger's report of one period: device-seconds by kind, shares and metrics."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Table = Mapping[str, Mapping[DeviceUse, float]]  # device: kind: seconds
 
 @dataclass(frozen=True)
 class LedgerReport:
-    """[start, until) on every device, as known when it was closed; seconds.
+    """Seconds in [start, until) on every device, as known when the period was closed.
 
-    `amended` is how earlier periods' seconds have changed since the report before this one, because of what
-    arrived late: it adds up to 0, and all reports' `seconds` and `amended` together are the ledger's totals.
-    `hidden` counts a kind under another that took precedence, in this period or in amended ones; `too_late`
-    what arrived after its time had been settled, and `dropped` what a source could not keep: neither is in
-    any other number.
+    `amended` is how the seconds of earlier periods have changed since the previous report, because of late
+    reports: it adds up to 0, and all reports' `seconds` and `amended` together are the ledger's totals.
+    `hidden` counts a kind under another that took precedence, in this period or in amended ones. `too_late` is
+    what arrived after its time had become final, and `dropped` what a source could not keep: neither is in any
+    other number.
     """
 
     start: float
@@ -48,19 +48,19 @@ class LedgerReport:
 
     def metrics(self, *, per_device: bool = True) -> dict[str, float]:
         """The period for verl's loggers: shares 0 to 1, `_s` in device-seconds."""
-        named = {f"{PREFIX}/{kind}_share": share for kind, share in self.shares.items()}
-        named |= {f"{PREFIX}/{kind}_s": seconds for kind, seconds in self.totals.items()}
+        metrics = {f"{PREFIX}/{kind}_share": share for kind, share in self.shares.items()}
+        metrics |= {f"{PREFIX}/{kind}_s": seconds for kind, seconds in self.totals.items()}
         pairs = [(over, under) for over in BUSY for under in BUSY if BUSY.index(over) < BUSY.index(under)]
-        named |= {f"{PREFIX}/overlap/{u}_under_{o}_s": self.hidden.get((o, u), 0.0) for o, u in pairs}
-        named[f"{PREFIX}/overlap_s"] = sum(self.hidden.values())
-        named[f"{PREFIX}/amended_s"] = sum(abs(s) for kinds in self.amended.values() for s in kinds.values()) / 2
-        named |= {f"{PREFIX}/too_late_s": self.too_late, f"{PREFIX}/dropped_s": self.dropped}
+        metrics |= {f"{PREFIX}/overlap/{u}_under_{o}_s": self.hidden.get((o, u), 0.0) for o, u in pairs}
+        metrics[f"{PREFIX}/overlap_s"] = sum(self.hidden.values())
+        metrics[f"{PREFIX}/amended_s"] = sum(abs(s) for kinds in self.amended.values() for s in kinds.values()) / 2
+        metrics |= {f"{PREFIX}/too_late_s": self.too_late, f"{PREFIX}/dropped_s": self.dropped}
         for device, kinds in self.seconds.items() if per_device else ():
-            named |= {f"{PREFIX}/{device}/{kind}_share": share for kind, share in shares(kinds).items()}
-        return named
+            metrics |= {f"{PREFIX}/{device}/{kind}_share": share for kind, share in shares(kinds).items()}
+        return metrics
 
     def check_integrity(self) -> None:
-        """Raises IntegrityError unless the kinds close to devices x wall time within 1%."""
+        """Raises IntegrityError unless the kinds add up to devices x wall time within 1%."""
         check_closed("devices x wall time", self.wall * len(self.seconds), self.totals)
 
 

@@ -1,15 +1,16 @@
-"""The run as a trace for Perfetto (ui.perfetto.dev) or chrome://tracing, written as it goes.
+"""Writes a run as a trace for Perfetto (ui.perfetto.dev) or chrome://tracing, and reads it back as a timeline.
 
 Source of the format: "Trace Event Format", JSON array flavour, in which the closing bracket is optional.
-One event a line, in one write: after a kill at any moment all lines but perhaps the last are whole.
+Invariant: each event is one line, and lines are written whole. After a kill at any moment all lines but perhaps the
+last are whole.
 
-Lanes: process 1 has a thread for each device; process 2 one for each device's corrections, which arrived late
-and say what a stretch `was`; process 3 has the steps. Counters are in process 3. A gap on a device is idle time.
+Lanes: process 1 has a thread for each device; process 2 has one for each device's corrections, which arrived late
+and name in `was` what the stretch was counted as before; process 3 has the steps and the counters. A gap on a device
+is idle time.
 
-A trace read back and laid on a grid: how each device spent each column of time.
-
-A stretch that arrived late is added as what it is and taken off what it `was`, so corrections need no order, and
-a trace of any length is read in the memory of its grid.
+The timeline is a grid: how each device spent each column of time. A correction is added under its kind and
+subtracted from the kind in `was`, so corrections need no order, and a trace of any length is read in the memory of
+its grid.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ COLOURS = {  # names of the format's own palette
     DeviceUse.SYNC: "terrible",
     DeviceUse.IDLE: "grey",
 }
-STRETCHES = tuple(b'{"ph":"X","pid":%d,' % process for process in (DEVICES, LATE))  # how their lines begin
+STRETCH_PREFIXES = tuple(b'{"ph":"X","pid":%d,' % process for process in (DEVICES, LATE))  # of their lines
 Event = Mapping[str, Any]
 
 
 class Trace:
-    """A new trace file, to be given to the ledger as a follower; `started` is the ledger's.
+    """A new trace file, to be given to the ledger as an observer; `started` is the ledger's.
 
-    Any thread may write. Raises FileExistsError when the file is there already: another run's is not overwritten.
+    Any thread may write. Raises FileExistsError when the file exists: another run's trace is not overwritten.
     """
 
     def __init__(self, path: Path, devices: Sequence[str], started: float) -> None:
@@ -52,49 +53,49 @@ class Trace:
         self.path, self._started, self._lock = path, started, threading.Lock()
         self._lanes = {device: lane for lane, device in enumerate(devices)}
         self._file = path.open("xb", buffering=0)
-        self._waiting: list[Event] = []
+        self._pending: list[Event] = []
         self._file.write(b"[\n")
         self._write([event for process in TITLES for event in self._titles(process)])
 
-    def spent(self, device: str, kind: DeviceUse, start: float, end: float) -> None:
+    def on_counted(self, device: str, kind: DeviceUse, start: float, end: float) -> None:
         if kind is not DeviceUse.IDLE:
-            self._waiting.append(self._stretch(DEVICES, self._lanes[device], kind, start, end, cname=COLOURS[kind]))
+            self._pending.append(self._stretch(DEVICES, self._lanes[device], kind, start, end, cname=COLOURS[kind]))
 
-    def amended(self, device: str, change: Change) -> None:
+    def on_amended(self, device: str, change: Change) -> None:
         args = {"was": change.was}
         lane = self._lanes[device]
-        self._waiting.append(self._stretch(LATE, lane, change.kind, change.start, change.end, args=args))
+        self._pending.append(self._stretch(LATE, lane, change.kind, change.start, change.end, args=args))
 
-    def closed(self, report: LedgerReport, label: str) -> None:
-        """A period is written in one go: one system call a step, however many stretches it has."""
+    def on_closed(self, report: LedgerReport, label: str) -> None:
+        """Writes the whole period with one system call, however many stretches it has."""
         seconds = {f"{kind} (s)": round(value, 3) for kind, value in report.totals.items()}
         name = label or f"until {report.until - self._started:.1f} s"
         step = self._stretch(STEPS, 0, name, report.start, report.until, args=seconds)
-        waiting, self._waiting = self._waiting, []
-        self._write([*waiting, step, self._count("idle share", report.start, {"idle": report.shares[DeviceUse.IDLE]})])
+        pending, self._pending = self._pending, []
+        self._write([*pending, step, self._count("idle share", report.start, {"idle": report.shares[DeviceUse.IDLE]})])
 
     def counter(self, name: str, at: float, values: float | Mapping[str, float]) -> None:
-        """The value of a counter from `at` on, as of running calls; several values of one counter are stacked."""
+        """Writes the value of a counter from `at` on; several values of one counter are stacked."""
         self._write([self._count(name, at, values if isinstance(values, Mapping) else {name: values})])
 
     def close(self) -> None:
-        """Writes the closing bracket, after which the file is JSON to any reader; once closed it stays so."""
+        """Writes the closing bracket, after which the file is valid JSON. A second call does nothing."""
         with self._lock:
             if not self._file.closed:
                 self._file.write(_line({"ph": "M", "pid": STEPS, "name": "closed", "args": {}})[:-2] + b"\n]\n")
                 self._file.close()
 
     def _titles(self, process: int) -> list[Event]:
-        named = {"ph": "M", "pid": process, "name": "process_name", "args": {"name": TITLES[process]}}
+        title = {"ph": "M", "pid": process, "name": "process_name", "args": {"name": TITLES[process]}}
         lanes = {"steps": 0} if process == STEPS else self._lanes
         names = [("thread_name", {"name": name}, lane) for name, lane in lanes.items()]
         order = [("thread_sort_index", {"sort_index": lane}, lane) for lane in lanes.values()]
         threads = [{"ph": "M", "pid": process, "tid": tid, "name": n, "args": args} for n, args, tid in names + order]
-        return [named, *threads]
+        return [title, *threads]
 
     def _stretch(self, process: int, lane: int, name: str, start: float, end: float, **more: Any) -> Event:
-        at, last = self._us(start), self._us(end)
-        return {"ph": "X", "pid": process, "tid": lane, "name": name, "ts": at, "dur": round(last - at, 3), **more}
+        at, until = self._us(start), self._us(end)
+        return {"ph": "X", "pid": process, "tid": lane, "name": name, "ts": at, "dur": round(until - at, 3), **more}
 
     def _count(self, name: str, at: float, values: Mapping[str, float]) -> Event:
         return {"ph": "C", "pid": STEPS, "tid": 0, "name": name, "ts": self._us(at), "args": dict(values)}
@@ -124,7 +125,7 @@ class Timeline:
     until: float
     grid: NDArray[np.float64]
     steps: tuple[tuple[str, float], ...]
-    """each step's label and its end, of those that end in the window"""
+    """(label, end) of each step that ends in the window"""
 
     @property
     def column_s(self) -> float:
@@ -145,7 +146,7 @@ class Timeline:
 
 
 def read_events(path: Path, *, skipping: tuple[bytes, ...] = ()) -> Iterator[dict[str, Any]]:
-    """The events of a trace, finished or not, but those that begin so; a last line that a kill cut off is left out.
+    """The events of a trace, closed or not; a torn last line and lines that begin with one of `skipping` are left out.
 
     Raises ValueError, with the line's number, on a line that is not an event of ours.
     """
@@ -162,15 +163,15 @@ def read_events(path: Path, *, skipping: tuple[bytes, ...] = ()) -> Iterator[dic
 
 
 def read_timeline(path: Path, *, columns: int = 1200, last_s: float | None = None) -> Timeline:
-    """The trace, or its last `last_s` seconds, in so many columns.
+    """The trace, or its last `last_s` seconds, in `columns` columns.
 
-    Raises ValueError when no step had ended: there is nothing counted to show.
+    Raises ValueError when no step had ended: then no time is counted.
     """
     if columns < 1 or (last_s is not None and last_s <= 0):
         raise ValueError(
             f"columns={columns!r}, last_s={last_s!r}: give at least one column, and a time above 0 or None"
         )
-    devices, steps = _frame(path)
+    devices, steps = _read_devices_and_steps(path)
     if not steps or steps[-1][1] <= 0:
         raise ValueError(f"{path}: the run ended before its first step did, so no time is counted in it")
     until = steps[-1][1]
@@ -190,10 +191,10 @@ def read_timeline(path: Path, *, columns: int = 1200, last_s: float | None = Non
 
 
 class Cells:
-    """How much of each cell of [lanes, columns, kinds] is covered; the ends of stretches are kept in batches.
+    """How much of each cell of [lanes, columns, kinds] is covered; the ends of stretches are added in batches.
 
-    An end at position p of a lane covers its own column from p on and all columns after it; a stretch is what
-    its start covers less what its end covers.
+    An end at position p of a lane covers its own column from p on and all columns after it. A stretch is what its
+    start covers less what its end covers.
     """
 
     BATCH = 1 << 16
@@ -205,7 +206,7 @@ class Cells:
         self._ends: list[tuple[int, int, float, float]] = []
 
     def add(self, lane: int, kind: DeviceUse, low: float, high: float, weight: float) -> None:
-        """A stretch, in columns."""
+        """Adds a stretch; `low` and `high` are in columns."""
         low, high = (min(max(at, 0.0), self.columns) for at in (low, high))
         if low < high:
             self._ends += [(lane, COLUMN_OF[kind], low, weight), (lane, COLUMN_OF[kind], high, -weight)]
@@ -220,16 +221,17 @@ class Cells:
         if not self._ends:
             return
         lane, kind, at, weight = np.array(self._ends).T
-        where, column = (lane.astype(int), kind.astype(int)), at.astype(int)
-        np.add.at(self._own, (where[0], column, where[1]), weight * (column + 1 - at))
-        np.add.at(self._after, (where[0], column + 1, where[1]), weight)
+        lanes, kinds, column = lane.astype(int), kind.astype(int), at.astype(int)
+        np.add.at(self._own, (lanes, column, kinds), weight * (column + 1 - at))
+        np.add.at(self._after, (lanes, column + 1, kinds), weight)
         self._ends = []
 
 
-def _frame(path: Path) -> tuple[tuple[str, ...], list[tuple[str, float]]]:
+def _read_devices_and_steps(path: Path) -> tuple[tuple[str, ...], list[tuple[str, float]]]:
+    """Device names in the order of lanes, and (label, end in seconds) of each step."""
     devices: dict[int, str] = {}
     steps = []
-    for event in read_events(path, skipping=STRETCHES):
+    for event in read_events(path, skipping=STRETCH_PREFIXES):
         if event["pid"] == DEVICES and event["name"] == "thread_name":
             devices[event["tid"]] = event["args"]["name"]
         elif event["pid"] == STEPS and event["ph"] == "X":

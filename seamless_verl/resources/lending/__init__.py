@@ -1,7 +1,8 @@
-"""Lending policies: which device generates and which trains, decided from what is measured.
+"""Lending policies: decide which device generates and which trains, from measurements.
 
-A policy reads a frozen view and returns, for each device, a use and the reason; it touches nothing, so
-the trainer and the simulator run the very same object.
+A policy reads a frozen view and returns a use and a reason for each device. It changes nothing else, so that the
+trainer and the simulator run the same object. To lend a device is to give it to generation; to reclaim it is to
+take it back for training.
 """
 
 from __future__ import annotations

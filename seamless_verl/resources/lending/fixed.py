@@ -1,6 +1,6 @@
-"""Lending all or nothing, at the boundaries of steps only: the rule of verl's `hybrid_rollout.enable_switch`.
+"""Lending policies with fixed rules: at the boundaries of steps only, or never again after the first mini-batch.
 
-No lending: the first mini-batch takes the train devices for good.
+`StepBoundary` is the rule of verl's `hybrid_rollout.enable_switch`.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from typing import Any
 from seamless_verl.errors import ConfigError
 from seamless_verl.resources.lending.policy import (
     Assignment,
-    Deciding,
+    BasePolicy,
     DeviceView,
     LendingReason,
     LendingView,
     Use,
-    alike,
-    others_generate,
-    rollout_only,
+    assign_all,
+    fixed_devices_generate,
+    rollout_only_devices,
 )
 
 
-class StepBoundary(Deciding):
+class StepBoundary(BasePolicy):
     """Lends all train devices when a step begins, and reclaims them all once `share` of its groups are ready.
 
-    Nothing is lent inside a step, unless nobody else could generate. At least one mini-batch is waited for;
-    `share=1` waits for the whole step's, as a synchronous trainer does.
+    Nothing is lent inside a step, unless no other device generates. It waits for at least one mini-batch; with
+    `share=1` for the whole step's groups, as a synchronous trainer does.
     """
 
     def __init__(self, *, share: float = 1.0) -> None:
@@ -39,31 +39,31 @@ class StepBoundary(Deciding):
         demand = view.demand
         enough = max(demand.needed, round(self.share * demand.left_in_step))
         if view.update == 0 and (demand.ready < enough or demand.held):
-            return alike(lendable, Use.ROLLOUT, LendingReason.BOUNDARY)
-        if view.due_in_s is None and not others_generate(view):
-            return alike(lendable, Use.ROLLOUT, LendingReason.NEEDED)
-        return alike(lendable, Use.TRAIN, LendingReason.DUE)
+            return assign_all(lendable, Use.ROLLOUT, LendingReason.BOUNDARY)
+        if view.due_in_s is None and not fixed_devices_generate(view):
+            return assign_all(lendable, Use.ROLLOUT, LendingReason.NEEDED)
+        return assign_all(lendable, Use.TRAIN, LendingReason.DUE)
 
 
-class Never(Deciding):
-    """Train devices generate until the first mini-batch is ready, and from that handover on never again."""
+class Never(BasePolicy):
+    """Train devices generate until the first mini-batch is ready, and never again after that."""
 
     def __init__(self) -> None:
         super().__init__()
         self._handed_over = False
 
     def _choose(self, view: LendingView, lendable: tuple[DeviceView, ...]) -> dict[str, Assignment]:
-        if not rollout_only(view):
+        if not rollout_only_devices(view):
             raise ConfigError(
                 "lending",
                 "never",
-                "every device that generates also trains, so that nobody would generate after the first mini-batch",
+                "every device that generates also trains, so that none would generate after the first mini-batch",
                 "Tag a device rollout only, or choose marginal or step_boundary",
             )
         self._handed_over = self._handed_over or view.due_in_s is not None or view.trained > 0
         if self._handed_over:
-            return alike(lendable, Use.TRAIN, LendingReason.NEVER)
-        return alike(lendable, Use.ROLLOUT, LendingReason.WARMUP)
+            return assign_all(lendable, Use.TRAIN, LendingReason.NEVER)
+        return assign_all(lendable, Use.ROLLOUT, LendingReason.WARMUP)
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "handed_over": self._handed_over}

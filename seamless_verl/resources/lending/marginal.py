@@ -1,17 +1,20 @@
-"""What a policy learns from views: an engine's rate by its running calls, and how fast groups finish.
+"""The marginal lending policy: lends a device as long as the gain is more than the cost of the two switches.
 
-Lending by marginal gain: a device generates as long as that is worth more than taking it and giving it back.
+Gain and cost are in device-seconds. Lending a device for t seconds saves (t - switch to rollout) times its
+efficiency, the rate at the calls it would run as a share of its full rate: that much generation need not be done
+later. There is no gain when no call waits, none is frozen on the device and the staleness bound has no room for a
+prompt. The cost is the switch back, for which all train devices wait, since an update needs them together. Further
+devices switch back at the same time, at no further cost. The switch to rollout happens in time that would be idle,
+so that it only shortens t.
 
-Both sides are counted in device-seconds. Lending a device for t seconds saves (t - switch to rollout) times
-its efficiency, the rate at the calls it would run as a share of its full rate: that much generation need not
-be done later. It is worth nothing when no call waits, none is frozen on the device and the staleness bound
-has no room for a prompt. It costs the switch back, for which all train devices wait, since an update needs
-them together; further devices switch back at the same time, at no further cost. The switch to rollout falls
-into time that would be idle, so that it only shortens t.
+`RateCurve` and `GroupInterval` learn from the views: an engine's rate by its running calls, and how fast groups
+finish.
 
-Invariants: a device is lent only for more than `1 + hysteresis` times its cost; it is taken back when it is
-due or has nothing to run, and never because an estimate moved; between two changes of a device's use there
-are at least `dwell` round trips, unless a mini-batch is due or nobody else would generate.
+Invariants:
+- A device is lent only for more than `1 + hysteresis` times its cost.
+- A device is reclaimed when it is due or has nothing to run, never because an estimate changed.
+- Between two changes of a device's use are at least `dwell` round trips, unless a mini-batch is due or no other
+  device would generate.
 """
 
 from __future__ import annotations
@@ -23,19 +26,19 @@ from typing import Any
 from seamless_verl.errors import ConfigError
 from seamless_verl.resources.lending.policy import (
     Assignment,
-    Deciding,
+    BasePolicy,
     DeviceView,
     LendingReason,
     LendingView,
     Tag,
     Use,
-    others_generate,
+    fixed_devices_generate,
 )
 
 WEIGHT = 0.1  # of a new measurement in a moving average
 
 
-def averaged(old: float | None, new: float, weight: float = WEIGHT) -> float:
+def moving_average(old: float | None, new: float, weight: float = WEIGHT) -> float:
     """The exponentially weighted moving average after one more measurement."""
     return new if old is None else old + weight * (new - old)
 
@@ -51,11 +54,11 @@ class RateCurve:
         self._points: dict[int, tuple[float, float]] = {}  # bucket -> mean calls, mean rate
 
     def observe(self, calls: int, rate: float) -> None:
-        """One measurement; an engine that stands still says nothing."""
+        """Adds a measurement; one of an engine that generates nothing is ignored."""
         if calls > 0 and rate > 0:
             bucket = calls.bit_length()
             at, mean = self._points.get(bucket, (None, None))
-            self._points[bucket] = (averaged(at, calls), averaged(mean, rate))
+            self._points[bucket] = (moving_average(at, calls), moving_average(mean, rate))
 
     def at(self, calls: float) -> float:
         """The rate to expect, tokens/s."""
@@ -79,8 +82,8 @@ class RateCurve:
         self._points = {int(bucket): (float(at), float(rate)) for bucket, (at, rate) in state.items()}
 
 
-class GroupPace:
-    """Seconds of generation between two finished groups; time in which no engine ran does not count."""
+class GroupInterval:
+    """Seconds of generation between two finished groups, a moving average; time without generation does not count."""
 
     def __init__(self) -> None:
         self.seconds: float | None = None
@@ -93,7 +96,7 @@ class GroupPace:
         if self._generating:
             self._elapsed += now - self._now
         if self._seen is not None and finished > self._seen and self._elapsed > 0:
-            self.seconds = averaged(self.seconds, self._elapsed / (finished - self._seen))
+            self.seconds = moving_average(self.seconds, self._elapsed / (finished - self._seen))
             self._elapsed = 0.0
         self._now, self._seen, self._generating = now, finished, generating
 
@@ -104,14 +107,15 @@ class GroupPace:
         vars(self).update({name: state[name] for name in vars(self)})
 
 
-Chosen = dict[str, Assignment]
+Assignments = dict[str, Assignment]
 
 
-class Marginal(Deciding):
+class Marginal(BasePolicy):
     """`hysteresis` is a share of the cost, `dwell` counts round trips, `overhead` is a share of training time.
 
-    Where the round trip is more than `overhead` of the training it is made for, mini-batches are collected, at
-    most a step's, as long as the trip saved is more than what the engines lose by running below their full rate.
+    A round trip is a switch each way. Where it takes more than `overhead` of the training it is made for, the
+    policy waits for further mini-batches, at most a step's, as long as the trip saved is more than what the engines
+    lose by running below their full rate.
     """
 
     def __init__(self, *, hysteresis: float = 0.5, dwell: float = 2.0, overhead: float = 0.1) -> None:
@@ -120,51 +124,51 @@ class Marginal(Deciding):
             if value < 0:
                 raise ConfigError(key, value, "it cannot be negative", f"Give {key} 0 or more")
         self.hysteresis, self.dwell, self.overhead = hysteresis, dwell, overhead
-        self._curve, self._pace = RateCurve(), GroupPace()
-        self._changed: dict[str, float] = {}
+        self._rate_curve, self._group_interval = RateCurve(), GroupInterval()
+        self._changed_at: dict[str, float] = {}
 
-    def _choose(self, view: LendingView, lendable: tuple[DeviceView, ...]) -> Chosen:
+    def _choose(self, view: LendingView, lendable: tuple[DeviceView, ...]) -> Assignments:
         self._learn(view)
-        if self._due(view) and not self._collects(view, lendable):
+        if self._due(view) and not self._waits_for_more(view, lendable):
             return {d.device_id: Assignment(Use.TRAIN, LendingReason.DUE) for d in lendable}
-        chosen = {d.device_id: self._stay(view, d) for d in lendable if d.use is Use.ROLLOUT}
-        kept = any(said.use is Use.ROLLOUT for said in chosen.values())
+        chosen = {d.device_id: self._keep_or_return(view, d) for d in lendable if d.use is Use.ROLLOUT}
+        kept = any(assignment.use is Use.ROLLOUT for assignment in chosen.values())
         return chosen | self._lend(view, [d for d in lendable if d.use is Use.TRAIN], kept=kept)
 
     def _learn(self, view: LendingView) -> None:
         for device in view.devices:
-            self._curve.observe(device.running, device.rate)
-        self._pace.observe(view.now, view.demand.finished, any(device.rate > 0 for device in view.devices))
+            self._rate_curve.observe(device.running, device.rate)
+        self._group_interval.observe(view.now, view.demand.finished, any(device.rate > 0 for device in view.devices))
 
     @staticmethod
     def _due(view: LendingView) -> bool:
-        """Now, or so soon that a switch begun now ends just in time."""
+        """Whether a mini-batch is due now, or so soon that a switch begun now ends just in time."""
         return view.due_in_s is not None and view.due_in_s <= view.costs.switch_to_train_s
 
-    def _collects(self, view: LendingView, lendable: tuple[DeviceView, ...]) -> bool:
-        """Whether to wait for one more mini-batch although one is due, which saves a round trip."""
+    def _waits_for_more(self, view: LendingView, lendable: tuple[DeviceView, ...]) -> bool:
+        """Whether to wait for one more mini-batch although one is due, to save a round trip."""
         demand, lent = view.demand, [d for d in lendable if d.use is Use.ROLLOUT]
-        if not lent or self._pace.seconds is None or demand.ready >= demand.left_in_step:
+        if not lent or self._group_interval.seconds is None or demand.ready >= demand.left_in_step:
             return False
         trip = view.costs.switch_to_rollout_s + view.costs.switch_to_train_s
         training = demand.ready // demand.needed * view.costs.train_s
-        efficiency = sum(self._curve.efficiency(min(d.running, d.seats), d.seats) for d in lent) / len(lent)
-        lost = (1 - efficiency) * self._pace.seconds * demand.needed
+        efficiency = sum(self._rate_curve.efficiency(min(d.running, d.seats), d.seats) for d in lent) / len(lent)
+        lost = (1 - efficiency) * self._group_interval.seconds * demand.needed
         return trip > self.overhead * training and trip > lost
 
-    def _stay(self, view: LendingView, device: DeviceView) -> Assignment:
+    def _keep_or_return(self, view: LendingView, device: DeviceView) -> Assignment:
         if device.running or view.demand.waiting or view.demand.room:
             due = view.due_in_s is not None and view.due_in_s <= view.costs.switch_to_train_s
             return Assignment(Use.ROLLOUT, LendingReason.AMORTIZE if due else LendingReason.GAIN)
-        if self._recent(view, device):
+        if self._changed_recently(view, device):
             return Assignment(Use.ROLLOUT, LendingReason.RECENT)
         return Assignment(Use.TRAIN, LendingReason.EMPTY)
 
-    def _lend(self, view: LendingView, here: list[DeviceView], *, kept: bool) -> Chosen:
-        """The most valuable number of those with the trainer: gains add up, the delay of training is paid once."""
-        ranked = sorted(here, key=lambda d: (-d.running, d.device_id))
+    def _lend(self, view: LendingView, with_trainer: list[DeviceView], *, kept: bool) -> Assignments:
+        """Decides how many of the devices with the trainer to lend: gains add up, the delay of training counts once."""
+        ranked = sorted(with_trainer, key=lambda d: (-d.running, d.device_id))
         refused = {d.device_id: self._refusal(view, d) for d in ranked}
-        needed = view.due_in_s is None and not kept and not others_generate(view)
+        needed = view.due_in_s is None and not kept and not fixed_devices_generate(view)
         open_to = [d for d in ranked if needed or refused[d.device_id] is not LendingReason.RECENT]
         efficiencies = self._efficiencies(view, open_to)
         lent = sum(1 for e in efficiencies if e > 0)
@@ -183,17 +187,17 @@ class Marginal(Deciding):
 
     def _refusal(self, view: LendingView, device: DeviceView) -> LendingReason:
         """Why a device would not be lent, unless it is."""
-        if self._recent(view, device):
+        if self._changed_recently(view, device):
             return LendingReason.RECENT
         work = device.running or view.demand.waiting or view.demand.room
         return LendingReason.COST if work else LendingReason.EMPTY
 
     def _efficiencies(self, view: LendingView, ranked: list[DeviceView]) -> list[float]:
-        """What each would produce with the calls it holds and an even share of those that wait, best first."""
+        """The efficiency of each with the calls it holds and an even share of those that wait, best first."""
         spare = view.demand.waiting + view.demand.room
         shares = [(spare + i) // len(ranked) for i in range(len(ranked))][::-1]
         return [
-            self._curve.efficiency(min(d.running + more, d.seats), d.seats)
+            self._rate_curve.efficiency(min(d.running + more, d.seats), d.seats)
             for d, more in zip(ranked, shares, strict=True)
         ]
 
@@ -206,25 +210,29 @@ class Marginal(Deciding):
             return view.due_in_s
         if view.demand.held:
             return max((device.longest_s for device in view.devices), default=0.0)
-        if view.trained == 0 or self._pace.seconds is None:
-            return float("inf")  # nothing is known yet, nor anything to train
-        return self._pace.seconds * max(0, view.demand.needed - view.demand.ready)
+        if view.trained == 0 or self._group_interval.seconds is None:
+            return float("inf")  # nothing was measured yet, and there is nothing to train
+        return self._group_interval.seconds * max(0, view.demand.needed - view.demand.ready)
 
-    def _recent(self, view: LendingView, device: DeviceView) -> bool:
+    def _changed_recently(self, view: LendingView, device: DeviceView) -> bool:
         trip = view.costs.switch_to_rollout_s + view.costs.switch_to_train_s
-        return view.now - self._changed.get(device.device_id, float("-inf")) < self.dwell * trip
+        return view.now - self._changed_at.get(device.device_id, float("-inf")) < self.dwell * trip
 
-    def _note(self, view: LendingView, device: DeviceView, said: Assignment) -> None:
-        super()._note(view, device, said)
-        if said.use is not device.use and said.reason is not LendingReason.DUE:
-            self._changed[device.device_id] = view.now
+    def _record_change(self, view: LendingView, device: DeviceView, assignment: Assignment) -> None:
+        super()._record_change(view, device, assignment)
+        if assignment.use is not device.use and assignment.reason is not LendingReason.DUE:
+            self._changed_at[device.device_id] = view.now
 
     def state_dict(self) -> dict[str, Any]:
-        mine = {"curve": self._curve.state_dict(), "pace": self._pace.state_dict(), "changed": dict(self._changed)}
-        return super().state_dict() | mine
+        own = {
+            "curve": self._rate_curve.state_dict(),
+            "pace": self._group_interval.state_dict(),
+            "changed": dict(self._changed_at),
+        }
+        return super().state_dict() | own
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        self._curve.load_state_dict(state["curve"])
-        self._pace.load_state_dict(state["pace"])
-        self._changed = {device: float(at) for device, at in state["changed"].items()}
+        self._rate_curve.load_state_dict(state["curve"])
+        self._group_interval.load_state_dict(state["pace"])
+        self._changed_at = {device: float(at) for device, at in state["changed"].items()}

@@ -1,8 +1,9 @@
-"""What a lending policy sees and what it says. All times in seconds, all work in tokens, calls or groups.
+"""The interface of lending policies: the view they read, the assignments they return, and their common base.
 
-A *group* is the samples of one prompt; a *call* is one generation an engine runs or could run.
+A *group* is the samples of one prompt; a *call* is one generation that an engine runs or could run. All times are
+in seconds, all work is in tokens, calls or groups.
 
-What a lending policy is, and what all of them share: fixed devices follow their tags, reasons are counted.
+Invariant: a device with one tag is always assigned by its tag; only lendable devices are decided about.
 """
 
 from __future__ import annotations
@@ -39,19 +40,19 @@ class LendingReason(StrEnum):
     TAGS = "tags"
     """it can do nothing else"""
     DUE = "due"
-    """a mini-batch waits for nothing but the devices"""
+    """a mini-batch is ready and needs the devices"""
     GAIN = "gain"
     """what it would generate before it is needed is worth more than the two switches"""
     COST = "cost"
     """the two switches cost more than it would generate"""
     NEEDED = "needed"
-    """training waits for groups, and nobody else generates, or the oldest are frozen on it"""
+    """training waits for groups, and no other device generates, or the oldest are frozen on this one"""
     EMPTY = "empty"
     """there is no call for it to run, nor room for a prompt"""
     RECENT = "recent"
-    """it changed its use a moment ago and keeps it for the dwell time"""
+    """its use changed less than the dwell time ago"""
     AMORTIZE = "amortize"
-    """more mini-batches are collected before one switch pays for all"""
+    """it waits for more mini-batches, so that one switch serves several"""
     BOUNDARY = "boundary"
     """lent when a step began, until enough of its groups are ready"""
     WARMUP = "warmup"
@@ -62,11 +63,10 @@ class LendingReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DeviceView:
-    """One device. `use` is where it is or is switching to; `running` counts calls in its engine, frozen ones too.
-
-    `urgent` of those belong to groups that the staleness bound waits for. `rate` is what its engine produces
-    now, tokens/s; `longest_s` an estimate of what its longest call still takes; `seats` how many calls it may
-    run at once.
+    """One device. `use` is what it is used for or is switching to; `running` counts calls in its engine, frozen ones
+    too, and `urgent` those of groups that the staleness bound waits for. `rate` is what its engine generates now, in
+    tokens/s; `longest_s` estimates the seconds its longest call still takes; `seats` is how many calls it may run at
+    once.
     """
 
     device_id: str
@@ -80,7 +80,7 @@ class DeviceView:
 
     @property
     def lendable(self) -> bool:
-        """Whether there is anything to decide."""
+        """Whether a policy may decide about it."""
         return Tag.TRAIN in self.tags and Tag.ROLLOUT in self.tags
 
 
@@ -88,10 +88,10 @@ class DeviceView:
 class Demand:
     """The trainer's side, in groups.
 
-    `ready` groups are finished and untrained, `needed` make the next mini-batch, `left_in_step` are still to
-    be trained in this step. `held` says that enough are ready, and that the staleness bound waits for an older
-    one. `waiting` calls have no seat; `room` calls more could be submitted under the bound. `finished` counts
-    all groups that ever finished.
+    `ready` groups are finished and untrained, `needed` make the next mini-batch, `left_in_step` are still to be
+    trained in this step. `held`: enough are ready, but the staleness bound waits for an older one. `waiting` counts
+    calls that no engine runs; `room` how many more could be submitted under the bound; `finished` all groups that
+    ever finished.
     """
 
     ready: int
@@ -105,7 +105,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Measured, as moving averages: a switch each way, and the training of one mini-batch on all devices."""
+    """Moving averages of measured seconds: a switch each way, and the training of one mini-batch on all devices."""
 
     switch_to_rollout_s: float
     switch_to_train_s: float
@@ -114,7 +114,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class LendingView:
-    """One moment. `due_in_s` is when the trainer needs its devices: 0 now, None when groups are missing for that.
+    """One moment. `due_in_s` is in how many seconds the trainer needs its devices; None when groups are missing.
 
     `trained` counts mini-batches since the start, `update` those of the current step.
     """
@@ -130,10 +130,10 @@ class LendingView:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What one device shall do, and why.
+    """The use of one device from now on, and the reason.
 
-    `carry` is for a device that is reclaimed: whether its calls move to other replicas, at the price of
-    computing their tokens again, or stay frozen in its engine until it is lent again.
+    `carry` is for a device that is reclaimed: whether its calls move to other replicas, where their tokens are
+    computed again, or stay frozen in its engine until it is lent again.
     """
 
     use: Use
@@ -146,7 +146,7 @@ Decision: TypeAlias = Mapping[str, Assignment]
 
 
 class LendingPolicy(Protocol):
-    """What the trainer and the simulator ask of a policy."""
+    """The methods that the trainer and the simulator call."""
 
     def decide(self, view: LendingView) -> Decision:
         """One assignment for each device of the view."""
@@ -159,8 +159,8 @@ class LendingPolicy(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
-class Deciding(ABC):
-    """A policy that chooses for the lendable devices only; it counts lendings and reclaims by their reason."""
+class BasePolicy(ABC):
+    """Decides about lendable devices only; counts lendings and reclaims by their reason."""
 
     def __init__(self) -> None:
         self._changes: Counter[str] = Counter()
@@ -168,19 +168,19 @@ class Deciding(ABC):
     def decide(self, view: LendingView) -> Decision:
         lendable = tuple(device for device in view.devices if device.lendable)
         chosen = self._choose(view, lendable) if lendable else {}
-        decision = {d.device_id: chosen.get(d.device_id) or by_tags(d) for d in view.devices}
+        decision = {d.device_id: chosen.get(d.device_id) or assign_by_tags(d) for d in view.devices}
         for device in lendable:
-            self._note(view, device, decision[device.device_id])
-        return {d.device_id: _carried(view, d, decision[d.device_id]) for d in view.devices}
+            self._record_change(view, device, decision[device.device_id])
+        return {d.device_id: _with_carry(view, d, decision[d.device_id]) for d in view.devices}
 
     @abstractmethod
     def _choose(self, view: LendingView, lendable: tuple[DeviceView, ...]) -> Mapping[str, Assignment]:
-        """Assignments by device id, of the devices given, which are one or more; who is left out follows its tags."""
+        """Assignments by device id for the one or more `lendable` devices; one left out is assigned by its tags."""
 
-    def _note(self, view: LendingView, device: DeviceView, said: Assignment) -> None:
-        if said.use is not device.use:
-            verb = "lent" if said.use is Use.ROLLOUT else "reclaimed"
-            self._changes[f"{verb}/{said.reason}"] += 1
+    def _record_change(self, view: LendingView, device: DeviceView, assignment: Assignment) -> None:
+        if assignment.use is not device.use:
+            verb = "lent" if assignment.use is Use.ROLLOUT else "reclaimed"
+            self._changes[f"{verb}/{assignment.reason}"] += 1
 
     def metrics(self) -> dict[str, float]:
         """How often a device was lent and reclaimed, by reason."""
@@ -196,27 +196,27 @@ class Deciding(ABC):
         self._changes = Counter(state["changes"])
 
 
-def _carried(view: LendingView, device: DeviceView, said: Assignment) -> Assignment:
-    """Calls move where a device goes on generating, and are frozen where all train: none could take them."""
-    reclaimed = device.use is Use.ROLLOUT and said.use is Use.TRAIN
-    return replace(said, carry=reclaimed and bool(rollout_only(view)))
+def _with_carry(view: LendingView, device: DeviceView, assignment: Assignment) -> Assignment:
+    """Moves a reclaimed device's calls if another device generates throughout; else they are frozen."""
+    reclaimed = device.use is Use.ROLLOUT and assignment.use is Use.TRAIN
+    return replace(assignment, carry=reclaimed and bool(rollout_only_devices(view)))
 
 
-def by_tags(device: DeviceView) -> Assignment:
-    """A device of one capability, or of neither, has no choice."""
+def assign_by_tags(device: DeviceView) -> Assignment:
+    """The only use of a device with one of the two tags, or with neither."""
     return Assignment(Use.TRAIN if Tag.TRAIN in device.tags else Use.ROLLOUT, LendingReason.TAGS)
 
 
-def alike(lendable: tuple[DeviceView, ...], use: Use, reason: LendingReason) -> dict[str, Assignment]:
+def assign_all(lendable: tuple[DeviceView, ...], use: Use, reason: LendingReason) -> dict[str, Assignment]:
     """The same assignment for all."""
     return {device.device_id: Assignment(use, reason) for device in lendable}
 
 
-def others_generate(view: LendingView) -> bool:
-    """Whether a device that is not ours to decide about generates, or will as soon as it is given a call."""
-    return any(device.running or view.demand.waiting for device in rollout_only(view))
+def fixed_devices_generate(view: LendingView) -> bool:
+    """Whether a device that is not lendable generates, or will as soon as it gets a call."""
+    return any(device.running or view.demand.waiting for device in rollout_only_devices(view))
 
 
-def rollout_only(view: LendingView) -> tuple[DeviceView, ...]:
-    """The devices that generate whatever is decided."""
+def rollout_only_devices(view: LendingView) -> tuple[DeviceView, ...]:
+    """The devices that generate whatever the policy decides."""
     return tuple(d for d in view.devices if Tag.ROLLOUT in d.tags and not d.lendable)

@@ -16,8 +16,8 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 
 from seamless_verl.agent_loops.queue_writer import QueueWriter
 from seamless_verl.agent_loops.rows import Row, SessionOutputs
-from seamless_verl.agent_loops.worker import SeamlessAgentLoopWorker, maker
-from seamless_verl.platform.rebinding import plain_class
+from seamless_verl.agent_loops.worker import SeamlessAgentLoopWorker, loop_factory
+from seamless_verl.platform.adaptation import plain_class
 
 pytestmark = pytest.mark.integration
 KEPT = {
@@ -72,14 +72,14 @@ class Plane:
 
     def __init__(self, put: Put) -> None:
         self.put, self.told = put, []  # type: ignore[var-annotated]
-        self.ring = SimpleNamespace(remote=self._rung)
-        self.handed = SimpleNamespace(remote=self._handed)
+        self.notify_group_ended = SimpleNamespace(remote=self._notified)
+        self.acknowledge = SimpleNamespace(remote=self._acknowledged)
 
-    def _handed(self, session_id: str, kept: bool) -> Any:
+    def _acknowledged(self, session_id: str, kept: bool) -> Any:
         self.told.append((session_id, len(self.put.batches) if kept else "left out"))
         return done(None)
 
-    def _rung(self, error: str | None) -> Any:
+    def _notified(self, error: str | None) -> Any:
         self.told.append(("rung", error))
         return done(None)
 
@@ -115,7 +115,7 @@ def worker(kind: Any, put: Put, n: int = 1) -> Any:
     made.config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout), data=None)
     made.reward_loop_worker_handles, made.distillation_enabled, made.processor = None, False, None
     made.llm_client = made.tokenizer = made.hf_model_type = made.dataset_cls = None
-    made.tools, made.loops, made.plane, made.puts = [], {}, Plane(put), QueueWriter()
+    made.tools, made.loops, made.plane, made.writer = [], {}, Plane(put), QueueWriter()
     return made
 
 
@@ -216,21 +216,21 @@ def test_a_put_that_fails_fails_the_group(put: Put, scripted: dict[int, Any], mo
     assert made.plane.told == [*left_out, ("rung", "ConnectionError: gone")] and put.tags[-1] == ("u", "failure")
 
 
-def test_groups_that_end_while_one_is_put_go_together_but_for_those_that_left(put: Put) -> None:
+async def test_groups_that_end_while_one_is_put_go_together_but_for_those_that_left(put: Put) -> None:
     async def scenario() -> None:
-        puts, row = QueueWriter(), lambda name: [Row(name, {"prompts": torch.ones(1)}, {})]
-        tasks = [asyncio.create_task(puts.put(row("first"), "train"))]
+        writer, row = QueueWriter(), lambda name: [Row(name, {"prompts": torch.ones(1)}, {})]
+        tasks = [asyncio.create_task(writer.put(row("first"), "train"))]
         await asyncio.sleep(0)
         where = {"a": "train", "b": "val", "left": "train", "c": "train"}
-        tasks += [asyncio.create_task(puts.put(row(name), partition)) for name, partition in where.items()]
+        tasks += [asyncio.create_task(writer.put(row(name), partition)) for name, partition in where.items()]
         await asyncio.sleep(0)
         tasks[3].cancel()
         ended = await asyncio.gather(*tasks, return_exceptions=True)
         assert [type(one) for one in ended] == [type(None)] * 3 + [asyncio.CancelledError, type(None)]
-        await puts.put(row("later"), "val")
-        assert puts.putting is None or puts.putting.done()
+        await writer.put(row("later"), "val")
+        assert writer.writing is None or writer.writing.done()
 
-    asyncio.run(scenario())
+    await scenario()
     assert [(batch["partition_id"], batch["keys"]) for batch in put.batches] == [
         ("train", ["first"]),
         ("train", ["a", "c"]),
@@ -239,7 +239,7 @@ def test_groups_that_end_while_one_is_put_go_together_but_for_those_that_left(pu
     ]
 
 
-def test_a_group_whose_rows_cannot_be_put_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_group_whose_rows_cannot_be_put_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     put: list[list[str]] = []
 
     async def choosy(*, keys: list[str], **kwargs: Any) -> None:
@@ -249,14 +249,14 @@ def test_a_group_whose_rows_cannot_be_put_fails_alone(monkeypatch: pytest.Monkey
         put.append(keys)
 
     async def scenario() -> list[Any]:
-        puts = QueueWriter()
+        writer = QueueWriter()
         rows = ([Row(name, {"prompts": torch.ones(1)}, {})] for name in ("first", "a", "bad", "b"))
-        tasks = [asyncio.create_task(puts.put(one, "train")) for one in rows]
+        tasks = [asyncio.create_task(writer.put(one, "train")) for one in rows]
         await asyncio.sleep(0)
         return await asyncio.gather(*tasks, return_exceptions=True)
 
     monkeypatch.setattr(transfer_queue, "async_kv_batch_put", choosy)
-    ended = asyncio.run(scenario())
+    ended = await scenario()
     assert put == [["first"], ["a"], ["b"]]
     assert [type(one) for one in ended] == [type(None), type(None), ValueError, type(None)]
 
@@ -283,6 +283,7 @@ def test_an_unknown_agent_loop_is_named(put: Put) -> None:
 
 def test_parts_of_a_loop_are_made_anew_for_each(scripted: dict[int, Any]) -> None:
     target = f"{__name__}.{Scripted.__name__}"
-    plain, parted = maker({"_target_": target, "tag": "a"}), maker({"_target_": target, "part": {"_target_": target}})
+    plain = loop_factory({"_target_": target, "tag": "a"})
+    parted = loop_factory({"_target_": target, "part": {"_target_": target}})
     assert plain(tools=[]).tag == "a" and plain() is not plain()
     assert parted().kwargs["part"] is not parted().kwargs["part"]

@@ -52,7 +52,7 @@ def test_a_loop_of_several_turns_has_the_version_of_each_token() -> None:
 def test_what_is_not_known_counts_as_the_oldest(mask: list[int], extra: dict[str, Any], expected: list[int]) -> None:
     from seamless_verl.agent_loops import rows as samples
 
-    assert samples.GENERATED == GENERATED
+    assert samples.GENERATED_VERSIONS == GENERATED
     assert samples.versions_of(output(mask, **extra)) == expected
 
 

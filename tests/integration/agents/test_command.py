@@ -107,13 +107,13 @@ def test_what_cannot_be_started_is_a_failure_that_says_why(
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        ("echo '{{' >reward.json", "is no JSON"),
+        ("echo '{{' >reward.json", "is not JSON"),
         ("echo 1.0 >reward.json", "holds 1.0"),
         ("echo '{{}}' >reward.json", "needs the key 'reward'"),
         ("""echo '{{"reward": NaN}}' >reward.json""", "must be finite"),
         ("""echo '{{"reward": "high"}}' >reward.json""", "a reward is a number"),
-        ("printf '\\377' >reward.json", "is no JSON"),
-        ("head -c 100000 /dev/zero | tr '\\0' '[' >reward.json", "is no JSON"),
+        ("printf '\\377' >reward.json", "is not JSON"),
+        ("head -c 100000 /dev/zero | tr '\\0' '[' >reward.json", "is not JSON"),
         ("head -c 2000000 /dev/zero >reward.json", "is no file of at most"),
         ("mkfifo reward.json", "is no file of at most"),
         ("mkdir reward.json", "is no file of at most"),

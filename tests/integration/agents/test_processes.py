@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from support.agents import ENDPOINT, fifo, limits, line_of, private_tmp, python, ran, running
+from support.paths import child_environment
 
 from seamless_verl.agents.command import AgentCommand, run_command
 from seamless_verl.agents.outcome import AgentOutcome, AgentStatus
@@ -109,12 +110,12 @@ def test_a_neighbour_is_not_touched() -> None:
         neighbour.kill()
 
 
-def test_two_sessions_with_one_id_do_not_end_each_other() -> None:
+async def test_two_sessions_with_one_id_do_not_end_each_other() -> None:
     async def main() -> list[AgentOutcome]:
         commands = (AgentCommand(text, limits=limits()) for text in ("exit 0", "sleep 0.5; echo whole"))
         return list(await asyncio.gather(*(run_command(command, {}, ENDPOINT) for command in commands)))
 
-    assert asyncio.run(main())[1].output == "whole\n"
+    assert (await main())[1].output == "whole\n"
 
 
 # What a daemon() does next: tells both pids through a named pipe.
@@ -184,12 +185,11 @@ def mentioned(text: str) -> list[int]:
 def test_it_dies_with_us(tmp_path: Path) -> None:
     told = fifo(tmp_path / "told")
     code = f"""
-    import asyncio, sys
-    sys.path.insert(0, {str(Path(__file__).parent)!r})
+    import asyncio
     from support.agents import *
     asyncio.run(run_command(AgentCommand("echo $$ >{told}; exec sleep 600"), {{}}, ENDPOINT))
     """
-    env = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[3])}
+    env = os.environ | child_environment() | {"TMPDIR": str(tmp_path)}
     with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], env=env) as parent:
         handle = os.pidfd_open(int(told.read_text()))
         parent.send_signal(signal.SIGKILL)

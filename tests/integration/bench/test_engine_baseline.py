@@ -15,6 +15,6 @@ pytestmark = pytest.mark.integration
 
 def test_a_measurement_that_takes_too_long_is_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     measure_rates(WORKLOADS["w1"], tmp_path, tmp_path, 0.3)
-    said = capsys.readouterr().err
-    assert "--timeout 0.3" in said and str(tmp_path / "rates.txt") in said
+    errors = capsys.readouterr().err
+    assert "--timeout 0.3" in errors and str(tmp_path / "rates.txt") in errors
     assert not [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in (p.info["cmdline"] or ())]

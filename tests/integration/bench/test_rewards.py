@@ -41,8 +41,8 @@ def asked(folder: Path) -> int:
 
 def test_each_trainer_and_seed_is_run_once(tmp_path: Path) -> None:
     for _ in range(2):
-        said, errors = bench(tmp_path, "sync,seamless:seamless.ahead=1").communicate(timeout=60)
-        assert "seamless:seamless.ahead=1: 0.250, +0.000 +- 0.000 (95%) to sync: within noise" in said, errors
+        output, errors = bench(tmp_path, "sync,seamless:seamless.ahead=1").communicate(timeout=60)
+        assert "seamless:seamless.ahead=1: 0.250, +0.000 +- 0.000 (95%) to sync: within noise" in output, errors
     assert asked(tmp_path) == 4
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from seamless_verl.bench.training import running
 from seamless_verl.bench.training.arms import Arm
-from seamless_verl.bench.training.running import RunFailedError, leave, run
+from seamless_verl.bench.training.running import RunFailedError, exit_on_signal, run
 from seamless_verl.bench.training.settings import BenchPlan, bench_cores
 from seamless_verl.bench.training.workloads import WORKLOADS
 
@@ -44,8 +44,8 @@ def plan_of(
     monkeypatch.setenv("PYTHONPATH", str(folder))
     for name in ("SEAMLESS_CPU_CORES", "SEAMLESS_CPU_DEVICES"):
         monkeypatch.delenv(name, raising=False)
-    said = {"+logged": logged, "+seconds": seconds, "+after": after, "+code": code}
-    return BenchPlan(WORKLOADS["w1"], Arm("short", "short_job", 1, said), 3, folder, folder / "run", {})
+    options = {"+logged": logged, "+seconds": seconds, "+after": after, "+code": code}
+    return BenchPlan(WORKLOADS["w1"], Arm("short", "short_job", 1, options), 3, folder, folder / "run", {})
 
 
 def test_steps_have_the_time_at_which_they_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,20 +62,20 @@ def test_a_run_has_the_benchs_cores_and_a_place(tmp_path: Path, monkeypatch: pyt
     plan, cores = plan_of(tmp_path, monkeypatch, seconds=0.0), bench_cores()
     monkeypatch.setattr(running, "bench_cores", lambda: cores[1:])  # fewer than this process has
     run(plan, 60.0)
-    said = (plan.folder / "log.txt").read_text()
-    assert said.startswith("running") and said.rstrip().endswith(f"{cores[1:]} {','.join(map(str, cores))}")
+    log = (plan.folder / "log.txt").read_text()
+    assert log.startswith("running") and log.rstrip().endswith(f"{cores[1:]} {','.join(map(str, cores))}")
     (loop,) = json.loads((plan.folder / "loops.yaml").read_text())
     assert (loop["workload"], loop["record"]) == ("w1", str(plan.folder / "samples.jsonl"))
 
 
 @pytest.mark.parametrize(
-    ("logged", "code", "said"), [(3, 3, "code 3, 3 of 3"), (2, 0, "code 0, 2 of 3 steps\nrunning")]
+    ("logged", "code", "message"), [(3, 3, "code 3, 3 of 3"), (2, 0, "code 0, 2 of 3 steps\nrunning")]
 )
 def test_a_run_that_failed_or_stopped_early_is_no_result(
-    logged: int, code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    logged: int, code: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = plan_of(tmp_path, monkeypatch, logged=logged, seconds=0.0, code=code)
-    with pytest.raises(RunFailedError, match=said):
+    with pytest.raises(RunFailedError, match=message):
         run(plan, 60.0)
     assert not (plan.folder / "steps.jsonl").exists()
 
@@ -86,15 +86,15 @@ def test_a_run_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(RunFailedError, match="code -15"):
         run(plan, 3.0)
     assert time.monotonic() - began < 60
-    assert there(plan) == []
+    assert running_processes(plan) == []
 
 
 def test_ending_the_bench_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_of(tmp_path, monkeypatch, seconds=0.0, after=120.0)
-    before = signal.signal(signal.SIGTERM, leave)
+    before = signal.signal(signal.SIGTERM, exit_on_signal)
 
     def terminate() -> None:
-        while not there(plan):
+        while not running_processes(plan):
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -106,9 +106,9 @@ def test_ending_the_bench_ends_the_run(tmp_path: Path, monkeypatch: pytest.Monke
     finally:
         end.join()
         signal.signal(signal.SIGTERM, before)
-    assert there(plan) == []
+    assert running_processes(plan) == []
 
 
-def there(plan: BenchPlan) -> list[int]:
+def running_processes(plan: BenchPlan) -> list[int]:
     """Processes in the folder of the run."""
     return [process.pid for process in psutil.process_iter(["cwd"]) if process.info["cwd"] == str(plan.folder)]

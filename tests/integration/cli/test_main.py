@@ -1,4 +1,4 @@
-"""seamless-verl as a process of its own: what it says where, its exit codes, and readers that leave."""
+"""seamless-verl as a process of its own: its output, its exit codes, and readers that close the pipe."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.cli import journal_file
-from support.journal import journal_at, opened, write
+from support.journal import open_journal, session_opened, write
 
 pytestmark = pytest.mark.integration
 COMMAND = [sys.executable, "-m", "seamless_verl.cli"]
@@ -28,20 +28,20 @@ def test_the_command_as_a_process(tmp_path: Path) -> None:
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("sessions", [1, 3000])
 def test_a_reader_that_has_left_is_no_error(tmp_path: Path, unbuffered: str, sessions: int) -> None:
-    with journal_at(tmp_path) as journal:
-        write(journal, *(opened(f"session-{number:06}") for number in range(sessions)))
+    with open_journal(tmp_path) as journal:
+        write(journal, *(session_opened(f"session-{number:06}") for number in range(sessions)))
         reading, writing = os.pipe()
         os.close(reading)
         argv = [*COMMAND, "trajectories", "ls", "--json", str(journal.path)]
         env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
-        left = subprocess.run(argv, stdout=writing, stderr=subprocess.PIPE, text=True, env=env)
+        done = subprocess.run(argv, stdout=writing, stderr=subprocess.PIPE, text=True, env=env)
         os.close(writing)
-    assert (left.stderr, left.returncode) == ("", 141)
+    assert (done.stderr, done.returncode) == ("", 141)
 
 
 def test_a_reader_that_leaves_in_the_middle_is_no_error(tmp_path: Path) -> None:
-    with journal_at(tmp_path) as journal:
-        write(journal, *(opened(f"session-{number:06}") for number in range(3000)))
+    with open_journal(tmp_path) as journal:
+        write(journal, *(session_opened(f"session-{number:06}") for number in range(3000)))
         argv = [*COMMAND, "trajectories", "ls", "--json", str(journal.path)]
         with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None and process.stderr is not None

@@ -79,7 +79,7 @@ def test_a_journal_that_another_run_writes(tmp_path: Path) -> None:
     config = tiny_plain(tmp_path, "seamless.gateway.enabled=true", checkpoints)
     code = """
 import pathlib, sys
-from seamless_verl.trajectory.journal import SqliteJournal
+from seamless_verl.journal import SqliteJournal
 with SqliteJournal(pathlib.Path(sys.argv[1])):
     print("open", flush=True)
     sys.stdin.read()

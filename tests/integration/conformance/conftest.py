@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 from support.conformance_differences import listed
-from support.conformance_server import GATEWAY, VLLM, Server, Stage, staged
+from support.conformance_server import GATEWAY, VLLM, Server, Servers, running_servers
 
 POINTS = pytest.StashKey[set[str]]()
 
 
 @pytest.fixture(scope="session")
-def stage(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    with staged(nano / "model", tmp_path_factory.mktemp("journal") / "journal.sqlite") as both:
+def servers(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    with running_servers(nano / "model", tmp_path_factory.mktemp("journal") / "journal.sqlite") as both:
         yield both
 
 
 @pytest.fixture(params=[GATEWAY, VLLM])
-def server(request: pytest.FixtureRequest, stage: Stage) -> Server:
-    return stage.server(request.param)
+def server(request: pytest.FixtureRequest, servers: Servers) -> Server:
+    return servers.server(request.param)
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> No
     points = config.stash.setdefault(POINTS, set())
     for item in items:
         name = getattr(item, "callspec", None) and item.callspec.params.get("server")
-        if name is None or "stage" not in item.fixturenames:
+        if name is None or "servers" not in item.fixturenames:
             continue
         points.add(point := point_of(item, name))
         if (known := listed(point, name)) is not None:
@@ -45,5 +45,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> No
 def point_of(item: Any, server: str) -> str:
     """The name that both servers' tests share."""
     parameters = f"-{item.callspec.id}-".replace(f"-{server}-", "-", 1).strip("-")
-    module = item.module.__name__.removeprefix("test_conformance_")
+    module = item.path.stem.removeprefix("test_conformance_")
     return f"{module}::{item.originalname}" + (f"[{parameters}]" if parameters else "")

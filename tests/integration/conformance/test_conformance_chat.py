@@ -15,7 +15,7 @@ import pytest
 from support.conformance_server import MODEL, Server
 from support.conformance_words import HI, HI_TOKENS, LONG, NO_BLANKS, PARAMETERS, TALE, conforms, says, thinks_then_says
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.serial]
 
 
 def chat(server: Server, messages: Any = HI, **options: Any) -> Any:
@@ -79,8 +79,8 @@ def test_the_sdks_stream_helper_assembles_the_reply(server: Server) -> None:
     assert final.choices[0].message.content == "hello there"
 
 
-def test_an_asynchronous_client_does_the_same(server: Server) -> None:
-    async def visit() -> list[Any]:
+async def test_an_asynchronous_client_does_the_same(server: Server) -> None:
+    async def run_case() -> list[Any]:
         given = {"base_url": f"{server.url}/v1", "api_key": server.key, "max_retries": 0}
         async with openai.AsyncOpenAI(**given) as client:
             asked = {"model": MODEL, "messages": HI, "extra_body": says("hello")}
@@ -88,7 +88,7 @@ def test_an_asynchronous_client_does_the_same(server: Server) -> None:
             stream = await client.chat.completions.create(stream=True, **asked)
             return [*(one.choices[0].message.content for one in whole), said([chunk async for chunk in stream])]
 
-    assert asyncio.run(visit()) == ["hello"] * 5
+    assert await run_case() == ["hello"] * 5
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -13,10 +13,10 @@ import anthropic
 import httpx
 import openai
 import pytest
-from support.conformance_server import GATEWAY, MAX_BODY, MODEL, Server, Stage
+from support.conformance_server import GATEWAY, MAX_BODY, MODEL, Server, Servers
 from support.conformance_words import HI, LONG, TALE, TOOL
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.serial]
 PATHS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": HI},
     "/v1/completions": {"prompt": "hi"},
@@ -155,9 +155,9 @@ def test_a_bad_tool_is_a_bad_request(server: Server, what: str) -> None:
 
 
 @pytest.fixture
-def busy(server: Server, stage: Stage) -> Iterator[Server]:
+def busy(server: Server, servers: Servers) -> Iterator[Server]:
     """A server that runs as much as it may: the gateway, in a session of one call at once."""
-    narrow = stage.server(GATEWAY, limits={"max_concurrent": 1}) if server.name == GATEWAY else server
+    narrow = servers.server(GATEWAY, limits={"max_concurrent": 1}) if server.name == GATEWAY else server
     asked = {"model": MODEL, "messages": TALE, "stream": True, "max_tokens": 900, "extra_body": LONG}
     with narrow.openai.chat.completions.create(**asked) as stream:
         next(iter(stream))
@@ -173,9 +173,9 @@ def test_too_much_at_once_is_a_rate_limit_that_says_when_to_come_again(busy: Ser
         busy.anthropic.messages.create(model=MODEL, messages=HI, max_tokens=1)
 
 
-def test_an_sdk_that_may_retry_waits_its_turn(server: Server, stage: Stage) -> None:
+def test_an_sdk_that_may_retry_waits_its_turn(server: Server, servers: Servers) -> None:
     """The call in the way ends within the SDK's patience."""
-    narrow = stage.server(GATEWAY, limits={"max_concurrent": 1}) if server.name == GATEWAY else server
+    narrow = servers.server(GATEWAY, limits={"max_concurrent": 1}) if server.name == GATEWAY else server
     asked = {"model": MODEL, "messages": TALE, "max_tokens": 300, "extra_body": LONG}
     with narrow.openai.chat.completions.create(stream=True, **asked) as stream:
         next(iter(stream))

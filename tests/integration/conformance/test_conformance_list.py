@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.conformance_differences import LISTED, Listed
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.serial]
 
 
 @pytest.mark.parametrize("one", LISTED, ids=lambda one: one.point)

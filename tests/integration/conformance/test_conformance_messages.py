@@ -12,7 +12,7 @@ import pytest
 from support.conformance_server import MODEL, Server
 from support.conformance_words import ARGUMENTS, HI, HI_TOKENS, TALE, ending, thinks_then_says
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.serial]
 
 GREEDY = {"temperature": 0}  # the API has it, this SDK no longer
 
@@ -59,8 +59,8 @@ def test_the_sdks_stream_helper_assembles_the_message(server: Server) -> None:
     assert (final.content[0].text, final.stop_reason, final.usage.output_tokens) == ('"hello"', "end_turn", 8)
 
 
-def test_an_asynchronous_client_does_the_same(server: Server) -> None:
-    async def visit() -> list[str]:
+async def test_an_asynchronous_client_does_the_same(server: Server) -> None:
+    async def run_case() -> list[str]:
         given = {"base_url": server.url, "auth_token": server.key, "max_retries": 0}
         asked = {"model": MODEL, "max_tokens": 16, "messages": HI, **spoken("hello")}
         async with anthropic.AsyncAnthropic(**given) as client:
@@ -69,7 +69,7 @@ def test_an_asynchronous_client_does_the_same(server: Server) -> None:
                 streamed = "".join([text async for text in stream.text_stream])
             return [*(one.content[0].text for one in whole), streamed]
 
-    assert asyncio.run(visit()) == ['"hello"'] * 4
+    assert await run_case() == ['"hello"'] * 4
 
 
 def test_the_budget_ends_a_message(server: Server) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 from support.conformance_server import LONGEST, MODEL, Server
 from support.conformance_words import ARGUMENTS, HI_TOKENS, LONG, says
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.serial]
 
 
 def respond(server: Server, said: Any = "hi", **options: Any) -> Any:
@@ -56,14 +55,14 @@ def test_the_sdks_responses_helper_assembles_the_reply(server: Server) -> None:
         assert stream.until_done().get_final_response().output_text == "hello"
 
 
-def test_an_asynchronous_client_gets_a_response(server: Server) -> None:
-    async def visit() -> str:
+async def test_an_asynchronous_client_gets_a_response(server: Server) -> None:
+    async def run_case() -> str:
         async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=server.key) as client:
             stream = await client.responses.create(model=MODEL, input="hi", stream=True, extra_body=says("hello"))
             parts = [event.delta async for event in stream if event.type == "response.output_text.delta"]
             return "".join(parts)
 
-    assert asyncio.run(visit()) == "hello"
+    assert await run_case() == "hello"
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -9,10 +9,10 @@ from typing import Any
 
 import httpx
 import pytest
-from support.conformance_server import GATEWAY, MODEL, VLLM, Stage
+from support.conformance_server import GATEWAY, MODEL, VLLM, Servers
 from support.conformance_words import CALL, ENDS, HI, LONG, NO_BLANKS, PARAMETERS, TALE, TOOL, says, thinks_then_says
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.serial]
 CHAT, PLAIN, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
 GREEDY, SEEDED = {"temperature": 0, "max_tokens": 12}, {"seed": 7, "max_tokens": 12, **LONG}
@@ -195,9 +195,9 @@ def told(reply: httpx.Response) -> dict[str, Any]:
     return fields
 
 
-def different(stage: Stage, asked: tuple[str, dict[str, Any]]) -> dict[str, tuple[Any, Any]]:
+def different(servers: Servers, asked: tuple[str, dict[str, Any]]) -> dict[str, tuple[Any, Any]]:
     path, body = asked
-    ours, theirs = (told(stage.server(name).post(path, json={"model": MODEL, **body})) for name in (GATEWAY, VLLM))
+    ours, theirs = (told(servers.server(name).post(path, json={"model": MODEL, **body})) for name in (GATEWAY, VLLM))
     missing = "nothing"
     return {
         name: (ours.get(name, missing), theirs.get(name, missing))
@@ -207,8 +207,8 @@ def different(stage: Stage, asked: tuple[str, dict[str, Any]]) -> dict[str, tupl
 
 
 @pytest.mark.parametrize("what", ASKED)
-def test_both_reply_the_same(stage: Stage, what: str) -> None:
-    found, known = different(stage, ASKED[what]), DIFFERENT.get(what, {})
+def test_both_reply_the_same(servers: Servers, what: str) -> None:
+    found, known = different(servers, ASKED[what]), DIFFERENT.get(what, {})
     unlisted = {name: pair for name, pair in found.items() if not any(fnmatchcase(name, one) for one in known)}
     assert not unlisted, unlisted
     gone = [one for one in known if not any(fnmatchcase(name, one) for name in found)]

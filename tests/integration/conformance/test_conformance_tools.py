@@ -9,7 +9,7 @@ import pytest
 from support.conformance_server import MODEL, Server
 from support.conformance_words import ARGUMENTS, CALL, CALLED, ENDS, HI, OTHER_TOOL, TOOL, ending, says
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.serial]
 MESSAGES_TOOL = {"name": "measure", "description": "measures", "input_schema": ARGUMENTS}
 RESPONSES_TOOL = {"type": "function", "name": "measure", "parameters": ARGUMENTS, "strict": False}
 NAMED = {"type": "function", "function": {"name": "measure"}}

@@ -9,16 +9,17 @@ from typing import Any
 
 import pytest
 import ray
-from support.ends import Mending, Replica, cluster, started
+from support.ends import RecoveringPlane, Replica, cluster, started
 from support.plane import Plane, plane
 
 from seamless_verl.agent_loops.loops import SessionAgentLoop
 from seamless_verl.agents.endpoint import Endpoint
 from seamless_verl.agents.outcome import AgentOutcome
-from seamless_verl.data_plane.client import answered
+from seamless_verl.agents.settings import LoopSettings
+from seamless_verl.data_plane.client import await_reply
 from seamless_verl.journal import JournalReader, Stage
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slowest(5)]
 
 
 async def running(plane: Plane, number: int) -> dict[str, float]:
@@ -28,9 +29,9 @@ async def running(plane: Plane, number: int) -> dict[str, float]:
     return dict(metrics)
 
 
-async def cancelled(call: Any, plane: Plane, *, cut: bool) -> None:
+async def cancelled(call: Any, plane: Plane, *, cancels: bool) -> None:
     """Somebody who waited for the call, and was told not to while it ran."""
-    waiting = asyncio.ensure_future(answered(call, cut=cut))
+    waiting = asyncio.ensure_future(await_reply(call, cancels=cancels))
     await running(plane, 1)
     waiting.cancel()
     await asyncio.wait([waiting], timeout=30)
@@ -42,14 +43,14 @@ def test_whoever_waits_no_longer_has_no_call_open(nano: Path, tmp_path: Path) ->
         one.commit(1)
         asyncio.run(asyncio.wait_for(waited(one), 120))
         asyncio.run(asyncio.wait_for(opened(one, tmp_path), 120))
-        one.link.stop()
+        one.client.stop()
 
 
 async def waited(one: Plane) -> None:
-    await cancelled(one.first.generate.remote("long", [1, 2], {"max_tokens": 1000}), one, cut=True)
+    await cancelled(one.first.generate.remote("long", [1, 2], {"max_tokens": 1000}), one, cancels=True)
     metrics = await running(one, 0)
     assert (metrics["calls/cancelled"], metrics["calls/begun"]) == (1, 1) and metrics["calls/tokens"] < 1000
-    await cancelled(one.first.generate.remote("short", [1, 2], {"max_tokens": 20}), one, cut=False)
+    await cancelled(one.first.generate.remote("short", [1, 2], {"max_tokens": 20}), one, cancels=False)
     metrics = await one.first.metrics.remote()
     assert metrics["calls/running"] == 0 and metrics["calls/length"] == 1, "it was waited for"
     assert await one.servers[0].running.remote() == 0
@@ -60,7 +61,7 @@ class Waits(SessionAgentLoop):
 
     def __init__(self, plane: Plane) -> None:
         self.config, self.rollout_config = plane.config, plane.config.actor_rollout_ref.rollout
-        self.time_limit_s, self.failure_reward = 600.0, None
+        self.settings = LoopSettings(failure_reward=None)
         self.begun = asyncio.Event()
 
     async def run_agent(self, task: Mapping[str, Any], endpoint: Endpoint) -> AgentOutcome:
@@ -88,15 +89,15 @@ async def opened(plane: Plane, folder: Path) -> None:
 
 def test_a_call_that_is_cut_takes_nothing_with_it_that_it_started() -> None:
     with cluster():
-        replica, mending = started(Replica), started(Mending)
-        call = mending.generate.remote(replica)
+        replica, recovering = started(Replica), started(RecoveringPlane)
+        call = recovering.generate.remote(replica)
 
-        async def cut() -> None:
-            await stopped(answered(call, cut=True), asked(replica))
+        async def cancels() -> None:
+            await stopped(await_reply(call, cancels=True), asked(replica))
 
-        asyncio.run(cut())
-        ray.get(replica.go_on.remote())
-        assert ray.get(mending.mended.remote(), timeout=60) == "standing"
+        asyncio.run(cancels())
+        ray.get(replica.release.remote())
+        assert ray.get(recovering.recovered.remote(), timeout=60) == "alive"
 
 
 async def asked(replica: Any) -> None:

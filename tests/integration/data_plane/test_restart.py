@@ -16,12 +16,12 @@ import ray
 from support.plane import VOCABULARY, Plane, plane
 
 from seamless_verl.data_plane.actor import FinishedSession
-from seamless_verl.data_plane.client import plane_of
+from seamless_verl.data_plane.client import plane_for
 from seamless_verl.errors import GroupsFailedError, JournalOrderError
 from seamless_verl.journal import JournalReader, Stage
 from seamless_verl.testing.stub_engine import stub_tokens
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 AGENTS, TURNS, LENGTH = 6, 3, 60
 
 
@@ -35,8 +35,8 @@ class Queue:
 async def agent(plane: Plane, number: int, queue: Queue) -> str:
     """A session of an agent on the openai SDK as it comes, with its two retries, and what its loop does around it."""
     name = f"prompt-{number}_0"
-    actor = plane_of(plane.config, name)
-    opened = await actor.open.remote({"uid": name, "limits": {"lifetime": 300.0}})
+    actor = plane_for(plane.config, name)
+    opened = await actor.open_session.remote({"uid": name, "limits": {"lifetime": 300.0}})
     messages: list[Any] = []
     async with openai.AsyncOpenAI(base_url=opened["base_url"], api_key="unused") as client:
         for turn in range(TURNS):
@@ -45,15 +45,15 @@ async def agent(plane: Plane, number: int, queue: Queue) -> str:
                 model="policy", messages=messages, max_tokens=LENGTH, temperature=1.0
             )
             messages.append({"role": "assistant", "content": reply.choices[0].message.content})
-    queue.sessions[name] = await actor.close.remote(opened["session_id"], "finished")
-    await actor.handed.remote(opened["session_id"])
+    queue.sessions[name] = await actor.close_session.remote(opened["session_id"], "finished")
+    await actor.acknowledge.remote(opened["session_id"])
     return str(opened["session_id"])
 
 
 async def loop(plane: Plane, number: int) -> None:
     """A call of one of verl's own loops."""
     name, prompt = f"request-{number}", [number, 2, 3]
-    done = await plane_of(plane.config, name).generate.remote(name, prompt, {"max_tokens": 5 * LENGTH})
+    done = await plane_for(plane.config, name).generate.remote(name, prompt, {"max_tokens": 5 * LENGTH})
     assert done.ids == stub_tokens(prompt, 5 * LENGTH, VOCABULARY) and len(done.versions) == 5 * LENGTH
 
 
@@ -70,9 +70,9 @@ class Trainer:
             while not self.over.is_set():
                 self.version += 1
                 self.plane.commit(self.version)
-                ray.get(self.plane.first.freeze.remote(self.plane.names[:1]))
+                ray.get(self.plane.first.execute.remote("pause", self.plane.names[:1]))
                 time.sleep(0.05)
-                ray.get(self.plane.first.thaw.remote(self.plane.names[:1]))
+                ray.get(self.plane.first.execute.remote("resume", self.plane.names[:1]))
         except BaseException as error:
             self.error = error
 
@@ -129,7 +129,7 @@ def test_killed_under_load_everybody_only_waits(nano: Path, tmp_path: Path, shar
         with Trainer(running) as trainer:
             ids = asyncio.run(asyncio.wait_for(load(), 180))
         assert trainer.error is None, trainer.error
-        metrics = ray.get(running.first.settle.remote())
+        metrics = ray.get(running.first.checked_metrics.remote())
         assert (metrics["fleet/serving"], metrics["fleet/dead"]) == (2, 0) and metrics["fleet/attached"] == 0
         assert ray.get([server.running.remote() for server in running.servers]) == [0, 0]
         check(running, tmp_path, shards, ids, queue, trainer.version)
@@ -137,40 +137,44 @@ def test_killed_under_load_everybody_only_waits(nano: Path, tmp_path: Path, shar
             check_commands_that_come_again(running)
             check_connections_that_break(running)
             check_groups_that_fail(running)
-        running.link.stop()
+        running.client.stop()
 
 
 def check_commands_that_come_again(plane: Plane) -> None:
     first, version = plane.first, 1000
-    assert ray.get(first.rung.remote(57, 60.0), timeout=30) == 0  # heard from a bell that is gone
-    ray.get(first.freeze.remote(plane.names))
-    opened = ray.get(first.open.remote({"uid": "u"}))
-    given = ray.get(first.close.remote(opened["session_id"], "finished"))
-    ray.get(first.commit.remote(version))
-    assert ray.get(first.begin_sync.remote(plane.names)) == plane.names
+    assert ray.get(first.wait_for_groups.remote(57, 60.0), timeout=30) == 0  # heard from a bell that is gone
+    ray.get(first.execute.remote("pause", plane.names))
+    opened = ray.get(first.open_session.remote({"uid": "u"}))
+    given = ray.get(first.close_session.remote(opened["session_id"], "finished"))
+    ray.get(first.execute.remote("commit", version))
+    assert ray.get(first.execute.remote("begin_sync", plane.names)) == plane.names
     plane.kill(0)
-    assert ray.get(first.begin_sync.remote(plane.names)) == plane.names
+    assert ray.get(first.execute.remote("begin_sync", plane.names)) == plane.names
     ray.get([server.load.remote(version) for server in plane.servers])
     for _ in range(2):
-        assert ray.get(first.synced.remote(plane.names, version)) == plane.names
-        assert [ray.get(server.standing.remote()) for server in plane.servers] == [(version, "keep")] * 2  # held
+        assert ray.get(first.execute.remote("end_sync", plane.names, version)) == plane.names
+        assert [ray.get(server.status.remote()) for server in plane.servers] == [(version, "keep")] * 2  # held
     for _ in range(2):
-        assert ray.get(first.thaw.remote(plane.names)) == plane.names
-        assert ray.get(first.close.remote(opened["session_id"], "finished")) == given
+        assert ray.get(first.execute.remote("resume", plane.names)) == plane.names
+        assert ray.get(first.close_session.remote(opened["session_id"], "finished")) == given
     for _ in range(2):
-        ray.get(first.handed.remote(opened["session_id"]))
+        ray.get(first.acknowledge.remote(opened["session_id"]))
     with pytest.raises(JournalOrderError):
-        ray.get(first.close.remote(opened["session_id"], "finished"))
+        ray.get(first.close_session.remote(opened["session_id"], "finished"))
     idle = dict.fromkeys(plane.names, 0)  # no calls
-    assert ray.get(first.part.remote(plane.names, 1)) == idle == ray.get(first.part.remote(plane.names, 1))
+    assert (
+        ray.get(first.execute.remote("release_memory", plane.names, 1))
+        == idle
+        == ray.get(first.execute.remote("release_memory", plane.names, 1))
+    )
     plane.kill(0)
-    assert ray.get(first.part.remote(plane.names, 1)) == idle
-    assert ray.get(first.part.remote(plane.names, 2)) == {}
-    ray.get(first.returned.remote(plane.names))
+    assert ray.get(first.execute.remote("release_memory", plane.names, 1)) == idle
+    assert ray.get(first.execute.remote("release_memory", plane.names, 2)) == {}
+    ray.get(first.execute.remote("reclaim_memory", plane.names))
     plane.commit(version + 1)
     for again in range(2):  # before and after a death
-        assert ray.get(first.refit.remote(plane.names, version + 1, [])) == plane.names
-        assert [ray.get(server.standing.remote()) for server in plane.servers] == [(version + 1, None)] * 2
+        assert ray.get(first.execute.remote("update_weights", plane.names, version + 1, [])) == plane.names
+        assert [ray.get(server.status.remote()) for server in plane.servers] == [(version + 1, None)] * 2
         if not again:
             plane.kill(0)
 
@@ -186,21 +190,21 @@ def check_connections_that_break(plane: Plane) -> None:
         await calls
 
     asyncio.run(asyncio.wait_for(broken(), 60))
-    assert ray.get(plane.first.settle.remote())["fleet/serving"] == 2
+    assert ray.get(plane.first.checked_metrics.remote())["fleet/serving"] == 2
     ray.kill(plane.servers[1])
     asyncio.run(asyncio.wait_for(loop(plane, 9), 60))
-    metrics = ray.get(plane.first.settle.remote())
+    metrics = ray.get(plane.first.checked_metrics.remote())
     assert (metrics["fleet/serving"], metrics["fleet/dead"]) == (1, 1)
     plane.kill(0)
-    metrics = ray.get(plane.first.settle.remote())
+    metrics = ray.get(plane.first.checked_metrics.remote())
     assert (metrics["fleet/serving"], metrics["fleet/dead"]) == (1, 1)
 
 
 def check_groups_that_fail(plane: Plane) -> None:
     for failure in ("one", None, "two", "three", "four"):
-        heard = ray.get(plane.first.rung.remote(-1, 1.0))
-        ray.get(plane.first.ring.remote(failure))
+        heard = ray.get(plane.first.wait_for_groups.remote(-1, 1.0))
+        ray.get(plane.first.notify_group_ended.remote(failure))
         assert heard >= 0
     with pytest.raises(GroupsFailedError, match="four") as caught:
-        ray.get(plane.first.rung.remote(-1, 1.0))
+        ray.get(plane.first.wait_for_groups.remote(-1, 1.0))
     assert "3 groups" in str(caught.value) and "max_failed_groups=6" in str(caught.value)

@@ -31,9 +31,10 @@ async def sessions(nano: Path, journal: Path, *, again: bool) -> AsyncGenerator[
     fleet = Fleet(policy=PrefixAffinity())
     stub = StubEngine("a", vocabulary=128)
     fleet.add("a", engine=stub, control=stub, capacity=8, version=0)
-    settings = SessionSettings(str(nano / "model"), str(journal), options=("--served-model-name", "policy"))
+    options = ("--served-model-name", "policy")
+    settings = SessionSettings(str(nano / "model"), str(journal), "admin-key", options=options)
     one = Sessions(settings, Calls(fleet), on_failure=FAILURES.append)
-    await one.start(again=again)
+    await one.start(restarted=again)
     try:
         yield one
     finally:
@@ -54,10 +55,9 @@ def plain(session: FinishedSession) -> list[Any]:
     return [parts, session.rewards, session.turns, session.account]
 
 
-def test_closed_again_in_this_life_or_the_next_it_is_the_same(nano: Path, tmp_path: Path) -> None:
+async def test_closed_again_in_this_life_or_the_next_it_is_the_same(nano: Path, tmp_path: Path) -> None:
     journal = tmp_path / "journal.sqlite"
-
-    async def whole() -> None:
+    async with asyncio.timeout(120):
         async with sessions(nano, journal, again=False) as first:
             closed, left = [await first.open({"uid": "u"}) for _ in range(2)]
             for one in (closed, left):
@@ -66,30 +66,28 @@ def test_closed_again_in_this_life_or_the_next_it_is_the_same(nano: Path, tmp_pa
             given = plain(await first.close(name, "finished", 0))
             assert given[0] and given == plain(await first.close(name, "finished", 0))
             with pytest.raises(JournalOrderError):
-                await first.handed(open_one, kept=True)
+                await first.acknowledge(open_one, kept=True)
         reader = JournalReader(journal)
         assert (reader.stage(name), reader.stage(open_one)) == (Stage.HANDING, Stage.OPEN)
         async with sessions(nano, journal, again=True) as second:
             assert given == plain(await second.close(name, "finished", 0))
             for _ in range(2):
-                await second.handed(name, kept=True)
+                await second.acknowledge(name, kept=True)
             assert second.account == Account(9, 9), "it was counted twice"
             assert reader.stage(name) is Stage.HANDED
             with pytest.raises(JournalOrderError):
                 await second.close(name, "finished", 0)
             assert plain(await second.close(open_one, "failed", 0))[2:] == given[2:]
-            await second.handed(open_one, kept=False)
+            await second.acknowledge(open_one, kept=False)
             assert second.account == Account(18, 9, {DropReason.SESSION: 9}), "nothing of a failed session is trained"
             orphan = (await second.open({"uid": "u"}))["session_id"]
         async with sessions(nano, journal, again=False) as other_run:
-            assert orphan not in other_run.ended
+            assert orphan not in other_run.closed
             (summary,) = [one for one in reader.sessions() if one.session_id == orphan]
             assert (summary.stage, summary.reason) == (Stage.CLOSED, "abandoned")
 
-    asyncio.run(asyncio.wait_for(whole(), 120))
 
-
-def test_an_expiry_that_cannot_be_recorded_is_heard_of(nano: Path, tmp_path: Path) -> None:
+async def test_an_expiry_that_cannot_be_recorded_is_heard_of(nano: Path, tmp_path: Path) -> None:
     FAILURES.clear()
 
     async def whole() -> None:
@@ -99,5 +97,5 @@ def test_an_expiry_that_cannot_be_recorded_is_heard_of(nano: Path, tmp_path: Pat
             while not FAILURES:  # noqa: ASYNC110 - the case's timeout bounds it
                 await asyncio.sleep(0.05)
 
-    asyncio.run(asyncio.wait_for(whole(), 60))
+    await asyncio.wait_for(whole(), 60)
     assert isinstance(FAILURES[0], JournalError)

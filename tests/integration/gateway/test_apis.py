@@ -9,9 +9,9 @@ from typing import Any
 
 import openai
 import pytest
-from support.gateway import CALLED, EOS, TOOL, House, Reply, user, visit
+from support.gateway import EOS, TOOL, TOOL_CALL, GatewayHarness, Reply, gateway_harness, user
 
-from seamless_verl.gateway.outputs import GATHERED
+from seamless_verl.gateway.outputs import STREAM_INTERVAL
 from seamless_verl.gateway.prefix_index import PrefixIndex
 from seamless_verl.trajectory.records import Finish, tokens
 
@@ -19,67 +19,61 @@ pytestmark = pytest.mark.integration
 HI = [user("hi")]
 
 
-def chat(here: House, **options: Any) -> Any:
-    return here.openai.chat.completions.create(model="nano", messages=options.pop("messages", HI), **options)
+def chat(harness: GatewayHarness, **options: Any) -> Any:
+    return harness.openai.chat.completions.create(model="nano", messages=options.pop("messages", HI), **options)
 
 
 async def deltas(stream: Any) -> list[Any]:
     return [chunk async for chunk in stream]
 
 
-def test_chat_answers_with_text_usage_and_finish(nano: Path) -> None:
-    async def case(here: House) -> None:
-        here.say("hello")
-        reply = await chat(here)
+async def test_chat_answers_with_text_usage_and_finish(nano: Path) -> None:
+    async with gateway_harness(nano) as harness:
+        harness.set_replies("hello")
+        reply = await chat(harness)
         assert reply.choices[0].message.content == "hello"
         assert reply.choices[0].finish_reason == "stop"
         assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (7, 6)
-        assert here.prompt() == "<|im_start|><|user|>hi<|im_end|><|im_start|><|assistant|>"
-        call = here.source.calls[0]
-        assert here.record.events[1:] == [
+        assert harness.prompt() == "<|im_start|><|user|>hi<|im_end|><|im_start|><|assistant|>"
+        call = harness.source.calls[0]
+        assert harness.recorder.events[1:] == [
             ("started", call.call_id),
-            *[("piece", call.call_id, [token]) for token in [*b"hello", EOS]],
+            *[("chunk", call.call_id, [token]) for token in [*b"hello", EOS]],
             ("ended", call.call_id, Finish.STOP, {"message": {"role": "assistant", "content": "hello"}}),
         ]
 
-    visit(nano, case)
 
-
-def test_a_streamed_chat_comes_piece_by_piece(nano: Path) -> None:
-    async def case(here: House) -> None:
-        here.say("hello")
-        chunks = await deltas(await chat(here, stream=True, stream_options={"include_usage": True}))
+async def test_a_streamed_chat_comes_piece_by_piece(nano: Path) -> None:
+    async with gateway_harness(nano) as harness:
+        harness.set_replies("hello")
+        chunks = await deltas(await chat(harness, stream=True, stream_options={"include_usage": True}))
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == "hello"
         assert len(chunks) > 3
         assert chunks[-1].usage.completion_tokens == 6
         assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "stop"
 
-    visit(nano, case)
-
 
 @pytest.mark.parametrize("size", [1, 5, 1000])
-def test_tool_calls_are_parsed_by_the_models_parser(nano: Path, size: int) -> None:
-    async def case(here: House) -> None:
-        here.say("sum: " + CALLED, size=size)
-        reply = await chat(here, tools=[TOOL])
+async def test_tool_calls_are_parsed_by_the_models_parser(nano: Path, size: int) -> None:
+    async with gateway_harness(nano) as harness:
+        harness.set_replies("sum: " + TOOL_CALL, size=size)
+        reply = await chat(harness, tools=[TOOL])
         assert reply.choices[0].finish_reason == "tool_calls"
         (call,) = reply.choices[0].message.tool_calls
         assert (call.function.name, json.loads(call.function.arguments)) == ("add", {"a": 2, "b": 3})
-        (_, finish, said) = here.record.ends()[0]
+        (_, finish, said) = harness.recorder.ends()[0]
         assert finish is Finish.TOOL_CALLS
         assert said["message"]["tool_calls"][0]["function"]["name"] == "add"
-        chunks = await deltas(await chat(here, tools=[TOOL], stream=True))
+        chunks = await deltas(await chat(harness, tools=[TOOL], stream=True))
         parts = [part for chunk in chunks for part in chunk.choices[0].delta.tool_calls or []]
         assert json.loads("".join(part.function.arguments or "" for part in parts)) == {"a": 2, "b": 3}
 
-    visit(nano, case)
-
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_several_choices_are_several_calls(nano: Path, stream: bool) -> None:
-    async def case(here: House) -> None:
-        here.say("one", "three")
-        reply = await chat(here, n=2, stream=stream)
+async def test_several_choices_are_several_calls(nano: Path, stream: bool) -> None:
+    async with gateway_harness(nano) as harness:
+        harness.set_replies("one", "three")
+        reply = await chat(harness, n=2, stream=stream)
         if stream:
             said = ["", ""]
             for chunk in await deltas(reply):
@@ -88,239 +82,205 @@ def test_several_choices_are_several_calls(nano: Path, stream: bool) -> None:
         else:
             said = [choice.message.content for choice in reply.choices]
         assert sorted(said) == ["one", "three"]
-        assert len({call.call_id for call in here.source.calls}) == 2
-        assert len(here.record.ends()) == 2
-
-    visit(nano, case)
+        assert len({call.call_id for call in harness.source.calls}) == 2
+        assert len(harness.recorder.ends()) == 2
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("size", [1, 4, 100])
-def test_a_stop_string_ends_the_call_wherever_pieces_part(nano: Path, stream: bool, size: int) -> None:
-    async def case(here: House) -> None:
-        here.say("one ENDING two three", size=size)
-        reply = await chat(here, stop=["DING"], stream=stream)
+async def test_a_stop_string_ends_the_call_wherever_pieces_part(nano: Path, stream: bool, size: int) -> None:
+    async with gateway_harness(nano) as harness:
+        harness.set_replies("one ENDING two three", size=size)
+        reply = await chat(harness, stop=["DING"], stream=stream)
         if stream:
             chunks = await deltas(reply)
             said, choice = "".join(chunk.choices[0].delta.content or "" for chunk in chunks), chunks[-1].choices[0]
         else:
             said, choice = reply.choices[0].message.content, reply.choices[0]
         assert (said, choice.finish_reason, choice.stop_reason) == ("one EN", "stop", "DING")
-        await here.settled()
-        call = here.source.calls[0]
-        assert here.record.ids(call.call_id) == here.ids("one ENDING")  # what follows was never generated
+        await harness.drain()
+        call = harness.source.calls[0]
+        assert harness.recorder.ids(call.call_id) == harness.ids("one ENDING")  # what follows was never generated
         assert "stop" not in call.sampling
         if size < 100:
-            assert here.source.closed == [call.call_id]
-
-    visit(nano, case)
+            assert harness.source.aborted == [call.call_id]
 
 
-def test_logprobs_are_given_when_asked_for_and_always_fetched(nano: Path) -> None:
-    async def case(here: House) -> None:
-        here.say("ab")
-        reply = await chat(here, logprobs=True, top_logprobs=3)
+async def test_logprobs_are_given_when_asked_for_and_always_fetched(nano: Path) -> None:
+    async with gateway_harness(nano) as harness:
+        harness.set_replies("ab")
+        reply = await chat(harness, logprobs=True, top_logprobs=3)
         content = reply.choices[0].logprobs.content
         assert [entry.token for entry in content][:2] == ["a", "b"]
         assert [entry.logprob for entry in content] == [-0.25] * 3
         assert [one.token for one in content[1].top_logprobs] == ["b", "a", "c"]
         assert [one.token for one in content[2].top_logprobs] == ["<|im_end|>", "a", "b"]
-        assert here.source.calls[0].sampling["logprobs"] == 3
-        reply = await chat(here, logprobs=True, top_logprobs=0)
+        assert harness.source.calls[0].sampling["logprobs"] == 3
+        reply = await chat(harness, logprobs=True, top_logprobs=0)
         assert [entry.logprob for entry in reply.choices[0].logprobs.content] == [-0.25] * 3
-        assert (await chat(here)).choices[0].logprobs is None
-        assert here.source.calls[2].sampling["logprobs"] == 0
-
-    visit(nano, case)
+        assert (await chat(harness)).choices[0].logprobs is None
+        assert harness.source.calls[2].sampling["logprobs"] == 0
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_characters_cut_by_pieces_arrive_whole(nano: Path, size: int) -> None:
-    async def case(here: House) -> None:
+async def test_characters_cut_by_pieces_arrive_whole(nano: Path, size: int) -> None:
+    async with gateway_harness(nano) as harness:
         text = "naïve 漢字 🙂"
-        here.say(text, size=size)
-        chunks = await deltas(await chat(here, stream=True))
+        harness.set_replies(text, size=size)
+        chunks = await deltas(await chat(harness, stream=True))
         parts = [chunk.choices[0].delta.content or "" for chunk in chunks]
         assert "".join(parts) == text
         assert not any("\ufffd" in part for part in parts)
 
-    visit(nano, case)
 
-
-def test_the_budget_ends_a_call_with_length(nano: Path) -> None:
-    async def case(here: House) -> None:
-        here.say("hello")
-        reply = await chat(here, max_tokens=3)
+async def test_the_budget_ends_a_call_with_length(nano: Path) -> None:
+    async with gateway_harness(nano) as harness:
+        harness.set_replies("hello")
+        reply = await chat(harness, max_tokens=3)
         assert (reply.choices[0].message.content, reply.choices[0].finish_reason) == ("hel", "length")
-        assert here.record.ends()[0][1] is Finish.LENGTH
-
-    visit(nano, case)
+        assert harness.recorder.ends()[0][1] is Finish.LENGTH
 
 
-def test_parameters_reach_the_replica_and_text_does_not(nano: Path) -> None:
-    async def case(here: House) -> None:
+async def test_parameters_reach_the_replica_and_text_does_not(nano: Path) -> None:
+    async with gateway_harness(nano) as harness:
         asked = {"temperature": 0.5, "seed": 4, "presence_penalty": 0.5}
         schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
         extra = {"top_k": 5, "min_tokens": 2, "stop_token_ids": [9]}
-        await chat(here, **asked, response_format=schema, extra_body=extra)
-        sampling = dict(here.source.calls[0].sampling)
+        await chat(harness, **asked, response_format=schema, extra_body=extra)
+        sampling = dict(harness.source.calls[0].sampling)
         assert sampling.pop("structured_outputs")["json"] == {"type": "object"}
         expected = {**asked, **extra, "top_p": 1.0, "logprobs": 0, "max_tokens": 8192 - 7}
-        assert sampling == expected | {"stream_interval": GATHERED}
-
-    visit(nano, case)
+        assert sampling == expected | {"stream_interval": STREAM_INTERVAL}
 
 
 @pytest.mark.parametrize("thinking", [False, True])
-def test_a_grammar_waits_for_the_end_of_reasoning_only_where_there_is_some(nano: Path, thinking: bool) -> None:
-    async def case(here: House) -> None:
+async def test_a_grammar_waits_for_the_end_of_reasoning_only_where_there_is_some(nano: Path, thinking: bool) -> None:
+    async with gateway_harness(nano, more_options=("--reasoning-parser", "qwen3")) as harness:
         schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
         extra = {"chat_template_kwargs": {"enable_thinking": thinking}}
-        await chat(here, response_format=schema, extra_body=extra)
-        await chat(here, extra_body=extra)
-        constrained, free = (call.sampling for call in here.source.calls)
+        await chat(harness, response_format=schema, extra_body=extra)
+        await chat(harness, extra_body=extra)
+        constrained, free = (call.sampling for call in harness.source.calls)
         assert constrained["reasoning_ended"] is not thinking
         told = constrained["reasoning_parser_kwargs"]["chat_template_kwargs"]
         assert told["enable_thinking"] is thinking
         assert not any(name.startswith("reasoning") for name in free)
 
-    visit(nano, case, more_options=("--reasoning-parser", "qwen3"))
 
-
-def test_one_model_is_described_or_not_found(nano: Path) -> None:
-    async def case(here: House) -> None:
-        assert (await here.openai.models.retrieve("nano")).id == "nano"
+async def test_one_model_is_described_or_not_found(nano: Path) -> None:
+    async with gateway_harness(nano) as harness:
+        assert (await harness.openai.models.retrieve("nano")).id == "nano"
         for other in ("other", "a/b", "nano/more"):
             with pytest.raises(openai.NotFoundError):
-                await here.openai.models.retrieve(other)
-        url = f"{here.session['base_url']}/models"
-        assert (await here.http.post(f"{url}/nano", json={})).status_code == 405
-        assert (await here.http.get(f"{url}elsewhere")).status_code == 404
-
-    visit(nano, case)
+                await harness.openai.models.retrieve(other)
+        url = f"{harness.session['base_url']}/models"
+        assert (await harness.http.post(f"{url}/nano", json={})).status_code == 405
+        assert (await harness.http.get(f"{url}elsewhere")).status_code == 404
 
 
-def test_an_item_that_is_no_message_is_refused(nano: Path) -> None:
-    async def case(here: House) -> None:
+async def test_an_item_that_is_no_message_is_refused(nano: Path) -> None:
+    async with gateway_harness(nano) as harness:
         with pytest.raises(openai.BadRequestError, match="tool_search_call"):
-            await here.openai.responses.create(model="nano", input=[{"type": "tool_search_call", "arguments": None}])
-        assert not here.source.calls
-
-    visit(nano, case)
+            await harness.openai.responses.create(model="nano", input=[{"type": "tool_search_call", "arguments": None}])
+        assert not harness.source.calls
 
 
-def test_completions_take_text_and_tokens(nano: Path) -> None:
-    async def case(here: House) -> None:
-        here.say("yes")
-        reply = await here.openai.completions.create(model="nano", prompt="Is it?", logprobs=1)
+async def test_completions_take_text_and_tokens(nano: Path) -> None:
+    async with gateway_harness(nano) as harness:
+        harness.set_replies("yes")
+        reply = await harness.openai.completions.create(model="nano", prompt="Is it?", logprobs=1)
         assert (reply.choices[0].text, reply.choices[0].finish_reason) == ("yes", "stop")
         assert reply.choices[0].logprobs.token_logprobs == [-0.25] * 4
-        assert here.record.ends()[0][2] == {"text": "yes"}
-        stream = await here.openai.completions.create(model="nano", prompt=[72, 73], stream=True)
+        assert harness.recorder.ends()[0][2] == {"text": "yes"}
+        stream = await harness.openai.completions.create(model="nano", prompt=[72, 73], stream=True)
         assert "".join(chunk.choices[0].text for chunk in await deltas(stream)) == "yes"
-        assert list(here.source.calls[1].prompt_ids) == [72, 73]
-        both = await here.openai.completions.create(model="nano", prompt=["a", "b"])
+        assert list(harness.source.calls[1].prompt_ids) == [72, 73]
+        both = await harness.openai.completions.create(model="nano", prompt=["a", "b"])
         assert len(both.choices) == 2
-        assert len({call.call_id for call in here.source.calls}) == 4
-
-    visit(nano, case)
+        assert len({call.call_id for call in harness.source.calls}) == 4
 
 
-def test_responses_whole_and_streamed(nano: Path) -> None:
-    async def case(here: House) -> None:
-        here.say("fine")
-        reply = await here.openai.responses.create(model="nano", input="how?", instructions="be brief")
+async def test_responses_whole_and_streamed(nano: Path) -> None:
+    async with gateway_harness(nano) as harness:
+        harness.set_replies("fine")
+        reply = await harness.openai.responses.create(model="nano", input="how?", instructions="be brief")
         assert reply.output_text == "fine"
-        assert here.prompt().startswith("<|im_start|><|system|>be brief<|im_end|>")
-        events = await deltas(await here.openai.responses.create(model="nano", input="how?", stream=True))
+        assert harness.prompt().startswith("<|im_start|><|system|>be brief<|im_end|>")
+        events = await deltas(await harness.openai.responses.create(model="nano", input="how?", stream=True))
         assert "".join(one.delta for one in events if one.type == "response.output_text.delta") == "fine"
         assert events[-1].type == "response.completed"
-        here.say(CALLED)
+        harness.set_replies(TOOL_CALL)
         tool = {"type": "function", **TOOL["function"]}
-        reply = await here.openai.responses.create(model="nano", input="add", tools=[tool])
+        reply = await harness.openai.responses.create(model="nano", input="add", tools=[tool])
         (call,) = [item for item in reply.output if item.type == "function_call"]
         assert (call.name, json.loads(call.arguments)) == ("add", {"a": 2, "b": 3})
 
-    visit(nano, case)
 
-
-def test_messages_whole_and_streamed(nano: Path) -> None:
-    async def case(here: House) -> None:
-        here.say("good day")
-        reply = await here.anthropic.messages.create(model="nano", max_tokens=50, system="polite", messages=HI)
+async def test_messages_whole_and_streamed(nano: Path) -> None:
+    async with gateway_harness(nano) as harness:
+        harness.set_replies("good day")
+        reply = await harness.anthropic.messages.create(model="nano", max_tokens=50, system="polite", messages=HI)
         assert (reply.content[0].text, reply.stop_reason, reply.usage.output_tokens) == ("good day", "end_turn", 9)
-        async with here.anthropic.messages.stream(model="nano", max_tokens=50, messages=HI) as stream:
+        async with harness.anthropic.messages.stream(model="nano", max_tokens=50, messages=HI) as stream:
             assert "".join([text async for text in stream.text_stream]) == "good day"
-        counted = await here.anthropic.messages.count_tokens(model="nano", messages=HI)
+        counted = await harness.anthropic.messages.count_tokens(model="nano", messages=HI)
         assert counted.input_tokens == 7
-        assert len(here.source.calls) == 2
-
-    visit(nano, case)
+        assert len(harness.source.calls) == 2
 
 
-def test_messages_use_tools_whole_and_streamed(nano: Path) -> None:
-    async def case(here: House) -> None:
-        here.say(CALLED)
+async def test_messages_use_tools_whole_and_streamed(nano: Path) -> None:
+    async with gateway_harness(nano) as harness:
+        harness.set_replies(TOOL_CALL)
         function = TOOL["function"]
         tool = {"name": "add", "description": "adds", "input_schema": function["parameters"]}
         asked = {"model": "nano", "max_tokens": 200, "messages": HI, "tools": [tool]}
-        reply = await here.anthropic.messages.create(**asked)
+        reply = await harness.anthropic.messages.create(**asked)
         assert reply.stop_reason == "tool_use"
         assert (reply.content[-1].name, reply.content[-1].input) == ("add", {"a": 2, "b": 3})
-        async with here.anthropic.messages.stream(**asked) as stream:
+        async with harness.anthropic.messages.stream(**asked) as stream:
             final = await stream.get_final_message()
         assert (final.stop_reason, final.content[-1].input) == ("tool_use", {"a": 2, "b": 3})
 
-    visit(nano, case)
 
-
-def test_models_are_listed(nano: Path) -> None:
-    async def case(here: House) -> None:
-        assert [model.id for model in (await here.openai.models.list()).data] == ["nano"]
-
-    visit(nano, case)
+async def test_models_are_listed(nano: Path) -> None:
+    async with gateway_harness(nano) as harness:
+        assert [model.id for model in (await harness.openai.models.list()).data] == ["nano"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_call_that_fails_is_an_error_and_on_record(nano: Path, stream: bool) -> None:
-    async def case(here: House) -> None:
-        here.say("hello", finish=Finish.FAILED)
+async def test_a_call_that_fails_is_an_error_and_on_record(nano: Path, stream: bool) -> None:
+    async with gateway_harness(nano) as harness:
+        harness.set_replies("hello", finish=Finish.FAILED)
         with pytest.raises(openai.APIError):
-            reply = await chat(here, stream=stream)
+            reply = await chat(harness, stream=stream)
             await deltas(reply)
-        here.source.replies = [Reply([104, 105, EOS], error=OSError("the disk is gone"))]
+        harness.source.replies = [Reply([104, 105, EOS], error=OSError("the disk is gone"))]
         with pytest.raises(openai.APIError) as broken:
-            await deltas(await chat(here, stream=stream))
+            await deltas(await chat(harness, stream=stream))
         assert "Traceback" not in str(broken.value)
-        await here.settled()
-        assert [end[1] for end in here.record.ends()] == [Finish.FAILED] * 2
-
-    visit(nano, case)
+        await harness.drain()
+        assert [end[1] for end in harness.recorder.ends()] == [Finish.FAILED] * 2
 
 
-def test_two_requests_may_have_one_id(nano: Path) -> None:
-    async def case(here: House) -> None:
+async def test_two_requests_may_have_one_id(nano: Path) -> None:
+    async with gateway_harness(nano) as harness:
         header = {"x-request-id": "mine"}
-        both = await asyncio.gather(*(chat(here, extra_headers=header) for _ in range(4)))
+        both = await asyncio.gather(*(chat(harness, extra_headers=header) for _ in range(4)))
         assert [one.id for one in both] == ["chatcmpl-mine"] * 4
-        assert len({call.call_id for call in here.source.calls}) == 4
-
-    visit(nano, case)
+        assert len({call.call_id for call in harness.source.calls}) == 4
 
 
-def test_what_is_recorded_can_be_carried_on_after_a_restart(nano: Path) -> None:
-    async def case(here: House) -> None:
+async def test_what_is_recorded_can_be_carried_on_after_a_restart(nano: Path) -> None:
+    async with gateway_harness(nano) as harness:
         strange = [256 + 15, *b"yes", EOS]  # its text does not tell of the first id
-        here.source.replies = [Reply(strange)]
-        said = await chat(here, extra_body={"chat_template_kwargs": {"colour": "red"}})
-        call, reply = here.source.calls[0], here.record.ends()[0][2]
+        harness.source.replies = [Reply(strange)]
+        said = await chat(harness, extra_body={"chat_template_kwargs": {"colour": "red"}})
+        call, reply = harness.source.calls[0], harness.recorder.ends()[0][2]
         request = json.loads(json.dumps(call.request))
-        memory = PrefixIndex()
-        memory.recall(request, reply, call.prompt_ids, tokens(strange))
-        here.gateway.table.get(here.session["session_id"]).memory = memory
+        index = PrefixIndex()
+        index.add_recorded(request, reply, call.prompt_ids, tokens(strange))
+        harness.gateway.table.get(harness.session["session_id"]).prefixes = index
         messages = [*HI, {"role": "assistant", "content": said.choices[0].message.content}, user("more")]
-        await chat(here, messages=messages, extra_body={"chat_template_kwargs": {"colour": "red"}})
+        await chat(harness, messages=messages, extra_body={"chat_template_kwargs": {"colour": "red"}})
         whole = [*call.prompt_ids, *strange]
-        assert list(here.source.calls[1].prompt_ids)[: len(whole)] == whole
-
-    visit(nano, case)
+        assert list(harness.source.calls[1].prompt_ids)[: len(whole)] == whole

@@ -1,4 +1,4 @@
-"""The straight way to vLLM's handlers gives what FastAPI's routing gives, byte for byte."""
+"""The fast path to vLLM's handlers gives what FastAPI's routing gives, byte for byte."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.gateway import CALLED, TOOL, House, house, user
+from support.gateway import TOOL, TOOL_CALL, GatewayHarness, gateway_harness, user
 
-from seamless_verl.gateway.fast_path import READ, FastPath
+from seamless_verl.gateway.fast_path import READ_BODY, FastPath
 from seamless_verl.gateway.http import ReplayedBody
 
 pytestmark = pytest.mark.integration
-ROUTED = (b"x-routed", b"yes")  # a request with this header takes the long way
+ROUTED = (b"x-routed", b"yes")  # a request with this header is routed by FastAPI
 MADE_UP = (
     (re.compile(rb"[0-9a-f]{16,32}"), b"<id>"),
     (re.compile(rb'("created(_at)?"|"completed_at"):\s*[0-9.]+'), rb"\1:<time>"),
@@ -83,29 +83,29 @@ def bodies(draw: st.DrawFn, path: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def either_way(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Lets the header choose the way; the list says which were gone."""
-    gone: list[str] = []
-    straight, run = FastPath.__call__, FastPath.run
+def ways_taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ways that requests took, which their header chooses."""
+    taken: list[str] = []
+    call, run = FastPath.__call__, FastPath.run
 
     async def either(self: Any, scope: Any, receive: Any, send: Any) -> None:
         if ROUTED in scope["headers"]:
-            gone.append("routed")
-            read = scope.pop(READ)
-            await self._whole(read.typed(scope), ReplayedBody(read.data(), receive), send)
+            taken.append("routed")
+            body = scope.pop(READ_BODY)
+            await self._fallback(body.with_length(scope), ReplayedBody(body.encode(), receive), send)
         else:
-            await straight(self, scope, receive, send)
+            await call(self, scope, receive, send)
 
     async def counted(*args: Any) -> None:
-        gone.append("straight")
+        taken.append("fast")
         await run(*args)
 
     monkeypatch.setattr(FastPath, "__call__", either)
     monkeypatch.setattr(FastPath, "run", counted)
-    return gone
+    return taken
 
 
-def told(reply: httpx.Response) -> tuple[int, list[tuple[str, str]], bytes]:
+def describe(reply: httpx.Response) -> tuple[int, list[tuple[str, str]], bytes]:
     """Status, headers and body, less what is another each time."""
     body = reply.content
     for pattern, instead in MADE_UP:
@@ -114,30 +114,30 @@ def told(reply: httpx.Response) -> tuple[int, list[tuple[str, str]], bytes]:
     return reply.status_code, [(name, value) for name, value in reply.headers.items() if name not in changing], body
 
 
-async def both(here: House, url: str, body: Any) -> None:
+async def both(harness: GatewayHarness, url: str, body: Any) -> None:
     replies = []
     for headers in ({}, {"x-routed": "yes"}):
-        reply = await here.http.post(url, json=body, headers={"x-request-id": "mine"} | headers)
-        replies.append(told(reply))
+        reply = await harness.http.post(url, json=body, headers={"x-request-id": "mine"} | headers)
+        replies.append(describe(reply))
     assert replies[0] == replies[1], body
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_both_ways_tell_the_same(nano: Path, path: str, either_way: list[str]) -> None:
+def test_both_ways_give_the_same_response(nano: Path, path: str, ways_taken: list[str]) -> None:
     with asyncio.Runner() as runner:
-        stay = house(nano)
-        here = runner.run(stay.__aenter__())
+        context = gateway_harness(nano, limit_s=None)
+        harness = runner.run(context.__aenter__())
 
         @settings(max_examples=60, deadline=None, database=None, derandomize=True)
         @given(body=bodies(path), called=st.booleans())
         def alike(body: Any, called: bool) -> None:
-            here.say("hello" if not called else CALLED, size=1000)
-            base = here.session["base_url"]
-            runner.run(both(here, base + path, {"model": "nano", **body}))
+            harness.set_replies("hello" if not called else TOOL_CALL, size=1000)
+            base = harness.session["base_url"]
+            runner.run(both(harness, base + path, {"model": "nano", **body}))
 
         try:
             alike()
         finally:
-            runner.run(stay.__aexit__(None, None, None))
-    assert either_way.count("straight") > 10, "nearly all were refused: this compares refusals only"
-    assert either_way.count("routed") > either_way.count("straight"), "none was refused"
+            runner.run(context.__aexit__(None, None, None))
+    assert ways_taken.count("fast") > 10, "nearly all were refused: this compares refusals only"
+    assert ways_taken.count("routed") > ways_taken.count("fast"), "none was refused"

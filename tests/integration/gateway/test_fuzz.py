@@ -14,9 +14,9 @@ import pytest
 from fastapi import FastAPI
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
-from support.gateway import House, house
+from support.gateway import GatewayHarness, gateway_harness
 
-from seamless_verl.gateway.http import COUNTING, POSTED
+from seamless_verl.gateway.http import COUNT_TOKENS_PATH, GENERATION_PATHS
 from seamless_verl.gateway.server import ROUTERS
 
 pytestmark = pytest.mark.integration
@@ -113,15 +113,15 @@ class Schemas:
 
 
 @pytest.fixture(scope="module")
-def here(nano: Path) -> Iterator[tuple[asyncio.Runner, House, dict[str, Any]]]:
+def running(nano: Path) -> Iterator[tuple[asyncio.Runner, GatewayHarness, dict[str, Any]]]:
     """A gateway whose replicas say one thing, the loop it lives on, and its OpenAPI document."""
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
-        built = runner.run(stack.enter_async_context(house(nano, max_running=8)))
+        harness = runner.run(stack.enter_async_context(gateway_harness(nano, limit_s=None, max_running=8)))
         app = FastAPI()
         for router in ROUTERS:
             app.include_router(router)
-        yield runner, built, app.openapi()
+        yield runner, harness, app.openapi()
         runner.run(stack.aclose())
 
 
@@ -130,32 +130,32 @@ def refused_well(path: str, text: str) -> bool:
     return isinstance(error, dict) and bool(error.get("message")) and isinstance(error.get("type"), str)
 
 
-@pytest.mark.parametrize("path", sorted({*POSTED, COUNTING}))
-def test_no_body_breaks_it(here: tuple[asyncio.Runner, House, dict[str, Any]], path: str) -> None:
-    runner, built, document = here
+@pytest.mark.parametrize("path", sorted({*GENERATION_PATHS, COUNT_TOKENS_PATH}))
+def test_no_body_breaks_it(running: tuple[asyncio.Runner, GatewayHarness, dict[str, Any]], path: str) -> None:
+    runner, harness, document = running
     seen: set[int] = set()
 
     @settings(
         max_examples=EXAMPLES, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
     )
     @given(Schemas(document).body(path))
-    def visit(body: Any) -> None:
-        url, headers = f"{built.gateway.url}{path}", {"authorization": f"Bearer {built.session['key']}"}
+    def run_case(body: Any) -> None:
+        url, headers = f"{harness.gateway.url}{path}", {"authorization": f"Bearer {harness.session['key']}"}
         sent = json.dumps(body, allow_nan=True).encode()
-        reply = runner.run(built.http.post(url, content=sent, headers=headers))
+        reply = runner.run(harness.http.post(url, content=sent, headers=headers))
         seen.add(reply.status_code)
         assert reply.status_code < 500, (reply.status_code, reply.text)
         assert "Traceback" not in reply.text and '.py"' not in reply.text
         assert '"code": 5' not in reply.text and '"code":5' not in reply.text, reply.text
         assert reply.status_code == 200 or refused_well(path, reply.text), reply.text
-        runner.run(built.settled())
-        table = built.gateway.table
-        assert table.running == 0 and table.get(built.session["session_id"]).running == 0
+        runner.run(harness.drain())
+        table = harness.gateway.table
+        assert table.running == 0 and table.get(harness.session["session_id"]).running == 0
 
-    visit()
+    run_case()
     assert {200, 400} <= seen, "the schema is not what is asked"
-    built.gateway.table.check_integrity()
+    harness.gateway.table.check_integrity()
 
 
-def test_the_document_has_every_path(here: tuple[asyncio.Runner, House, dict[str, Any]]) -> None:
-    assert {*POSTED, COUNTING} <= set(here[2]["paths"])
+def test_the_document_has_every_path(running: tuple[asyncio.Runner, GatewayHarness, dict[str, Any]]) -> None:
+    assert {*GENERATION_PATHS, COUNT_TOKENS_PATH} <= set(running[2]["paths"])

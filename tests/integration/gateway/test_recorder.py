@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from support.gateway import EOS, House, Reply, user, visit
+from support.gateway import EOS, GatewayHarness, Reply, gateway_harness, user
 
 from seamless_verl.trajectory.records import Finish
 
@@ -17,162 +17,146 @@ CHAT = {"model": "nano", "messages": [user("hi")]}
 HELLO = [*b"hello", EOS]
 
 
-def chat(here: House, *, stream: bool = False, **options: Any) -> Any:
-    return here.http.post(here.session["base_url"] + "/chat/completions", json={**CHAT, "stream": stream}, **options)
+def chat(harness: GatewayHarness, *, stream: bool = False, **options: Any) -> Any:
+    return harness.http.post(
+        harness.session["base_url"] + "/chat/completions", json={**CHAT, "stream": stream}, **options
+    )
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_is_not_on_record_is_not_shown(nano: Path, stream: bool) -> None:
-    async def case(here: House) -> None:
-        here.record.gate = asyncio.Event()
-        here.source.replies = [Reply(HELLO, size=2)]
+async def test_what_is_not_on_record_is_not_shown(nano: Path, stream: bool) -> None:
+    async with gateway_harness(nano) as harness:
+        harness.recorder.gate = asyncio.Event()
+        harness.source.replies = [Reply(HELLO, size=2)]
         seen: list[str] = []
 
         async def read() -> None:
-            url, body = here.session["base_url"] + "/chat/completions", {**CHAT, "stream": stream}
-            async with here.http.stream("POST", url, json=body) as reply:
+            url, body = harness.session["base_url"] + "/chat/completions", {**CHAT, "stream": stream}
+            async with harness.http.stream("POST", url, json=body) as reply:
                 async for line in reply.aiter_lines():
                     seen.append(line)
 
         reading = asyncio.create_task(read())
-        await here.source.begun.wait()
+        await harness.source.started.wait()
         await asyncio.sleep(0.2)
         early = list(seen)
-        here.record.gate.set()
+        harness.recorder.gate.set()
         assert not any("hel" in line or '"he"' in line for line in early)
         await asyncio.wait_for(reading, 10)
         assert any("o" in line for line in seen)
-        assert here.record.ids(here.source.calls[0].call_id) == HELLO
-
-    visit(nano, case)
+        assert harness.recorder.ids(harness.source.calls[0].call_id) == HELLO
 
 
-def test_the_end_is_on_record_before_the_last_token_is_shown(nano: Path) -> None:
-    async def case(here: House) -> None:
+async def test_the_end_is_on_record_before_the_last_token_is_shown(nano: Path) -> None:
+    async with gateway_harness(nano) as harness:
         order: list[str] = []
-        ended, deliver = here.record.ended, asyncio.Event()
+        ended, deliver = harness.recorder.end_call, asyncio.Event()
 
         async def slow(*args: Any) -> None:
             await deliver.wait()
             order.append("on record")
             await ended(*args)
 
-        here.record.ended = slow  # type: ignore[method-assign]
-        asking = asyncio.create_task(chat(here))
-        await here.source.begun.wait()
+        harness.recorder.end_call = slow  # type: ignore[method-assign]
+        asking = asyncio.create_task(chat(harness))
+        await harness.source.started.wait()
         await asyncio.sleep(0.1)
         early = asking.done()
         deliver.set()
         assert not early
         assert (await asking).status_code == 200 and order == ["on record"]
 
-    visit(nano, case)
-
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_vanishes_cancels_its_call(nano: Path, stream: bool) -> None:
-    async def case(here: House) -> None:
-        here.source.replies = [Reply(HELLO, hold=asyncio.Event())]
+async def test_a_client_that_vanishes_cancels_its_call(nano: Path, stream: bool) -> None:
+    async with gateway_harness(nano) as harness:
+        harness.source.replies = [Reply(HELLO, hold=asyncio.Event())]
         async with httpx.AsyncClient(timeout=30) as client:
-            url, body = here.session["base_url"] + "/chat/completions", {**CHAT, "stream": stream}
+            url, body = harness.session["base_url"] + "/chat/completions", {**CHAT, "stream": stream}
             asking = asyncio.create_task(client.post(url, json=body))
-            await here.source.begun.wait()
+            await harness.source.started.wait()
             await asyncio.sleep(0.1)
             asking.cancel()
             await asyncio.wait([asking])
-        await asyncio.wait_for(here.settled(), 10)
-        call = here.source.calls[0]
-        assert here.record.ends() == [(call.call_id, Finish.CANCELLED, {"text": "h"})]
-        assert here.record.ids(call.call_id) == [104]
-        assert here.source.closed == [call.call_id]
-        assert here.gateway.table.running == 0
-
-    visit(nano, case)
+        await asyncio.wait_for(harness.drain(), 10)
+        call = harness.source.calls[0]
+        assert harness.recorder.ends() == [(call.call_id, Finish.CANCELLED, {"text": "h"})]
+        assert harness.recorder.ids(call.call_id) == [104]
+        assert harness.source.aborted == [call.call_id]
+        assert harness.gateway.table.running == 0
 
 
-def test_closing_a_session_ends_its_calls_first(nano: Path) -> None:
-    async def case(here: House) -> None:
-        here.source.replies = [Reply(HELLO, hold=asyncio.Event())]
-        asking = asyncio.create_task(chat(here))
-        await here.source.begun.wait()
+async def test_closing_a_session_ends_its_calls_first(nano: Path) -> None:
+    async with gateway_harness(nano) as harness:
+        harness.source.replies = [Reply(HELLO, hold=asyncio.Event())]
+        asking = asyncio.create_task(chat(harness))
+        await harness.source.started.wait()
         await asyncio.sleep(0.1)
-        await here.admin("POST", f"sessions/{here.session['session_id']}/close", {})
+        await harness.admin("POST", f"sessions/{harness.session['session_id']}/close", {})
         assert (await asking).status_code == 500
-        kinds = [event[0] for event in here.record.events]
-        assert kinds[-2:] == ["ended", "closed"] and here.record.ends()[0][1] is Finish.CANCELLED
-
-    visit(nano, case)
+        kinds = [event[0] for event in harness.recorder.events]
+        assert kinds[-2:] == ["ended", "closed"] and harness.recorder.ends()[0][1] is Finish.CANCELLED
 
 
-def test_a_session_that_ends_while_a_request_is_rendered_starts_no_call(nano: Path) -> None:
-    async def case(here: House) -> None:
-        renderer = here.gateway.client.renderer
+async def test_a_session_that_ends_while_a_request_is_rendered_starts_no_call(nano: Path) -> None:
+    async with gateway_harness(nano) as harness:
+        renderer = harness.gateway.client.renderer
         render = renderer.render_chat_async
 
         async def closing(*args: Any, **options: Any) -> Any:
-            await here.admin("POST", f"sessions/{here.session['session_id']}/close", {})
+            await harness.admin("POST", f"sessions/{harness.session['session_id']}/close", {})
             return await render(*args, **options)
 
         renderer.render_chat_async = closing
-        assert (await chat(here)).status_code == 410
-        assert [event[0] for event in here.record.events] == ["opened", "closed"]
-
-    visit(nano, case)
+        assert (await chat(harness)).status_code == 410
+        assert [event[0] for event in harness.recorder.events] == ["opened", "closed"]
 
 
-def test_a_record_that_fails_fails_the_call_and_shows_nothing(nano: Path) -> None:
-    async def case(here: House) -> None:
+async def test_a_record_that_fails_fails_the_call_and_shows_nothing(nano: Path) -> None:
+    async with gateway_harness(nano) as harness:
+
         async def broken(*args: Any) -> None:
             raise OSError("no space left")
 
-        here.record.piece = broken  # type: ignore[method-assign]
-        reply = await chat(here)
+        harness.recorder.record_chunk = broken  # type: ignore[method-assign]
+        reply = await chat(harness)
         assert reply.status_code == 500 and "hi" not in reply.json()["error"]["message"].split()
-        assert here.record.ends()[0][1] is Finish.FAILED
-
-    visit(nano, case)
+        assert harness.recorder.ends()[0][1] is Finish.FAILED
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_stopping_cancels_what_outlasts_the_grace(nano: Path, stream: bool) -> None:
+async def test_stopping_cancels_what_outlasts_the_grace(nano: Path, stream: bool) -> None:
     """Its client is told nothing that it would not ask again after."""
-    kept: list[Any] = []
-
-    async def case(here: House) -> None:
-        kept.append(here.record)
-        here.source.replies = [Reply(HELLO, hold=asyncio.Event())]
-        asking = asyncio.create_task(chat(here, stream=stream))
-        await here.source.begun.wait()
+    async with gateway_harness(nano, grace=1.0) as harness:
+        harness.source.replies = [Reply(HELLO, hold=asyncio.Event())]
+        asking = asyncio.create_task(chat(harness, stream=stream))
+        await harness.source.started.wait()
         await asyncio.sleep(0.1)
-        await here.gateway.stop()
+        await harness.gateway.stop()
         await asyncio.wait([asking])
         if asking.exception() is None:
             reply = asking.result()
             assert "[DONE]" not in reply.text if stream else reply.status_code >= 500
-        assert here.record.ends()[0][1] is Finish.CANCELLED
-
-    visit(nano, case, grace=1.0)
-    assert [event[0] for event in kept[0].events].count("ended") == 1
+        assert harness.recorder.ends()[0][1] is Finish.CANCELLED
+    assert [event[0] for event in harness.recorder.events].count("ended") == 1
 
 
-def test_the_same_prompt_twice_is_two_samples(nano: Path) -> None:
-    async def case(here: House) -> None:
-        here.say("one", "two")
-        said = [(await chat(here)).json()["choices"][0]["message"]["content"] for _ in range(2)]
-        assert said == ["one", "two"] and len(here.source.calls) == 2
-
-    visit(nano, case)
+async def test_the_same_prompt_twice_is_two_samples(nano: Path) -> None:
+    async with gateway_harness(nano) as harness:
+        harness.set_replies("one", "two")
+        said = [(await chat(harness)).json()["choices"][0]["message"]["content"] for _ in range(2)]
+        assert said == ["one", "two"] and len(harness.source.calls) == 2
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_retry_joins_the_call_that_runs(nano: Path, stream: bool) -> None:
-    async def case(here: House) -> None:
+async def test_a_retry_joins_the_call_that_runs(nano: Path, stream: bool) -> None:
+    async with gateway_harness(nano) as harness:
         held = asyncio.Event()
-        here.source.replies = [Reply(HELLO, hold=held), Reply([*b"other", EOS])]
-        first = asyncio.create_task(chat(here, stream=stream))
-        await here.source.begun.wait()
+        harness.source.replies = [Reply(HELLO, hold=held), Reply([*b"other", EOS])]
+        first = asyncio.create_task(chat(harness, stream=stream))
+        await harness.source.started.wait()
         await asyncio.sleep(0.1)
-        retry = asyncio.create_task(chat(here, stream=stream, headers={"x-stainless-retry-count": "1"}))
+        retry = asyncio.create_task(chat(harness, stream=stream, headers={"x-stainless-retry-count": "1"}))
         await asyncio.sleep(0.1)
         first.cancel()  # the client had given this attempt up
         await asyncio.sleep(0.1)
@@ -180,39 +164,33 @@ def test_a_retry_joins_the_call_that_runs(nano: Path, stream: bool) -> None:
         text = (await retry).text
         said = text if not stream else "".join(text.split('"content":"')[i].split('"')[0] for i in range(1, 7))
         assert "hello" in said
-        assert len(here.source.calls) == 1 and len(here.record.ends()) == 1
-        view = here.gateway.table.get(here.session["session_id"]).view()
+        assert len(harness.source.calls) == 1 and len(harness.recorder.ends()) == 1
+        view = harness.gateway.table.get(harness.session["session_id"]).describe()
         assert (view["turns"], view["tokens"]) == (1, 6)
 
-    visit(nano, case)
 
-
-def test_a_retry_of_what_was_cancelled_is_a_new_call(nano: Path) -> None:
-    async def case(here: House) -> None:
-        here.source.replies = [Reply(HELLO, hold=asyncio.Event()), Reply([*b"anew", EOS])]
-        first = asyncio.create_task(chat(here))
-        await here.source.begun.wait()
+async def test_a_retry_of_what_was_cancelled_is_a_new_call(nano: Path) -> None:
+    async with gateway_harness(nano) as harness:
+        harness.source.replies = [Reply(HELLO, hold=asyncio.Event()), Reply([*b"anew", EOS])]
+        first = asyncio.create_task(chat(harness))
+        await harness.source.started.wait()
         first.cancel()
         await asyncio.wait([first])
         await asyncio.sleep(0.2)
-        await here.settled()
-        retry = await chat(here, headers={"x-stainless-retry-count": "1"})
+        await harness.drain()
+        retry = await chat(harness, headers={"x-stainless-retry-count": "1"})
         assert retry.json()["choices"][0]["message"]["content"] == "anew"
-        assert [end[1] for end in here.record.ends()] == [Finish.CANCELLED, Finish.STOP]
-
-    visit(nano, case)
+        assert [end[1] for end in harness.recorder.ends()] == [Finish.CANCELLED, Finish.STOP]
 
 
-def test_an_idempotency_key_gives_the_same_reply_again(nano: Path) -> None:
-    async def case(here: House) -> None:
-        here.say("one", "two")
+async def test_an_idempotency_key_gives_the_same_reply_again(nano: Path) -> None:
+    async with gateway_harness(nano) as harness:
+        harness.set_replies("one", "two")
         key = {"idempotency-key": "k"}
-        said = [(await chat(here, headers=key)).json()["choices"][0]["message"]["content"] for _ in range(3)]
-        assert said == ["one"] * 3 and len(here.source.calls) == 1
-        other = await here.http.post(
-            here.session["base_url"] + "/chat/completions", json={**CHAT, "seed": 1}, headers=key
+        said = [(await chat(harness, headers=key)).json()["choices"][0]["message"]["content"] for _ in range(3)]
+        assert said == ["one"] * 3 and len(harness.source.calls) == 1
+        other = await harness.http.post(
+            harness.session["base_url"] + "/chat/completions", json={**CHAT, "seed": 1}, headers=key
         )
         assert other.status_code == 422
-        assert (await chat(here)).json()["choices"][0]["message"]["content"] == "two"
-
-    visit(nano, case)
+        assert (await chat(harness)).json()["choices"][0]["message"]["content"] == "two"

@@ -1,11 +1,11 @@
-"""A gateway that died and was started again over its journal: agents' retries get what they would have got."""
+"""A gateway that is started again over its journal: retries get what they would have got without its death."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,15 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from support.gateway_restart import ADMIN, CHAT, generated, opened, served, spelled, uninterrupted
+from support.gateway_restart import ADMIN, CHAT, decode, expected_ids, generated_ids, open_session, run_gateway
 
 from seamless_verl.errors import JournalOrderError
-from seamless_verl.gateway.outputs import GATHERED
-from seamless_verl.gateway.session import hashed
+from seamless_verl.gateway.outputs import STREAM_INTERVAL
+from seamless_verl.gateway.session import hash_key
 from seamless_verl.journal import (
     CallEnded,
     CallStarted,
-    Delta,
+    ChunkAppended,
     Event,
     HandedOver,
     HandOverBegun,
@@ -29,8 +29,8 @@ from seamless_verl.journal import (
     SqliteJournal,
     StoredCall,
 )
-from seamless_verl.journal.recovery import closed_session, replay
-from seamless_verl.trajectory.records import Finish, logprobs, tokens
+from seamless_verl.journal.recovery import read_closed_session, rebuild_record
+from seamless_verl.trajectory.records import Finish, TokenChunk, logprobs, tokens
 from seamless_verl.trajectory.session import Closed, SessionRecord
 
 pytestmark = pytest.mark.integration
@@ -44,20 +44,19 @@ BODY: dict[str, Any] = {
 RETRY = {"x-stainless-retry-count": "1"}
 
 
-def run(case: Callable[[httpx.AsyncClient], Awaitable[None]]) -> None:
-    async def whole() -> None:
-        async with httpx.AsyncClient(timeout=30) as http:
-            await case(http)
-
-    asyncio.run(asyncio.wait_for(whole(), 60))
+@asynccontextmanager
+async def http_client() -> AsyncGenerator[httpx.AsyncClient, None]:
+    """For one test, of at most 60 seconds."""
+    async with asyncio.timeout(60), httpx.AsyncClient(timeout=30) as http:
+        yield http
 
 
 async def until(true: Callable[[], bool]) -> None:
     while not true():  # noqa: ASYNC110
-        await asyncio.sleep(0.005)  # what it waits for is another thread's; the case's timeout bounds it
+        await asyncio.sleep(0.005)  # another thread does it; the test's timeout bounds this
 
 
-def told(reply: httpx.Response) -> Any:
+def describe(reply: httpx.Response) -> Any:
     """What a reply says, less what names it."""
     assert reply.status_code == 200, reply.text
     if "text/event-stream" not in reply.headers["content-type"]:
@@ -75,17 +74,18 @@ def told(reply: httpx.Response) -> Any:
     return text, ids, ends[-1]
 
 
-def copied(call: StoredCall, name: str, kept: int | None, settings: dict[str, Any], size: int = 3) -> list[Event]:
+def copy_call(call: StoredCall, name: str, kept: int | None, settings: dict[str, Any], size: int = 3) -> list[Event]:
     """The call in a session of that name, cut after `kept` tokens, or with its end."""
     events: list[Event] = [
-        SessionOpened(name, "prompt", {**settings, "key": hashed(name).hex()}, 0.0),
+        SessionOpened(name, "prompt", {**settings, "key": hash_key(name).hex()}, 0.0),
         CallStarted(name, f"{name}.1", call.digest, call.prompt_ids, call.request),
     ]
-    ids, values = generated(call), [value for segment in call.segments for value in segment.logprobs]
+    ids, values = generated_ids(call), [value for segment in call.segments for value in segment.logprobs]
     number = len(ids) if kept is None else kept
     for start in range(0, number, size):
         part = slice(start, min(start + size, number))
-        events.append(Delta(f"{name}.1", tokens(ids[part]), logprobs(values[part]), start // 6, "of old"))
+        chunk = TokenChunk(tokens(ids[part]), logprobs(values[part]), start // 6, "of old")
+        events.append(ChunkAppended(f"{name}.1", chunk))
     if kept is None:
         assert call.finish is not None
         events.append(CallEnded(f"{name}.1", call.finish, call.reply))
@@ -93,33 +93,35 @@ def copied(call: StoredCall, name: str, kept: int | None, settings: dict[str, An
 
 
 @pytest.mark.parametrize("more", [{}, {"stream": True}, {"logprobs": True}, {"stop": "stop"}], ids=str)
-def test_cut_anywhere_the_retry_gets_what_it_would_have_got(nano: Path, tmp_path: Path, more: dict[str, Any]) -> None:
-    async def case(http: httpx.AsyncClient) -> None:
+async def test_a_retry_gets_the_whole_reply_wherever_a_call_was_cut(
+    nano: Path, tmp_path: Path, more: dict[str, Any]
+) -> None:
+    async with http_client() as http:
         body, cuts = {**BODY, **more}, [*range(LENGTH + 1), None]
         with SqliteJournal(tmp_path / "one.sqlite") as journal:
-            async with served(nano / "model", journal) as first:
+            async with run_gateway(nano / "model", journal) as first:
                 if "stop" in more:
                     whole = await http.post(
-                        f"{(await opened(http, first.gateway.url))['base_url']}/chat/completions", json=BODY
+                        f"{(await open_session(http, first.gateway.url))['base_url']}/chat/completions", json=BODY
                     )
                     body["stop"] = whole.json()["choices"][0]["message"]["content"][5:8]
-                session = await opened(http, first.gateway.url, limits={"max_tokens": LENGTH + 3})
+                session = await open_session(http, first.gateway.url, limits={"max_tokens": LENGTH + 3})
                 wanted = await http.post(f"{session['base_url']}/chat/completions", json=body)
             record = journal.read(session["session_id"])
             assert record is not None
             call = record.calls[0]
         with SqliteJournal(tmp_path / "other.sqlite") as journal:
-            cuts = [kept for kept in cuts if kept is None or kept <= len(generated(call))]
+            cuts = [kept for kept in cuts if kept is None or kept <= len(generated_ids(call))]
             for kept in cuts:
-                await journal.append(*copied(call, f"s{kept}", kept, record.settings))
-            async with served(nano / "model", journal) as again:
+                await journal.append(*copy_call(call, f"s{kept}", kept, record.settings))
+            async with run_gateway(nano / "model", journal) as again:
                 for kept in cuts:
                     url = f"{again.gateway.url}/s/s{kept}{CHAT}"
                     before = again.sampled
                     reply = await http.post(url, json=body, headers=RETRY)
                     known = again.gateway.table.get(f"s{kept}")
-                    ids = generated(call)
-                    assert told(reply) == told(wanted), kept
+                    ids = generated_ids(call)
+                    assert describe(reply) == describe(wanted), kept
                     assert again.sampled - before <= LENGTH - (kept or 0)
                     assert (known.turns, known.tokens, known.requests) == (1, len(ids), 2)
                     check(journal, f"s{kept}", call, again.recorder.record(f"s{kept}"))
@@ -128,55 +130,51 @@ def test_cut_anywhere_the_retry_gets_what_it_would_have_got(nano: Path, tmp_path
                 again.calls.check_integrity()
             journal.check_integrity()
 
-    run(case)
-
 
 def check(journal: SqliteJournal, name: str, call: StoredCall, kept: SessionRecord) -> None:
-    """The journal and the record both hold the call once, as it was uninterrupted."""
+    """The journal and the record both hold the call once, as it was expected_ids."""
     record = journal.read(name)
     assert record is not None
     (mine,) = record.calls
-    assert (generated(mine), mine.finish, mine.reply) == (generated(call), call.finish, call.reply)
+    assert (generated_ids(mine), mine.finish, mine.reply) == (generated_ids(call), call.finish, call.reply)
     assert mine.request == call.request
-    assert [turn.generated_ids() for turn in kept.turns] == [tokens(generated(call))]
-    assert replay(record).turns[0].generated_ids() == kept.turns[0].generated_ids()
+    assert [turn.generated_ids() for turn in kept.turns] == [tokens(generated_ids(call))]
+    assert rebuild_record(record).turns[0].generated_ids() == kept.turns[0].generated_ids()
     kept.check_integrity()
 
 
-def test_an_sdk_sees_only_a_longer_call(nano: Path, tmp_path: Path) -> None:
-    async def case(http: httpx.AsyncClient) -> None:
+async def test_an_sdk_sees_only_a_longer_call(nano: Path, tmp_path: Path) -> None:
+    async with http_client() as http:
         path = tmp_path / "journal.sqlite"
         journal = SqliteJournal(path)
-        async with served(nano / "model", journal, delay_s=0.01, grace=0) as first:
+        async with run_gateway(nano / "model", journal, delay_s=0.01, grace=0) as first:
             url = first.gateway.url
-            session = await opened(http, url, limits={"max_turns": 1, "max_tokens": 60})
+            session = await open_session(http, url, limits={"max_turns": 1, "max_tokens": 60})
             client = openai.AsyncOpenAI(base_url=session["base_url"], api_key="unused", max_retries=9)
             asking = asyncio.create_task(
                 client.chat.completions.create(model="nano", messages=BODY["messages"], max_tokens=60)
             )
-            await until(lambda: first.sampled > 2 * GATHERED)
+            await until(lambda: first.sampled > 2 * STREAM_INTERVAL)
             journal.close()  # from here on it is as if it were dead: nothing more is on record, or shown
         sampled = first.sampled
         with SqliteJournal(path) as journal:
-            async with served(nano / "model", journal, port=int(url.rpartition(":")[2])) as again:
+            async with run_gateway(nano / "model", journal, port=int(url.rpartition(":")[2])) as again:
                 said = (await asking).choices[0].message.content
                 await client.close()
-                view = again.gateway.table.get(session["session_id"]).view()
+                view = again.gateway.table.get(session["session_id"]).describe()
                 record = journal.read(session["session_id"])
                 assert record is not None
                 (call,) = record.calls
-                assert generated(call) == uninterrupted(call, 60) and said == spelled(generated(call))
+                assert generated_ids(call) == expected_ids(call, 60) and said == decode(generated_ids(call))
                 assert (view["turns"], view["tokens"]) == (1, 60)
-                assert 60 - sampled <= again.sampled <= 60 - GATHERED, "it went on from the beginning"
-
-    run(case)
+                assert 60 - sampled <= again.sampled <= 60 - STREAM_INTERVAL, "it went on from the beginning"
 
 
-def test_a_conversation_goes_on_over_its_recorded_ids(nano: Path, tmp_path: Path) -> None:
-    async def case(http: httpx.AsyncClient) -> None:
+async def test_a_conversation_goes_on_over_its_recorded_ids(nano: Path, tmp_path: Path) -> None:
+    async with http_client() as http:
         with SqliteJournal(tmp_path / "journal.sqlite") as journal:
-            async with served(nano / "model", journal) as first:
-                session = await opened(http, first.gateway.url)
+            async with run_gateway(nano / "model", journal) as first:
+                session = await open_session(http, first.gateway.url)
                 key, body = session["key"], dict(BODY)
                 reply = await http.post(f"{first.gateway.url}/s/{key}{CHAT}", json=body)
                 messages = [
@@ -184,34 +182,32 @@ def test_a_conversation_goes_on_over_its_recorded_ids(nano: Path, tmp_path: Path
                     reply.json()["choices"][0]["message"],
                     {"role": "user", "content": "go on"},
                 ]
-            async with served(nano / "model", journal) as again:
+            async with run_gateway(nano / "model", journal) as again:
                 body["messages"] = [{"role": one["role"], "content": one["content"]} for one in messages]
                 assert (await http.post(f"{again.gateway.url}/s/{key}{CHAT}", json=body)).status_code == 200
                 record = journal.read(session["session_id"])
                 assert record is not None
                 one, two = record.calls
-                before = [*one.prompt_ids, *generated(one)]
+                before = [*one.prompt_ids, *generated_ids(one)]
                 assert two.prompt_ids.tolist()[: len(before)] == before
                 assert [call.call_id.rpartition(".")[2] for call in record.calls] == ["1", "2"]
                 tree = again.recorder.record(session["session_id"]).tree
-                assert tree.turns[two.call_id].joined is tree.turns[one.call_id].end
-
-    run(case)
+                assert tree.turns[two.call_id].match_end is tree.turns[one.call_id].end
 
 
-def test_an_idempotency_key_outlives_the_gateway_and_a_fresh_request_is_a_new_sample(
+async def test_an_idempotency_key_outlives_the_gateway_and_a_fresh_request_is_a_new_sample(
     nano: Path, tmp_path: Path
 ) -> None:
-    async def case(http: httpx.AsyncClient) -> None:
+    async with http_client() as http:
         headers = {"idempotency-key": "k"}
         with SqliteJournal(tmp_path / "journal.sqlite") as journal:
-            async with served(nano / "model", journal) as first:
-                session = await opened(http, first.gateway.url)
+            async with run_gateway(nano / "model", journal) as first:
+                session = await open_session(http, first.gateway.url)
                 wanted = await http.post(f"{session['base_url']}/chat/completions", json=BODY, headers=headers)
-            async with served(nano / "model", journal) as again:
+            async with run_gateway(nano / "model", journal) as again:
                 url = f"{again.gateway.url}/s/{session['key']}{CHAT}"
                 for _ in range(2):
-                    assert told(await http.post(url, json=BODY, headers=headers)) == told(wanted)
+                    assert describe(await http.post(url, json=BODY, headers=headers)) == describe(wanted)
                 assert again.sampled == 0
                 other = await http.post(url, json={**BODY, "seed": 1}, headers=headers)
                 assert other.status_code == 422
@@ -219,26 +215,24 @@ def test_an_idempotency_key_outlives_the_gateway_and_a_fresh_request_is_a_new_sa
                 record = journal.read(session["session_id"])
                 assert record is not None and len(record.calls) == 2
 
-    run(case)
 
-
-def test_the_choices_of_one_request_go_on_each_where_it_was(nano: Path, tmp_path: Path) -> None:
-    async def case(http: httpx.AsyncClient) -> None:
+async def test_the_choices_of_one_request_go_on_each_where_it_was(nano: Path, tmp_path: Path) -> None:
+    async with http_client() as http:
         body = {**BODY, "n": 3}
         with SqliteJournal(tmp_path / "one.sqlite") as journal:
-            async with served(nano / "model", journal) as first:
-                session = await opened(http, first.gateway.url)
+            async with run_gateway(nano / "model", journal) as first:
+                session = await open_session(http, first.gateway.url)
                 wanted = await http.post(f"{session['base_url']}/chat/completions", json=body)
             record = journal.read(session["session_id"])
             assert record is not None and len(record.calls) == 3
         with SqliteJournal(tmp_path / "other.sqlite") as journal:
             whole, cut, _ = record.calls  # the third had not begun
-            ended = copied(whole, "s", None, record.settings)
-            moved: list[Any] = copied(cut, "s", 5, record.settings)[1:]
+            ended = copy_call(whole, "s", None, record.settings)
+            moved: list[Any] = copy_call(cut, "s", 5, record.settings)[1:]
             await journal.append(*ended, *(replace(event, call_id="s.1-1") for event in moved))
-            async with served(nano / "model", journal) as again:
+            async with run_gateway(nano / "model", journal) as again:
                 reply = await http.post(f"{again.gateway.url}/s/s{CHAT}", json=body, headers=RETRY)
-                assert told(reply) == told(wanted)
+                assert describe(reply) == describe(wanted)
                 assert again.sampled == LENGTH - 5 + LENGTH
                 now = journal.read("s")
                 assert now is not None
@@ -246,22 +240,20 @@ def test_the_choices_of_one_request_go_on_each_where_it_was(nano: Path, tmp_path
                 assert [call.request["gateway"]["attempt"] for call in now.calls] == [1, 1, 1]
                 assert again.gateway.table.get("s").turns == 1
 
-    run(case)
 
-
-def test_what_nobody_asks_for_again_ends_with_its_session(nano: Path, tmp_path: Path) -> None:
-    async def case(http: httpx.AsyncClient) -> None:
+async def test_what_nobody_asks_for_again_ends_with_its_session(nano: Path, tmp_path: Path) -> None:
+    async with http_client() as http:
         with SqliteJournal(tmp_path / "one.sqlite") as journal:
-            async with served(nano / "model", journal) as first:
-                session = await opened(http, first.gateway.url)
+            async with run_gateway(nano / "model", journal) as first:
+                session = await open_session(http, first.gateway.url)
                 await http.post(f"{session['base_url']}/chat/completions", json=BODY)
             record = journal.read(session["session_id"])
             assert record is not None
         with SqliteJournal(tmp_path / "other.sqlite") as journal:
-            await journal.append(*copied(record.calls[0], "s", 5, record.settings))
+            await journal.append(*copy_call(record.calls[0], "s", 5, record.settings))
             late = {**record.settings, "limits": {"lifetime": 1.0}}
-            await journal.append(*copied(record.calls[0], "late", 4, late))
-            async with served(nano / "model", journal) as again:
+            await journal.append(*copy_call(record.calls[0], "late", 4, late))
+            async with run_gateway(nano / "model", journal) as again:
                 assert (
                     await http.post(f"{again.gateway.url}/s/late{CHAT}", json=BODY, headers=RETRY)
                 ).status_code == 410
@@ -271,43 +263,39 @@ def test_what_nobody_asks_for_again_ends_with_its_session(nano: Path, tmp_path: 
                 kept = again.recorder.take("s")
             left = journal.read("s")
             assert left is not None and left.calls[0].finish is Finish.CANCELLED and again.sampled == 0
-            assert generated(left.calls[0]) == generated(record.calls[0])[:5]
+            assert generated_ids(left.calls[0]) == generated_ids(record.calls[0])[:5]
             await check_handed_once(journal, kept)
 
-    run(case)
 
-
-def test_a_retry_that_was_refused_may_come_again(nano: Path, tmp_path: Path) -> None:
-    async def case(http: httpx.AsyncClient) -> None:
+async def test_a_retry_that_was_refused_may_come_again(nano: Path, tmp_path: Path) -> None:
+    async with http_client() as http:
         with SqliteJournal(tmp_path / "one.sqlite") as journal:
-            async with served(nano / "model", journal) as first:
-                session = await opened(http, first.gateway.url, limits={"max_concurrent": 1})
+            async with run_gateway(nano / "model", journal) as first:
+                session = await open_session(http, first.gateway.url, limits={"max_concurrent": 1})
                 wanted = await http.post(f"{session['base_url']}/chat/completions", json=BODY)
             record = journal.read(session["session_id"])
             assert record is not None
         with SqliteJournal(tmp_path / "other.sqlite") as journal:
-            await journal.append(*copied(record.calls[0], "s", 5, record.settings))
-            async with served(nano / "model", journal) as again:
+            await journal.append(*copy_call(record.calls[0], "s", 5, record.settings))
+            async with run_gateway(nano / "model", journal) as again:
                 known, url = again.gateway.table.get("s"), f"{again.gateway.url}/s/s{CHAT}"
                 known.running += 1
                 assert (await http.post(url, json=BODY, headers=RETRY)).status_code == 429
                 known.running -= 1
                 reply = await http.post(url, json=BODY, headers={"x-stainless-retry-count": "2"})
-                assert told(reply) == told(wanted)
+                assert describe(reply) == describe(wanted)
                 left = journal.read("s")
                 assert left is not None and len(left.calls) == 1
-
-    run(case)
 
 
 async def check_handed_once(journal: SqliteJournal, kept: SessionRecord) -> None:
     """It is given again, the same, until it was handed over; and then never."""
     for _ in range(2):
-        given = closed_session(journal, "s")
+        given = read_closed_session(journal, "s")
         assert [turn.generated_ids() for turn in given.turns] == [turn.generated_ids() for turn in kept.turns]
-        assert (given.closed, closed_session(journal, "late").closed) == (kept.closed, Closed.EXPIRED)
+        assert (given.closed, read_closed_session(journal, "late").closed) == (kept.closed, Closed.EXPIRED)
         with suppress(JournalOrderError):  # the second time it has begun
             await journal.append(HandOverBegun("s"))
     await journal.append(HandedOver("s", 0.0))
     with pytest.raises(JournalOrderError, match="the session is handed"):
-        closed_session(journal, "s")
+        read_closed_session(journal, "s")

@@ -7,7 +7,7 @@ from typing import Any
 
 import openai
 import pytest
-from support.gateway import TOOL, House, user, visit
+from support.gateway import TOOL, GatewayHarness, gateway_harness, user
 from vllm.renderers.hf import HfRenderer
 
 pytestmark = pytest.mark.integration
@@ -27,21 +27,19 @@ def rendered(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return seen
 
 
-async def ask(here: House, text: str = "hi", **more: Any) -> list[int]:
-    here.say("yes")
-    await here.openai.chat.completions.create(model="nano", messages=[user(text)], **more)
-    return list(here.source.calls[-1].prompt_ids)
+async def ask(harness: GatewayHarness, text: str = "hi", **more: Any) -> list[int]:
+    harness.set_replies("yes")
+    await harness.openai.chat.completions.create(model="nano", messages=[user(text)], **more)
+    return list(harness.source.calls[-1].prompt_ids)
 
 
-def test_what_is_alike_is_rendered_once(nano: Path, rendered: list[Any]) -> None:
-    async def case(here: House) -> None:
+async def test_what_is_alike_is_rendered_once(nano: Path, rendered: list[Any]) -> None:
+    async with gateway_harness(nano) as harness:
         rendered.clear()
-        first = await ask(here)
-        assert await ask(here, seed=3, temperature=0.5) == first and len(rendered) == 1
-        whole = here.tokenizer.apply_chat_template([user("hi")], add_generation_prompt=True, tokenize=True)
+        first = await ask(harness)
+        assert await ask(harness, seed=3, temperature=0.5) == first and len(rendered) == 1
+        whole = harness.tokenizer.apply_chat_template([user("hi")], add_generation_prompt=True, tokenize=True)
         assert first == list(whole["input_ids"] if isinstance(whole, dict) or hasattr(whole, "keys") else whole)
-
-    visit(nano, case)
 
 
 @pytest.mark.parametrize(
@@ -57,25 +55,21 @@ def test_what_is_alike_is_rendered_once(nano: Path, rendered: list[Any]) -> None
     ],
     ids=str,
 )
-def test_what_differs_is_rendered_by_itself(nano: Path, rendered: list[Any], other: dict[str, Any]) -> None:
-    async def case(here: House) -> None:
-        await ask(here)
+async def test_what_differs_is_rendered_by_itself(nano: Path, rendered: list[Any], other: dict[str, Any]) -> None:
+    async with gateway_harness(nano) as harness:
+        await ask(harness)
         rendered.clear()
-        await ask(here, **other)
+        await ask(harness, **other)
         assert len(rendered) == 1
 
-    visit(nano, case)
 
-
-def test_one_that_leaves_no_room_is_refused_as_the_first_time(nano: Path) -> None:
-    async def refused(here: House) -> tuple[int, str]:
+async def test_one_that_leaves_no_room_is_refused_as_the_first_time(nano: Path) -> None:
+    async def refused(harness: GatewayHarness) -> tuple[int, str]:
         with pytest.raises(openai.BadRequestError) as caught:
-            await ask(here, max_tokens=8190)
+            await ask(harness, max_tokens=8190)
         return caught.value.status_code, str(caught.value)
 
-    async def case(here: House) -> None:
-        before = await refused(here)
-        await ask(here)
-        assert await refused(here) == before
-
-    visit(nano, case)
+    async with gateway_harness(nano) as harness:
+        before = await refused(harness)
+        await ask(harness)
+        assert await refused(harness) == before

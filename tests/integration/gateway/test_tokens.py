@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.gateway import CALLED, EOS, TOOL, House, Reply, assistant, tokenizer, user, visit
+from support.gateway import EOS, TOOL, TOOL_CALL, GatewayHarness, Reply, assistant, gateway_harness, tokenizer, user
 
 from seamless_verl.gateway.continuation import Continuation
 from seamless_verl.trajectory.records import tokens
@@ -16,104 +16,94 @@ STRANGE = [256 + 15, *b"he", 256 + 16, *b"llo", EOS]
 """Reads `hello`, and is not how the tokenizer would write it: ids 271 and 272 are left out when decoding."""
 
 
-def recorded(here: House, number: int) -> list[int]:
-    call = here.source.calls[number]
-    return [*call.prompt_ids, *here.record.ids(call.call_id)]
+def recorded(harness: GatewayHarness, number: int) -> list[int]:
+    call = harness.source.calls[number]
+    return [*call.prompt_ids, *harness.recorder.ids(call.call_id)]
 
 
-def carried_on(here: House, new: str) -> None:
+def carried_on(harness: GatewayHarness, new: str) -> None:
     """The last prompt is the first turn's ids verbatim, and then `new`."""
-    before, prompt = recorded(here, 0), list(here.source.calls[-1].prompt_ids)
+    before, prompt = recorded(harness, 0), list(harness.source.calls[-1].prompt_ids)
     assert prompt[: len(before)] == before
-    assert here.tokenizer.decode(prompt[len(before) :]) == new
+    assert harness.tokenizer.decode(prompt[len(before) :]) == new
 
 
 NEXT = "<|im_start|><|user|>more<|im_end|><|im_start|><|assistant|>"
 
 
-def test_chat_carries_strange_tokens_on(nano: Path) -> None:
-    async def case(here: House) -> None:
-        here.source.replies = [Reply(STRANGE)]
-        said = await here.openai.chat.completions.create(model="nano", messages=[user("hi")])
+async def test_chat_carries_strange_tokens_on(nano: Path) -> None:
+    async with gateway_harness(nano) as harness:
+        harness.source.replies = [Reply(STRANGE)]
+        said = await harness.openai.chat.completions.create(model="nano", messages=[user("hi")])
         text = said.choices[0].message.content
-        assert text == "hello" and [*here.ids(text), EOS] != STRANGE
+        assert text == "hello" and [*harness.ids(text), EOS] != STRANGE
         messages = [user("hi"), assistant(text), user("more")]
-        await here.openai.chat.completions.create(model="nano", messages=messages)
-        carried_on(here, NEXT)
-        whole = here.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        assert here.prompt() == whole.replace("hello", here.tokenizer.decode(STRANGE[:-1]))
-
-    visit(nano, case)
+        await harness.openai.chat.completions.create(model="nano", messages=messages)
+        carried_on(harness, NEXT)
+        whole = harness.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        assert harness.prompt() == whole.replace("hello", harness.tokenizer.decode(STRANGE[:-1]))
 
 
-def test_responses_and_messages_do_too(nano: Path) -> None:
-    async def case(here: House) -> None:
-        here.source.replies = [Reply(STRANGE)]
-        said = await here.openai.responses.create(model="nano", input="hi")
+async def test_responses_and_messages_do_too(nano: Path) -> None:
+    async with gateway_harness(nano) as harness:
+        harness.source.replies = [Reply(STRANGE)]
+        said = await harness.openai.responses.create(model="nano", input="hi")
         again: Any = [user("hi"), *[item.model_dump() for item in said.output], user("more")]
-        await here.openai.responses.create(model="nano", input=again)
-        carried_on(here, NEXT)
-        here.source.calls.clear()
+        await harness.openai.responses.create(model="nano", input=again)
+        carried_on(harness, NEXT)
+        harness.source.calls.clear()
         ask = {"model": "nano", "max_tokens": 100, "system": "s"}
-        told = await here.anthropic.messages.create(messages=[user("hi")], **ask)
+        told = await harness.anthropic.messages.create(messages=[user("hi")], **ask)
         blocks = [block.model_dump(exclude_none=True) for block in told.content]
-        await here.anthropic.messages.create(messages=[user("hi"), assistant(blocks), user("more")], **ask)
-        carried_on(here, NEXT)
-
-    visit(nano, case)
+        await harness.anthropic.messages.create(messages=[user("hi"), assistant(blocks), user("more")], **ask)
+        carried_on(harness, NEXT)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_tool_calls_are_carried_on_with_their_results(nano: Path, stream: bool) -> None:
-    async def case(here: House) -> None:
-        written = CALLED.replace(" ", "  ")  # JSON the agent will send back written otherwise
-        here.say("I add. " + written, "5")
+async def test_tool_calls_are_carried_on_with_their_results(nano: Path, stream: bool) -> None:
+    async with gateway_harness(nano) as harness:
+        written = TOOL_CALL.replace(" ", "  ")  # JSON the agent will send back written otherwise
+        harness.set_replies("I add. " + written, "5")
         asked = {"model": "nano", "tools": [TOOL]}
         if stream:
-            async with here.openai.chat.completions.stream(messages=[user("2+3")], **asked) as chunks:
+            async with harness.openai.chat.completions.stream(messages=[user("2+3")], **asked) as chunks:
                 said = (await chunks.get_final_completion()).choices[0].message
         else:
-            said = (await here.openai.chat.completions.create(messages=[user("2+3")], **asked)).choices[0].message
+            said = (await harness.openai.chat.completions.create(messages=[user("2+3")], **asked)).choices[0].message
         back = {"role": "assistant", "content": said.content, "tool_calls": [_sent(one) for one in said.tool_calls]}
         result = {"role": "tool", "tool_call_id": said.tool_calls[0].id, "content": "5"}
-        await here.openai.chat.completions.create(messages=[user("2+3"), back, result], **asked)
-        carried_on(here, "<|im_start|><|tool|><tool_response>5</tool_response><|im_end|><|im_start|><|assistant|>")
-        assert written in here.prompt()
-
-    visit(nano, case)
+        await harness.openai.chat.completions.create(messages=[user("2+3"), back, result], **asked)
+        carried_on(harness, "<|im_start|><|tool|><tool_response>5</tool_response><|im_end|><|im_start|><|assistant|>")
+        assert written in harness.prompt()
 
 
 def _sent(call: Any) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": "add", "arguments": call.function.arguments}}
 
 
-def test_a_reply_cut_by_its_budget_is_closed_as_the_template_does(nano: Path) -> None:
-    async def case(here: House) -> None:
-        here.say("hello")
-        await here.openai.chat.completions.create(model="nano", messages=[user("hi")], max_tokens=2)
+async def test_a_reply_cut_by_its_budget_is_closed_as_the_template_does(nano: Path) -> None:
+    async with gateway_harness(nano) as harness:
+        harness.set_replies("hello")
+        await harness.openai.chat.completions.create(model="nano", messages=[user("hi")], max_tokens=2)
         messages = [user("hi"), assistant("he"), user("more")]
-        await here.openai.chat.completions.create(model="nano", messages=messages)
-        carried_on(here, "<|im_end|>" + NEXT)
-
-    visit(nano, case)
+        await harness.openai.chat.completions.create(model="nano", messages=messages)
+        carried_on(harness, "<|im_end|>" + NEXT)
 
 
-def test_many_turns_grow_by_what_is_new(nano: Path) -> None:
-    async def case(here: House) -> None:
-        here.source.replies = [Reply(STRANGE)]
+async def test_many_turns_grow_by_what_is_new(nano: Path) -> None:
+    async with gateway_harness(nano) as harness:
+        harness.source.replies = [Reply(STRANGE)]
         messages: list[Any] = [user("hi")]
         for turn in range(5):
-            said = await here.openai.chat.completions.create(model="nano", messages=messages)
+            said = await harness.openai.chat.completions.create(model="nano", messages=messages)
             messages += [assistant(said.choices[0].message.content), user(f"more {turn}")]
-        whole = recorded(here, -1)
+        whole = recorded(harness, -1)
         for number in range(4):
-            before = recorded(here, number)
+            before = recorded(harness, number)
             assert whole[: len(before)] == before
-        session = here.gateway.table.get(here.session["session_id"])
-        kept = sum(len(trunk.tail) for trunk in session.memory._trunks.values())
+        session = harness.gateway.table.get(harness.session["session_id"])
+        kept = sum(len(prefix.tail) for prefix in session.prefixes._prefixes.values())
         assert kept == len(whole)  # each id once
-
-    visit(nano, case)
 
 
 @pytest.mark.parametrize(
@@ -126,28 +116,24 @@ def test_many_turns_grow_by_what_is_new(nano: Path) -> None:
         {"extra_body": {"truncate_prompt_tokens": 20}},
     ],
 )
-def test_another_conversation_is_rendered_whole(nano: Path, changed: dict[str, Any]) -> None:
-    async def case(here: House) -> None:
-        here.source.replies = [Reply(STRANGE)]
-        await here.openai.chat.completions.create(model="nano", messages=[user("hi")])
+async def test_another_conversation_is_rendered_whole(nano: Path, changed: dict[str, Any]) -> None:
+    async with gateway_harness(nano) as harness:
+        harness.source.replies = [Reply(STRANGE)]
+        await harness.openai.chat.completions.create(model="nano", messages=[user("hi")])
         asked = {"messages": [user("hi"), assistant("hello"), user("more")], **changed}
-        await here.openai.chat.completions.create(model="nano", **asked)
-        assert 271 not in here.source.calls[1].prompt_ids
-
-    visit(nano, case)
+        await harness.openai.chat.completions.create(model="nano", **asked)
+        assert 271 not in harness.source.calls[1].prompt_ids
 
 
-def test_sessions_do_not_share_what_was_said(nano: Path) -> None:
-    async def case(here: House) -> None:
-        here.source.replies = [Reply(STRANGE)]
-        await here.openai.chat.completions.create(model="nano", messages=[user("hi")])
-        other = await here.open()
+async def test_sessions_do_not_share_what_was_said(nano: Path) -> None:
+    async with gateway_harness(nano) as harness:
+        harness.source.replies = [Reply(STRANGE)]
+        await harness.openai.chat.completions.create(model="nano", messages=[user("hi")])
+        other = await harness.open()
         body = {"model": "nano", "messages": [user("hi"), assistant("hello"), user("more")]}
-        reply = await here.http.post(f"{other['base_url']}/chat/completions", json=body)
+        reply = await harness.http.post(f"{other['base_url']}/chat/completions", json=body)
         assert reply.status_code == 200
-        assert 271 not in here.source.calls[1].prompt_ids
-
-    visit(nano, case)
+        assert 271 not in harness.source.calls[1].prompt_ids
 
 
 QWEN = (
@@ -170,7 +156,7 @@ def test_what_is_appended_is_what_the_template_has_there(
     head = own.apply_chat_template(messages[:1], tokenize=False, add_generation_prompt=True, **given)
     whole = own.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **given)
     before = [*own.encode(head, add_special_tokens=False), *b"hello", *([] if cut else [EOS])]
-    joined = Continuation(own, family, template).extended(tokens(before), messages, 2, None, {})
+    joined = Continuation(own, family, template).extend(tokens(before), messages, 2, None, {})
     assert joined == own.encode(whole, add_special_tokens=False)
 
 
@@ -178,4 +164,4 @@ def test_what_is_appended_is_what_the_template_has_there(
 def test_a_template_whose_turns_cannot_be_joined_is_left_alone(nano: Path, template: str) -> None:
     own = Continuation(tokenizer(nano / "model"), "qwen3", template)
     messages = [user("hi"), assistant("hello"), user("more")]
-    assert own.extended(tokens([*b"hello", EOS]), messages, 2, None, {}) is None
+    assert own.extend(tokens([*b"hello", EOS]), messages, 2, None, {}) is None

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.job import AGENT, Job, check_record, run
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slowest(4)]
 
 
 def test_an_openai_agent_is_trained_on_policy(nano: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a fork of the zygote spawns with multiprocessing is a fork of the zygote, and behaves as a spawned process."""
+"""What a fork spawns with multiprocessing is a fork of the forkserver too, and behaves as a spawned process."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Any
 
 import psutil
 import pytest
-from support.forkserver import launch, script, zygote
+from support.forkserver import forkserver, launch, script
 
 from seamless_verl.platform.forkserver import launcher
 
-__all__ = ["zygote"]
+__all__ = ["forkserver"]
 PARENT = """
 import json, multiprocessing.connection, os, signal, sys, time
 
@@ -52,14 +52,14 @@ if __name__ == "__main__":
 
 
 class Spawned:
-    """A parent in a fork, its child, and what both said of themselves; `act` is what the parent does then."""
+    """A parent in a fork, its child, and the report of each; `act` is what the parent does then."""
 
     def __init__(self, environ: dict[str, str], folder: Path, act: str) -> None:
         self.process = launch(environ, script(folder, PARENT), act)
         assert self.process.stdout is not None
-        said = self.process.stdout.readline()
-        assert said, self.process.communicate()[1]
-        both: dict[str, dict[str, Any]] = json.loads(said)
+        line = self.process.stdout.readline()
+        assert line, self.process.communicate()[1]
+        both: dict[str, dict[str, Any]] = json.loads(line)
         self.parent, self.child = both["parent"], both["child"]
 
     def exit_code(self) -> int:
@@ -79,8 +79,8 @@ def ended(pid: int) -> bool:
     return True
 
 
-def test_a_spawned_process_is_a_fork_and_has_what_it_would_have(zygote: dict[str, str], tmp_path: Path) -> None:
-    spawned = Spawned(zygote, tmp_path, "ours.send(7)")
+def test_a_spawned_process_is_a_fork_and_has_what_it_would_have(forkserver: dict[str, str], tmp_path: Path) -> None:
+    spawned = Spawned(forkserver, tmp_path, "ours.send(7)")
     parent, child = spawned.parent, spawned.child
     assert child["preloaded"] and child["parent"] == parent["parent"] and child["pid"] != parent["process"]
     assert child["mine"] == "changed" and len(child["cores"]) == 1 and child["cores"] == parent["cores"]
@@ -88,11 +88,11 @@ def test_a_spawned_process_is_a_fork_and_has_what_it_would_have(zygote: dict[str
     assert spawned.exit_code() == 7 and ended(child["pid"])
 
 
-def test_it_has_the_descriptors_of_a_real_one(zygote: dict[str, str], tmp_path: Path) -> None:
-    """As many, since both parents do the same: none of the zygote's own, and none of another worker."""
-    bystander = Spawned(zygote, tmp_path, "time.sleep(100)")
-    forked = Spawned(zygote, tmp_path, "ours.send(0)")
-    real = Spawned(zygote | {launcher.ADDRESS: "x" * 200}, tmp_path, "ours.send(0)")
+def test_it_has_the_descriptors_of_a_real_one(forkserver: dict[str, str], tmp_path: Path) -> None:
+    """As many, since both parents do the same: none of the forkserver's own, and none of another worker."""
+    bystander = Spawned(forkserver, tmp_path, "time.sleep(100)")
+    forked = Spawned(forkserver, tmp_path, "ours.send(0)")
+    real = Spawned(forkserver | {launcher.ADDRESS: "x" * 200}, tmp_path, "ours.send(0)")
     assert not real.child["preloaded"]
     assert len(forked.child["descriptors"]) == len(real.child["descriptors"])
     assert forked.exit_code() == real.exit_code() == 0
@@ -103,49 +103,49 @@ def test_it_has_the_descriptors_of_a_real_one(zygote: dict[str, str], tmp_path: 
 
 @pytest.mark.parametrize(("act", "code"), [("process.terminate()", 8), ("process.kill()", -signal.SIGKILL)])
 def test_it_ends_with_the_process_that_stands_for_it(
-    zygote: dict[str, str], tmp_path: Path, act: str, code: int
+    forkserver: dict[str, str], tmp_path: Path, act: str, code: int
 ) -> None:
     """While its parent lives on, whose end would end it too."""
-    spawned = Spawned(zygote, tmp_path, f"{act}; sys.stdin.read()")
+    spawned = Spawned(forkserver, tmp_path, f"{act}; sys.stdin.read()")
     assert ended(spawned.child["pid"])
     assert spawned.process.stdin is not None
     spawned.process.stdin.close()
     assert spawned.exit_code() == code
 
 
-def test_it_sees_that_its_parent_was_killed(zygote: dict[str, str], tmp_path: Path) -> None:
+def test_it_sees_that_its_parent_was_killed(forkserver: dict[str, str], tmp_path: Path) -> None:
     """By the end of a pipe, so nobody else holds the parent's end; nor then do launchers stay."""
-    spawned = Spawned(zygote, tmp_path, "os.kill(os.getpid(), signal.SIGKILL)")
+    spawned = Spawned(forkserver, tmp_path, "os.kill(os.getpid(), signal.SIGKILL)")
     assert spawned.process.wait(20) == 128 + signal.SIGKILL
     assert ended(spawned.child["pid"]) and ended(spawned.parent["process"])
 
 
-def test_its_parent_sees_that_it_was_killed(zygote: dict[str, str], tmp_path: Path) -> None:
-    spawned = Spawned(zygote, tmp_path, "assert multiprocessing.connection.wait([process.sentinel], 20)")
+def test_its_parent_sees_that_it_was_killed(forkserver: dict[str, str], tmp_path: Path) -> None:
+    spawned = Spawned(forkserver, tmp_path, "assert multiprocessing.connection.wait([process.sentinel], 20)")
     os.kill(spawned.child["pid"], signal.SIGKILL)
     assert spawned.exit_code() == 128 + signal.SIGKILL
 
 
-def test_nothing_outlives_a_zygote_that_was_killed(zygote: dict[str, str], tmp_path: Path) -> None:
-    spawned = Spawned(zygote, tmp_path, "pass")
+def test_nothing_outlives_a_forkserver_that_was_killed(forkserver: dict[str, str], tmp_path: Path) -> None:
+    spawned = Spawned(forkserver, tmp_path, "pass")
     os.kill(spawned.child["parent"], signal.SIGKILL)
     assert all(ended(pid) for pid in (spawned.child["pid"], spawned.parent["process"], spawned.parent["pid"]))
 
 
-def test_another_interpreter_is_left_alone(zygote: dict[str, str], tmp_path: Path) -> None:
+def test_another_interpreter_is_left_alone(forkserver: dict[str, str], tmp_path: Path) -> None:
     text = """
 from multiprocessing import spawn
 spawn.set_executable("/elsewhere/python")
 print(*spawn.get_command_line(pipe_handle=3))
 """
-    out, _ = launch(zygote, script(tmp_path, text)).communicate()
+    out, _ = launch(forkserver, script(tmp_path, text)).communicate()
     assert "/elsewhere/python" in out and "-c from multiprocessing" in out and "launcher" not in out
 
 
 def test_a_socket_that_is_bound_will_listen(tmp_path: Path) -> None:
-    environ = {**os.environ, launcher.ADDRESS: f"zygote-test-{os.getpid()}-{tmp_path.name}"}
+    environ = {**os.environ, launcher.ADDRESS: f"forkserver-test-{os.getpid()}-{tmp_path.name}"}
     with socket.socket(socket.AF_UNIX) as server:
-        server.bind(launcher.address(environ))
+        server.bind(launcher.socket_address(environ))
         server.settimeout(20)
         worker = subprocess.Popen([sys.executable, "-IS", launcher.__file__, "-c", "pass"], env=environ)
         time.sleep(0.3)  # it has been refused by now

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from support.forkserver import launch, zygote_with
+from support.forkserver import forkserver_with, launch
+from support.paths import child_environment
 
-pytestmark = pytest.mark.integration
-PROCESS = Path(__file__).with_name("megatron_process.py")
+pytestmark = [pytest.mark.integration, pytest.mark.slowest(3)]
+MODULE = "support.megatron_process"
 LAYOUTS = {"one": (1, 1, 1), "tp2": (2, 2, 1), "pp2": (2, 1, 2), "dp2": (2, 1, 1)}
 
 
@@ -26,11 +27,10 @@ def sequences() -> list[list[int]]:
 @pytest.fixture(scope="module")
 def environ(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """Of processes that are forks of one, as a run's workers are: most of a rank's time would be its imports."""
-    settings = {"VERL_PLATFORM": "cpu", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in (settings | {"PYTHONPATH": str(PROCESS.parent), "PYTHONWARNINGS": "ignore"}).items():
+        for name, value in (child_environment() | {"PYTHONWARNINGS": "ignore"}).items():
             patch.setenv(name, value)
-        with zygote_with(PROCESS.stem, tmp_path_factory.mktemp("zygote"), import_s=120) as environ:
+        with forkserver_with(MODULE, tmp_path_factory.mktemp("forkserver"), import_s=120) as environ:
             yield environ
 
 
@@ -41,7 +41,7 @@ def run(
     case = {"model": str(model), "out": str(folder), "world": world, "tp": tp, "pp": pp,
             "updates": updates, "sequences": sequences(), **more}  # fmt: skip
     (folder / "case.json").write_text(json.dumps(case))
-    command = [str(PROCESS), str(folder / "case.json")]
+    command = ["-c", f"from {MODULE} import main; main()", str(folder / "case.json")]
     ranks = [launch(environ, *command, str(r), stderr=subprocess.STDOUT) for r in range(world)]
     outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0] * world, "\n".join(outputs)[-4000:]

@@ -17,7 +17,7 @@ def test_pinning_moves_threads_that_already_run() -> None:
     """In a process of its own, since pinning a test run would slow what follows."""
     script = """
 import os, threading
-from seamless_verl.platform.pinning import pin_process
+from seamless_verl.platform.cores import pin_process
 release, started = threading.Event(), threading.Barrier(3)
 def wait():
     started.wait(); release.wait()
@@ -69,8 +69,8 @@ def test_the_installed_torch_says_the_same_as_its_text() -> None:
 
     code = "from seamless_verl.platform.detect import torch_is_for_accelerators as t\nimport sys\n"
     code += "text = t()\nassert 'torch' not in sys.modules\nprint(text)"
-    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-    assert said.strip() == str(bool(torch.version.cuda or torch.version.hip))
+    output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert output.strip() == str(bool(torch.version.cuda or torch.version.hip))
 
 
 def test_verl_finds_the_cpu_by_itself_only_with_a_torch_built_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ def test_an_update_takes_effect_exactly(engine: Engine, loaded: Any, bucket_mb: 
     engine.run(engine.update(weights, bucket_mb))
     samples = engine.run(engine.samples(PROMPTS, 48))
     assert largest_error(renewed, samples) < CLOSE
-    assert largest_error(loaded, samples) > FAR, "the old weights would not have been told apart"
+    assert largest_error(loaded, samples) > FAR, "the test could not distinguish the old weights"
 
 
 @pytest.mark.parametrize("only", ["layers.1.mlp.down_proj", "layers.0.self_attn.k_proj", "lm_head", "embed_tokens"])
@@ -134,13 +134,13 @@ def test_without_the_adaptation_a_packed_weight_is_gone(engine: Engine) -> None:
 def test_packed_copies_that_were_given_back_are_made_again_when_used(engine: Engine) -> None:
     from vllm.model_executor.layers.utils import cpu_unquantized_gemm
 
-    from seamless_verl.platform.vllm.weights import KEEP_WEIGHTS, MULTIPLY, UNPACKED, unpack
+    from seamless_verl.platform.vllm.weights import KEEP_WEIGHTS, MULTIPLY, UNPACKED, free_packed_weights
 
     pack: Any = KEEP_WEIGHTS.verify()
     packed, plain = (torch.nn.Linear(64, 64, bias=False).requires_grad_(False) for _ in range(2))
     pack(packed, remove_weight=True)
     setattr(plain, MULTIPLY, UNPACKED)
-    unpack(torch.nn.ModuleList([packed, plain, torch.nn.Linear(2, 2)]))
+    free_packed_weights(torch.nn.ModuleList([packed, plain, torch.nn.Linear(2, 2)]))
     assert getattr(plain, MULTIPLY) is UNPACKED
     packed.weight.copy_(plain.weight)
     x = torch.randn(3, 64)

@@ -16,6 +16,7 @@ pytestmark = [
     # vLLM's client leaves its socket context to the garbage collector.
     pytest.mark.filterwarnings("ignore:Unclosed context:ResourceWarning"),
     pytest.mark.skipif(len(USABLE) < 2, reason="two devices are two cores"),
+    pytest.mark.slowest(10),
 ]
 
 

@@ -10,12 +10,13 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from support.paths import RECIPES
 from transformers import AutoTokenizer
 
 from seamless_verl.journal import JournalReader, StoredSession
 
-pytestmark = pytest.mark.integration
-RECIPE = Path(__file__).parents[3] / "recipes" / "openai_tool_agent"
+pytestmark = [pytest.mark.integration, pytest.mark.long]
+RECIPE = RECIPES / "openai_tool_agent"
 SHORT = (
     "trainer.total_training_steps=2",
     "trainer.test_freq=2",

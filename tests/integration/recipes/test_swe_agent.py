@@ -13,7 +13,7 @@ from support.recipes import SWE_AGENT, agents_environment
 
 from seamless_verl.journal import JournalReader, StoredSession
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 
 def test_the_recipe_trains_a_step(tmp_path: Path) -> None:

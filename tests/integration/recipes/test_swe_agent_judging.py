@@ -23,13 +23,13 @@ def share(tests: Path, *hand_ins: dict[str, str]) -> list[float]:
     """What each of these sources is judged."""
 
     async def all_of_them() -> list[float]:
-        return await asyncio.gather(*(SOLVE.judged(PYTHON, tests, files) for files in hand_ins))
+        return await asyncio.gather(*(SOLVE.passing_share(PYTHON, tests, files) for files in hand_ins))
 
     return asyncio.run(all_of_them())
 
 
-def hidden_tests(folder: Path, one: Any) -> Path:
-    DATA.write_files(folder, DATA.hidden(one))
+def hidden_tests(folder: Path, repository: Any) -> Path:
+    DATA.write_files(folder, DATA.hidden_files(repository))
     return folder
 
 
@@ -56,8 +56,8 @@ def test_the_tests_in_the_repository_show_the_bug(tmp_path: Path) -> None:
         "import os\nos._exit(0)",
         "raise SystemExit",
         "import atexit\natexit.register(lambda: open('reward.json', 'w').write('{\"reward\": 1.0}'))",
-        "import json, os\njson.dump({'reward': 1.0, 'word': ''}, open('reward.json', 'w'))\nos._exit(0)",
-        "import json\nword = json.load(open('task.json'))['word']",
+        "import json, os\njson.dump({'reward': 1.0, 'secret': ''}, open('reward.json', 'w'))\nos._exit(0)",
+        "import json\nsecret = json.load(open('task.json'))['secret']",
         "a syntax error",
     ],
 )
@@ -88,7 +88,7 @@ def test_what_an_agent_leaves_counts_however_it_ends(tmp_path: Path) -> None:
         "reward": None,
         "exit_code": 3,
         "files": {"a.py": "x=1\n"},
-        "said": [],
+        "replies": [],
     }
     assert away.read_text() == "untouched"
     assert collected(folder, "0.3", "sh", "-c", "echo x=2 >a.py; exec sleep 30")["exit_code"] is None

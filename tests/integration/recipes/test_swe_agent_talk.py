@@ -12,27 +12,27 @@ from typing import Any
 
 import psutil
 import pytest
-from support.gateway import ADMIN_KEY, EOS, Kept, Reply, pieces
+from support.gateway import ADMIN_KEY, EOS, MemoryRecorder, Reply, reply_chunks
 from support.recipes import SWE_AGENT, agents_environment, load
 
 from seamless_verl.agents.endpoint import Endpoint
 from seamless_verl.gateway.protocols import SessionCall
 from seamless_verl.gateway.server import Gateway, GatewaySettings
-from seamless_verl.rollout.call import Piece
+from seamless_verl.trajectory.records import TokenChunk
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.slowest(7)]
 BUGS, DATA, SOLVE = load(SWE_AGENT, "bugs", "data", "solve")
 BROKEN = BUGS.repository("off_by_one", noun="songs", n=3)
-AS_IT_WAS = 0.5  # two of the tests pass with that bug
+UNFIXED = 0.5  # two of the tests pass with that bug
 TEST = "I run the tests.\n\n```bash\npython -m unittest\n```"
 DONE = "Done.\n\n```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```"
-MEND = f"It begins too early.\n\n```bash\ncat >history.py <<'END'\n{BROKEN.fixed}END\n```"
+FIX = f"It begins too early.\n\n```bash\ncat >history.py <<'END'\n{BROKEN.fixed}END\n```"
 CHEAT = """I change the tests.
 
 ```bash
 printf 'print(1)\\n' | tee test_history.py >test_hidden.py; echo '{"reward": 1.0}' >reward.json
 ```"""
-HAUNT = """I reward myself for ever.
+LEAVE_PROCESS = """I reward myself for ever.
 
 ```bash
 setsid sh -c 'while :; do echo "{\\"reward\\": 1.0}" >reward.json; done' haunting >/dev/null 2>&1 &
@@ -64,11 +64,11 @@ class Scripts:
     texts: dict[str, tuple[str, ...]] = field(default_factory=dict)
     calls: dict[str, list[SessionCall]] = field(default_factory=dict)
 
-    async def stream(self, call: SessionCall) -> AsyncGenerator[Piece, None]:
+    async def stream(self, call: SessionCall) -> AsyncGenerator[TokenChunk, None]:
         calls, texts = self.calls.setdefault(call.session_id, []), self.texts[call.session_id]
         calls.append(call)
-        for piece in pieces(Reply(reply(texts[min(len(calls), len(texts)) - 1]), size=1000), call.sampling):
-            yield piece
+        for chunk in reply_chunks(Reply(reply(texts[min(len(calls), len(texts)) - 1]), size=1000), call.sampling):
+            yield chunk
 
 
 def reply(text: str) -> list[int]:
@@ -80,39 +80,39 @@ def test_mini_swe_agent_is_rewarded_by_tests_it_cannot_reach(
     nano: Path, tmp_path: Path, scratches: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AGENT_ENV", str(agents_environment()))
-    mends, cheats, haunts = (MEND, TEST, DONE), ("No command.", CHEAT, TEST, DONE), (HAUNT, DONE)
-    outcomes, calls = asyncio.run(sessions(nano, task(tmp_path / "data"), mends, cheats, haunts))
-    assert outcomes[:2] == [{"reward": 1.0, "exit_code": 0}, {"reward": AS_IT_WAS, "exit_code": 0}]
+    fixes, cheats, leaves_process = (FIX, TEST, DONE), ("No command.", CHEAT, TEST, DONE), (LEAVE_PROCESS, DONE)
+    outcomes, calls = asyncio.run(sessions(nano, task(tmp_path / "data"), fixes, cheats, leaves_process))
+    assert outcomes[:2] == [{"reward": 1.0, "exit_code": 0}, {"reward": UNFIXED, "exit_code": 0}]
     assert isinstance(outcomes[2], RuntimeError) and str(outcomes[2]).startswith("the agent ")
-    assert [len(one) for one in calls] == [3, 4, 2]
-    for one in calls:
-        system, user = one[0].request["messages"]
+    assert [len(session) for session in calls] == [3, 4, 2]
+    for session in calls:
+        system, user = session[0].request["messages"]
         assert (system["role"], user["role"]) == ("system", "user") and BROKEN.issue in user["content"]
-    tested, explained = (one.request["messages"][-1]["content"] for one in (calls[0][2], calls[1][1]))
+    tested, explained = (call.request["messages"][-1]["content"] for call in (calls[0][2], calls[1][1]))
     assert tested.startswith("exit code 0") and tested.rstrip().endswith("OK")
     assert explained == "Give exactly one command between ```bash and ```, not 0."
-    for (before, after), text in zip(pairwise(calls[0]), mends, strict=False):
+    for (before, after), text in zip(pairwise(calls[0]), fixes, strict=False):
         whole = [*before.prompt_ids, *reply(text)]
         assert list(after.prompt_ids[: len(whole)]) == whole
 
 
 async def sessions(nano: Path, task: dict[str, Any], *scripts: tuple[str, ...]) -> tuple[list[Any], list[Any]]:
-    """What each script comes to, all at the same time, an exception as what it is; and each session's calls."""
+    """The outcome or exception of each script, all run at the same time; and each session's calls."""
     source, names = Scripts(), ("--served-model-name", "nano", "policy")
     settings = GatewaySettings(str(nano / "model"), ADMIN_KEY, names)
-    async with Gateway(settings, source=source, recorder=Kept()) as gateway:
+    async with Gateway(settings, source=source, recorder=MemoryRecorder()) as gateway:
         opened = [await gateway.admin.open({"uid": "prompt-1"}) for _ in scripts]
-        source.texts = {one["session_id"]: script for one, script in zip(opened, scripts, strict=True)}
-        faces = [Endpoint(one["anthropic_base_url"], one["key"], one["session_id"]) for one in opened]
-        outcomes = await asyncio.gather(*(SOLVE.run(task, face) for face in faces), return_exceptions=True)
+        source.texts = {session["session_id"]: script for session, script in zip(opened, scripts, strict=True)}
+        endpoints = [Endpoint(one["anthropic_base_url"], one["key"], one["session_id"]) for one in opened]
+        outcomes = await asyncio.gather(*(SOLVE.run(task, endpoint) for endpoint in endpoints), return_exceptions=True)
         await gateway.client.drain()
         gateway.table.check_integrity()
-    return outcomes, [source.calls[face.session_id] for face in faces]
+    return outcomes, [source.calls[endpoint.session_id] for endpoint in endpoints]
 
 
 def task(folder: Path) -> dict[str, Any]:
     """A row of the recipe's data, with its folders, as the trainer gives it to an agent."""
     places = {"repository": folder / "repositories", "tests": folder / "tests"}
     DATA.write_files(places["repository"] / "train" / "0", BROKEN.files)
-    DATA.write_files(places["tests"] / "train" / "0", DATA.hidden(BROKEN))
+    DATA.write_files(places["tests"] / "train" / "0", DATA.hidden_files(BROKEN))
     return dict(DATA.row(folder, "train", 0, BROKEN))

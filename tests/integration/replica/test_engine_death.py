@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
+from support.engine_requests import PROMPTS, RunningRequest
 from support.vllm_engine import processes, started
-from test_replica_source import PROMPTS, USABLE, Call
 
 from seamless_verl.errors import ReplicaLostError
 from seamless_verl.replica.engine_source import AsyncLLMSource
@@ -17,6 +18,7 @@ pytestmark = [
     pytest.mark.integration,
     pytest.mark.filterwarnings("ignore:Unclosed context:ResourceWarning"),  # vLLM's client leaves it to the collector
 ]
+USABLE = sorted(os.sched_getaffinity(0))
 
 
 def test_calls_and_commands_of_an_engine_that_was_killed_are_lost(nano: Path) -> None:
@@ -24,7 +26,7 @@ def test_calls_and_commands_of_an_engine_that_was_killed_are_lost(nano: Path) ->
 
         async def scenario() -> None:
             source = AsyncLLMSource(engine.llm, version=0)
-            calls = [Call(source, f"running-{i}", prompt, 900) for i, prompt in enumerate(PROMPTS)]
+            calls = [RunningRequest(source, f"running-{i}", prompt, 900) for i, prompt in enumerate(PROMPTS)]
             await asyncio.gather(*(call.produced(10) for call in calls))
             (core,) = processes("EngineCore")
             core.kill()
@@ -34,7 +36,11 @@ def test_calls_and_commands_of_an_engine_that_was_killed_are_lost(nano: Path) ->
             )
             assert all(len(call.column("ids")) >= 10 and call.finish is None for call in calls)
             assert source.in_flight == {}
-            for refused in (Call(source, "late", [1, 2], 5).task, source.pause(PauseMode.KEEP), source.resume()):
+            for refused in (
+                RunningRequest(source, "late", [1, 2], 5).task,
+                source.pause(PauseMode.KEEP),
+                source.resume(),
+            ):
                 with pytest.raises(ReplicaLostError):
                     await asyncio.wait_for(refused, 30)
 

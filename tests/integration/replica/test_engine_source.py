@@ -11,17 +11,18 @@ from typing import Any
 
 import pytest
 import torch
+from support.engine_requests import PROMPTS, RunningRequest
 from support.vllm_engine import Engine, redrawn, started
 
 from seamless_verl.replica.engine_source import AsyncLLMSource
-from seamless_verl.rollout.engine import Delta, EngineFinish, EngineRequest, PauseMode
+from seamless_verl.rollout.engine import EngineRequest, PauseMode
+from seamless_verl.trajectory.records import Finish, TokenChunk
 
 pytestmark = [
     pytest.mark.integration,
     # vLLM's client leaves its socket context to the garbage collector.
     pytest.mark.filterwarnings("ignore:Unclosed context:ResourceWarning"),
 ]
-PROMPTS = [[1, 2, 3, 4, 5], [10, 20, 30], [7] * 40, [100, 90, 80, 70]]
 USABLE = sorted(os.sched_getaffinity(0))
 
 
@@ -45,41 +46,7 @@ def versions(nano: Path) -> list[tuple[Any, dict[str, torch.Tensor]]]:
     return [(first, dict(first.named_parameters())), *(redrawn(first, seed) for seed in (1, 2))]
 
 
-class Call:
-    """One request that runs by itself; `deltas` grows as it goes."""
-
-    def __init__(
-        self, source: AsyncLLMSource, name: str, prompt: list[int], tokens: int, kin: str = "", **others: Any
-    ) -> None:
-        self.prompt, self.deltas, self.grew = prompt, list[Delta](), asyncio.Condition()
-        fields = {"temperature": 1.0, "max_tokens": tokens, "ignore_eos": True, "seed": len(name), **others}
-        request = EngineRequest(name, array("i", prompt), fields, kin=kin)
-        self.task = asyncio.create_task(self.run(source, request))
-
-    async def run(self, source: AsyncLLMSource, request: EngineRequest) -> None:
-        async for delta in source.generate(request):
-            async with self.grew:
-                self.deltas.append(delta)
-                self.grew.notify_all()
-
-    async def produced(self, tokens: int) -> None:
-        async with self.grew:
-            await self.grew.wait_for(lambda: sum(len(delta.ids) for delta in self.deltas) >= tokens)
-
-    @property
-    def finish(self) -> EngineFinish | None:
-        return self.deltas[-1].finish
-
-    def column(self, name: str) -> list[Any]:
-        per_token = {
-            "ids": lambda d: d.ids,
-            "logprobs": lambda d: d.logprobs,
-            "version": lambda d: [d.version] * len(d.ids),
-        }
-        return [value for delta in self.deltas for value in per_token[name](delta)]
-
-
-def largest_error(call: Call, versions: list[tuple[Any, Any]]) -> float:
+def largest_error(call: RunningRequest, versions: list[tuple[Any, Any]]) -> float:
     """Of every token's logprob against transformers under the weights of that token's version."""
     ids = torch.tensor(call.prompt + call.column("ids"))
     with torch.no_grad():
@@ -94,10 +61,12 @@ def largest_error(call: Call, versions: list[tuple[Any, Any]]) -> float:
 def test_frozen_calls_go_on_under_new_weights(
     engine: Engine, source: AsyncLLMSource, versions: list[tuple[Any, dict[str, torch.Tensor]]]
 ) -> None:
-    async def scenario() -> list[Call]:
-        calls = [Call(source, f"frozen-{i}", prompt, 240) for i, prompt in enumerate(PROMPTS)]
+    async def scenario() -> list[RunningRequest]:
+        calls = [RunningRequest(source, f"frozen-{i}", prompt, 240) for i, prompt in enumerate(PROMPTS)]
         # An engine that tells of many tokens at a time still tells of each under the weights that made it.
-        calls += [Call(source, f"rarely-{i}", prompt, 240, stream_interval=25) for i, prompt in enumerate(PROMPTS)]
+        calls += [
+            RunningRequest(source, f"rarely-{i}", prompt, 240, stream_interval=25) for i, prompt in enumerate(PROMPTS)
+        ]
         for version in (1, 2):
             await asyncio.gather(*(call.produced(80 * version - 40) for call in calls))
             await source.pause(PauseMode.KEEP)
@@ -112,7 +81,7 @@ def test_frozen_calls_go_on_under_new_weights(
         return calls
 
     for call in engine.run(scenario()):
-        assert call.finish is EngineFinish.LENGTH and len(call.column("ids")) == 240
+        assert call.finish is Finish.LENGTH and len(call.column("ids")) == 240
         assert call.column("version") == sorted(call.column("version"))
         assert set(call.column("version")) == {0, 1, 2}
         assert len(call.deltas) < 20 or len(call.deltas) > 100
@@ -122,29 +91,29 @@ def test_frozen_calls_go_on_under_new_weights(
 
 
 def test_cut_calls_return_what_was_produced(engine: Engine, source: AsyncLLMSource, versions: list[Any]) -> None:
-    async def scenario() -> tuple[list[Call], Call, Call]:
-        calls = [Call(source, f"cut-{i}", prompt, 800) for i, prompt in enumerate(PROMPTS)]
+    async def scenario() -> tuple[list[RunningRequest], RunningRequest, RunningRequest]:
+        calls = [RunningRequest(source, f"cut-{i}", prompt, 800) for i, prompt in enumerate(PROMPTS)]
         await asyncio.gather(*(call.produced(20) for call in calls))
         await source.pause(PauseMode.ABORT)
         await asyncio.wait_for(asyncio.gather(*(call.task for call in calls)), 10)
-        late = Call(source, "late", [1, 2], 5)
+        late = RunningRequest(source, "late", [1, 2], 5)
         await late.task
         await source.resume()
-        after = Call(source, "after", [1, 2], 5)
+        after = RunningRequest(source, "after", [1, 2], 5)
         await after.task
         return calls, late, after
 
     calls, late, after = engine.run(scenario())
-    assert {call.finish for call in [*calls, late]} == {EngineFinish.CUT}
+    assert {call.finish for call in [*calls, late]} == {Finish.CUT}
     assert all(20 <= len(call.column("ids")) < 800 for call in calls) and late.column("ids") == []
     assert max(largest_error(call, versions) for call in calls) < 1e-3
-    assert after.finish is EngineFinish.LENGTH and len(after.column("ids")) == 5
+    assert after.finish is Finish.LENGTH and len(after.column("ids")) == 5
     assert source.in_flight == {}
 
 
 def test_a_frozen_call_can_be_cut_after_all(engine: Engine, source: AsyncLLMSource) -> None:
-    async def scenario() -> Call:
-        call = Call(source, "kept", [3, 4], 800)
+    async def scenario() -> RunningRequest:
+        call = RunningRequest(source, "kept", [3, 4], 800)
         await call.produced(10)
         await source.pause(PauseMode.KEEP)
         assert not call.task.done()
@@ -153,7 +122,7 @@ def test_a_frozen_call_can_be_cut_after_all(engine: Engine, source: AsyncLLMSour
         await source.resume()
         return call
 
-    assert engine.run(scenario()).finish is EngineFinish.CUT
+    assert engine.run(scenario()).finish is Finish.CUT
 
 
 def test_closing_the_generator_ends_the_request_in_the_engine(engine: Engine, source: AsyncLLMSource) -> None:
@@ -169,17 +138,17 @@ def test_closing_the_generator_ends_the_request_in_the_engine(engine: Engine, so
 
 
 def test_what_the_engine_will_not_run_is_an_error_that_says_why(engine: Engine, source: AsyncLLMSource) -> None:
-    async def scenario() -> Call:
-        call = Call(source, "long", [1] * 2000, 5)
+    async def scenario() -> RunningRequest:
+        call = RunningRequest(source, "long", [1] * 2000, 5)
         await call.task
         return call
 
     (delta,) = engine.run(scenario()).deltas
-    assert delta.finish is EngineFinish.ERROR and "1024" in str(delta.stop_reason)
+    assert delta.finish_reason is Finish.FAILED and "1024" in str(delta.stop_reason)
 
 
 def test_the_likeliest_tokens_come_when_asked_for(engine: Engine, source: AsyncLLMSource) -> None:
-    async def scenario() -> list[Delta]:
+    async def scenario() -> list[TokenChunk]:
         fields = {"temperature": 1.0, "max_tokens": 6, "logprobs": 3, "ignore_eos": True}
         return [delta async for delta in source.generate(EngineRequest("top", array("i", [5, 6]), fields))]
 
@@ -195,11 +164,11 @@ def test_a_seed_says_the_same_when_the_prefill_was_cut_into_chunks(engine: Engin
     prompts = [[(7 * place + i) % 250 for place in range(900)] for i in range(6)]  # more than a step computes
 
     async def scenario() -> tuple[list[list[int]], list[list[int]]]:
-        together = [Call(source, f"together-{i}", prompt, 12, seed=i) for i, prompt in enumerate(prompts)]
+        together = [RunningRequest(source, f"together-{i}", prompt, 12, seed=i) for i, prompt in enumerate(prompts)]
         await asyncio.wait_for(asyncio.gather(*(call.task for call in together)), 60)
         alone = []
         for i, prompt in enumerate(prompts):
-            alone.append(Call(source, f"alone-{i}", prompt, 12, seed=i))
+            alone.append(RunningRequest(source, f"alone-{i}", prompt, 12, seed=i))
             await asyncio.wait_for(alone[-1].task, 60)
         return [call.column("ids") for call in together], [call.column("ids") for call in alone]
 
@@ -213,8 +182,8 @@ def test_a_request_that_is_on_its_way_when_others_are_cut_is_cut_too(
 ) -> None:
     """`turns` of the loop lie between the last request and the pause."""
 
-    async def scenario() -> list[Call]:
-        calls = [Call(source, f"on-its-way-{turns}-{i}", [5 + i] * 8, 400) for i in range(8)]
+    async def scenario() -> list[RunningRequest]:
+        calls = [RunningRequest(source, f"on-its-way-{turns}-{i}", [5 + i] * 8, 400) for i in range(8)]
         for _ in range(turns):
             await asyncio.sleep(0)  # each is a step of the requests on their way
         await source.pause(PauseMode.ABORT)
@@ -224,4 +193,4 @@ def test_a_request_that_is_on_its_way_when_others_are_cut_is_cut_too(
             await source.resume()
         return calls
 
-    assert {call.finish for call in engine.run(scenario())} == {EngineFinish.CUT}
+    assert {call.finish for call in engine.run(scenario())} == {Finish.CUT}

@@ -63,7 +63,7 @@ async def generated(
     async with aclosing(Calls(fleet, grammars_resume=True).stream(call)) as pieces:
         async for piece in pieces:
             ids.extend(piece.ids)
-            finish = piece.finish
+            finish = piece.finish_reason
             if finish is None and often:
                 await fleet.pause(["a"], PauseMode.ABORT)
                 await fleet.resume(["a"])

@@ -10,9 +10,9 @@ import pytest
 from support.config import tiny_run
 
 from seamless_verl.config import SeamlessConfig
-from seamless_verl.data_plane.client import rollout_of
+from seamless_verl.data_plane.client import plane_settings
 from seamless_verl.gateway.server import rendering_config, serve_arguments
-from seamless_verl.platform.rebinding import plain_class
+from seamless_verl.platform.adaptation import plain_class
 from seamless_verl.replica import scheduler
 from seamless_verl.replica.server import SeamlessServer
 
@@ -57,9 +57,9 @@ def test_a_replica_reads_a_plugin_before_its_engine_is_configured(tmp_path: Path
 def test_a_scheduler_of_the_users_stays_and_takes_up_no_grammars(tmp_path: Path, key: str) -> None:
     theirs, ours = tiny_run(tmp_path, f"+{ENGINE}.{key}=mine.Own"), tiny_run(tmp_path)
     assert prepared(**{key: "mine.Own"}) == {key: "mine.Own"}
-    assert not rollout_of(theirs, SeamlessConfig.parse(theirs.seamless), 0, "t").grammars_resume
+    assert not plane_settings(theirs, SeamlessConfig.parse(theirs.seamless), 0, "t", None).grammars_resume
     assert prepared()["scheduler_cls"] == scheduler.NAME
-    assert rollout_of(ours, SeamlessConfig.parse(ours.seamless), 0, "t").grammars_resume
+    assert plane_settings(ours, SeamlessConfig.parse(ours.seamless), 0, "t", None).grammars_resume
 
 
 @pytest.mark.parametrize("ahead", [False, True])

@@ -1,6 +1,6 @@
 """How long a real engine's calls wait for a resume and a hand-over, and what a kept KV cache costs in logprobs.
 
-The figures are printed: `scripts/test tests/integration/test_replica_times.py -s`.
+The figures are printed: `scripts/test tests/integration/replica/test_times.py -s`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 import torch
+from support.engine_requests import RunningRequest
 from support.vllm_engine import Engine, started
-from test_replica_source import Call as Request
 
 from seamless_verl.replica.engine_source import AsyncLLMSource
 from seamless_verl.rollout.call import Call, Calls
@@ -31,6 +31,8 @@ from seamless_verl.transport import RemoteEngine, serve_engine
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.filterwarnings("ignore:Unclosed context:ResourceWarning"),  # vLLM's client leaves it to the collector
+    pytest.mark.long,
+    pytest.mark.serial,
 ]
 CALLS, TOKENS, REPEATS = 32, 600, 7
 USABLE = sorted(os.sched_getaffinity(0))
@@ -91,7 +93,7 @@ async def fleet_of(engine: Engine) -> AsyncIterator[Fleet]:
 
 async def serve(fleet: Fleet) -> None:
     await fleet.begin_sync(["a"])
-    await fleet.synced(["a"], 0)
+    await fleet.end_sync(["a"], 0)
 
 
 def test_calls_wait_milliseconds_for_a_resume_and_for_a_hand_over(engine: Engine) -> None:
@@ -107,9 +109,9 @@ def test_calls_wait_milliseconds_for_a_resume_and_for_a_hand_over(engine: Engine
                 await fleet.resume(["a"])
                 resumed.append(await runner.first_after(began))
                 began = time.perf_counter()
-                assert await fleet.lend(["a"]) == ["a"]
+                assert await fleet.release(["a"]) == ["a"]
                 parted.append(time.perf_counter() - began)
-                await fleet.reclaimed(["a"])
+                await fleet.reclaim(["a"])
                 began = time.perf_counter()
                 await serve(fleet)
                 carried.append(await runner.first_after(began))
@@ -145,9 +147,9 @@ def test_a_kept_cache_changes_later_logprobs_by_little_and_an_update_by_more(
     old = AutoModelForCausalLM.from_pretrained(nano / "model", dtype=torch.float32)
     new, weights = moved(old, rate)
 
-    async def scenario(keep: bool) -> list[Request]:
+    async def scenario(keep: bool) -> list[RunningRequest]:
         source = AsyncLLMSource(engine.llm, version=0, keep_kv=keep)
-        calls = [Request(source, f"{keep}-{i}", [3 + i] * 40, 240) for i in range(8)]
+        calls = [RunningRequest(source, f"{keep}-{i}", [3 + i] * 40, 240) for i in range(8)]
         await asyncio.gather(*(call.produced(100) for call in calls))
         await source.pause(PauseMode.KEEP)
         await engine.update(weights, bucket_mb=16)
@@ -178,23 +180,24 @@ def test_a_kept_cache_serves_later_turns_of_its_conversation_alone(engine: Engin
     async def scenario() -> dict[str, float]:
         source = AsyncLLMSource(engine.llm, version=0, keep_kv=keep)
         prompt = [5 + i % 90 for i in range(300)]  # more than a block of the cache
-        await (first := Request(source, f"first-{keep}", prompt, 4, kin="talk")).task
+        await (first := RunningRequest(source, f"first-{keep}", prompt, 4, conversation="talk")).task
         await source.pause(PauseMode.KEEP)
         await engine.update(weights, bucket_mb=16, caches=False)
         await source.commit(1)
         await source.resume()
         longer = prompt + first.column("ids")
-        later = {kin: Request(source, f"{kin}-{keep}", longer, 8, kin=kin) for kin in ("talk", "other", "")}
+        names = ("talk", "other", "")
+        later = {name: RunningRequest(source, f"{name}-{keep}", longer, 8, conversation=name) for name in names}
         await asyncio.gather(*(call.task for call in later.values()))
         await engine.update(dict(old.named_parameters()), bucket_mb=16)
-        return {kin: errors([call], new).max().item() for kin, call in later.items()}
+        return {name: errors([call], new).max().item() for name, call in later.items()}
 
     found = engine.run(scenario())
     assert max(found["other"], found[""]) < 1e-3, "what others left of older weights was taken"
     assert (found["talk"] > 1e-3) is keep
 
 
-def errors(calls: list[Request], model: Any) -> torch.Tensor:
+def errors(calls: list[RunningRequest], model: Any) -> torch.Tensor:
     """Of the tokens of version 1, against transformers."""
     found = []
     for call in calls:

@@ -15,9 +15,9 @@ pytestmark = pytest.mark.integration
 HOLD = """
 import sys
 from pathlib import Path
-from seamless_verl.locks import only_writer
+from seamless_verl.runtime.locks import only_writer
 with only_writer(Path(sys.argv[1])):
-    print("has it", flush=True)
+    print("locked", flush=True)
     sys.stdin.read()
 """
 
@@ -26,7 +26,7 @@ def test_a_folder_has_one_writer_whose_lock_ends_with_it(tmp_path: Path) -> None
     folder = tmp_path / "not" / "there"
     assert not is_locked(folder)
     with subprocess.Popen([sys.executable, "-c", HOLD, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-        assert other.stdout is not None and other.stdout.readline() == b"has it\n"
+        assert other.stdout is not None and other.stdout.readline() == b"locked\n"
         with pytest.raises(BlockingIOError), only_writer(folder):
             pass
         assert is_locked(folder)

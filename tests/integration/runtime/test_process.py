@@ -10,9 +10,9 @@ import pytest
 
 CODE = """
 from vllm.entrypoints.openai import api_server
-from seamless_verl.trainer.log import show_log
+from seamless_verl.runtime.process import show_log
 import logging
-assert logging.getLogger().level == logging.ERROR, "there is no need of show_log any more"
+assert logging.getLogger().level == logging.ERROR, "show_log is not needed any more"
 show_log(%r)
 show_log(%r)
 log = logging.getLogger("seamless_verl.trainer.prompt_lengths")

@@ -17,12 +17,12 @@ import pytest
 
 RUN = """
 import signal, sys
-from seamless_verl import supervisor
+from seamless_verl.runtime import supervisor
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also when the tests themselves run under nohup
 {before}
-def afterwards(note):
-    print("note", note.read_text() if note.exists() else "none", flush=True)
-sys.exit(supervisor.supervise([sys.executable, "-c", sys.argv[1]], marker="M", afterwards=afterwards))
+def on_exit(run_file):
+    print("run file", run_file.read_text() if run_file.exists() else "none", flush=True)
+sys.exit(supervisor.supervise([sys.executable, "-c", sys.argv[1]], run_file_variable="M", on_exit=on_exit))
 """
 
 
@@ -123,7 +123,7 @@ def test_a_second_signal_kills_at_once_and_ends_as_the_first(tmp_path: Path, sec
     process.send_signal(second)
     out, _ = process.communicate(timeout=30)
     assert process.returncode == 130 and time.monotonic() - start < 5
-    assert out == "note none\n", "and nothing of a failure"
+    assert out == "run file none\n", "and nothing of a failure"
     assert not psutil.pid_exists(left) and not os.listdir(tmp_path)
 
 
@@ -156,7 +156,7 @@ def test_what_the_child_wrote_is_read_when_all_its_processes_are_gone(tmp_path: 
     """
     process = supervised(child, tmp_path)
     out, _ = process.communicate(timeout=30)
-    assert process.returncode == code and out.splitlines() == ["late", "note of the child"]
+    assert process.returncode == code and out.splitlines() == ["late", "run file of the child"]
 
 
 def test_a_process_that_cannot_be_killed_is_named_and_ends_nothing_but_the_waiting(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_process_that_cannot_be_killed_is_named_and_ends_nothing_but_the_waiti
         assert process.wait(10) == 0
     finally:
         os.kill(pid, signal.SIGKILL)  # it holds the output open
-    assert process.stdout is not None and "note" not in process.stdout.read()
+    assert process.stdout is not None and "run file" not in process.stdout.read()
 
 
 def test_a_process_of_others_is_left_alone(tmp_path: Path) -> None:
@@ -202,17 +202,19 @@ def test_everything_temporary_of_the_child_is_in_the_scratch_folder(tmp_path: Pa
 def test_rays_session_alone_is_elsewhere_when_its_sockets_have_no_room(tmp_path: Path) -> None:
     (long := tmp_path / "long-for-rays").mkdir()
     (system := tmp_path / "system").mkdir()
-    shorter = f"from pathlib import Path; from seamless_verl import scratch; scratch.SYSTEM = Path({str(system)!r})"
+    shorter = (
+        f"from pathlib import Path; from seamless_verl.runtime import scratch; scratch.FALLBACK = Path({str(system)!r})"
+    )
     code = "import os; print(os.environ['TMPDIR'], os.environ['RAY_TMPDIR'], flush=True)" + textwrap.dedent(LOGS)
     process = supervised(code, tmp_path, before=shorter, TMPDIR=str(long))
     out, _ = process.communicate(timeout=30)
-    said, where, *_ = out.splitlines()
-    assert f"TMPDIR={str(long)!r}: too long" in said and f"Ray's session is in {system}." in said
-    assert [Path(one).parent for one in where.split()] == [long, system]
+    message, folders, *_ = out.splitlines()
+    assert f"TMPDIR={str(long)!r}: too long" in message and f"Ray's session is in {system}." in message
+    assert [Path(folder).parent for folder in folders.split()] == [long, system]
     assert not os.listdir(long) and not os.listdir(system)
     assert (tmp_path / "outputs" / f"ray-logs-{process.pid}" / "raylet.out").is_file(), "also from there"
     process = supervised("import os; print(os.environ['RAY_TMPDIR'])", tmp_path, TMPDIR=str(long), RAY_TMPDIR="/mine")
-    assert process.communicate(timeout=30)[0].startswith("/mine\n"), "nothing is said of what is the user's"
+    assert process.communicate(timeout=30)[0].startswith("/mine\n"), "there is no message about the user's own"
 
 
 def test_what_a_killed_supervisor_left_goes_with_the_next_run(tmp_path: Path) -> None:
@@ -223,15 +225,15 @@ def test_what_a_killed_supervisor_left_goes_with_the_next_run(tmp_path: Path) ->
     killed.communicate()
     assert set(tmp_path.iterdir()) == {held, left}
     assert supervised("", tmp_path).wait(30) == 0
-    assert list(tmp_path.iterdir()) == [held], "that of a run that goes on stays"
+    assert list(tmp_path.iterdir()) == [held], "that of a living run stays"
     other.send_signal(signal.SIGTERM)
     other.communicate(timeout=30)
     assert not os.listdir(tmp_path)
 
 
-def session(tmp_path: Path, *, before: str = "alone = False", **env: str) -> str:
+def session(tmp_path: Path, *, before: str = "ignore = False", **env: str) -> str:
     """RAY_TMPDIR as the supervisor gives it to its child; "own" for one of the run's own."""
-    call = "print(supervisor.session_elsewhere(os.environ, alone=alone) or 'own'); sys.exit()"
+    call = "print(supervisor.existing_ray_folder(os.environ, ignore_local_cluster=ignore) or 'own'); sys.exit()"
     process = supervised("", tmp_path, before=f"import os\n{before}\n{call}", **env)
     out, _ = process.communicate(timeout=30)
     return out.strip()
@@ -249,7 +251,7 @@ def test_a_cluster_that_can_be_joined_is_not_hidden(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as cluster:
         address.write_text(f"127.0.0.1:{cluster.getsockname()[1]}")
         assert session(tmp_path) == rays_own
-        assert session(tmp_path, before="alone = True") == "own"
+        assert session(tmp_path, before="ignore = True") == "own"
     assert session(tmp_path) == "own"  # it has crashed, and its file stays
     address.write_text("nonsense")
     assert session(tmp_path) == "own"
@@ -274,19 +276,19 @@ def test_the_logs_of_a_failed_run_are_kept(tmp_path: Path) -> None:
 
 def test_the_logs_of_a_failed_run_are_kept_where_it_wants_them(tmp_path: Path) -> None:
     wanted = tmp_path / "run folder"
-    says = f"""
+    choose = f"""
         from pathlib import Path
-        from seamless_verl.supervisor import logs_belong_in
+        from seamless_verl.runtime.supervisor import set_log_folder
         import os
-        logs_belong_in(Path({wanted.name!r}), Path(os.environ["M"]))
+        set_log_folder(Path({wanted.name!r}), Path(os.environ["M"]))
     """
-    process = supervised(textwrap.dedent(says) + textwrap.dedent(LOGS), tmp_path)
+    process = supervised(textwrap.dedent(choose) + textwrap.dedent(LOGS), tmp_path)
     out, _ = process.communicate(timeout=30)
     assert process.returncode == 3 and str(wanted / f"ray-logs-{process.pid}") in out
     assert (wanted / f"ray-logs-{process.pid}" / "raylet.out").is_file() and os.listdir(tmp_path) == [wanted.name]
 
 
-def test_logs_that_cannot_be_kept_are_said_to_be_lost(tmp_path: Path) -> None:
+def test_logs_that_cannot_be_kept_are_reported(tmp_path: Path) -> None:
     (tmp_path / "outputs").touch()  # no folder can be made here, by root neither
     process = supervised(LOGS, tmp_path)
     out, _ = process.communicate(timeout=30)

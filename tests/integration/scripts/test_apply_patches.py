@@ -13,10 +13,10 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+from support.paths import ROOT
 
 pytestmark = pytest.mark.integration
-REPO = Path(__file__).resolve().parents[3]
-SCRIPT = str(REPO / "scripts/apply_patches")
+SCRIPT = str(ROOT / "scripts/apply_patches")
 PATCH = "0001-trainer-fix-logger-flush.patch"
 TARGET = "verl/trainer/ppo/v1/trainer_separate_async.py"
 PATCHED_LINE = b"                flush=True,\n"
@@ -39,7 +39,7 @@ def heed_modes() -> None:
         raise OSError("this container does not let root give a capability up")
 
 
-def said(root: Path, *options: str) -> str:
+def status(root: Path, *options: str) -> str:
     done = run(root, *options)
     assert done.returncode == 0, done.stderr
     return done.stdout.removeprefix(f"{PATCH}: ").rstrip("\n")
@@ -62,7 +62,7 @@ def verl_copy(tmp_path: Path) -> Path:
     info = root / f"verl-{installed.version}.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: verl\nVersion: {installed.version}\n")
-    said(root, "--revert")
+    status(root, "--revert")
     return root
 
 
@@ -70,12 +70,12 @@ def test_apply_then_revert_is_byte_exact(verl_copy: Path, tmp_path: Path) -> Non
     cached = tmp_path / "cached.py"  # installers link files to their cache, which other environments share
     os.link(verl_copy / TARGET, cached)
     before = snapshot(verl_copy)
-    assert said(verl_copy) == "applied"
+    assert status(verl_copy) == "applied"
     after = snapshot(verl_copy)
     assert after.keys() == before.keys()
     assert after[TARGET][:2] == (before[TARGET][0].replace(PATCHED_LINE, b""), before[TARGET][1])
     assert after[TARGET][0] != before[TARGET][0] == cached.read_bytes()
-    assert said(verl_copy, "--revert") == "reverted"
+    assert status(verl_copy, "--revert") == "reverted"
     reverted = snapshot(verl_copy)
     assert all(reverted.pop(name)[:2] == before[name][:2] for name in before) and not reverted
 
@@ -83,19 +83,19 @@ def test_apply_then_revert_is_byte_exact(verl_copy: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(("option", "when_out"), [("--check", "fits"), ("--status", "not applied")])
 def test_a_second_time_and_looking_touch_nothing(verl_copy: Path, option: str, when_out: str) -> None:
     before = snapshot(verl_copy)
-    assert (said(verl_copy, "--revert"), said(verl_copy, option)) == ("not applied", when_out)
+    assert (status(verl_copy, "--revert"), status(verl_copy, option)) == ("not applied", when_out)
     assert snapshot(verl_copy) == before
-    said(verl_copy)
+    status(verl_copy)
     before = snapshot(verl_copy)
-    assert (said(verl_copy), said(verl_copy, option)) == ("already applied", "applied")
+    assert (status(verl_copy), status(verl_copy, option)) == ("already applied", "applied")
     assert snapshot(verl_copy) == before
 
 
 def test_git_takes_the_patch_and_agrees(verl_copy: Path, tmp_path: Path) -> None:
     theirs = shutil.copytree(verl_copy, tmp_path / "git")
     subprocess.run(["git", "init", "-q", str(theirs)], check=True)
-    subprocess.run(["git", "apply", str(REPO / "patches/verl-0.9.1" / PATCH)], cwd=theirs, check=True)
-    said(verl_copy)
+    subprocess.run(["git", "apply", str(ROOT / "patches/verl-0.9.1" / PATCH)], cwd=theirs, check=True)
+    status(verl_copy)
     assert (theirs / TARGET).read_bytes() == (verl_copy / TARGET).read_bytes()
 
 
@@ -125,7 +125,7 @@ def test_an_edited_file_is_refused_and_left_alone(verl_copy: Path, options: tupl
 def test_a_failed_write_changes_nothing_and_says_so(verl_copy: Path, limit: Limit) -> None:
     directory, before = (verl_copy / TARGET).parent, snapshot(verl_copy)
     directory.chmod(0o555 if limit is heed_modes else 0o755)
-    refused, looked = run(verl_copy, limit=limit), run(verl_copy, "--status", limit=limit)
-    assert (refused.returncode, looked.returncode) == (1, 0)
+    refused, read_only = run(verl_copy, limit=limit), run(verl_copy, "--status", limit=limit)
+    assert (refused.returncode, read_only.returncode) == (1, 0)
     assert "read-only or its disk full, and nothing was changed" in refused.stderr
     assert snapshot(verl_copy) == before

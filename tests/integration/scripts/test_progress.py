@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.paths import ROOT
 
 pytestmark = pytest.mark.integration
-PROGRESS = Path(__file__).parents[3] / "scripts" / "lib" / "progress.py"
+PROGRESS = ROOT / "scripts" / "lib" / "progress.py"
 
 
 @pytest.mark.parametrize("ignored", [False, True], ids=["from a terminal", "in the background"])

@@ -8,8 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from support.paths import ROOT
 
-ROOT = Path(__file__).parents[3]
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.skipif(not (ROOT / ".venv").exists(), reason="quickstart would install everything"),

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 from pyarrow import parquet
+from support.paths import RECIPES
 
 from seamless_verl.tiny.__main__ import main
 
 pytestmark = pytest.mark.integration
-RECIPE = Path(__file__).parents[3] / "recipes" / "arithmetic_grpo"
+RECIPE = RECIPES / "arithmetic_grpo"
 SPLITS = ("train.parquet", "val.parquet")
 
 

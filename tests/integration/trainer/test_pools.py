@@ -22,7 +22,7 @@ from seamless_verl.resources.plan import Plan, make_plan
 from seamless_verl.resources.tags import Resources
 from seamless_verl.trainer.pools import TagPools, TagWorkers, place_by_tags
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 NODES = {"big": (2, {"zone": "a"}), "small": (1, {"zone": "a"}), "far": (2, {"zone": "b"})}
 GROUPS = [
     {"name": "small", "count": 1, "devices": 1, "tags": ["train", "rollout"], "labels": {"zone": "a"}},

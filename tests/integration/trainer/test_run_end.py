@@ -17,7 +17,7 @@ from seamless_verl.trainer import servers, task_runner
 from seamless_verl.trainer.servers import SeamlessServers
 from seamless_verl.trainer.task_runner import SeamlessTaskRunner
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slowest(9)]
 WAITED_S = 5.0  # for those that end, which is at once
 
 
@@ -80,7 +80,7 @@ class Parts:
         return end
 
     def trainer(self) -> Any:
-        parts = {"logger": "finish", "device_time": "finish", "link": "stop", "servers": "stop"}
+        parts = {"logger": "finish", "device_time": "finish", "data_plane": "stop", "servers": "stop"}
         return SimpleNamespace(**{name: SimpleNamespace(**{end: self.part(name)}) for name, end in parts.items()})
 
 
@@ -102,7 +102,7 @@ def test_every_part_of_a_run_is_ended_whatever_the_others_raise(monkeypatch: pyt
     manager = object.__new__(SeamlessAgentLoopManager)
     manager.agent_loop_workers = ["no actor"]
     raised = closed(parts, monkeypatch, manager, succeeded=True)
-    assert parts.ended == ["logger", "queue", "device_time", "link", "servers"]
+    assert parts.ended == ["logger", "queue", "device_time", "data_plane", "servers"]
     assert raised[:5] == parts.ended[::-1] and "no attribute 'stop'" in raised[5]
 
 

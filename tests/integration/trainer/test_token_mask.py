@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seamless_verl.trajectory.policies import policy
+from seamless_verl.trajectory.policies import make_policy
 
 VERSIONS = [1, 1, 2, -1, 3]
 MASK = [1, 1, 1, 0, 1]
@@ -27,5 +27,5 @@ def test_the_policy_decides_which_tokens_are_trained(name: str, older_than: int,
     from seamless_verl.trainer.token_mask import masks
 
     given = torch.tensor(MASK)
-    (mask,) = masks([(torch.tensor(VERSIONS), given)], policy(name, older_than), trainer_version=3)
+    (mask,) = masks([(torch.tensor(VERSIONS), given)], make_policy(name, older_than), trainer_version=3)
     assert mask.tolist() == expected and mask.dtype == given.dtype

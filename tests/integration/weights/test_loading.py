@@ -23,6 +23,7 @@ pytestmark = [
     pytest.mark.integration,
     # vLLM's client leaves its socket context to the garbage collector.
     pytest.mark.filterwarnings("ignore:Unclosed context:ResourceWarning"),
+    pytest.mark.slowest(11),
 ]
 PROMPTS = [[1, 2, 3, 4, 5], [10, 20, 30], [7] * 12, [100, 90, 80, 70]]
 CLOSE, FAR = 1e-3, 0.1

@@ -92,7 +92,7 @@ def test_at_its_limit_it_is_cancelled_and_its_late_reward_does_not_count() -> No
     assert 0.05 <= outcome.duration_s < 5 and "0.05 s are over" in outcome.error
 
 
-def test_one_that_ignores_its_cancellation_is_left_behind() -> None:
+async def test_one_that_ignores_its_cancellation_is_left_behind() -> None:
     async def main() -> AgentOutcome:
         free = asyncio.Event()
 
@@ -107,11 +107,11 @@ def test_one_that_ignores_its_cancellation_is_left_behind() -> None:
         free.set()
         return outcome
 
-    outcome = asyncio.run(main())
-    assert outcome.status == AgentStatus.TIMED_OUT and "still goes on" in outcome.error
+    outcome = await main()
+    assert outcome.status == AgentStatus.TIMED_OUT and "still runs" in outcome.error
 
 
-def test_a_cancellation_reaches_the_agent_before_the_caller() -> None:
+async def test_a_cancellation_reaches_the_agent_before_the_caller() -> None:
     order = []
 
     async def main() -> None:
@@ -132,7 +132,7 @@ def test_a_cancellation_reaches_the_agent_before_the_caller() -> None:
             await call
         order.append("caller")
 
-    asyncio.run(main())
+    await main()
     assert order == ["agent", "caller"]
 
 
@@ -164,7 +164,7 @@ def test_blocking_callables_and_wrappers_give_rewards_too() -> None:
     assert called(Callable()).reward == 1.0
 
 
-def test_more_blocking_agents_than_a_pool_has_threads_all_run() -> None:
+async def test_more_blocking_agents_than_a_pool_has_threads_all_run() -> None:
     count = 40
     together = threading.Barrier(count)
 
@@ -172,4 +172,4 @@ def test_more_blocking_agents_than_a_pool_has_threads_all_run() -> None:
         agents = (call_agent(lambda t, e: together.wait(20) >= 0, {}, ENDPOINT) for _ in range(count))
         return await asyncio.gather(*agents)
 
-    assert all(outcome.reward == 1.0 for outcome in asyncio.run(main())), sys.exc_info()
+    assert all(outcome.reward == 1.0 for outcome in (await main())), sys.exc_info()

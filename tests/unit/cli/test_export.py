@@ -1,4 +1,4 @@
-"""`trajectories export`: rows of closed sessions in a file that is whole or not there."""
+"""`trajectories export` writes rows of closed sessions to a file that is complete or absent."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cli import NOTHING_LEFT_BEHIND, closed, drifted, filled, journal_file
-from support.journal import journal_at, opened, started, write
+from support.cli import NOTHING_LEFT_BEHIND, close_events, fill_journal, journal_file, write_drifted_session
+from support.journal import call_started, open_journal, session_opened, write
 from support.trajectory import session, turn
 
-from seamless_verl.cli import export as exporting
+from seamless_verl.cli import export as export_command
 from seamless_verl.cli.main import main
 from seamless_verl.trajectory.export import rows
 from seamless_verl.trajectory.policies import TrainAll
@@ -21,7 +21,7 @@ from seamless_verl.trajectory.sequences import assemble
 Capture = pytest.CaptureFixture[str]
 
 
-def exported(path: str, out: Path, *options: str) -> list[dict[str, Any]]:
+def export_rows(path: str, out: Path, *options: str) -> list[dict[str, Any]]:
     assert main(["trajectories", "export", path, "--out", str(out), *options]) == 0
     return [json.loads(line) for line in out.read_text().splitlines()]
 
@@ -39,7 +39,7 @@ def read_back(kind: str, out: Path) -> list[dict[str, Any]]:
 
 
 def test_every_closed_session_is_exported_and_no_open_one(tmp_path: Path, capsys: Capture) -> None:
-    read = exported(journal_file(tmp_path), tmp_path / "rows.jsonl")
+    read = export_rows(journal_file(tmp_path), tmp_path / "rows.jsonl")
     assert [(row["session_id"], row["leaf_id"], row["closed"]) for row in read] == [
         ("aaa1", "aaa1-c2", "finished"),
         ("aaa1", "aaa1-c3", "finished"),
@@ -54,18 +54,18 @@ def test_every_closed_session_is_exported_and_no_open_one(tmp_path: Path, capsys
 
 def test_only_one_prompt_and_only_what_the_policy_trains(tmp_path: Path, capsys: Capture) -> None:
     path = journal_file(tmp_path)
-    assert [row["uid"] for row in exported(path, tmp_path / "rows.jsonl", "--uid", "u1")] == ["u1"]
+    assert [row["uid"] for row in export_rows(path, tmp_path / "rows.jsonl", "--uid", "u1")] == ["u1"]
     assert "1 open session left out" in capsys.readouterr().out
-    newest = exported(path, tmp_path / "rows.jsonl", "--policy", "mask_older_than")
+    newest = export_rows(path, tmp_path / "rows.jsonl", "--policy", "mask_older_than")
     assert [row["leaf_id"] for row in newest] == ["aaa1-c3", "b3-c1"]
     assert "8 generated = 4 trained + 4 dropped (4 stale)" in capsys.readouterr().out
-    assert exported(path, tmp_path / "rows.jsonl", "--policy", "mask_older_than", "--version", "9") == []
+    assert export_rows(path, tmp_path / "rows.jsonl", "--policy", "mask_older_than", "--version", "9") == []
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "datasets"])
 def test_each_format_gives_the_same_rows_back(tmp_path: Path, kind: str) -> None:
     path, out = journal_file(tmp_path), tmp_path / "out"
-    expected = exported(path, tmp_path / "rows.jsonl")
+    expected = export_rows(path, tmp_path / "rows.jsonl")
     assert main(["trajectories", "export", path, "--out", str(out), "--format", kind]) == 0
     assert read_back(kind, out) == expected
     assert {entry.name for entry in tmp_path.iterdir()} <= {"out", "rows.jsonl"} | NOTHING_LEFT_BEHIND
@@ -73,8 +73,8 @@ def test_each_format_gives_the_same_rows_back(tmp_path: Path, kind: str) -> None
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "datasets"])
 def test_no_rows_are_a_file_of_no_rows(tmp_path: Path, kind: str) -> None:
-    with journal_at(tmp_path) as journal:
-        write(journal, opened())
+    with open_journal(tmp_path) as journal:
+        write(journal, session_opened())
         path = str(journal.path)
     assert main(["trajectories", "export", path, "--out", str(tmp_path / "out"), "--format", kind]) == 0
     assert read_back(kind, tmp_path / "out") == []
@@ -103,7 +103,7 @@ def test_an_earlier_file_stays_until_the_new_one_is_whole(
         assert out.read_text() == "earlier"
         raise RuntimeError("in the middle")
 
-    monkeypatch.setattr(exporting, "rows", breaks)
+    monkeypatch.setattr(export_command, "rows", breaks)
     with pytest.raises(RuntimeError, match="middle"):
         main(["trajectories", "export", path, "--out", str(out), "--format", kind])
     assert out.read_text() == "earlier"
@@ -117,16 +117,16 @@ def test_a_missing_package_is_named(
     monkeypatch.setitem(sys.modules, package, None)
     out = tmp_path / "out"
     assert main(["trajectories", "export", journal_file(tmp_path), "--out", str(out), "--format", kind]) == 2
-    told = capsys.readouterr().err
-    assert f"--format='{kind}'" in told and f"pip install {package}, or take --format jsonl" in told
-    assert not out.exists() and "Traceback" not in told
+    message = capsys.readouterr().err
+    assert f"--format='{kind}'" in message and f"pip install {package}, or take --format jsonl" in message
+    assert not out.exists() and "Traceback" not in message
 
 
 def test_sessions_that_come_and_close_meanwhile_do_not_disturb(tmp_path: Path) -> None:
-    with journal_at(tmp_path) as journal:
-        filled(journal)
+    with open_journal(tmp_path) as journal:
+        fill_journal(journal)
         for number in range(10):
-            drifted(journal, f"more{number}")
-            read = exported(str(journal.path), tmp_path / "rows.jsonl")
+            write_drifted_session(journal, f"more{number}")
+            read = export_rows(str(journal.path), tmp_path / "rows.jsonl")
             assert len(read) == 3 + 2 * number
-            write(journal, started(f"more{number}", "last"), *closed(f"more{number}"))
+            write(journal, call_started(f"more{number}", "last"), *close_events(f"more{number}"))

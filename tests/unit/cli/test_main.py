@@ -1,4 +1,4 @@
-"""What a user can get wrong is told in one line that names the key, the value and the way out; exit code 2."""
+"""A user's mistake is reported in one line with the key, the value and the way out; the exit code is 2."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from support.cli import Capture, journal_file, refusal
-from support.journal import journal_at, opened, write
+from support.cli import Capture, error_line, journal_file
+from support.journal import open_journal, session_opened, write
 
 from seamless_verl.journal import JournalReader
 
@@ -20,21 +20,23 @@ def test_what_is_no_journal(tmp_path: Path, capsys: Capture) -> None:
         db.execute("CREATE TABLE mine (x)")
     db.close()
     for path in (text, empty, other):
-        told = refusal(capsys, "ls", str(path))
-        assert f"JOURNAL='{path}'" in told and "cannot be read as a journal" in told
-        assert told.endswith("trajectories.sqlite beside its checkpoints, or seamless.gateway.journal")
+        message = error_line(capsys, "ls", str(path))
+        assert f"JOURNAL='{path}'" in message and "cannot be read as a journal" in message
+        assert message.endswith("trajectories.sqlite beside its checkpoints, or seamless.gateway.journal")
     missing = tmp_path / "missing"
-    assert f"JOURNAL='{missing}': there is no such file" in refusal(capsys, "show", str(missing), "s")
+    assert f"JOURNAL='{missing}': there is no such file" in error_line(capsys, "show", str(missing), "s")
     assert not missing.exists()
 
 
 def test_a_folder_is_no_journal_and_the_journals_in_it_are_named(tmp_path: Path, capsys: Capture) -> None:
-    told = refusal(capsys, "ls", str(tmp_path))
-    assert f"JOURNAL='{tmp_path}': it is a folder, and a journal is one file. Give the file that a run writes" in told
+    message = error_line(capsys, "ls", str(tmp_path))
+    assert (
+        f"JOURNAL='{tmp_path}': it is a folder, and a journal is one file. Give the file that a run writes" in message
+    )
     (tmp_path / "run").mkdir()
     for path in (tmp_path / "run" / "trajectories.sqlite", tmp_path / "trajectories.sqlite"):
         path.touch()
-        assert str(path) in refusal(capsys, "ls", str(tmp_path))
+        assert str(path) in error_line(capsys, "ls", str(tmp_path))
 
 
 def test_a_newer_schema(tmp_path: Path, capsys: Capture) -> None:
@@ -42,26 +44,30 @@ def test_a_newer_schema(tmp_path: Path, capsys: Capture) -> None:
     with sqlite3.connect(path) as db:
         db.execute("PRAGMA user_version=99")
     db.close()
-    told = refusal(capsys, "export", path, "--out", str(tmp_path / "out"))
-    assert f"journal='{path}'" in told and "its format is 99" in told and "Use the release that wrote it" in told
+    message = error_line(capsys, "export", path, "--out", str(tmp_path / "out"))
+    assert (
+        f"journal='{path}'" in message and "its format is 99" in message and "Use the release that wrote it" in message
+    )
 
 
 def test_sessions_that_are_not_one(tmp_path: Path, capsys: Capture) -> None:
     path = journal_file(tmp_path)
-    unknown = refusal(capsys, "show", path, "zz")
+    unknown = error_line(capsys, "show", path, "zz")
     assert "SESSION='zz'" in unknown and f"trajectories ls {path}" in unknown
-    assert "SESSION='aa': 2 sessions begin so. Give more of the id: aaa1, aab2" in refusal(capsys, "show", path, "aa")
+    assert "SESSION='aa': 2 sessions begin so. Give more of the id: aaa1, aab2" in error_line(
+        capsys, "show", path, "aa"
+    )
 
 
 def test_not_all_of_many_ambiguous_sessions_are_named(tmp_path: Path, capsys: Capture) -> None:
-    with journal_at(tmp_path) as journal:
-        write(journal, *(opened(f"s{number}") for number in range(9)))
-        told = refusal(capsys, "show", str(journal.path), "s")
-    assert told.endswith("9 sessions begin so. Give more of the id: s0, s1, s2, s3, s4 and 4 more")
+    with open_journal(tmp_path) as journal:
+        write(journal, *(session_opened(f"s{number}") for number in range(9)))
+        message = error_line(capsys, "show", str(journal.path), "s")
+    assert message.endswith("9 sessions begin so. Give more of the id: s0, s1, s2, s3, s4 and 4 more")
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("nope", "policy='nope': there is no such staleness policy. Choose one of"),
         ("nope:1", "policy='nope': there is no such staleness policy. Choose one of"),
@@ -70,20 +76,20 @@ def test_not_all_of_many_ambiguous_sessions_are_named(tmp_path: Path, capsys: Ca
         ("train_all:2", "--policy='train_all:2': train_all takes no bound. Give train_all alone"),
     ],
 )
-def test_policies(tmp_path: Path, capsys: Capture, text: str, told: str) -> None:
+def test_policies(tmp_path: Path, capsys: Capture, text: str, message: str) -> None:
     path = journal_file(tmp_path)
-    assert told in refusal(capsys, "show", path, "aaa1", "--policy", text)
-    assert told in refusal(capsys, "export", path, "--out", str(tmp_path / "out"), "--policy", text)
+    assert message in error_line(capsys, "show", path, "aaa1", "--policy", text)
+    assert message in error_line(capsys, "export", path, "--out", str(tmp_path / "out"), "--policy", text)
 
 
 def test_options(tmp_path: Path, capsys: Capture) -> None:
     path, model = journal_file(tmp_path), str(tmp_path / "model")
-    assert "--limit=0" in refusal(capsys, "ls", path, "--limit", "0")
-    assert "--stage: invalid choice: 'ended' (choose from 'open'" in refusal(capsys, "ls", path, "--stage", "ended")
-    assert "--version: invalid int value: 'new'" in refusal(capsys, "show", path, "aaa1", "--version", "new")
-    assert "Add --model PATH" in refusal(capsys, "show", path, "aaa1", "--text")
-    assert f"--model='{model}': there is no such folder" in refusal(capsys, "show", path, "aaa1", "--model", model)
-    assert "the following arguments are required: COMMAND" in refusal(capsys)
+    assert "--limit=0" in error_line(capsys, "ls", path, "--limit", "0")
+    assert "--stage: invalid choice: 'ended' (choose from 'open'" in error_line(capsys, "ls", path, "--stage", "ended")
+    assert "--version: invalid int value: 'new'" in error_line(capsys, "show", path, "aaa1", "--version", "new")
+    assert "Add --model PATH" in error_line(capsys, "show", path, "aaa1", "--text")
+    assert f"--model='{model}': there is no such folder" in error_line(capsys, "show", path, "aaa1", "--model", model)
+    assert "the following arguments are required: COMMAND" in error_line(capsys)
 
 
 @pytest.mark.parametrize("end", ["", "-wal", "-shm", "-lock"])
@@ -91,7 +97,7 @@ def test_an_export_never_replaces_the_journal(tmp_path: Path, capsys: Capture, e
     path = journal_file(tmp_path)
     (tmp_path / "link").symlink_to(path)
     for name in (path + end, *([str(tmp_path / "link")] if not end else [])):
-        assert "it is the journal itself" in refusal(capsys, "export", path, "--out", name)
+        assert "it is the journal itself" in error_line(capsys, "export", path, "--out", name)
     assert len(JournalReader(Path(path)).sessions()) == 3
 
 
@@ -99,9 +105,9 @@ def test_places_that_cannot_be_written(tmp_path: Path, capsys: Capture) -> None:
     path, folder = journal_file(tmp_path), tmp_path / "folder"
     folder.mkdir()
     nowhere = str(tmp_path / "no" / "out")
-    assert f"--out='{nowhere}': there is no folder" in refusal(capsys, "export", path, "--out", nowhere)
-    assert "it is a folder. Give a file" in refusal(capsys, "export", path, "--out", str(folder))
-    kept = refusal(capsys, "export", path, "--out", str(folder), "--format", "datasets")
+    assert f"--out='{nowhere}': there is no folder" in error_line(capsys, "export", path, "--out", nowhere)
+    assert "it is a folder. Give a file" in error_line(capsys, "export", path, "--out", str(folder))
+    kept = error_line(capsys, "export", path, "--out", str(folder), "--format", "datasets")
     assert "it exists" in kept and folder.is_dir()
     long = str(tmp_path / ("x" * 250))
-    assert f"--out='{long}': File name too long" in refusal(capsys, "export", path, "--out", long)
+    assert f"--out='{long}': File name too long" in error_line(capsys, "export", path, "--out", long)

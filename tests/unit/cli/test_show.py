@@ -1,4 +1,4 @@
-"""`trajectories ls` and `show`: what a person reads of a journal."""
+"""`trajectories ls` and `show` print a journal's sessions."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from support.cli import Capture, closed, drifted, filled, journal_file, said
-from support.journal import journal_at, opened, write
+from support.cli import Capture, close_events, fill_journal, journal_file, output_lines, write_drifted_session
+from support.journal import open_journal, session_opened, write
 
-from seamless_verl.cli.reading import rebuilt
-from seamless_verl.cli.text import age, plain
+from seamless_verl.cli.reading import rebuild_for_display
+from seamless_verl.cli.text import escape, format_age
 from seamless_verl.gateway.session import SessionLimits, SessionState
 from seamless_verl.gateway.sessions import SessionTable
 from seamless_verl.journal import Stage, StoredSession
 from seamless_verl.trajectory.session import Closed
 
 
-def ids(lines: list[str]) -> list[str]:
-    return [line.split()[0] for line in lines[1 : lines.index(totals(lines))]]
+def listed_ids(lines: list[str]) -> list[str]:
+    return [line.split()[0] for line in lines[1 : lines.index(totals_line(lines))]]
 
 
-def totals(lines: list[str]) -> str:
+def totals_line(lines: list[str]) -> str:
     return next(line for line in lines if re.match(r"\d+ sessions?\b", line))
 
 
 def test_ls_has_a_line_for_each_session_and_the_totals(tmp_path: Path, capsys: Capture) -> None:
-    header, first, second, third, totals, left = said(capsys, "ls", journal_file(tmp_path))
+    header, first, second, third, totals, no_writer = output_lines(capsys, "ls", journal_file(tmp_path))
     assert header.split() == ["SESSION", "UID", "STAGE", "REASON", "CALLS", "TOKENS", "OPENED", "AGE"]
     assert first.split()[:6] == ["aaa1", "u0", "closed", "finished", "3", "6"]
     assert second.split()[:6] == ["aab2", "u1", "open", "-", "1", "1"]
@@ -39,42 +39,42 @@ def test_ls_has_a_line_for_each_session_and_the_totals(tmp_path: Path, capsys: C
     days = int((time.time() - 1.5) // 86400)
     assert first.split()[7].startswith(f"{days}d")
     assert totals == "3 sessions (1 open, 1 closed, 1 handed): 5 calls, 9 tokens generated"
-    assert left.startswith("No run writes this journal now. What is open was cut off with its run")
+    assert no_writer.startswith("No run writes this journal now. What is open was cut off with its run")
 
 
-def test_ls_says_what_a_stopped_run_has_left_open(tmp_path: Path, capsys: Capture) -> None:
-    with journal_at(tmp_path) as journal:
-        write(journal, opened("running"))
+def test_ls_reports_sessions_that_a_stopped_run_left_open(tmp_path: Path, capsys: Capture) -> None:
+    with open_journal(tmp_path) as journal:
+        write(journal, session_opened("running"))
         path = str(journal.path)
-        assert said(capsys, "ls", path)[-1].startswith("1 session (1 open)"), "its run goes on"
-    assert said(capsys, "ls", path)[-1].startswith("No run writes this journal now")
+        assert output_lines(capsys, "ls", path)[-1].startswith("1 session (1 open)"), "its run goes on"
+    assert output_lines(capsys, "ls", path)[-1].startswith("No run writes this journal now")
     Path(f"{path}-lock").unlink()  # as of a copy
-    assert said(capsys, "ls", path)[-1].startswith("No run writes this journal now")
-    with journal_at(tmp_path) as journal:
-        write(journal, *closed("running", "abandoned"))
-    assert said(capsys, "ls", path)[-1].startswith("1 session (1 closed)")
+    assert output_lines(capsys, "ls", path)[-1].startswith("No run writes this journal now")
+    with open_journal(tmp_path) as journal:
+        write(journal, *close_events("running", "abandoned"))
+    assert output_lines(capsys, "ls", path)[-1].startswith("1 session (1 closed)")
 
 
 def test_ls_leaves_out_what_was_not_asked_for(tmp_path: Path, capsys: Capture) -> None:
     path = journal_file(tmp_path)
-    assert ids(said(capsys, "ls", path, "--uid", "u1")) == ["aab2", "b3"]
-    assert ids(said(capsys, "ls", path, "--stage", "closed")) == ["aaa1"]
-    limited = said(capsys, "ls", path, "--limit", "2")
-    assert ids(limited) == ["aab2", "b3"]
-    assert totals(limited).startswith("3 sessions") and "the newest 2 listed" in totals(limited)
-    assert said(capsys, "ls", path, "--uid", "nobody")[1:] == ["0 sessions: 0 calls, 0 tokens generated"]
+    assert listed_ids(output_lines(capsys, "ls", path, "--uid", "u1")) == ["aab2", "b3"]
+    assert listed_ids(output_lines(capsys, "ls", path, "--stage", "closed")) == ["aaa1"]
+    limited = output_lines(capsys, "ls", path, "--limit", "2")
+    assert listed_ids(limited) == ["aab2", "b3"]
+    assert totals_line(limited).startswith("3 sessions") and "the newest 2 listed" in totals_line(limited)
+    assert output_lines(capsys, "ls", path, "--uid", "nobody")[1:] == ["0 sessions: 0 calls, 0 tokens generated"]
 
 
 def test_ls_as_json_has_an_object_a_line(tmp_path: Path, capsys: Capture) -> None:
-    read = [json.loads(line) for line in said(capsys, "ls", journal_file(tmp_path), "--json")]
-    assert [one["session_id"] for one in read] == ["aaa1", "aab2", "b3"]
+    read = [json.loads(line) for line in output_lines(capsys, "ls", journal_file(tmp_path), "--json")]
+    assert [entry["session_id"] for entry in read] == ["aaa1", "aab2", "b3"]
     assert (read[0]["stage"], read[0]["tokens"], read[0]["opened_at"]) == ("closed", 6, 1.5)
     assert read[1]["reason"] is None and abs(read[0]["age_s"] - time.time()) < 60
 
 
-def test_show_tells_what_is_trained_and_what_drifted(tmp_path: Path, capsys: Capture) -> None:
+def test_show_prints_what_is_trained_and_what_drifted(tmp_path: Path, capsys: Capture) -> None:
     path = journal_file(tmp_path)
-    lines = said(capsys, "show", path, "aaa1", "--policy", "mask_older_than:0")
+    lines = output_lines(capsys, "show", path, "aaa1", "--policy", "mask_older_than:0")
     assert lines[0] == "session u0/aaa1 finished reward=0.3: 3 turns, 6 tokens generated"
     assert "context 3" in lines
     assert any(line.startswith("stage: closed (finished), opened 19") for line in lines)
@@ -87,49 +87,49 @@ def test_show_tells_what_is_trained_and_what_drifted(tmp_path: Path, capsys: Cap
     assert lines[-1] == "account: 6 generated = 2 trained + 4 dropped (4 stale), by mask_older_than:0 at version 2"
 
 
-def test_show_trains_everything_unless_told_otherwise(tmp_path: Path, capsys: Capture) -> None:
+def test_show_trains_everything_by_default(tmp_path: Path, capsys: Capture) -> None:
     path = journal_file(tmp_path)
-    assert said(capsys, "show", path, "aaa1")[-1].startswith("account: 6 generated = 6 trained + 0 dropped, by")
-    last = said(capsys, "show", path, "aaa1", "--policy", "mask_older_than:1", "--version", "3")[-1]
+    assert output_lines(capsys, "show", path, "aaa1")[-1].startswith("account: 6 generated = 6 trained + 0 dropped, by")
+    last = output_lines(capsys, "show", path, "aaa1", "--policy", "mask_older_than:1", "--version", "3")[-1]
     assert last == "account: 6 generated = 2 trained + 4 dropped (4 stale), by mask_older_than:1 at version 3"
 
 
 def test_show_takes_the_beginning_of_an_id_and_names_calls_without_an_end(tmp_path: Path, capsys: Capture) -> None:
-    lines = said(capsys, "show", journal_file(tmp_path), "aab")
+    lines = output_lines(capsys, "show", journal_file(tmp_path), "aab")
     assert lines[0].startswith("session u1/aab2 open: 1 turns, 1 tokens")
     assert any(line.startswith("without an end: aab2-c1 ") for line in lines)
     assert "1 generated = 0 trained + 1 dropped (1 cancelled)" in lines[-1]
 
 
 def test_a_whole_id_is_never_ambiguous(tmp_path: Path, capsys: Capture) -> None:
-    with journal_at(tmp_path) as journal:
-        write(journal, opened("a", "first"), opened("ab", "second"))
-        assert said(capsys, "show", str(journal.path), "a")[0].startswith("session first/a ")
+    with open_journal(tmp_path) as journal:
+        write(journal, session_opened("a", "first"), session_opened("ab", "second"))
+        assert output_lines(capsys, "show", str(journal.path), "a")[0].startswith("session first/a ")
 
 
 def test_show_with_requests(tmp_path: Path, capsys: Capture) -> None:
-    lines = said(capsys, "show", journal_file(tmp_path), "aaa1", "--request")
+    lines = output_lines(capsys, "show", journal_file(tmp_path), "aaa1", "--request")
     assert any('"content": "reply to aaa1-c2"' in line for line in lines)
     assert sum('"messages": [' in line for line in lines) == 3
     assert "turn aaa1-c2 (stop): read 7 tokens, 1 of them new, wrote 1" in lines
 
 
 def test_reading_goes_on_while_a_run_writes(tmp_path: Path, capsys: Capture) -> None:
-    with journal_at(tmp_path) as journal:
-        filled(journal)
+    with open_journal(tmp_path) as journal:
+        fill_journal(journal)
         path = str(journal.path)
         for number in range(20):
-            drifted(journal, f"more{number}")
-            assert len(ids(said(capsys, "ls", path))) == 4 + number
-            assert said(capsys, "show", path, f"more{number}")[-1].startswith("account: 6 generated")
-            write(journal, *closed(f"more{number}"))
+            write_drifted_session(journal, f"more{number}")
+            assert len(listed_ids(output_lines(capsys, "ls", path))) == 4 + number
+            assert output_lines(capsys, "show", path, f"more{number}")[-1].startswith("account: 6 generated")
+            write(journal, *close_events(f"more{number}"))
         journal.check_integrity()
 
 
 @pytest.mark.parametrize("reason", [*Closed, "the agent returned"])
 def test_a_session_is_closed_as_its_reason_says(reason: str) -> None:
     recorded = StoredSession("s", "u", {}, 0.0, Stage.CLOSED, str(reason), (), {})
-    assert rebuilt(recorded).closed == (reason if reason in set(Closed) else Closed.FINISHED)
+    assert rebuild_for_display(recorded).closed == (reason if reason in set(Closed) else Closed.FINISHED)
 
 
 def test_what_the_gateway_lets_expire_is_shown_as_expired() -> None:
@@ -140,7 +140,7 @@ def test_what_the_gateway_lets_expire_is_shown_as_expired() -> None:
     (session,) = table.expire()
     assert session.state is SessionState.EXPIRED
     recorded = StoredSession("s", "u", {}, 0.0, Stage.CLOSED, session.reason, (), {})
-    assert rebuilt(recorded).closed is Closed.EXPIRED
+    assert rebuild_for_display(recorded).closed is Closed.EXPIRED
 
 
 @pytest.mark.parametrize(
@@ -148,9 +148,9 @@ def test_what_the_gateway_lets_expire_is_shown_as_expired() -> None:
     [(-3, "0s"), (5.9, "5s"), (185, "3m05s"), (7380, "2h03m"), (86400 * 4 + 7 * 3600, "4d07h"), (60, "1m00s")],
 )
 def test_ages(seconds: float, text: str) -> None:
-    assert age(seconds) == text
+    assert format_age(seconds) == text
 
 
 def test_nothing_steers_the_terminal() -> None:
-    assert plain("a\x1b[31m\u202eb\nc\ud800é") == r"a\x1b[31m\u202eb\nc\ud800é"
-    assert re.fullmatch(r"\t\n", plain("\t\n", "\t\n"))
+    assert escape("a\x1b[31m\u202eb\nc\ud800é") == r"a\x1b[31m\u202eb\nc\ud800é"
+    assert re.fullmatch(r"\t\n", escape("\t\n", "\t\n"))

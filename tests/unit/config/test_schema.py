@@ -46,13 +46,13 @@ def test_values_are_read() -> None:
     gateway |= {"shards": 2, "max_failed_groups": 5}
     node = {"layout": "disaggregated", "max_staleness": 0, "cpu": {"devices": 3, "pin": False}, "plot": True}
     door = GatewayConfig(True, 8000, "j.sqlite", ("--tool-call-parser=hermes",), 2, 5)
-    node |= {"gateway": gateway, "handover": "shared", "weights": {"at_once": 2, "kv": "keep"}}
+    node |= {"gateway": gateway, "handover": "resident", "weights": {"at_once": 2, "kv": "keep"}}
     node["watchdog"] = {"transition_s": 5, "no_progress_s": 60}
     node["tokens"] = {"policy": "mask_older_than", "older_than": 2}
     watchdog = WatchdogConfig(5, 60)
     weights, tokens = WeightsConfig(2, KvOnUpdate.KEEP), TokensConfig("mask_older_than", 2)
     node |= {"ahead": 0, "lending": "never"}
-    first, last = (Layout.DISAGGREGATED, 0, 0, "never", Handover.SHARED), (CpuConfig(3, False), door, True)
+    first, last = (Layout.DISAGGREGATED, 0, 0, "never", Handover.RESIDENT), (CpuConfig(3, False), door, True)
     parsed = SeamlessConfig(*first, weights, tokens, watchdog, *last)
     assert SeamlessConfig.parse(node) == SeamlessConfig.parse(OmegaConf.create(node)) == parsed
     assert pickle.loads(pickle.dumps(parsed)) == parsed
@@ -83,7 +83,7 @@ def test_machines_are_read() -> None:
         ({"cpu": {"pin": 1}}, "seamless.cpu.pin", "Set seamless.cpu.pin=true"),
         ({"cpu": 2}, "seamless.cpu", "Valid: devices, pin"),
         ({"plot": "yes"}, "seamless.plot", "Set seamless.plot=true"),
-        ({"handover": "share"}, "seamless.handover", "Did you mean shared?"),
+        ({"handover": "residents"}, "seamless.handover", "Did you mean resident?"),
         ({"weights": {"kv": "drop"}}, "seamless.weights.kv", "Valid: recompute, keep"),
         ({"weights": {"at_once": 0}}, "seamless.weights.at_once", "Set seamless.weights.at_once=1"),
         ({"tokens": {"policy": "mask_older"}}, "seamless.tokens.policy", "Did you mean mask_older_than?"),

@@ -1,4 +1,4 @@
-"""What waits for nobody is told in one append a call at a time, and what became of it is heard."""
+"""The journal buffer: one append a call at a time, and every error of an append reaches its call."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from seamless_verl.errors import JournalOrderError
-from seamless_verl.gateway.recorder import NOTED_S, JournalBuffer
-from seamless_verl.journal import CallEnded, CallStarted, Delta, Event
-from seamless_verl.trajectory.records import Finish, logprobs, tokens
+from seamless_verl.gateway.recorder import FLUSH_S, JournalBuffer
+from seamless_verl.journal import CallEnded, CallStarted, ChunkAppended, Event
+from seamless_verl.trajectory.records import Finish, TokenChunk, logprobs, tokens
 
 
-class Slow:
-    """A journal whose appends are answered when the test says so."""
+class SlowJournal:
+    """A journal whose appends are done when the test says so."""
 
     def __init__(self) -> None:
         self.appends: list[tuple[tuple[Event, ...], asyncio.Future[None]]] = []
@@ -32,66 +32,57 @@ def start(call_id: str) -> CallStarted:
     return CallStarted("s", call_id, "d", tokens([1]), {})
 
 
-def token(call_id: str, number: int) -> Delta:
-    return Delta(call_id, tokens([number]), logprobs([-1.0]), 0, "r")
+def token(call_id: str, number: int) -> ChunkAppended:
+    return ChunkAppended(call_id, TokenChunk(tokens([number]), logprobs([-1.0]), 0, "r"))
 
 
-async def told(journal: Slow, number: int) -> None:
+async def wait_for_appends(journal: SlowJournal, number: int) -> None:
     async with asyncio.timeout(10):
-        while len(journal.appends) < number:  # noqa: ASYNC110 a stub tells nobody
+        while len(journal.appends) < number:  # noqa: ASYNC110 the stub has no event
             await asyncio.sleep(0.001)
 
 
-def test_a_call_has_one_append_on_its_way_however_slow_the_journal_is() -> None:
-    async def case() -> None:
-        untold = JournalBuffer(journal := Slow())
-        untold.begin(start("a"))
-        for number in range(5):
-            untold.note(token("a", number))
-            await asyncio.sleep(1.5 * NOTED_S)
-        assert journal.counts[0] == 2 and len(journal.appends) == 1
-        journal.appends[0][1].set_result(None)
-        await told(journal, 2)
-        assert journal.counts == [2, 4]
-        ending = asyncio.ensure_future(untold.append("a", CallEnded("a", Finish.STOP, {})))
-        journal.appends[2][1].set_result(None)
-        await asyncio.sleep(0)
-        assert not ending.done(), "its tokens are not in the journal yet"
-        journal.appends[1][1].set_result(None)
-        await ending
-
-    asyncio.run(case())
+async def test_a_call_has_one_append_under_way_however_slow_the_journal_is() -> None:
+    buffer = JournalBuffer(journal := SlowJournal())
+    buffer.start(start("a"))
+    for number in range(5):
+        buffer.add(token("a", number))
+        await asyncio.sleep(1.5 * FLUSH_S)
+    assert journal.counts[0] == 2 and len(journal.appends) == 1
+    journal.appends[0][1].set_result(None)
+    await wait_for_appends(journal, 2)
+    assert journal.counts == [2, 4]
+    ending = asyncio.ensure_future(buffer.append("a", CallEnded("a", Finish.STOP, {})))
+    journal.appends[2][1].set_result(None)
+    await asyncio.sleep(0)
+    assert not ending.done(), "its tokens are not in the journal yet"
+    journal.appends[1][1].set_result(None)
+    await ending
 
 
-def test_calls_are_told_of_each_by_itself_and_at_once() -> None:
-    async def case() -> None:
-        untold = JournalBuffer(journal := Slow())
-        for name in "ab":
-            untold.begin(start(name))
-            untold.note(token(name, 1))
-        untold.begin(start("c"))
-        await told(journal, 2)
-        await asyncio.sleep(1.5 * NOTED_S)
-        assert [events[0].call_id for events, _ in journal.appends] == ["a", "b"], "a call has no tokens yet"
-
-    asyncio.run(case())
+async def test_each_call_has_its_own_append_and_all_are_flushed_together() -> None:
+    buffer = JournalBuffer(journal := SlowJournal())
+    for name in "ab":
+        buffer.start(start(name))
+        buffer.add(token(name, 1))
+    buffer.start(start("c"))
+    await wait_for_appends(journal, 2)
+    await asyncio.sleep(1.5 * FLUSH_S)
+    assert [events[0].call_id for events, _ in journal.appends] == ["a", "b"], "a call has no tokens yet"
 
 
-@pytest.mark.parametrize("more", [True, False], ids=["another piece", "the end"])
-def test_an_append_that_is_refused_later_is_heard_of(more: bool) -> None:
-    async def case() -> None:
-        untold = JournalBuffer(journal := Slow())
-        untold.begin(start("a"))
-        untold.note(token("a", 1))
-        await told(journal, 1)
-        journal.appends[0][1].set_exception(JournalOrderError("starting", "a", "no such session"))
-        await asyncio.sleep(0)
-        with pytest.raises(JournalOrderError, match="no such session"):
-            if more:
-                untold.note(token("a", 2))
-            else:
-                ending: Any = untold.append("a", CallEnded("a", Finish.STOP, {}))
-                journal.appends[1][1].set_result(None)
-                await ending
-
-    asyncio.run(case())
+@pytest.mark.parametrize("more", [True, False], ids=["another chunk", "the end"])
+async def test_the_error_of_an_append_reaches_the_next_chunk_or_the_end(more: bool) -> None:
+    buffer = JournalBuffer(journal := SlowJournal())
+    buffer.start(start("a"))
+    buffer.add(token("a", 1))
+    await wait_for_appends(journal, 1)
+    journal.appends[0][1].set_exception(JournalOrderError("starting", "a", "no such session"))
+    await asyncio.sleep(0)
+    with pytest.raises(JournalOrderError, match="no such session"):
+        if more:
+            buffer.add(token("a", 2))
+        else:
+            ending: Any = buffer.append("a", CallEnded("a", Finish.STOP, {}))
+            journal.appends[1][1].set_result(None)
+            await ending

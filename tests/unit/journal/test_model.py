@@ -1,4 +1,4 @@
-"""The journal against a model in plain dicts: restoring must equal never having stopped."""
+"""The journal against a model in plain dicts: a restored journal equals one that never stopped."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from support.journal import journal_at, write
+from support.journal import open_journal, write
 
 from seamless_verl.errors import JournalOrderError
 from seamless_verl.journal import (
     CallEnded,
     CallStarted,
-    Delta,
+    ChunkAppended,
     Event,
     HandedOver,
     HandOverBegun,
@@ -30,11 +30,11 @@ from seamless_verl.journal import (
     Stage,
     StoredSession,
 )
-from seamless_verl.trajectory.records import Finish, logprobs, tokens
+from seamless_verl.trajectory.records import Finish, TokenChunk, logprobs, tokens
 
-PICK = st.integers(0, 1 << 16)
+CHOICE = st.integers(0, 1 << 16)
 RUN = st.lists(st.integers(0, 150_000), min_size=1, max_size=3)
-DELTA = st.tuples(RUN, st.integers(0, 200), st.integers(0, 1), st.sampled_from(["r0", "r1"]))
+RUN_OF_VERSION = st.tuples(RUN, st.integers(0, 200), st.integers(0, 1), st.sampled_from(["r0", "r1"]))
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Call:
 class Session:
     stage: Stage = Stage.OPEN
     reason: str | None = None
-    handed_at: float = 0.0
+    handed_over_at: float = 0.0
     calls: dict[str, Call] = field(default_factory=dict)
     rewards: dict[str, float] = field(default_factory=dict)
 
@@ -63,7 +63,7 @@ class AgainstAModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
-        self.journal = journal_at(self.folder)
+        self.journal = open_journal(self.folder)
         self.model: dict[str, Session] = {}
         self.names = 0
 
@@ -76,25 +76,25 @@ class AgainstAModel(RuleBasedStateMachine):
         self.names += 1
         return f"n{self.names}"
 
-    def at(self, stage: Stage) -> list[str]:
+    def in_stage(self, stage: Stage) -> list[str]:
         return [name for name, session in self.model.items() if session.stage is stage]
 
     def open_calls(self) -> list[tuple[str, Call]]:
-        calls = [item for name in self.at(Stage.OPEN) for item in self.model[name].calls.items()]
+        calls = [item for name in self.in_stage(Stage.OPEN) for item in self.model[name].calls.items()]
         return [(call_id, call) for call_id, call in calls if call.finish is None]
 
-    @precondition(lambda self: len(self.at(Stage.OPEN)) < 2)  # few, so that each comes to something
+    @precondition(lambda self: len(self.in_stage(Stage.OPEN)) < 2)  # few, so that each gets some events
     @rule()
     def open(self) -> None:
         name = self.name()
         write(self.journal, SessionOpened(name, f"uid of {name}", {"of": name}, 2.5))
         self.model[name] = Session()
 
-    @precondition(lambda self: self.at(Stage.OPEN))
-    @rule(which=PICK, base=PICK, keep=st.sampled_from([1.0, 0.9, 0.5, 0.0]), run=RUN, times=st.integers(0, 400))
+    @precondition(lambda self: self.in_stage(Stage.OPEN))
+    @rule(which=CHOICE, base=CHOICE, keep=st.sampled_from([1.0, 0.9, 0.5, 0.0]), run=RUN, times=st.integers(0, 400))
     def start(self, which: int, base: int, keep: float, run: list[int], times: int) -> None:
-        """The prompt begins like some earlier call, up to a point: a next turn, a fork, or something new."""
-        owner = self.at(Stage.OPEN)[which % len(self.at(Stage.OPEN))]
+        """The prompt repeats a part of some earlier call: a next turn, a fork, or something new."""
+        owner = self.in_stage(Stage.OPEN)[which % len(self.in_stage(Stage.OPEN))]
         calls = list(self.model[owner].calls.values())
         trunk = calls[base % len(calls)].whole if calls else []
         call = Call(trunk[: round(keep * len(trunk))] + run * times, {"model": "m", "messages": [str(run)] * times})
@@ -103,14 +103,14 @@ class AgainstAModel(RuleBasedStateMachine):
         self.model[owner].calls[call_id] = call
 
     @precondition(lambda self: self.open_calls())
-    @rule(which=PICK, runs=st.lists(DELTA, max_size=4), end=PICK)
-    def produce(self, which: int, runs: list[tuple[list[int], int, int, str]], end: int) -> None:
-        """Some deltas, and sometimes the call's end in the same append."""
+    @rule(which=CHOICE, runs=st.lists(RUN_OF_VERSION, max_size=4), end=CHOICE)
+    def generate(self, which: int, runs: list[tuple[list[int], int, int, str]], end: int) -> None:
+        """Some chunks, and sometimes the call's end in the same append."""
         call_id, call = self.open_calls()[which % len(self.open_calls())]
         events: list[Event] = []
         for run, times, version, replica in runs:
             values = [-0.25 * (token % 5) for token in run * times]
-            events.append(Delta(call_id, tokens(run * times), logprobs(values), version, replica))
+            events.append(ChunkAppended(call_id, TokenChunk(tokens(run * times), logprobs(values), version, replica)))
             call.generated += [
                 (token, value, version, replica) for token, value in zip(run * times, values, strict=True)
             ]
@@ -119,43 +119,49 @@ class AgainstAModel(RuleBasedStateMachine):
             events.append(CallEnded(call_id, call.finish, call.reply))
         write(self.journal, *events)
 
-    @precondition(lambda self: self.at(Stage.OPEN) + self.at(Stage.CLOSED))
-    @rule(which=PICK, name=st.sampled_from(["score", "style"]), value=st.integers(-3, 3))
+    @precondition(lambda self: self.in_stage(Stage.OPEN) + self.in_stage(Stage.CLOSED))
+    @rule(which=CHOICE, name=st.sampled_from(["score", "style"]), value=st.integers(-3, 3))
     def reward(self, which: int, name: str, value: int) -> None:
-        owners = self.at(Stage.OPEN) + self.at(Stage.CLOSED)
+        owners = self.in_stage(Stage.OPEN) + self.in_stage(Stage.CLOSED)
         write(self.journal, RewardPosted(owners[which % len(owners)], name, value / 4))
         self.model[owners[which % len(owners)]].rewards[name] = value / 4
 
-    @precondition(lambda self: self.at(Stage.OPEN))
-    @rule(which=PICK)
-    def shut(self, which: int) -> None:
-        owner = self.at(Stage.OPEN)[which % len(self.at(Stage.OPEN))]
+    @precondition(lambda self: self.in_stage(Stage.OPEN))
+    @rule(which=CHOICE)
+    def close(self, which: int) -> None:
+        owner = self.in_stage(Stage.OPEN)[which % len(self.in_stage(Stage.OPEN))]
         write(self.journal, SessionClosed(owner, f"done {which}"))
         self.model[owner].stage, self.model[owner].reason = Stage.CLOSED, f"done {which}"
 
-    @precondition(lambda self: self.at(Stage.CLOSED))
-    @rule(which=PICK)
-    def begin(self, which: int) -> None:
-        owner = self.at(Stage.CLOSED)[which % len(self.at(Stage.CLOSED))]
+    @precondition(lambda self: self.in_stage(Stage.CLOSED))
+    @rule(which=CHOICE)
+    def begin_hand_over(self, which: int) -> None:
+        owner = self.in_stage(Stage.CLOSED)[which % len(self.in_stage(Stage.CLOSED))]
         write(self.journal, HandOverBegun(owner))
         self.model[owner].stage = Stage.HANDING
 
-    @precondition(lambda self: self.at(Stage.HANDING))
-    @rule(which=PICK, at=st.integers(0, 100))
-    def hand(self, which: int, at: int) -> None:
-        owner = self.at(Stage.HANDING)[which % len(self.at(Stage.HANDING))]
+    @precondition(lambda self: self.in_stage(Stage.HANDING))
+    @rule(which=CHOICE, at=st.integers(0, 100))
+    def end_hand_over(self, which: int, at: int) -> None:
+        owner = self.in_stage(Stage.HANDING)[which % len(self.in_stage(Stage.HANDING))]
         write(self.journal, HandedOver(owner, at))
-        self.model[owner].stage, self.model[owner].handed_at = Stage.HANDED, at
+        self.model[owner].stage, self.model[owner].handed_over_at = Stage.HANDED, at
 
-    @rule(which=PICK, kind=PICK)
-    def refuse(self, which: int, kind: int) -> None:
-        """An append that ends in what cannot follow leaves no trace of its beginning."""
+    @rule(which=CHOICE, kind=CHOICE)
+    def reject(self, which: int, kind: int) -> None:
+        """An append whose last event is invalid leaves no trace of the events before it."""
         fresh, late = self.name(), [name for name, session in self.model.items() if session.stage is not Stage.OPEN]
         begin: list[Event] = [SessionOpened(fresh, "u", {}, 0.0), CallStarted(fresh, fresh, "d", tokens([1] * 999))]
-        begin += [Delta(fresh, tokens([5]), logprobs([0]), 9, f"replica {fresh}"), CallEnded(fresh, Finish.STOP)]
-        for name in self.at(Stage.OPEN):
+        begin += [
+            ChunkAppended(fresh, TokenChunk(tokens([5]), logprobs([0]), 9, f"replica {fresh}")),
+            CallEnded(fresh, Finish.STOP),
+        ]
+        for name in self.in_stage(Stage.OPEN):
             begin += [CallStarted(name, f"{fresh} {name}", "d", tokens([1, 2] * 700)), SessionClosed(name, "refused")]
-        impossible: list[Event] = [Delta("nowhere", tokens([1]), logprobs([0]), 0, "r"), HandedOver(fresh, 0)]
+        impossible: list[Event] = [
+            ChunkAppended("nowhere", TokenChunk(tokens([1]), logprobs([0]), 0, "r")),
+            HandedOver(fresh, 0),
+        ]
         impossible += [SessionOpened(fresh, "again", {}, 0.0), CallEnded(fresh, Finish.STOP)]
         impossible += [SessionClosed(late[which % len(late)], "again")] if late else []
         with pytest.raises(JournalOrderError):
@@ -164,7 +170,7 @@ class AgainstAModel(RuleBasedStateMachine):
     @rule(before=st.integers(0, 100), tight=st.booleans())
     def compact(self, before: int, tight: bool) -> None:
         done = asyncio.run(self.journal.compact(before, 0 if tight else None))
-        gone = [name for name in self.at(Stage.HANDED) if tight or self.model[name].handed_at < before]
+        gone = [name for name in self.in_stage(Stage.HANDED) if tight or self.model[name].handed_over_at < before]
         assert done.sessions == len(gone)
         for name in gone:
             del self.model[name]
@@ -172,11 +178,11 @@ class AgainstAModel(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         self.journal.close()
-        self.journal = journal_at(self.folder)
+        self.journal = open_journal(self.folder)
 
     @invariant()
-    def what_it_gives_back_is_the_model(self) -> None:
-        assert [record.session_id for record in self.journal.restore()] == self.at(Stage.OPEN)
+    def what_it_returns_equals_the_model(self) -> None:
+        assert [record.session_id for record in self.journal.restore()] == self.in_stage(Stage.OPEN)
         assert [line.session_id for line in self.journal.sessions()] == list(self.model)
         for line in self.journal.sessions():
             session = self.model[line.session_id]
@@ -185,10 +191,10 @@ class AgainstAModel(RuleBasedStateMachine):
         for name, session in self.model.items():
             record = self.journal.read(name)
             assert record is not None and self.journal.stage(name) is session.stage
-            agrees(record, name, session)
+            assert_equal(record, name, session)
 
 
-def agrees(record: StoredSession, name: str, session: Session) -> None:
+def assert_equal(record: StoredSession, name: str, session: Session) -> None:
     assert (record.session_id, record.uid, record.settings) == (name, f"uid of {name}", {"of": name})
     assert (record.stage, record.reason, record.opened_at) == (session.stage, session.reason, 2.5)
     assert record.rewards == session.rewards
@@ -196,7 +202,7 @@ def agrees(record: StoredSession, name: str, session: Session) -> None:
     for found, call in zip(record.calls, session.calls.values(), strict=True):
         assert found.prompt_ids.tolist() == call.prompt and found.digest == f"digest {found.call_id}"
         assert (found.finish, found.reply, found.request) == (call.finish, call.reply, call.request)
-        assert found.cut is (call.finish is None)
+        assert found.interrupted is (call.finish is None)
         expected = [(label, list(run)) for label, run in groupby(call.generated, key=lambda token: token[2:])]
         assert [(segment.version, segment.replica) for segment in found.segments] == [label for label, _ in expected]
         for segment, (_, run) in zip(found.segments, expected, strict=True):

@@ -1,4 +1,4 @@
-"""A disk or a file that fails is named, told to everyone who waits, and acknowledges nothing."""
+"""A failed disk or file is named in an error for every waiter, and nothing is acknowledged."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from support.journal import delta, generated, journal_at, opened, started, write
+from support.journal import call_started, chunk_appended, generated_ids, open_journal, session_opened, write
 
 from seamless_verl.errors import ConfigError, JournalError, JournalOrderError
-from seamless_verl.journal import Delta, JournalReader, SqliteJournal
+from seamless_verl.journal import ChunkAppended, JournalReader, SqliteJournal
+from seamless_verl.trajectory.records import TokenChunk
 
 
 @contextmanager
@@ -29,36 +30,36 @@ def files_no_larger_than(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_full_disk_is_told_to_all_and_loses_nothing_acknowledged(tmp_path: Path) -> None:
+async def test_a_full_disk_fails_all_appends_and_loses_nothing_acknowledged(tmp_path: Path) -> None:
     acknowledged = [0] * 8
 
     async def agent(journal: SqliteJournal, place: int) -> None:
-        await journal.append(opened(f"s{place}"), started(f"s{place}", f"s{place}"))
+        await journal.append(session_opened(f"s{place}"), call_started(f"s{place}", f"s{place}"))
         while True:
-            await journal.append(delta([1] * 50, f"s{place}"))
+            await journal.append(chunk_appended([1] * 50, f"s{place}"))
             acknowledged[place] += 50
 
     async def run(journal: SqliteJournal) -> list[BaseException | None]:
         return await asyncio.gather(*(agent(journal, i) for i in range(8)), return_exceptions=True)
 
-    journal = journal_at(tmp_path)
+    journal = open_journal(tmp_path)
     with files_no_larger_than(300_000):
-        ends = asyncio.run(asyncio.wait_for(run(journal), 60))
+        ends = await asyncio.wait_for(run(journal), 60)
     assert all(isinstance(end, JournalError) for end in ends) and str(tmp_path) in str(ends[0])
     with pytest.raises(JournalError, match="open the journal again"):
-        journal.submit(delta([1], "s0"))
+        journal.submit(chunk_appended([1], "s0"))
     journal.close()
-    with journal_at(tmp_path) as again:
+    with open_journal(tmp_path) as again:
         again.check_integrity()
-        found = [len(generated(again, f"s{i}")[0]) for i in range(8)]
-        write(again, delta([2], "s0"))
+        found = [len(generated_ids(again, f"s{i}")[0]) for i in range(8)]
+        write(again, chunk_appended([2], "s0"))
     assert found == acknowledged and min(found) > 0
 
 
 def test_a_file_that_is_no_journal_is_refused(tmp_path: Path) -> None:
     (tmp_path / "journal.sqlite").write_bytes(b"not a database at all" * 500)
     with pytest.raises(JournalError, match="not a database"):
-        journal_at(tmp_path)
+        open_journal(tmp_path)
     with pytest.raises(JournalError, match="not a database"):
         JournalReader(tmp_path / "journal.sqlite").sessions()
 
@@ -67,25 +68,30 @@ def test_another_programs_database_is_refused_and_left_as_it_is(tmp_path: Path) 
     with closing(sqlite3.connect(tmp_path / "journal.sqlite")) as db:
         db.execute("CREATE TABLE theirs (x)")
     with pytest.raises(JournalError, match="some other program"):
-        journal_at(tmp_path)
+        open_journal(tmp_path)
     with closing(sqlite3.connect(tmp_path / "journal.sqlite")) as db:
         assert [row[0] for row in db.execute("SELECT name FROM sqlite_master")] == ["theirs"]
 
 
 def test_a_newer_releases_journal_is_refused(tmp_path: Path) -> None:
-    journal_at(tmp_path).close()
+    open_journal(tmp_path).close()
     with closing(sqlite3.connect(tmp_path / "journal.sqlite")) as db:
         db.execute("PRAGMA user_version=99")
     with pytest.raises(ConfigError, match="format is 99"):
-        journal_at(tmp_path)
+        open_journal(tmp_path)
     with pytest.raises(ConfigError, match="format is 99"):
         JournalReader(tmp_path / "journal.sqlite").restore()
 
 
 def test_a_torn_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
-    with journal_at(tmp_path) as journal:
-        write(journal, opened(), started(prompt=range(20_000)), *(delta([i] * 100) for i in range(200)))
+    with open_journal(tmp_path) as journal:
+        write(
+            journal,
+            session_opened(),
+            call_started(prompt=range(20_000)),
+            *(chunk_appended([i] * 100) for i in range(200)),
+        )
     whole = path.read_bytes()
     path.write_bytes(whole[:8192] + b"\xff" * (len(whole) - 8192))
     with pytest.raises(JournalError, match="malformed"):
@@ -96,8 +102,8 @@ def test_a_torn_file_is_named(tmp_path: Path) -> None:
 
 
 def test_rows_that_belong_nowhere_are_found(tmp_path: Path) -> None:
-    with journal_at(tmp_path) as journal:
-        write(journal, opened(), started(), delta([1]))
+    with open_journal(tmp_path) as journal:
+        write(journal, session_opened(), call_started(), chunk_appended([1]))
         journal.check_integrity()
     with closing(sqlite3.connect(tmp_path / "journal.sqlite")) as db:
         db.execute("DELETE FROM calls")
@@ -122,19 +128,22 @@ def test_the_errors_survive_pickling() -> None:
 
 def test_a_file_whose_making_was_cut_short_is_made_again(tmp_path: Path) -> None:
     (tmp_path / "journal.sqlite").touch()
-    with journal_at(tmp_path) as journal:
-        write(journal, opened())
+    with open_journal(tmp_path) as journal:
+        write(journal, session_opened())
     with closing(sqlite3.connect(tmp_path / "begun.sqlite")) as db:
         db.execute("PRAGMA journal_mode=WAL")
     with SqliteJournal(tmp_path / "begun.sqlite") as journal:
-        write(journal, opened())
+        write(journal, session_opened())
 
 
 def test_arrays_of_other_types_are_refused_and_number_types_of_others_are_taken(tmp_path: Path) -> None:
-    with journal_at(tmp_path) as journal:
-        write(journal, opened(), started())
-        for wrong in (Delta("c", array("q", [1]), array("f", [0]), 0, "r"), Delta("c", [1], [0], 0, "r")):
+    with open_journal(tmp_path) as journal:
+        write(journal, session_opened(), call_started())
+        for wrong in (
+            ChunkAppended("c", TokenChunk(array("q", [1]), array("f", [0]), 0, "r")),
+            ChunkAppended("c", TokenChunk([1], [0], 0, "r")),
+        ):
             with pytest.raises((TypeError, AttributeError)):
                 write(journal, wrong)
-        write(journal, Delta("c", array("i", [1]), array("f", [0]), Fraction(3), "r"))
-        assert generated(journal) == [[1]]
+        write(journal, ChunkAppended("c", TokenChunk(array("i", [1]), array("f", [0]), Fraction(3), "r")))
+        assert generated_ids(journal) == [[1]]

@@ -10,7 +10,7 @@ import pytest
 from seamless_verl.errors import ConfigError, HostMovedError
 from seamless_verl.platform import detect
 from seamless_verl.platform.adaptation import Adaptation
-from seamless_verl.platform.detect import prepare
+from seamless_verl.platform.detect import set_cpu_environment
 from seamless_verl.platform.megatron.tensor_types import use_host_types
 
 
@@ -56,7 +56,7 @@ def test_the_build_of_torch_is_read_without_importing_it(version: str, accelerat
 
 def test_the_environment_keeps_what_the_user_has_set() -> None:
     environ = {"OMP_NUM_THREADS": "2"}
-    prepare(environ, cores={3, 1}, devices=2, pin=False)
+    set_cpu_environment(environ, cores={3, 1}, devices=2, pin=False)
     assert environ["OMP_NUM_THREADS"] == "2"
     assert environ["SEAMLESS_CPU_CORES"] == "1,3"
     assert environ["SEAMLESS_CPU_DEVICES"] == "2" and environ["SEAMLESS_CPU_PIN"] == "0"

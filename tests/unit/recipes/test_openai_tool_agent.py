@@ -56,7 +56,7 @@ def test_no_text_makes_the_calculator_raise(text: str) -> None:
     ],
 )
 def test_a_call_of_any_shape_has_a_result(name: str, arguments: str, result: str) -> None:
-    assert AGENT.use(name, arguments) == result
+    assert AGENT.call_tool(name, arguments) == result
 
 
 class Scripted:
@@ -125,7 +125,9 @@ def test_questions_are_too_many_to_learn_by_heart_and_answers_too_many_to_guess(
     assert [row["prompt"] for row in DATA.rows("val", 0, 64)] != [row["prompt"] for row in rows[:64]]
 
 
-def told(habit: Any, numbers: tuple[int, ...] = (37, 41, 12), signs: str = "+-") -> tuple[list[str], str]:
+def expressions_and_answer(
+    habit: Any, numbers: tuple[int, ...] = (37, 41, 12), signs: str = "+-"
+) -> tuple[list[str], str]:
     """What the calculator is asked in a transcript of 37+41-12, and the answer."""
     messages = TRANSCRIPTS.transcript(TRANSCRIPTS.Question(numbers, signs), habit, random.Random(4))
     functions = [call["function"] for message in messages for call in message.get("tool_calls", [])]
@@ -134,9 +136,9 @@ def told(habit: Any, numbers: tuple[int, ...] = (37, 41, 12), signs: str = "+-")
 
 
 def test_each_habit_is_what_it_says() -> None:
-    assert told(Habit.RIGHT) == (["37+41", "78-12"], "66")
-    assert told(Habit.HASTE) == (["37+41"], "78")
-    assert told(Habit.WHOLE) == (["37+41-12"], str(random.Random(4).randint(10, 99)))
+    assert expressions_and_answer(Habit.RIGHT) == (["37+41", "78-12"], "66")
+    assert expressions_and_answer(Habit.FIRST_CALL_ONLY) == (["37+41"], "78")
+    assert expressions_and_answer(Habit.WHOLE_QUESTION) == (["37+41-12"], str(random.Random(4).randint(10, 99)))
     assert len(Habit) == 3 and sum(habit.value for habit in Habit) == 15
 
 

@@ -15,7 +15,7 @@ from seamless_verl.errors import ConfigError
 BUGS, DATA, COLLECT, SOLVE = load(SWE_AGENT, "bugs", "data", "collect", "solve")
 
 
-def test_sources_are_handed_in_and_nothing_else(tmp_path: Path) -> None:
+def test_only_sources_are_collected(tmp_path: Path) -> None:
     (tmp_path / "pkg").mkdir()
     for name in ("a.py", "pkg/b.py", "test_a.py", "notes.txt"):
         (tmp_path / name).write_text(name)
@@ -29,7 +29,7 @@ def test_sources_are_handed_in_and_nothing_else(tmp_path: Path) -> None:
     }
 
 
-def test_all_that_was_said_is_read_from_the_log(tmp_path: Path) -> None:
+def test_all_replies_are_read_from_the_log(tmp_path: Path) -> None:
     messages = [
         {"role": "system", "content": "s"},
         {"role": "assistant", "content": "a command"},
@@ -39,7 +39,7 @@ def test_all_that_was_said_is_read_from_the_log(tmp_path: Path) -> None:
     ]
     log = tmp_path / "log.json"
     log.write_text(json.dumps({"messages": messages}))
-    assert COLLECT.said(log) == ["a command", "b" * COLLECT.REPLY_CHARS]
+    assert COLLECT.replies(log) == ["a command", "b" * COLLECT.REPLY_CHARS]
 
 
 @pytest.mark.parametrize(("replies", "part"), [([], 0.0), (["ab\n", " \ufffd"], 0.8), (["\t\x7f"], 0.0)])

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.resources import group, plan
 
-from seamless_verl.resources.machines import ClusterNode, Machine, assign, described, machines_of
+from seamless_verl.resources.machines import ClusterNode, Machine, assign, describe_shortage, machines_of
 
 A, B = (("zone", "a"),), (("zone", "b"),)
 
@@ -41,11 +41,11 @@ def test_devices_that_others_use_are_not_taken() -> None:
 
 def test_what_is_missing_is_said() -> None:
     nodes = [node("x", 2, A), node("y", 2, A), node("head", 0), node("z", 4, B, free=1)]
-    has = "(the cluster has 2 x 2 devices, zone=a; 4 devices (1 free), zone=b)"
-    assert described(machine(0, 2, (("zone", "c"),)), nodes) == f"no node has the label zone=c {has}"
-    assert described(machine(0, 4, A), nodes) == f"no node with its labels has 4 devices {has}"
-    assert described(machine(0, 4, B), nodes).startswith("other machines of the run, or other jobs")
-    assert "(the cluster has no node with devices)" in described(machine(0, 1), [])
+    summary = "(the cluster has 2 x 2 devices, zone=a; 4 devices (1 free), zone=b)"
+    assert describe_shortage(machine(0, 2, (("zone", "c"),)), nodes) == f"no node has the label zone=c {summary}"
+    assert describe_shortage(machine(0, 4, A), nodes) == f"no node with its labels has 4 devices {summary}"
+    assert describe_shortage(machine(0, 4, B), nodes).startswith("other machines of the run, or other jobs")
+    assert "(the cluster has no node with devices)" in describe_shortage(machine(0, 1), [])
 
 
 def test_machines_have_the_plans_numbers() -> None:
@@ -66,12 +66,12 @@ LABELS = st.sampled_from([(), A, B])
 )
 def test_no_node_is_overfull_and_every_machine_is_where_it_asked(machines: list, nodes: list) -> None:  # type: ignore[type-arg]
     wanted = [machine(i, devices, labels) for i, (devices, labels) in enumerate(machines)]
-    there = {f"n{i}": node(f"n{i}", devices, labels) for i, (devices, labels) in enumerate(nodes)}
-    found = assign(wanted, list(there.values()))
-    for name, each in there.items():
+    by_name = {f"n{i}": node(f"n{i}", devices, labels) for i, (devices, labels) in enumerate(nodes)}
+    found = assign(wanted, list(by_name.values()))
+    for name, each in by_name.items():
         assert sum(m.devices for m in wanted if found.get(m.number) == name) <= each.devices
     for m in wanted:
         if m.number in found:
-            assert set(m.labels) <= set(there[found[m.number]].labels)
+            assert set(m.labels) <= set(by_name[found[m.number]].labels)
         else:
-            assert described(m, list(there.values()))
+            assert describe_shortage(m, list(by_name.values()))

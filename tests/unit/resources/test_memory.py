@@ -26,7 +26,7 @@ from seamless_verl.resources.placement import Roles
 
 BOTH = ("train", "rollout")
 ONE = ParallelSizes()
-ASKED = TrainingMemory(tokens=4096, sequence=4096)
+TRAINING = TrainingMemory(tokens=4096, sequence=4096)
 MIXTRAL = {
     "model_type": "mixtral",
     "vocab_size": 32000,
@@ -59,14 +59,14 @@ def test_a_config_without_sizes_is_not_counted() -> None:
 def test_one_rank_keeps_18_bytes_a_parameter_and_the_optimizer_shards() -> None:
     """Megatron-Core's table: 18 bytes alone, 6 + 12/d with d data-parallel ranks."""
     model = qwen3_8b()
-    assert sum(trainer_state(model, ONE, 1, ASKED).values()) == 18 * model.parameters
-    state = trainer_state(model, ONE, 8, ASKED)
+    assert sum(trainer_state(model, ONE, 1, TRAINING).values()) == 18 * model.parameters
+    state = trainer_state(model, ONE, 8, TRAINING)
     assert state["optimizer"] == -(-12 * model.parameters // 8)
     assert state["weights"] + state["gradients"] == 6 * model.parameters
-    whole = trainer_state(model, ONE, 8, replace(ASKED, distributed_optimizer=False))
+    whole = trainer_state(model, ONE, 8, replace(TRAINING, distributed_optimizer=False))
     assert whole["optimizer"] == 12 * model.parameters
-    assert trainer_state(model, ParallelSizes(context=4), 8, ASKED)["optimizer"] == state["optimizer"]
-    assert trainer_state(model, ONE, 1, replace(ASKED, references=1))["reference"] == 2 * model.parameters
+    assert trainer_state(model, ParallelSizes(context=4), 8, TRAINING)["optimizer"] == state["optimizer"]
+    assert trainer_state(model, ONE, 1, replace(TRAINING, references=1))["reference"] == 2 * model.parameters
 
 
 def test_ranks_together_hold_the_model() -> None:
@@ -86,32 +86,34 @@ def test_activations_are_as_in_the_paper_for_its_model() -> None:
     """
     model = replace(qwen3_8b(), qkv_width=3 * 4096, mlp_width=4 * 4096, vocabulary=0)
     for tensor in (1, 8):
-        token = activations(model, ParallelSizes(tensor=tensor), 1, ASKED) / model.layers / model.hidden * tensor
+        token = activations(model, ParallelSizes(tensor=tensor), 1, TRAINING) / model.layers / model.hidden * tensor
         assert token == 2 * 4 + 2 * 2 * 3 + 2 * 4 * 4 == 52
-    full = replace(ASKED, full_recompute=True)
+    full = replace(TRAINING, full_recompute=True)
     assert activations(model, ONE, 1, full) == 2 * 4096 * 36 + 52 * 4096
     logits = replace(model, vocabulary=151936, dense_layers=0)
-    assert activations(logits, ParallelSizes(tensor=4), 10, ASKED) == 10 * 8 * 151936 // 4
-    alone = replace(ASKED, sequence_parallel=False)
-    assert activations(model, ParallelSizes(tensor=8), 1, alone) > activations(model, ParallelSizes(tensor=8), 1, ASKED)
+    assert activations(logits, ParallelSizes(tensor=4), 10, TRAINING) == 10 * 8 * 151936 // 4
+    unsplit_peak = replace(TRAINING, sequence_parallel=False)
+    assert activations(model, ParallelSizes(tensor=8), 1, unsplit_peak) > activations(
+        model, ParallelSizes(tensor=8), 1, TRAINING
+    )
 
 
 def test_the_engine_takes_its_share_or_what_it_was_given() -> None:
-    model, one = qwen3_8b(), ReplicaSizes(1)
-    assert cache_bytes_per_token(model, one, EngineMemory()) == 2 * 36 * 8 * 128 * 2 == 147_456
+    model, single = qwen3_8b(), ReplicaSizes(1)
+    assert cache_bytes_per_token(model, single, EngineMemory()) == 2 * 36 * 8 * 128 * 2 == 147_456
     assert cache_bytes_per_token(model, ReplicaSizes(16), EngineMemory()) == 147_456 // 8
-    assert sum(engine_state(model, one, EngineMemory(utilization=0.5), 80 * 10**9).values()) == 40 * 10**9
-    given = engine_state(model, one, EngineMemory(cache_bytes=2**30), 80 * 10**9)
+    assert sum(engine_state(model, single, EngineMemory(utilization=0.5), 80 * 10**9).values()) == 40 * 10**9
+    given = engine_state(model, single, EngineMemory(cache_bytes=2**30), 80 * 10**9)
     assert given == {"engine weights": 2 * model.parameters, "KV cache": 2**30}
-    assert engine_state(model, one, EngineMemory(longest=1000), None)["KV cache"] == 1000 * 147_456
+    assert engine_state(model, single, EngineMemory(longest=1000), None)["KV cache"] == 1000 * 147_456
     spread = engine_weights(mixtral(), ReplicaSizes(tensor=2, data=4), EngineMemory())
     assert spread < engine_weights(mixtral(), ReplicaSizes(tensor=2), EngineMemory()) / 3
 
 
 def test_a_shared_device_peaks_in_the_phase_that_has_most() -> None:
     facts, roles = memory_facts(80), DeviceRoles(trains=True, generates=True)
-    alone = device_peak(facts, roles, ONE, 1, ReplicaSizes(1))
-    assert alone.phase == "generate" and dict(alone.parts)["optimizer"] == 12 * facts.actor.parameters
+    unsplit_peak = device_peak(facts, roles, ONE, 1, ReplicaSizes(1))
+    assert unsplit_peak.phase == "generate" and dict(unsplit_peak.parts)["optimizer"] == 12 * facts.actor.parameters
     away = replace(facts.training, param_offload=True, optimizer_offload=True)
     offloaded = device_peak(replace(facts, training=away), roles, ONE, 1, ReplicaSizes(1))
     assert offloaded.phase == "train" and "KV cache" not in dict(offloaded.parts)
@@ -119,7 +121,7 @@ def test_a_shared_device_peaks_in_the_phase_that_has_most() -> None:
     kept = device_peak(replace(facts, training=away, engine=awake), roles, ONE, 1, ReplicaSizes(1))
     assert kept.phase == "train" and "KV cache" in dict(kept.parts)
     on_host = device_peak(replace(facts, training=away, shared=True), roles, ONE, 1, ReplicaSizes(1))
-    assert on_host.certain == alone.certain  # there is nowhere to offload to
+    assert on_host.certain == unsplit_peak.certain  # there is nowhere to offload to
     only = device_peak(facts, DeviceRoles(trains=False, generates=True), ONE, 1, ReplicaSizes(1))
     assert dict(only.parts).keys() == {"processes", "engine weights", "KV cache"}
     with_critic = device_peak(replace(facts, critic=facts.actor), replace(roles, critic=True), ONE, 1, ReplicaSizes(1))
@@ -129,28 +131,28 @@ def test_a_shared_device_peaks_in_the_phase_that_has_most() -> None:
 
 def test_what_does_not_fit_is_said_with_its_largest_part() -> None:
     tight = plan(group(1, 1, *BOTH), memory=memory_facts(80))
-    (misfit,) = memory_problems(tight)
-    assert misfit.certain and misfit.key.endswith("tensor_model_parallel_size")
-    assert "a device of group group0 would need 188.5 GB in phase generate (optimizer 98.3 GB" in misfit.reason
+    (problem,) = memory_problems(tight)
+    assert problem.certain and problem.key.endswith("tensor_model_parallel_size")
+    assert "a device of group group0 would need 188.5 GB in phase generate (optimizer 98.3 GB" in problem.reason
     wide = plan(group(1, 8, *BOTH), sizes=ParallelSizes(tensor=4), memory=memory_facts(80))
     assert memory_problems(wide) == []
     cache = memory_facts(80, engine=EngineMemory(utilization=0.95))
-    (misfit,) = memory_problems(plan(group(1, 8, *BOTH), sizes=ParallelSizes(tensor=4), memory=cache))
-    assert misfit.key == "actor_rollout_ref.rollout.gpu_memory_utilization"
+    (problem,) = memory_problems(plan(group(1, 8, *BOTH), sizes=ParallelSizes(tensor=4), memory=cache))
+    assert problem.key == "actor_rollout_ref.rollout.gpu_memory_utilization"
     assert memory_problems(plan(group(1, 1, *BOTH), memory=memory_facts(None))) == []
 
 
 def test_only_the_longest_micro_batch_is_a_warning() -> None:
     facts = memory_facts(80, training=TrainingMemory(tokens=200_000, sequence=4096))
-    (misfit,) = memory_problems(plan(group(1, 8, *BOTH), sizes=ParallelSizes(tensor=4), memory=facts))
-    assert not misfit.certain and misfit.key == "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
+    (problem,) = memory_problems(plan(group(1, 8, *BOTH), sizes=ParallelSizes(tensor=4), memory=facts))
+    assert not problem.certain and problem.key == "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
 
 
 def test_devices_of_a_host_share_its_memory() -> None:
     facts = replace(memory_facts(400), shared=True)
     assert memory_problems(plan(group(1, 1, *BOTH), memory=facts)) == []
-    (misfit,) = memory_problems(plan(group(1, 1, *BOTH), group(1, 1, "rollout"), memory=facts))
-    assert misfit.certain and "all devices together" in misfit.reason
+    (problem,) = memory_problems(plan(group(1, 1, *BOTH), group(1, 1, "rollout"), memory=facts))
+    assert problem.certain and "all devices together" in problem.reason
 
 
 def test_a_critic_elsewhere_is_not_on_the_trainers_devices() -> None:

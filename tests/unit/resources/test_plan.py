@@ -55,7 +55,7 @@ def test_fields_of_machines_that_are_not_alike_multiply_to_their_devices() -> No
 
 
 @pytest.mark.parametrize(
-    ("groups", "sizes", "replica", "key", "told"),
+    ("groups", "sizes", "replica", "key", "message"),
     [
         ([group(1, 8, *BOTH)], {}, 3, "actor_rollout_ref.rollout.tensor", "of 3 devices does not divide the machines"),
         ([group(1, 4, "train"), group(1, 2, "rollout")], {}, 4, "actor_rollout_ref.rollout.tensor", "more than the 2"),
@@ -67,11 +67,11 @@ def test_fields_of_machines_that_are_not_alike_multiply_to_their_devices() -> No
         ([group(1, 4, *BOTH)], {"expert": 8}, 1, "actor_rollout_ref.actor.megatron.expert", "expert TP 1 x EP 8"),
     ],
 )
-def test_sizes_that_do_not_fit(groups: Any, sizes: dict[str, int], replica: int, key: str, told: str) -> None:
+def test_sizes_that_do_not_fit(groups: Any, sizes: dict[str, int], replica: int, key: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         plan(*groups, sizes=ParallelSizes(**sizes), replica=replica)
     assert caught.value.key.startswith(key)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 EVERY = Roles(critic=True, reference=True, reward=True, teacher=True)
@@ -98,7 +98,7 @@ def test_roles_and_own_tags_on_machines_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("groups", "roles", "told"),
+    ("groups", "roles", "message"),
     [
         ([group(1, 4, *BOTH)], Roles(teacher=True), "no machine has the tag teacher, so the teacher"),
         ([group(1, 4, *BOTH, "teacher")], Roles(teacher=True), "group group0 also has train and rollout"),
@@ -110,11 +110,11 @@ def test_roles_and_own_tags_on_machines_of_their_own() -> None:
         ([group(1, 4, *BOTH), group(1, 2, "reward"), group(1, 1, "reward")], Roles(reward=True), "equally many"),
     ],
 )
-def test_roles_without_a_place(groups: Any, roles: Roles, told: str) -> None:
+def test_roles_without_a_place(groups: Any, roles: Roles, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         plan(*groups, roles=roles)
     assert caught.value.key == "seamless.resources"
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_role_tagged_on_all_that_train_is_with_the_trainer() -> None:
@@ -174,7 +174,7 @@ def test_any_groups_are_planned_consistently_or_refused_by_name(
 def test_a_plan_that_uses_a_device_twice_is_not_a_plan() -> None:
     made = plan(group(1, 2, *BOTH))
     twice = replace(made, replicas=(made.replicas[0], replace(made.replicas[1], devices=(0,))))
-    moved = replace(made, trainer=replace(made.trainer, devices=(1, 0)))
-    for broken in (twice, moved, replace(made, replicas=made.replicas[:1])):
+    swapped = replace(made, trainer=replace(made.trainer, devices=(1, 0)))
+    for broken in (twice, swapped, replace(made, replicas=made.replicas[:1])):
         with pytest.raises(IntegrityError):
             broken.check_integrity()

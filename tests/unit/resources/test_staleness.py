@@ -9,10 +9,10 @@ from seamless_verl.resources.staleness import StalenessBound
 
 
 def worst_staleness(
-    bound: StalenessBound, finishing: list[int], steps: int, *, ahead: int | None = None, heed: bool = True
+    bound: StalenessBound, finishing: list[int], steps: int, *, ahead: int | None = None, enforce_bound: bool = True
 ) -> int:
     """Train `steps` steps; `finishing[n]` polls pass before the n-th prompt has been generated."""
-    outstanding: list[tuple[int, int]] = []  # (step submitted, polls left)
+    outstanding: list[tuple[int, int]] = []  # (step submitted, polls until done)
     worst, number = 0, 0
     for step in range(1, steps + 1):
         for update in range(bound.updates):
@@ -22,15 +22,19 @@ def worst_staleness(
             while True:
                 done = sorted(p for p in outstanding if p[1] <= 0)
                 taken = done[: bound.batch]
-                left = list(outstanding)
+                left_behind = list(outstanding)
                 for prompt in taken:
-                    left.remove(prompt)
+                    left_behind.remove(prompt)
                 waiting = any(p[1] > 0 for p in outstanding)
-                kept = not heed or not waiting or bound.keeps(step=step, update=update, left=[p[0] for p in left])
+                kept = (
+                    not enforce_bound
+                    or not waiting
+                    or bound.keeps(step=step, update=update, left_behind=[p[0] for p in left_behind])
+                )
                 if len(taken) == bound.batch and kept:
                     break
                 outstanding = [(p, polls - 1) for p, polls in outstanding]
-            outstanding = left
+            outstanding = left_behind
             worst = max(worst, *(step - p for p, _ in taken))
     return worst
 
@@ -58,7 +62,11 @@ def test_a_step_that_runs_ahead_by_less_than_the_bound_is_refilled_before_each_u
 def test_without_holding_it_would_be_passed() -> None:
     finishing = [30, 0, 0, 0, 0, 0, 0]
     bound = StalenessBound(2, 2)
-    assert worst_staleness(bound, finishing, steps=20, heed=False) > 2 >= worst_staleness(bound, finishing, steps=20)
+    assert (
+        worst_staleness(bound, finishing, steps=20, enforce_bound=False)
+        > 2
+        >= worst_staleness(bound, finishing, steps=20)
+    )
 
 
 def test_a_smaller_bound_leaves_no_room_until_the_surplus_is_trained() -> None:

@@ -49,7 +49,7 @@ def test_the_layout_follows_from_the_tags(tags: list[tuple[str, ...]], layout: L
 
 
 @pytest.mark.parametrize(
-    ("node", "key", "told"),
+    ("node", "key", "message"),
     [
         ({"count": 1}, KEY, "Write it as seamless.resources=[{count"),
         (["train"], f"{KEY}[0]", "Valid: name, count, devices, tags, labels"),
@@ -71,10 +71,10 @@ def test_the_layout_follows_from_the_tags(tags: list[tuple[str, ...]], layout: L
         ([group(1, 1, "train", "rollot")], KEY, "Is rollot a slip for rollout?"),
     ],
 )
-def test_refused(node: Any, key: str, told: str) -> None:
+def test_refused(node: Any, key: str, message: str) -> None:
     error = refused(node)
     assert error.key == key
-    assert told in str(error)
+    assert message in str(error)
 
 
 def test_a_refusal_names_the_group_its_tags_and_its_labels() -> None:

@@ -11,143 +11,125 @@ import pytest
 from support.rollout import World, call, check_prefix, check_whole, ids_of, run, settle, world
 
 from seamless_verl.errors import CallGrammarError, CallLossesError, CallRefusedError
-from seamless_verl.rollout.call import Calls, Piece, derived_seed
-from seamless_verl.rollout.engine import Delta, EngineFinish, EngineRequest, PauseMode
+from seamless_verl.rollout.call import Calls, derived_seed
+from seamless_verl.rollout.engine import EngineRequest, PauseMode
 from seamless_verl.rollout.routing import PrefixAffinity
 from seamless_verl.testing.stub_engine import StubEngine, stub_tokens
-from seamless_verl.trajectory.records import Finish, logprobs, tokens
+from seamless_verl.trajectory.records import Finish, TokenChunk, logprobs, tokens
 
 WIRES = pytest.mark.parametrize("over_wire", [False, True], ids=["direct", "wire"])
 
 
-async def some(pieces: AsyncGenerator[Piece, None], number: int) -> list[Piece]:
+async def some(pieces: AsyncGenerator[TokenChunk, None], number: int) -> list[TokenChunk]:
     return [await anext(pieces) for _ in range(number)]
 
 
-async def rest(pieces: AsyncGenerator[Piece, None]) -> list[Piece]:
+async def rest(pieces: AsyncGenerator[TokenChunk, None]) -> list[TokenChunk]:
     return [piece async for piece in pieces]
 
 
 @WIRES
-def test_a_call_runs_to_its_budget(over_wire: bool) -> None:
-    async def case() -> None:
-        async with world(over_wire=over_wire) as w:
-            await w.start("a", version=0)
-            wanted = call(max_tokens=9)
-            check_whole(wanted, await run(w.calls, wanted))
-            assert w.stubs["a"].seen == [EngineRequest("c#0", wanted.prompt_ids, wanted.sampling)]
-            assert w.calls.metrics()["calls/length"] == 1
-
-    asyncio.run(case())
+async def test_a_call_runs_to_its_budget(over_wire: bool) -> None:
+    async with world(over_wire=over_wire) as w:
+        await w.start("a", version=0)
+        wanted = call(max_tokens=9)
+        check_whole(wanted, await run(w.calls, wanted))
+        assert w.stubs["a"].seen == [EngineRequest("c#0", wanted.prompt_ids, wanted.sampling)]
+        assert w.calls.metrics()["calls/length"] == 1
 
 
 @WIRES
-def test_a_death_costs_nothing_that_was_streamed(over_wire: bool) -> None:
-    async def case() -> None:
-        async with world(over_wire=over_wire) as w:
-            await w.start("a", tokens_per_delta=3)
-            pieces = w.calls.stream(wanted := call(max_tokens=900, seed=5, min_tokens=20))
-            begun = await some(pieces, 3)
-            await w.start("b", tokens_per_delta=2)
-            await w.kill("a")
-            begun += await rest(pieces)
-            check_whole(wanted, begun)
-            assert {piece.replica for piece in begun} == {"a", "b"}
-            (request,) = w.stubs["b"].seen
-            produced = request.carried
-            assert request.request_id == "c#1" and 9 <= produced < 900
-            assert request.prompt_ids == wanted.prompt_ids + tokens(stub_tokens([1, 2, 3], produced))
-            assert request.sampling["max_tokens"] == 900 - produced
-            assert request.sampling["min_tokens"] == max(0, 20 - produced)
-            assert request.sampling["seed"] == derived_seed(5, produced) != 5
-
-    asyncio.run(case())
+async def test_a_death_costs_nothing_that_was_streamed(over_wire: bool) -> None:
+    async with world(over_wire=over_wire) as w:
+        await w.start("a", tokens_per_chunk=3)
+        pieces = w.calls.stream(wanted := call(max_tokens=900, seed=5, min_tokens=20))
+        begun = await some(pieces, 3)
+        await w.start("b", tokens_per_chunk=2)
+        await w.kill("a")
+        begun += await rest(pieces)
+        check_whole(wanted, begun)
+        assert {piece.replica for piece in begun} == {"a", "b"}
+        (request,) = w.stubs["b"].seen
+        produced = request.resumed_tokens
+        assert request.request_id == "c#1" and 9 <= produced < 900
+        assert request.prompt_ids == wanted.prompt_ids + tokens(stub_tokens([1, 2, 3], produced))
+        assert request.sampling["max_tokens"] == 900 - produced
+        assert request.sampling["min_tokens"] == max(0, 20 - produced)
+        assert request.sampling["seed"] == derived_seed(5, produced) != 5
 
 
 @WIRES
-def test_a_cut_call_waits_until_somebody_serves_and_goes_on_with_new_weights(over_wire: bool) -> None:
-    async def case() -> None:
-        async with world(over_wire=over_wire) as w:
-            await w.start("a", tail=2)
-            pieces = w.calls.stream(wanted := call(max_tokens=300))
-            begun = await some(pieces, 4)
-            going_on = asyncio.create_task(rest(pieces))
-            assert await w.fleet.pause(["a"], PauseMode.ABORT) == ["a"]
-            await settle()
-            assert over_wire or w.fleet.metrics()["fleet/waiting"] == 1
-            w.fleet.commit(7)
-            await w.sync(["a"], 7)
-            begun += await going_on
-            check_whole(wanted, begun)
-            versions = [piece.version for piece in begun]
-            assert versions == sorted(versions) and set(versions) == {0, 7}
-
-    asyncio.run(case())
+async def test_a_cut_call_waits_until_somebody_serves_and_goes_on_with_new_weights(over_wire: bool) -> None:
+    async with world(over_wire=over_wire) as w:
+        await w.start("a", tail=2)
+        pieces = w.calls.stream(wanted := call(max_tokens=300))
+        begun = await some(pieces, 4)
+        going_on = asyncio.create_task(rest(pieces))
+        assert await w.fleet.pause(["a"], PauseMode.ABORT) == ["a"]
+        await settle()
+        assert over_wire or w.fleet.metrics()["fleet/waiting"] == 1
+        w.fleet.commit(7)
+        await w.sync(["a"], 7)
+        begun += await going_on
+        check_whole(wanted, begun)
+        versions = [piece.version for piece in begun]
+        assert versions == sorted(versions) and set(versions) == {0, 7}
 
 
 @WIRES
-def test_a_kept_call_stays_where_it_is(over_wire: bool) -> None:
-    async def case() -> None:
-        async with world(over_wire=over_wire) as w:
-            await w.start("a")
-            await w.start("b", capacity=1)
-            w.stubs["b"].version = 99  # nobody may be sent there
-            await w.fleet.pause(["b"], PauseMode.KEEP)
-            pieces = w.calls.stream(wanted := call(max_tokens=300))
-            begun = await some(pieces, 2)
-            going_on = asyncio.create_task(rest(pieces))
-            await w.fleet.pause(["a"], PauseMode.KEEP)
-            produced = len(w.stubs["a"].seen), w.stubs["a"].running
-            await settle()
-            assert not going_on.done() and produced == (1, 1)
-            w.fleet.commit(1)
-            await w.sync(["a"], 1)
-            begun += await going_on
-            check_whole(wanted, begun)
-            assert len(w.stubs["a"].seen) == 1 and {piece.version for piece in begun} == {0, 1}
-
-    asyncio.run(case())
+async def test_a_kept_call_stays_where_it_is(over_wire: bool) -> None:
+    async with world(over_wire=over_wire) as w:
+        await w.start("a")
+        await w.start("b", capacity=1)
+        w.stubs["b"].version = 99  # nobody may be sent there
+        await w.fleet.pause(["b"], PauseMode.KEEP)
+        pieces = w.calls.stream(wanted := call(max_tokens=300))
+        begun = await some(pieces, 2)
+        going_on = asyncio.create_task(rest(pieces))
+        await w.fleet.pause(["a"], PauseMode.KEEP)
+        produced = len(w.stubs["a"].seen), w.stubs["a"].running
+        await settle()
+        assert not going_on.done() and produced == (1, 1)
+        w.fleet.commit(1)
+        await w.sync(["a"], 1)
+        begun += await going_on
+        check_whole(wanted, begun)
+        assert len(w.stubs["a"].seen) == 1 and {piece.version for piece in begun} == {0, 1}
 
 
 @WIRES
-def test_a_lent_replica_gives_back_what_it_produced_and_must_be_refitted(over_wire: bool) -> None:
-    async def case() -> None:
-        async with world(over_wire=over_wire) as w:
-            await w.start("a", tail=1)
-            await w.start("b", capacity=1)
-            pieces = w.calls.stream(wanted := call(max_tokens=200))
-            begun = await some(pieces, 2)
-            assert await w.fleet.lend(["a"]) == ["a"]
-            w.check()
-            begun += await rest(pieces)
-            check_whole(wanted, begun)
-            assert [piece.replica for piece in begun][-1] == "b"
-            await w.fleet.reclaimed(["a"])
-            await w.sync(["a"], 0)
-            check_whole(wanted, await run(w.calls, wanted))
-
-    asyncio.run(case())
+async def test_a_lent_replica_gives_back_what_it_produced_and_must_be_refitted(over_wire: bool) -> None:
+    async with world(over_wire=over_wire) as w:
+        await w.start("a", tail=1)
+        await w.start("b", capacity=1)
+        pieces = w.calls.stream(wanted := call(max_tokens=200))
+        begun = await some(pieces, 2)
+        assert await w.fleet.release(["a"]) == ["a"]
+        w.check()
+        begun += await rest(pieces)
+        check_whole(wanted, begun)
+        assert [piece.replica for piece in begun][-1] == "b"
+        await w.fleet.reclaim(["a"])
+        await w.sync(["a"], 0)
+        check_whole(wanted, await run(w.calls, wanted))
 
 
-def test_a_cut_at_the_last_token_is_an_end() -> None:
-    async def case() -> None:
-        async with world() as w:
-            await w.start("a", tail=5)
-            pieces = w.calls.stream(wanted := call(max_tokens=7))
-            begun = await some(pieces, 2)
-            await w.fleet.pause(["a"], PauseMode.ABORT)
-            check_whole(wanted, begun + await rest(pieces))
-
-    asyncio.run(case())
+async def test_a_cut_at_the_last_token_is_an_end() -> None:
+    async with world() as w:
+        await w.start("a", tail=5)
+        pieces = w.calls.stream(wanted := call(max_tokens=7))
+        begun = await some(pieces, 2)
+        await w.fleet.pause(["a"], PauseMode.ABORT)
+        check_whole(wanted, begun + await rest(pieces))
 
 
 class Scripted(StubEngine):
     """Gives these deltas to every request, then dies or falls silent."""
 
-    script: tuple[Delta, ...] = ()
+    script: tuple[TokenChunk, ...] = ()
     dies = True
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[Delta, None]:
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenChunk, None]:
         self.seen.append(request)
         for delta in self.script:
             yield delta
@@ -160,101 +142,80 @@ def add(w: World, name: str, engine: Scripted) -> None:
     w.fleet.add(name, engine=engine, control=engine, capacity=4, version=0)
 
 
-def test_a_death_between_the_last_token_and_the_word_that_it_was_the_last() -> None:
-    async def case() -> None:
-        async with world() as w:
-            engine = Scripted("a")
-            engine.script = (Delta(tokens([8, 9]), logprobs([0, 0]), 0),)
-            add(w, "a", engine)
-            pieces = await run(w.calls, call(max_tokens=2))
-            assert (ids_of(pieces), pieces[-1].finish) == ([8, 9], Finish.LENGTH)
-
-    asyncio.run(case())
+async def test_a_death_between_the_last_token_and_the_word_that_it_was_the_last() -> None:
+    async with world() as w:
+        engine = Scripted("a")
+        engine.script = (TokenChunk(tokens([8, 9]), logprobs([0, 0]), 0),)
+        add(w, "a", engine)
+        pieces = await run(w.calls, call(max_tokens=2))
+        assert (ids_of(pieces), pieces[-1].finish_reason) == ([8, 9], Finish.LENGTH)
 
 
-def test_losses_without_a_token_are_bounded() -> None:
-    async def case() -> None:
-        async with world(max_losses=2) as w:
-            for name in "abcd":
-                add(w, name, Scripted(name))
-            (last,) = await run(w.calls, call())
-            assert last.finish is Finish.FAILED and isinstance(last.error, CallLossesError)
-            assert sorted(replica.state for replica in w.fleet.view) == ["dead", "dead", "dead", "serving"]
-
-    asyncio.run(case())
+async def test_losses_without_a_token_are_bounded() -> None:
+    async with world(max_losses=2) as w:
+        for name in "abcd":
+            add(w, name, Scripted(name))
+        (last,) = await run(w.calls, call())
+        assert last.finish_reason is Finish.FAILED and isinstance(last.error, CallLossesError)
+        assert sorted(replica.state for replica in w.fleet.view) == ["dead", "dead", "dead", "serving"]
 
 
-def test_cuts_by_an_engine_that_was_not_paused_are_bounded() -> None:
-    async def case() -> None:
-        async with world(max_losses=2) as w:
-            engine = Scripted("a")
-            engine.dies = False
-            add(w, "a", engine)
-            (last,) = await run(w.calls, call())
-            assert isinstance(last.error, CallLossesError) and "not paused" in str(last.error)
-            assert len(engine.seen) == 3
-
-    asyncio.run(case())
+async def test_cuts_by_an_engine_that_was_not_paused_are_bounded() -> None:
+    async with world(max_losses=2) as w:
+        engine = Scripted("a")
+        engine.dies = False
+        add(w, "a", engine)
+        (last,) = await run(w.calls, call())
+        assert isinstance(last.error, CallLossesError) and "not paused" in str(last.error)
+        assert len(engine.seen) == 3
 
 
-def test_what_an_engine_refuses_fails_with_its_reason() -> None:
-    async def case() -> None:
-        async with world() as w:
-            engine = Scripted("a")
-            engine.script = (Delta(tokens([]), logprobs([]), 0, EngineFinish.ERROR, "prompt too long"),)
-            engine.dies = False
-            add(w, "a", engine)
-            (last,) = await run(w.calls, call())
-            assert isinstance(last.error, CallRefusedError) and "prompt too long" in str(last.error)
-            assert (last.finish, last.stop_reason) == (Finish.FAILED, None)
-
-    asyncio.run(case())
+async def test_what_an_engine_refuses_fails_with_its_reason() -> None:
+    async with world() as w:
+        engine = Scripted("a")
+        engine.script = (TokenChunk(tokens([]), logprobs([]), 0, "", Finish.FAILED, "prompt too long"),)
+        engine.dies = False
+        add(w, "a", engine)
+        (last,) = await run(w.calls, call())
+        assert isinstance(last.error, CallRefusedError) and "prompt too long" in str(last.error)
+        assert (last.finish_reason, last.stop_reason) == (Finish.FAILED, None)
 
 
-def test_stop_tokens_and_top_logprobs_pass_through() -> None:
-    async def case() -> None:
-        async with world() as w:
-            await w.start("a")
-            stop = stub_tokens([1, 2, 3], 6)[-1]
-            pieces = await run(w.calls, call(stop_token_ids=[stop]))
-            assert (len(pieces), pieces[-1].finish, pieces[-1].stop_reason) == (6, Finish.STOP, stop)
-
-    asyncio.run(case())
+async def test_stop_tokens_and_top_logprobs_pass_through() -> None:
+    async with world() as w:
+        await w.start("a")
+        stop = stub_tokens([1, 2, 3], 6)[-1]
+        pieces = await run(w.calls, call(stop_token_ids=[stop]))
+        assert (len(pieces), pieces[-1].finish_reason, pieces[-1].stop_reason) == (6, Finish.STOP, stop)
 
 
 @pytest.mark.parametrize("resumes", [False, True])
-def test_a_grammar_that_was_cut_inside(resumes: bool) -> None:
-    async def case() -> None:
-        async with world(grammars_resume=resumes) as w:
-            await w.start("a")
-            wanted = call(structured_outputs={"json": {}})
-            pieces = w.calls.stream(wanted)
-            begun = await some(pieces, 3)
-            await w.fleet.pause(["a"], PauseMode.ABORT)
-            await w.start("b")
-            begun += await rest(pieces)
-            if resumes:
-                check_whole(wanted, begun)
-            else:
-                check_prefix(wanted, begun)
-                assert begun[-1].finish is Finish.FAILED and isinstance(begun[-1].error, CallGrammarError)
-
-    asyncio.run(case())
+async def test_a_grammar_that_was_cut_inside(resumes: bool) -> None:
+    async with world(grammars_resume=resumes) as w:
+        await w.start("a")
+        wanted = call(structured_outputs={"json": {}})
+        pieces = w.calls.stream(wanted)
+        begun = await some(pieces, 3)
+        await w.fleet.pause(["a"], PauseMode.ABORT)
+        await w.start("b")
+        begun += await rest(pieces)
+        if resumes:
+            check_whole(wanted, begun)
+        else:
+            check_prefix(wanted, begun)
+            assert begun[-1].finish_reason is Finish.FAILED and isinstance(begun[-1].error, CallGrammarError)
 
 
-def test_a_grammar_cut_before_its_first_token_goes_on() -> None:
-    async def case() -> None:
-        async with world() as w:
-            await w.start("a")
-            await w.stubs["a"].pause(PauseMode.KEEP)
-            wanted = call(structured_outputs={"json": {}})
-            running = asyncio.create_task(run(w.calls, wanted))
-            await settle()
-            await w.fleet.pause(["a"], PauseMode.ABORT)
-            await w.fleet.resume(["a"])
-            check_whole(wanted, await running)
-
-    asyncio.run(case())
+async def test_a_grammar_cut_before_its_first_token_goes_on() -> None:
+    async with world() as w:
+        await w.start("a")
+        await w.stubs["a"].pause(PauseMode.KEEP)
+        wanted = call(structured_outputs={"json": {}})
+        running = asyncio.create_task(run(w.calls, wanted))
+        await settle()
+        await w.fleet.pause(["a"], PauseMode.ABORT)
+        await w.fleet.resume(["a"])
+        check_whole(wanted, await running)
 
 
 async def nobody(w: World) -> None:
@@ -268,180 +229,150 @@ async def frozen(w: World) -> None:
 
 @WIRES
 @pytest.mark.parametrize("stage", [nobody, frozen])
-def test_a_client_that_leaves_gives_back_its_slot(
+async def test_a_client_that_leaves_gives_back_its_slot(
     stage: Callable[[World], Coroutine[Any, Any, None]], over_wire: bool
 ) -> None:
-    async def case() -> None:
-        async with world(over_wire=over_wire) as w:
-            await stage(w)
-            running = asyncio.create_task(run(w.calls, call()))
-            await settle()
-            running.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await running
-            assert w.fleet.metrics()["fleet/attached"] == w.fleet.metrics()["fleet/waiting"] == 0
-            assert w.calls.metrics()["calls/cancelled"] == 1
-
-    asyncio.run(case())
+    async with world(over_wire=over_wire) as w:
+        await stage(w)
+        running = asyncio.create_task(run(w.calls, call()))
+        await settle()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert w.fleet.metrics()["fleet/attached"] == w.fleet.metrics()["fleet/waiting"] == 0
+        assert w.calls.metrics()["calls/cancelled"] == 1
 
 
-def test_closing_the_stream_between_pieces_aborts_the_request() -> None:
-    async def case() -> None:
-        async with world() as w:
-            await w.start("a")
-            async with aclosing(w.calls.stream(call())) as pieces:
-                await anext(pieces)
-                assert w.stubs["a"].running == 1
-            assert w.stubs["a"].running == w.fleet.view[0].load == 0
-            assert w.calls.metrics()["calls/cancelled"] == 1
-
-    asyncio.run(case())
+async def test_closing_the_stream_between_pieces_aborts_the_request() -> None:
+    async with world() as w:
+        await w.start("a")
+        async with aclosing(w.calls.stream(call())) as pieces:
+            await anext(pieces)
+            assert w.stubs["a"].running == 1
+        assert w.stubs["a"].running == w.fleet.view[0].load == 0
+        assert w.calls.metrics()["calls/cancelled"] == 1
 
 
-def test_the_line_is_served_in_the_order_of_the_calls_and_a_cut_one_keeps_its_place() -> None:
-    async def case() -> None:
-        async with world() as w:
-            await w.start("a", capacity=1)
-            order: list[str] = []
+async def test_the_line_is_served_in_the_order_of_the_calls_and_a_cut_one_keeps_its_place() -> None:
+    async with world() as w:
+        await w.start("a", capacity=1)
+        order: list[str] = []
 
-            async def one(name: str) -> None:
-                async with aclosing(w.calls.stream(call(name, max_tokens=60))) as pieces:
-                    async for _ in pieces:
-                        order.append(name)
+        async def one(name: str) -> None:
+            async with aclosing(w.calls.stream(call(name, max_tokens=60))) as pieces:
+                async for _ in pieces:
+                    order.append(name)
 
-            running = []
-            for name in "123":
-                running.append(asyncio.create_task(one(name)))
-                await settle(3)
-            assert set(order) == {"1"} and w.fleet.metrics()["fleet/waiting"] == 2
-            await w.fleet.pause(["a"], PauseMode.ABORT)
-            await settle()
-            assert w.fleet.metrics()["fleet/waiting"] == 3
-            await w.fleet.resume(["a"])
-            await asyncio.gather(*running)
-            assert order == sorted(order) and len(order) == 180
-
-    asyncio.run(case())
+        running = []
+        for name in "123":
+            running.append(asyncio.create_task(one(name)))
+            await settle(3)
+        assert set(order) == {"1"} and w.fleet.metrics()["fleet/waiting"] == 2
+        await w.fleet.pause(["a"], PauseMode.ABORT)
+        await settle()
+        assert w.fleet.metrics()["fleet/waiting"] == 3
+        await w.fleet.resume(["a"])
+        await asyncio.gather(*running)
+        assert order == sorted(order) and len(order) == 180
 
 
-def test_an_error_that_is_a_defect_is_raised_and_counted() -> None:
+async def test_an_error_that_is_a_defect_is_raised_and_counted() -> None:
     class Defective(StubEngine):
-        async def generate(self, request: EngineRequest) -> AsyncGenerator[Delta, None]:
+        async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenChunk, None]:
             raise ZeroDivisionError
             yield
 
-    async def case() -> None:
-        async with world() as w:
-            engine = Defective("a")
-            w.fleet.add("a", engine=engine, control=engine, capacity=1, version=0)
-            calls: Calls = w.calls
-            with pytest.raises(ZeroDivisionError):
-                await run(calls, call())
-            assert calls.metrics()["calls/failed"] == 1
-
-    asyncio.run(case())
+    async with world() as w:
+        engine = Defective("a")
+        w.fleet.add("a", engine=engine, control=engine, capacity=1, version=0)
+        calls: Calls = w.calls
+        with pytest.raises(ZeroDivisionError):
+            await run(calls, call())
+        assert calls.metrics()["calls/failed"] == 1
 
 
-def test_losses_that_each_cost_a_token_do_not_add_up() -> None:
-    async def case() -> None:
-        async with world(max_losses=0) as w:
-            for number in range(5):
-                engine = Scripted(f"r{number}")
-                engine.script = (Delta(tokens([number]), logprobs([0]), 0),)
-                add(w, f"r{number}", engine)
-            pieces = await run(w.calls, call(max_tokens=5))
-            assert (sorted(ids_of(pieces)), pieces[-1].finish) == ([0, 1, 2, 3, 4], Finish.LENGTH)
-
-    asyncio.run(case())
+async def test_losses_that_each_cost_a_token_do_not_add_up() -> None:
+    async with world(max_losses=0) as w:
+        for number in range(5):
+            engine = Scripted(f"r{number}")
+            engine.script = (TokenChunk(tokens([number]), logprobs([0]), 0),)
+            add(w, f"r{number}", engine)
+        pieces = await run(w.calls, call(max_tokens=5))
+        assert (sorted(ids_of(pieces)), pieces[-1].finish_reason) == ([0, 1, 2, 3, 4], Finish.LENGTH)
 
 
-def test_a_client_that_is_slow_to_take_the_end_holds_no_slot() -> None:
-    async def case() -> None:
-        async with world() as w:
-            await w.start("a", capacity=1, tokens_per_delta=4)
-            slow = w.calls.stream(call("slow", max_tokens=4))
-            assert (await anext(slow)).finish is Finish.LENGTH
-            check_whole(call("next"), await run(w.calls, call("next")))
-            await slow.aclose()
-            assert w.calls.metrics()["calls/length"] == 2
-
-    asyncio.run(case())
+async def test_a_client_that_is_slow_to_take_the_end_holds_no_slot() -> None:
+    async with world() as w:
+        await w.start("a", capacity=1, tokens_per_chunk=4)
+        slow = w.calls.stream(call("slow", max_tokens=4))
+        assert (await anext(slow)).finish_reason is Finish.LENGTH
+        check_whole(call("next"), await run(w.calls, call("next")))
+        await slow.aclose()
+        assert w.calls.metrics()["calls/length"] == 2
 
 
-def test_what_has_begun_ends_before_more_begins() -> None:
-    async def case() -> None:
-        async with world() as w:
-            await w.start("a", capacity=1)
-            await run(w.calls, call("first turn", key="old", max_tokens=2))
-            holding = w.calls.stream(call("holding", max_tokens=900))
-            await anext(holding)
-            names, ended = {"new one": "new", "no conversation": "", "second turn": "old"}, list[str]()
+async def test_what_has_begun_ends_before_more_begins() -> None:
+    async with world() as w:
+        await w.start("a", capacity=1)
+        await run(w.calls, call("first turn", key="old", max_tokens=2))
+        holding = w.calls.stream(call("holding", max_tokens=900))
+        await anext(holding)
+        names, ended = {"new one": "new", "no conversation": "", "second turn": "old"}, list[str]()
 
-            async def ran(name: str, key: str) -> None:
-                await run(w.calls, call(name, key=key, max_tokens=2))
-                ended.append(name)
+        async def ran(name: str, key: str) -> None:
+            await run(w.calls, call(name, key=key, max_tokens=2))
+            ended.append(name)
 
-            running = [asyncio.create_task(ran(*one)) for one in names.items()]
-            await settle()
-            assert w.fleet.metrics()["fleet/waiting"] == 3
-            await holding.aclose()
-            await asyncio.gather(*running)
-            assert ended == ["second turn", "new one", "no conversation"]
-
-    asyncio.run(case())
+        running = [asyncio.create_task(ran(*one)) for one in names.items()]
+        await settle()
+        assert w.fleet.metrics()["fleet/waiting"] == 3
+        await holding.aclose()
+        await asyncio.gather(*running)
+        assert ended == ["second turn", "new one", "no conversation"]
 
 
-def test_a_slot_that_went_away_before_it_was_used_is_no_loss() -> None:
-    async def case() -> None:
-        async with world(max_losses=0) as w:
-            await w.start("a", capacity=1)
-            first = w.calls.stream(call("first"))
-            await anext(first)
-            waiting = asyncio.create_task(run(w.calls, call("waiting")))
-            await settle()
-            await first.aclose()  # the slot is granted to the one in line, which has not had its turn
-            assert w.fleet.view[0].load == 1
-            w.fleet.lost("a", "died")
-            await w.start("b")
-            check_whole(call("waiting"), await waiting)
-
-    asyncio.run(case())
+async def test_a_slot_that_went_away_before_it_was_used_is_no_loss() -> None:
+    async with world(max_losses=0) as w:
+        await w.start("a", capacity=1)
+        first = w.calls.stream(call("first"))
+        await anext(first)
+        waiting = asyncio.create_task(run(w.calls, call("waiting")))
+        await settle()
+        await first.aclose()  # the slot is granted to the one in line, which has not had its turn
+        assert w.fleet.view[0].load == 1
+        w.fleet.lost("a", "died")
+        await w.start("b")
+        check_whole(call("waiting"), await waiting)
 
 
-def test_losses_without_a_token_are_counted_in_a_row() -> None:
-    async def case() -> None:
-        async with world(max_losses=1) as w:
-            wanted, engines = call(max_tokens=3), {name: Scripted(name) for name in "abcdef"}
-            for name, engine in engines.items():
-                add(w, name, engine)
-            left = list(w.fleet.view)
-            for number in range(6):  # in the order in which the call comes to them
-                home = PrefixAffinity().homes(left)(wanted.affinity)
-                engines[home or ""].script = (Delta(tokens([number]), logprobs([0]), 0),) if number % 2 else ()
-                left = [replica for replica in left if replica.replica_id != home]
-            assert ids_of(await run(w.calls, wanted)) == [1, 3, 5]
-
-    asyncio.run(case())
+async def test_losses_without_a_token_are_counted_in_a_row() -> None:
+    async with world(max_losses=1) as w:
+        wanted, engines = call(max_tokens=3), {name: Scripted(name) for name in "abcdef"}
+        for name, engine in engines.items():
+            add(w, name, engine)
+        left = list(w.fleet.view)
+        for number in range(6):  # in the order in which the call comes to them
+            home = PrefixAffinity().preferred(left)(wanted.affinity)
+            engines[home or ""].script = (TokenChunk(tokens([number]), logprobs([0]), 0),) if number % 2 else ()
+            left = [replica for replica in left if replica.replica_id != home]
+        assert ids_of(await run(w.calls, wanted)) == [1, 3, 5]
 
 
 @WIRES
 @pytest.mark.parametrize("how", ["lend", "sync_failed"])
-def test_calls_frozen_on_a_replica_that_goes_away_go_on_elsewhere(how: str, over_wire: bool) -> None:
-    async def case() -> None:
-        async with world(over_wire=over_wire) as w:
-            await w.start("a")
-            pieces = w.calls.stream(wanted := call(max_tokens=300))
-            begun = await some(pieces, 3)
-            await w.fleet.pause(["a"], PauseMode.KEEP)
-            if how == "lend":
-                await w.fleet.lend(["a"])
-            else:
-                await w.fleet.begin_sync(["a"])
-                await w.fleet.sync_failed(["a"])
-            assert w.fleet.view[0].load == 0
-            await w.start("b")
-            begun += await rest(pieces)
-            check_whole(wanted, begun)
-            assert {piece.replica for piece in begun} == {"a", "b"}
-
-    asyncio.run(case())
+async def test_calls_frozen_on_a_replica_that_goes_away_go_on_elsewhere(how: str, over_wire: bool) -> None:
+    async with world(over_wire=over_wire) as w:
+        await w.start("a")
+        pieces = w.calls.stream(wanted := call(max_tokens=300))
+        begun = await some(pieces, 3)
+        await w.fleet.pause(["a"], PauseMode.KEEP)
+        if how == "lend":
+            await w.fleet.release(["a"])
+        else:
+            await w.fleet.begin_sync(["a"])
+            await w.fleet.fail_sync(["a"])
+        assert w.fleet.view[0].load == 0
+        await w.start("b")
+        begun += await rest(pieces)
+        check_whole(wanted, begun)
+        assert {piece.replica for piece in begun} == {"a", "b"}

@@ -17,7 +17,7 @@ from seamless_verl.errors import ReplicaLostError, ReplicaStateError, ReplicaVer
 from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.rollout.fleet import Fleet
 from seamless_verl.rollout.replica import Lease
-from seamless_verl.rollout.replica_state import DEAD, LEGAL, LENT, PAUSED, SERVING, STALE, SYNCING, check_transition
+from seamless_verl.rollout.replica_state import DEAD, LEGAL, PAUSED, RELEASED, SERVING, STALE, SYNCING, check_transition
 from seamless_verl.rollout.routing import PrefixAffinity
 from seamless_verl.testing.stub_engine import StubEngine
 
@@ -48,7 +48,7 @@ class Device(StubEngine):
         await self._answer()
         assert not self.generating
 
-    async def refit(self, version: int, weights: Any) -> None:
+    async def update_weights(self, version: int, weights: Any) -> None:
         """`weights` that are None cannot be loaded."""
         await self.pause(PauseMode.KEEP)
         if weights is None:
@@ -143,31 +143,33 @@ class AgainstAModel(RuleBasedStateMachine):
         self.expect(self.fleet.resume(ids), ids, SERVING, {PAUSED})
 
     @rule(ids=SOME)
-    def lend(self, ids: list[str]) -> None:
-        self.expect(self.fleet.lend(ids), ids, LENT, {SERVING, PAUSED, STALE})
+    def release(self, ids: list[str]) -> None:
+        self.expect(self.fleet.release(ids), ids, RELEASED, {SERVING, PAUSED, STALE})
 
     @rule(ids=SOME)
     def reclaimed(self, ids: list[str]) -> None:
-        self.expect(self.fleet.reclaimed(ids), ids, STALE, {LENT})
+        self.expect(self.fleet.reclaim(ids), ids, STALE, {RELEASED})
 
     @rule(ids=SOME)
     def begin_sync(self, ids: list[str]) -> None:
         self.expect(self.fleet.begin_sync(ids), ids, SYNCING, {PAUSED, STALE})
 
     @rule(ids=SOME)
-    def synced(self, ids: list[str]) -> None:
+    def end_sync(self, ids: list[str]) -> None:
         for name in ids:
             if self.books.states.get(name) == SYNCING:
                 self.books.devices[name].version = self.fleet.committed
-        self.expect(self.fleet.synced(ids, self.fleet.committed), ids, SERVING, {SYNCING})
+        self.expect(self.fleet.end_sync(ids, self.fleet.committed), ids, SERVING, {SYNCING})
 
     @rule(ids=SOME)
-    def refit(self, ids: list[str]) -> None:
-        self.expect(self.fleet.refit(ids, self.fleet.committed, "weights"), ids, SERVING, {SERVING, PAUSED, STALE})
+    def update_weights(self, ids: list[str]) -> None:
+        self.expect(
+            self.fleet.update_weights(ids, self.fleet.committed, "weights"), ids, SERVING, {SERVING, PAUSED, STALE}
+        )
 
     @rule(ids=SOME)
     def sync_failed(self, ids: list[str]) -> None:
-        self.expect(self.fleet.sync_failed(ids), ids, STALE, {SYNCING})
+        self.expect(self.fleet.fail_sync(ids), ids, STALE, {SYNCING})
 
     @rule(first=SOME, second=SOME, which=PICK, mode=MODE)
     def two_at_once(self, first: list[str], second: list[str], which: int, mode: PauseMode) -> None:
@@ -183,7 +185,7 @@ class AgainstAModel(RuleBasedStateMachine):
                 fleet.lost(first[0], "its process died")
 
         async def both() -> list[object]:
-            other = fleet.lend(second) if which % 2 else fleet.resume(second)
+            other = fleet.release(second) if which % 2 else fleet.resume(second)
             return await asyncio.gather(fleet.pause(first, mode), other, death(), return_exceptions=True)
 
         outcomes = self.do(both())
@@ -235,7 +237,7 @@ class AgainstAModel(RuleBasedStateMachine):
             device = self.books.devices[replica.replica_id]
             if replica.state is SERVING:
                 assert device.generating and replica.version == device.version <= self.fleet.committed
-            if replica.state in (PAUSED, LENT, SYNCING):
+            if replica.state in (PAUSED, RELEASED, SYNCING):
                 assert not device.generating
             attached = [lease for lease in self.books.leases if lease.attached and lease.engine is device]
             assert replica.load == len(attached)
@@ -256,8 +258,9 @@ def fleet_of(*names: str, capacity: int = 2, **options: Any) -> tuple[Fleet, dic
 
 
 def test_an_illegal_transition_names_what_is_legal() -> None:
-    with pytest.raises(ReplicaStateError, match=r"replica a cannot go from lent to serving by resume.*stale by recl"):
-        check_transition("a", LENT, SERVING, "resume")
+    refusal = r"replica a cannot go from released to serving by resume.*stale by reclaim"
+    with pytest.raises(ReplicaStateError, match=refusal):
+        check_transition("a", RELEASED, SERVING, "resume")
     with pytest.raises(ReplicaStateError, match="serving by resume"):
         check_transition("a", SYNCING, SERVING, "resume")
 
@@ -265,282 +268,238 @@ def test_an_illegal_transition_names_what_is_legal() -> None:
 def test_only_a_resume_or_a_sync_lets_a_replica_serve() -> None:
     assert {source: by for (source, to), (by, _) in LEGAL.items() if to is SERVING} == {
         PAUSED: "resume",
-        SYNCING: "synced",
+        SYNCING: "end_sync",
     }
 
 
-def test_one_illegal_replica_and_none_is_touched() -> None:
-    async def case() -> None:
-        fleet, devices = fleet_of("a", "b")
-        await fleet.lend(["b"])
-        with pytest.raises(ReplicaStateError):
-            await fleet.pause(["a", "b"], PauseMode.KEEP)
-        assert fleet.view[0].state is SERVING and devices["a"].generating
-
-    asyncio.run(case())
+async def test_one_illegal_replica_and_none_is_touched() -> None:
+    fleet, devices = fleet_of("a", "b")
+    await fleet.release(["b"])
+    with pytest.raises(ReplicaStateError):
+        await fleet.pause(["a", "b"], PauseMode.KEEP)
+    assert fleet.view[0].state is SERVING and devices["a"].generating
 
 
-def test_a_death_interrupts_what_is_being_done_to_a_replica() -> None:
-    async def case() -> None:
-        fleet, devices = fleet_of("a", "b")
-        devices["a"].stuck = True
-        lease = await fleet.acquire("k", 1)
-        pausing = asyncio.create_task(fleet.pause(["a", "b"], PauseMode.ABORT))
-        await settle()
-        assert not pausing.done()
-        fleet.lost("a", "nobody heard of it for a while")
-        assert await pausing == ["b"]
-        assert not lease.attached or lease.replica.replica_id == "b"
-        fleet.check_integrity()
-
-    asyncio.run(case())
+async def test_a_death_interrupts_what_is_being_done_to_a_replica() -> None:
+    fleet, devices = fleet_of("a", "b")
+    devices["a"].stuck = True
+    lease = await fleet.acquire("k", 1)
+    pausing = asyncio.create_task(fleet.pause(["a", "b"], PauseMode.ABORT))
+    await settle()
+    assert not pausing.done()
+    fleet.lost("a", "nobody heard of it for a while")
+    assert await pausing == ["b"]
+    assert not lease.attached or lease.replica.replica_id == "b"
+    fleet.check_integrity()
 
 
-def test_a_control_that_finds_its_replica_gone_reports_it() -> None:
-    async def case() -> None:
-        fleet, devices = fleet_of("a")
-        devices["a"].kill("no such process")
-        assert await fleet.lend(["a"]) == []
-        assert fleet.view[0].state is DEAD
-
-    asyncio.run(case())
+async def test_a_control_that_finds_its_replica_gone_reports_it() -> None:
+    fleet, devices = fleet_of("a")
+    devices["a"].kill("no such process")
+    assert await fleet.release(["a"]) == []
+    assert fleet.view[0].state is DEAD
 
 
-def test_news_of_an_engine_that_was_replaced_changes_nothing() -> None:
-    async def case() -> None:
-        fleet, devices = fleet_of("a")
-        fleet.lost("a", "died")
-        again = Device("a")
-        fleet.add("a", engine=again, control=again, capacity=1)
-        fleet.lost("a", "old news", engine=devices["a"])
-        assert fleet.view[0].state is STALE
-        with pytest.raises(ReplicaLostError):
-            await anext(devices["a"].generate(None))  # type: ignore[arg-type]
-
-    asyncio.run(case())
+async def test_news_of_an_engine_that_was_replaced_changes_nothing() -> None:
+    fleet, devices = fleet_of("a")
+    fleet.lost("a", "died")
+    again = Device("a")
+    fleet.add("a", engine=again, control=again, capacity=1)
+    fleet.lost("a", "old news", engine=devices["a"])
+    assert fleet.view[0].state is STALE
+    with pytest.raises(ReplicaLostError):
+        await anext(devices["a"].generate(None))  # type: ignore[arg-type]
 
 
-def test_weights_that_are_not_the_committed_ones_are_not_served() -> None:
-    async def case() -> None:
-        fleet, devices = fleet_of("a")
-        with pytest.raises(ReplicaVersionError, match="committed one is 0"):
-            fleet.add("b", engine=devices["a"], control=devices["a"], capacity=1, version=3)
-        await fleet.pause(["a"], PauseMode.KEEP)
-        await fleet.begin_sync(["a"])
-        with pytest.raises(ReplicaVersionError, match="version=1"):
-            await fleet.synced(["a"], 1)
-        fleet.commit(1)
-        with pytest.raises(ReplicaVersionError, match="version=0"):
-            await fleet.synced(["a"], 0)
-        assert await fleet.synced(["a"], 1) == ["a"] and fleet.view[0].version == 1
-        with pytest.raises(ValueError, match="older"):
-            fleet.commit(0)
-
-    asyncio.run(case())
+async def test_weights_that_are_not_the_committed_ones_are_not_served() -> None:
+    fleet, devices = fleet_of("a")
+    with pytest.raises(ReplicaVersionError, match="committed one is 0"):
+        fleet.add("b", engine=devices["a"], control=devices["a"], capacity=1, version=3)
+    await fleet.pause(["a"], PauseMode.KEEP)
+    await fleet.begin_sync(["a"])
+    with pytest.raises(ReplicaVersionError, match="version=1"):
+        await fleet.end_sync(["a"], 1)
+    fleet.commit(1)
+    with pytest.raises(ReplicaVersionError, match="version=0"):
+        await fleet.end_sync(["a"], 0)
+    assert await fleet.end_sync(["a"], 1) == ["a"] and fleet.view[0].version == 1
+    with pytest.raises(ValueError, match="older"):
+        fleet.commit(0)
 
 
-def test_weights_that_cannot_be_loaded_leave_a_replica_that_is_not_routed_to() -> None:
-    async def case() -> None:
-        fleet, devices = fleet_of("a", "b")
-        fleet.commit(1)
-        with pytest.raises(ReplicaVersionError, match="version=0"):
-            await fleet.refit(["a"], 0, "weights")
-        assert await fleet.refit(["a"], 1, "weights") == ["a"] and fleet.view[0].version == devices["a"].version == 1
-        with pytest.raises(WeightsNotLoadedError, match="replica b could not load version 1"):
-            await fleet.refit(["b"], 1, None)
-        assert fleet.view[1].state is SYNCING and not devices["b"].generating
-        assert await fleet.sync_failed(["b"]) == ["b"]
-        fleet.check_integrity()
-
-    asyncio.run(case())
-
-
-def test_each_change_is_told() -> None:
-    async def case() -> None:
-        told: list[tuple[str, str]] = []
-        fleet = Fleet(policy=PrefixAffinity(), on_change=lambda view, why: told.append((view.state, why)))
-        device = Device("a")
-        fleet.add("a", engine=device, control=device, capacity=1, version=0)
-        await fleet.lend(["a"])
-        fleet.lost("a", "burnt")
-        assert told == [(SERVING, "added"), (PAUSED, "pause"), (LENT, "lend"), (DEAD, "burnt")]
-
-    asyncio.run(case())
+async def test_weights_that_cannot_be_loaded_leave_a_replica_that_is_not_routed_to() -> None:
+    fleet, devices = fleet_of("a", "b")
+    fleet.commit(1)
+    with pytest.raises(ReplicaVersionError, match="version=0"):
+        await fleet.update_weights(["a"], 0, "weights")
+    assert (
+        await fleet.update_weights(["a"], 1, "weights") == ["a"] and fleet.view[0].version == devices["a"].version == 1
+    )
+    with pytest.raises(WeightsNotLoadedError, match="replica b could not load version 1"):
+        await fleet.update_weights(["b"], 1, None)
+    assert fleet.view[1].state is SYNCING and not devices["b"].generating
+    assert await fleet.fail_sync(["b"]) == ["b"]
+    fleet.check_integrity()
 
 
-def test_a_client_that_leaves_at_the_moment_of_its_grant_gives_the_slot_back() -> None:
-    async def case() -> None:
-        fleet, _ = fleet_of("a", capacity=1)
-        first = await fleet.acquire("k", 1)
-        second, third = (asyncio.create_task(fleet.acquire("k", ticket)) for ticket in (2, 3))
-        await settle()
-        first.release()
-        assert not second.done() and fleet.view[0].load == 1
-        second.cancel()
-        await settle()
-        assert second.cancelled() and (await third).attached and fleet.view[0].load == 1
-        fleet.check_integrity()
+async def test_each_change_is_reported() -> None:
+    changes: list[tuple[str, str]] = []
+    fleet = Fleet(policy=PrefixAffinity(), on_change=lambda view, why: changes.append((view.state, why)))
+    device = Device("a")
+    fleet.add("a", engine=device, control=device, capacity=1, version=0)
+    await fleet.release(["a"])
+    fleet.lost("a", "burnt")
+    assert changes == [(SERVING, "added"), (PAUSED, "pause"), (RELEASED, "release"), (DEAD, "burnt")]
 
-    asyncio.run(case())
+
+async def test_a_client_that_leaves_at_the_moment_of_its_grant_gives_the_slot_back() -> None:
+    fleet, _ = fleet_of("a", capacity=1)
+    first = await fleet.acquire("k", 1)
+    second, third = (asyncio.create_task(fleet.acquire("k", ticket)) for ticket in (2, 3))
+    await settle()
+    first.release()
+    assert not second.done() and fleet.view[0].load == 1
+    second.cancel()
+    await settle()
+    assert second.cancelled() and (await third).attached and fleet.view[0].load == 1
+    fleet.check_integrity()
 
 
 def keys_at(fleet: Fleet, replica_id: str) -> list[str]:
-    homes = PrefixAffinity().homes(fleet.view)
-    return [key for key in map(str, range(100)) if homes(key) == replica_id]
+    preferred = PrefixAffinity().preferred(fleet.view)
+    return [key for key in map(str, range(100)) if preferred(key) == replica_id]
 
 
-def test_a_slot_goes_to_the_oldest_call_at_home_there_and_nobody_is_passed_for_ever() -> None:
-    async def case() -> None:
-        fleet, _ = fleet_of("a", "b", capacity=1, overtaking=3)
-        here, there = keys_at(fleet, "a")[0], keys_at(fleet, "b")[0]
-        lease, kept = await fleet.acquire(here, 1), await fleet.acquire(there, 2)
-        order = list[str]()
+async def test_a_slot_goes_to_the_oldest_call_at_home_there_and_nobody_is_passed_for_ever() -> None:
+    fleet, _ = fleet_of("a", "b", capacity=1, overtaking=3)
+    here, there = keys_at(fleet, "a")[0], keys_at(fleet, "b")[0]
+    lease, kept = await fleet.acquire(here, 1), await fleet.acquire(there, 2)
+    order = list[str]()
 
-        async def queued(key: str, ticket: int) -> Lease:
-            lease = await fleet.acquire(key, ticket)
-            order.append(f"{ticket} on {lease.replica.replica_id}")
-            return lease
+    async def queued(key: str, ticket: int) -> Lease:
+        lease = await fleet.acquire(key, ticket)
+        order.append(f"{ticket} on {lease.replica.replica_id}")
+        return lease
 
-        async def came(key: str, *tickets: int) -> None:
-            tasks.update({ticket: asyncio.create_task(queued(key, ticket)) for ticket in tickets})
-            await settle()
-
-        tasks: dict[int, asyncio.Task[Lease]] = {}
-        await came(there, 3)
-        await came(here, 5, 4, 6)
-        for ticket in (4, 5):  # the oldest of those at home
-            lease.release()
-            lease = await tasks[ticket]
-        await came(here, 0)  # whatever its age, and that of 6, four calls have come since 3 did
-        for ticket in (3, 0, 6):
-            lease.release()
-            lease = await tasks[ticket]
-        assert order == ["4 on a", "5 on a", "3 on a", "0 on a", "6 on a"]
-        for last in (lease, kept):
-            last.release()
-        fleet.check_integrity()
-
-    asyncio.run(case())
-
-
-def test_replicas_that_start_together_share_the_line() -> None:
-    async def case() -> None:
-        fleet, devices = fleet_of("a", "b", capacity=4)
-        mine, others = keys_at(fleet, "a")[:3], keys_at(fleet, "b")[:3]
-        await fleet.pause(["a", "b"], PauseMode.KEEP)
-        waiting = {key: asyncio.create_task(fleet.acquire(key, ticket)) for ticket, key in enumerate(others + mine)}
-        devices["b"].stuck = True
-        resuming = asyncio.create_task(fleet.resume(["a", "b"]))
+    async def came(key: str, *tickets: int) -> None:
+        tasks.update({ticket: asyncio.create_task(queued(key, ticket)) for ticket in tickets})
         await settle()
-        assert [waiting[key].done() for key in mine + others] == [True] * 3 + [False] * 3
-        late = asyncio.create_task(fleet.acquire(keys_at(fleet, "b")[3], 9))
-        await settle()
-        assert not late.done()
-        fleet.check_integrity()
-        fleet.lost("b", "it never started")
-        assert await resuming == ["a"]
-        await settle()
-        assert [waiting[key].done() for key in others] == [True, False, False]  # the oldest took what room was left
-        for left in (late, waiting[others[1]], waiting[others[2]]):
-            left.cancel()
-        await settle()
-        fleet.check_integrity()
 
-    asyncio.run(case())
+    tasks: dict[int, asyncio.Task[Lease]] = {}
+    await came(there, 3)
+    await came(here, 5, 4, 6)
+    for ticket in (4, 5):  # the oldest of those at home
+        lease.release()
+        lease = await tasks[ticket]
+    await came(here, 0)  # whatever its age, and that of 6, four calls have come since 3 did
+    for ticket in (3, 0, 6):
+        lease.release()
+        lease = await tasks[ticket]
+    assert order == ["4 on a", "5 on a", "3 on a", "0 on a", "6 on a"]
+    for last in (lease, kept):
+        last.release()
+    fleet.check_integrity()
+
+
+async def test_replicas_that_start_together_share_the_queue() -> None:
+    fleet, devices = fleet_of("a", "b", capacity=4)
+    mine, others = keys_at(fleet, "a")[:3], keys_at(fleet, "b")[:3]
+    await fleet.pause(["a", "b"], PauseMode.KEEP)
+    waiting = {key: asyncio.create_task(fleet.acquire(key, ticket)) for ticket, key in enumerate(others + mine)}
+    devices["b"].stuck = True
+    resuming = asyncio.create_task(fleet.resume(["a", "b"]))
+    await settle()
+    assert [waiting[key].done() for key in mine + others] == [True] * 3 + [False] * 3
+    late = asyncio.create_task(fleet.acquire(keys_at(fleet, "b")[3], 9))
+    await settle()
+    assert not late.done()
+    fleet.check_integrity()
+    fleet.lost("b", "it never started")
+    assert await resuming == ["a"]
+    await settle()
+    assert [waiting[key].done() for key in others] == [True, False, False]  # the oldest took what room was left
+    for left in (late, waiting[others[1]], waiting[others[2]]):
+        left.cancel()
+    await settle()
+    fleet.check_integrity()
 
 
 @pytest.mark.parametrize("why", ["it is full", "it takes too long"])
-def test_a_home_that_is_starting_is_not_waited_for_where(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("seamless_verl.rollout.fleet.STARTING_S", 0.0 if why == "it takes too long" else 60.0)
-
-    async def case() -> None:
-        fleet, devices = fleet_of("a", "b", capacity=2)
-        mine = keys_at(fleet, "a")
-        if why == "it is full":
-            for held in [await fleet.acquire(mine[0], ticket) for ticket in range(4)]:
-                if held.replica.replica_id == "b":
-                    held.release()
-        await fleet.pause(["a"], PauseMode.KEEP)
-        devices["a"].stuck = True
-        resuming = asyncio.create_task(fleet.resume(["a"]))
-        await settle()
-        lease = await asyncio.wait_for(fleet.acquire(mine[2], 9), 10)
-        assert lease.replica.replica_id == "b"
-        fleet.check_integrity()
-        fleet.lost("a", "over")
-        assert await resuming == []
-
-    asyncio.run(case())
+async def test_a_home_that_is_starting_is_not_waited_for_where(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("seamless_verl.rollout.fleet.RESUME_S", 0.0 if why == "it takes too long" else 60.0)
+    fleet, devices = fleet_of("a", "b", capacity=2)
+    mine = keys_at(fleet, "a")
+    if why == "it is full":
+        for held in [await fleet.acquire(mine[0], ticket) for ticket in range(4)]:
+            if held.replica.replica_id == "b":
+                held.release()
+    await fleet.pause(["a"], PauseMode.KEEP)
+    devices["a"].stuck = True
+    resuming = asyncio.create_task(fleet.resume(["a"]))
+    await settle()
+    lease = await asyncio.wait_for(fleet.acquire(mine[2], 9), 10)
+    assert lease.replica.replica_id == "b"
+    fleet.check_integrity()
+    fleet.lost("a", "over")
+    assert await resuming == []
 
 
-def test_clients_that_left_the_line_are_forgotten() -> None:
-    async def case() -> None:
-        fleet, _ = fleet_of()
-        waiting = [asyncio.create_task(fleet.acquire("k", ticket)) for ticket in range(3)]
-        await settle()
-        for task in waiting:
-            task.cancel()
-        await settle()
-        assert fleet._line._waiters == []
-
-    asyncio.run(case())
+async def test_clients_that_left_the_queue_are_forgotten() -> None:
+    fleet, _ = fleet_of()
+    waiting = [asyncio.create_task(fleet.acquire("k", ticket)) for ticket in range(3)]
+    await settle()
+    for task in waiting:
+        task.cancel()
+    await settle()
+    assert fleet._queue._waiters == []
 
 
-def test_operations_on_one_replica_follow_each_other() -> None:
-    async def case() -> None:
-        fleet, devices = fleet_of("a")
-        stopping, order = asyncio.Event(), list[str]()
+async def test_operations_on_one_replica_follow_each_other() -> None:
+    fleet, devices = fleet_of("a")
+    stopping, order = asyncio.Event(), list[str]()
 
-        async def slow(mode: PauseMode) -> None:
-            await stopping.wait()
-            order.append("stopped")
+    async def slow(mode: PauseMode) -> None:
+        await stopping.wait()
+        order.append("stopped")
 
-        async def start() -> None:
-            order.append("started")
+    async def start() -> None:
+        order.append("started")
 
-        devices["a"].pause, devices["a"].resume = slow, start  # type: ignore[method-assign]
-        pausing = asyncio.create_task(fleet.pause(["a"], PauseMode.KEEP))
-        await settle()
-        resuming = asyncio.create_task(fleet.resume(["a"]))
-        await settle()
-        assert fleet.view[0].state is PAUSED
-        stopping.set()
-        assert (await pausing, await resuming) == (["a"], ["a"]) and order == ["stopped", "started"]
-
-    asyncio.run(case())
+    devices["a"].pause, devices["a"].resume = slow, start  # type: ignore[method-assign]
+    pausing = asyncio.create_task(fleet.pause(["a"], PauseMode.KEEP))
+    await settle()
+    resuming = asyncio.create_task(fleet.resume(["a"]))
+    await settle()
+    assert fleet.view[0].state is PAUSED
+    stopping.set()
+    assert (await pausing, await resuming) == (["a"], ["a"]) and order == ["stopped", "started"]
 
 
-def test_a_cut_is_explained_by_a_pause_since_the_grant_even_when_it_is_over() -> None:
-    async def case() -> None:
-        fleet, _ = fleet_of("a")
-        before = await fleet.acquire("k", 1)
-        assert before.unexplained
-        await fleet.pause(["a"], PauseMode.ABORT)
-        await fleet.resume(["a"])
-        after = await fleet.acquire("k", 2)
-        assert (before.unexplained, after.unexplained) == (False, True)
-
-    asyncio.run(case())
+async def test_a_cut_is_explained_by_a_pause_since_the_grant_even_when_it_is_over() -> None:
+    fleet, _ = fleet_of("a")
+    before = await fleet.acquire("k", 1)
+    assert before.unexplained
+    await fleet.pause(["a"], PauseMode.ABORT)
+    await fleet.resume(["a"])
+    after = await fleet.acquire("k", 2)
+    assert (before.unexplained, after.unexplained) == (False, True)
 
 
-def test_a_control_that_does_not_answer_in_time_loses_its_replica_and_names_it() -> None:
-    async def scenario() -> None:
-        changes: list[tuple[str, str]] = []
-        fleet = Fleet(
-            policy=PrefixAffinity(),
-            deadline_s=0.05,
-            on_change=lambda view, why: changes.append((view.replica_id, why)),
-        )
-        for name in ("good", "hung"):
-            device = Device(name)
-            device.stuck = name == "hung"
-            fleet.add(name, engine=device, control=device, capacity=2, version=0)
-        lease = await fleet.acquire("", 0)
-        assert await fleet.pause(["good", "hung"], PauseMode.KEEP) == ["good"]
-        assert {view.replica_id: view.state for view in fleet.view} == {"good": PAUSED, "hung": DEAD}
-        assert any(name == "hung" and "paused" in why and "0.05 s" in why for name, why in changes)
-        assert [fleet.given_up(name) for name in ("good", "hung")] == [False, True]
-        lease.release()
-        fleet.check_integrity()
-
-    asyncio.run(scenario())
+async def test_a_control_that_does_not_answer_in_time_loses_its_replica_and_names_it() -> None:
+    changes: list[tuple[str, str]] = []
+    fleet = Fleet(
+        policy=PrefixAffinity(),
+        deadline_s=0.05,
+        on_change=lambda view, why: changes.append((view.replica_id, why)),
+    )
+    for name in ("good", "hung"):
+        device = Device(name)
+        device.stuck = name == "hung"
+        fleet.add(name, engine=device, control=device, capacity=2, version=0)
+    lease = await fleet.acquire("", 0)
+    assert await fleet.pause(["good", "hung"], PauseMode.KEEP) == ["good"]
+    assert {view.replica_id: view.state for view in fleet.view} == {"good": PAUSED, "hung": DEAD}
+    assert any(name == "hung" and "paused" in why and "0.05 s" in why for name, why in changes)
+    assert [fleet.timed_out(name) for name in ("good", "hung")] == [False, True]
+    lease.release()
+    fleet.check_integrity()

@@ -1,4 +1,4 @@
-"""Planes that are killed at any instant, over replicas that are not: commands come again, and end as if once."""
+"""Planes that are killed at any instant, over replicas that are not: manager come again, and end as if once."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from support.rollout import settle
 from seamless_verl.errors import WeightsNotLoadedError
 from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.rollout.fleet import Fleet
-from seamless_verl.rollout.manager import Commands, FleetSnapshot, ReplicaSnapshot
-from seamless_verl.rollout.replica_state import DEAD, LENT, PAUSED, SERVING, STALE, SYNCING, ReplicaState
+from seamless_verl.rollout.manager import FleetSnapshot, ReplicaSnapshot, RolloutManager
+from seamless_verl.rollout.replica_state import DEAD, PAUSED, RELEASED, SERVING, STALE, SYNCING, ReplicaState
 from seamless_verl.rollout.routing import PrefixAffinity
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ class Server:
     version: int = 0
     paused: PauseMode | None = None
     routed: Callable[[str], bool] = lambda name: False
-    refitting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    updating: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def pause(self, mode: PauseMode) -> None:
         """Commanded by the first plane; the other one has stopped routing to it by then."""
@@ -53,14 +53,14 @@ class Server:
     async def abort_all(self) -> None:
         await self.pause(PauseMode.ABORT)
 
-    async def refit(self, version: int, weights: Collection[str]) -> None:
+    async def update_weights(self, version: int, weights: Collection[str]) -> None:
         """Only those named by `weights` can load them. It comes to its end also when who asked is killed."""
-        loading = asyncio.ensure_future(self._refit(version, weights))
+        loading = asyncio.ensure_future(self._update_weights(version, weights))
         loading.add_done_callback(asyncio.Future.exception)
         await asyncio.shield(loading)
 
-    async def _refit(self, version: int, weights: Collection[str]) -> None:
-        async with self.refitting:
+    async def _update_weights(self, version: int, weights: Collection[str]) -> None:
+        async with self.updating:
             await self.pause(PauseMode.KEEP)
             if self.name not in weights:
                 raise WeightsNotLoadedError(self.name, version, "no reason")
@@ -78,7 +78,7 @@ class Seen:
 
     async def abort_all(self) -> None: ...
 
-    async def refit(self, version: int, weights: Any) -> None: ...
+    async def update_weights(self, version: int, weights: Any) -> None: ...
 
 
 class Connection:
@@ -94,7 +94,7 @@ class Connection:
 class Life:
     """A plane from its start to its death."""
 
-    commands: Commands
+    manager: RolloutManager
     lost: set[str]
     alive: bool = True
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
@@ -105,23 +105,23 @@ class World:
 
     def __init__(self) -> None:
         self.servers = {name: Server(name, routed=self.routed) for name in NAMES}
-        self.shelves: dict[str, bytes] = {}
+        self.stored: dict[str, bytes] = {}
         self.lives = {plane: self.life(plane) for plane in ("first", "other")}
         self.restarts = 0
 
     def life(self, plane: str) -> Life:
-        notes: FleetSnapshot = pickle.loads(self.shelves[plane]) if plane in self.shelves else FleetSnapshot()
+        snapshot: FleetSnapshot = pickle.loads(self.stored[plane]) if plane in self.stored else FleetSnapshot()
         fleet = Fleet(policy=PrefixAffinity())
-        fleet.commit(notes.committed)
+        fleet.commit(snapshot.committed)
         life: Life
 
-        async def mend() -> bool:
+        async def reconnect() -> bool:
             if not life.lost:
                 return False
             await asyncio.sleep(0)
             for name in sorted(life.lost):
                 server = self.servers[name]
-                state, version = notes.state_of(name, server.version, server.paused)
+                state, version = snapshot.restored_state(name, server.version, server.paused)
                 control = server if plane == "first" else Seen()
                 if state is STALE and server.paused is None:
                     server.paused = PauseMode.KEEP
@@ -132,21 +132,21 @@ class World:
 
         def save() -> None:
             if life.alive:
-                self.shelves[plane] = pickle.dumps(notes)
+                self.stored[plane] = pickle.dumps(snapshot)
 
-        async def tell(command: str, *arguments: Any) -> None:
+        async def forward(command: str, *arguments: Any) -> None:
             if plane == "first":
                 await self.call("other", command, *arguments)
 
-        commands = Commands(fleet, notes, save=save, mend=mend, tell=tell)
-        life = Life(commands, set(NAMES))
+        manager = RolloutManager(fleet, snapshot, save=save, reconnect=reconnect, forward=forward)
+        life = Life(manager, set(NAMES))
         return life
 
     async def call(self, plane: str, command: str, *arguments: Any) -> Any:
         """As Ray does it: what was not answered is repeated."""
         while True:
             life = self.lives[plane]
-            task = asyncio.ensure_future(getattr(life.commands, command)(*arguments))
+            task = asyncio.ensure_future(getattr(life.manager, command)(*arguments))
             life.tasks.add(task)
             await asyncio.wait({task})
             if life.alive:
@@ -162,26 +162,26 @@ class World:
             self.lives[plane] = self.life(plane)
             self.restarts += 1
         elif name not in life.lost:
-            life.commands.fleet.lost(name, "the connection broke")
+            life.manager.fleet.lost(name, "the connection broke")
             life.lost.add(name)
 
     def routed(self, name: str) -> bool:
-        """Whether the plane that commands no engine sends it calls."""
+        """Whether the plane that manager no engine sends it calls."""
         return self.states("other").get(name, (STALE, None))[0] is SERVING
 
     def states(self, plane: str) -> dict[str, tuple[ReplicaState, int | None]]:
-        return {one.replica_id: (one.state, one.version) for one in self.lives[plane].commands.fleet.view}
+        return {one.replica_id: (one.state, one.version) for one in self.lives[plane].manager.fleet.view}
 
 
 class Trained(RuleBasedStateMachine):
-    """A trainer's commands; `troubles` come while they are obeyed."""
+    """A trainer's manager; `troubles` come while they are obeyed."""
 
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
         self.world = World()
         self.version = self.orders = 0
-        self.held = self.away = False
+        self.training = self.away = False
         self.fit: set[str] = set()  # have the committed weights, and are not away
 
     def teardown(self) -> None:
@@ -199,11 +199,11 @@ class Trained(RuleBasedStateMachine):
                 self.world.trouble(kind, name)
         return await asyncio.wait_for(task, 10)
 
-    def obey(self, troubles: list[tuple[int, str, str]], work: Coroutine[Any, Any, T]) -> T:
+    def execute(self, troubles: list[tuple[int, str, str]], work: Coroutine[Any, Any, T]) -> T:
         answer = self.do(self.under(troubles, work))
         self.do(settle(40))
         for plane in ("first", "other"):  # as the planes do by themselves
-            self.do(self.world.call(plane, "stand_still", ()))
+            self.do(self.world.call(plane, "quiesce", ()))
         return answer
 
     COMMITTING = st.sampled_from(["loaded_by_themselves", "loaded_from_outside"])
@@ -213,7 +213,7 @@ class Trained(RuleBasedStateMachine):
     def commit(self, troubles: list[tuple[int, str, str]], committing: str) -> None:
         self.version += 1
         self.away = False
-        assert self.obey(troubles, getattr(self, committing)(self.version, None)) == set(NAMES)
+        assert self.execute(troubles, getattr(self, committing)(self.version, None)) == set(NAMES)
         self.fit = set(NAMES)
         self.check()
 
@@ -222,7 +222,7 @@ class Trained(RuleBasedStateMachine):
         self.version += 1
         self.away = False
         self.fit = set(NAMES) - {name}
-        assert self.obey(troubles, getattr(self, committing)(self.version, name)) == self.fit
+        assert self.execute(troubles, getattr(self, committing)(self.version, name)) == self.fit
         self.check()
 
     async def loaded_by_themselves(self, version: int, failing: str | None) -> set[str]:
@@ -230,8 +230,8 @@ class Trained(RuleBasedStateMachine):
         done: set[str] = set()
         await self.world.call("first", "commit", version)
         for name in NAMES:
-            await self.world.call("first", "returned", [name])
-            done.update(await self.world.call("first", "refit", [name], version, set(NAMES) - {failing}))
+            await self.world.call("first", "reclaim_memory", [name])
+            done.update(await self.world.call("first", "update_weights", [name], version, set(NAMES) - {failing}))
         return done
 
     async def loaded_from_outside(self, version: int, failing: str | None) -> set[str]:
@@ -239,36 +239,36 @@ class Trained(RuleBasedStateMachine):
         done: set[str] = set()
         await self.world.call("first", "commit", version)
         for name in NAMES:
-            await self.world.call("first", "returned", [name])
+            await self.world.call("first", "reclaim_memory", [name])
             for standing in await self.world.call("first", "begin_sync", [name]):
                 server = self.world.servers[standing]
                 assert server.paused is not None or server.version == 0, "loaded while it generates"
                 await settle(3)
                 server.version = version
                 if name == failing:
-                    await self.world.call("first", "sync_failed", [name], "no reason")
+                    await self.world.call("first", "fail_sync", [name], "no reason")
                 else:
-                    done.update(await self.world.call("first", "synced", [name], version))
+                    done.update(await self.world.call("first", "end_sync", [name], version))
         return done
 
     @rule(troubles=TROUBLES)
-    def freeze(self, troubles: list[tuple[int, str, str]]) -> None:
-        self.held = True
-        self.obey(troubles, self.world.call("first", "freeze", SHARED))
+    def pause(self, troubles: list[tuple[int, str, str]]) -> None:
+        self.training = True
+        self.execute(troubles, self.world.call("first", "pause", SHARED))
         self.check()
 
     @rule(troubles=TROUBLES)
-    def thaw(self, troubles: list[tuple[int, str, str]]) -> None:
-        self.held = False
-        self.obey(troubles, self.world.call("first", "thaw", SHARED))
+    def resume(self, troubles: list[tuple[int, str, str]]) -> None:
+        self.training = False
+        self.execute(troubles, self.world.call("first", "resume", SHARED))
         self.check()
 
     @rule(troubles=TROUBLES)
-    def part(self, troubles: list[tuple[int, str, str]]) -> None:
+    def release_memory(self, troubles: list[tuple[int, str, str]]) -> None:
         """The trainer puts their memory away once, when they part."""
         self.orders += 1
-        parted = self.obey(troubles, self.world.call("first", "part", SHARED, self.orders))
-        assert sorted(parted) == ([] if self.away else SHARED)
+        released = self.execute(troubles, self.world.call("first", "release_memory", SHARED, self.orders))
+        assert sorted(released) == ([] if self.away else SHARED)
         self.away = True
         self.fit -= set(SHARED)
         self.check()
@@ -276,18 +276,18 @@ class Trained(RuleBasedStateMachine):
     def check(self) -> None:
         """At rest."""
         for plane in ("first", "other"):
-            self.world.lives[plane].commands.fleet.check_integrity()
+            self.world.lives[plane].manager.fleet.check_integrity()
             for name, (state, version) in self.world.states(plane).items():
                 server = self.world.servers[name]
                 assert state is not DEAD
                 if state is SERVING:
                     assert server.paused is None and version == server.version, (plane, name)
-                    assert not (self.held and name in SHARED), "it generates where training computes"
+                    assert not (self.training and name in SHARED), "it generates where training computes"
                 if state in (SERVING, PAUSED) and name in self.fit:
                     assert version == self.version
                 if name in self.fit:
-                    assert state is (PAUSED if self.held and name in SHARED else SERVING), (plane, name)
-                if plane == "first" and self.held and name in SHARED and state is PAUSED:
+                    assert state is (PAUSED if self.training and name in SHARED else SERVING), (plane, name)
+                if plane == "first" and self.training and name in SHARED and state is PAUSED:
                     assert server.paused is not None
 
 
@@ -295,19 +295,16 @@ Trained.TestCase.settings = settings(max_examples=120, stateful_step_count=12, d
 TestPlanesThatDie = Trained.TestCase
 
 
-def test_an_order_that_was_obeyed_is_answered_again() -> None:
-    async def whole() -> None:
-        world = World()
-        for order, parted in [(1, SHARED), (1, SHARED), (2, [])]:
-            assert await world.call("first", "part", SHARED, order) == parted
-            world.trouble("kill first", "")
-        assert await world.call("first", "part", SHARED, 2) == []
-
-    asyncio.run(whole())
+async def test_an_order_that_was_obeyed_is_answered_again() -> None:
+    world = World()
+    for order, released in [(1, SHARED), (1, SHARED), (2, [])]:
+        assert list(await world.call("first", "release_memory", SHARED, order)) == released
+        world.trouble("kill first", "")
+    assert await world.call("first", "release_memory", SHARED, 2) == {}
 
 
 @pytest.mark.parametrize(
-    ("noted", "version", "paused", "found"),
+    ("known", "version", "paused", "found"),
     [
         (ReplicaSnapshot(SERVING, 3), 3, None, (SERVING, 3)),
         (ReplicaSnapshot(SERVING, 3), 3, PauseMode.KEEP, (PAUSED, 3)),
@@ -316,13 +313,13 @@ def test_an_order_that_was_obeyed_is_answered_again() -> None:
         (ReplicaSnapshot(SERVING, 3, lost=True), 3, None, (SERVING, 3)),
         (ReplicaSnapshot(SERVING, 2), 3, None, (STALE, None)),  # somebody loaded weights that nobody vouches for
         (ReplicaSnapshot(SYNCING), 3, PauseMode.KEEP, (SYNCING, None)),
-        (ReplicaSnapshot(LENT), 3, PauseMode.ABORT, (LENT, None)),
+        (ReplicaSnapshot(RELEASED), 3, PauseMode.ABORT, (RELEASED, None)),
         (ReplicaSnapshot(STALE), 3, None, (STALE, None)),
         (None, 3, None, (STALE, None)),
     ],
 )
 def test_what_a_replica_is_found_to_be(
-    noted: ReplicaSnapshot | None, version: int, paused: PauseMode | None, found: tuple[ReplicaState, int | None]
+    known: ReplicaSnapshot | None, version: int, paused: PauseMode | None, found: tuple[ReplicaState, int | None]
 ) -> None:
-    notes = FleetSnapshot(committed=3, replicas={} if noted is None else {"r": noted})
-    assert notes.state_of("r", version, paused) == found
+    snapshot = FleetSnapshot(committed=3, replicas={} if known is None else {"r": known})
+    assert snapshot.restored_state("r", version, paused) == found

@@ -39,13 +39,13 @@ def test_somebody_with_room_is_chosen_whenever_there_is_one_unless_home_is_start
 ) -> None:
     policy = PrefixAffinity(margin=0.2)
     seen = [ReplicaView(f"r{n}", s, 0, load, size, new) for n, (s, load, size, new) in enumerate(replicas)]
-    chosen, able = policy.decide(seen, key), {replica.replica_id for replica in seen if replica.open}
+    chosen, able = policy.decide(seen, key), {replica.replica_id for replica in seen if replica.has_room}
     named = {replica.replica_id: replica for replica in seen}
-    home = named.get(policy.homes(seen)(key) or "")
+    home = named.get(policy.preferred(seen)(key) or "")
     awaited = home is not None and home.starting and home.load < home.capacity
     assert chosen in able if able and not awaited else chosen is None
-    if home is not None and home.open:  # it is left for less busy ones alone
-        assert chosen is not None and (named[chosen] is home or named[chosen].busy < home.busy)
+    if home is not None and home.has_room:  # it is left for less busy ones alone
+        assert chosen is not None and (named[chosen] is home or named[chosen].utilization < home.utilization)
 
 
 def test_a_key_stays_and_keys_spread() -> None:

@@ -1,4 +1,4 @@
-"""Random schedules of pauses, syncs, lendings, deaths and cancellations under running calls, directly and over TCP."""
+"""Random schedules of pauses, syncs, releases, deaths and cancellations under running calls, directly and over TCP."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.rollout import World, call, check_prefix, check_whole, settle, world
 
-from seamless_verl.rollout.call import Call, Piece
+from seamless_verl.rollout.call import Call
 from seamless_verl.rollout.engine import PauseMode
-from seamless_verl.rollout.replica_state import DEAD, LENT, PAUSED, SERVING, STALE
+from seamless_verl.rollout.replica_state import DEAD, PAUSED, RELEASED, SERVING, STALE
+from seamless_verl.trajectory.records import TokenChunk
 
 REPLICAS = ["a", "b", "c"]
 
@@ -27,7 +28,7 @@ class Step:
     turns: int
 
 
-WHAT = ["keep", "abort", "resume", "sync", "lend", "reclaim", "kill", "start", "cancel", "call"]
+WHAT = ["keep", "abort", "resume", "sync", "release", "reclaim", "kill", "start", "cancel", "call"]
 
 
 def step_of(dice: bytes) -> Step:
@@ -36,7 +37,7 @@ def step_of(dice: bytes) -> Step:
 
 STEP = st.binary(min_size=3, max_size=3).map(step_of)  # one draw, of thousands in a test, where its parts take three
 STUB = st.fixed_dictionaries(
-    {"tokens_per_delta": st.integers(1, 3), "tail": st.integers(0, 3), "capacity": st.integers(1, 4)}
+    {"tokens_per_chunk": st.integers(1, 3), "tail": st.integers(0, 3), "capacity": st.integers(1, 4)}
 )
 
 
@@ -45,7 +46,7 @@ class Clients:
     """Calls with what they have received."""
 
     wanted: dict[str, Call] = field(default_factory=dict)
-    received: dict[str, list[Piece]] = field(default_factory=dict)
+    received: dict[str, list[TokenChunk]] = field(default_factory=dict)
     tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
     def begin(self, w: World, which: int) -> None:
@@ -72,11 +73,11 @@ async def perform(w: World, clients: Clients, step: Step) -> None:
         case "resume", "paused":
             await w.fleet.resume([name])
         case "sync", "serving" | "paused" | "stale":
-            await refit(w, name, PauseMode.KEEP if step.which % 2 else PauseMode.ABORT)
-        case "lend", "serving" | "paused" | "stale":
-            await w.fleet.lend([name])
-        case "reclaim", "lent":
-            await w.fleet.reclaimed([name])
+            await update_weights(w, name, PauseMode.KEEP if step.which % 2 else PauseMode.ABORT)
+        case "release", "serving" | "paused" | "stale":
+            await w.fleet.release([name])
+        case "reclaim", "released":
+            await w.fleet.reclaim([name])
         case "kill", s if s != DEAD:
             await w.kill(name)
         case "start", "dead":
@@ -87,10 +88,10 @@ async def perform(w: World, clients: Clients, step: Step) -> None:
         case "call", _:
             clients.begin(w, step.which)
     w.check()
-    assert all(replica.load == 0 for replica in w.fleet.view if replica.state in (DEAD, LENT, STALE))
+    assert all(replica.load == 0 for replica in w.fleet.view if replica.state in (DEAD, RELEASED, STALE))
 
 
-async def refit(w: World, name: str, mode: PauseMode) -> None:
+async def update_weights(w: World, name: str, mode: PauseMode) -> None:
     """One replica gets newer weights while the others go on with theirs."""
     if {replica.replica_id: replica.state for replica in w.fleet.view}[name] is SERVING:
         await w.fleet.pause([name], mode)
@@ -106,11 +107,11 @@ async def finish(w: World) -> None:
             await w.start(name, version=None)
         elif replica.state is PAUSED:
             await w.fleet.resume([name])
-        elif replica.state is LENT:
-            await w.fleet.reclaimed([name])
+        elif replica.state is RELEASED:
+            await w.fleet.reclaim([name])
     for replica in w.fleet.view:
         if replica.state is STALE:
-            await refit(w, replica.replica_id, PauseMode.KEEP)
+            await update_weights(w, replica.replica_id, PauseMode.KEEP)
     assert all(replica.state is SERVING for replica in w.fleet.view)
 
 

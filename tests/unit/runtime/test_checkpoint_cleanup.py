@@ -6,7 +6,7 @@ import json
 import os
 import socket
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +14,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.checkpoints import save, write_tracker
 
-from seamless_verl.runtime.checkpoint_cleanup import RUN_FILE, Leftovers, announce, discard_partial, refreshing, saving
-from seamless_verl.runtime.checkpoint_marker import SILENCE_S, TRACKER, Life, Mark, mark_file, saved_steps
+from seamless_verl.runtime.checkpoint_cleanup import (
+    RUN_FILE,
+    CleanupReport,
+    clean_up_run,
+    marked_save,
+    refreshing_marker,
+    register_run,
+)
+from seamless_verl.runtime.checkpoint_marker import (
+    EXPIRY_S,
+    TRACKER,
+    CheckpointMarker,
+    ProcessIdentity,
+    marker_file,
+    saved_steps,
+)
 
 DEAD = 2**22 + 1  # above Linux's largest process id
 
@@ -31,12 +45,12 @@ def tracker(folder: Path) -> str:
 
 
 def start(folder: Path, *, seamless: bool = True, async_save: bool = False) -> None:
-    announce(str(folder), seamless=seamless, async_save=async_save)
+    register_run(str(folder), seamless=seamless, async_save=async_save)
 
 
-def cut(folder: Path, step: int, *, empty_tracker: bool = False, files: bool = False) -> None:
+def interrupted_save(folder: Path, step: int, *, empty_tracker: bool = False, files: bool = False) -> None:
     """A save by our trainer that does not come to its end."""
-    with pytest.raises(InterruptedError), saving(str(folder), step):
+    with pytest.raises(InterruptedError), marked_save(str(folder), step):
         save(folder, step, finish=False)
         if files:
             (folder / f"global_step_{step}" / "actor" / "weights").touch()
@@ -47,78 +61,94 @@ def cut(folder: Path, step: int, *, empty_tracker: bool = False, files: bool = F
 
 
 def other_run(folder: Path, step: int | None, *, pid: int, host: str | None = None) -> None:
-    """Another run's mark, made before anything was saved."""
-    Mark("other", step, [], None, host or socket.gethostname(), pid).write(folder)
+    """Another run's marker, made before anything was saved."""
+    CheckpointMarker("other", step, [], None, host or socket.gethostname(), pid).write(folder)
 
 
-def elsewhere(life: Life) -> Life:
-    return replace(life, system="another boot, or another container")
+def on_another_system(process: ProcessIdentity) -> ProcessIdentity:
+    return replace(process, system="another boot, or another container")
 
 
-def test_a_mark_whose_supervisor_lives_is_its_to_settle(tmp_path: Path, run_file: Path) -> None:
-    me, dead = Life.of(os.getpid()), Life(DEAD, 1.0, Life.of(os.getpid()).system)
-    mark = Mark("other", 6, [], None, socket.gethostname(), DEAD, (dead, me), False)
+def test_a_marker_whose_supervisor_lives_is_left_to_it(tmp_path: Path, run_file: Path) -> None:
+    me, dead = ProcessIdentity.of(os.getpid()), ProcessIdentity(DEAD, 1.0, ProcessIdentity.of(os.getpid()).system)
+    marker = CheckpointMarker("other", 6, [], None, socket.gethostname(), DEAD, (dead, me), False)
     save(tmp_path, 6, finish=False)
-    mark.write(tmp_path)
-    assert announce(str(tmp_path), seamless=True, async_save=False) == Leftovers() and saved_steps(tmp_path) == {6}
-    replace(mark, lives=(dead,)).write(tmp_path)
-    assert announce(str(tmp_path), seamless=True, async_save=False).removed == (tmp_path / "global_step_6",)
+    marker.write(tmp_path)
+    assert register_run(str(tmp_path), seamless=True, async_save=False) == CleanupReport() and saved_steps(
+        tmp_path
+    ) == {6}
+    replace(marker, processes=(dead,)).write(tmp_path)
+    assert register_run(str(tmp_path), seamless=True, async_save=False).removed == (tmp_path / "global_step_6",)
 
 
-def test_a_mark_from_elsewhere_protects_while_it_is_refreshed(tmp_path: Path, run_file: Path) -> None:
+def test_a_marker_from_elsewhere_protects_while_it_is_refreshed(tmp_path: Path, run_file: Path) -> None:
     start(tmp_path)
-    cut(tmp_path, 6)
-    me = elsewhere(Life.of(os.getpid()))
-    Mark("other", 6, [], None, socket.gethostname(), me.pid, (me,), False).write(tmp_path)
-    assert discard_partial(run_file) == Leftovers()
-    other, now = mark_file(tmp_path, "other"), time.time()
-    os.utime(other, (now, now - SILENCE_S - 5))
+    interrupted_save(tmp_path, 6)
+    me = on_another_system(ProcessIdentity.of(os.getpid()))
+    CheckpointMarker("other", 6, [], None, socket.gethostname(), me.pid, (me,), False).write(tmp_path)
+    assert clean_up_run(run_file) == CleanupReport()
+    other, now = marker_file(tmp_path, "other"), time.time()
+    os.utime(other, (now, now - EXPIRY_S - 5))
     start(tmp_path)
     assert saved_steps(tmp_path) == {6} and other.exists()  # left to its host
     save(tmp_path, 5)
-    cut(tmp_path, 7)
-    os.utime(other, (now, now - SILENCE_S + 30))
-    replace(Mark.read(other), step=7).write(tmp_path)
-    assert discard_partial(run_file) == Leftovers()
+    interrupted_save(tmp_path, 7)
+    os.utime(other, (now, now - EXPIRY_S + 30))
+    replace(CheckpointMarker.read(other), step=7).write(tmp_path)
+    assert clean_up_run(run_file) == CleanupReport()
     start(tmp_path)
-    cut(tmp_path, 8)
-    replace(Mark.read(other), step=8).write(tmp_path)
-    os.utime(other, (now, now - SILENCE_S - 5))
-    assert discard_partial(run_file).removed == (tmp_path / "global_step_8",)
+    interrupted_save(tmp_path, 8)
+    replace(CheckpointMarker.read(other), step=8).write(tmp_path)
+    os.utime(other, (now, now - EXPIRY_S - 5))
+    assert clean_up_run(run_file).removed == (tmp_path / "global_step_8",)
     assert not list(tmp_path.glob(".clock*"))
 
 
-def test_a_run_gives_signs_of_life_while_it_saves(tmp_path: Path, run_file: Path) -> None:
+def test_a_run_refreshes_its_marker_while_it_saves(tmp_path: Path, run_file: Path) -> None:
     start(tmp_path, seamless=False)
-    (mark,) = tmp_path.glob(".saving-*")
-    os.utime(mark, (1, 1))
-    with refreshing(every=0.01):
+    (marker,) = tmp_path.glob(".saving-*")
+    os.utime(marker, (1, 1))
+    with refreshing_marker(every=0.01):
         deadline = time.monotonic() + 10
-        while mark.stat().st_mtime == 1 and time.monotonic() < deadline:
+        while marker.stat().st_mtime == 1 and time.monotonic() < deadline:
             time.sleep(0.01)
-        mark.unlink()  # as between saves: nothing is made anew
+        marker.unlink()  # as between saves: nothing is made anew
         time.sleep(0.05)
-    assert time.monotonic() < deadline and not mark.exists()
+    assert time.monotonic() < deadline and not marker.exists()
 
 
-def test_an_older_releases_mark_is_read_and_its_folders_are_left(tmp_path: Path, run_file: Path) -> None:
+def test_a_marker_without_processes_is_read_and_its_folders_are_left(tmp_path: Path, run_file: Path) -> None:
     save(tmp_path, 6, finish=False)
     old = {"run": "old", "step": 6, "steps": [], "tracker": None, "host": socket.gethostname(), "pid": DEAD}
-    mark_file(tmp_path, "old").write_text(json.dumps(old))
-    assert announce(str(tmp_path), seamless=True, async_save=False) == Leftovers() and saved_steps(tmp_path) == {6}
-    assert not mark_file(tmp_path, "old").exists()
+    marker_file(tmp_path, "old").write_text(json.dumps(old))
+    assert register_run(str(tmp_path), seamless=True, async_save=False) == CleanupReport() and saved_steps(
+        tmp_path
+    ) == {6}
+    assert not marker_file(tmp_path, "old").exists()
 
 
-def test_a_finished_save_leaves_no_mark_and_an_unsupervised_one_makes_none(
+def test_a_marker_of_an_earlier_release_is_cleaned_up_after(tmp_path: Path, run_file: Path) -> None:
+    """It names the processes by another key."""
+    save(tmp_path, 6, finish=False)
+    dead = ProcessIdentity(DEAD, 1.0, ProcessIdentity.of(os.getpid()).system)
+    marker = CheckpointMarker("old", 6, [], None, socket.gethostname(), DEAD, (dead,), False)
+    values = asdict(marker)
+    values["lives"] = values.pop("processes")
+    marker_file(tmp_path, "old").write_text(json.dumps(values))
+    assert CheckpointMarker.read(marker_file(tmp_path, "old")) == marker
+    assert register_run(str(tmp_path), seamless=True, async_save=False).removed == (tmp_path / "global_step_6",)
+
+
+def test_a_finished_save_leaves_no_marker_and_an_unsupervised_one_makes_none(
     tmp_path: Path, run_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start(tmp_path)
-    with saving(str(tmp_path), 1):
+    with marked_save(str(tmp_path), 1):
         assert len(list(tmp_path.glob(".saving-*"))) == 1
         save(tmp_path, 1)
-    assert not list(tmp_path.glob(".*")) and discard_partial(run_file) == Leftovers()
+    assert not list(tmp_path.glob(".*")) and clean_up_run(run_file) == CleanupReport()
     monkeypatch.delenv(RUN_FILE)
-    with saving(str(tmp_path), 2):
+    with marked_save(str(tmp_path), 2):
         assert not list(tmp_path.glob(".*"))
 
 
@@ -127,10 +157,10 @@ def test_what_was_there_before_stays(tmp_path: Path, run_file: Path) -> None:
     save(tmp_path, 5)
     save(tmp_path, 7, finish=False)  # an earlier run's, which the user may know about
     start(tmp_path)
-    cut(tmp_path, 9)  # anew
-    assert discard_partial(run_file) == Leftovers(spoilt=(tmp_path / "global_step_9",))
-    cut(tmp_path, 6)
-    assert discard_partial(run_file) == Leftovers(removed=(tmp_path / "global_step_6",))
+    interrupted_save(tmp_path, 9)  # anew
+    assert clean_up_run(run_file) == CleanupReport(overwritten=(tmp_path / "global_step_9",))
+    interrupted_save(tmp_path, 6)
+    assert clean_up_run(run_file) == CleanupReport(removed=(tmp_path / "global_step_6",))
     assert saved_steps(tmp_path) == {5, 7, 9} and tracker(tmp_path) == "5"
 
 
@@ -138,8 +168,8 @@ def test_what_was_there_before_stays(tmp_path: Path, run_file: Path) -> None:
 def test_a_run_that_starts_over_is_not_fooled_by_an_old_tracker(tmp_path: Path, run_file: Path, seamless: bool) -> None:
     save(tmp_path, 50)
     start(tmp_path, seamless=seamless)
-    cut(tmp_path, 25)
-    assert discard_partial(run_file).removed == (tmp_path / "global_step_25",)
+    interrupted_save(tmp_path, 25)
+    assert clean_up_run(run_file).removed == (tmp_path / "global_step_25",)
 
 
 @pytest.mark.parametrize("seamless", [True, False])
@@ -152,26 +182,26 @@ def test_what_another_living_run_saves_stays(
 ) -> None:
     save(tmp_path, 5)
     start(tmp_path, seamless=seamless)
-    cut(tmp_path, 6)
+    interrupted_save(tmp_path, 6)
     other_run(tmp_path, 6, pid=pid, host=host)
-    discard_partial(run_file)
-    assert saved_steps(tmp_path) == kept and mark_file(tmp_path, "other").exists()
+    clean_up_run(run_file)
+    assert saved_steps(tmp_path) == kept and marker_file(tmp_path, "other").exists()
 
 
 def test_a_run_of_verls_that_may_save_any_step_protects_all(tmp_path: Path, run_file: Path) -> None:
     start(tmp_path)
-    cut(tmp_path, 6)
+    interrupted_save(tmp_path, 6)
     other_run(tmp_path, None, pid=os.getpid())
-    assert discard_partial(run_file) == Leftovers() and saved_steps(tmp_path) == {6}
+    assert clean_up_run(run_file) == CleanupReport() and saved_steps(tmp_path) == {6}
 
 
 @pytest.mark.parametrize("seamless", [True, False])
-def test_a_tracker_cut_while_it_was_written_is_mended(tmp_path: Path, run_file: Path, seamless: bool) -> None:
+def test_a_tracker_cut_while_it_was_written_is_repaired(tmp_path: Path, run_file: Path, seamless: bool) -> None:
     save(tmp_path, 9)
     save(tmp_path, 1)
     start(tmp_path, seamless=seamless)
-    cut(tmp_path, 2, empty_tracker=True)
-    assert discard_partial(run_file) == Leftovers()
+    interrupted_save(tmp_path, 2, empty_tracker=True)
+    assert clean_up_run(run_file) == CleanupReport()
     assert tracker(tmp_path) == "2" and saved_steps(tmp_path) == {1, 2, 9}
 
 
@@ -186,36 +216,36 @@ def test_a_tracker_that_was_empty_before_says_nothing_of_a_new_folder(
     (tmp_path / "global_step_3" / "data.pt").touch()
     write_tracker(tmp_path, "")
     start(tmp_path, seamless=seamless)
-    cut(tmp_path, 4, files=True)
-    assert discard_partial(run_file).removed == (tmp_path / "global_step_4",)
+    interrupted_save(tmp_path, 4, files=True)
+    assert clean_up_run(run_file).removed == (tmp_path / "global_step_4",)
     assert tracker(tmp_path) == "1"
 
 
 def test_an_empty_tracker_with_nothing_whole_stays_empty(tmp_path: Path, run_file: Path) -> None:
     write_tracker(tmp_path, "")
     start(tmp_path)
-    cut(tmp_path, 4)
-    assert discard_partial(run_file).removed and tracker(tmp_path) == ""
+    interrupted_save(tmp_path, 4)
+    assert clean_up_run(run_file).removed and tracker(tmp_path) == ""
 
 
 def test_asynchronous_saves_are_left_and_their_tracker_names_what_has_a_manifest(
     tmp_path: Path, run_file: Path
 ) -> None:
     start(tmp_path, async_save=True)
-    with saving(str(tmp_path), 1):
+    with marked_save(str(tmp_path), 1):
         save(tmp_path, 1)
     (tmp_path / "global_step_1" / "actor" / "ckpt_contents.json").touch()
     save(tmp_path, 2)
     write_tracker(tmp_path, "")
-    assert discard_partial(run_file) == Leftovers()
+    assert clean_up_run(run_file) == CleanupReport()
     assert saved_steps(tmp_path) == {1, 2} and tracker(tmp_path) == "1"
     assert not list(tmp_path.glob(".*"))
 
 
 def test_a_run_that_announced_nothing_or_never_saved_leaves_nothing_to_do(tmp_path: Path, run_file: Path) -> None:
-    assert discard_partial(run_file) == Leftovers()
+    assert clean_up_run(run_file) == CleanupReport()
     start(tmp_path / "none")
-    assert discard_partial(run_file) == Leftovers() and not (tmp_path / "none").exists()
+    assert clean_up_run(run_file) == CleanupReport() and not (tmp_path / "none").exists()
     assert json.loads(run_file.read_text())["checkpoints"] == str(tmp_path / "none")
 
 
@@ -223,7 +253,7 @@ def test_a_run_that_announced_nothing_or_never_saved_leaves_nothing_to_do(tmp_pa
 @given(
     old=st.sets(st.integers(1, 19)),
     new=st.sets(st.integers(1, 19)),
-    end=st.sampled_from(["whole", "torn", "emptied"]),
+    end=st.sampled_from(["whole", "incomplete", "emptied"]),
     seamless=st.booleans(),
 )
 def test_afterwards_the_tracker_names_the_newest_of_this_run(
@@ -236,12 +266,12 @@ def test_afterwards_the_tracker_names_the_newest_of_this_run(
             save(folder, step)
         start(folder, seamless=seamless)
         for step in sorted(new - old)[: None if end == "whole" else -1]:
-            with saving(str(folder), step):
+            with marked_save(str(folder), step):
                 save(folder, step)
         if end != "whole" and new - old:
-            cut(folder, max(new - old), empty_tracker=end == "emptied", files=True)
-        discard_partial(folder / "run.json")
-    this = sorted(new - old)[: -1 if end == "torn" else None]
+            interrupted_save(folder, max(new - old), empty_tracker=end == "emptied", files=True)
+        clean_up_run(folder / "run.json")
+    this = sorted(new - old)[: -1 if end == "incomplete" else None]
     assert saved_steps(folder) == old | set(this)
     named = [*sorted(old), *this][-1:]
     if named:  # else nothing was ever saved whole

@@ -1,4 +1,4 @@
-"""The scratch folder: whose it is, when it goes, and what is none."""
+"""The scratch folder: who holds it, and when it is removed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from support.scratch import parent
 from seamless_verl.runtime import scratch
 from seamless_verl.runtime.scratch import (
     LOCK,
-    PROCESSES,
-    SESSION,
-    longest,
+    PROCESS_SOCKETS,
+    RAY_SOCKETS,
+    max_parent_bytes,
     remove,
-    remove_left,
+    remove_abandoned,
     scratch_folder,
     session_folder,
 )
@@ -41,13 +41,13 @@ def test_a_folder_of_another_host_is_not_judged(parent: Path) -> None:
     theirs = parent / "sf-elsewher"
     theirs.mkdir()
     (theirs / f"not-{LOCK}").touch()
-    with scratch_folder() as mine:
-        remove_left(parent)
-        assert set(parent.iterdir()) == {mine, theirs}
+    with scratch_folder() as own:
+        remove_abandoned(parent)
+        assert set(parent.iterdir()) == {own, theirs}
 
 
 def test_the_lock_goes_last(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever is killed while it removes leaves a folder that the next one removes."""
+    """A process that is killed while it removes the folder leaves one that the next run removes."""
     real, seen = shutil.rmtree, list[tuple[str, bool, bool]]()
 
     def watched(path: Path, **options: bool) -> None:
@@ -65,7 +65,7 @@ def test_the_lock_goes_last(parent: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert [signal.getsignal(number) for number in scratch.SIGNALS] == before
 
 
-def test_what_cannot_be_deleted_is_said_and_left_to_the_next_run(
+def test_what_cannot_be_deleted_is_reported_and_left_to_the_next_run(
     parent: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As a file that a dying process holds on a network's disk, which a test cannot bring about."""
@@ -74,11 +74,11 @@ def test_what_cannot_be_deleted_is_said_and_left_to_the_next_run(
         with scratch_folder() as folder:
             (folder / "inner").mkdir()
     assert set(os.listdir(folder)) == {LOCK, "inner"} and f"{folder} is not all deleted" in capsys.readouterr().err
-    remove_left(parent)
+    remove_abandoned(parent)
     assert not folder.exists()
 
 
-def grown(folder: Path, length: int) -> Path:
+def folder_of_length(folder: Path, length: int) -> Path:
     """A folder below this one whose path has that many bytes."""
     long = folder / ("x" * (length - len(f"{folder}/")))
     long.mkdir()
@@ -86,31 +86,32 @@ def grown(folder: Path, length: int) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("below", "what"), [(PROCESSES, "This run's temporary files are"), (SESSION, "Ray's session is")]
+    ("socket_bytes", "content"),
+    [(PROCESS_SOCKETS, "This run's temporary files are"), (RAY_SOCKETS, "Ray's session is")],
 )
-def test_a_path_too_long_for_sockets_is_not_used_and_that_is_said(
-    parent: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], below: int, what: str
+def test_a_path_too_long_for_sockets_is_not_used_and_that_is_reported(
+    parent: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], socket_bytes: int, content: str
 ) -> None:
-    monkeypatch.setattr(scratch, "SYSTEM", parent)
-    fits = grown(parent, longest(below))
+    monkeypatch.setattr(scratch, "FALLBACK", parent)
+    fits = folder_of_length(parent, max_parent_bytes(socket_bytes))
     monkeypatch.setattr(tempfile, "tempdir", str(fits))
-    with scratch_folder(below) as folder:
+    with scratch_folder(socket_bytes) as folder:
         assert folder.parent == fits and not capsys.readouterr().err
-        assert len(f"{folder}") + below == scratch.SOCKET
-    long = grown(parent, longest(below) + 1)
+        assert len(f"{folder}") + socket_bytes == scratch.SOCKET_PATH_BYTES
+    long = folder_of_length(parent, max_parent_bytes(socket_bytes) + 1)
     monkeypatch.setattr(tempfile, "tempdir", str(long))
-    with scratch_folder(below) as folder:
+    with scratch_folder(socket_bytes) as folder:
         assert folder.parent == parent
-    told = capsys.readouterr().err
-    assert f"TMPDIR={str(long)!r}: too long" in told and f"{what} in {parent}. " in told
-    assert f"at most {longest(below)} bytes" in told and not os.listdir(long)
+    message = capsys.readouterr().err
+    assert f"TMPDIR={str(long)!r}: too long" in message and f"{content} in {parent}. " in message
+    assert f"at most {max_parent_bytes(socket_bytes)} bytes" in message and not os.listdir(long)
 
 
 def test_only_rays_session_moves_where_the_others_have_room(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scratch, "SYSTEM", parent)
+    monkeypatch.setattr(scratch, "FALLBACK", parent)
     with scratch_folder() as folder, session_folder(folder) as session:
         assert session == folder
-    monkeypatch.setattr(tempfile, "tempdir", str(long := grown(parent, longest(SESSION) + 1)))
+    monkeypatch.setattr(tempfile, "tempdir", str(long := folder_of_length(parent, max_parent_bytes(RAY_SOCKETS) + 1)))
     with scratch_folder() as folder, session_folder(folder) as session:
         assert (folder.parent, session.parent) == (long, parent)
     assert set(parent.iterdir()) == {long} and not os.listdir(long)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from seamless_verl.errors import ConfigError
 from seamless_verl.resources.lending import Decision, LendingView, Marginal
-from seamless_verl.simulator.command import main
+from seamless_verl.simulator.__main__ import main
 from seamless_verl.simulator.engine import SimulatedEngine, SimulatedGroup, SimulatedUse
-from seamless_verl.simulator.report import MEASURED, MeasuredMode, simulated
+from seamless_verl.simulator.report import MEASURED, MeasuredMode, simulate_mode
 from seamless_verl.simulator.scenario import (
     BOTH,
     ONE_CORE,
@@ -27,7 +27,7 @@ from seamless_verl.simulator.scenario import (
     Scheduler,
     SimulatedTurn,
     SimulatedWorkload,
-    workload,
+    workload_named,
 )
 from seamless_verl.simulator.simulate import Simulation, simulate
 
@@ -70,7 +70,7 @@ def test_seconds_add_up_and_the_bound_is_never_passed(
     for shares in result.shares.values():
         assert sum(shares.values()) == pytest.approx(1)
         assert min(shares.values()) >= 0
-    assert all(sum(d.seconds.values()) == pytest.approx(run.world.now) for d in run.world.devices)
+    assert all(sum(d.seconds.values()) == pytest.approx(run.cluster.now) for d in run.cluster.devices)
     assert result.max_staleness <= scheduler.max_staleness
     assert result.max_token_age <= scheduler.max_staleness
     assert run.groups.trained == 8 * SMALL.prompts
@@ -94,11 +94,11 @@ def test_every_token_is_generated_once_and_counted_under_a_version(
     assert 0 <= result.mean_token_age <= result.max_token_age
 
 
-def test_without_heed_the_bound_would_be_passed() -> None:
+def test_where_the_bound_is_not_enforced_it_is_passed() -> None:
     skewed = replace(SMALL, sigma=2.0, cap=3000)
     free, held = (
-        simulate(scenario(workload=skewed, steps=30, scheduler=Scheduler(max_staleness=1, heed=heed)))
-        for heed in (False, True)
+        simulate(scenario(workload=skewed, steps=30, scheduler=Scheduler(max_staleness=1, enforce_bound=enforce_bound)))
+        for enforce_bound in (False, True)
     )
     assert free.max_staleness > 1 >= held.max_staleness
 
@@ -109,12 +109,12 @@ def test_the_same_seed_gives_the_same_run_and_another_one_another() -> None:
 
 
 def test_every_scheduler_sees_the_same_prompts() -> None:
-    drawn = workload("w2").group(1, 7)
-    assert drawn == workload("w2").group(1, 7) != workload("w2").group(1, 8)
-    lengths = [turn.tokens for n in range(400) for (turn,) in workload("w2").group(1, n)]
+    drawn = workload_named("w2").group(1, 7)
+    assert drawn == workload_named("w2").group(1, 7) != workload_named("w2").group(1, 8)
+    lengths = [turn.tokens for n in range(400) for (turn,) in workload_named("w2").group(1, n)]
     assert sorted(lengths)[len(lengths) // 2] == pytest.approx(50, rel=0.1)
     assert max(lengths) == 1792
-    tools = [turns[0].tool_s for n in range(400) for turns in workload("w3").group(1, n)]
+    tools = [turns[0].tool_s for n in range(400) for turns in workload_named("w3").group(1, n)]
     assert sum(tools) / len(tools) == pytest.approx(WORKLOADS["w3"].tool_mean_s, rel=0.1)
 
 
@@ -146,10 +146,10 @@ def test_a_policy_restored_in_the_middle_of_a_run_changes_nothing() -> None:
 
 def test_one_call_after_another_takes_what_the_curve_says() -> None:
     """One prompt of one sample of 100 tokens, trained on another device: every second is accounted for."""
-    one = SimulatedWorkload(prompts=1, samples=1, median=100.0, sigma=0.0, prompt_tokens=0)
+    single = SimulatedWorkload(prompts=1, samples=1, median=100.0, sigma=0.0, prompt_tokens=0)
     machine = MachineProfile(train_token_s=0.001, sync_s=0.5, host_s=0.25, dispatch_s=0.1, collect_s=0.05)
     result = simulate(
-        Scenario(one, (TRAIN, ROLLOUT), Scheduler(max_staleness=0, updates=1), machine, steps=3, warmup=1)
+        Scenario(single, (TRAIN, ROLLOUT), Scheduler(max_staleness=0, updates=1), machine, steps=3, warmup=1)
     )
     assert result.step_s == pytest.approx(0.1 + 100 / 475 + 0.05 + 0.25 + 0.1 + 0.5)
     assert result.shares["d1"][SimulatedUse.ROLLOUT] * result.step_s == pytest.approx(100 / 475)
@@ -163,7 +163,7 @@ def test_the_rate_curve_goes_through_what_was_measured_and_rises_between() -> No
     assert rates == sorted(rates)
 
 
-def test_an_engine_runs_calls_side_by_side_and_a_cut_one_goes_on() -> None:
+def test_an_engine_runs_calls_side_by_side_and_a_cut_call_continues() -> None:
     engine = SimulatedEngine(seats=2)
     short, long = (SimulatedGroup.of(0, 1, [(SimulatedTurn(tokens),)]).samples[0] for tokens in (10, 30))
     for sample in (short, long):
@@ -171,28 +171,28 @@ def test_an_engine_runs_calls_side_by_side_and_a_cut_one_goes_on() -> None:
     engine.advance(engine.steps_to_next_end())
     assert engine.ended(0) == [short] and engine.longest == 20
     engine.advance(5)
-    assert engine.cut(0) == [long] and (long.left, long.recomputed) == (15, 15)
+    assert engine.cut(0) == [long] and (long.remaining, long.recomputed) == (15, 15)
     engine.add(long, 1, prefill_token_s=0.01)
     assert (engine.stalled_s, engine.steps_to_next_end()) == (pytest.approx(0.15), 15)
 
 
 def test_tokens_belong_to_the_weights_they_were_generated_with() -> None:
-    world = Simulation(scenario()).world
-    engine, (sample,) = world.devices[0].engine, SimulatedGroup.of(0, 1, [(SimulatedTurn(10),)]).samples
+    cluster = Simulation(scenario()).cluster
+    engine, (sample,) = cluster.devices[0].engine, SimulatedGroup.of(0, 1, [(SimulatedTurn(10),)]).samples
     engine.add(sample, 0, prefill_token_s=0.0)
     engine.advance(4)
-    world.commit(1)
+    cluster.commit(1)
     engine.advance(6)
-    assert engine.ended(world.version) == [sample]
+    assert engine.ended(cluster.version) == [sample]
     assert (sample.first_version, sample.generated, sample.version_tokens) == (0, 10, 6)
 
 
 def test_multiplexing_leaves_less_idle_than_disjoint_devices_and_than_waiting_for_whole_batches() -> None:
-    even = Scenario(workload("w1"), (BOTH, BOTH), Scheduler(max_staleness=1), steps=10)
+    even = Scenario(workload_named("w1"), (BOTH, BOTH), Scheduler(max_staleness=1), steps=10)
     multiplexed, disjoint = simulate(even), simulate(replace(even, devices=(TRAIN, ROLLOUT)))
     assert multiplexed.tokens_per_s > 1.3 * disjoint.tokens_per_s
     assert multiplexed.idle_share < 0.05 < 0.25 < disjoint.idle_share
-    uneven = replace(even, workload=workload("w2"), scheduler=Scheduler(max_staleness=4, ahead=1))
+    uneven = replace(even, workload=workload_named("w2"), scheduler=Scheduler(max_staleness=4, ahead=1))
     synchronous = replace(uneven, scheduler=SCHEDULERS["sync"])
     assert simulate(uneven).tokens_per_s > 1.4 * simulate(synchronous).tokens_per_s
 
@@ -200,7 +200,7 @@ def test_multiplexing_leaves_less_idle_than_disjoint_devices_and_than_waiting_fo
 @pytest.mark.parametrize("row", MEASURED, ids=lambda row: f"{row.workload}-{row.mode}")
 def test_verls_modes_come_out_near_what_was_measured(row: MeasuredMode) -> None:
     """Within a quarter, most within a tenth: see `--calibration`."""
-    assert simulated(row, seeds=1, steps=12) == pytest.approx(row.tokens_per_s, rel=0.25)
+    assert simulate_mode(row, seeds=1, steps=12) == pytest.approx(row.tokens_per_s, rel=0.25)
 
 
 def test_the_command_prints_a_table_json_and_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -211,7 +211,7 @@ def test_the_command_prints_a_table_json_and_mistakes(capsys: pytest.CaptureFixt
     assert [line.split()[0] for line in table[1:3]] == ["sync", "seamless"]
     assert main([*few, "--devices", "train", "rollout", "--policy", "never", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["seamless never"]["shares"]["d1"]["train"] == 0
-    for wrong, told in (
+    for wrong, message in (
         (["--workload", "w9"], "workload='w9'"),
         (["--machine", "x"], "machine='x'"),
         (["--scheduler", "x"], "scheduler='x'"),
@@ -223,7 +223,7 @@ def test_the_command_prints_a_table_json_and_mistakes(capsys: pytest.CaptureFixt
         (["--steps", "3"], "steps=3"),
     ):
         assert main(wrong) == 2
-        assert told in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 def test_calls_frozen_for_good_are_refused() -> None:

@@ -12,6 +12,7 @@ from types import ModuleType
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.paths import RECIPES
 
 from seamless_verl.errors import ConfigError
 from seamless_verl.tiny import make_arithmetic
@@ -19,7 +20,7 @@ from seamless_verl.tiny.__main__ import main
 from seamless_verl.tiny.files import replaced_file, writing_to
 from seamless_verl.tiny.task import arithmetic_rows
 
-RECIPE = Path(__file__).parents[3] / "recipes" / "arithmetic_grpo"
+RECIPE = RECIPES / "arithmetic_grpo"
 SPLITS = ("train.parquet", "val.parquet")
 
 

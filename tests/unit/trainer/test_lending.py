@@ -1,4 +1,4 @@
-"""What the lending policy is told of the trainer's devices, and what becomes of its answer."""
+"""The lending policy's view of the trainer's devices, and what its decisions do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from seamless_verl.resources.lending import Assignment, Decision, Demand, Lendin
 from seamless_verl.trainer.lending import DeviceLending, TrainingProgress
 
 
-class Says:
+class FixedPolicy:
     """A policy that gives the devices of its list away, and keeps what it saw."""
 
     def __init__(self, *lent: str) -> None:
@@ -30,8 +30,8 @@ class Says:
     def load_state_dict(self, state: Any) -> None: ...
 
 
-class Noted(DeviceLending):
-    """Devices whose hand-overs are only noted."""
+class RecordedLending(DeviceLending):
+    """Devices whose hand-overs are only recorded."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -48,28 +48,28 @@ class Noted(DeviceLending):
 START = TrainingProgress(Demand(ready=0, needed=4, left_in_step=16), trained=0, update=0)
 
 
-def devices(policy: Says, progress: TrainingProgress = START) -> Noted:
+def devices(policy: FixedPolicy, progress: TrainingProgress = START) -> RecordedLending:
     replicas: Any = [SimpleNamespace(replica_id=f"replica-{i}", devices=(f"train-{i}",)) for i in range(2)]
-    return Noted(None, replicas, policy, lambda: progress, nullcontext)
+    return RecordedLending(None, replicas, policy, lambda: progress, nullcontext)
 
 
 def test_a_computation_takes_all_devices_and_gives_back_what_the_policy_lends() -> None:
-    policy = Says("train-1")
-    mine = devices(policy)
-    with mine.training("update_actor"), mine.training("inner"):
-        assert mine.taken == {"replica-0", "replica-1"}
-    assert mine.orders_given == [("reclaim", ["replica-0", "replica-1"]), ("lend", ["replica-1"])]
-    with mine.training("update_actor"):
+    policy = FixedPolicy("train-1")
+    lending = devices(policy)
+    with lending.training("update_actor"), lending.training("inner"):
+        assert lending.reclaimed == {"replica-0", "replica-1"}
+    assert lending.orders_given == [("reclaim", ["replica-0", "replica-1"]), ("lend", ["replica-1"])]
+    with lending.training("update_actor"):
         pass
-    assert mine.orders_given[2:] == [("reclaim", ["replica-1"]), ("lend", ["replica-1"])]
+    assert lending.orders_given[2:] == [("reclaim", ["replica-1"]), ("lend", ["replica-1"])]
 
 
 def test_the_policy_sees_where_training_is_and_what_the_engines_had() -> None:
-    policy = Says()
-    mine = devices(policy, TrainingProgress(Demand(ready=3, needed=4, left_in_step=8), trained=6, update=2))
-    with mine.training("update_actor"):
+    policy = FixedPolicy()
+    lending = devices(policy, TrainingProgress(Demand(ready=3, needed=4, left_in_step=8), trained=6, update=2))
+    with lending.training("update_actor"):
         pass
-    mine.offer(None)
+    lending.offer(None)
     between, waiting = policy.seen
     assert between.due_in_s is None, "nothing is known yet of what comes after this computation"
     assert (waiting.trained, waiting.update, waiting.demand.left_in_step, waiting.demand.ready) == (6, 2, 8, 3)
@@ -77,17 +77,17 @@ def test_the_policy_sees_where_training_is_and_what_the_engines_had() -> None:
 
 
 def test_the_pause_after_a_computation_is_known_the_second_time() -> None:
-    policy = Says()
-    mine = devices(policy)
+    policy = FixedPolicy()
+    lending = devices(policy)
     for _ in range(3):
-        with mine.training("compute_log_prob"):
+        with lending.training("compute_log_prob"):
             pass
     due = [view.due_in_s for view in policy.seen]
     assert due[0] is None and due[1] is not None and due[1] >= 0
 
 
 def test_nothing_is_offered_that_training_does_not_have() -> None:
-    policy = Says("train-0", "train-1")
-    mine = devices(policy)
-    mine.offer(None)
-    assert not policy.seen and not mine.orders_given
+    policy = FixedPolicy("train-0", "train-1")
+    lending = devices(policy)
+    lending.offer(None)
+    assert not policy.seen and not lending.orders_given

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.ledger import Clock
 
-from seamless_verl.errors import StandstillError
+from seamless_verl.errors import NoProgressError
 from seamless_verl.trainer.watchdog import Watchdog
 
 LIMIT_S = 0.2
@@ -58,7 +58,7 @@ def test_tokens_carry_it_over_one_limit_each_time(caplog: pytest.LogCaptureFixtu
     for clock.now in (100, 199, 200, 299):
         watched.look()
     clock.now = 310
-    with pytest.raises(StandstillError, match=r"not moved for 110\.0 s\.\nThe trainer was at: waiting for groups"):
+    with pytest.raises(NoProgressError, match=r"not moved for 110\.0 s\.\nThe trainer was at: waiting for groups"):
         watched.look()
     (told,) = (record.getMessage() for record in caplog.records if record.levelno == logging.CRITICAL)
     assert "The trainer was at: waiting for groups, step 3." in told and "thread MainThread (" in told
@@ -72,7 +72,7 @@ def test_a_training_that_is_stuck_ends_with_the_stage_it_was_at() -> None:
         watched.reached("waiting for groups, step 3")
         released.wait()
 
-    with pytest.raises(StandstillError, match="waiting for groups, step 3"):
+    with pytest.raises(NoProgressError, match="waiting for groups, step 3"):
         watched.train(training)
     assert not watching()
     released.set()

@@ -9,7 +9,7 @@ import tracemalloc
 
 import numpy as np
 
-from seamless_verl.trajectory.drift import drifts_of
+from seamless_verl.trajectory.drift import find_drifts
 from seamless_verl.trajectory.policies import TrainAll
 from seamless_verl.trajectory.records import Finish, Segment, Turn, logprobs, tokens
 from seamless_verl.trajectory.sequences import assemble
@@ -76,6 +76,6 @@ def test_cost_per_turn_does_not_grow_with_rewriting() -> None:
         turn.prompt_ids[0] = number
         turn.request["messages"] = [{"role": "user", "content": str(number)}, *turn.request["messages"][1:]]
     start = time.process_time()
-    drifts = drifts_of(recorded(turns).tree)
+    drifts = find_drifts(recorded(turns).tree)
     assert time.process_time() - start < 2.0
     assert len(drifts) == TURNS - 1

@@ -1,4 +1,4 @@
-"""What a person reads of a session, and what a file holds of it."""
+"""A session as text, and as rows in a file."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.trajectory import Told, segment, session, sessions, turn
+from support.trajectory import SessionModel, segment, session, sessions, turn
 
 from seamless_verl.trajectory.export import ARRAYS, rows, write_jsonl
 from seamless_verl.trajectory.policies import MaskOlderThan, TrainAll
 from seamless_verl.trajectory.records import Finish
 from seamless_verl.trajectory.sequences import SequenceLimits, assemble
 from seamless_verl.trajectory.session import Closed, SessionRecord
-from seamless_verl.trajectory.show import show
+from seamless_verl.trajectory.show import format_session
 
 
 def example() -> SessionRecord:
@@ -32,7 +32,7 @@ def example() -> SessionRecord:
 
 
 def test_the_tree_as_text() -> None:
-    assert show(example(), MaskOlderThan(0), 5).splitlines() == [
+    assert format_session(example(), MaskOlderThan(0), 5).splitlines() == [
         "session u/0 finished reward=1: 4 turns, 6 tokens generated",
         "context 2",
         "generated 1 by a v4 on r0: trained 0/1 stale",
@@ -49,30 +49,32 @@ def test_the_tree_as_text() -> None:
 
 
 def test_an_empty_session_as_text() -> None:
-    assert show(session(), TrainAll(), 0) == "session u/0 open: 0 turns, 0 tokens generated"
+    assert format_session(session(), TrainAll(), 0) == "session u/0 open: 0 turns, 0 tokens generated"
 
 
 @settings(max_examples=150, deadline=None)
 @given(sessions(), st.integers(0, 4), st.none() | st.integers(1, 9), st.none() | st.integers(1, 9))
-def test_the_text_shows_what_is_trained(told: Told, version: int, prompt: int | None, response: int | None) -> None:
-    record, policy, limits = told.record(), MaskOlderThan(1), SequenceLimits(prompt, response)
-    made = assemble(record, policy, version, limits)
-    lines = show(record, policy, version, limits).splitlines()
+def test_the_text_shows_what_is_trained(
+    model: SessionModel, version: int, prompt: int | None, response: int | None
+) -> None:
+    record, policy, limits = model.record(), MaskOlderThan(1), SequenceLimits(prompt, response)
+    assembly = assemble(record, policy, version, limits)
+    lines = format_session(record, policy, version, limits).splitlines()
     counts = [line.split("trained ")[1].split()[0].split("/") for line in lines if "trained " in line]
-    assert sum(int(trained) for trained, _ in counts) == made.account.trained
-    assert sum(int(generated) for _, generated in counts) == made.account.generated
-    assert sum("=> sequence" in line for line in lines) == len(made.sequences)
-    assert all(("stale" in line or "too_long" in line) <= bool(made.account.dropped) for line in lines)
+    assert sum(int(trained) for trained, _ in counts) == assembly.account.trained
+    assert sum(int(generated) for _, generated in counts) == assembly.account.generated
+    assert sum("=> sequence" in line for line in lines) == len(assembly.sequences)
+    assert all(("stale" in line or "too_long" in line) <= bool(assembly.account.dropped) for line in lines)
 
 
 def test_rows_come_back_as_the_arrays_they_were(tmp_path: Path) -> None:
     record = example()
-    made = assemble(record, MaskOlderThan(0), 5)
-    assert write_jsonl(tmp_path / "rows.jsonl", rows(record, made)) == 2
+    assembly = assemble(record, MaskOlderThan(0), 5)
+    assert write_jsonl(tmp_path / "rows.jsonl", rows(record, assembly)) == 2
     read = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
-    for row, one in zip(read, made.sequences, strict=True):
+    for row, sequence in zip(read, assembly.sequences, strict=True):
         for name in ARRAYS:
-            array = getattr(one, name)
+            array = getattr(sequence, name)
             assert np.array_equal(np.asarray(row[name], array.dtype), array)
     assert read[0]["turn_ids"] == ["a", "b"] and read[0]["span_starts"] == [0, 2, 4]
     assert (read[0]["reward_names"], read[0]["reward_values"], read[0]["closed"]) == (["reward"], [1.0], "finished")
@@ -80,9 +82,9 @@ def test_rows_come_back_as_the_arrays_they_were(tmp_path: Path) -> None:
 
 def test_rows_of_all_sessions_have_the_same_columns() -> None:
     plain = session(turn("a", [1], [2]))
-    made = [rows(record, assemble(record, TrainAll(), 0)) for record in (plain, example())]
-    columns = {tuple(row) for part in made for row in part}
-    assert len(columns) == 1 and all(type(i) is int for row in made[0] for i in row["response_ids"])
+    assembly = [rows(record, assemble(record, TrainAll(), 0)) for record in (plain, example())]
+    columns = {tuple(row) for part in assembly for row in part}
+    assert len(columns) == 1 and all(type(i) is int for row in assembly[0] for i in row["response_ids"])
 
 
 def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:

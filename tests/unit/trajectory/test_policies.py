@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from seamless_verl.errors import ConfigError, IntegrityError
 from seamless_verl.trajectory.account import Account, DropReason
-from seamless_verl.trajectory.policies import POLICIES, TokenPolicy, TokenView, policy
+from seamless_verl.trajectory.policies import POLICIES, TokenPolicy, TokenView, make_policy
 
 
 def view(versions: list[int], trainer_version: int) -> TokenView:
@@ -22,7 +22,7 @@ def view(versions: list[int], trainer_version: int) -> TokenView:
 
 
 def decided(name: str, versions: list[int], trainer_version: int, max_staleness: int = 0) -> list[int]:
-    return policy(name, max_staleness).decide(view(versions, trainer_version)).astype(int).tolist()
+    return make_policy(name, max_staleness).decide(view(versions, trainer_version)).astype(int).tolist()
 
 
 @pytest.mark.parametrize(
@@ -51,14 +51,14 @@ def test_a_token_of_weights_that_the_trainer_lost_is_not_on_policy() -> None:
 
 def test_a_policy_nobody_knows_is_refused_with_those_there_are() -> None:
     with pytest.raises(ConfigError, match=r"'freshest'.*drop_if_older_than.*train_all"):
-        policy("freshest")
+        make_policy("freshest")
     with pytest.raises(ConfigError, match="max_staleness=-1"):
-        policy("mask_older_than", -1)
+        make_policy("mask_older_than", -1)
 
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_policy_has_nothing_to_restore(name: str) -> None:
-    made: TokenPolicy = policy(name, 2)
+    made: TokenPolicy = make_policy(name, 2)
     made.load_state_dict(made.state_dict())
     assert pickle.loads(pickle.dumps(made)) == made
     assert all(isinstance(value, float) for value in made.metrics().values())
@@ -72,7 +72,7 @@ def test_a_policy_trains_generated_tokens_only_and_leaves_its_view_alone(
     name: str, versions: list[int], trainer_version: int, max_staleness: int
 ) -> None:
     seen = view(versions, trainer_version)
-    keep = policy(name, max_staleness).decide(seen)
+    keep = make_policy(name, max_staleness).decide(seen)
     assert not (keep & ~seen.generated).any() and len(keep) == len(versions)
     assert seen.generated.tolist() == [version >= 0 for version in versions]
 

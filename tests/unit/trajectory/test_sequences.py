@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.trajectory import Told, segment, session, sessions, turn
+from support.trajectory import SessionModel, segment, session, sessions, turn
 
 from seamless_verl.errors import ConfigError
 from seamless_verl.trajectory.account import Account, DropReason
@@ -21,89 +21,102 @@ ALL = TrainAll()
 DONE = [Finish.STOP, Finish.LENGTH, Finish.TOOL_CALLS]
 
 
-def trained_tokens(made: Assembly) -> Counter[tuple[str, int, float, int]]:
+def trained_tokens(assembly: Assembly) -> Counter[tuple[str, int, float, int]]:
     """(turn id, id, logprob, version) of each trained token."""
     found: Counter[tuple[str, int, float, int]] = Counter()
-    for one in made.sequences:
-        for span in one.spans:
+    for sequence in assembly.sequences:
+        for span in sequence.spans:
             for i in range(span.start, span.stop):
-                if one.response_mask[i]:
-                    logprob, version = float(one.rollout_log_probs[i]), int(one.weight_version[i])
-                    found[(span.turn_id, int(one.response_ids[i]), logprob, version)] += 1
+                if sequence.response_mask[i]:
+                    logprob, version = float(sequence.rollout_log_probs[i]), int(sequence.weight_version[i])
+                    found[(span.turn_id, int(sequence.response_ids[i]), logprob, version)] += 1
     return found
 
 
-def recorded_tokens(told: Told) -> Counter[tuple[str, int, float, int]]:
+def recorded_tokens(model: SessionModel) -> Counter[tuple[str, int, float, int]]:
     return Counter(
-        (each.turn_id, i, p, part.version)
-        for each in told.turns
-        for part in each.segments
+        (recorded.turn_id, i, p, part.version)
+        for recorded in model.turns
+        for part in recorded.segments
         for i, p in zip(part.ids, part.logprobs, strict=True)
     )
 
 
-def whole(one: TrainingSequence) -> list[int]:
-    return [*one.prompt_ids.tolist(), *one.response_ids.tolist()]
+def all_ids(sequence: TrainingSequence) -> list[int]:
+    return [*sequence.prompt_ids.tolist(), *sequence.response_ids.tolist()]
 
 
 def test_one_conversation_is_one_sequence() -> None:
     first, second = segment([3, 4], 5), segment([6], 6, -2.0)
-    made = assemble(session(turn("a", [1, 2], [first]), turn("b", [1, 2, 3, 4, 5], [second])), ALL, 6)
-    (one,) = made.sequences
-    assert one.prompt_ids.tolist() == [1, 2] and one.response_ids.tolist() == [3, 4, 5, 6]
-    assert one.response_mask.tolist() == [1, 1, 0, 1] and one.weight_version.tolist() == [5, 5, -1, 6]
-    assert one.rollout_log_probs.tolist() == [-0.5, -0.515625, 0, -2]
-    assert (one.leaf_id, one.turn_ids, made.account) == ("b", ("a", "b"), Account(3, 3))
-    arrays = (one.prompt_ids, one.response_ids, one.response_mask, one.rollout_log_probs, one.weight_version)
+    assembly = assemble(session(turn("a", [1, 2], [first]), turn("b", [1, 2, 3, 4, 5], [second])), ALL, 6)
+    (sequence,) = assembly.sequences
+    assert sequence.prompt_ids.tolist() == [1, 2] and sequence.response_ids.tolist() == [3, 4, 5, 6]
+    assert sequence.response_mask.tolist() == [1, 1, 0, 1] and sequence.weight_version.tolist() == [5, 5, -1, 6]
+    assert sequence.rollout_log_probs.tolist() == [-0.5, -0.515625, 0, -2]
+    assert (sequence.leaf_id, sequence.turn_ids, assembly.account) == ("b", ("a", "b"), Account(3, 3))
+    arrays = (
+        sequence.prompt_ids,
+        sequence.response_ids,
+        sequence.response_mask,
+        sequence.rollout_log_probs,
+        sequence.weight_version,
+    )
     assert [a.dtype for a in arrays] == [np.int32, np.int32, np.uint8, np.float32, np.int32]
 
 
 def test_what_two_paths_share_is_trained_on_the_first_and_prompt_to_the_second() -> None:
-    made = assemble(session(turn("a", [1], [2]), turn("b", [1, 2, 3], [4]), turn("c", [1, 2, 5], [6])), ALL, 0)
-    told = [(one.leaf_id, one.prompt_ids.tolist(), one.response_ids.tolist()) for one in made.sequences]
-    assert told == [("b", [1], [2, 3, 4]), ("c", [1, 2, 5], [6])]
+    assembly = assemble(session(turn("a", [1], [2]), turn("b", [1, 2, 3], [4]), turn("c", [1, 2, 5], [6])), ALL, 0)
+    sequences = [
+        (sequence.leaf_id, sequence.prompt_ids.tolist(), sequence.response_ids.tolist())
+        for sequence in assembly.sequences
+    ]
+    assert sequences == [("b", [1], [2, 3, 4]), ("c", [1, 2, 5], [6])]
 
 
 def test_a_leaf_that_generated_nothing_yields_nothing_and_takes_nothing() -> None:
-    made = assemble(session(turn("a", [1], [2]), turn("b", [1, 2, 3]), turn("c", [1, 2, 5], [6])), ALL, 0)
-    assert [(one.leaf_id, whole(one)) for one in made.sequences] == [("c", [1, 2, 5, 6])]
+    assembly = assemble(session(turn("a", [1], [2]), turn("b", [1, 2, 3]), turn("c", [1, 2, 5], [6])), ALL, 0)
+    assert [(sequence.leaf_id, all_ids(sequence)) for sequence in assembly.sequences] == [("c", [1, 2, 5, 6])]
 
 
 def test_a_leaf_is_named_after_the_first_turn_that_ended_there() -> None:
-    made = assemble(session(turn("a", [1], [2]), turn("b", [1, 2, 3]), turn("c", [1, 2, 3])), ALL, 0)
-    assert [(one.leaf_id, one.turn_ids, whole(one)) for one in made.sequences] == [("b", ("a",), [1, 2])]
+    assembly = assemble(session(turn("a", [1], [2]), turn("b", [1, 2, 3]), turn("c", [1, 2, 3])), ALL, 0)
+    assert [(sequence.leaf_id, sequence.turn_ids, all_ids(sequence)) for sequence in assembly.sequences] == [
+        ("b", ("a",), [1, 2])
+    ]
 
 
 def test_a_cancelled_reply_is_trained_as_far_as_it_was_replayed() -> None:
     cut = turn("a", [1], [2, 3, 4], finish=Finish.CANCELLED)
     assert assemble(session(cut), ALL, 0).account == Account(3, 0, {DropReason.CANCELLED: 3})
-    made = assemble(session(cut, turn("b", [1, 2, 3, 9], [5])), ALL, 0)
-    assert [whole(one) for one in made.sequences] == [[1, 2, 3, 9, 5]]
-    assert made.account == Account(4, 3, {DropReason.CANCELLED: 1})
+    assembly = assemble(session(cut, turn("b", [1, 2, 3, 9], [5])), ALL, 0)
+    assert [all_ids(sequence) for sequence in assembly.sequences] == [[1, 2, 3, 9, 5]]
+    assert assembly.account == Account(4, 3, {DropReason.CANCELLED: 1})
 
 
 def test_a_failed_turn_and_its_retry() -> None:
-    made = assemble(session(turn("a", [1], [2], finish=Finish.FAILED), turn("b", [1], [2])), ALL, 0)
-    assert [one.leaf_id for one in made.sequences] == ["b"] and made.account == Account(2, 1, {DropReason.FAILED: 1})
+    assembly = assemble(session(turn("a", [1], [2], finish=Finish.FAILED), turn("b", [1], [2])), ALL, 0)
+    assert [sequence.leaf_id for sequence in assembly.sequences] == ["b"] and assembly.account == Account(
+        2, 1, {DropReason.FAILED: 1}
+    )
 
 
 def test_a_long_response_loses_its_tail_and_does_not_end_in_context() -> None:
     record = session(turn("a", [1], [2, 3]), turn("b", [1, 2, 3, 4, 5], [6, 7]))
-    made = assemble(record, ALL, 0, SequenceLimits(max_response=4))
-    assert [one.response_ids.tolist() for one in made.sequences] == [[2, 3]]
-    assert made.account == Account(4, 2, {DropReason.TOO_LONG: 2})
+    assembly = assemble(record, ALL, 0, SequenceLimits(max_response=4))
+    assert [sequence.response_ids.tolist() for sequence in assembly.sequences] == [[2, 3]]
+    assert assembly.account == Account(4, 2, {DropReason.TOO_LONG: 2})
 
 
 def test_a_long_prompt_drops_the_sequence() -> None:
-    made = assemble(session(turn("a", [1, 1, 1], [2])), ALL, 0, SequenceLimits(max_prompt=2))
-    assert not made.sequences and made.account == Account(1, 0, {DropReason.PROMPT_TOO_LONG: 1})
+    assembly = assemble(session(turn("a", [1, 1, 1], [2])), ALL, 0, SequenceLimits(max_prompt=2))
+    assert not assembly.sequences and assembly.account == Account(1, 0, {DropReason.PROMPT_TOO_LONG: 1})
     assert assemble(session(turn("a", [1, 1], [2])), ALL, 0, SequenceLimits(max_prompt=2)).account.trained == 1
 
 
 def test_what_is_too_long_is_not_held_against_what_is_left() -> None:
     record = session(turn("a", [1], [segment([2, 3], 5), segment([4], 1)]))
-    made = assemble(record, DropIfOlderThan(0), 5, SequenceLimits(max_response=2))
-    assert made.account == Account(3, 2, {DropReason.TOO_LONG: 1})
+    assembly = assemble(record, DropIfOlderThan(0), 5, SequenceLimits(max_response=2))
+    assert assembly.account == Account(3, 2, {DropReason.TOO_LONG: 1})
 
 
 def test_a_limit_of_nothing_is_refused() -> None:
@@ -113,64 +126,66 @@ def test_a_limit_of_nothing_is_refused() -> None:
 
 @settings(max_examples=400, deadline=None)
 @given(sessions(finishes=DONE))
-def test_every_generated_token_is_trained_exactly_once(told: Told) -> None:
-    assert trained_tokens(assemble(told.record(), ALL, 3)) == recorded_tokens(told)
+def test_every_generated_token_is_trained_exactly_once(model: SessionModel) -> None:
+    assert trained_tokens(assemble(model.record(), ALL, 3)) == recorded_tokens(model)
 
 
 @settings(max_examples=300, deadline=None)
 @given(sessions())
-def test_what_is_not_trained_is_of_turns_that_did_not_finish(told: Told) -> None:
-    made = assemble(told.record(), ALL, 3)
-    missing = recorded_tokens(told) - trained_tokens(made)
-    unfinished = {each.turn_id for each in told.turns if each.finish in (Finish.CANCELLED, Finish.FAILED)}
+def test_what_is_not_trained_is_of_turns_that_did_not_finish(model: SessionModel) -> None:
+    assembly = assemble(model.record(), ALL, 3)
+    missing = recorded_tokens(model) - trained_tokens(assembly)
+    unfinished = {recorded.turn_id for recorded in model.turns if recorded.finish in (Finish.CANCELLED, Finish.FAILED)}
     assert {turn_id for turn_id, *_ in missing} <= unfinished
-    assert missing.total() == sum(made.account.dropped.values())
-    assert not trained_tokens(made) - recorded_tokens(told)
+    assert missing.total() == sum(assembly.account.dropped.values())
+    assert not trained_tokens(assembly) - recorded_tokens(model)
 
 
 @settings(max_examples=300, deadline=None)
 @given(sessions())
-def test_a_sequence_is_the_beginning_of_what_its_last_turn_read_and_wrote(told: Told) -> None:
-    by_id = {each.turn_id: each for each in told.turns}
-    made = assemble(told.record(), ALL, 3)
-    assert len({one.leaf_id for one in made.sequences}) == len(made.sequences)
-    for one in made.sequences:
-        last, leaf = by_id[one.turn_ids[-1]], by_id[one.leaf_id]
-        ids = whole(one)
+def test_a_sequence_is_the_beginning_of_what_its_last_turn_read_and_wrote(model: SessionModel) -> None:
+    by_id = {recorded.turn_id: recorded for recorded in model.turns}
+    assembly = assemble(model.record(), ALL, 3)
+    assert len({sequence.leaf_id for sequence in assembly.sequences}) == len(assembly.sequences)
+    for sequence in assembly.sequences:
+        last, leaf = by_id[sequence.turn_ids[-1]], by_id[sequence.leaf_id]
+        ids = all_ids(sequence)
         assert [*last.prompt_ids, *last.generated_ids][: len(ids)] == ids
         assert [*leaf.prompt_ids, *leaf.generated_ids][: len(ids)] == ids
-        assert one.response_mask[0] == one.response_mask[-1] == 1
+        assert sequence.response_mask[0] == sequence.response_mask[-1] == 1
 
 
 @settings(max_examples=300, deadline=None)
 @given(
-    told=sessions(),
+    model=sessions(),
     policy=st.sampled_from(POLICIES),
     version=st.integers(0, 5),
     longest=st.tuples(*[st.none() | st.integers(1, 12)] * 2),
 )
 def test_the_account_closes(
-    told: Told, policy: TokenPolicy, version: int, longest: tuple[int | None, int | None]
+    model: SessionModel, policy: TokenPolicy, version: int, longest: tuple[int | None, int | None]
 ) -> None:
     limits = SequenceLimits(*longest)
-    made = assemble(told.record(), policy, version, limits)
-    made.account.check_integrity()
-    assert made.account.generated == told.generated
-    assert made.account.trained == trained_tokens(made).total()
-    assert not trained_tokens(made) - recorded_tokens(told)
-    for one in made.sequences:
-        assert len(one.prompt_ids) <= (limits.max_prompt or 1000)
-        assert 0 < len(one.response_ids) <= (limits.max_response or 1000)
-        inside = np.zeros(len(one.response_ids), bool)
-        for span in one.spans:
+    assembly = assemble(model.record(), policy, version, limits)
+    assembly.account.check_integrity()
+    assert assembly.account.generated == model.generated
+    assert assembly.account.trained == trained_tokens(assembly).total()
+    assert not trained_tokens(assembly) - recorded_tokens(model)
+    for sequence in assembly.sequences:
+        assert len(sequence.prompt_ids) <= (limits.max_prompt or 1000)
+        assert 0 < len(sequence.response_ids) <= (limits.max_response or 1000)
+        inside = np.zeros(len(sequence.response_ids), bool)
+        for span in sequence.spans:
             inside[span.start : span.stop] = True
-            assert (one.weight_version[span.start : span.stop] == span.version).all()
-        assert (one.weight_version[~inside] == -1).all() and not one.rollout_log_probs[~inside].any()
+            assert (sequence.weight_version[span.start : span.stop] == span.version).all()
+        assert (sequence.weight_version[~inside] == -1).all() and not sequence.rollout_log_probs[~inside].any()
 
 
 @settings(max_examples=200, deadline=None)
 @given(first=sessions(most=5), second=sessions(most=5), order=st.randoms())
-def test_the_order_of_independent_turns_changes_no_total(first: Told, second: Told, order: object) -> None:
+def test_the_order_of_independent_turns_changes_no_total(
+    first: SessionModel, second: SessionModel, order: object
+) -> None:
     """Two agents in one session: each keeps its own order, their turns fall between each other's as they may."""
     ours = [turn(e.turn_id, [7, *e.prompt_ids], e.segments, finish=e.finish) for e in first.turns]
     theirs = [turn(f"o{e.turn_id}", [8, *e.prompt_ids], e.segments, finish=e.finish) for e in second.turns]
@@ -179,4 +194,4 @@ def test_the_order_of_independent_turns_changes_no_total(first: Told, second: To
         mixed.append((a if a and (not b or order.random() < 0.5) else b).pop(0))  # type: ignore[attr-defined]
     apart, together = (assemble(session(*turns), MaskOlderThan(1), 3) for turns in (ours + theirs, mixed))
     assert together.account == apart.account and trained_tokens(together) == trained_tokens(apart)
-    assert sorted(map(whole, together.sequences)) == sorted(map(whole, apart.sequences))
+    assert sorted(map(all_ids, together.sequences)) == sorted(map(all_ids, apart.sequences))

@@ -119,7 +119,7 @@ class Sessions(RuleBasedStateMachine):
     @invariant()
     def nothing_is_lost(self) -> None:
         self.record.check_integrity()
-        assert [placed.turn_id for placed in self.record.turns] == [each.turn_id for each in self.taken]
+        assert [placed.turn_id for placed in self.record.turns] == [recorded.turn_id for recorded in self.taken]
         assert all(self.record.tree.turns[e.turn_id].generated_ids() == e.generated_ids for e in self.taken)
         assert (self.record.rewards, self.record.closed) == (self.rewards, self.closed)
         assert self.record.is_open == (self.closed is None)
@@ -127,7 +127,7 @@ class Sessions(RuleBasedStateMachine):
     @invariant()
     def the_account_closes(self) -> None:
         account = assemble(self.record, TrainAll(), 1).account
-        assert account.generated == sum(each.generated for each in self.taken)
+        assert account.generated == sum(recorded.generated for recorded in self.taken)
 
 
 Sessions.TestCase.settings = settings(max_examples=40, deadline=None, stateful_step_count=20)

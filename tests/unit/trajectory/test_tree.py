@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.trajectory import Told, segment, session, sessions, turn
+from support.trajectory import SessionModel, segment, session, sessions, turn
 
 from seamless_verl.errors import IntegrityError
 from seamless_verl.trajectory.records import Segment, Turn
@@ -42,23 +42,23 @@ def test_equal_samples_of_one_prompt_are_kept_apart() -> None:
 
 def test_of_equal_samples_the_latest_is_continued() -> None:
     tree = tree_of(turn("a", [1], [2, 3]), turn("b", [1], [2, 3]), turn("c", [1, 2, 3, 4], [5]))
-    assert tree.turns["c"].joined is tree.turns["b"].end
+    assert tree.turns["c"].match_end is tree.turns["b"].end
 
 
 def test_a_split_does_not_make_a_sample_the_latest() -> None:
     samples = turn("a", [1], [2, 3, 4]), turn("b", [1], [2, 9])
     tree = tree_of(*samples, turn("c", [1, 2, 3, 7], [5]), turn("d", [1, 2, 5], [6]))
-    assert tree.turns["d"].joined.turn_id == "b" and list(tree.turns["d"].joined.ids) == [2]
+    assert tree.turns["d"].match_end.turn_id == "b" and list(tree.turns["d"].match_end.ids) == [2]
 
 
 def test_the_deepest_agreement_goes_before_the_latest() -> None:
     tree = tree_of(turn("a", [1], [2, 3, 4]), turn("b", [1], [2, 9]), turn("c", [1, 2, 3, 4, 5], [6]))
-    assert tree.turns["c"].joined is tree.turns["a"].end
+    assert tree.turns["c"].match_end is tree.turns["a"].end
 
 
 def test_a_generated_path_goes_before_equal_context() -> None:
     tree = tree_of(turn("x", [1, 2, 3]), turn("a", [1], [2, 3]), turn("b", [1, 2, 3, 4]))
-    assert tree.turns["b"].joined is tree.turns["a"].end
+    assert tree.turns["b"].match_end is tree.turns["a"].end
 
 
 def test_a_departure_within_a_generated_run_splits_it_with_its_logprobs() -> None:
@@ -75,7 +75,7 @@ def test_a_turn_that_generated_nothing_ends_where_its_prompt_does() -> None:
 
 def test_ids_that_agree_in_some_bytes_only_are_different() -> None:
     tree = tree_of(turn("a", [1, 0x01020304], [5]), turn("b", [1, 0x02020304], [5]))
-    assert tree.turns["b"].joined is tree.root.children[0] and list(tree.root.children[0].ids) == [1]
+    assert tree.turns["b"].match_end is tree.root.children[0] and list(tree.root.children[0].ids) == [1]
 
 
 def test_text_of_requests_is_held_once() -> None:
@@ -95,18 +95,18 @@ def test_a_lost_token_is_named() -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(sessions())
-def test_every_turn_can_be_read_off_the_tree_as_it_was(told: Told) -> None:
-    tree = told.record().tree
-    for each in told.turns:
-        placed = tree.turns[each.turn_id]
-        assert placed.prompt_ids() == each.prompt_ids and placed.generated_ids() == each.generated_ids
-        assert joined(parts_of(placed)) == joined(list(each.segments))
+def test_every_turn_can_be_read_off_the_tree_as_it_was(model: SessionModel) -> None:
+    tree = model.record().tree
+    for recorded in model.turns:
+        placed = tree.turns[recorded.turn_id]
+        assert placed.prompt_ids() == recorded.prompt_ids and placed.generated_ids() == recorded.generated_ids
+        assert joined(parts_of(placed)) == joined(list(recorded.segments))
 
 
 @settings(max_examples=300, deadline=None)
 @given(sessions())
-def test_the_tree_is_as_small_as_it_can_be(told: Told) -> None:
-    tree = told.record().tree
+def test_the_tree_is_as_small_as_it_can_be(model: SessionModel) -> None:
+    tree = model.record().tree
     for node in [tree.root, *tree.nodes()]:
         context = [child.ids[0] for child in node.children if child.segment is None]
         assert len(context) == len(set(context))
@@ -115,10 +115,10 @@ def test_the_tree_is_as_small_as_it_can_be(told: Told) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(sessions(), st.data())
-def test_a_prompt_is_matched_as_deep_as_any_path_agrees(told: Told, data: st.DataObject) -> None:
-    tree = told.record().tree
-    prompt = data.draw(st.sampled_from(told.turns)).prompt_ids + data.draw(st.sampled_from(told.turns)).generated_ids
-    paths = [[*each.prompt_ids, *each.generated_ids] for each in told.turns]
+def test_a_prompt_is_matched_as_deep_as_any_path_agrees(model: SessionModel, data: st.DataObject) -> None:
+    tree = model.record().tree
+    prompt = data.draw(st.sampled_from(model.turns)).prompt_ids + data.draw(st.sampled_from(model.turns)).generated_ids
+    paths = [[*recorded.prompt_ids, *recorded.generated_ids] for recorded in model.turns]
     agreed = [next((i for i, (a, b) in enumerate(zip(p, prompt, strict=False)) if a != b), None) for p in paths]
     deepest = max(min(len(p), len(prompt)) if at is None else at for p, at in zip(paths, agreed, strict=True))
     assert tree.match(prompt)[2] == deepest

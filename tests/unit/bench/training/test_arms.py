@@ -14,14 +14,14 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from support.config import UNREAD, compose_ours, write_model, write_rows
 
-from seamless_verl.bench.training.arms import MODE, SEAMLESS, VERL, Arm, arms_named, known, vanilla
+from seamless_verl.bench.training.arms import MODE, SEAMLESS, VERL, Arm, arms_named, default_arms, verl_arms
 from seamless_verl.bench.training.settings import DEVICES, BenchPlan, make_prompts, shared
 from seamless_verl.bench.training.workloads import PROMPT_TOKENS, WORKLOADS, Workload
 from seamless_verl.config import preflight
 from seamless_verl.errors import ConfigError
 
 W2 = WORKLOADS["w2"]
-ARMS = known(W2)
+ARMS = default_arms(W2)
 
 
 UNREAD_HERE = set(UNREAD) - {"agent", "engine_kwargs"}
@@ -91,7 +91,7 @@ def test_the_checks_accept_it_on_both_devices(arm: Arm, data: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("workload", WORKLOADS.values(), ids=list(WORKLOADS))
 def test_they_accept_every_workload(workload: Workload, data: Path, tmp_path: Path) -> None:
-    for arm in (vanilla(workload)[0], *arms_named(workload, ["seamless-multiplexed-s1-streamed"])):
+    for arm in (verl_arms(workload)[0], *arms_named(workload, ["seamless-multiplexed-s1-streamed"])):
         config = composed(plan_for(arm, data, tmp_path, workload))
         assert preflight(config, devices=DEVICES, accelerator=False) == []
         longest = PROMPT_TOKENS + workload.response_tokens
@@ -99,7 +99,7 @@ def test_they_accept_every_workload(workload: Workload, data: Path, tmp_path: Pa
 
 
 def test_only_the_poll_differs_between_a_mode_and_itself_with_a_lower_one() -> None:
-    arms = {arm.name: arm for arm in vanilla(W2)}
+    arms = {arm.name: arm for arm in verl_arms(W2)}
     for name in ("sync", "colocate_async", "separate_async", "separate_async-switch"):
         more = dict(arms[f"{name}-poll"].overrides.items() - arms[name].overrides.items())
         assert more == {
@@ -120,7 +120,7 @@ def test_verls_modes_run_verls_main_job(data: Path, tmp_path: Path) -> None:
 def test_the_environment_is_the_same_for_all(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     environments = [plan_for(arm, data, tmp_path).environment() for arm in ARMS]
-    assert all(one == environments[0] for one in environments)
+    assert all(environment == environments[0] for environment in environments)
     assert environments[0]["SEAMLESS_CPU_DEVICES"] == "2" and environments[0]["SEAMLESS_CPU_PIN"] == "1"
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from seamless_verl.bench.training import engine_baseline as alone
+from seamless_verl.bench.training import engine_baseline
 from seamless_verl.bench.training.workloads import WORKLOADS, Workload
 from seamless_verl.errors import ConfigError
 
@@ -16,7 +16,7 @@ RATES = {32: 4000.0, 64: 6000.0}
 
 
 @pytest.mark.parametrize(
-    ("workload", "turn_s", "bound", "measured", "told"),
+    ("workload", "turn_s", "bound", "measurements", "expected"),
     [
         (W1, None, False, 0, W1),
         (W1, None, True, 1, W1),
@@ -30,8 +30,8 @@ def test_an_engine_is_measured_once_and_where_it_must_be(
     workload: Workload,
     turn_s: float | None,
     bound: bool,
-    measured: int,
-    told: Workload,
+    measurements: int,
+    expected: Workload,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -39,16 +39,19 @@ def test_an_engine_is_measured_once_and_where_it_must_be(
 
     def measure(workload: Workload, model: Path, folder: Path, timeout_s: float) -> None:
         calls.append(workload.name)
-        (folder / alone.RATES_FILE).write_text(json.dumps(RATES))
+        (folder / engine_baseline.RATES_FILE).write_text(json.dumps(RATES))
 
-    monkeypatch.setattr(alone, "measure_rates", measure)
+    monkeypatch.setattr(engine_baseline, "measure_rates", measure)
     for _ in range(2):
-        assert alone.timed(workload, turn_s, bound=bound, model=tmp_path, folder=tmp_path, timeout_s=1) == told
-    assert len(calls) == measured
+        assert (
+            engine_baseline.with_tool_time(workload, turn_s, bound=bound, model=tmp_path, folder=tmp_path, timeout_s=1)
+            == expected
+        )
+    assert len(calls) == measurements
 
 
 def test_without_a_measure_a_tool_has_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alone, "measure_rates", lambda *places: None)
+    monkeypatch.setattr(engine_baseline, "measure_rates", lambda *places: None)
     with pytest.raises(ConfigError, match="--turn-s"):
-        alone.timed(W3, None, bound=False, model=tmp_path, folder=tmp_path, timeout_s=1)
-    assert alone.timed(W1, None, bound=True, model=tmp_path, folder=tmp_path, timeout_s=1) == W1
+        engine_baseline.with_tool_time(W3, None, bound=False, model=tmp_path, folder=tmp_path, timeout_s=1)
+    assert engine_baseline.with_tool_time(W1, None, bound=True, model=tmp_path, folder=tmp_path, timeout_s=1) == W1

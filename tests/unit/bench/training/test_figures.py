@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from seamless_verl.bench.training.figures import Figures, bound, curve, figures, row
+from seamless_verl.bench.training.figures import Figures, bound, figure_row, figures, reward_curve
 from seamless_verl.bench.training.workloads import WORKLOADS, Lognormal, Workload
 from seamless_verl.errors import ConfigError
 
@@ -70,7 +70,7 @@ def test_something_must_be_left_to_measure(skip: int) -> None:
 
 
 def test_the_curve_is_the_mean_reward() -> None:
-    assert curve([step(10), step(20)]) == [0.1, 0.2]
+    assert reward_curve([step(10), step(20)]) == [0.1, 0.2]
 
 
 def run(tokens: int, seconds: float, **others: Any) -> Figures:
@@ -85,10 +85,10 @@ def run(tokens: int, seconds: float, **others: Any) -> Figures:
 def test_a_ratio_is_of_the_same_round() -> None:
     """Three rounds on a machine that slows down: the ratio of medians would be 1.5, of pairs it is 2."""
     baseline = {1: run(400, 1), 2: run(200, 1), 3: run(100, 1)}
-    found = row("ours", {1: run(800, 1), 2: run(300, 1), 3: run(200, 1), 4: run(9, 1)}, baseline)
+    found = figure_row("ours", {1: run(800, 1), 2: run(300, 1), 3: run(200, 1), 4: run(9, 1)}, baseline)
     assert found.ratio == 2.0
     assert (found.rounds, found.lowest, found.highest, found.tokens_per_s) == (4, 9, 800, 250)
-    assert row("ours", {4: run(9, 1)}, baseline).ratio is None
+    assert figure_row("ours", {4: run(9, 1)}, baseline).ratio is None
 
 
 def test_a_row_has_medians_and_the_worst() -> None:
@@ -97,7 +97,7 @@ def test_a_row_has_medians_and_the_worst() -> None:
         2: run(10, 1, step_s=5.0, staleness=4, evicted=0.0, wait_s=0.7),
         3: run(10, 1, step_s=4.0, budget=0.9),
     }
-    found = row("ours", runs, runs)
+    found = figure_row("ours", runs, runs)
     assert (found.step_s, found.staleness, found.evicted, found.budget, found.ratio) == (4.0, 4, 2.0, 1.0, 1.0)
     assert found.wait_s == pytest.approx(0.6) and found.update_s is None
 

@@ -12,8 +12,8 @@ import pytest
 
 from seamless_verl.bench.training import __main__ as command
 from seamless_verl.bench.training.arms import arms_named
-from seamless_verl.bench.training.figures import differences, figures, in_all, read_samples
-from seamless_verl.bench.training.report import baseline_of, bound_of, make_report, table, write_result
+from seamless_verl.bench.training.figures import count_common, differences, figures, read_samples
+from seamless_verl.bench.training.report import baseline_of, bound_of, make_report, report_text, write_result
 from seamless_verl.bench.training.running import Tail
 from seamless_verl.bench.training.workloads import WORKLOADS
 from seamless_verl.errors import ConfigError
@@ -59,8 +59,8 @@ def test_runs_of_several_rounds_are_one_table(tmp_path: Path) -> None:
         ("seamless-multiplexed-s1", 2, pytest.approx(2.0), 1.0),
         ("sync", 2, 1.0, 1.0),
     ]
-    assert report.curves["sync-r1"] == [0.0, 0.1, 0.2]
-    text = table(report)
+    assert report.reward_curves["sync-r1"] == [0.0, 0.1, 0.2]
+    text = report_text(report)
     assert "in all runs; 192 samples are in every one" in text and "a tool's work 0.38 s" in text
     values = json.loads(json.dumps(report.as_json()))
     assert values["bound"]["step_s"] == pytest.approx((values["bound"]["generate_s"] + values["bound"]["update_s"]) / 2)
@@ -74,7 +74,7 @@ def test_a_run_that_did_other_work_is_named(tmp_path: Path) -> None:
     report = make_report(W3, STEPS, tmp_path)
     assert report is not None and report.bound is None
     assert report.unequal[0] == "sync-r1 differs from sync-poll-r1 at prompt 0, sample 0"
-    assert "NOT THE SAME WORK" in table(report)
+    assert "NOT THE SAME WORK" in report_text(report)
 
 
 def test_without_a_finished_run_there_is_no_report(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_samples_by_place(tmp_path: Path) -> None:
     place = write_run(tmp_path, "sync", 1, 4.0)
     samples = read_samples(place / "samples.jsonl")
     assert samples[5, 2].tokens == tuple(turn.tokens for turn in W3.sample(5, 2))
-    assert in_all([samples, {(5, 2), (48, 0)}]) == 1 and in_all([]) == 0
+    assert count_common([samples, {(5, 2), (48, 0)}]) == 1 and count_common([]) == 0
     other = {**samples, (5, 2): samples[5, 3]}
     assert differences({"one": samples, "two": other}) == ["two differs from one at prompt 5, sample 2"]
     with (place / "samples.jsonl").open("a") as file:
@@ -142,7 +142,7 @@ def test_runs_of_other_settings_are_not_compared(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--workload", "w9"], "--workload='w9'"),
         (["--arms", "nothing"], "--arms='nothing'"),
@@ -154,11 +154,11 @@ def test_runs_of_other_settings_are_not_compared(tmp_path: Path) -> None:
         (["--workload", "w1", "--turn-s", "1"], "w1 has no tools"),
     ],
 )
-def test_mistakes_are_told_before_anything_runs(
-    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_mistakes_are_reported_before_anything_runs(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command.main([*arguments, "--out", str(tmp_path)]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -167,11 +167,11 @@ def test_a_finished_run_is_not_made_again(tmp_path: Path) -> None:
     (arm,) = arms_named(W3, ["sync"])
     plan = command.BenchPlan(W3, arm, STEPS, tmp_path / "data", tmp_path / "sync-r1", {})
     before = {file: file.read_bytes() for file in plan.folder.iterdir()}
-    assert command.one_run(plan, 1, skip=1, timeout_s=0.0)
+    assert command.run_once(plan, 1, skip=1, timeout_s=0.0)
     assert {file: file.read_bytes() for file in plan.folder.iterdir()} == before
 
 
 def test_the_defaults_name_arms_that_are_there() -> None:
-    options: argparse.Namespace = command.parser().parse_args([])
+    options: argparse.Namespace = command.make_parser().parse_args([])
     names = [arm.name for arm in arms_named(W3, options.arms.split(","))]
     assert len(names) == len(set(names)) == 11

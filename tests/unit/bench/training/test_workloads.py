@@ -20,9 +20,9 @@ def lengths(workload: Workload, prompts: int = 1000) -> list[int]:
 
 @EVERY
 def test_a_length_depends_on_its_place_alone(workload: Workload) -> None:
-    there = workload.sample(7, 2)
+    drawn = workload.sample(7, 2)
     lengths(workload, 10)
-    assert workload.sample(7, 2) == there
+    assert workload.sample(7, 2) == drawn
     places = {(index, session): tuple(workload.sample(index, session)) for index in range(30) for session in range(4)}
     assert len(set(places.values())) > 50  # neither the prompt nor the sample is left out of the seed
     assert len({turn.tokens for turn in workload.sample(0, 0)}) == workload.turns
@@ -40,7 +40,7 @@ def test_the_draws_are_those_of_earlier_reports() -> None:
 
 
 @EVERY
-def test_lengths_are_lognormal_as_said(workload: Workload) -> None:
+def test_lengths_are_lognormal_as_specified(workload: Workload) -> None:
     drawn = lengths(workload)
     uncut = [length for length in drawn if length < workload.longest]
     assert median(drawn) == pytest.approx(workload.tokens.median, rel=0.05)
@@ -54,7 +54,7 @@ def test_the_long_tail_reaches_its_cap_and_the_even_one_does_not() -> None:
     assert max(lengths(WORKLOADS["w1"])) < WORKLOADS["w1"].longest
 
 
-def test_tools_wait_between_turns_for_as_long_as_said() -> None:
+def test_tools_wait_between_turns_for_as_long_as_specified() -> None:
     workload = WORKLOADS["w3"]
     samples = [workload.sample(index, session) for index in range(1000) for session in range(4)]
     assert all([turn.tool_tokens for turn in turns] == [16, 16, 16, 0] for turns in samples)
@@ -88,8 +88,8 @@ def test_a_tools_time_does_not_follow_its_turns_length() -> None:
 
 def test_generated_tokens_add_up() -> None:
     workload = WORKLOADS["w3"]
-    both = workload.generated(range(0, 3)) + workload.generated(range(3, 8))
-    assert both == workload.generated(range(8)) == sum(lengths(workload, 8))
+    shared_devices = workload.generated(range(0, 3)) + workload.generated(range(3, 8))
+    assert shared_devices == workload.generated(range(8)) == sum(lengths(workload, 8))
 
 
 @EVERY

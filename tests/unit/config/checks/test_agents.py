@@ -42,6 +42,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         {"_target_": CALLABLE, "agent": "agent:run"},
         {"_target_": COMMAND, "command": "true", "folder": ".", "env": {"A": "1"}},
         {"_target_": COMMAND, "command": ["python", "agent.py"]},
+        {"_target_": COMMAND, "command": ["sleep", 1], "limits": {"cpu_s": 30, "file_bytes": 10485760, "grace_s": 0}},
+        {
+            **{"_target_": CALLABLE, "agent": "agent.py:run", "sampling": {"min_p": 0.02, "seed": 7}},
+            "session": {"max_turns": 20, "max_tokens": 8192, "max_concurrent": 4},
+        },
         {"_target_": "agent.run", "anything": 1},
     ],
 )
@@ -63,6 +68,23 @@ def test_loops_that_pass(folder: Path, entry: dict[str, object]) -> None:
         ({"_target_": CALLABLE, "agent": "agent.py:run", "time_limit_s": 0}, "time_limit_s", "time_limit_s=600"),
         ({"_target_": COMMAND, "command": "true", "folder": "nosuch"}, "folder", "working directory"),
         ({"_target_": COMMAND, "command": []}, "command", "[python, agent.py]"),
+        ({"_target_": COMMAND, "command": "echo '{task}'"}, "command", "Put the field outside"),
+        (
+            {"_target_": COMMAND, "command": "true", "session": 3},
+            "session",
+            "Valid: max_turns, max_tokens",
+        ),
+        (
+            {"_target_": CALLABLE, "agent": "agent.py:run", "limits": {"cpu_s": 3}},
+            "limits",
+            "Valid: name, time_limit_s",
+        ),
+        ({"_target_": CALLABLE, "agent": "agent.py:run", "failure_reward": "no"}, "failure_reward", "or null"),
+        (
+            {"_target_": "seamless_verl.trainer.data_plane.agent_loop.CallableAgentLoop", "agent": "agent.py:run"},
+            "_target_",
+            f"Write {CALLABLE}",
+        ),
         ({"_target_": f"{OURS}.CallableAgent", "agent": "agent.py:run"}, "_target_", "Did you mean CallableAgentLoop?"),
         ({"_target_": "nosuch.Loop"}, "_target_", "Install it"),
         ({"_target_": "agent"}, "_target_", "agent.<name>"),
@@ -86,11 +108,19 @@ def test_an_entry_may_name_a_variable(folder: Path, monkeypatch: pytest.MonkeyPa
     assert problem.key == LOOPS and "RECIPE" in str(problem) and "Set the variable" in str(problem)
 
 
-def test_each_bad_entry_is_told(folder: Path) -> None:
+def test_each_mistake_of_each_entry_is_reported(folder: Path) -> None:
     bad = {"name": "a", "_target_": COMMAND, "command": ""}
     good = {"name": "b", "_target_": COMMAND, "command": "true"}
     problems = refused(tiny_plain(folder, ON, loops(folder, bad, good, {"_target_": COMMAND})))
-    assert [problem.key for problem in problems] == [f"{LOOPS}[0].command", f"{LOOPS}[2].name"]
+    assert [problem.key for problem in problems] == [f"{LOOPS}[0].command", f"{LOOPS}[2].name", f"{LOOPS}[2].command"]
+    session, sampling = {"max_turns": 0, "max_token": 5}, {"min_p": 2, "temperature": 0.5, "seed": "x"}
+    limits = {"cpu_s": 0.5, "wall_s": 3, "file_bytes": -1}
+    many = {"name": "a", "_target_": COMMAND, "command": "true", "session": session, "limits": limits}
+    problems = refused(tiny_plain(folder, ON, loops(folder, many | {"sampling": sampling, "env": {"A": 1}})))
+    assert [problem.key.removeprefix(f"{LOOPS}[0].") for problem in problems] == [
+        *("sampling.temperature", "limits.wall_s", "session.max_token", "session.max_turns"),
+        *("sampling.min_p", "sampling.seed", "env", "limits.cpu_s", "limits.file_bytes"),
+    ]
 
 
 @pytest.mark.parametrize(

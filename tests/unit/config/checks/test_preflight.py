@@ -297,7 +297,7 @@ def test_several_updates_a_step_need_replicas_that_keep_their_memory(tmp_path: P
     key = "trainer.v1.seamless.parameter_sync_step"
     several = (f"{key}=2", "actor_rollout_ref.actor.ppo_mini_batch_size=4")
     released = tiny_run(tmp_path, *several, "seamless.handover=released")
-    assert_refused(released, key, 2, "seamless.handover=shared")
+    assert_refused(released, key, 2, "seamless.handover=resident")
     assert_refused(tiny_run(tmp_path, *several), key, 2, "a pool", accelerator=True, devices=None)
     assert preflight(tiny_run(tmp_path, *several), devices=1, accelerator=False) == []
 

@@ -1,4 +1,4 @@
-"""What a process notes, and how other hosts' clocks are put on ours."""
+"""What a process records and reports, and how other hosts' clocks are converted to ours."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.ledger import Clock, activity, span
+from support.ledger import Clock, make_activity, span
 
 from seamless_verl.resources.ledger import Activity, ActivityReport, ClockOffset, DeviceUse
 from seamless_verl.resources.ledger.activity import DRIFT
@@ -19,130 +19,134 @@ from seamless_verl.resources.ledger.activity import DRIFT
 
 def test_a_block_is_a_span() -> None:
     clock = Clock(1)
-    notes = activity(clock)
-    with notes.doing("train"):
+    activity = make_activity(clock)
+    with activity.doing("train"):
         clock.now = 4
     clock.now = 5
-    assert notes.take() == ActivityReport("s", 5, (span("train", 1, 4),))
-    assert notes.take() == ActivityReport("s", 5)
+    assert activity.take() == ActivityReport("s", 5, (span("train", 1, 4),))
+    assert activity.take() == ActivityReport("s", 5)
 
 
 def test_a_block_that_fails_ends_too() -> None:
     clock = Clock()
-    notes = activity(clock)
-    with pytest.raises(RuntimeError, match="out of memory"), notes.doing(DeviceUse.TRAIN):
+    activity = make_activity(clock)
+    with pytest.raises(RuntimeError, match="out of memory"), activity.doing(DeviceUse.TRAIN):
         clock.now = 2
         raise RuntimeError("out of memory")
-    assert notes.take().spans == (span("train", 0, 2),)
+    assert activity.take().spans == (span("train", 0, 2),)
 
 
 def test_a_count_is_active_while_it_is_above_zero() -> None:
     clock = Clock()
-    notes = activity(clock)
-    for now, do in enumerate([notes.begin, notes.begin, notes.end, notes.end, notes.begin]):
+    activity = make_activity(clock)
+    for now, do in enumerate([activity.begin, activity.begin, activity.end, activity.end, activity.begin]):
         clock.now = now
         do("rollout")
     clock.now = 9
-    assert notes.take().spans == (span("rollout", 0, 3), span("rollout", 4, 9, open=True))
+    assert activity.take().spans == (span("rollout", 0, 3), span("rollout", 4, 9, open=True))
 
 
-def test_takes_do_not_overlap_and_leave_no_gap() -> None:
+def test_reports_do_not_overlap_and_leave_no_gap() -> None:
     clock = Clock()
-    notes = activity(clock)
-    notes.begin("rollout")
+    activity = make_activity(clock)
+    activity.begin("rollout")
     spans = []
     for now in (2, 5, 7):
         clock.now = now
-        spans += notes.take().spans
+        spans += activity.take().spans
     clock.now = 8
-    notes.end("rollout")
-    spans += notes.take().spans
+    activity.end("rollout")
+    spans += activity.take().spans
     assert [(s.start, s.end, s.open) for s in spans] == [(0, 2, True), (2, 5, True), (5, 7, True), (7, 8, False)]
 
 
-def test_it_speaks_of_all_its_devices_or_of_some() -> None:
+def test_it_applies_to_all_its_devices_or_to_some() -> None:
     clock = Clock()
-    notes = activity(clock, "d0", "d1")
-    with notes.doing("sync"), notes.doing("switch", ["d1"]):
+    activity = make_activity(clock, "d0", "d1")
+    with activity.doing("sync"), activity.doing("switch", ["d1"]):
         clock.now = 1
-    assert set(notes.take().spans) == {span("sync", 0, 1, "d0"), span("sync", 0, 1, "d1"), span("switch", 0, 1, "d1")}
+    assert set(activity.take().spans) == {
+        span("sync", 0, 1, "d0"),
+        span("sync", 0, 1, "d1"),
+        span("switch", 0, 1, "d1"),
+    }
 
 
-def test_what_is_wrong_is_refused_and_changes_nothing() -> None:
-    notes = activity(Clock(), "d0", "d1")
-    notes.begin("rollout", ["d0"])
+def test_wrong_use_is_refused_and_changes_nothing() -> None:
+    activity = make_activity(Clock(), "d0", "d1")
+    activity.begin("rollout", ["d0"])
     with pytest.raises(ValueError, match="rollout of 'd1' ends, but it had not begun"):
-        notes.end("rollout")
+        activity.end("rollout")
     with pytest.raises(ValueError, match="kind='idle' is what remains"):
-        notes.begin("idle")
+        activity.begin("idle")
     with pytest.raises(ValueError, match="devices=\\('d7',\\) are not all among its own"):
-        notes.begin("train", ["d7"])
+        activity.begin("train", ["d7"])
     with pytest.raises(ValueError, match="'trian'"):
-        notes.begin("trian")
-    notes.end("rollout", ["d0"])
+        activity.begin("trian")
+    activity.end("rollout", ["d0"])
     with pytest.raises(ValueError, match="give a device"):
         Activity("s", [])
 
 
-def test_nobody_takes_and_memory_stays_bounded() -> None:
+def test_memory_stays_bounded_when_no_report_is_taken() -> None:
     clock = Clock()
-    notes = activity(clock, limit=10)
+    activity = make_activity(clock, limit=10)
     for now in range(100):
         clock.now = now
-        with notes.doing("rollout"):
+        with activity.doing("rollout"):
             clock.now = now + 0.5
-    taken = notes.take()
-    assert len(taken.spans) <= 10
-    assert sum(s.end - s.start for s in taken.spans) + taken.dropped[DeviceUse.ROLLOUT] == 50
-    assert notes.take().dropped == {}
+    report = activity.take()
+    assert len(report.spans) <= 10
+    assert sum(s.end - s.start for s in report.spans) + report.dropped[DeviceUse.ROLLOUT] == 50
+    assert activity.take().dropped == {}
 
 
-def test_many_threads_write_and_any_of_them_takes() -> None:
-    """All takes together are spans one after the other; the clock gives way, so that a race would be met."""
+def test_many_threads_record_and_any_of_them_takes_the_report() -> None:
+    """All reports together are spans one after the other; the clock yields, so that a race would show."""
 
     def clock() -> float:
         now = time.monotonic()
         time.sleep(0)
         return now
 
-    notes = Activity("s", ["d0"], clock=clock)
+    activity = Activity("s", ["d0"], clock=clock)
 
     def work(seed: int) -> list[ActivityReport]:
-        pick, taken = random.Random(seed), []
+        pick, reports = random.Random(seed), []
         for _ in range(50):
-            with notes.doing("rollout"):
+            with activity.doing("rollout"):
                 if pick.random() < 0.2:
-                    taken.append(notes.take())
-        return taken
+                    reports.append(activity.take())
+        return reports
 
     with ThreadPoolExecutor(4) as pool:
-        taken = [batch for batches in pool.map(work, range(4)) for batch in batches]
-    last = notes.take()
+        reports = [report for of_thread in pool.map(work, range(4)) for report in of_thread]
+    last = activity.take()
     assert not any(s.open for s in last.spans)
-    spans = sorted(s for batch in [*taken, last] for s in batch.spans)
+    spans = sorted(s for report in [*reports, last] for s in report.spans)
     assert len(spans) > 20 and all(s.start <= s.end for s in spans)
     assert all(left.end <= right.start for left, right in pairwise(spans))
 
 
-def test_what_is_taken_travels_between_processes() -> None:
+def test_a_report_can_be_pickled() -> None:
     clock = Clock()
-    notes = activity(clock)
-    notes.begin("train")
+    activity = make_activity(clock)
+    activity.begin("train")
     clock.now = 2
-    taken = notes.take()
-    assert pickle.loads(pickle.dumps(taken)) == taken
+    report = activity.take()
+    assert pickle.loads(pickle.dumps(report)) == report
 
 
 @given(
     offset=st.floats(-1e6, 1e6),
-    there=st.floats(0, 1),
+    forth=st.floats(0, 1),
     back=st.floats(0, 1),
     sent=st.floats(0, 1e5),
 )
-def test_the_error_bound_of_a_round_trip_holds(offset: float, there: float, back: float, sent: float) -> None:
-    found = ClockOffset.of_round_trip(sent, sent + there + offset, sent + there + back)
+def test_the_error_bound_of_a_round_trip_holds(offset: float, forth: float, back: float, sent: float) -> None:
+    found = ClockOffset.of_round_trip(sent, sent + forth + offset, sent + forth + back)
     assert abs(found.offset - offset) <= found.error + 1e-9
-    assert found.error <= (there + back) / 2 + 1e-9
+    assert found.error <= (forth + back) / 2 + 1e-9
 
 
 def test_the_quickest_of_several_trips_is_taken() -> None:
@@ -155,7 +159,7 @@ def test_the_quickest_of_several_trips_is_taken() -> None:
 
     found = ClockOffset.measure(lambda: clock.now + 1000, trips=3, clock=tick)
     assert found == ClockOffset(999, 1, 22)
-    assert found.here(1021) == 22
+    assert found.to_local(1021) == 22
 
 
 def test_a_bound_grows_with_age_so_that_a_newer_trip_is_better_in_the_end() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
-from support.ledger import ledger, span, took
+from support.ledger import activity_report, make_ledger, span
 
 from seamless_verl.resources.ledger import BUSY, DeviceUse, Trace
 from seamless_verl.resources.ledger.drawing import (
@@ -19,8 +19,8 @@ from seamless_verl.resources.ledger.drawing import (
     SCALE,
     TOP,
     WIDTH,
+    average_bars,
     bar_columns,
-    barred,
     draw_timeline,
     lane_pixels,
     ticks,
@@ -33,11 +33,11 @@ def drawn(folder: Path, devices: int, steps: int, *, busy: float = 1.0, **settin
     """Each step's ten seconds hold the kinds in turn, `busy` of the time; pixels of [height, width, 3]."""
     names = [f"d{n}" for n in range(devices)]
     trace = Trace(folder / "trace.json", names, 0.0)
-    books, slot = ledger(devices, followers=[trace]), 2.5
+    ledger, slot = make_ledger(devices, observers=[trace]), 2.5
     for step in range(steps):
         starts = [(kind, 10 * step + n * slot) for n, kind in enumerate(BUSY)]
-        books.add(took(*(span(kind, at, at + busy * slot, name) for name in names for kind, at in starts)))
-        books.close(10 * step + 10, f"step {step + 1}")
+        ledger.add(activity_report(*(span(kind, at, at + busy * slot, name) for name in names for kind, at in starts)))
+        ledger.close(10 * step + 10, f"step {step + 1}")
     picture = draw_timeline(trace.path, folder / "new" / "timeline.png", title="a run", **settings)
     trace.close()
     assert [path.name for path in picture.parent.iterdir()] == ["timeline.png"]
@@ -64,7 +64,7 @@ def test_each_kind_takes_its_share_of_the_picture(tmp_path: Path, devices: int, 
     assert pixels.shape[1] == WIDTH * SCALE and pixels.shape[0] < 1100 * SCALE
 
 
-def test_kinds_stand_where_they_happened(tmp_path: Path) -> None:
+def test_kinds_are_drawn_where_they_happened(tmp_path: Path) -> None:
     pixels = drawn(tmp_path, 1, 1)
     row = lanes(pixels)[20]
     places = [round(len(row) * (n + 0.5) / 4) for n in range(4)]
@@ -93,7 +93,7 @@ def test_a_column_is_stacked_from_below_in_the_order_of_kinds() -> None:
 def test_narrow_steps_are_drawn_together() -> None:
     assert bar_columns(2400, 300) == 1 and bar_columns(2400, 301) == 32 and bar_columns(10, 10_000) == 1
     shares = np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
-    assert barred(shares, 2).tolist() == [[0.5, 0.5], [0.5, 0.5], [0.0, 1.0]]
+    assert average_bars(shares, 2).tolist() == [[0.5, 0.5], [0.5, 0.5], [0.0, 1.0]]
 
 
 @pytest.mark.parametrize("until", [0.004, 1, 52.6, 103, 3600, 40_000, 3e6])

@@ -1,4 +1,4 @@
-"""The books against a count second by second, whatever the order in which sources are heard."""
+"""The ledger against a count second by second, whatever the order in which reports arrive."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.ledger import Clock, activity, ledger
+from support.ledger import Clock, make_activity, make_ledger
 
 from seamless_verl.resources.ledger import BUSY, ActivityReport, DeviceUse, Ledger, LedgerReport
 
@@ -32,7 +32,7 @@ CLOSES = st.lists(st.integers(1, HORIZON - 1), min_size=1, max_size=4)
 
 @st.composite
 def scripts(draw: st.DrawFn) -> list[Action]:
-    """Spans of work, of which a source may end before it has told of all."""
+    """Spans of work; a source may end before it has reported all of it."""
     actions: list[Action] = []
     for source, start, length, kind, devices in draw(st.lists(SPAN, min_size=4, max_size=14)):
         actions += [(source, start, "begin", kind, devices), (source, start + length, "end", kind, devices)]
@@ -42,22 +42,22 @@ def scripts(draw: st.DrawFn) -> list[Action]:
 
 
 @dataclass
-class Told:
-    """What the sources reported, and which device was then really doing what in which second."""
+class Model:
+    """The sources' reports, and what each device really did in each second."""
 
-    batches: list[ActivityReport]
+    reports: list[ActivityReport]
     done: set[Cell]
 
 
-def told(script: list[Action]) -> Told:
-    """Runs the script on real activities, and by itself second by second; what follows a last take is never told."""
-    batches: list[ActivityReport] = []
+def run_script(script: list[Action]) -> Model:
+    """Runs the script on real activities, and counts it second by second; what follows a last take is not reported."""
+    reports: list[ActivityReport] = []
     done: set[Cell] = set()
     for source in SOURCES:
         clock = Clock()
-        notes = activity(clock, *DEVICES, source=source)
+        activity = make_activity(clock, *DEVICES, source=source)
         counts: Counter[tuple[str, DeviceUse]] = Counter()
-        untold: set[Cell] = set()
+        unreported: set[Cell] = set()
         last_take = -1
 
         def active(counts: Counter[tuple[str, DeviceUse]] = counts) -> list[tuple[str, DeviceUse]]:
@@ -65,18 +65,18 @@ def told(script: list[Action]) -> Told:
 
         at_take: list[tuple[str, DeviceUse]] = []
         for _, now, do, kind, devices in (a for a in script if a[0] == source):
-            untold |= {(device, second, k) for device, k in active() for second in range(int(clock.now), now)}
+            unreported |= {(device, second, k) for device, k in active() for second in range(int(clock.now), now)}
             clock.now = now
             keys = [(device, kind) for device in devices]
             if do == "take":
                 if now > last_take:
-                    batches.append(notes.take())
-                    done, untold, last_take, at_take = done | untold, set(), now, active()
+                    reports.append(activity.take())
+                    done, unreported, last_take, at_take = done | unreported, set(), now, active()
                 continue
-            getattr(notes, do)(kind, devices)
+            getattr(activity, do)(kind, devices)
             counts.update(dict.fromkeys(keys, 1 if do == "begin" else -1))
         done |= {(device, second, kind) for device, kind in at_take for second in range(last_take, HORIZON)}
-    return Told(batches, done)
+    return Model(reports, done)
 
 
 def counted(done: set[Cell]) -> tuple[dict[str, dict[DeviceUse, float]], Counter[tuple[DeviceUse, DeviceUse]]]:
@@ -97,8 +97,8 @@ def closed_over(reports: list[LedgerReport]) -> dict[str, dict[DeviceUse, float]
     return {device: {kind: sum(part[device][kind] for part in parts) for kind in DeviceUse} for device in DEVICES}
 
 
-def checked(books: Ledger, report: LedgerReport) -> LedgerReport:
-    books.check_integrity()
+def checked(ledger: Ledger, report: LedgerReport) -> LedgerReport:
+    ledger.check_integrity()
     report.check_integrity()
     assert all(sum(kinds.values()) == report.wall for kinds in report.seconds.values())
     assert all(sum(kinds.values()) == 0 for kinds in report.amended.values())
@@ -107,20 +107,20 @@ def checked(books: Ledger, report: LedgerReport) -> LedgerReport:
 
 @settings(max_examples=150, deadline=None)
 @given(script=scripts(), closes=CLOSES, data=st.data())
-def test_the_books_close_and_lose_nothing(script: list[Action], closes: list[int], data: st.DataObject) -> None:
-    story = told(script)
-    batches = data.draw(st.permutations(story.batches))
-    when = [data.draw(st.integers(0, len(closes))) for _ in batches]  # before which close each is heard
-    books, reports = ledger(len(DEVICES)), []
+def test_the_ledger_adds_up_and_loses_nothing(script: list[Action], closes: list[int], data: st.DataObject) -> None:
+    model = run_script(script)
+    batches = data.draw(st.permutations(model.reports))
+    when = [data.draw(st.integers(0, len(closes))) for _ in batches]  # before which close each arrives
+    ledger, reports = make_ledger(len(DEVICES)), []
     for number, until in enumerate([*sorted(closes), HORIZON]):
         for batch in (b for b, n in zip(batches, when, strict=True) if n == number):
-            books.add(batch)
-        reports.append(checked(books, books.close(until)))
-    table, hidden = counted(story.done)
-    assert books.seconds == table
+            ledger.add(batch)
+        reports.append(checked(ledger, ledger.close(until)))
+    table, hidden = counted(model.done)
+    assert ledger.seconds == table
     assert closed_over(reports) == table
-    assert {pair: seconds for pair, seconds in books.hidden.items() if seconds} == hidden
-    for pair in books.hidden:
+    assert {pair: seconds for pair, seconds in ledger.hidden.items() if seconds} == hidden
+    for pair in ledger.hidden:
         assert sum(report.hidden[pair] for report in reports) == hidden[pair]
     assert sum(report.too_late for report in reports) == 0
 
@@ -130,22 +130,22 @@ def test_the_books_close_and_lose_nothing(script: list[Action], closes: list[int
     script=scripts(),
     closes=CLOSES,
     keep=st.integers(0, 10),
-    most=st.integers(1, 3),
+    max_intervals=st.integers(1, 3),
     data=st.data(),
 )
-def test_they_close_also_when_little_is_kept(
+def test_it_adds_up_also_when_little_is_kept(
     script: list[Action],
     closes: list[int],
     keep: int,
-    most: int,
+    max_intervals: int,
     data: st.DataObject,
 ) -> None:
-    story = told(script)
-    batches = data.draw(st.permutations(story.batches))
+    model = run_script(script)
+    batches = data.draw(st.permutations(model.reports))
     when = [data.draw(st.integers(0, len(closes))) for _ in batches]
-    books, reports = ledger(len(DEVICES), keep_s=keep, most=most), []
+    ledger, reports = make_ledger(len(DEVICES), keep_s=keep, max_intervals=max_intervals), []
     for number, until in enumerate([*sorted(closes), HORIZON]):
         for batch in (b for b, n in zip(batches, when, strict=True) if n == number):
-            books.add(batch)
-        reports.append(checked(books, books.close(until)))
-    assert closed_over(reports) == books.seconds
+            ledger.add(batch)
+        reports.append(checked(ledger, ledger.close(until)))
+    assert closed_over(reports) == ledger.seconds

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.ledger import ledger, span, stretches, took
+from support.ledger import activity_report, make_ledger, span, stretches
 
 from seamless_verl.resources.ledger import BUSY, DeviceUse, Ledger, Trace
 from seamless_verl.resources.ledger.trace import COLUMN_OF, read_events, read_timeline
@@ -19,13 +19,13 @@ from seamless_verl.resources.ledger.trace import COLUMN_OF, read_events, read_ti
 
 def traced(folder: Path, devices: int = 2, **settings: Any) -> tuple[Ledger, Trace]:
     trace = Trace(folder / "trace.json", [f"d{n}" for n in range(devices)], 0.0)
-    return ledger(devices, followers=[trace], **settings), trace
+    return make_ledger(devices, observers=[trace], **settings), trace
 
 
 def test_each_device_has_a_lane_and_each_step_a_stretch(tmp_path: Path) -> None:
-    books, trace = traced(tmp_path)
-    books.add(took(span("train", 1, 3, "d1"), span("rollout", 0, 2, "d1"), span("sync", 4, 5, "d0")))
-    books.close(10, "step 1")
+    ledger, trace = traced(tmp_path)
+    ledger.add(activity_report(span("train", 1, 3, "d1"), span("rollout", 0, 2, "d1"), span("sync", 4, 5, "d0")))
+    ledger.close(10, "step 1")
     assert stretches(trace.path, 1) == [(0, "sync", 4, 5), (1, "rollout", 0, 1), (1, "train", 1, 3)]
     assert stretches(trace.path, 3) == [(0, "step 1", 0, 10)]
     names = [e["args"]["name"] for e in read_events(trace.path) if e["name"] == "thread_name" and e["pid"] == 1]
@@ -35,9 +35,9 @@ def test_each_device_has_a_lane_and_each_step_a_stretch(tmp_path: Path) -> None:
 
 def test_it_is_the_format_also_to_other_readers(tmp_path: Path) -> None:
     """Closed it is JSON; open it is JSON but for the last comma and the bracket, which the format allows."""
-    books, trace = traced(tmp_path)
-    books.add(took(span("train", 0.25, 3.000001)))
-    books.close(5)
+    ledger, trace = traced(tmp_path)
+    ledger.add(activity_report(span("train", 0.25, 3.000001)))
+    ledger.close(5)
     trace.counter("running calls", 2.5, 3)
     trace.counter("calls", 3, {"running": 2, "waiting": 1})
     open_text = trace.path.read_text()
@@ -57,8 +57,8 @@ def test_it_is_the_format_also_to_other_readers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cut", range(1, 60, 7))
 def test_a_last_line_that_was_cut_off_is_left_out(tmp_path: Path, cut: int) -> None:
-    books, trace = traced(tmp_path)
-    books.close(1, "step 1")
+    ledger, trace = traced(tmp_path)
+    ledger.close(1, "step 1")
     whole = list(read_events(trace.path))
     os.truncate(trace.path, trace.path.stat().st_size - cut)
     assert list(read_events(trace.path)) == whole[:-1]
@@ -89,10 +89,10 @@ def test_a_trace_without_a_step_says_so(tmp_path: Path) -> None:
 
 
 def test_a_window_is_the_end_of_the_run(tmp_path: Path) -> None:
-    books, trace = traced(tmp_path, 1)
-    books.add(took(span("train", 0, 50), span("rollout", 92, 94)))
+    ledger, trace = traced(tmp_path, 1)
+    ledger.add(activity_report(span("train", 0, 50), span("rollout", 92, 94)))
     for until in (50, 95, 100):
-        books.close(until, f"until {until}")
+        ledger.close(until, f"until {until}")
     timeline = read_timeline(trace.path, columns=5, last_s=10)
     assert (timeline.start, timeline.until) == (90, 100)
     assert timeline.steps == (("until 95", 95), ("until 100", 100))
@@ -113,13 +113,13 @@ def test_what_is_read_back_is_what_the_books_say(
     tmp_path_factory: pytest.TempPathFactory, batches: list[list[Any]], columns: int
 ) -> None:
     """Late and open ones too: each batch is heard at a close that lies before, in or after it."""
-    books, trace = traced(tmp_path_factory.mktemp("trace"))
+    ledger, trace = traced(tmp_path_factory.mktemp("trace"))
     for number, batch in enumerate(batches):
         spans = [span(kind, at, at + length, on, open=goes_on) for (kind, at, length, on), goes_on in batch]
-        books.add(took(*spans, until=40 + number, source=f"s{number % 2}"))
-        books.close(40 * (number + 1) / len(batches))
+        ledger.add(activity_report(*spans, until=40 + number, source=f"s{number % 2}"))
+        ledger.close(40 * (number + 1) / len(batches))
     timeline = read_timeline(trace.path, columns=columns)
-    for lane, kinds in enumerate(books.seconds.values()):
+    for lane, kinds in enumerate(ledger.seconds.values()):
         assert timeline.grid[lane].sum(axis=0).tolist() == pytest.approx(list(kinds.values()), abs=1e-5)
     assert np.allclose(timeline.grid.sum(axis=2), 40 / columns, atol=1e-5)
     trace.close()

@@ -1,4 +1,4 @@
-"""What each lending policy decides, and that a restored one goes on as if it had never stopped."""
+"""What each lending policy decides, and that a restored policy decides as if it had never stopped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.lending import COSTS, paced, uses, view
+from support.lending import COSTS, observe_group_interval, uses, view
 
 from seamless_verl.errors import ConfigError
 from seamless_verl.resources.lending import (
@@ -26,13 +26,13 @@ from seamless_verl.resources.lending import (
     lending_policy,
 )
 
-DEAR = Costs(switch_to_rollout_s=20.0, switch_to_train_s=20.0, train_s=0.4)
+EXPENSIVE = Costs(switch_to_rollout_s=20.0, switch_to_train_s=20.0, train_s=0.4)
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_devices_of_one_tag_have_no_choice(name: str) -> None:
     decision = lending_policy(name).decide(view("TR"))
-    assert [(said.use, said.reason) for said in decision.values()] == [
+    assert [(assignment.use, assignment.reason) for assignment in decision.values()] == [
         (Use.TRAIN, LendingReason.TAGS),
         (Use.ROLLOUT, LendingReason.TAGS),
     ]
@@ -66,11 +66,11 @@ def test_step_boundary_waits_for_its_share_and_lends_inside_no_step() -> None:
 
 def test_marginal_lends_for_a_gain_and_not_for_less_than_its_cost() -> None:
     policy = Marginal()
-    now = paced(policy, 0.5)
+    now = observe_group_interval(policy, 0.5)
     assert uses(policy, view("BR", now=now, trained=1, finished=59)) == "RR"
-    assert uses(policy, view("BR", now=now, trained=1, finished=59, costs=DEAR)) == "TR"
+    assert uses(policy, view("BR", now=now, trained=1, finished=59, costs=EXPENSIVE)) == "TR"
     quick = Marginal()
-    now = paced(quick, 0.002)
+    now = observe_group_interval(quick, 0.002)
     decision = quick.decide(view("BR", now=now, trained=1, finished=59))
     assert decision["B0"].reason is LendingReason.COST
 
@@ -79,13 +79,13 @@ def test_marginal_lends_for_a_gain_and_not_for_less_than_its_cost() -> None:
 def test_marginal_wants_half_as_much_again_as_the_cost(seconds_per_group: float, reason: LendingReason) -> None:
     """Four groups are missing, 0.01 s go into the switch there, and 0.015 s must remain for one of 0.01 s back."""
     policy = Marginal()
-    now = paced(policy, seconds_per_group)
+    now = observe_group_interval(policy, seconds_per_group)
     assert policy.decide(view("BR", now=now, trained=1, finished=59))["B0"].reason is reason
 
 
 def test_the_dwell_time_does_not_keep_training_waiting_for_groups() -> None:
     policy = Marginal()
-    now = paced(policy, 0.5)
+    now = observe_group_interval(policy, 0.5)
     assert uses(policy, view("BB", now=now, trained=1, finished=59)) == "RR"
     assert uses(policy, view("BB", now=now + 0.001, lent=True, running=1, ready=4, due_in_s=0.0)) == "TT"
     assert uses(policy, view("BB", now=now + 0.002, trained=2, finished=59)) == "RR"
@@ -93,16 +93,16 @@ def test_the_dwell_time_does_not_keep_training_waiting_for_groups() -> None:
 
 def test_marginal_lends_nothing_when_no_call_waits_and_the_bound_has_no_room() -> None:
     policy = Marginal()
-    now = paced(policy, 0.5)
-    seen = view("BR", now=now, trained=1, finished=59, waiting=0)
-    assert policy.decide(seen)["B0"].reason is LendingReason.EMPTY
-    with_room = replace(seen, demand=replace(seen.demand, room=32))
+    now = observe_group_interval(policy, 0.5)
+    shown = view("BR", now=now, trained=1, finished=59, waiting=0)
+    assert policy.decide(shown)["B0"].reason is LendingReason.EMPTY
+    with_room = replace(shown, demand=replace(shown.demand, room=32))
     assert uses(policy, with_room) == "RR"
 
 
 def test_marginal_lends_only_as_many_as_have_calls() -> None:
     policy = Marginal()
-    now = paced(policy, 0.5, "BBBR")
+    now = observe_group_interval(policy, 0.5, "BBBR")
     assert uses(policy, view("BBBR", now=now, trained=1, finished=59, waiting=2)) == "RRTR"
 
 
@@ -118,37 +118,39 @@ def test_marginal_reclaims_when_due_and_just_in_time_before() -> None:
     assert uses(policy, view("BBR", lent=True, running=8, ready=4, due_in_s=0.01)) == "TTR"
 
 
-def test_marginal_collects_mini_batches_where_a_switch_is_dear_and_engines_are_full() -> None:
-    dear = replace(COSTS, switch_to_rollout_s=0.3, switch_to_train_s=0.3)
+def test_marginal_collects_mini_batches_where_a_switch_is_expensive_and_engines_are_full() -> None:
+    expensive = replace(COSTS, switch_to_rollout_s=0.3, switch_to_train_s=0.3)
     policy = Marginal()
-    paced(policy, 0.05)
-    full = view("BB", now=9.0, lent=True, running=32, ready=4, due_in_s=0.0, costs=dear)
+    observe_group_interval(policy, 0.05)
+    full = view("BB", now=9.0, lent=True, running=32, ready=4, due_in_s=0.0, costs=expensive)
     assert policy.decide(full)["B0"].reason is LendingReason.AMORTIZE
     assert uses(policy, replace(full, demand=replace(full.demand, ready=16))) == "TT"
     assert uses(policy, replace(full, costs=COSTS)) == "TT"
 
 
-def test_training_is_never_left_without_anyone_to_generate() -> None:
-    dear = view("BB", trained=1, costs=DEAR)
-    assert Marginal().decide(dear)["B0"].reason in (LendingReason.GAIN, LendingReason.NEEDED)
+def test_some_device_always_generates_when_training_waits() -> None:
+    expensive = view("BB", trained=1, costs=EXPENSIVE)
+    assert Marginal().decide(expensive)["B0"].reason in (LendingReason.GAIN, LendingReason.NEEDED)
     policy = Marginal()
-    now = paced(policy, 0.5)
-    assert LendingReason.NEEDED in {said.reason for said in policy.decide(replace(dear, now=now)).values()}
+    now = observe_group_interval(policy, 0.5)
+    assert LendingReason.NEEDED in {
+        assignment.reason for assignment in policy.decide(replace(expensive, now=now)).values()
+    }
 
 
 def test_frozen_calls_that_the_bound_waits_for_bring_their_device_back() -> None:
     policy = Marginal()
-    now = paced(policy, 0.001)
-    seen = view("BR", now=now, trained=1, finished=59, held=True, ready=4, waiting=0, running=1)
-    urgent = replace(seen.devices[0], urgent=1, rate=0.0)
-    said = policy.decide(replace(seen, devices=(urgent, seen.devices[1])))["B0"]
-    assert (said.use, said.reason) == (Use.ROLLOUT, LendingReason.NEEDED)
+    now = observe_group_interval(policy, 0.001)
+    shown = view("BR", now=now, trained=1, finished=59, held=True, ready=4, waiting=0, running=1)
+    urgent = replace(shown.devices[0], urgent=1, rate=0.0)
+    assignment = policy.decide(replace(shown, devices=(urgent, shown.devices[1])))["B0"]
+    assert (assignment.use, assignment.reason) == (Use.ROLLOUT, LendingReason.NEEDED)
 
 
 def test_calls_move_where_another_device_generates_and_freeze_where_none_does() -> None:
-    moved = Marginal().decide(view("BR", lent=True, running=8, due_in_s=0.0))["B0"]
+    carried_calls = Marginal().decide(view("BR", lent=True, running=8, due_in_s=0.0))["B0"]
     frozen = Marginal().decide(view("BB", lent=True, running=8, due_in_s=0.0))["B0"]
-    assert (moved.use, moved.carry) == (Use.TRAIN, True)
+    assert (carried_calls.use, carried_calls.carry) == (Use.TRAIN, True)
     assert (frozen.use, frozen.carry) == (Use.TRAIN, False)
 
 
@@ -174,16 +176,16 @@ steps = st.lists(
 
 
 def follow(policy: LendingPolicy, script: list[tuple[float, int, int, int, float | None, int]]) -> list[LendingView]:
-    """Views in which devices do as they were told."""
-    seen, now, finished, in_use = [], 0.0, 0, [Use.TRAIN, Use.TRAIN]
+    """Views in which devices do what was decided."""
+    views, now, finished, in_use = [], 0.0, 0, [Use.TRAIN, Use.TRAIN]
     for seconds, ready, waiting, more, due, running in script:
         now, finished = now + seconds, finished + more
         made = view("BBR", now=now, ready=ready, waiting=waiting, finished=finished, due_in_s=due, trained=1)
-        mine = [replace(d, use=use, running=running) for d, use in zip(made.devices, in_use, strict=False)]
-        seen.append(replace(made, devices=(*mine, made.devices[2])))
-        decision = policy.decide(seen[-1])
-        in_use = [decision[device.device_id].use for device in mine]
-    return seen
+        own = [replace(d, use=use, running=running) for d, use in zip(made.devices, in_use, strict=False)]
+        views.append(replace(made, devices=(*own, made.devices[2])))
+        decision = policy.decide(views[-1])
+        in_use = [decision[device.device_id].use for device in own]
+    return views
 
 
 @pytest.mark.parametrize("fresh", [Never, StepBoundary, Marginal])
@@ -194,16 +196,16 @@ def test_restoring_equals_never_having_stopped(
     script: list[tuple[float, int, int, int, float | None, int]],
     data: st.DataObject,
 ) -> None:
-    seen = follow(fresh(), script)
-    cut = data.draw(st.integers(0, len(seen)))
-    straight, before, after = fresh(), fresh(), fresh()
-    whole = [straight.decide(one) for one in seen]
-    for one in seen[:cut]:
-        before.decide(one)
+    views = follow(fresh(), script)
+    cut = data.draw(st.integers(0, len(views)))
+    uninterrupted, before, after = fresh(), fresh(), fresh()
+    whole = [uninterrupted.decide(each) for each in views]
+    for each in views[:cut]:
+        before.decide(each)
     after.load_state_dict(json.loads(json.dumps(before.state_dict())))
-    assert [after.decide(one) for one in seen[cut:]] == whole[cut:]
-    assert after.metrics() == straight.metrics()
-    assert after.state_dict() == straight.state_dict()
+    assert [after.decide(each) for each in views[cut:]] == whole[cut:]
+    assert after.metrics() == uninterrupted.metrics()
+    assert after.state_dict() == uninterrupted.state_dict()
 
 
 def test_the_state_of_another_policy_is_refused() -> None:
@@ -231,11 +233,11 @@ def test_noise_moves_a_device_no_more_often_than_the_dwell_time_allows(
         now, finished = now + seconds, finished + more
         made = view("BR", now=now, waiting=waiting, finished=finished, trained=1, ready=3)
         costs = replace(COSTS, switch_to_rollout_s=0.01 * max(1.0, factor), switch_to_train_s=0.01)
-        here = replace(made.devices[0], use=use, running=running)
-        said = policy.decide(replace(made, devices=(here, made.devices[1]), costs=costs))["B0"]
-        if said.use is not use:
+        with_trainer = replace(made.devices[0], use=use, running=running)
+        assignment = policy.decide(replace(made, devices=(with_trainer, made.devices[1]), costs=costs))["B0"]
+        if assignment.use is not use:
             changes.append(now)
-        use = said.use
+        use = assignment.use
     least = dwell * (shortest.switch_to_rollout_s + shortest.switch_to_train_s)
     assert all(late - early >= least - 1e-9 for early, late in pairwise(changes))
     assert len(changes) <= 1 + now / least
@@ -247,10 +249,13 @@ def test_where_switching_never_pays_marginal_decides_as_never_does(
     script: list[tuple[float, int, int, int, float | None, int]],
 ) -> None:
     never, marginal = Never(), Marginal()
-    paced(marginal, 0.05)
-    for one in follow(Never(), script):
+    observe_group_interval(marginal, 0.05)
+    for at_view in follow(Never(), script):
         later = replace(
-            one, now=one.now + 10, costs=DEAR, demand=replace(one.demand, finished=one.demand.finished + 60)
+            at_view,
+            now=at_view.now + 10,
+            costs=EXPENSIVE,
+            demand=replace(at_view.demand, finished=at_view.demand.finished + 60),
         )
         assert uses(marginal, later) == uses(never, later)
 
@@ -262,7 +267,7 @@ def test_every_device_is_decided_and_train_devices_are_all_there_when_due(
 ) -> None:
     policy = Marginal()
     for seconds, ready, waiting, _, _, running in script:
-        seen = view("".join(letters), now=seconds, ready=ready, waiting=waiting, running=running, due_in_s=0.0)
-        decision = policy.decide(seen)
-        assert set(decision) == {device.device_id for device in seen.devices}
-        assert all(decision[d.device_id].use is Use.TRAIN for d in seen.devices if "train" in d.tags)
+        shown = view("".join(letters), now=seconds, ready=ready, waiting=waiting, running=running, due_in_s=0.0)
+        decision = policy.decide(shown)
+        assert set(decision) == {device.device_id for device in shown.devices}
+        assert all(decision[d.device_id].use is Use.TRAIN for d in shown.devices if "train" in d.tags)

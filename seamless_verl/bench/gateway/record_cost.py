@@ -1,4 +1,4 @@
-"""What holding and assembling a long session costs: a hundred turns that replay their conversation, 128,000 tokens."""
+"""Measures what a long session costs to hold and to assemble: a hundred turns that replay their conversation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TURNS, CONTEXT, GENERATED, VOCABULARY = 100, 320, 960, 150_000
 
 @dataclass(frozen=True)
 class RecordCost:
-    """Seconds of CPU to build the tree from its turns and assemble the training sequences, and bytes held a token."""
+    """CPU seconds to build the tree from its turns and assemble the training sequences, and bytes held per token."""
 
     tokens: int
     turns: int
@@ -30,9 +30,9 @@ class RecordCost:
 
 def record_cost(*, turns: int = TURNS, repeats: int = 7) -> RecordCost:
     long = _session(turns)
-    spent = median(_seconds(long) for _ in range(repeats))
+    spent = median(_cpu_s(long) for _ in range(repeats))
     size = turns * (CONTEXT + GENERATED)
-    return RecordCost(size, turns, spent, _held(turns) / size)
+    return RecordCost(size, turns, spent, _bytes_held(turns) / size)
 
 
 def _session(turns: int) -> list[Turn]:
@@ -49,26 +49,26 @@ def _session(turns: int) -> list[Turn]:
     return made
 
 
-def _recorded(turns: list[Turn]) -> SessionRecord:
+def _build_record(turns: list[Turn]) -> SessionRecord:
     record = SessionRecord("bench", "0")
     for turn in turns:
         record.add_turn(turn)
     return record
 
 
-def _seconds(turns: list[Turn]) -> float:
+def _cpu_s(turns: list[Turn]) -> float:
     began = time.process_time()
-    assemble(_recorded(turns), TrainAll(), len(turns))
+    assemble(_build_record(turns), TrainAll(), len(turns))
     return time.process_time() - began
 
 
-def _held(turns: int) -> float:
+def _bytes_held(turns: int) -> float:
     """Bytes, with the segments, which live on in the tree; the turns themselves are gone."""
     gc.collect()
     tracemalloc.start()
-    record = _recorded(_session(turns))
+    record = _build_record(_session(turns))
     gc.collect()
-    held, _ = tracemalloc.get_traced_memory()
+    size_bytes, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert record.tree.generated == turns * GENERATED
-    return held
+    return size_bytes

@@ -6,8 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from seamless_verl.bench.rewards.__main__ import SeedRun, arms_of, main, named, seeds_of
-from seamless_verl.bench.rewards.curves import Learned, learned, rewards, table
+from seamless_verl.bench.rewards.__main__ import SeedRun, folder_name, main, parse_arms, parse_seeds
+from seamless_verl.bench.rewards.validation_curves import (
+    LearnedReward,
+    learned_reward,
+    read_validation_curve,
+    report_lines,
+)
 from seamless_verl.errors import ConfigError
 
 NAME = "val-core/arithmetic/reward/mean@1"
@@ -20,40 +25,40 @@ def test_a_curve_is_the_mean_reward_of_each_validation() -> None:
         {"step": 2, "data": {NAME: 0.2}},
         {"step": 2, "data": {NAME: 0.4}},
     ]
-    assert rewards(rows) == {0: 0.1, 2: 0.4}
+    assert read_validation_curve(rows) == {0: 0.1, 2: 0.4}
 
 
 def test_the_last_validations_count() -> None:
-    assert learned({30: 0.5, 0: 0.0, 10: 0.1, 20: 0.3}) == pytest.approx(0.3)
+    assert learned_reward({30: 0.5, 0: 0.0, 10: 0.1, 20: 0.3}) == pytest.approx(0.3)
 
 
 def test_arms_differ_or_are_within_noise() -> None:
     low = [{5: value} for value in (0.1, 0.2, 0.3)]
     near = [{5: value} for value in (0.2, 0.3, 0.4)]
     far = [{5: value} for value in (0.7, 0.8, 0.9)]
-    text = "\n".join(table({"sync": low, "near": near, "far": far}))
+    text = "\n".join(report_lines({"sync": low, "near": near, "far": far}))
     assert "near: 0.300, +0.100 +- 0.227 (95%) to sync: within noise" in text
     assert "far: 0.800, +0.600 +- 0.227 (95%) to sync: differs" in text
 
 
 def test_noise_is_that_of_welchs_test() -> None:
     """Variances 0.01 and 0.0004 of two and three runs: 1.05 degrees of freedom, of which one counts."""
-    one = Learned.of([{5: 0.4}, {5: 0.4 + 0.02**0.5}])
-    other = Learned.of([{5: value} for value in (0.48, 0.5, 0.52)])
-    assert one.differs(other)[1] == pytest.approx(12.71 * (0.01 / 2 + 0.0004 / 3) ** 0.5)
-    same = Learned.of([{5: 0.5}, {5: 0.5}])
-    assert same.differs(same) == (0, 0)
+    first = LearnedReward.of([{5: 0.4}, {5: 0.4 + 0.02**0.5}])
+    other = LearnedReward.of([{5: value} for value in (0.48, 0.5, 0.52)])
+    assert first.difference(other)[1] == pytest.approx(12.71 * (0.01 / 2 + 0.0004 / 3) ** 0.5)
+    same = LearnedReward.of([{5: 0.5}, {5: 0.5}])
+    assert same.difference(same) == (0, 0)
 
 
 def test_steps_at_which_not_all_validated_are_left_out() -> None:
     whole, other = {0: 0.1, 5: 0.2}, {0: 0.1, 4: 0.2}
-    text = "\n".join(table({"sync": [whole, whole], "b": [other, whole]}))
+    text = "\n".join(report_lines({"sync": [whole, whole], "b": [other, whole]}))
     assert "\n   0  " in text and "\n   5  " not in text and "\n   4  " not in text
 
 
 def test_long_names_stand_above_the_table() -> None:
-    long, curves = "seamless:seamless.max_staleness=4:seamless.ahead=1", [{5: 0.2}, {5: 0.4}]
-    lines = list(table({"sync": curves, long: curves}))
+    long, validation_curves = "seamless:seamless.max_staleness=4:seamless.ahead=1", [{5: 0.2}, {5: 0.4}]
+    lines = list(report_lines({"sync": validation_curves, long: validation_curves}))
     assert lines[:2] == ["[1] sync", f"[2] {long}"] and lines[2].split()[:3] == ["step", "[1]", "[2]"]
     assert max(map(len, lines[2:4])) < 80 and lines[-1].startswith(f"{long}: 0.300, +0.000")
 
@@ -61,7 +66,7 @@ def test_long_names_stand_above_the_table() -> None:
 @pytest.mark.parametrize("text", ["1", "", "a,b", "1,2,", "1,1", "1,2,2"])
 def test_one_seed_is_no_comparison(text: str) -> None:
     with pytest.raises(ConfigError, match="--seeds"):
-        seeds_of(text)
+        parse_seeds(text)
 
 
 def test_a_recipe_is_a_folder_with_a_run(capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,15 +77,15 @@ def test_a_recipe_is_a_folder_with_a_run(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize("arm", ["synk", "seamless:ahead", "", "sync,sync"])
 def test_an_arm_is_a_mode_with_settings(arm: str) -> None:
     with pytest.raises(ConfigError, match="--arms"):
-        arms_of(arm)
+        parse_arms(arm)
 
 
 def test_hydra_takes_the_overrides_of_an_arm_with_settings() -> None:
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     arm = "seamless:seamless.max_staleness=4:seamless.ahead=1"
-    _, *overrides = SeedRun(arm, 1, Path("/out") / named(arm), ["trainer.test_freq=5"]).command(Path("/recipe"))
-    found = {one.key_or_group: one.value() for one in OverridesParser.create().parse_overrides(overrides)}
+    _, *overrides = SeedRun(arm, 1, Path("/out") / folder_name(arm), ["trainer.test_freq=5"]).command(Path("/recipe"))
+    found = {first.key_or_group: first.value() for first in OverridesParser.create().parse_overrides(overrides)}
     assert (found["seamless.max_staleness"], found["seamless.ahead"], found["data.seed"]) == (4, 1, 1)
     assert found["trainer.v1.trainer_mode"] == "seamless" and found["trainer.default_local_dir"].startswith("/out/")
 

@@ -1,4 +1,4 @@
-"""Where threads and tasks are, as text."""
+"""The stack report: where threads and tasks are."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from collections.abc import Coroutine, Generator
 from typing import Any
 
-from seamless_verl.runtime.stacks import stacks
+from seamless_verl.runtime.process import stack_report
 
 
 def test_every_thread_is_shown_by_name_where_it_stands() -> None:
@@ -15,8 +15,8 @@ def test_every_thread_is_shown_by_name_where_it_stands() -> None:
     locks = {name: threading.Lock() for name in ("left", "right")}
     meet, give_up = threading.Barrier(3), threading.Event()
 
-    def want(mine: str, other: str) -> None:
-        with locks[mine]:
+    def want(held: str, other: str) -> None:
+        with locks[held]:
             meet.wait(30)
             while not locks[other].acquire(timeout=0.02):
                 if give_up.is_set():
@@ -29,7 +29,7 @@ def test_every_thread_is_shown_by_name_where_it_stands() -> None:
     for thread in threads:
         thread.start()
     meet.wait(30)
-    text = stacks()
+    text = stack_report()
     give_up.set()
     for thread in threads:
         thread.join(30)
@@ -50,7 +50,7 @@ def test_the_stack_of_a_task_goes_down_to_where_it_waits() -> None:
         task = asyncio.create_task(top(event), name="the waiting one")
         await asyncio.sleep(0)
         loop = asyncio.get_running_loop()
-        text = await asyncio.to_thread(stacks, loop)
+        text = await asyncio.to_thread(stack_report, loop)
         event.set()
         await task
         return text
@@ -88,7 +88,7 @@ def test_the_stack_goes_through_what_is_compiled() -> None:
         event = asyncio.Event()
         task = asyncio.create_task(Compiled(method(event)), name="an actor's")
         await asyncio.sleep(0)
-        text = stacks(asyncio.get_running_loop())
+        text = stack_report(asyncio.get_running_loop())
         event.set()
         await task
         return text

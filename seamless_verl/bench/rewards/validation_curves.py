@@ -1,0 +1,85 @@
+"""Validation rewards of an arm's runs, and whether two arms differ by more than their seeds do. Pure.
+
+A validation curve is the mean reward by step. What a run has learned is the mean of its last `LAST` validations,
+since a single one has few samples. Two arms are within noise when zero is in the 95% confidence interval of the
+difference of their means over seeds, by Welch's t test (B. L. Welch, Biometrika 34, 1947): there are few runs, and
+their variances differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from statistics import mean, variance
+
+from seamless_verl.runtime.tables import text_table
+
+LAST = 3
+MAX_NAME = 24  # characters of an arm's name above its column
+QUANTILES = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 10: 2.23, 15: 2.13, 30: 2.04}
+"""Student's t, two-sided 95%, by degrees of freedom; for those between, the next lower ones."""
+ValidationCurve = Mapping[int, float]
+ArmCurves = Mapping[str, Sequence[ValidationCurve]]
+
+
+@dataclass(frozen=True)
+class LearnedReward:
+    """What an arm has learned: the mean over its runs, the variance of that mean, and the number of runs."""
+
+    mean: float
+    mean_variance: float
+    runs: int
+
+    @classmethod
+    def of(cls, validation_curves: Sequence[ValidationCurve]) -> LearnedReward:
+        rewards = [learned_reward(validation_curve) for validation_curve in validation_curves]
+        return cls(mean(rewards), variance(rewards) / len(rewards), len(rewards))
+
+    def difference(self, other: LearnedReward) -> tuple[float, float]:
+        """This reward less the other, and half the width of that difference's 95% confidence interval."""
+        both = self.mean_variance + other.mean_variance
+        each = (arm.mean_variance**2 / (arm.runs - 1) for arm in (self, other))
+        freedom = both**2 / sum(each) if both else 1.0
+        return self.mean - other.mean, QUANTILES[max(n for n in QUANTILES if n <= max(freedom, 1) + 1e-9)] * sqrt(both)
+
+
+def learned_reward(validation_curve: ValidationCurve) -> float:
+    """The mean of the last validations after an update."""
+    return mean(validation_curve[step] for step in sorted(set(validation_curve) - {0})[-LAST:])
+
+
+def read_validation_curve(rows: Sequence[Mapping[str, object]]) -> dict[int, float]:
+    """The validation curve in verl's file log, rows of {"step", "data"}; the later row of a step counts."""
+    validation_curve = dict[int, float]()
+    for row in rows:
+        step, data = row["step"], row["data"]
+        assert isinstance(step, int) and isinstance(data, Mapping)
+        names = [name for name in data if "/reward/mean@" in name]
+        if names:
+            validation_curve[step] = float(data[min(names)])
+    return validation_curve
+
+
+def report_lines(arms: ArmCurves) -> Iterator[str]:
+    """The steps at which all runs validated as a table, then what each arm has learned, compared with the first."""
+    heads = list(arms) if max(map(len, arms)) <= MAX_NAME else [f"[{number}]" for number in range(1, len(arms) + 1)]
+    yield from (f"{head} {name}" for head, name in zip(heads, arms, strict=True) if head != name)
+    header, *rows = text_table(("step  ", *heads), _rows(arms), align="<>").splitlines()
+    yield f"{header}   (mean over seeds, lowest-highest below)"
+    yield from rows
+    (baseline, learned), *others = ((name, LearnedReward.of(curves)) for name, curves in arms.items())
+    yield f"{baseline}: {learned.mean:.3f} in the last {LAST} validations"
+    for name, other in others:
+        more, noise = other.difference(learned)
+        verdict = "within noise" if abs(more) <= noise else "differs"
+        yield f"{name}: {other.mean:.3f}, {more:+.3f} +- {noise:.3f} (95%) to {baseline}: {verdict}"
+
+
+def _rows(arms: ArmCurves) -> Iterator[tuple[str, ...]]:
+    """Two rows for each step: the mean over seeds, and the range."""
+    all_steps = [set(validation_curve) for curves in arms.values() for validation_curve in curves]
+    for step in sorted(set.intersection(*all_steps)):
+        of_arms = [[validation_curve[step] for validation_curve in curves] for curves in arms.values()]
+        yield f"{step:4}", *(f"{mean(rewards):.3f}" for rewards in of_arms)
+        yield "", *(f"{min(rewards):.3f}-{max(rewards):.3f}" for rewards in of_arms)

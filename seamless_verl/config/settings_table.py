@@ -1,0 +1,67 @@
+"""docs/settings.md, made from the schema: every setting with its type, default, allowed values and meaning."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import MISSING
+from enum import Enum
+
+from seamless_verl.agents.settings import CallableSettings, CommandSettings
+from seamless_verl.config.schema import NODE, SeamlessConfig
+from seamless_verl.runtime.fields import SettingRow, rows
+
+HEADER = "| key | type | default | allowed | meaning |\n|---|---|---|---|---|"
+SEAMLESS = """# Settings
+
+This page is made by `python -m seamless_verl.config --settings > docs/settings.md`; a test keeps it current.
+
+## The `seamless:` node
+
+Settings of the `seamless` trainer, beside those of verl: on the command line as `key=value`, or in a config of your
+own. A run with wrong ones is refused before it starts, with every mistake, its reason and a way out;
+`python -m seamless_verl.check key=value ...` refuses the same and starts nothing.
+"""
+LOOPS = """
+## Agent loops
+
+Entries of the YAML file that `actor_rollout_ref.rollout.agent.agent_loop_config_path` names. Each has a `name`, which
+`default_agent_loop` or a row of the data refers to, and a `_target_`. Below are the settings of the two loops that run
+agents against the gateway; a run with wrong ones is refused before it starts, too.
+
+```yaml
+- name: calculator
+  _target_: seamless_verl.agent_loops.loops.CallableAgentLoop
+  agent: path/to/agent.py:run
+  time_limit_s: 60
+- name: shell
+  _target_: seamless_verl.agent_loops.loops.CommandAgentLoop
+  command: [python, agent.py]
+  session: {max_turns: 20, max_tokens: 8192, max_concurrent: 4}
+  sampling: {min_p: 0.02, seed: 7}
+  limits: {cpu_s: 30, file_bytes: 10485760}
+```
+"""
+
+
+def settings_page() -> str:
+    """The page, as Markdown."""
+    entry = {row.key: row for kind in (CallableSettings, CommandSettings) for row in rows(kind, "")}
+    del entry[".name"], entry[".limits.wall_s"]  # the second is time_limit_s
+    loops = sorted(entry.values(), key=lambda row: row.key.startswith((".command", ".folder", ".env", ".limits")))
+    return f"{SEAMLESS}\n{_table(rows(SeamlessConfig, NODE))}{LOOPS}\n{_table(loops)}"
+
+
+def _table(settings: Iterator[SettingRow] | list[SettingRow]) -> str:
+    return "\n".join((HEADER, *map(_line, settings))) + "\n"
+
+
+def _line(row: SettingRow) -> str:
+    cells = (f"`{row.key.lstrip('.')}`", row.type, _default(row.default), row.allowed, row.meaning)
+    return f"| {' | '.join(cells)} |"
+
+
+def _default(value: object) -> str:
+    if value is MISSING:
+        return "none"
+    return f"`{json.dumps(value.value if isinstance(value, Enum) else value).strip(chr(34))}`"

@@ -1,0 +1,47 @@
+"""Requests that run at a real engine's source while a test does something else."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from typing import Any
+
+from seamless_verl.replica.engine_source import AsyncLLMSource
+from seamless_verl.rollout.engine import EngineRequest
+from seamless_verl.trajectory.records import Finish, TokenChunk
+
+PROMPTS = [[1, 2, 3, 4, 5], [10, 20, 30], [7] * 40, [100, 90, 80, 70]]
+
+
+class RunningRequest:
+    """One request that runs by itself; `deltas` grows as it goes."""
+
+    def __init__(
+        self, source: AsyncLLMSource, name: str, prompt: list[int], tokens: int, conversation: str = "", **others: Any
+    ) -> None:
+        self.prompt, self.deltas, self.grew = prompt, list[TokenChunk](), asyncio.Condition()
+        fields = {"temperature": 1.0, "max_tokens": tokens, "ignore_eos": True, "seed": len(name), **others}
+        request = EngineRequest(name, array("i", prompt), fields, conversation=conversation)
+        self.task = asyncio.create_task(self.run(source, request))
+
+    async def run(self, source: AsyncLLMSource, request: EngineRequest) -> None:
+        async for delta in source.generate(request):
+            async with self.grew:
+                self.deltas.append(delta)
+                self.grew.notify_all()
+
+    async def produced(self, tokens: int) -> None:
+        async with self.grew:
+            await self.grew.wait_for(lambda: sum(len(delta.ids) for delta in self.deltas) >= tokens)
+
+    @property
+    def finish(self) -> Finish | None:
+        return self.deltas[-1].finish_reason
+
+    def column(self, name: str) -> list[Any]:
+        per_token = {
+            "ids": lambda d: d.ids,
+            "logprobs": lambda d: d.logprobs,
+            "version": lambda d: [d.version] * len(d.ids),
+        }
+        return [value for delta in self.deltas for value in per_token[name](delta)]

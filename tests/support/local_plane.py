@@ -1,0 +1,31 @@
+"""A data plane outside of an actor, and a state store in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from seamless_verl.data_plane.actor import DataPlane, PlaneSettings
+
+
+class MemoryStore:
+    """A state store for one process."""
+
+    value: Any = None
+
+    def put(self, value: Any) -> None:
+        self.value = value
+
+    def get(self) -> Any:
+        return self.value
+
+    def clear(self) -> None:
+        self.value = None
+
+
+class LocalDataPlane(DataPlane):
+    """Started by whoever made it."""
+
+    def __init__(self, settings: PlaneSettings) -> None:
+        super().__init__(settings, store=MemoryStore())  # type: ignore[arg-type]
+
+    def set_up_process(self) -> None: ...
