@@ -30,8 +30,8 @@ def place_of(item: pytest.Item) -> float:
 
 @pytest.fixture(scope="session", autouse=True)
 def temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """TMPDIR of everything the tests start, gone with the session; not pytest's, whose path is too long for sockets."""
-    tmp_path_factory.getbasetemp()  # stays where it is, for whoever looks into it afterwards
+    """TMPDIR of all that the tests start, removed after the session; pytest's own path is too long for sockets."""
+    tmp_path_factory.getbasetemp()  # before TMPDIR changes, so that it is kept for a look after a failure
     with scratch_folder(RAY_SOCKETS) as path, pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(path))
         patch.setattr(tempfile, "tempdir", None)
@@ -40,8 +40,8 @@ def temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def log(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Warnings are heard also in a process that imports vLLM's API server: it sets the root logger, and the handlers
-    that this has at that moment, to errors alone."""
+    """Capture warnings also after an import of vLLM's API server, which sets the root logger and its handlers of that
+    moment to errors only."""
     with caplog.at_level(logging.WARNING, logger="seamless_verl"):
         yield
 

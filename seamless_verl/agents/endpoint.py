@@ -25,9 +25,7 @@ class Endpoint:
         if parts.scheme not in ("http", "https") or not parts.netloc:
             raise ConfigError("base_url", self.base_url, "is no http address", "Write it as http://host:port")
         if parts.path.endswith("/v1"):
-            raise ConfigError(
-                "base_url", self.base_url, "already ends in /v1", "Leave /v1 out: each API adds it"
-            )
+            raise ConfigError("base_url", self.base_url, "already ends in /v1", "Leave /v1 out: each API adds it")
 
     @property
     def reward_url(self) -> str:

@@ -119,7 +119,7 @@ def config_error(error: Exception, arguments: Sequence[str]) -> ConfigError:
     if key in SETTINGS:
         return ConfigError(key, value, "was renamed", f"Write {SETTINGS[key]}")
     if override.startswith("~") and "does not exist" in text:
-        return ConfigError(key, value, "does not exist, so it cannot be deleted", f"Leave {override} out")
+        return ConfigError(key, value, "cannot be deleted: it does not exist", f"Leave {override} out")
     if "appears more than once" in text or "An item is already" in text or "Multiple values for" in text:
         return ConfigError(key, value, "exists already, and + only adds", f"Write {override.lstrip('+')}")
     if isinstance(cause, (ConfigKeyError, ConfigAttributeError)) or "Could not override" in text:

@@ -169,14 +169,14 @@ class _StreamInterval:
 
     def put(self, chunk: TokenChunk) -> list[TokenChunk]:
         """What is given now: at most one chunk of each weight version."""
-        earlier = self._taken() if self._chunks and self._chunks[0].version != chunk.version else []
+        earlier = self._flush() if self._chunks and self._chunks[0].version != chunk.version else []
         self._chunks.append(chunk)
         count = sum(len(one.ids) for one in self._chunks)
         due = not self._given or chunk.finish_reason is not None or count >= self._interval
         self._given = True
-        return earlier + self._taken() if due else earlier
+        return earlier + self._flush() if due else earlier
 
-    def _taken(self) -> list[TokenChunk]:
+    def _flush(self) -> list[TokenChunk]:
         whole, self._chunks = merge_chunks(self._chunks), []
         return [whole]
 

@@ -107,7 +107,7 @@ def likeliest(token: int, number: int) -> TopLogprobs:
 
 @dataclass
 class MemoryRecorder:
-    """A record in index; `gate`, when it is clear, holds every piece up."""
+    """A Recorder in memory; `gate`, while it is clear, delays every awaited chunk."""
 
     events: list[tuple[Any, ...]] = field(default_factory=list)
     gate: asyncio.Event | None = None
@@ -200,10 +200,12 @@ async def gateway_harness(
         session = await gateway.admin.open({"uid": "prompt-1"})
         given = {"api_key": "unused", "max_retries": 0}
         async with (
-            openai.AsyncOpenAI(base_url=session["base_url"], **given) as one,
-            anthropic.AsyncAnthropic(base_url=session["anthropic_base_url"], **given) as other,
+            openai.AsyncOpenAI(base_url=session["base_url"], **given) as openai_client,
+            anthropic.AsyncAnthropic(base_url=session["anthropic_base_url"], **given) as anthropic_client,
         ):
-            harness = GatewayHarness(gateway, source, recorder, http, nano / "model", session, one, other)
+            harness = GatewayHarness(
+                gateway, source, recorder, http, nano / "model", session, openai_client, anthropic_client
+            )
             yield harness
             await harness.drain()
             gateway.table.check_integrity()

@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 
-from seamless_verl.bench.training.workloads import TURN_S, Turn, workload_named
+from seamless_verl.bench.training.workloads import TURN_S, ForcedTurn, workload_named
 
 
 @dataclass
@@ -77,7 +77,7 @@ class ForcedLengthLoop(AgentLoopBase):  # type: ignore[misc]
             },
         )
 
-    async def generate(self, conversation: Conversation, request: str, turn: Turn, sampling: dict[str, Any]) -> None:
+    async def generate(self, conversation: Conversation, request: str, turn: ForcedTurn, sampling: dict[str, Any]) -> None:
         """One turn of exactly its tokens."""
         began = time.monotonic()
         output = await self.server_manager.generate(
@@ -93,11 +93,11 @@ class ForcedLengthLoop(AgentLoopBase):  # type: ignore[misc]
         versions = (output.extra_fields.get(name) for name in ("min_global_steps", "max_global_steps", "global_steps"))
         conversation.versions += [version for version in versions if version is not None]
 
-    def tool_result(self, turn: Turn, seed: str) -> list[int]:
+    def tool_result(self, turn: ForcedTurn, seed: str) -> list[int]:
         """A tool's result: random ids, the same at the same place in every arm."""
         return random.Random(seed).choices(range(len(self.tokenizer) // 2), k=turn.tool_tokens)
 
-    def append_record(self, place: tuple[int, int], turns: list[Turn], conversation: Conversation) -> None:
+    def append_record(self, place: tuple[int, int], turns: list[ForcedTurn], conversation: Conversation) -> None:
         """Appends the line of a finished sample to the record."""
         line = {
             "index": place[0],

@@ -39,7 +39,7 @@ class Lognormal:
 
 
 @dataclass(frozen=True)
-class Turn:
+class ForcedTurn:
     """One turn of a sample: tokens to generate, then the seconds a tool takes and the tokens of its result."""
 
     tokens: int
@@ -76,15 +76,15 @@ class Workload:
         """Response tokens of a step that no engine generated."""
         return self.step_samples * (self.turns - 1) * self.tool_tokens
 
-    def turn(self, index: int, session: int, turn: int) -> Turn:
+    def turn(self, index: int, session: int, turn: int) -> ForcedTurn:
         """The `turn`-th turn of sample `session` of the prompt at `index`, all from 0."""
         seed = f"{self.name}/{index}/{session}/{turn}"
         tokens = min(self.longest, max(1, round(self.tokens.draw(f"{seed}/tokens"))))
         if self.tool is None or turn == self.turns - 1:
-            return Turn(tokens)
-        return Turn(tokens, self.tool.draw(f"{seed}/tool"), self.tool_tokens)
+            return ForcedTurn(tokens)
+        return ForcedTurn(tokens, self.tool.draw(f"{seed}/tool"), self.tool_tokens)
 
-    def sample(self, index: int, session: int) -> list[Turn]:
+    def sample(self, index: int, session: int) -> list[ForcedTurn]:
         return [self.turn(index, session, turn) for turn in range(self.turns)]
 
     def turn_s(self, rates: Mapping[int, float], engines: int) -> float:

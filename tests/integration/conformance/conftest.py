@@ -1,4 +1,4 @@
-"""Every test that takes a `server` runs against the gateway and against vLLM's own server."""
+"""Runs every test that takes a `server` against the gateway and against vLLM's own server."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ POINTS = pytest.StashKey[set[str]]()
 
 @pytest.fixture(scope="session")
 def servers(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    with running_servers(nano / "model", tmp_path_factory.mktemp("journal") / "journal.sqlite") as both:
-        yield both
+    with running_servers(nano / "model", tmp_path_factory.mktemp("journal") / "journal.sqlite") as servers:
+        yield servers
 
 
 @pytest.fixture(params=[GATEWAY, VLLM])
@@ -26,7 +26,7 @@ def server(request: pytest.FixtureRequest, servers: Servers) -> Server:
 
 @pytest.fixture
 def points(request: pytest.FixtureRequest) -> set[str]:
-    """All that were collected."""
+    """The names of all collected tests that take a server."""
     return request.config.stash[POINTS]
 
 

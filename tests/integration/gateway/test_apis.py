@@ -1,4 +1,4 @@
-"""Each API through its own SDK, streamed and whole, over replies written down beforehand."""
+"""Each API through its own SDK, streamed and whole, over scripted replies."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_chat_answers_with_text_usage_and_finish(nano: Path) -> None:
         ]
 
 
-async def test_a_streamed_chat_comes_piece_by_piece(nano: Path) -> None:
+async def test_a_streamed_chat_arrives_in_chunks(nano: Path) -> None:
     async with gateway_harness(nano) as harness:
         harness.set_replies("hello")
         chunks = await deltas(await chat(harness, stream=True, stream_options={"include_usage": True}))
@@ -61,9 +61,9 @@ async def test_tool_calls_are_parsed_by_the_models_parser(nano: Path, size: int)
         assert reply.choices[0].finish_reason == "tool_calls"
         (call,) = reply.choices[0].message.tool_calls
         assert (call.function.name, json.loads(call.function.arguments)) == ("add", {"a": 2, "b": 3})
-        (_, finish, said) = harness.recorder.ends()[0]
+        (_, finish, recorded_reply) = harness.recorder.ends()[0]
         assert finish is Finish.TOOL_CALLS
-        assert said["message"]["tool_calls"][0]["function"]["name"] == "add"
+        assert recorded_reply["message"]["tool_calls"][0]["function"]["name"] == "add"
         chunks = await deltas(await chat(harness, tools=[TOOL], stream=True))
         parts = [part for chunk in chunks for part in chunk.choices[0].delta.tool_calls or []]
         assert json.loads("".join(part.function.arguments or "" for part in parts)) == {"a": 2, "b": 3}
@@ -75,29 +75,32 @@ async def test_several_choices_are_several_calls(nano: Path, stream: bool) -> No
         harness.set_replies("one", "three")
         reply = await chat(harness, n=2, stream=stream)
         if stream:
-            said = ["", ""]
+            texts = ["", ""]
             for chunk in await deltas(reply):
                 for choice in chunk.choices:
-                    said[choice.index] += choice.delta.content or ""
+                    texts[choice.index] += choice.delta.content or ""
         else:
-            said = [choice.message.content for choice in reply.choices]
-        assert sorted(said) == ["one", "three"]
+            texts = [choice.message.content for choice in reply.choices]
+        assert sorted(texts) == ["one", "three"]
         assert len({call.call_id for call in harness.source.calls}) == 2
         assert len(harness.recorder.ends()) == 2
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("size", [1, 4, 100])
-async def test_a_stop_string_ends_the_call_wherever_pieces_part(nano: Path, stream: bool, size: int) -> None:
+async def test_a_stop_string_ends_the_call_wherever_chunks_end(nano: Path, stream: bool, size: int) -> None:
     async with gateway_harness(nano) as harness:
         harness.set_replies("one ENDING two three", size=size)
         reply = await chat(harness, stop=["DING"], stream=stream)
         if stream:
             chunks = await deltas(reply)
-            said, choice = "".join(chunk.choices[0].delta.content or "" for chunk in chunks), chunks[-1].choices[0]
+            text, choice = (
+                "".join(chunk.choices[0].delta.content or "" for chunk in chunks),
+                chunks[-1].choices[0],
+            )
         else:
-            said, choice = reply.choices[0].message.content, reply.choices[0]
-        assert (said, choice.finish_reason, choice.stop_reason) == ("one EN", "stop", "DING")
+            text, choice = reply.choices[0].message.content, reply.choices[0]
+        assert (text, choice.finish_reason, choice.stop_reason) == ("one EN", "stop", "DING")
         await harness.drain()
         call = harness.source.calls[0]
         assert harness.recorder.ids(call.call_id) == harness.ids("one ENDING")  # what follows was never generated
@@ -123,7 +126,7 @@ async def test_logprobs_are_given_when_asked_for_and_always_fetched(nano: Path) 
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-async def test_characters_cut_by_pieces_arrive_whole(nano: Path, size: int) -> None:
+async def test_characters_split_by_chunks_arrive_whole(nano: Path, size: int) -> None:
     async with gateway_harness(nano) as harness:
         text = "naïve 漢字 🙂"
         harness.set_replies(text, size=size)
@@ -162,8 +165,8 @@ async def test_a_grammar_waits_for_the_end_of_reasoning_only_where_there_is_some
         await chat(harness, extra_body=extra)
         constrained, free = (call.sampling for call in harness.source.calls)
         assert constrained["reasoning_ended"] is not thinking
-        told = constrained["reasoning_parser_kwargs"]["chat_template_kwargs"]
-        assert told["enable_thinking"] is thinking
+        parser_kwargs = constrained["reasoning_parser_kwargs"]["chat_template_kwargs"]
+        assert parser_kwargs["enable_thinking"] is thinking
         assert not any(name.startswith("reasoning") for name in free)
 
 
@@ -270,17 +273,17 @@ async def test_two_requests_may_have_one_id(nano: Path) -> None:
         assert len({call.call_id for call in harness.source.calls}) == 4
 
 
-async def test_what_is_recorded_can_be_carried_on_after_a_restart(nano: Path) -> None:
+async def test_a_recorded_conversation_can_be_continued_after_a_restart(nano: Path) -> None:
     async with gateway_harness(nano) as harness:
         strange = [256 + 15, *b"yes", EOS]  # its text does not tell of the first id
         harness.source.replies = [Reply(strange)]
-        said = await chat(harness, extra_body={"chat_template_kwargs": {"colour": "red"}})
+        answer = await chat(harness, extra_body={"chat_template_kwargs": {"colour": "red"}})
         call, reply = harness.source.calls[0], harness.recorder.ends()[0][2]
         request = json.loads(json.dumps(call.request))
         index = PrefixIndex()
         index.add_recorded(request, reply, call.prompt_ids, tokens(strange))
         harness.gateway.table.get(harness.session["session_id"]).prefixes = index
-        messages = [*HI, {"role": "assistant", "content": said.choices[0].message.content}, user("more")]
+        messages = [*HI, {"role": "assistant", "content": answer.choices[0].message.content}, user("more")]
         await chat(harness, messages=messages, extra_body={"chat_template_kwargs": {"colour": "red"}})
-        whole = [*call.prompt_ids, *strange]
-        assert list(harness.source.calls[1].prompt_ids)[: len(whole)] == whole
+        recorded = [*call.prompt_ids, *strange]
+        assert list(harness.source.calls[1].prompt_ids)[: len(recorded)] == recorded

@@ -1,4 +1,4 @@
-"""Keys, quotas and bad requests: each is refused in the words of the API that was called, never with a traceback."""
+"""Keys, quotas and bad requests: each is refused in the form of the API that was called, never with a traceback."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MESSAGE = {**CHAT, "max_tokens": 9}
 OPENAI, ANTHROPIC = "/v1/chat/completions", "/v1/messages"
 
 
-def told(reply: httpx.Response, path: str) -> str:
+def error_message(reply: httpx.Response, path: str) -> str:
     """The error's text, after a look at its shape."""
     assert reply.headers["content-type"] == "application/json"
     body = reply.json()
@@ -48,7 +48,7 @@ async def test_wrong_and_missing_keys(nano: Path, path: str) -> None:
             await post(harness, f"/s/x{path}"),
         ):
             assert reply.status_code == 401
-            told(reply, path)
+            error_message(reply, path)
         assert not harness.source.calls
 
 
@@ -62,7 +62,7 @@ async def test_both_ways_to_send_a_key(nano: Path, path: str) -> None:
         other = await harness.open()
         foreign = await post(harness, f"/s/{key}{path}", other["key"])
         assert foreign.status_code == 403
-        told(foreign, path)
+        error_message(foreign, path)
 
 
 @pytest.mark.parametrize("path", [OPENAI, ANTHROPIC])
@@ -73,7 +73,7 @@ async def test_a_closed_session_takes_nothing_more(nano: Path, path: str) -> Non
         assert closed.json()["state"] == "closed"
         assert (await harness.admin("POST", f"sessions/{session}/close", {})).json()["reason"] == "done"
         reply = await post(harness, path, harness.session["key"])
-        assert reply.status_code == 410 and "done" in told(reply, path)
+        assert reply.status_code == 410 and "done" in error_message(reply, path)
         assert [event for event in harness.recorder.events if event[0] == "closed"] == [("closed", session, "done")]
 
 
@@ -82,7 +82,7 @@ async def test_an_expired_session_is_gone_and_on_record(nano: Path, path: str) -
     async with gateway_harness(nano) as harness:
         session = await harness.open(limits={"lifetime": 1e-6})
         reply = await post(harness, path, session["key"])
-        assert reply.status_code == 410 and "expired" in told(reply, path)
+        assert reply.status_code == 410 and "expired" in error_message(reply, path)
         assert await harness.gateway.admin.expire() == 1
         assert harness.recorder.events[-1][:2] == ("closed", session["session_id"])
 
@@ -94,7 +94,7 @@ async def test_quotas_hold(nano: Path, path: str, limits: dict[str, int]) -> Non
         harness.set_replies("hello")
         session = await harness.open(limits=limits)
         assert [(await post(harness, path, session["key"])).status_code for _ in range(3)] == [200, 200, 403]
-        told(await post(harness, path, session["key"]), path)
+        error_message(await post(harness, path, session["key"]), path)
         view = (await harness.admin("GET", f"sessions/{session['session_id']}")).json()
         assert (view["turns"], view["tokens"], view["running"]) == (2, 12, 0)
 
@@ -108,7 +108,7 @@ async def test_a_token_quota_bounds_the_last_call(nano: Path) -> None:
 
 
 @pytest.mark.parametrize("path", [OPENAI, ANTHROPIC])
-async def test_too_much_at_once_is_told_to_wait(nano: Path, path: str) -> None:
+async def test_too_many_calls_at_once_are_asked_to_wait(nano: Path, path: str) -> None:
     async with gateway_harness(nano, max_running=1) as harness:
         held = asyncio.Event()
         harness.source.replies = [Reply([104, 105, 258], hold=held)]
@@ -116,7 +116,7 @@ async def test_too_much_at_once_is_told_to_wait(nano: Path, path: str) -> None:
         await harness.source.started.wait()
         reply = await post(harness, path, harness.session["key"])
         assert (reply.status_code, reply.headers["retry-after"]) == (429, "1")
-        told(reply, path)
+        error_message(reply, path)
         held.set()
         assert (await running).status_code == 200
         assert (await post(harness, path, harness.session["key"])).status_code == 200
@@ -165,7 +165,7 @@ async def test_bad_requests_are_explained(nano: Path, path: str, kind: str) -> N
         build, status = BAD[kind]
         reply = await post(harness, path, harness.session["key"], **{"json": None, **build()})
         assert reply.status_code == status, reply.text
-        assert told(reply, path)
+        assert error_message(reply, path)
         assert not harness.source.calls
 
 
@@ -226,10 +226,10 @@ async def test_a_session_that_cannot_be_recorded_is_not_opened(nano: Path) -> No
         async def broken(*args: Any) -> None:
             raise OSError("no space left")
 
-        known = len(harness.gateway.table)
+        sessions = len(harness.gateway.table)
         harness.recorder.open_session = harness.recorder.post_reward = broken  # type: ignore[method-assign]
         reply = await harness.admin("POST", "sessions", {"uid": "u"})
-        assert reply.status_code == 500 and "OSError" in told(reply, OPENAI)
-        assert len(harness.gateway.table) == known
+        assert reply.status_code == 500 and "OSError" in error_message(reply, OPENAI)
+        assert len(harness.gateway.table) == sessions
         reply = await harness.http.post(harness.session["base_url"] + "/session/reward", json={"reward": 1})
-        assert reply.status_code == 500 and "OSError" in told(reply, OPENAI)
+        assert reply.status_code == 500 and "OSError" in error_message(reply, OPENAI)

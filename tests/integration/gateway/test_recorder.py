@@ -1,4 +1,4 @@
-"""What the record promises: nothing is shown before it is kept, and every call that began has its end."""
+"""The recorder: nothing is shown before it is on record, and every call that began has its end."""
 
 from __future__ import annotations
 
@@ -144,8 +144,8 @@ async def test_stopping_cancels_what_outlasts_the_grace(nano: Path, stream: bool
 async def test_the_same_prompt_twice_is_two_samples(nano: Path) -> None:
     async with gateway_harness(nano) as harness:
         harness.set_replies("one", "two")
-        said = [(await chat(harness)).json()["choices"][0]["message"]["content"] for _ in range(2)]
-        assert said == ["one", "two"] and len(harness.source.calls) == 2
+        texts = [(await chat(harness)).json()["choices"][0]["message"]["content"] for _ in range(2)]
+        assert texts == ["one", "two"] and len(harness.source.calls) == 2
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -162,8 +162,8 @@ async def test_a_retry_joins_the_call_that_runs(nano: Path, stream: bool) -> Non
         await asyncio.sleep(0.1)
         held.set()
         text = (await retry).text
-        said = text if not stream else "".join(text.split('"content":"')[i].split('"')[0] for i in range(1, 7))
-        assert "hello" in said
+        texts = text if not stream else "".join(text.split('"content":"')[i].split('"')[0] for i in range(1, 7))
+        assert "hello" in texts
         assert len(harness.source.calls) == 1 and len(harness.recorder.ends()) == 1
         view = harness.gateway.table.get(harness.session["session_id"]).describe()
         assert (view["turns"], view["tokens"]) == (1, 6)
@@ -187,8 +187,8 @@ async def test_an_idempotency_key_gives_the_same_reply_again(nano: Path) -> None
     async with gateway_harness(nano) as harness:
         harness.set_replies("one", "two")
         key = {"idempotency-key": "k"}
-        said = [(await chat(harness, headers=key)).json()["choices"][0]["message"]["content"] for _ in range(3)]
-        assert said == ["one"] * 3 and len(harness.source.calls) == 1
+        texts = [(await chat(harness, headers=key)).json()["choices"][0]["message"]["content"] for _ in range(3)]
+        assert texts == ["one"] * 3 and len(harness.source.calls) == 1
         other = await harness.http.post(
             harness.session["base_url"] + "/chat/completions", json={**CHAT, "seed": 1}, headers=key
         )

@@ -119,11 +119,11 @@ async def test_a_retry_gets_the_whole_reply_wherever_a_call_was_cut(
                     url = f"{again.gateway.url}/s/s{kept}{CHAT}"
                     before = again.sampled
                     reply = await http.post(url, json=body, headers=RETRY)
-                    known = again.gateway.table.get(f"s{kept}")
+                    session_now = again.gateway.table.get(f"s{kept}")
                     ids = generated_ids(call)
                     assert describe(reply) == describe(wanted), kept
                     assert again.sampled - before <= LENGTH - (kept or 0)
-                    assert (known.turns, known.tokens, known.requests) == (1, len(ids), 2)
+                    assert (session_now.turns, session_now.tokens, session_now.requests) == (1, len(ids), 2)
                     check(journal, f"s{kept}", call, again.recorder.record(f"s{kept}"))
                     if kept is None:
                         assert again.sampled == before
@@ -135,9 +135,9 @@ def check(journal: SqliteJournal, name: str, call: StoredCall, kept: SessionReco
     """The journal and the record both hold the call once, as it was expected_ids."""
     record = journal.read(name)
     assert record is not None
-    (mine,) = record.calls
-    assert (generated_ids(mine), mine.finish, mine.reply) == (generated_ids(call), call.finish, call.reply)
-    assert mine.request == call.request
+    (stored,) = record.calls
+    assert (generated_ids(stored), stored.finish, stored.reply) == (generated_ids(call), call.finish, call.reply)
+    assert stored.request == call.request
     assert [turn.generated_ids() for turn in kept.turns] == [tokens(generated_ids(call))]
     assert rebuild_record(record).turns[0].generated_ids() == kept.turns[0].generated_ids()
     kept.check_integrity()
@@ -159,18 +159,18 @@ async def test_an_sdk_sees_only_a_longer_call(nano: Path, tmp_path: Path) -> Non
         sampled = first.sampled
         with SqliteJournal(path) as journal:
             async with run_gateway(nano / "model", journal, port=int(url.rpartition(":")[2])) as again:
-                said = (await asking).choices[0].message.content
+                text = (await asking).choices[0].message.content
                 await client.close()
                 view = again.gateway.table.get(session["session_id"]).describe()
                 record = journal.read(session["session_id"])
                 assert record is not None
                 (call,) = record.calls
-                assert generated_ids(call) == expected_ids(call, 60) and said == decode(generated_ids(call))
+                assert generated_ids(call) == expected_ids(call, 60) and text == decode(generated_ids(call))
                 assert (view["turns"], view["tokens"]) == (1, 60)
                 assert 60 - sampled <= again.sampled <= 60 - STREAM_INTERVAL, "it went on from the beginning"
 
 
-async def test_a_conversation_goes_on_over_its_recorded_ids(nano: Path, tmp_path: Path) -> None:
+async def test_a_conversation_continues_its_recorded_ids(nano: Path, tmp_path: Path) -> None:
     async with http_client() as http:
         with SqliteJournal(tmp_path / "journal.sqlite") as journal:
             async with run_gateway(nano / "model", journal) as first:
@@ -216,7 +216,7 @@ async def test_an_idempotency_key_outlives_the_gateway_and_a_fresh_request_is_a_
                 assert record is not None and len(record.calls) == 2
 
 
-async def test_the_choices_of_one_request_go_on_each_where_it_was(nano: Path, tmp_path: Path) -> None:
+async def test_each_choice_of_a_request_continues_where_it_was_cut(nano: Path, tmp_path: Path) -> None:
     async with http_client() as http:
         body = {**BODY, "n": 3}
         with SqliteJournal(tmp_path / "one.sqlite") as journal:
@@ -241,7 +241,7 @@ async def test_the_choices_of_one_request_go_on_each_where_it_was(nano: Path, tm
                 assert again.gateway.table.get("s").turns == 1
 
 
-async def test_what_nobody_asks_for_again_ends_with_its_session(nano: Path, tmp_path: Path) -> None:
+async def test_a_call_without_a_retry_ends_with_its_session(nano: Path, tmp_path: Path) -> None:
     async with http_client() as http:
         with SqliteJournal(tmp_path / "one.sqlite") as journal:
             async with run_gateway(nano / "model", journal) as first:
@@ -261,9 +261,11 @@ async def test_what_nobody_asks_for_again_ends_with_its_session(nano: Path, tmp_
                 await until(lambda: not again.recorder.record("late").is_open)
                 assert again.recorder.take("late").closed is Closed.EXPIRED
                 kept = again.recorder.take("s")
-            left = journal.read("s")
-            assert left is not None and left.calls[0].finish is Finish.CANCELLED and again.sampled == 0
-            assert generated_ids(left.calls[0]) == generated_ids(record.calls[0])[:5]
+            stored_session = journal.read("s")
+            assert (
+                stored_session is not None and stored_session.calls[0].finish is Finish.CANCELLED and again.sampled == 0
+            )
+            assert generated_ids(stored_session.calls[0]) == generated_ids(record.calls[0])[:5]
             await check_handed_once(journal, kept)
 
 
@@ -278,14 +280,14 @@ async def test_a_retry_that_was_refused_may_come_again(nano: Path, tmp_path: Pat
         with SqliteJournal(tmp_path / "other.sqlite") as journal:
             await journal.append(*copy_call(record.calls[0], "s", 5, record.settings))
             async with run_gateway(nano / "model", journal) as again:
-                known, url = again.gateway.table.get("s"), f"{again.gateway.url}/s/s{CHAT}"
-                known.running += 1
+                session_now, url = again.gateway.table.get("s"), f"{again.gateway.url}/s/s{CHAT}"
+                session_now.running += 1
                 assert (await http.post(url, json=BODY, headers=RETRY)).status_code == 429
-                known.running -= 1
+                session_now.running -= 1
                 reply = await http.post(url, json=BODY, headers={"x-stainless-retry-count": "2"})
                 assert describe(reply) == describe(wanted)
-                left = journal.read("s")
-                assert left is not None and len(left.calls) == 1
+                stored_session = journal.read("s")
+                assert stored_session is not None and len(stored_session.calls) == 1
 
 
 async def check_handed_once(journal: SqliteJournal, kept: SessionRecord) -> None:

@@ -33,7 +33,7 @@ async def ask(harness: GatewayHarness, text: str = "hi", **more: Any) -> list[in
     return list(harness.source.calls[-1].prompt_ids)
 
 
-async def test_what_is_alike_is_rendered_once(nano: Path, rendered: list[Any]) -> None:
+async def test_equal_prompts_are_rendered_once(nano: Path, rendered: list[Any]) -> None:
     async with gateway_harness(nano) as harness:
         rendered.clear()
         first = await ask(harness)
@@ -55,7 +55,7 @@ async def test_what_is_alike_is_rendered_once(nano: Path, rendered: list[Any]) -
     ],
     ids=str,
 )
-async def test_what_differs_is_rendered_by_itself(nano: Path, rendered: list[Any], other: dict[str, Any]) -> None:
+async def test_a_different_prompt_is_rendered_again(nano: Path, rendered: list[Any], other: dict[str, Any]) -> None:
     async with gateway_harness(nano) as harness:
         await ask(harness)
         rendered.clear()
@@ -63,7 +63,7 @@ async def test_what_differs_is_rendered_by_itself(nano: Path, rendered: list[Any
         assert len(rendered) == 1
 
 
-async def test_one_that_leaves_no_room_is_refused_as_the_first_time(nano: Path) -> None:
+async def test_a_cached_prompt_that_is_too_long_is_refused_as_before(nano: Path) -> None:
     async def refused(harness: GatewayHarness) -> tuple[int, str]:
         with pytest.raises(openai.BadRequestError) as caught:
             await ask(harness, max_tokens=8190)

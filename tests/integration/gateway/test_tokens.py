@@ -1,4 +1,4 @@
-"""Tokens in are tokens out: a conversation carried on begins with its recorded ids, whatever its text would be."""
+"""Tokens in are tokens out: a continued conversation begins with its recorded ids, whatever its text tokenizes to."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def recorded(harness: GatewayHarness, number: int) -> list[int]:
     return [*call.prompt_ids, *harness.recorder.ids(call.call_id)]
 
 
-def carried_on(harness: GatewayHarness, new: str) -> None:
+def check_continued(harness: GatewayHarness, new: str) -> None:
     """The last prompt is the first turn's ids verbatim, and then `new`."""
     before, prompt = recorded(harness, 0), list(harness.source.calls[-1].prompt_ids)
     assert prompt[: len(before)] == before
@@ -31,15 +31,15 @@ def carried_on(harness: GatewayHarness, new: str) -> None:
 NEXT = "<|im_start|><|user|>more<|im_end|><|im_start|><|assistant|>"
 
 
-async def test_chat_carries_strange_tokens_on(nano: Path) -> None:
+async def test_chat_continues_over_unusual_tokens(nano: Path) -> None:
     async with gateway_harness(nano) as harness:
         harness.source.replies = [Reply(STRANGE)]
-        said = await harness.openai.chat.completions.create(model="nano", messages=[user("hi")])
-        text = said.choices[0].message.content
+        reply = await harness.openai.chat.completions.create(model="nano", messages=[user("hi")])
+        text = reply.choices[0].message.content
         assert text == "hello" and [*harness.ids(text), EOS] != STRANGE
         messages = [user("hi"), assistant(text), user("more")]
         await harness.openai.chat.completions.create(model="nano", messages=messages)
-        carried_on(harness, NEXT)
+        check_continued(harness, NEXT)
         whole = harness.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         assert harness.prompt() == whole.replace("hello", harness.tokenizer.decode(STRANGE[:-1]))
 
@@ -47,33 +47,35 @@ async def test_chat_carries_strange_tokens_on(nano: Path) -> None:
 async def test_responses_and_messages_do_too(nano: Path) -> None:
     async with gateway_harness(nano) as harness:
         harness.source.replies = [Reply(STRANGE)]
-        said = await harness.openai.responses.create(model="nano", input="hi")
-        again: Any = [user("hi"), *[item.model_dump() for item in said.output], user("more")]
+        reply = await harness.openai.responses.create(model="nano", input="hi")
+        again: Any = [user("hi"), *[item.model_dump() for item in reply.output], user("more")]
         await harness.openai.responses.create(model="nano", input=again)
-        carried_on(harness, NEXT)
+        check_continued(harness, NEXT)
         harness.source.calls.clear()
         ask = {"model": "nano", "max_tokens": 100, "system": "s"}
-        told = await harness.anthropic.messages.create(messages=[user("hi")], **ask)
-        blocks = [block.model_dump(exclude_none=True) for block in told.content]
+        message = await harness.anthropic.messages.create(messages=[user("hi")], **ask)
+        blocks = [block.model_dump(exclude_none=True) for block in message.content]
         await harness.anthropic.messages.create(messages=[user("hi"), assistant(blocks), user("more")], **ask)
-        carried_on(harness, NEXT)
+        check_continued(harness, NEXT)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_tool_calls_are_carried_on_with_their_results(nano: Path, stream: bool) -> None:
+async def test_tool_calls_are_continued_with_their_results(nano: Path, stream: bool) -> None:
     async with gateway_harness(nano) as harness:
         written = TOOL_CALL.replace(" ", "  ")  # JSON the agent will send back written otherwise
         harness.set_replies("I add. " + written, "5")
         asked = {"model": "nano", "tools": [TOOL]}
         if stream:
             async with harness.openai.chat.completions.stream(messages=[user("2+3")], **asked) as chunks:
-                said = (await chunks.get_final_completion()).choices[0].message
+                reply = (await chunks.get_final_completion()).choices[0].message
         else:
-            said = (await harness.openai.chat.completions.create(messages=[user("2+3")], **asked)).choices[0].message
-        back = {"role": "assistant", "content": said.content, "tool_calls": [_sent(one) for one in said.tool_calls]}
-        result = {"role": "tool", "tool_call_id": said.tool_calls[0].id, "content": "5"}
+            reply = (await harness.openai.chat.completions.create(messages=[user("2+3")], **asked)).choices[0].message
+        back = {"role": "assistant", "content": reply.content, "tool_calls": [_sent(one) for one in reply.tool_calls]}
+        result = {"role": "tool", "tool_call_id": reply.tool_calls[0].id, "content": "5"}
         await harness.openai.chat.completions.create(messages=[user("2+3"), back, result], **asked)
-        carried_on(harness, "<|im_start|><|tool|><tool_response>5</tool_response><|im_end|><|im_start|><|assistant|>")
+        check_continued(
+            harness, "<|im_start|><|tool|><tool_response>5</tool_response><|im_end|><|im_start|><|assistant|>"
+        )
         assert written in harness.prompt()
 
 
@@ -87,7 +89,7 @@ async def test_a_reply_cut_by_its_budget_is_closed_as_the_template_does(nano: Pa
         await harness.openai.chat.completions.create(model="nano", messages=[user("hi")], max_tokens=2)
         messages = [user("hi"), assistant("he"), user("more")]
         await harness.openai.chat.completions.create(model="nano", messages=messages)
-        carried_on(harness, "<|im_end|>" + NEXT)
+        check_continued(harness, "<|im_end|>" + NEXT)
 
 
 async def test_many_turns_grow_by_what_is_new(nano: Path) -> None:
@@ -95,8 +97,8 @@ async def test_many_turns_grow_by_what_is_new(nano: Path) -> None:
         harness.source.replies = [Reply(STRANGE)]
         messages: list[Any] = [user("hi")]
         for turn in range(5):
-            said = await harness.openai.chat.completions.create(model="nano", messages=messages)
-            messages += [assistant(said.choices[0].message.content), user(f"more {turn}")]
+            reply = await harness.openai.chat.completions.create(model="nano", messages=messages)
+            messages += [assistant(reply.choices[0].message.content), user(f"more {turn}")]
         whole = recorded(harness, -1)
         for number in range(4):
             before = recorded(harness, number)
@@ -125,7 +127,7 @@ async def test_another_conversation_is_rendered_whole(nano: Path, changed: dict[
         assert 271 not in harness.source.calls[1].prompt_ids
 
 
-async def test_sessions_do_not_share_what_was_said(nano: Path) -> None:
+async def test_sessions_do_not_share_conversations(nano: Path) -> None:
     async with gateway_harness(nano) as harness:
         harness.source.replies = [Reply(STRANGE)]
         await harness.openai.chat.completions.create(model="nano", messages=[user("hi")])
@@ -147,7 +149,7 @@ STRICT = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }
 @pytest.mark.parametrize("cut", [False, True])
 @pytest.mark.parametrize("template", [None, QWEN])
 @pytest.mark.parametrize("family", ["qwen3", "something_else"])
-def test_what_is_appended_is_what_the_template_has_there(
+def test_the_continuation_equals_the_rendering_of_the_whole(
     nano: Path, template: str | None, family: str, cut: bool
 ) -> None:
     own = tokenizer(nano / "model")
@@ -161,7 +163,7 @@ def test_what_is_appended_is_what_the_template_has_there(
 
 
 @pytest.mark.parametrize("template", [NUMBERED, STRICT])
-def test_a_template_whose_turns_cannot_be_joined_is_left_alone(nano: Path, template: str) -> None:
+def test_a_template_whose_turns_cannot_be_joined_is_not_continued(nano: Path, template: str) -> None:
     own = Continuation(tokenizer(nano / "model"), "qwen3", template)
     messages = [user("hi"), assistant("hello"), user("more")]
     assert own.extend(tokens([*b"hello", EOS]), messages, 2, None, {}) is None

@@ -20,7 +20,7 @@ from seamless_verl.config.schema import (
     WatchdogConfig,
     WeightsConfig,
 )
-from seamless_verl.errors import ConfigError
+from seamless_verl.errors import ConfigError, ConfigErrors
 from seamless_verl.resources import lending
 from seamless_verl.trajectory.policies import POLICIES
 
@@ -45,14 +45,14 @@ def test_values_are_read() -> None:
     gateway = {"enabled": True, "port": 8000, "journal": "j.sqlite", "options": ["--tool-call-parser=hermes"]}
     gateway |= {"shards": 2, "max_failed_groups": 5}
     node = {"layout": "disaggregated", "max_staleness": 0, "cpu": {"devices": 3, "pin": False}, "plot": True}
-    door = GatewayConfig(True, 8000, "j.sqlite", ("--tool-call-parser=hermes",), 2, 5)
+    parsed_gateway = GatewayConfig(True, 8000, "j.sqlite", ("--tool-call-parser=hermes",), 2, 5)
     node |= {"gateway": gateway, "handover": "resident", "weights": {"at_once": 2, "kv": "keep"}}
     node["watchdog"] = {"transition_s": 5, "no_progress_s": 60}
     node["tokens"] = {"policy": "mask_older_than", "older_than": 2}
     watchdog = WatchdogConfig(5, 60)
     weights, tokens = WeightsConfig(2, KvOnUpdate.KEEP), TokensConfig("mask_older_than", 2)
     node |= {"ahead": 0, "lending": "never"}
-    first, last = (Layout.DISAGGREGATED, 0, 0, "never", Handover.RESIDENT), (CpuConfig(3, False), door, True)
+    first, last = (Layout.DISAGGREGATED, 0, 0, "never", Handover.RESIDENT), (CpuConfig(3, False), parsed_gateway, True)
     parsed = SeamlessConfig(*first, weights, tokens, watchdog, *last)
     assert SeamlessConfig.parse(node) == SeamlessConfig.parse(OmegaConf.create(node)) == parsed
     assert pickle.loads(pickle.dumps(parsed)) == parsed
@@ -66,6 +66,15 @@ def test_machines_are_read() -> None:
     assert parsed.layout_for(1, 8) is Layout.COLOCATED  # the tags decide, not verl's pool
     assert SeamlessConfig.parse({"layout": "multiplexed"}).layout_for(0, 0) is Layout.MULTIPLEXED
     assert pickle.loads(pickle.dumps(parsed)) == parsed
+
+
+def test_all_mistakes_are_refused_at_once() -> None:
+    node = {"max_staleness": -1, "cpu": {"pin": 1, "devices": 0}, "resources": [{"count": 0}], "handovers": "auto"}
+    with pytest.raises(ConfigErrors) as caught:
+        SeamlessConfig.parse(OmegaConf.create(node))
+    keys = ["handovers", "max_staleness", "cpu.devices", "cpu.pin", "resources[0].devices"]
+    assert [mistake.key for mistake in caught.value.mistakes] == [f"seamless.{key}" for key in keys]
+    assert len(str(caught.value).splitlines()) == len(keys)
 
 
 @pytest.mark.parametrize(

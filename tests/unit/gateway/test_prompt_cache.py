@@ -1,4 +1,4 @@
-"""The prompt cache: the latest cache, for a while."""
+"""The prompt cache: the latest prompts, for a while."""
 
 from __future__ import annotations
 

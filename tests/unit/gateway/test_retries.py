@@ -58,6 +58,18 @@ def test_a_reader_gets_all_tokens_whenever_it_joins(given_: list[Any], joined: i
     asyncio.run(case())
 
 
+async def test_alternatives_stay_with_their_tokens_where_some_have_none() -> None:
+    """As after a restart: recorded tokens have none, the new ones of the same segment do."""
+    output = CallOutput()
+    output.add(make_chunk([1, 2]))
+    output.add(make_chunk([3], top=True))
+    output.add(make_chunk([4], version=1))
+    output.add(make_chunk([5], version=2, finish=Finish.STOP, top=True))
+    chunks = await read(output)
+    assert flatten(chunks) == [(1, -1.0, 0), (2, -2.0, 0), (3, -3.0, 0), (4, -4.0, 1), (5, -5.0, 2)]
+    assert [chunk.top and [entry.ids for entry in chunk.top] for chunk in chunks] == [None, None, [(5,)], None]
+
+
 async def test_an_output_that_fails_ends_its_readers() -> None:
     output, unread = CallOutput(), list[bool]()
     output.on_unread = lambda: unread.append(True)
