@@ -1,4 +1,4 @@
-"""The LLM client of verl's own agent loops: calls through the data plane, which no pause or hand-over interrupts."""
+"""The LLM client of verl's own agent loops, whose calls run in the data plane: no pause or hand-over ends one."""
 
 from __future__ import annotations
 
@@ -15,56 +15,57 @@ from seamless_verl.data_plane.client import await_reply, plane_for
 from seamless_verl.trajectory.records import Finish
 
 LIMITS = ("max_tokens", "max_new_tokens")  # the second is sglang's name, which verl takes too
-ENGINE_ONLY = ("stop", "extra_args")  # need the engine's own text or transports
+ENGINE_ONLY = ("stop", "extra_args")  # need the engine's own text or transport
 
 
 class Versions(list[int]):
     """The weight version of each token that a conversation generated; it grows with every turn.
 
-    A loop of several turns keeps what came with the first one, which is this very list.
+    A loop of several turns keeps the `extra_fields` of its first turn, which refer to this list.
     """
 
 
 class SeamlessClient(FullyAsyncLLMServerClient):  # type: ignore[misc]
-    """Generates through the data plane; what only verl's server can do goes to it, as verl's client would.
+    """Generates through the data plane. Requests that only verl's server can run are sent there, as by verl's client.
 
-    Owned state, of a process and not of a client (clients are sent between processes): the versions of each
-    conversation's tokens, by its request id, while its agent loop has them.
+    Owned state, kept for a process since clients are sent between processes: the versions of each conversation's
+    tokens, by its request id, as long as its agent loop refers to them.
     """
 
     conversations: ClassVar[WeakValueDictionary[str, Versions]] = WeakValueDictionary()
 
     async def generate(
-        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **others: Any
+        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **extra: Any
     ) -> TokenOutput:
-        """One generation; `extra_fields` has the oldest and the youngest weight version of its tokens."""
-        if any(map(is_set, others.values())) or any(is_set(sampling_params.get(name)) for name in ENGINE_ONLY):
-            return await super().generate(request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **others)
+        """Runs one generation; `extra_fields` has the oldest and the newest weight version of its tokens."""
+        if any(map(is_set, extra.values())) or any(is_set(sampling_params.get(name)) for name in ENGINE_ONLY):
+            return await super().generate(request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **extra)
         ids, name = normalize_token_ids(prompt_ids), str(request_id)
-        call = plane_for(self.config, name).generate.remote(name, ids, self.fields(len(ids), sampling_params))
+        call = plane_for(self.config, name).generate.remote(name, ids, self.sampling_fields(len(ids), sampling_params))
         generated = await await_reply(call, cancels=True)
         versions = self.conversations.setdefault(name, Versions())
         versions.extend(generated.versions)
         return output_of(generated, versions)
 
-    def fields(self, prompt: int, asked: dict[str, Any]) -> dict[str, Any]:
+    def sampling_fields(self, prompt_length: int, requested: dict[str, Any]) -> dict[str, Any]:
         """vLLM's sampling fields, with the limits and defaults that verl's server would give them.
 
         Raises:
             ValueError: the prompt leaves no room in the model's length.
         """
         rollout = self.config.actor_rollout_ref.rollout
-        longest = rollout.max_model_len or rollout.prompt_length + rollout.response_length
-        if prompt >= longest:
-            raise ValueError(f"prompt of {prompt} tokens: rollout.max_model_len={longest} leaves nothing to generate")
-        limits = [asked[name] for name in LIMITS if asked.get(name) is not None] or [rollout.response_length]
-        fields = {name: value for name, value in asked.items() if name not in (*LIMITS, "logprobs")}
+        max_length = rollout.max_model_len or rollout.prompt_length + rollout.response_length
+        if prompt_length >= max_length:
+            problem = f"rollout.max_model_len={max_length} leaves nothing to generate"
+            raise ValueError(f"prompt of {prompt_length} tokens: {problem}")
+        limits = [requested[name] for name in LIMITS if requested.get(name) is not None] or [rollout.response_length]
+        fields = {name: value for name, value in requested.items() if name not in (*LIMITS, "logprobs")}
         fields.setdefault("ignore_eos", rollout.get("ignore_eos", False))
-        return fields | {"max_tokens": max(1, min(limits[0], longest - prompt))}
+        return fields | {"max_tokens": max(1, min(limits[0], max_length - prompt_length))}
 
 
 def is_set(value: Any) -> bool:
-    """Whether a caller gave a value: None, 0 and empty containers are none."""
+    """Whether a caller gave a value; None, 0 and empty containers are no value."""
     return value is not None and (len(value) > 0 if hasattr(value, "__len__") else bool(value))
 
 

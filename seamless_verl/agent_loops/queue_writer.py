@@ -1,7 +1,7 @@
-"""Writes rows to TransferQueue, those of many groups at a time.
+"""Writes rows to TransferQueue, those of many groups in one put.
 
-A put costs much the same for one row as for a hundred, and groups end in bursts, since what was drawn together ends
-together. So one put is under way at a time, and rows that come meanwhile go with the next.
+A put costs about the same for one row as for a hundred, and groups that began together end in bursts. So one put runs
+at a time, and rows that arrive meanwhile are written by the next one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from seamless_verl.agent_loops.rows import Row
 
 @dataclass(eq=False)
 class PendingWrite:
-    """The rows of one group; `done` resolves when they are written, or with what prevented it."""
+    """The rows of one group; `done` resolves when they are written, or raises the error that prevented it."""
 
     partition: str
     rows: Sequence[Row]
@@ -27,16 +27,16 @@ class PendingWrite:
 
 
 class QueueWriter:
-    """Of one event loop. Owned state: the writes that wait, and the task that puts, which ends when none wait."""
+    """A writer for one event loop. Owned state: the pending writes, and the task that puts them."""
 
     def __init__(self) -> None:
         self.waiting: list[PendingWrite] = []
         self.writing: asyncio.Task[None] | None = None
 
     async def put(self, rows: Sequence[Row], partition: str) -> None:
-        """Returns when TransferQueue has them; raises what prevented it.
+        """Returns when TransferQueue has the rows; raises the error that prevented it.
 
-        A caller that is cancelled before its put begins writes nothing; a put that is under way goes to its end.
+        If the caller is cancelled before its put begins, nothing is written; a put that has begun is completed.
         """
         write = PendingWrite(partition, rows, asyncio.get_running_loop().create_future())
         self.waiting.append(write)
@@ -49,23 +49,23 @@ class QueueWriter:
         try:
             while self.waiting:
                 writes, self.waiting = self.waiting, []
-                for partition in {write.partition: None for write in writes}:
-                    pending = [one for one in writes if one.partition == partition and not one.done.done()]
+                for partition in dict.fromkeys(write.partition for write in writes):
+                    pending = [write for write in writes if write.partition == partition and not write.done.done()]
                     await put_batch(pending, partition)
         finally:
-            for write in (*writes, *self.waiting):  # finished ones stay so; the rest was cancelled
+            for write in (*writes, *self.waiting):  # no effect on those that are done
                 write.done.cancel()
             self.waiting, self.writing = [], None
 
 
 async def put_batch(writes: Sequence[PendingWrite], partition: str) -> None:
-    """All of their rows; when that fails, each by itself, since one group's may not be put beside another's."""
+    """Puts the rows of all writes; if that fails, those of each write alone, since only one may be at fault."""
     try:
         for similar in by_columns([row for write in writes for row in write.rows]):
             keys, columns, tags = (list(part) for part in zip(*similar, strict=True))
             batch = list_of_dict_to_tensordict(columns)
             await tq.async_kv_batch_put(keys=keys, fields=batch, tags=tags, partition_id=partition)
-    except Exception as error:  # raised to whoever waits for the write
+    except Exception as error:  # raised by `QueueWriter.put`
         if len(writes) == 1:
             finish(writes, error)
             return
@@ -77,7 +77,7 @@ async def put_batch(writes: Sequence[PendingWrite], partition: str) -> None:
 
 def finish(writes: Sequence[PendingWrite], error: Exception | None) -> None:
     for write in writes:
-        if write.done.done():  # nobody waits for it any more
+        if write.done.done():  # its caller was cancelled
             continue
         if error is None:
             write.done.set_result(None)
@@ -86,8 +86,8 @@ def finish(writes: Sequence[PendingWrite], error: Exception | None) -> None:
 
 
 def by_columns(rows: Sequence[Row]) -> list[list[Row]]:
-    """The rows by the names of their columns, each in its order: a batch has the same in all of its rows."""
-    kinds: defaultdict[frozenset[str], list[Row]] = defaultdict(list)
+    """Groups the rows by their columns, in order: all rows of a batch have the same columns."""
+    groups: defaultdict[frozenset[str], list[Row]] = defaultdict(list)
     for row in rows:
-        kinds[frozenset(row.columns)].append(row)
-    return list(kinds.values())
+        groups[frozenset(row.columns)].append(row)
+    return list(groups.values())

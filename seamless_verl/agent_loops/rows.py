@@ -1,5 +1,7 @@
-"""From a finished session to rows of TransferQueue: verl's AgentLoopOutput for each training sequence, and the columns
-and tags that verl's trainer and replay buffer read.
+"""Turns finished sessions into rows of TransferQueue.
+
+Each training sequence becomes verl's AgentLoopOutput, and then a row with the columns and tags that verl's trainer and
+replay buffer read.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ GENERATED_VERSIONS = "generated_versions"
 
 
 class SessionOutputs(list[AgentLoopOutput]):
-    """What a session leaves, until TransferQueue has it or its group has failed; then its plane is told."""
+    """A session's outputs; its data plane gets an acknowledgement when they are stored, or their group has failed."""
 
     def __init__(self, outputs: list[AgentLoopOutput], plane: Any, session_id: str) -> None:
         super().__init__(outputs)
@@ -32,25 +34,25 @@ class SessionOutputs(list[AgentLoopOutput]):
 def outputs_of(session: FinishedSession, reward: float | None, seconds: float) -> list[AgentLoopOutput]:
     """The sequences as verl's outputs; `reward` None lets verl's reward manager score them."""
     metrics = AgentLoopMetrics(generate_sequences=seconds)
-    return [output_of(one, session, reward, metrics) for one in session.sequences]
+    return [output_of(sequence, session, reward, metrics) for sequence in session.sequences]
 
 
 def output_of(
-    one: TrainingSequence, session: FinishedSession, reward: float | None, metrics: AgentLoopMetrics
+    sequence: TrainingSequence, session: FinishedSession, reward: float | None, metrics: AgentLoopMetrics
 ) -> AgentLoopOutput:
-    versions = one.weight_version[one.weight_version != CONTEXT_VERSION]
+    versions = sequence.weight_version[sequence.weight_version != CONTEXT_VERSION]
     return AgentLoopOutput(
-        prompt_ids=one.prompt_ids.tolist(),
-        response_ids=one.response_ids.tolist(),
-        response_mask=one.response_mask.tolist(),
-        response_logprobs=one.rollout_log_probs.tolist(),
+        prompt_ids=sequence.prompt_ids.tolist(),
+        response_ids=sequence.response_ids.tolist(),
+        response_mask=sequence.response_mask.tolist(),
+        response_logprobs=sequence.rollout_log_probs.tolist(),
         reward_score=reward,
         num_turns=2 * session.turns,  # verl counts messages
         metrics=metrics,
         extra_fields={
             "min_global_steps": int(versions.min()),
             "max_global_steps": int(versions.max()),
-            "weight_version": one.weight_version.tolist(),
+            "weight_version": sequence.weight_version.tolist(),
             "turn_scores": [],
             "tool_rewards": [],
             "reward_extra_info": {},
@@ -61,8 +63,8 @@ def output_of(
 class VersionedOutput(AgentLoopOutput):  # type: ignore[misc]
     """verl's output with one more column: `weight_version`, int64 [response], -1 where nothing was generated.
 
-    Our sessions leave it in `extra_fields`, and our client the versions of all that a conversation generated. What
-    a loop drops of that counts as of the oldest version it knows.
+    `extra_fields` has the column for our sessions, and the versions of all tokens of a conversation for our client. A
+    generated token without a recorded version gets the oldest version of its conversation.
     """
 
     def as_dict(self) -> dict[str, Any]:
@@ -79,9 +81,9 @@ def versions_of(output: AgentLoopOutput) -> list[int]:
     if (column := output.extra_fields.get("weight_version")) is not None:
         return [int(version) for version in column]
     oldest = output.extra_fields.get("min_global_steps")
-    known = iter(output.extra_fields.get(GENERATED_VERSIONS) or ())
-    unknown = CONTEXT_VERSION if oldest is None else oldest
-    return [int(next(known, unknown)) if generated else int(CONTEXT_VERSION) for generated in output.response_mask]
+    recorded = iter(output.extra_fields.get(GENERATED_VERSIONS) or ())
+    default = CONTEXT_VERSION if oldest is None else oldest
+    return [int(next(recorded, default)) if generated else int(CONTEXT_VERSION) for generated in output.response_mask]
 
 
 class Row(NamedTuple):
@@ -93,7 +95,7 @@ class Row(NamedTuple):
 
 
 class Positions(Protocol):
-    """What verl's worker knows of its model: `ids` and the mask have shape [1, length]."""
+    """The methods of verl's worker that depend on its model; `ids` and `mask` have shape [1, length]."""
 
     def _compute_multi_modal_inputs(self, output: AgentLoopOutput, ids: torch.Tensor) -> Mapping[str, Any]: ...
     def _compute_position_ids(
@@ -102,7 +104,7 @@ class Positions(Protocol):
 
 
 def share_reward(outputs: Sequence[AgentLoopOutput]) -> None:
-    """The score of a session, which its last output has, is that of all."""
+    """Gives all outputs of a session its score, which the last one has."""
     *earlier, last = outputs
     if last.reward_score is not None:
         for output in earlier:
@@ -111,7 +113,7 @@ def share_reward(outputs: Sequence[AgentLoopOutput]) -> None:
 
 
 def rows_of(outputs: Sequence[AgentLoopOutput], worker: Positions, sample: Mapping[str, Any]) -> list[Row]:
-    """One row for each; `sample` is the prompt's columns, of which `uid` and `session_id` make the keys."""
+    """One row for each output; `sample` has the prompt's columns, whose `uid` and `session_id` form the key."""
     return [
         Row(f"{sample['uid']}_{sample['session_id']}_{i}", *_columns_and_tag(output, worker, sample))
         for i, output in enumerate(outputs)
@@ -122,7 +124,7 @@ def _columns_and_tag(
     output: AgentLoopOutput, worker: Positions, sample: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     columns = VersionedOutput.of(output).as_dict() | dict(sample)
-    columns.pop("multi_modal_data", None)  # raw pictures, of which `multi_modal_inputs` has what the model takes
+    columns.pop("multi_modal_data", None)  # raw images; the model takes `multi_modal_inputs`
     ids = torch.cat([columns["prompts"], columns["responses"]])
     inputs = worker._compute_multi_modal_inputs(output, ids)
     columns["input_ids"], columns["multi_modal_inputs"] = ids, inputs
@@ -132,7 +134,7 @@ def _columns_and_tag(
 
 
 def _tag(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """What the replay buffer and the batch's balance ask, without reading the columns."""
+    """What the replay buffer and the balancing of batches read, without the columns."""
     prompt, response, extra = len(columns["prompts"]), len(columns["responses"]), columns["extra_fields"]
     lengths = {"prompt_len": prompt, "response_len": response, "seq_len": prompt + response}
     versions = {name: extra.get(name) for name in ("min_global_steps", "max_global_steps")}

@@ -1,7 +1,7 @@
-"""verl's agent loop workers, which hand over a group of sessions as one and notify the data plane when it has ended.
+"""verl's agent loop workers, which store a group of sessions in one put and notify the data plane of its end.
 
-verl puts each session into TransferQueue by itself; nothing reads one before its group has ended, so the last session
-of a group puts all of it. The workers are stopped before the data plane that they call.
+verl puts each session into TransferQueue by itself. Nothing reads a session before its group has ended, so here the
+last session of a group puts all of them. The workers are stopped before the data plane that they call.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from seamless_verl.runtime.process import freeze_imports, show_log
 
 logger = logging.getLogger(__name__)
 MAX_ERROR_CHARS = 4000  # characters of an error that are passed on; all of it is in the log
-LOOPS = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
+LOOPS_KEY = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
 STOP_S = 30.0  # for cancelled agents to end
 
 
 @dataclass
 class SessionGroup:
-    """The sessions of one prompt. They begin in one turn of the event loop, so that only a session that waits for
-    nothing ends before all have begun; what it leaves is handed over by itself."""
+    """The sessions of one prompt. They begin in one turn of the event loop, so only a session that awaits nothing can
+    end before all have begun; its rows are then stored by themselves."""
 
     writer: QueueWriter
     errors: list[str] = field(default_factory=list)
@@ -94,14 +94,14 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
         await await_reply(self.plane.notify_group_ended.remote(error))
 
     async def stop(self) -> None:
-        """Ends the groups that still run; then none of their calls is open, unless an agent does not end."""
+        """Ends the groups that still run, and with them their calls, unless an agent does not end."""
         running = set(self.background_tasks)
         for task in running:
             task.cancel()
         unended = (await asyncio.wait(running, timeout=STOP_S))[1] if running else running
         if unended:
             logger.warning("%s of %s groups did not end within %s s", len(unended), len(running), STOP_S)
-        if self.writer.writing is not None:  # a put that is under way goes to its end
+        if self.writer.writing is not None:  # a put that has begun is completed
             await asyncio.wait({self.writer.writing}, timeout=STOP_S)
 
     async def _run_agent_loop(self, sampling_params: dict[str, Any], trajectory: dict[str, Any], **kwargs: Any) -> None:
@@ -115,10 +115,8 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
         self, sampling: dict[str, Any], trajectory: dict[str, Any], /, *, agent_name: str, trace: bool, **kwargs: Any
     ) -> None:
         """One session of a group; the last to end hands over the group's rows."""
-        group, attributes = (
-            GROUP.get(),
-            {key: trajectory[key] for key in ("sample_index", "step", "rollout_n", "validate")},
-        )
+        group = GROUP.get()
+        attributes = {key: trajectory[key] for key in ("sample_index", "step", "rollout_n", "validate")}
         try:
             with group.session(), rollout_trace_attr(**attributes, name="agent_loop", trace=trace):
                 output = await self._agent_loop(agent_name).run(sampling, **kwargs)
@@ -132,7 +130,7 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
         if name not in self.loops:
             if name not in _agent_loop_registry:
                 problem = f"no agent loop has that name, only {sorted(_agent_loop_registry)}"
-                raise ConfigError("agent_name", name, problem, f"Name it in the file of {LOOPS}, or in the data")
+                raise ConfigError("agent_name", name, problem, f"Name it in the file of {LOOPS_KEY}, or in the data")
             self.loops[name] = loop_factory(_agent_loop_registry[name])
         return self.loops[name](
             trainer_config=DictConfigWrap(self.config),
@@ -161,28 +159,27 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
 
 
 def loop_factory(config: Any) -> Callable[..., Any]:
-    """A function that makes loops of that configuration. Hydra reads it once, where its parts need not be made anew for
-    each loop."""
+    """A function that makes loops of this configuration. If no part must be new for each loop, Hydra reads it once."""
     if any(isinstance(value, Mapping | list | ListConfig | DictConfig) for value in config.values()):
         return partial(hydra.utils.instantiate, config)
-    made = hydra.utils.instantiate(config, _partial_=True)
-    return partial(made.func, *made.args, **made.keywords) if isinstance(made.func, type) else made
+    factory = hydra.utils.instantiate(config, _partial_=True)
+    return partial(factory.func, *factory.args, **factory.keywords) if isinstance(factory.func, type) else factory
 
 
 class SeamlessAgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
-    """verl's manager, of our workers."""
+    """verl's manager with our worker class."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = ray.remote(SeamlessAgentLoopWorker)
 
     def stop(self) -> None:
-        """Ends all groups, so that nobody calls the data plane; a worker that does not answer is killed."""
+        """Ends all groups, so that no call to the data plane is open; a worker that does not reply is killed."""
         stopping = {worker.stop.remote(): worker for worker in self.agent_loop_workers}
         ray.wait(list(stopping), num_returns=len(stopping), timeout=2 * STOP_S)
         for stopped, worker in stopping.items():
             try:
                 ray.get(stopped, timeout=0)
-            except ray.exceptions.RayError as error:  # it is dead, or an agent that never yields has its event loop
+            except ray.exceptions.RayError as error:  # it is dead, or an agent blocks its event loop
                 logger.warning("%s did not stop, and is killed: %s: %s", worker, type(error).__name__, error)
                 ray.kill(worker)

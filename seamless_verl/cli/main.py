@@ -21,14 +21,15 @@ COMMANDS = (trajectories.add_command, plan.add_command)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns the exit code. A user's mistake is 2, with one line per problem on stderr."""
+    """Runs one command; returns the exit code. A user's mistake is 2, with one line per mistake on stderr."""
     args = make_parser().parse_args(argv)
     try:
         args.run(args)
         sys.stdout.flush()
     except (ConfigError, JournalError) as error:
-        for problem in getattr(error, "problems", (error,)):  # a config may have several
-            sys.stderr.write(f"{PROG}: {' '.join(str(problem).split())}\n")
+        mistakes = error.mistakes if isinstance(error, ConfigError) else (error,)  # a config may have several
+        for mistake in mistakes:
+            sys.stderr.write(f"{PROG}: {' '.join(str(mistake).split())}\n")
         return USER_ERROR
     except BrokenPipeError:
         # The interpreter flushes stdout once more when it exits, and would report an error then.

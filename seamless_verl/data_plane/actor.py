@@ -1,13 +1,13 @@
-"""The data plane's actor: it runs the fleet's calls and, with a gateway, its sessions and journal.
+"""The data plane's actor, which runs the calls of a fleet and, with a gateway, its sessions and journal.
 
 Owned state: the fleet, its calls, its rollout manager, the connections to the replicas and the gateway's sessions.
 The trainer commands the rollout manager through `execute`; agent loops generate, and open and close sessions.
 
-The actor may die at any instant. Ray starts it again and repeats what it had not answered: every method may be
-repeated, and what must be known for that is in the state store before a command is answered.
+The actor may die at any instant. Ray restarts it and repeats the calls that had no reply. So every method may be
+repeated, and the state that a repetition needs is in the state store before a command returns.
 
-States: STARTING -> UP -> FAILED. After a death Ray makes it again; it starts without being asked, since agents ask
-nobody. FAILED raises the reason to everybody who asks from then on, and is final.
+States: STARTING -> UP -> FAILED. A restarted actor starts by itself, since agents call the gateway and not `start`.
+FAILED is final: every later call raises its reason.
 """
 
 from __future__ import annotations
@@ -38,17 +38,18 @@ from seamless_verl.trajectory.records import Finish
 
 __all__ = ["DataPlane", "FinishedSession", "Generated", "PlaneSettings"]
 logger = logging.getLogger(__name__)
-STREAM_INTERVAL = 64  # tokens in a chunk where nobody reads along
-STATES = {f"fleet/{state}" for state in ReplicaState}  # the same in every data plane
+STREAM_INTERVAL = 64  # tokens in a chunk of a call whose reader waits for the end
+STATE_METRICS = {f"fleet/{state}" for state in ReplicaState}  # the same in every data plane
 
 
 @dataclass(frozen=True)
 class PlaneSettings:
-    """Of one data plane. `capacity` calls at once on one replica; `token` is what the replicas' servers ask for.
+    """Settings of one data plane.
 
-    A replica that does not pause or resume within `transition_s` is given up. With `grammars_resume` the engines
-    continue a grammar where a call was cut. `others` are the names of the data planes that share the replicas with
-    the first one; a `mirror` is one of those. Without `sessions` there is no gateway.
+    It runs at most `capacity` calls at once on one replica. The replicas' servers require `token`. A replica that does
+    not pause or resume within `transition_s` is given up. With `grammars_resume` the engines resume a grammar where a
+    call was cut. If several data planes share the replicas, `others` of the first one names the rest, each of which is
+    a `mirror`. Without `sessions` there is no gateway.
     """
 
     name: str
@@ -64,7 +65,7 @@ class PlaneSettings:
 
 @dataclass
 class Generated:
-    """A whole generation: ids [N], logprobs [N] in nats, the weight version of each token [N], and why it ended."""
+    """A whole generation: ids [N], logprobs [N] in nats, weight versions [N], and the finish reason."""
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -73,7 +74,7 @@ class Generated:
 
 
 class DataPlane:
-    """A plain class, made an actor where it is started. Replicas are named `replica-<rank>`."""
+    """A plain class, made an actor where it is started; replicas are named `replica-<rank>`."""
 
     def __init__(self, settings: PlaneSettings, store: StateStore | None = None) -> None:
         self.settings = settings
@@ -91,11 +92,11 @@ class DataPlane:
         self.set_up_process()
 
     def set_up_process(self) -> None:
-        """Shows the actor's log, and starts it: after a death Ray makes it again and calls nothing."""
+        """Shows the actor's log, and has it start itself: Ray restarts it after a death, but calls no method."""
         show_log()
         ray.get_runtime_context().current_actor.start.remote()
 
-    # Life
+    # Lifecycle
 
     async def start(self) -> str | None:
         """Listens; returns the gateway's address, without a slash at its end, if there is one."""
@@ -103,7 +104,7 @@ class DataPlane:
         return None if self.sessions is None else self.sessions.gateway.url
 
     async def ensure_started(self) -> None:
-        """Returns when it continues where an earlier process left off; raises PlaneFailedError when it cannot."""
+        """Returns when it has continued where an earlier process ended; raises PlaneFailedError if it cannot."""
         if self.starting is None:
             self.starting = asyncio.create_task(self._start(), name="start")
         await asyncio.shield(self.starting)
@@ -116,14 +117,14 @@ class DataPlane:
             if self.settings.sessions is not None:
                 self.sessions = Sessions(self.settings.sessions, self.calls, on_failure=self.fail)
                 await self.sessions.start(restarted=restarted)
-            async with self.manager.exclusive():  # from now on a start is a restart
+            async with self.manager.exclusive():  # saves the state: any later start is a restart
                 pass
             freeze_imports()
-        except Exception as error:  # raised to whoever asks
+        except Exception as error:  # raised by every later call
             self.fail(error)
 
     def _recover(self) -> bool:
-        """Continues with what an earlier process stored; whether there was one."""
+        """Continues with the state that an earlier process stored; whether there was one."""
         stored: tuple[FleetSnapshot, dict[str, ReplicaAddress]] | None = self.store.get()
         snapshot, addresses = stored or (FleetSnapshot(), {})
         settings = self.settings
@@ -142,14 +143,14 @@ class DataPlane:
         return stored is not None
 
     def fail(self, error: BaseException) -> None:
-        """It cannot continue: whoever waits or asks gets the reason."""
+        """Fails the data plane for good: calls that wait, and later ones, raise the reason."""
         if self.failed is None:
             self.failed = PlaneFailedError(self.settings.name, f"{type(error).__name__}: {error}")
             logger.critical("%s", self.failed, exc_info=error)
             self.notifier.wake()
 
     async def stop(self) -> None:
-        """Ends what runs, and makes all of it durable."""
+        """Closes the gateway and its journal, and removes the replicas."""
         await self.ensure_started()
         if self.sessions is not None:
             await self.sessions.stop()
@@ -162,14 +163,14 @@ class DataPlane:
     # The trainer's side
 
     async def attach(self, replica_id: str, host: str, port: int, server: Any) -> None:
-        """A replica that listens; it serves after the next commit."""
+        """Connects to a replica that listens; it serves after the next commit."""
         await self.ensure_started()
         async with self.manager.exclusive():
             await self.connections.attach(ReplicaAddress(replica_id, host, port, server))
             await self._on_others("attach", replica_id, host, port, server)
 
     async def execute(self, command: str, *arguments: Any) -> Any:
-        """A command of the rollout manager, by its name; see RolloutManager for what it returns and raises."""
+        """Executes a command of the rollout manager, by name; RolloutManager says what it returns and raises."""
         await self.ensure_started()
         assert command in COMMANDS, command
         return await getattr(self.manager, command)(*arguments)
@@ -187,10 +188,10 @@ class DataPlane:
             training = self.manager.in_state(self.manager.snapshot.training, PAUSED)
             if not training and not self.manager.in_state(self.fleet, SERVING):
                 raise ReplicaLostError(", ".join(self.fleet), f"no replica serves version {self.fleet.committed}")
-            return summed([await self.metrics(), *await self._on_others("checked_metrics")])
+            return sum_metrics([await self.metrics(), *await self._on_others("checked_metrics")])
 
     async def metrics(self) -> dict[str, float]:
-        """Of this data plane alone."""
+        """Metrics of this data plane alone."""
         metrics = self.fleet.metrics() | self.calls.metrics()
         return metrics if self.sessions is None else metrics | await self.sessions.checked_metrics()
 
@@ -212,58 +213,58 @@ class DataPlane:
         return count
 
     async def progress(self) -> float:
-        """Tokens and replies so far: it grows as long as anything is generated."""
+        """A count of calls and tokens, which grows as long as anything is generated."""
         return sum(self.calls.metrics().values())
 
     async def stack_report(self) -> str:
-        """Replicas, calls, and every task of this process, for a person."""
+        """Replicas, calls, and every task of this process, as text."""
         state = {**self.calls.metrics(), "training has": sorted(self.manager.snapshot.training)}
         return "\n".join([*map(str, self.fleet.view), str(state), stack_report(asyncio.get_running_loop())])
 
     # The agent loops' side
 
     async def generate(self, name: str, prompt_ids: list[int], sampling: dict[str, Any]) -> Generated:
-        """One call to its end. `sampling` are vLLM's fields; calls of one `name` prefer the same replica.
+        """Runs one call to its end. `sampling` has vLLM's fields; calls of one `name` prefer the same replica.
 
         Raises:
             CallError: the call failed for good.
         """
         await self.ensure_started()
         call = Call(name, array("i", prompt_ids), {"stream_interval": STREAM_INTERVAL, **sampling}, key=name)
-        whole = Generated()
+        generated = Generated()
         async with aclosing(self.calls.stream(call)) as chunks:
             async for chunk in chunks:
-                whole.ids.extend(chunk.ids)
-                whole.logprobs.extend(chunk.logprobs)
-                whole.versions.extend([chunk.version] * len(chunk.ids))
+                generated.ids.extend(chunk.ids)
+                generated.logprobs.extend(chunk.logprobs)
+                generated.versions.extend([chunk.version] * len(chunk.ids))
                 if chunk.error is not None:
                     raise chunk.error
-                whole.finish = chunk.finish_reason or Finish.FAILED
-        return whole
+                generated.finish = chunk.finish_reason or Finish.FAILED
+        return generated
 
     async def open_session(self, body: dict[str, Any]) -> dict[str, Any]:
-        """A session; `body` as POST /admin/sessions takes it."""
+        """Opens a session; `body` is that of POST /admin/sessions."""
         async with self._journaling() as sessions:
             return await sessions.open(body)
 
     async def close_session(self, session_id: str, reason: str) -> FinishedSession:
-        """Ends a session and returns what it leaves; again returns the same, until it was acknowledged."""
+        """Ends a session and returns its result; a repetition returns the same, until it is acknowledged."""
         async with self._journaling() as sessions:
             return await sessions.close(session_id, reason, self.fleet.committed)
 
     async def acknowledge(self, session_id: str, kept: bool = True) -> None:
-        """What a closed session left is where it is trained from, or left out: it is never given again."""
+        """The result of a closed session was stored for training, or, not `kept`, dropped: it is not returned again."""
         async with self._journaling() as sessions:
             await sessions.acknowledge(session_id, kept)
 
     async def notify_group_ended(self, error: str | None = None) -> None:
-        """A group of sessions has ended; `error` is why, if it failed."""
+        """A group of sessions has ended; `error` is the reason if it failed."""
         self.failures.add(error)
         self.notifier.notify()
 
     @asynccontextmanager
     async def _journaling(self) -> AsyncGenerator[Sessions, None]:
-        """Without its journal the data plane can do nothing."""
+        """The sessions; an error of their journal fails the data plane."""
         await self.ensure_started()
         assert self.sessions is not None
         try:
@@ -281,7 +282,7 @@ class DataPlane:
             self._ensure_reconnecting()
 
     def _ensure_reconnecting(self) -> None:
-        """Lost replicas are connected to also while no command is executed."""
+        """Reconnects to lost replicas also while no command is executed."""
         if self.reconnecting is None or self.reconnecting.done():
             self.reconnecting = asyncio.create_task(self._reconnect(), name="reconnecting")
             self.reconnecting.add_done_callback(self._reconnecting_ended)
@@ -292,7 +293,7 @@ class DataPlane:
                 pass
         states = {view.state for view in self.fleet.view}
         if states == {DEAD} and not self.stopping:
-            raise ReplicaLostError(", ".join(self.fleet), "none is left, and every call would wait for ever")
+            raise ReplicaLostError(", ".join(self.fleet), "no replica is left, so that every call would wait for ever")
 
     def _reconnecting_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -304,14 +305,14 @@ class DataPlane:
         return await self._on_others("execute", command, *arguments)
 
     async def _on_others(self, method: str, *arguments: Any) -> list[Any]:
-        """Calls a method of the other data planes, if there are any; their answers."""
+        """Calls a method of the other data planes, if there are any; returns their replies."""
         others = [ray.get_actor(name) for name in self.settings.others]
         return list(await asyncio.gather(*(getattr(other, method).remote(*arguments) for other in others)))
 
 
-def summed(metrics: list[dict[str, float]]) -> dict[str, float]:
-    """The data planes' metrics as one's: counts add up, the replicas' states are the first one's."""
+def sum_metrics(metrics: list[dict[str, float]]) -> dict[str, float]:
+    """Sums the data planes' metrics; the states of the replicas, which they share, are those of the first."""
     total = Counter(metrics[0])
     for more in metrics[1:]:
-        total.update({name: value for name, value in more.items() if name not in STATES})
+        total.update({name: value for name, value in more.items() if name not in STATE_METRICS})
     return dict(total)

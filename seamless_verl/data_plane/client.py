@@ -1,8 +1,8 @@
-"""Clients of the data plane: the trainer, which starts its actors, and agent loops, which find the one they need.
+"""The data plane's clients: the trainer, which starts its actors, and agent loops, which look them up.
 
-Ray starts an actor again that died, on its own node, where its journal is, and repeats what it had not answered.
-The trainer commands the first actor, which commands the others. A session or a call belongs to one of them by a
-function of its name that is the same for everybody.
+Ray restarts an actor that died, on its own node, where its journal is, and repeats the calls that had no reply. The
+trainer commands the first actor, which commands the others. A hash of its name assigns a session or a call to one
+actor.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from seamless_verl.trajectory.session import Closed
 
 logger = logging.getLogger(__name__)
 PLANE = "seamless_data_plane"  # name of the first data plane's actor, in the job's namespace
-STOP_S = 60.0
-CONCURRENCY = 4096  # methods of the actor that may wait at once: one for each open session or call, and more
+STOP_S = 60.0  # for all data planes to end
+CONCURRENCY = 4096  # calls of the actor's methods that may wait at once: one for each session or call, and more
 RESTARTED_FOREVER = {"max_restarts": -1, "max_task_retries": -1}
-_planes: dict[tuple[str, str], list[Any]] = {}  # a job's data planes, by its cluster's session and its id there
+_planes: dict[tuple[str, str], list[Any]] = {}  # a job's data planes, by its Ray session and its job id
 
 
 @dataclass(frozen=True)
 class PlacedReplica:
-    """A replica; it shares its devices with the trainer, or has them alone. `devices` are named as in the ledger."""
+    """A replica and its devices, named as in the ledger; `shares_device` says whether the trainer uses them too."""
 
     replica: Any
     shares_device: bool
@@ -49,7 +49,7 @@ class PlacedReplica:
 
 
 class DataPlaneClient:
-    """The trainer's client. Owns the actors: the first, `actor`, runs on this node; `token` is for the replicas."""
+    """The trainer's client. Owns the actors; the first, `actor`, runs on this node. The replicas require `token`."""
 
     def __init__(self, config: DictConfig, seamless: SeamlessConfig) -> None:
         self.token = secrets.token_urlsafe()
@@ -60,36 +60,37 @@ class DataPlaneClient:
         self.urls = [actor.start.remote() for actor in self.actors]
 
     def _start(self, config: DictConfig, seamless: SeamlessConfig, shard: int, node: str) -> Any:
-        placed = {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
+        placement = {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
         sessions = None
         if seamless.gateway.enabled:
             name = f"{plane_name(shard)}-socket"
             port = seamless.gateway.port + shard if seamless.gateway.port else 0
-            holder = ray.remote(SocketHolder).options(**placed, name=name).remote(port)
+            holder = ray.remote(SocketHolder).options(**placement, name=name).remote(port)
             self.socket_holders.append(holder)
             sessions = session_settings(config, seamless.gateway, shard, name, ray.get(holder.address.remote())[1])
         settings = plane_settings(config, seamless, shard, self.token, sessions)
-        options = {**placed, **RESTARTED_FOREVER, "name": plane_name(shard), "max_concurrency": CONCURRENCY}
+        options = {**placement, **RESTARTED_FOREVER, "name": plane_name(shard), "max_concurrency": CONCURRENCY}
         return ray.remote(DataPlane).options(**options).remote(settings)
 
     def execute(self, command: str, *arguments: Any) -> Any:
-        """A command of the rollout manager, executed; returns its answer."""
+        """Executes a command of the rollout manager; returns its result."""
         return ray.get(self.actor.execute.remote(command, *arguments))
 
     def attach(self, replicas: Sequence[PlacedReplica], *, keep_kv: bool) -> None:
-        """Has the replicas' servers listen and the data planes connect; they serve after the next commit."""
+        """Makes the replicas' servers listen and the data planes connect; replicas serve after the next commit."""
         servers = [placed.replica.server_handle for placed in replicas]
         listening = [
             server.listen.remote(self.token, placed.devices, keep_kv)
             for server, placed in zip(servers, replicas, strict=True)
         ]
-        addresses = zip(replicas, servers, ray.get(listening), strict=True)
-        ray.get([self.actor.attach.remote(one.replica_id, *address, server) for one, server, address in addresses])
+        names = [placed.replica_id for placed in replicas]
+        listeners = zip(names, servers, ray.get(listening), strict=True)
+        ray.get([self.actor.attach.remote(name, *address, server) for name, server, address in listeners])
         if urls := [url for url in ray.get(self.urls) if url is not None]:
             logger.info("The gateway listens at %s", ", ".join(urls))
 
     def stop(self) -> None:
-        """Raises GetTimeoutError when it does not end."""
+        """Ends the data planes; raises GetTimeoutError if they do not end in time."""
         ray.get([actor.stop.remote() for actor in self.actors], timeout=STOP_S)
         for actor in (*self.actors, *self.socket_holders):
             ray.kill(actor)
@@ -97,9 +98,9 @@ class DataPlaneClient:
 
 def plane_nodes(shards: int) -> list[str]:
     """The node of each data plane: this one first, then the others in turn."""
-    here = ray.get_runtime_context().get_node_id()
-    known = sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
-    order = [here, *(node for node in known if node != here)]
+    own = ray.get_runtime_context().get_node_id()
+    alive = sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
+    order = [own, *(node for node in alive if node != own)]
     return [order[shard % len(order)] for shard in range(shards)]
 
 
@@ -146,14 +147,14 @@ def shard_of(key: str, shards: int) -> int:
 
 
 def capacity_share(whole: int, shard: int, shards: int) -> int:
-    """One data plane's share of something countable; all shares add up to the whole."""
+    """One data plane's share of a replica's capacity; all shares add up to `whole`."""
     return (whole + shards - 1 - shard) // shards
 
 
 def plane_for(config: DictConfig, key: str) -> Any:
     """The data plane's actor for a session or a call of this name, in a job of this config.
 
-    A process asks Ray once for its job's data planes: an actor that Ray starts again after a death keeps its handle.
+    A process looks up its job's data planes once: the handle of an actor stays valid when Ray restarts it.
     """
     context = ray.get_runtime_context()
     job = (context.get_session_name(), context.get_job_id())  # a driver may connect to several
@@ -164,23 +165,23 @@ def plane_for(config: DictConfig, key: str) -> Any:
 
 
 async def await_reply(call: Any, *, cancels: bool = False) -> Any:
-    """What a method of a data plane returns; `call` is its reference.
+    """The reply to a call of a data plane's method; `call` is its reference.
 
-    A task that is cancelled meanwhile continues when the call has ended, which with `cancels` is at once: Ray repeats
-    what a data plane has not answered, also for callers that wait no longer.
+    A cancelled task returns only when the call has ended, since Ray repeats a call without a reply even if its caller
+    waits no longer. With `cancels` the call is cancelled too, and ends at once.
     """
     reply = asyncio.wrap_future(call.future())
     try:
         return await asyncio.shield(reply)
     except asyncio.CancelledError:
         if cancels:
-            ray.cancel(call, recursive=False)  # others may wait for what it started
+            ray.cancel(call, recursive=False)  # other callers may wait for tasks that it started
         await asyncio.gather(reply, return_exceptions=True)  # no longer wanted
         raise
 
 
 async def open_session(plane: Any, opening: dict[str, Any]) -> dict[str, Any]:
-    """A session of this data plane; a task that is cancelled meanwhile leaves none open."""
+    """Opens a session in this data plane; a task that is cancelled meanwhile leaves none open."""
     call = plane.open_session.remote(opening)
     try:
         opened: dict[str, Any] = await await_reply(call)
@@ -193,13 +194,13 @@ async def open_session(plane: Any, opening: dict[str, Any]) -> dict[str, Any]:
 
 
 async def discard_session(plane: Any, session_id: str, reason: Closed) -> None:
-    """Ends the session, of which nothing is trained."""
+    """Ends the session; nothing of it is trained."""
     await await_reply(plane.close_session.remote(session_id, reason))
     await await_reply(plane.acknowledge.remote(session_id, kept=False))
 
 
 def living_replies(calls: Iterable[Any]) -> Iterator[Any]:
-    """Replies of the replicas' servers, without those of dead ones, whose calls continue elsewhere already."""
+    """The replies of the replicas' servers that are alive."""
     for call in calls:
         try:
             yield ray.get(call)

@@ -1,7 +1,7 @@
-"""The data plane's connections to the replicas: made once, and again after a broken connection or its own death.
+"""The data plane's connections to the replicas, and the reconnecting after a lost connection or its own restart.
 
-A replica whose server lives is only unreachable: it is connected to again and again until it answers. One whose
-server's actor is dead stays dead.
+A replica whose server's actor is alive is only unreachable: the data plane retries until `RECONNECT_S` have passed. A
+replica whose server's actor is dead stays dead.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from seamless_verl.rollout.replica_state import DEAD, STALE, ReplicaState
 from seamless_verl.transport import RemoteEngine
 
 logger = logging.getLogger(__name__)
-RECONNECT_S = 30.0  # for so long it is tried, while commands wait
-RETRY_S = 0.2  # between two attempts: a port says to nobody that it opens
+RECONNECT_S = 30.0  # for all attempts, while commands wait
+RETRY_S = 0.2  # between two attempts: nothing notifies of a port that opens
 
 
 class ActorControl:
@@ -54,7 +54,7 @@ class ActorControl:
 
 
 class MirroredControl:
-    """The control of a replica whose engine another data plane commands: it has been done, or is about to be."""
+    """The control of a replica whose engine another data plane commands; its methods do nothing."""
 
     async def pause(self, mode: PauseMode) -> None: ...
 
@@ -82,7 +82,7 @@ class DeadEngine:
 
 @dataclass(frozen=True)
 class ReplicaAddress:
-    """Where a replica's engine listens, and the actor of its server."""
+    """The address at which a replica's engine listens, and the actor of its server."""
 
     replica_id: str
     host: str
@@ -91,10 +91,10 @@ class ReplicaAddress:
 
 
 class ReplicaConnections:
-    """Owns the connections; `addresses` are those of all replicas there ever were.
+    """Owns the connections; `addresses` has all replicas that were ever attached.
 
-    `lost` are the replicas to be connected to again, `reconnecting` those that a command is connecting to now:
-    neither has been given up yet.
+    `lost` replicas are to be reconnected, and `reconnecting` ones are being reconnected now. Neither has been given
+    up.
     """
 
     def __init__(
@@ -113,15 +113,15 @@ class ReplicaConnections:
 
     @property
     def missing(self) -> set[str]:
-        """Dead in the fleet, and perhaps only there."""
+        """Replicas that are dead in the fleet, but may be reconnected."""
         return self.lost | self.reconnecting
 
     async def attach(self, address: ReplicaAddress) -> None:
-        """Connects to a replica that listens; again changes nothing. It serves after the next commit.
+        """Connects to a replica that listens; a second call changes nothing. It serves after the next commit.
 
         Raises:
-            WireError: it refuses the connection.
-            OSError: it is not reachable.
+            WireError: the server refuses the connection.
+            OSError: the server is not reachable.
         """
         name = address.replica_id
         if self.addresses.get(name) == address and name in self.fleet:
@@ -131,34 +131,34 @@ class ReplicaConnections:
         self.addresses[name] = address
 
     async def reconnect(self) -> bool:
-        """Connects to the lost replicas again, or gives them up; whether there was one. Not twice at once."""
+        """Reconnects to the lost replicas, or gives them up; whether there was one. Never runs twice at once."""
         if not self.lost:
             return False
         assert not self.reconnecting, "commands follow each other"
         self.reconnecting, self.lost = self.lost, set()
         try:
-            known = [self.addresses[name] for name in self.reconnecting if name in self.addresses]
-            await asyncio.gather(*map(self._reconnect, known))
+            addresses = [self.addresses[name] for name in self.reconnecting if name in self.addresses]
+            await asyncio.gather(*map(self._reconnect, addresses))
         finally:
             self.reconnecting = set()
         return True
 
     async def _reconnect(self, address: ReplicaAddress) -> None:
         limit = asyncio.get_running_loop().time() + RECONNECT_S
-        while (why := await self._try_once(address)) is not None:
+        while (problem := await self._try_once(address)) is not None:
             if asyncio.get_running_loop().time() > limit:
-                self._give_up(address, f"unreachable for {RECONNECT_S:g} s: {why}")
+                self._give_up(address, f"unreachable for {RECONNECT_S:g} s: {problem}")
                 return
-            await asyncio.sleep(RETRY_S)  # a replica that cannot be reached says to nobody when it can
+            await asyncio.sleep(RETRY_S)
 
     async def _try_once(self, address: ReplicaAddress) -> str | None:
-        """Why it should be tried again, if it should."""
+        """Tries to reconnect; returns the problem if it is to be tried again."""
         try:
             engine = await self._connect(address)
             try:
                 version, paused = await address.server.status.remote()
                 mode = paused and PauseMode(paused)
-                state, known = self.snapshot.restored_state(address.replica_id, version, mode)
+                state, committed = self.snapshot.restored_state(address.replica_id, version, mode)
                 if state is STALE and paused is None:  # weights are loaded only into a paused engine
                     await self._control(address).pause(PauseMode.KEEP)
             except BaseException:
@@ -172,11 +172,11 @@ class ReplicaConnections:
         except OSError as error:
             return await self._check_server(address, error)
         logger.warning("replica %s was unreachable and is %s again", address.replica_id, state)
-        self._restore(address, engine, state, known)
+        self._restore(address, engine, state, committed)
         return None
 
     async def _check_server(self, address: ReplicaAddress, error: OSError) -> str | None:
-        """Why its port cannot be connected to; None when its server is dead."""
+        """The problem of a port that cannot be connected to; None if the server is dead."""
         try:
             await address.server.status.remote()
         except ray.exceptions.ActorUnavailableError:
@@ -186,9 +186,9 @@ class ReplicaConnections:
             return None
         return f"{type(error).__name__}: {error}"
 
-    def _give_up(self, address: ReplicaAddress, why: str) -> None:
-        logger.error("replica %s is given up: %s", address.replica_id, why)
-        if address.replica_id not in self.fleet:  # after a restart: it is counted among the dead
+    def _give_up(self, address: ReplicaAddress, reason: str) -> None:
+        logger.error("replica %s is given up: %s", address.replica_id, reason)
+        if address.replica_id not in self.fleet:  # after a restart: the fleet lists it as dead
             self._restore(address, DeadEngine(address.replica_id), DEAD, None)
 
     def _restore(self, address: ReplicaAddress, engine: Any, state: ReplicaState, version: int | None) -> None:

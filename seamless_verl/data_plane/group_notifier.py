@@ -11,8 +11,8 @@ MAX_FAILED_GROUPS = "seamless.gateway.max_failed_groups"
 
 
 class GroupNotifier:
-    """Counts finished groups. A waiter that knows another count returns at once, also one whose count is larger,
-    from a notifier of an earlier process."""
+    """Counts finished groups. A waiter with another count returns at once, also with a larger one, which it has from
+    an earlier process."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -24,7 +24,7 @@ class GroupNotifier:
         self.wake()
 
     def wake(self) -> None:
-        """Has waiters return without a new group."""
+        """Makes waiters return without a new group."""
         self._changed.set()
 
     async def wait(self, seen: int, timeout_s: float) -> int:
@@ -37,7 +37,7 @@ class GroupNotifier:
 
 
 class ConsecutiveFailures:
-    """Groups that failed since the last one that did not."""
+    """Counts the groups that failed since the last success."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -45,7 +45,7 @@ class ConsecutiveFailures:
         self.last_error = ""
 
     def add(self, error: str | None) -> None:
-        """A group has ended; `error` is why it failed, if it did."""
+        """A group has ended; `error` is the reason if it failed."""
         self.count = 0 if error is None else self.count + 1
         self.last_error = error or self.last_error
 

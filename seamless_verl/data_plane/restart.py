@@ -1,7 +1,7 @@
-"""What outlives a data plane's actor: its state in Ray's store, and the gateway's listening socket.
+"""State that outlives a data plane's actor: its values in Ray's store, and the gateway's listening socket.
 
-The socket stays open while the gateway is down. Whoever connects meanwhile waits in its queue until a gateway
-accepts connections again, so that the first retry of an SDK succeeds after a longer wait.
+The socket stays open while the gateway is down. A client that connects meanwhile waits in the socket's queue until a
+gateway accepts connections again, so that the first retry of an SDK succeeds after a longer wait.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ray import cloudpickle
 from ray.experimental import internal_kv
 
 NAMESPACE = "seamless_verl"
-BACKLOG = 2048
+BACKLOG = 2048  # connections that wait for a gateway
 TRANSFER_S = 10.0  # both ends of a socket's transfer are on one host
 
 
@@ -28,7 +28,7 @@ class StateStore:
         self.key = f"{ray.get_runtime_context().get_job_id()}:{name}"
 
     def put(self, value: Any) -> None:
-        """Stored when this returns; it may hold actor handles."""
+        """Stores the value, which may hold actor handles; it is stored when this returns."""
         internal_kv._internal_kv_put(self.key, cloudpickle.dumps(value), overwrite=True, namespace=NAMESPACE)
 
     def get(self) -> Any:
@@ -41,7 +41,7 @@ class StateStore:
 
 
 class SocketHolder:
-    """An actor that holds the gateway's listening socket; it does nothing else, so that it does not die with it.
+    """An actor that holds the gateway's listening socket and does nothing else, so that it outlives the gateway.
 
     Raises:
         OSError: the port is taken.
@@ -63,7 +63,7 @@ class SocketHolder:
 
 
 async def held_socket(holder: str) -> socket.socket | None:
-    """A copy of the socket of the holder of this name; None when the holder is dead, and its address free."""
+    """A copy of the socket of this holder; None if the holder is dead, which frees its address."""
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as receiver:
         path = str(Path(folder, "socket"))  # a folder that only this user may enter
         receiver.bind(path)

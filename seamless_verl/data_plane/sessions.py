@@ -1,10 +1,10 @@
-"""The sessions of a data plane's gateway: opened, recorded in the journal, taken by the agent loop that opened them.
+"""The sessions of a data plane's gateway: opened, recorded in the journal, and handed over to their agent loop.
 
-A session that was closed is given again to whoever asks again, the same from the journal as from memory, until its
-agent loop acknowledges that TransferQueue has its sequences. Their keys there are a function of prompt and sample, so
-that one that was put twice is there once. An acknowledged session is given to nobody: given again after it was
-trained, it would be trained twice; acknowledged before TransferQueue had all of it, it would be lost. So the journal
-records that a hand-over begins before the session is given, and its end only on the agent loop's acknowledgement.
+A closed session is returned as often as its agent loop asks for it, the same from the journal as from memory, until
+the agent loop acknowledges that TransferQueue has its sequences. Their keys there are a function of prompt and sample,
+so that a sequence that is put twice is stored once. An acknowledged session is not returned any more, or it could be
+trained twice. One that was acknowledged before TransferQueue had all of it would be lost. So the journal records the
+begin of a hand-over before the session is returned, and its end only on the agent loop's acknowledgement.
 """
 
 from __future__ import annotations
@@ -32,16 +32,17 @@ from seamless_verl.trajectory.sequences import SequenceLimits, TrainingSequence,
 from seamless_verl.trajectory.session import Closed, SessionRecord
 
 logger = logging.getLogger(__name__)
-KEPT_S = 7 * 24 * 3600.0  # a session that was trained can be read for so long,
-KEPT_BYTES = 4 << 30  # or until the journal holds more than this
-LOCKED_S, RETRY_S = 10.0, 0.05  # an earlier process, just killed, may hold the journal for so long
+KEPT_S = 7 * 24 * 3600.0  # for which the journal keeps a session after its hand-over,
+KEPT_BYTES = 4 << 30  # or until the journal is larger than this
+LOCKED_S, RETRY_S = 10.0, 0.05  # an earlier process that was just killed may hold the journal's lock for so long
 
 
 @dataclass(frozen=True)
 class SessionSettings:
-    """`options` are those of `vllm serve`; lengths in tokens bound what a session leaves to train.
+    """Settings of a gateway. `options` are those of `vllm serve`; `max_prompt` and `max_response` bound a training
+    sequence, in tokens.
 
-    `socket_holder` names the actor that keeps the listening socket, at `port`, over the gateway's death.
+    `socket_holder` names the actor that holds the listening socket, at `port`, while the gateway is down.
     """
 
     model: str
@@ -56,7 +57,7 @@ class SessionSettings:
 
 @dataclass(frozen=True)
 class FinishedSession:
-    """What a session leaves: sequences to train, rewards by name, turns, and the account of its tokens."""
+    """The result of a session: sequences to train, rewards by name, turns, and the account of its tokens."""
 
     sequences: list[TrainingSequence]
     rewards: dict[str, float]
@@ -65,24 +66,24 @@ class FinishedSession:
 
 
 class Sessions:
-    """Owns the gateway, its journal and the account of all sessions' tokens; `on_failure` gets what ends them."""
+    """Owns the gateway, its journal and the account of all tokens; `on_failure` is called with an error of these."""
 
     def __init__(self, settings: SessionSettings, calls: Calls, *, on_failure: Callable[[BaseException], None]) -> None:
         self.settings, self.calls, self.on_failure = settings, calls, on_failure
         self.journal: SqliteJournal
-        self.closed: dict[str, asyncio.Event] = {}  # of the sessions that were opened or restored, until they are taken
-        self.taken: set[str] = set()  # sessions that the gateway still answers requests of
+        self.closed: dict[str, asyncio.Event] = {}  # of sessions opened or restored, until they are handed over
+        self.finishing: set[str] = set()  # sessions handed over whose last requests may still run
         self.account = Account()  # of acknowledged sessions
-        self.unacknowledged: dict[str, Account] = {}  # of sessions that were given and not yet acknowledged
+        self.unacknowledged: dict[str, Account] = {}  # of sessions handed over and not yet acknowledged
 
     async def start(self, *, restarted: bool) -> None:
-        """Listens; when `restarted` after a death, with the sessions that were open then.
+        """Starts the gateway; `restarted` after a death, it continues the sessions that were open then.
 
         Raises:
             ConfigError: another run writes the journal.
             JournalError: it cannot be read.
         """
-        # Not in every process that imports this module: vLLM's serving classes take seconds to import.
+        # Imported here, since vLLM's serving classes take seconds to import and few processes need them.
         from seamless_verl.gateway.admin import write_admin_file
         from seamless_verl.gateway.recorder import JournalRecorder
         from seamless_verl.gateway.recovery import GatewayRecovery
@@ -90,13 +91,13 @@ class Sessions:
 
         self.journal = await self._open_journal()
         open_sessions = await asyncio.to_thread(self.journal.restore)
-        self.recorder = JournalRecorder(self.journal, on_closed=lambda session_id: self.closed[session_id].set())
+        self.recorder = JournalRecorder(self.journal, on_closed=self._session_closed)
         if restarted:
-            self.closed = {one.session_id: asyncio.Event() for one in open_sessions}
-        else:  # of an earlier run, whose agents have ended with it
-            for one in open_sessions:
-                cut = [CallEnded(call.call_id, Finish.CANCELLED) for call in one.calls if call.interrupted]
-                await self.journal.append(*cut, SessionClosed(one.session_id, Closed.ABANDONED))
+            self.closed = {session.session_id: asyncio.Event() for session in open_sessions}
+        else:  # sessions of an earlier run, whose agents have ended with it
+            for session in open_sessions:
+                cut = [CallEnded(call.call_id, Finish.CANCELLED) for call in session.calls if call.interrupted]
+                await self.journal.append(*cut, SessionClosed(session.session_id, Closed.ABANDONED))
         settings = self.settings
         options = GatewaySettings(
             settings.model,
@@ -125,11 +126,11 @@ class Sessions:
             except ConfigError:
                 if time.monotonic() > limit:
                     raise
-                await asyncio.sleep(RETRY_S)  # the system tells nobody that a dead process's lock is free
+                await asyncio.sleep(RETRY_S)  # nothing notifies of a lock that a dead process frees
 
     @property
     def admin_file(self) -> Path:
-        """Beside the journal; readable for this user alone."""
+        """Address and key of the admin API, beside the journal; only this user can read it."""
         return Path(f"{self.settings.journal}.admin.json")
 
     async def stop(self) -> None:
@@ -139,61 +140,67 @@ class Sessions:
         await self.gateway.stop()
         self.journal.close()
 
+    def _session_closed(self, session_id: str) -> None:
+        """Of the gateway's recorder. A session that was opened over HTTP has no agent loop: it is recorded only."""
+        if (closed := self.closed.get(session_id)) is not None:
+            closed.set()
+
     async def open(self, body: dict[str, Any]) -> dict[str, Any]:
-        """A session whose answer was lost with an earlier process expires: nobody knows its key."""
+        """Opens a session. One whose reply was lost with an earlier process expires, since no agent has its key."""
         opened = await self.gateway.admin.open(body)
         self.closed[opened["session_id"]] = asyncio.Event()
         return opened
 
-    def forget_taken(self) -> None:
-        """Drops taken sessions from the gateway's table, once the last request in them has been answered."""
-        for session_id in [one for one in self.taken if not self.gateway.table.get(one).running]:
-            self.gateway.table.forget(session_id)
-            self.taken.remove(session_id)
+    def forget_finished(self) -> None:
+        """Drops sessions that were handed over from the gateway's table, once no request of them runs."""
+        table = self.gateway.table
+        for session_id in [name for name in self.finishing if not table.get(name).running]:
+            table.forget(session_id)
+            self.finishing.remove(session_id)
 
     async def close(self, session_id: str, reason: str, version: int) -> FinishedSession:
-        """What the session leaves, as the trainer of `version` sees it; the same until it is acknowledged.
+        """The session's result for a trainer of `version`; the same at each call until it is acknowledged.
 
         Raises:
-            JournalOrderError: it is unknown, or was acknowledged.
+            JournalOrderError: the session is unknown, or was acknowledged.
         """
         record = await self._close(session_id, reason)
         limits = SequenceLimits(self.settings.max_prompt, self.settings.max_response)
         assembly = assemble(record, TrainAll(), version, limits)
-        with suppress(JournalOrderError):  # it is given again
+        with suppress(JournalOrderError):  # the hand-over has begun before
             await self.journal.append(HandOverBegun(session_id))
         self.unacknowledged[session_id] = assembly.account
         return FinishedSession(assembly.sequences, dict(record.rewards), len(record.turns), assembly.account.metrics())
 
     async def _close(self, session_id: str, reason: str) -> SessionRecord:
-        """Its record: from memory the first time in this process, else from the journal."""
+        """Closes the session; returns its record, from memory the first time in this process, else from the journal."""
         if (closed := self.closed.get(session_id)) is not None:
             await self.gateway.admin.close(session_id, reason)
-            await closed.wait()  # on record, also when it expired a moment ago
+            await closed.wait()  # until it is in the journal, also if it expired a moment ago
         if self.closed.pop(session_id, None) is None:
             return await asyncio.to_thread(read_closed_session, self.journal, session_id)
-        self.taken.add(session_id)
-        self.forget_taken()
+        self.finishing.add(session_id)
+        self.forget_finished()
         return self.recorder.take(session_id)
 
     async def acknowledge(self, session_id: str, kept: bool) -> None:
-        """Its sequences are where they are trained from, or, not `kept`, were left out: it is never given again.
+        """Ends the hand-over: the session's sequences are in TransferQueue, or, not `kept`, were dropped.
 
-        Again changes nothing.
+        The session is not returned any more. A second call changes nothing.
 
         Raises:
-            JournalOrderError: it was not closed.
+            JournalOrderError: the session was not closed.
         """
         try:
             await self.journal.append(HandedOver(session_id, time.time()))
         except JournalOrderError:
             if await asyncio.to_thread(self.journal.stage, session_id) is not Stage.HANDED:
                 raise
-        account = self.unacknowledged.pop(session_id, Account())  # empty when repeated, or closed by an earlier process
+        account = self.unacknowledged.pop(session_id, Account())  # empty if repeated, or closed by an earlier process
         self.account += account if kept else account.discarded(DropReason.SESSION)
 
     async def checked_metrics(self) -> dict[str, float]:
-        """Metrics of all sessions' tokens, after their conservation laws were checked; old sessions are deleted."""
+        """Metrics of all sessions' tokens, after a check of their conservation laws; also deletes old sessions."""
         self.gateway.table.check_integrity()
         self.account.check_integrity()
         await self.journal.compact(time.time() - KEPT_S, KEPT_BYTES)

@@ -1,1 +1,1 @@
-"""A replica's server side: vLLM's engine as a source of deltas, and verl's server actor with a door to it."""
+"""A replica's server side: vLLM's engine as a source of token chunks, and verl's server actor that serves them."""

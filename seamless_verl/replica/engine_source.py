@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,47 +27,47 @@ from seamless_verl.replica.scheduler import RESUMED_TOKENS
 from seamless_verl.rollout.engine import BESIDE_SAMPLING, EngineRequest, PauseMode
 from seamless_verl.trajectory.records import Finish, TokenChunk, TopLogprobs, empty_chunk
 
-DRAIN_S = 60.0  # for tokens on their way from the engine: milliseconds, unless it has stopped answering
+DRAIN_S = 60.0  # for tokens on their way from the engine; they take milliseconds unless it hangs
 UNBOUNDED = 1 << 62  # more tokens than a request can have
-REMEMBERED = 16384  # conversations; of one that is forgotten the next request computes everything again
+REMEMBERED = 16384  # conversations; the next request of a forgotten one computes its whole prompt again
 FINISHES = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": Finish.CUT}
 
 
 @contextmanager
-def lost_if_dead() -> Iterator[None]:
-    """Turns vLLM's error for an engine whose process died into a lost replica."""
+def lost_if_dead(replica_id: str) -> Iterator[None]:
+    """Turns vLLM's error for an engine whose process died into ReplicaLostError."""
     try:
         yield
     except EngineDeadError as dead:
-        raise ReplicaLostError("at hand", "its engine's process died") from dead
+        raise ReplicaLostError(replica_id, "its engine's process died") from dead
 
 
 @dataclass(eq=False)
 class RunningRequest:
-    """A request in the engine: `given` of its tokens have left this process; `versions` says under which weights they
-    were generated, as (tokens so far, version), for all versions but the present one."""
+    """A request in the engine. `delivered` of its tokens have left this process. `versions` has (tokens so far, weight
+    version) for every version but the current one."""
 
     collector: RequestOutputCollector
-    given: int = 0
+    delivered: int = 0
     versions: list[tuple[int, int]] = field(default_factory=list)
 
-    def spans(self, count: int, present: int) -> list[tuple[int, int, int]]:
+    def spans(self, count: int, current: int) -> list[tuple[int, int, int]]:
         """The next `count` tokens by version: (begin, end, version), positions within them; at least one."""
         begin, spans = 0, []
         for upto, version in self.versions:
-            end = min(count, upto - self.given)
+            end = min(count, upto - self.delivered)
             if end > begin:
                 spans.append((begin, end, version))
                 begin = end
-        self.given += count
-        self.versions = [(upto, version) for upto, version in self.versions if upto > self.given]
-        return spans if begin == count and spans else [*spans, (begin, count, present)]
+        self.delivered += count
+        self.versions = [(upto, version) for upto, version in self.versions if upto > self.delivered]
+        return spans if begin == count and spans else [*spans, (begin, count, current)]
 
 
 class CacheSalts:
-    """The prefix cache salt of each conversation: the version its first request here came under.
+    """The prefix cache salt of each conversation: the weight version at its first request to this engine.
 
-    So its requests build on each other across commits, and on those of others that began under the same version.
+    So its requests share cache blocks across commits, also with conversations that began under the same version.
     """
 
     def __init__(self) -> None:
@@ -85,9 +85,9 @@ class CacheSalts:
 class AsyncLLMSource:
     """One engine; `version` is that of the weights it was started with.
 
-    `on_busy` hears when the engine begins to have something to generate, and when it has no more. With
-    `keep_kv` a commit leaves the KV cache of requests in flight as the old weights made it, and later requests of
-    conversations that began before it may build on it, for as long as those last; none that begins after it does.
+    `on_busy` is called with True when the engine gets something to generate, and with False when it has nothing left.
+    With `keep_kv` a commit leaves the KV cache of requests in flight as the old weights made it. Later requests of
+    conversations that began before the commit may use that cache; conversations that begin after it do not.
     """
 
     def __init__(
@@ -107,82 +107,82 @@ class AsyncLLMSource:
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenChunk, None]:
         """Chunks as the engine makes them; closing the generator aborts the request."""
-        with lost_if_dead():
-            async with aclosing(self._generate(request)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
-
-    async def _generate(self, request: EngineRequest) -> AsyncGenerator[TokenChunk, None]:
         if self.paused is PauseMode.ABORT:
             yield self._end(Finish.CUT)
             return
+        with lost_if_dead(self.replica_id):
+            try:
+                collector = await self._send(request)
+            except (ValueError, VLLMClientError) as error:
+                yield self._end(Finish.FAILED, str(error))
+                return
+            running = self._add_running(request.request_id, collector)
+            finished = False
+            try:
+                if self.paused is PauseMode.ABORT:  # paused since the check above, without knowing of this request
+                    await self.abort(request.request_id)
+                while not finished:
+                    output = collector.get_nowait() or await collector.get()
+                    assert isinstance(output, RequestOutput)
+                    finished = output.finished
+                    for chunk in self.chunks(running, output, top=bool(request.sampling.get("logprobs"))):
+                        yield chunk
+            finally:
+                self._remove_running(request.request_id, running)
+                collector.close()
+                if not finished:
+                    await self.engine.abort(collector.request_id, internal=True)
+
+    async def _send(self, request: EngineRequest) -> RequestOutputCollector:
+        """Gives the engine a request; raises ValueError or VLLMClientError where it refuses it."""
         prompt = TokensPrompt(prompt_token_ids=request.prompt_ids.tolist())
         if self.keep_kv:
             prompt["cache_salt"] = self.salts.salt(request.conversation, self.version)
         fields = dict(request.sampling)
         reasoning = {name: fields.pop(name, None) for name in BESIDE_SAMPLING}
         if all(value is None for value in reasoning.values()):
-            reasoning["reasoning_ended"] = True  # no reasoning parser: a grammar holds from the first token on
+            reasoning["reasoning_ended"] = True  # no reasoning parser: a grammar applies from the first token on
+        params = sampling_params(fields, request.resumed_tokens)
         try:
-            params = sampling(fields, request.resumed_tokens)
-            collector = await self.engine.add_request(request.request_id, prompt, params, **reasoning)
-        except (ValueError, VLLMClientError) as error:
-            yield self._end(Finish.FAILED, str(error))
-            return
-        except asyncio.CancelledError:  # the engine may have it already
+            return await self.engine.add_request(request.request_id, prompt, params, **reasoning)
+        except asyncio.CancelledError:  # the engine may have the request already
             await self.engine.abort(request.request_id)
             raise
-        running = self._enter(request.request_id, collector)
-        finished = False
-        try:
-            if self.paused is PauseMode.ABORT:  # since the check above: the pause could not know of this one
-                await self.abort(request.request_id)
-            while not finished:
-                output = collector.get_nowait() or await collector.get()
-                assert isinstance(output, RequestOutput)
-                finished = output.finished
-                for chunk in self.chunks(running, output, top=bool(request.sampling.get("logprobs"))):
-                    yield chunk
-        finally:
-            self._leave(request.request_id, running)
-            collector.close()
-            if not finished:
-                await self.engine.abort(collector.request_id, internal=True)
 
     async def abort(self, request_id: str) -> None:
-        """End one request with CUT; one that is not running is no error."""
+        """Ends one request with CUT; one that is not running is no error."""
         if (running := self.in_flight.get(request_id)) is not None:
             await self.engine.abort(running.collector.request_id, internal=True)
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop generating; with `abort` every request in flight is cut, and so is every later one.
+        """Stops generating; with `abort` every request in flight is cut, and so is every later one.
 
-        This is what `AsyncLLM.pause_generation` does before it sleeps for 20 ms, by vLLM's own word for the eye alone:
-        that what came before the pause has come in, `commit` makes sure of.
+        Like `AsyncLLM.pause_generation`, but without its sleep of 20 ms, which only gives
+        callers a more intuitive order of events. `commit` makes sure that all earlier tokens have arrived.
         """
         self.paused = mode
-        with lost_if_dead():
+        with lost_if_dead(self.replica_id):
             await self.engine.engine_core.pause_scheduler_async(mode=mode.value, clear_cache=False)
         self.on_busy(False)
 
     async def resume(self) -> None:
-        with lost_if_dead():
+        with lost_if_dead(self.replica_id):
             await self.engine.resume_generation()
         self.paused = None
         self.on_busy(bool(self.in_flight))
 
     async def abort_all(self) -> None:
-        """Make a `keep` pause an `abort` one."""
+        """Makes a `keep` pause an `abort` one."""
         await self.pause(PauseMode.ABORT)
 
     async def commit(self, version: int) -> None:
-        """Say that the engine, paused, holds the weights of `version` now.
+        """Declares that the paused engine now has the weights of `version`.
 
-        What the old weights left in the KV cache goes, unless it is to be kept: requests in flight compute
-        theirs again at the resume, so that each later token has the probability that the new weights give it.
+        Drops the KV cache of the old weights unless `keep_kv`. Requests in flight compute theirs again at the resume,
+        so that each later token has the probability that the new weights give it.
         """
         limit = asyncio.get_running_loop().time() + DRAIN_S
-        while not self.drained():  # a few turns of this loop, in which the engine's replies come in
+        while not self.drained():  # a few turns of the event loop, in which the engine's replies arrive
             if self.engine.errored or asyncio.get_running_loop().time() > limit:
                 raise RuntimeError(f"version {version}: tokens of older weights are stuck on their way from the engine")
             await asyncio.sleep(0)
@@ -192,26 +192,25 @@ class AsyncLLMSource:
         self.version = version
 
     def drained(self) -> bool:
-        """Whether every token made before the pause is in the state of its request: replies arrive in order."""
+        """Whether the state of each request has every token generated before the pause; replies arrive in order."""
         if not self.in_flight:
             return True
         queue = self.engine.engine_core.outputs_queue
         return queue.empty() and bool(queue._getters)  # the handler waits for more
 
     def record_versions(self) -> None:
-        """Everything made so far is of the present version."""
+        """Records that all tokens so far are of the current version."""
         states = self.engine.output_processor.request_states
         for running in self.in_flight.values():
             state = states.get(running.collector.request_id)
             detokenizer = None if state is None else state.detokenizer
-            count = (
-                UNBOUNDED if detokenizer is None else detokenizer.num_output_tokens()
-            )  # it has ended: all it will be
-            if count > (running.versions[-1][0] if running.versions else running.given):
+            # without a detokenizer the request has ended: all of its tokens are of this version
+            count = UNBOUNDED if detokenizer is None else detokenizer.num_output_tokens()
+            if count > (running.versions[-1][0] if running.versions else running.delivered):
                 running.versions.append((count, self.version))
 
     def chunks(self, running: RunningRequest, output: RequestOutput, *, top: bool) -> Iterator[TokenChunk]:
-        """One output, in a chunk for each version; the last has the finish."""
+        """One output as chunks, one for each weight version; the last has the finish reason."""
         if not output.outputs:
             yield self._end(Finish.CUT)
             return
@@ -227,21 +226,21 @@ class AsyncLLMSource:
                 version=version,
                 replica=self.replica_id,
                 finish_reason=finish_of(completion) if last else None,
-                stop_reason=reason_of(completion) if last else None,
-                top=tuple(likeliest(i, entry) for i, entry in rows) if top else None,
+                stop_reason=stop_reason_of(completion) if last else None,
+                top=tuple(top_logprobs(i, entry) for i, entry in rows) if top else None,
             )
 
     def _end(self, finish_reason: Finish, stop_reason: str | None = None) -> TokenChunk:
         return empty_chunk(finish_reason, version=self.version, replica=self.replica_id, stop_reason=stop_reason)
 
-    def _enter(self, request_id: str, collector: RequestOutputCollector) -> RunningRequest:
+    def _add_running(self, request_id: str, collector: RequestOutputCollector) -> RunningRequest:
         running = self.in_flight[request_id] = RunningRequest(collector)
         if len(self.in_flight) == 1 and self.paused is None:
             self.on_busy(True)
         return running
 
-    def _leave(self, request_id: str, running: RunningRequest) -> None:
-        if self.in_flight.get(request_id) is running:  # a client that was started again may use the name again
+    def _remove_running(self, request_id: str, running: RunningRequest) -> None:
+        if self.in_flight.get(request_id) is running:  # a restarted client may use the same id
             del self.in_flight[request_id]
         if not self.in_flight and self.paused is None:
             self.on_busy(False)
@@ -253,25 +252,25 @@ def finish_of(completion: CompletionOutput) -> Finish | None:
     return FINISHES.get(completion.finish_reason, Finish.FAILED)
 
 
-def reason_of(completion: CompletionOutput) -> int | str | None:
-    """vLLM gives none for a request that it ended itself."""
+def stop_reason_of(completion: CompletionOutput) -> int | str | None:
+    """vLLM gives no reason for a request that it ended itself."""
     failed = finish_of(completion) is Finish.FAILED
-    return "its engine ended it, and has said why in its log" if failed else completion.stop_reason
+    return "its engine ended it; the reason is in the engine's log" if failed else completion.stop_reason
 
 
-def likeliest(sampled: int, entry: Mapping[int, Any]) -> TopLogprobs:
-    """vLLM gives the sampled token beside the likeliest ones; its rank says whether it is among them."""
+def top_logprobs(sampled: int, entry: Mapping[int, Any]) -> TopLogprobs:
+    """vLLM adds the sampled token to the likeliest ones; its rank says whether it is one of them."""
     rows = sorted(entry.items(), key=lambda item: item[1].rank)
     ids, logprobs = tuple(i for i, _ in rows), tuple(row.logprob for _, row in rows)
     return TopLogprobs(ids, logprobs, entry[sampled].rank)
 
 
-def sampling(fields: Mapping[str, Any], resumed: int = 0) -> SamplingParams:
-    """vLLM's parameters of a request; text and stop strings are the client's, tokens and logprobs ours."""
-    known = dict(fields)
-    if known.get("structured_outputs") is not None:
-        known["structured_outputs"] = StructuredOutputsParams(**known["structured_outputs"])
+def sampling_params(fields: Mapping[str, Any], resumed: int = 0) -> SamplingParams:
+    """vLLM's sampling parameters of a request, with logprobs; text and stop strings are left to the client."""
+    arguments = dict(fields)
+    if arguments.get("structured_outputs") is not None:
+        arguments["structured_outputs"] = StructuredOutputsParams(**arguments["structured_outputs"])
     if resumed:
-        known["extra_args"] = {**(known.get("extra_args") or {}), RESUMED_TOKENS: resumed}
-    known["logprobs"] = known.get("logprobs") or 0
-    return SamplingParams(**known, detokenize=False, output_kind=RequestOutputKind.DELTA)
+        arguments["extra_args"] = {**(arguments.get("extra_args") or {}), RESUMED_TOKENS: resumed}
+    arguments["logprobs"] = arguments.get("logprobs") or 0
+    return SamplingParams(**arguments, detokenize=False, output_kind=RequestOutputKind.DELTA)

@@ -1,10 +1,10 @@
 """Records which copies a weight load makes, and repeats them without the model's loaders.
 
-A model's loaders find for each weight its place among the engine's parameters (names mapped, Q, K and V side by side,
-a rank's shard narrowed). That is Python, a third of a small model's load, and the engine is paused for it; the result
-is the same copies each time. A load has a plan only if all it does with the weights, as torch's dispatcher sees it, is
-to copy views of them into parameters and buffers: none if it computes with one, reads a value, or keeps one elsewhere,
-and none if the engine's parameters lie elsewhere after it.
+A model's loaders find for each weight its position in the engine's parameters: they map names, join Q, K and V, and
+narrow a rank's shard. That is Python, a third of a small model's load, during which the engine is paused, and the
+result is the same copies each time. A load has a plan only if all it does with the weights, as torch's dispatcher sees
+it, is to copy views of them into parameters and buffers. It has none if it computes with a weight, reads a value or
+stores a weight elsewhere, or if the engine's parameters have moved in memory after it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ READ_VALUE = torch.ops.aten._local_scalar_dense.default  # item(), bool()
 
 @dataclass(frozen=True)
 class Copy:
-    """A view of the weight `name`, `offset` elements into it, goes to `target`, a view of a parameter."""
+    """Copies a view of the weight `name`, `offset` elements into it, to `target`, a view of a parameter."""
 
     target: torch.Tensor
     name: str
@@ -42,7 +42,7 @@ class Copy:
 
 @dataclass(frozen=True)
 class Fill:
-    """A padding of a parameter with one value."""
+    """Fills `target`, a padding of a parameter, with one value."""
 
     target: torch.Tensor
     value: float
@@ -53,7 +53,7 @@ class Fill:
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """What a load of weights of these `signatures` does to these `addresses`, in order."""
+    """The copies, in order, of a load of weights with these `signatures` into memory at these `addresses`."""
 
     signatures: list[Any]
     addresses: set[int]
@@ -70,16 +70,16 @@ class LoadPlan:
 
 
 @dataclass
-class Plans:
-    """Owns the plan of a worker's loads: its first load is to give it, and it is given up when it does not fit."""
+class PlanCache:
+    """Owns a worker's load plan, recorded during its first load and dropped when it does not fit any more."""
 
     plan: LoadPlan | None = None
-    tried: bool = False
+    attempted: bool = False  # a plan has been recorded, or could not be
 
     def load(self, weights: Weights, models: Sequence[torch.nn.Module]) -> bool:
-        """Load by the plan; False where there is none for these, and nothing was loaded."""
+        """Loads by the plan; False if there is none for these weights and models, then nothing was loaded."""
         if self.plan is not None and not self.plan.fits(weights, models):
-            logger.warning("weights or parameters are not what they were: the model's own loaders load from now on")
+            logger.warning("weights or parameters have changed: from now on the model's own loaders load")
             self.plan = None
         if self.plan is not None:
             self.plan.load(weights)
@@ -87,18 +87,18 @@ class Plans:
 
     @contextmanager
     def recording(self, models: Sequence[torch.nn.Module]) -> Iterator[Callable[[Weights], None]]:
-        """Loaders run inside the block; what it gives hears of each bucket before they do."""
-        if self.tried:
+        """Records the loaders that run inside the block; they are given each bucket after the yielded function."""
+        if self.attempted:
             yield lambda bucket: None
             return
-        self.tried = True
-        with CopyRecorder(models) as recording:
-            yield recording.next_bucket
-        self.plan = recording.plan()
+        self.attempted = True
+        with CopyRecorder(models) as recorder:
+            yield recorder.next_bucket
+        self.plan = recorder.plan()
 
 
 class CopyRecorder(TorchDispatchMode):
-    """Active while loaders run: notes their copies from `sources`, and whether they do anything else that lasts."""
+    """Active while loaders run: records their copies from `sources`, and whether they do anything else of effect."""
 
     def __init__(self, models: Sequence[torch.nn.Module]) -> None:
         super().__init__()
@@ -107,18 +107,18 @@ class CopyRecorder(TorchDispatchMode):
         self.signatures = list[Any]()
         self.sources = list[tuple[str, torch.Tensor]]()
         self.steps = list[Copy | Fill]()
-        self.complete = True  # all that was done is in `steps`
+        self.complete = True  # whether `steps` has all that was done
 
     def next_bucket(self, bucket: Weights) -> None:
-        """These are the weights that are loaded next; the earlier ones may be gone from memory."""
+        """These weights are loaded next; earlier ones may have been freed."""
         self.sources = list(bucket)
         self.signatures += signatures_of(bucket)
 
     def plan(self) -> LoadPlan | None:
-        """After the load: how to do it again."""
+        """After the load: the plan that repeats it; None if there is none."""
         self.sources = []
-        still = self.complete and self.addresses == addresses_of(self.models)
-        return LoadPlan(self.signatures, self.addresses, self.steps) if still else None
+        repeatable = self.complete and self.addresses == addresses_of(self.models)
+        return LoadPlan(self.signatures, self.addresses, self.steps) if repeatable else None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(map(self.is_parameter, written_tensors(func, args, kwargs or {}))):
@@ -129,33 +129,34 @@ class CopyRecorder(TorchDispatchMode):
             self.complete = False
         return func(*args, **(kwargs or {}))
 
-    def is_parameter(self, changed: torch.Tensor) -> bool:
-        return changed.numel() > 0 and changed.untyped_storage().data_ptr() in self.addresses
+    def is_parameter(self, tensor: torch.Tensor) -> bool:
+        return tensor.numel() > 0 and tensor.untyped_storage().data_ptr() in self.addresses
 
-    def is_source(self, one: Any) -> bool:
+    def is_source(self, value: Any) -> bool:
         memory = {weight.untyped_storage().data_ptr() for _, weight in self.sources}
-        return isinstance(one, torch.Tensor) and one.untyped_storage().data_ptr() in memory
+        return isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() in memory
 
-    def step(self, func: Any, target: Any = None, what: Any = None, *more: Any) -> Copy | Fill | None:
+    def step(self, func: Any, target: Any = None, source: Any = None, *rest: Any) -> Copy | Fill | None:
         if func is FILL:
-            return Fill(target.detach(), what)
+            return Fill(target.detach(), source)
         for name, weight in self.sources if func is COPY else ():
-            offset = what.data_ptr() - weight.data_ptr()
-            if weight.dtype == what.dtype and 0 <= offset < weight.nbytes:
-                return Copy(target.detach(), name, offset // weight.itemsize, what.size(), what.stride())
+            offset = source.data_ptr() - weight.data_ptr()
+            if weight.dtype == source.dtype and 0 <= offset < weight.nbytes:
+                return Copy(target.detach(), name, offset // weight.itemsize, source.size(), source.stride())
         return None
 
 
 def is_view(func: Any) -> bool:
-    """Whether what it returns is memory that it was given, and it writes nothing."""
-    return any(one.alias_info is not None and not one.alias_info.is_write for one in func._schema.returns)
+    """Whether the operator returns views of its arguments, and writes nothing."""
+    aliases = [result.alias_info for result in func._schema.returns]
+    return any(alias is not None and not alias.is_write for alias in aliases)
 
 
 def written_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
     """The tensors among its arguments that an operator changes, by its own schema."""
-    for place, one in enumerate(func._schema.arguments):
-        value = args[place] if place < len(args) else kwargs.get(one.name)
-        if one.alias_info is not None and one.alias_info.is_write and value is not None:
+    for index, argument in enumerate(func._schema.arguments):
+        value = args[index] if index < len(args) else kwargs.get(argument.name)
+        if argument.alias_info is not None and argument.alias_info.is_write and value is not None:
             yield from [value] if isinstance(value, torch.Tensor) else value
 
 
@@ -164,6 +165,6 @@ def signatures_of(weights: Weights) -> list[Any]:
 
 
 def addresses_of(models: Iterable[torch.nn.Module]) -> set[int]:
-    """Where the memory of parameters and buffers begins."""
+    """The addresses at which the memory of parameters and buffers begins."""
     tensors = (tensor for model in models for group in (model.parameters(), model.buffers()) for tensor in group)
     return {tensor.untyped_storage().data_ptr() for tensor in tensors}

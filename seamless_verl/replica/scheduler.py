@@ -1,11 +1,11 @@
-"""vLLM's scheduler, whose engine continues a grammar where an earlier request of the same call was cut.
+"""vLLM schedulers that resume a grammar where an earlier request of the same call was cut.
 
-A continuation has the tokens that its call produced so far at the end of its prompt, and vLLM begins a grammar with
-the first token it samples itself. Here a grammar accepts those tokens when it is compiled, in the thread that compiles
-it; with a reasoning parser, those after the reasoning.
+The request that continues a call has the tokens produced so far at the end of its prompt, and vLLM begins a grammar
+with the first token that it samples itself. These schedulers advance a grammar over the produced tokens when it is
+compiled, in the thread that compiles it. With a reasoning parser they advance it over the tokens after the reasoning.
 
-An engine keeps to the grammar library that its first grammar needed. Where schemas need different ones, two engines
-may differ in how a few characters are escaped; a continuation that the second does not allow ends with an error.
+An engine uses the grammar library that its first grammar needed. If schemas need different libraries, two engines may
+differ in how a few characters are escaped. A continuation that the second engine does not allow ends with an error.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ RESUMED_TOKENS = "seamless_resumed_tokens"
 """In SamplingParams.extra_args: how many ids at the end of the prompt the call produced itself."""
 
 
-class ContinuedGrammars(Scheduler):  # type: ignore[misc]
-    """Owned state: none of its own."""
+class GrammarScheduler(Scheduler):  # type: ignore[misc]
+    """vLLM's scheduler with resumed grammars; it adds no state."""
 
-    def __init__(self, *parts: Any, **named: Any) -> None:
-        super().__init__(*parts, **named)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         manager = self.structured_output_manager
         manager._create_grammar = partial(resumed_grammar, manager, manager._create_grammar)
 
 
-class ContinuedAsyncGrammars(ContinuedGrammars, AsyncScheduler):  # type: ignore[misc]
+class AsyncGrammarScheduler(GrammarScheduler, AsyncScheduler):  # type: ignore[misc]
     """For an engine that schedules ahead of what it has sampled."""
 
 
@@ -46,12 +46,12 @@ def resumed_grammar(
     """The compiled grammar of a request, advanced over the resumed tokens.
 
     Raises:
-        ValueError: it does not allow that; vLLM ends the request with an error.
+        ValueError: the grammar does not allow these tokens; vLLM ends the request with an error.
     """
     grammar = create(request)
     resumed = (request.sampling_params.extra_args or {}).get(RESUMED_TOKENS, 0)
-    begin = grammar_begin(manager, request, resumed) if resumed else None
-    for token in () if begin is None else request.prompt_token_ids[begin:]:
+    start = grammar_start(manager, request, resumed) if resumed else None
+    for token in () if start is None else request.prompt_token_ids[start:]:
         if not grammar.accept_tokens(request.request_id, [token]):
             problem = f"request {request.request_id}: its grammar does not allow its {resumed} resumed tokens"
             logger.error(problem)
@@ -59,38 +59,42 @@ def resumed_grammar(
     return grammar
 
 
-def grammar_begin(manager: StructuredOutputManager, request: Request, resumed: int) -> int | None:
-    """Where in the prompt the grammar's tokens begin; None while the reply still reasons."""
+def grammar_start(manager: StructuredOutputManager, request: Request, resumed: int) -> int | None:
+    """The position in the prompt at which the grammar's tokens begin; None if the reply is still reasoning."""
     structured, ids = request.structured_output_request, list(request.prompt_token_ids)
-    own = len(ids) - resumed
+    reply_start = len(ids) - resumed
     reasoner = manager._get_reasoner(request)
     if reasoner is None or manager.enable_in_reasoning:
-        return own
+        return reply_start
     if structured.reasoning_ended is None:
-        structured.reasoning_ended = reasoner.is_reasoning_end(ids[:own])
+        structured.reasoning_ended = reasoner.is_reasoning_end(ids[:reply_start])
     if structured.reasoning_ended:
-        return own
-    if not reasoner.is_reasoning_end_streaming(ids, ids[own:]):
+        return reply_start
+    if not reasoner.is_reasoning_end_streaming(ids, ids[reply_start:]):
         return None
     structured.reasoning_ended = True
-    return reasoning_end(reasoner, ids, own, set(manager.tokenizer.get_added_vocab().values()))
+    return reasoning_end(reasoner, ids, reply_start, set(manager.tokenizer.get_added_vocab().values()))
 
 
-def reasoning_end(reasoner: Any, ids: Sequence[int], own: int, marks: set[int]) -> int:
-    """Where a reasoning ends that ends after `own`: as vLLM finds it token by token, but first at those that may mark
-    it and those behind them, since to look at one costs a walk through all before it."""
-    near = [i for i in range(own, len(ids)) if ids[i] in marks or (i > own and ids[i - 1] in marks)]
-    for last in (*near, *range(own, len(ids))):
+def reasoning_end(reasoner: Any, ids: Sequence[int], reply_start: int, end_tokens: set[int]) -> int:
+    """The position after a reasoning that ends behind `reply_start`.
+
+    vLLM looks for it token by token, and each look walks through all earlier tokens. So the tokens that may mark the
+    end, and those after them, are tried first.
+    """
+    reply = range(reply_start, len(ids))
+    likely = [i for i in reply if ids[i] in end_tokens or (i > reply_start and ids[i - 1] in end_tokens)]
+    for last in (*likely, *reply):
         if reasoner.is_reasoning_end_streaming(ids[: last + 1], ids[last : last + 1]):
             return last + 1
     return len(ids)
 
 
-def scheduler(*, vllm_config: Any, **parts: Any) -> SchedulerInterface:
-    """In the place of the class that vLLM would take for such an engine."""
-    ahead = vllm_config.scheduler_config.async_scheduling
-    return (ContinuedAsyncGrammars if ahead else ContinuedGrammars)(vllm_config=vllm_config, **parts)
+def make_scheduler(*, vllm_config: Any, **kwargs: Any) -> SchedulerInterface:
+    """Our scheduler of the kind that vLLM would take for such an engine."""
+    is_async = vllm_config.scheduler_config.async_scheduling
+    return (AsyncGrammarScheduler if is_async else GrammarScheduler)(vllm_config=vllm_config, **kwargs)
 
 
-NAME = f"{scheduler.__module__}.{scheduler.__qualname__}"
-"""By which vLLM imports it, as its `scheduler_cls`."""
+SCHEDULER_CLS = f"{make_scheduler.__module__}.{make_scheduler.__qualname__}"
+"""The setting `scheduler_cls`, by which vLLM imports it."""

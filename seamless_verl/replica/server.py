@@ -1,7 +1,7 @@
 """verl's vLLM server actor, which also serves its engine over TCP, and the replica class that starts it.
 
-verl's own callers go through Ray (`generate`, `abort_all_requests`, ...), data planes through the TCP server. Both
-share one engine and one pause, so that a pause from either side is a pause for both.
+verl's own callers use Ray (`generate`, `abort_all_requests`, ...), data planes use the TCP server. Both share one
+engine and one pause: a pause from either side pauses both.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import pickle
 from collections.abc import Awaitable, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
@@ -21,9 +22,9 @@ from vllm.platforms import current_platform
 from vllm.reasoning import ReasoningParserManager
 
 from seamless_verl.config.engine_kwargs import given
-from seamless_verl.replica import scheduler
 from seamless_verl.replica.engine_source import AsyncLLMSource
-from seamless_verl.replica.worker_extension import extension, pickled
+from seamless_verl.replica.scheduler import SCHEDULER_CLS
+from seamless_verl.replica.worker_extension import extension_name
 from seamless_verl.resources.ledger import Activity, DeviceUse, NodeActivity
 from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.runtime.process import freeze_imports, show_log, stack_report
@@ -36,15 +37,15 @@ REAL_TIME_PRIORITY = "real_time_priority"  # of a platform whose processes share
 
 
 class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
-    """verl's server; the actor of node 0 has the engine, and the door."""
+    """verl's server; the actor of node 0 has the engine and the TCP server."""
 
     source: AsyncLLMSource | None = None
     engine_server: EngineServer | None = None
     activity: Activity
     updating: asyncio.Lock
     busy = False
-    loaded: int | None = None  # the version of the weights, if it was loaded whole and its memory not away since
-    pause_s = 0.0  # for the last load
+    loaded: int | None = None  # the version last loaded; None after a load that failed
+    pause_s = 0.0  # seconds of the last load's pause
     ending = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -52,9 +53,9 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
 
     async def listen(self, token: str, devices: Sequence[str], keep_kv: bool = False) -> tuple[str, int]:
-        """Serves the engine over TCP to whoever has the token; returns host and port. Again changes nothing.
+        """Serves the engine over TCP to clients with the token; returns host and port. A second call changes nothing.
 
-        `devices` are the replica's, under whose names its generating is recorded in the ledger.
+        The ledger records the engine's activity for the replica's `devices`.
         """
         if self.engine_server is None:
             self.updating = asyncio.Lock()
@@ -69,28 +70,28 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
         return self._server_address, self.engine_server.port
 
     def record_busy(self, busy: bool) -> None:
-        """Whether the engine has a running request, from its source."""
+        """Records whether the engine has a running request; called by its source."""
         if busy is not self.busy:
             self.busy = busy
             (self.activity.begin if busy else self.activity.end)(DeviceUse.ROLLOUT)
 
     def engine_died(self, replies: asyncio.Task[None]) -> None:
-        """The engine's process died, unless it was told to end. This process ends with it, so that every caller that
-        waits for the engine gets an error at once; vLLM would let some wait for ever."""
+        """Called when the engine's replies end. If its process died, this process ends too, so that every caller that
+        waits for the engine gets an error at once; with vLLM alone some would wait for ever."""
         if self.ending or replies.cancelled():
             return
         logger.critical("replica-%s: its engine's process died, and this server ends with it", self.replica_rank)
         try:
-            self.engine.shutdown(timeout=0)  # what is left of it has no parent soon
+            self.engine.shutdown(timeout=0)  # its other processes lose their parent
         finally:
             os._exit(1)
 
     async def take_activity(self) -> NodeActivity:
-        """What its devices generated since the last time."""
+        """The activity of its devices since the last report."""
         return NodeActivity(self.activity.take(), node_id())
 
     async def stack_report(self) -> str:
-        """Every thread and task of this process, for a person."""
+        """Every thread and task of this process, as text."""
         return stack_report(asyncio.get_running_loop())
 
     async def status(self) -> tuple[int, str | None]:
@@ -103,40 +104,37 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
         await self.source.pause(PauseMode(mode))
 
     async def update_weights(self, version: int, weights: Any) -> None:
-        """Loads these weights, pausing only for that, and resumes; with weights it has, it only resumes.
+        """Pauses, loads these weights and resumes; if it has this version already, it only resumes.
 
         Raises:
-            Exception: whatever kept the engine from loading.
+            Exception: whatever prevented the load.
         """
         async with self.updating:
             if self.loaded == version:
                 await self.resume()
-            else:
-                self.loaded = None  # what fails half-way has loaded nothing
-                await self.collective_rpc("map_staged", args=(pickled(weights),))
-                await self._load(version)
-
-    async def _load(self, version: int) -> None:
-        with ExitStack() as until_resumed:
-            with ExitStack() as loading:
-                began = await self._pause_and_load(version, until_resumed, loading)
-                await self.clear_kv_cache()
-                await self.set_global_steps(version)
-            self.pause_s = await self._resume_and_time() - began
+                return
+            self.loaded = None  # a load that fails half-way leaves no known version
+            await self.collective_rpc("map_staged", args=(pickle.dumps(weights),))
+            with ExitStack() as until_resumed:
+                with ExitStack() as loading:
+                    began = await self._pause_and_load(version, until_resumed, loading)
+                    await self.clear_kv_cache()
+                    await self.set_global_steps(version)
+                self.pause_s = await self._resume_and_time() - began
 
     async def _resume_and_time(self) -> float:
-        """Resumes; returns when the engine got to it, on its host's clock.
+        """Resumes; returns the time of the resume, on the engine host's clock.
 
-        The clock is asked for before the resume: asked behind it, the engine would answer after its next step.
+        The clock is requested before the resume: requested after it, the reply would come after the next step.
         """
         times, _ = await gather_all(self.engine.collective_rpc("clock"), self.resume())
         return float(times[0])
 
     async def _pause_and_load(self, version: int, until_resumed: ExitStack, loading: ExitStack) -> float:
-        """Pauses and loads; returns when the engine began to load.
+        """Pauses and loads; returns the time at which the engine began to load, on its host's clock.
 
-        The load is sent right behind the pause, and the engine takes both in this order. Not with data parallelism,
-        where the engines agree on the step after which they all pause: there the load waits for that.
+        The load is sent right after the pause, and the engine runs both in this order. With data parallelism the
+        engines first agree on the step after which all of them pause, so the load is sent after that.
         """
 
         async def pause() -> None:
@@ -152,10 +150,10 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
             began = await load()
         else:
             _, began = await gather_all(pause(), load())
-        return float(began[0])  # of the first worker, as in `_resume_and_time`: two times of one clock
+        return float(began[0])  # of the first worker, as in `_resume_and_time`: both times are of one clock
 
     async def last_pause_s(self) -> float:
-        """Seconds that it did not generate for the last load, from its beginning until the engine resumed."""
+        """Seconds for which the last load paused generation, from its beginning until the resume."""
         return self.pause_s
 
     async def resume(self) -> None:
@@ -175,7 +173,7 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
             self.record_busy(bool(self.source.in_flight))
 
     async def clear_kv_cache(self) -> None:
-        """After a load: what frozen calls hold is the commit's to judge, the other caches go as verl has it."""
+        """After a load: the KV cache is left to the source's commit, the other caches are cleared as in verl."""
         if self.source is None:
             await super().clear_kv_cache()
         elif self.node_rank == 0 and self.engine.model_config.is_multimodal_model:
@@ -183,7 +181,7 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
             await self.engine.reset_encoder_cache()
 
     async def end(self) -> None:
-        """Stop the engine in order: processes that are killed leave behind what they share by memory."""
+        """Stops the engine in order: killed processes would leave shared memory behind."""
         self.ending = True
         self.engine.shutdown(timeout=END_S)
 
@@ -194,20 +192,20 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
         self.loaded = global_steps
 
     def _preprocess_engine_kwargs(self, engine_kwargs: dict[str, Any]) -> None:
-        """A scheduler of the user's stays; calls that are cut within a grammar fail then."""
+        """Sets our scheduler unless the user set one; with theirs, calls that are cut within a grammar fail."""
         super()._preprocess_engine_kwargs(engine_kwargs)
         if given(engine_kwargs, "scheduler_cls") is None:
-            engine_kwargs["scheduler_cls"] = scheduler.NAME
+            engine_kwargs["scheduler_cls"] = SCHEDULER_CLS
         if plugin := given(engine_kwargs, "reasoning_parser_plugin"):
             ReasoningParserManager.import_reasoning_parser(plugin)
 
     def _get_worker_extension_cls(self) -> str:
-        return extension()
+        return extension_name()
 
 
-async def gather_all(*parts: Awaitable[Any]) -> list[Any]:
-    """Their results, when all have ended; raises the first error there was."""
-    outcomes = await asyncio.gather(*parts, return_exceptions=True)
+async def gather_all(*awaitables: Awaitable[Any]) -> list[Any]:
+    """Their results, when all have ended; raises the first error among them."""
+    outcomes = await asyncio.gather(*awaitables, return_exceptions=True)
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
             raise outcome
@@ -215,7 +213,7 @@ async def gather_all(*parts: Awaitable[Any]) -> list[Any]:
 
 
 class SeamlessReplica(vLLMReplica):  # type: ignore[misc]
-    """verl's replica, of our servers."""
+    """verl's replica with our server class."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

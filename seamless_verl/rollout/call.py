@@ -1,20 +1,20 @@
-"""Generation calls: each runs to its end, over however many replicas and pauses that takes.
+"""Generation calls, each of which runs to its end over as many replicas and pauses as it takes.
 
-`Calls` runs them over a fleet; `CallProgress` is what is known of one of them between two requests to replicas.
+`Calls` runs them over a fleet; `CallProgress` is the state of one call between two requests to replicas.
 
 Invariants:
-- Every call that began has exactly one outcome, or is running; one whose client went away is CANCELLED.
+- Every call that began is running or has exactly one outcome; one whose client left is CANCELLED.
 - A call holds a slot from before its request is sent until the engine has ended it or it was aborted.
-- A call waits by its conversation's age, also after a cut: what has begun ends before more begins.
-- `produced` is the ids of all chunks in order, after those the call came with. Each request's prompt is the call's
-  prompt and all of that, and its budgets are the call's less what is produced.
+- Calls wait in order of their conversation's age, also after a cut: older conversations end before newer ones begin.
+- `produced` has the ids of all chunks in order, after those that the call began with. The prompt of each request is
+  the call's prompt and `produced`, and its budgets are those of the call less what is produced.
 - A call's `finish` is set once.
 
-What a continuation cannot carry: the engine sees the produced tokens as prompt, so presence and frequency penalties
-(which count generated tokens only) start anew unless the engine reads `resumed_tokens`. Neither can it carry the
-state of a grammar: an engine advances a new one over the resumed tokens, which `grammars_resume` says ours do. Where
-they do not, a call that was cut after its first token fails with its reason, rather than be completed into text that
-breaks the grammar.
+A continuation does not carry everything. The engine sees the produced tokens as prompt, so presence and frequency
+penalties, which count generated tokens only, restart unless the engine reads `resumed_tokens`. The state of a grammar
+is not carried either; with `grammars_resume` the engines advance a new grammar over the resumed tokens. Without it, a
+call that was cut within a grammar after its first token fails with that reason, since completed text could break the
+grammar.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ from seamless_verl.rollout.fleet import Fleet
 from seamless_verl.rollout.replica import Lease
 from seamless_verl.trajectory.records import Finish, TokenChunk, empty_chunk, tokens
 
-PREFIX = 256  # tokens of the prompt that stand for it: the system prompt and tools tell agents apart
+PREFIX = 256  # tokens of the prompt that identify it: system prompt and tools distinguish agents
 REMEMBERED = 16_384  # conversations whose age is known; a forgotten one counts as new
-CUT_SILENTLY = empty_chunk(Finish.CUT)  # what an engine that ends its stream without a finish reason has done
+SILENT_CUT = empty_chunk(Finish.CUT)  # for an engine that ends its stream without a finish reason
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What an agent asked for: prompt_ids int32 [P], and vLLM's sampling fields as plain values.
+    """A generation that an agent requested: prompt_ids int32 [P], and vLLM's sampling fields as plain values.
 
-    Calls with the same `key`, a session's name, prefer the same replica; without one the beginning of the prompt is
-    the key. `produced` int32 is what it generated before the process that ran it died: it continues after that,
-    within its budget.
+    Calls with the same `key`, a session's name, prefer the same replica; without a key the beginning of the prompt is
+    used. `produced` int32 has what the call generated before the process that ran it died: it continues after these
+    tokens, within its budget.
     """
 
     call_id: str
@@ -69,7 +69,7 @@ class Call:
 
 
 class CallProgress:
-    """How far one call is: what it has produced, and what its next request to a replica asks for."""
+    """The state of one call: what it has produced, and what its next request to a replica is."""
 
     def __init__(self, call: Call, *, max_losses: int, grammars_resume: bool) -> None:
         self.call = call
@@ -80,7 +80,7 @@ class CallProgress:
         self._replica = ""
 
     def next_request(self) -> EngineRequest:
-        """Prompt, what is produced, and the budget that is left."""
+        """The next request: the prompt with all that is produced, and the remaining budget."""
         name = f"{self.call.call_id}#{self._attempts}"
         self._attempts, self._resumed_tokens = self._attempts + 1, len(self.produced)
         if not self.produced:
@@ -89,27 +89,27 @@ class CallProgress:
         return EngineRequest(name, prompt, self._remaining_sampling(), len(self.produced), self.call.key)
 
     def add(self, chunk: TokenChunk) -> TokenChunk | None:
-        """Takes an engine's chunk; returns what the caller is given, None when there is nothing to give."""
+        """Adds an engine's chunk; returns the chunk for the caller, None if it has nothing for the caller."""
         if chunk.ids:
             self._version, self._replica = chunk.version, chunk.replica
             self.produced.extend(chunk.ids)
-        if chunk.finish_reason is Finish.CUT:  # which is no end of the call
+        if chunk.finish_reason is Finish.CUT:  # a cut does not end the call
             return replace(chunk, finish_reason=None, stop_reason=None) if chunk.ids else None
         self.finish = chunk.finish_reason
         if self.finish is Finish.FAILED:
-            why = f"replica {chunk.replica} says: {chunk.stop_reason}"
-            return replace(chunk, stop_reason=None, error=CallRefusedError(self.call.call_id, why))
+            reason = f"replica {chunk.replica} says: {chunk.stop_reason}"
+            return replace(chunk, stop_reason=None, error=CallRefusedError(self.call.call_id, reason))
         return chunk if chunk.ids or self.finish else None
 
     def end_if_complete(self) -> TokenChunk | None:
-        """Before the first request: the last chunk of a call whose earlier tokens already use up its budget."""
+        """Before the first request: the last chunk of a call that used up its budget in an earlier process."""
         return self.end_if_stuck(None) if self.produced else None
 
     def end_if_stuck(self, unexplained: str | None) -> TokenChunk | None:
         """After a cut: the call's last chunk if it cannot continue.
 
-        `unexplained` says what happened where nobody asked for the cut; too many of those in a row without a token
-        fail the call.
+        `unexplained` describes a cut that no command explains. Too many of these in a row without a token fail the
+        call.
         """
         if self.finish is not None:
             return None
@@ -146,7 +146,7 @@ class CallProgress:
 
 
 def derived_seed(seed: int, produced: int) -> int:
-    """A seed for the continuation after that many tokens, 0 to 2^63 - 1: the first seed would repeat its noise."""
+    """The seed of a continuation after `produced` tokens, 0 to 2^63 - 1; the call's own would repeat its noise."""
     digest = blake2b(f"{seed}#{produced}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
@@ -154,8 +154,8 @@ def derived_seed(seed: int, produced: int) -> int:
 class Calls:
     """Runs calls over a fleet.
 
-    A call fails when `max_losses` + 1 replicas in a row are lost under it, or cut it on their own account,
-    without one token. `grammars_resume`: the engines advance a grammar over the resumed tokens of a request.
+    A call fails when `max_losses` + 1 replicas in a row are lost during it, or cut it without a command, and give no
+    token. `grammars_resume`: the engines advance a grammar over the resumed tokens of a request.
     """
 
     def __init__(self, fleet: Fleet, *, max_losses: int = 8, grammars_resume: bool = False) -> None:
@@ -166,10 +166,10 @@ class Calls:
         self._ended: Counter[Finish] = Counter()
 
     async def stream(self, call: Call) -> AsyncGenerator[TokenChunk, None]:
-        """The call's tokens as they come; the last chunk says how it ended, FAILED with its `error`.
+        """The call's tokens as they arrive; the last chunk has the finish reason, and the `error` if it is FAILED.
 
-        Closing the generator ends the call as CANCELLED. Errors that are no replica's failure to serve, such as a
-        defect of an engine, are raised, and the call counts as FAILED.
+        Closing the generator ends the call as CANCELLED. Other errors than a lost replica, such as a defect of an
+        engine, are raised, and the call counts as FAILED.
         """
         progress = CallProgress(call, max_losses=self._max_losses, grammars_resume=self._grammars_resume)
         ticket = self._ticket(call.key) if call.key else next(self._tickets)
@@ -199,38 +199,32 @@ class Calls:
 
     def check_integrity(self) -> None:
         """Raises IntegrityError unless calls begun = running + ended."""
-        if self._begun != (known := self._running + self._ended.total()):
-            raise IntegrityError("calls running + ended", self._begun, known)
+        if self._begun != (accounted := self._running + self._ended.total()):
+            raise IntegrityError("calls running + ended", self._begun, accounted)
 
     async def _attempt(self, progress: CallProgress, ticket: int) -> AsyncGenerator[TokenChunk, None]:
-        """What one replica gives, until the call's end or a cut."""
+        """The chunks of one replica, until the call's end or a cut."""
         lease: Lease | None = None
+        finish_reason, unexplained = None, None
         try:
             lease = await self._fleet.acquire(progress.call.affinity, ticket)
-            async with aclosing(self._chunks(progress, lease)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
+            if not lease.attached:  # dropped between the grant and this task's next turn
+                return
+            async with aclosing(lease.engine.generate(progress.next_request())) as chunks:
+                while finish_reason is None:
+                    chunk = await anext(chunks, SILENT_CUT)
+                    if (finish_reason := chunk.finish_reason) is not None:
+                        replica = lease.replica.replica_id
+                        unexplained = f"cut by replica {replica}, which was not paused" if lease.unexplained else None
+                        lease.release()  # a slow reader holds no slot
+                    if (visible := progress.add(chunk)) is not None:
+                        yield visible
         except ReplicaLostError as loss:
             assert lease is not None
             self._fleet.lost(lease.replica.replica_id, loss.reason, engine=lease.engine)
-            if (last := progress.end_if_stuck(str(loss))) is not None:
-                yield last
+            unexplained = str(loss)
         finally:
             if lease is not None:
                 lease.release()
-
-    async def _chunks(self, progress: CallProgress, lease: Lease) -> AsyncGenerator[TokenChunk, None]:
-        if not lease.attached:  # dropped between its grant and this task's turn
-            return
-        finish_reason, unexplained = None, None
-        async with aclosing(lease.engine.generate(progress.next_request())) as chunks:
-            while finish_reason is None:
-                chunk = await anext(chunks, CUT_SILENTLY)
-                if (finish_reason := chunk.finish_reason) is not None:
-                    replica = lease.replica.replica_id
-                    unexplained = f"cut by replica {replica}, which was not paused" if lease.unexplained else None
-                    lease.release()  # a client that is slow to take the rest holds no slot
-                if (given := progress.add(chunk)) is not None:
-                    yield given
         if (last := progress.end_if_stuck(unexplained)) is not None:
             yield last

@@ -1,13 +1,13 @@
 """The fleet: the replicas of a job, the slots that calls hold on them, and the operations on them.
 
 Invariants:
-- A call is granted a slot only on a replica that is SERVING, with weights that were committed, and has room.
-- Leases granted = given back + dropped with their replica + attached; an attached one is with a replica that
-  is SERVING, PAUSED or SYNCING.
-- No call waits while a serving replica has room, except for its preferred replica, which is about to serve.
-- Operations on one replica follow each other; its death interrupts the one that runs.
-- What takes a replica's calls away first has the engine cut them, so that all tokens they produced are on their way.
-- A replica stops being routed to before it is paused, and is routed to again after it was resumed.
+- A call is granted a slot only on a replica that is SERVING, with committed weights, and has room.
+- Leases granted = given back + dropped with their replica + attached; an attached lease is on a replica that is
+  SERVING, PAUSED or SYNCING.
+- No call waits while a serving replica has room, unless its preferred replica is starting.
+- Operations on one replica follow each other; its death interrupts the running one.
+- An operation that takes calls off a replica has the engine cut them first, so that all their tokens are on the way.
+- Routing to a replica stops before it is paused, and starts again after it was resumed.
 
 A `keep` pause leaves calls attached: they continue at the resume, with new weights if there was a sync.
 """
@@ -36,20 +36,20 @@ from seamless_verl.rollout.replica_state import (
 from seamless_verl.rollout.routing import ReplicaView, RoutingPolicy
 from seamless_verl.rollout.wait_queue import WaitQueue
 
-OnChange: TypeAlias = Callable[[ReplicaView, str], None]  # the replica after the change, and why
-RESUME_S = 1.0  # for a replica to resume, which takes milliseconds: calls wait for their preferred one no longer
+OnChange: TypeAlias = Callable[[ReplicaView, str], None]  # the replica after the change, and its reason
+RESUME_S = 1.0  # the longest that calls wait for the resume of their preferred replica, which takes milliseconds
 
 
 class Fleet:
-    """The replicas and the slots on them. A control that takes more than `deadline_s` loses its replica.
+    """The replicas and the slots on them. A replica whose control takes more than `deadline_s` is lost.
 
-    `on_change` hears of each change of a replica's state. A waiting call is passed by none that came more than
-    `overtaking` calls later.
+    `on_change` is called after each change of a replica's state. A waiting call is overtaken by no call that came more
+    than `overtaking` calls later.
 
-    An operation takes ids, checks all of them before it touches one, and returns those for which it came true;
-    one that dies meanwhile is DEAD and left out. It raises ReplicaStateError when a replica is in a state that
-    does not allow it, and ValueError for an unknown id. Another error of a control is raised after
-    the operation has ended on all replicas; the replica it came from is then not routed to.
+    An operation takes ids, checks all of them before it changes one, and returns those on which it succeeded. A
+    replica that dies meanwhile is DEAD and left out. An operation raises ReplicaStateError if the state of a replica
+    does not allow it, and ValueError for an unknown id. Another error of a control is raised after the operation has
+    ended on all replicas; nothing is routed to the replica that raised it.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Fleet:
     # Membership
 
     def commit(self, version: int) -> None:
-        """These weights may be served from now on; raises ValueError for an older version."""
+        """Allows these weights to be served from now on; raises ValueError for an older version."""
         if version < self._committed:
             raise ValueError(f"version={version} is older than the committed {self._committed}; commit a newer one")
         self._committed = version
@@ -94,16 +94,16 @@ class Fleet:
     def add(
         self, replica_id: str, *, engine: Engine, control: ReplicaControl, capacity: int, version: int | None = None
     ) -> None:
-        """A new replica, or a process in place of a dead one; STALE unless it says it has the committed version.
+        """Adds a replica, also in place of a dead one; it is STALE, or SERVING if it has the committed `version`.
 
         Raises:
-            ValueError: the id is taken, or it has no room for a call.
-            ReplicaVersionError: it comes with another version than the committed one.
+            ValueError: the id is in use, or the capacity is below 1.
+            ReplicaVersionError: it has another version than the committed one.
         """
         if version is not None and version != self._committed:
             raise ReplicaVersionError(replica_id, version, self._committed)
         state = STALE if version is None else SERVING
-        self._put(Replica(replica_id, engine, control, capacity, state, version), "added")
+        self._register(Replica(replica_id, engine, control, capacity, state, version), "added")
 
     def restore(
         self,
@@ -115,29 +115,29 @@ class Fleet:
         state: ReplicaState,
         version: int | None,
     ) -> None:
-        """A replica as it was found when it was connected to again, by this process or the next one.
+        """Adds a replica in the state in which it was found when it was reconnected, also by a later process.
 
         Raises:
-            ValueError: the id is taken, it has no room for a call, or the state does not go with the version.
+            ValueError: the id is in use, the capacity is below 1, or the state does not go with the version.
             ReplicaVersionError: its version is newer than the committed one.
         """
         if (version is not None) != (state in VERSIONED):
             raise ValueError(f"replica {replica_id}: version={version} of one that is {state}")
         if version is not None and version > self._committed:
             raise ReplicaVersionError(replica_id, version, self._committed)
-        self._put(Replica(replica_id, engine, control, capacity, state, version), "restored")
+        self._register(Replica(replica_id, engine, control, capacity, state, version), "restored")
 
     def lost(self, replica_id: str, reason: str, *, engine: Engine | None = None) -> None:
-        """The replica is gone, from any state; the operation on it is interrupted, its calls continue elsewhere.
+        """Makes a replica DEAD, from any state: its operation is interrupted, its calls continue elsewhere.
 
-        News of a replica that is DEAD already, or removed, or about an `engine` that was replaced, changes nothing.
+        Changes nothing if the replica is DEAD already or removed, or if its `engine` was replaced.
         """
         replica = self._replicas.get(replica_id)
         if replica is not None and replica.state is not DEAD and engine in (None, replica.engine):
             self._lose(replica, reason)
 
     def timed_out(self, replica_id: str) -> bool:
-        """Whether it is dead because its control did not answer in time."""
+        """Whether the replica is dead because its control did not reply in time."""
         return self._replica(replica_id).timed_out
 
     async def remove(self, replica_id: str) -> None:
@@ -152,13 +152,13 @@ class Fleet:
     # Slots
 
     async def acquire(self, key: str, ticket: int) -> Lease:
-        """A slot on a serving replica, waiting for one if need be; `ticket` is the call's age in the queue."""
-        if (lease := self._grant(key)) is not None:  # then no waiting call could have it
+        """A slot on a serving replica; waits until there is one. `ticket` is the call's age in the queue."""
+        if (lease := self._grant(key)) is not None:  # then no waiting call could take it
             return lease
         return await self._queue.wait(key, ticket)
 
     def _grant_waiting(self) -> None:
-        """Slots to those that wait."""
+        """Grants slots to waiting calls."""
         if len(self._queue) and self._has_room():
             preferred = self._policy.preferred(self.view)
             self._queue.grant_slots(self._grant, lambda key: self._fits(preferred(key)), self._has_room)
@@ -191,23 +191,23 @@ class Fleet:
     async def pause(self, ids: Collection[str], mode: PauseMode) -> list[str]:
         """SERVING to PAUSED."""
 
-        async def paused(replica: Replica) -> bool:
+        async def run(replica: Replica) -> bool:
             self._move(replica, PAUSED, "pause")
             return await self._command(replica, replica.control.pause(mode))
 
-        return await self._each(ids, PAUSED, "pause", paused)
+        return await self._each(ids, PAUSED, "pause", run)
 
     async def resume(self, ids: Collection[str]) -> list[str]:
         """PAUSED to SERVING."""
         return await self._each(ids, SERVING, "resume", lambda replica: self._resume(replica, "resume", None))
 
     async def release(self, ids: Collection[str]) -> list[str]:
-        """SERVING, PAUSED or STALE to RELEASED: its calls are cut, then its memory may go."""
+        """SERVING, PAUSED or STALE to RELEASED: its calls are cut, then its memory may be released."""
 
-        async def released(replica: Replica) -> bool:
+        async def run(replica: Replica) -> bool:
             return await self._cut(replica) and await self._enter(replica, RELEASED, "release")
 
-        return await self._each(ids, RELEASED, "release", released, pauses_first=True)
+        return await self._each(ids, RELEASED, "release", run, pauses_first=True)
 
     async def reclaim(self, ids: Collection[str]) -> list[str]:
         """RELEASED to STALE: its memory is back, it needs new weights."""
@@ -221,25 +221,25 @@ class Fleet:
         """SERVING, PAUSED or STALE to SERVING with the committed weights: one command pauses, loads and resumes.
 
         Raises:
-            ReplicaVersionError: they are not the committed ones; nothing changed.
-            WeightsNotLoadedError: of a replica that could not load them, which is SYNCING still.
+            ReplicaVersionError: `version` is not the committed one; nothing changed.
+            WeightsNotLoadedError: a replica could not load them, and is still SYNCING.
         """
         self.check_committed(ids, version)
 
-        async def updated(replica: Replica) -> bool:
+        async def run(replica: Replica) -> bool:
             if replica.state is SERVING:
                 self._move(replica, PAUSED, "pause")
             self._move(replica, SYNCING, "begin_sync")
             alive = await self._command(replica, replica.control.update_weights(version, weights))
             return alive and await self._enter(replica, SERVING, "end_sync", version)
 
-        return await self._each(ids, SYNCING, "begin_sync", updated, pauses_first=True)
+        return await self._each(ids, SYNCING, "begin_sync", run, pauses_first=True)
 
     async def end_sync(self, ids: Collection[str], version: int) -> list[str]:
         """SYNCING to SERVING: it has these weights now.
 
         Raises:
-            ReplicaVersionError: they are not the committed ones; the replicas are SYNCING still.
+            ReplicaVersionError: `version` is not the committed one; the replicas are still SYNCING.
         """
         self.check_committed(ids, version)
         return await self._each(ids, SERVING, "end_sync", lambda replica: self._resume(replica, "end_sync", version))
@@ -247,47 +247,48 @@ class Fleet:
     async def fail_sync(self, ids: Collection[str]) -> list[str]:
         """SYNCING to STALE: its weights may be of two versions, so frozen calls are cut."""
 
-        async def spoiled(replica: Replica) -> bool:
+        async def run(replica: Replica) -> bool:
             alive = await self._command(replica, replica.control.abort_all())
             return alive and await self._enter(replica, STALE, "fail_sync")
 
-        return await self._each(ids, STALE, "fail_sync", spoiled)
+        return await self._each(ids, STALE, "fail_sync", run)
 
     def check_committed(self, ids: Collection[str], version: int) -> None:
-        """Raises ReplicaVersionError."""
+        """Raises ReplicaVersionError unless `version` is the committed one."""
         for replica_id in ids if version != self.committed else ():
             raise ReplicaVersionError(replica_id, version, self.committed)
 
     def check_integrity(self) -> None:
-        """Raises IntegrityError where leases, states and the queue contradict each other."""
+        """Raises IntegrityError if leases, states and the queue contradict each other."""
         attached = sum(len(replica.leases) for replica in self._replicas.values())
-        _equal("leases given back + dropped + attached", self._granted, self._given_back + self._dropped + attached)
+        accounted = self._given_back + self._dropped + attached
+        _check_equal("leases given back + dropped + attached", self._granted, accounted)
         for replica in self._replicas.values():
             self._check(replica)
         preferred, starting = self._policy.preferred(self.view), {r.replica_id for r in self.view if r.starting}
         idle = [key for key in self._queue.keys if preferred(key) not in starting] if self._has_room() else []
-        _equal("calls that wait while there is room", 0, len(idle))
+        _check_equal("calls that wait while there is room", 0, len(idle))
 
     def _check(self, replica: Replica) -> None:
         name, load = f"replica {replica.replica_id}", len(replica.leases)
-        _equal(f"{name}: leases of another", 0, sum(lease.replica is not replica for lease in replica.leases))
-        _equal(f"{name}: calls above its capacity", 0, max(0, load - replica.capacity))
-        _equal(f"{name}: calls while {replica.state}", 0, load if replica.state in WITHOUT_CALLS else 0)
-        _equal(f"{name}: known version", replica.state in VERSIONED, replica.version is not None)
-        _equal(f"{name}: uncommitted versions", 0, max(0, (replica.version or 0) - self._committed))
+        _check_equal(f"{name}: leases of another", 0, sum(lease.replica is not replica for lease in replica.leases))
+        _check_equal(f"{name}: calls above its capacity", 0, max(0, load - replica.capacity))
+        _check_equal(f"{name}: calls while {replica.state}", 0, load if replica.state in WITHOUT_CALLS else 0)
+        _check_equal(f"{name}: known version", replica.state in VERSIONED, replica.version is not None)
+        _check_equal(f"{name}: uncommitted versions", 0, max(0, (replica.version or 0) - self._committed))
 
     async def _resume(self, replica: Replica, operation: str, version: int | None) -> bool:
         replica.resuming = True
-        too_late = asyncio.get_running_loop().call_later(RESUME_S, self._stop_awaiting, replica)
+        timer = asyncio.get_running_loop().call_later(RESUME_S, self._end_resuming, replica)
         try:
             alive = await self._command(replica, replica.control.resume())
             return alive and await self._enter(replica, SERVING, operation, version)
         finally:
-            too_late.cancel()
-            self._stop_awaiting(replica)
+            timer.cancel()
+            self._end_resuming(replica)
 
-    def _stop_awaiting(self, replica: Replica) -> None:
-        """Calls that prefer it need not wait for it any longer."""
+    def _end_resuming(self, replica: Replica) -> None:
+        """Calls that prefer this replica wait for its resume no longer."""
         replica.resuming = False
         self._grant_waiting()
 
@@ -296,7 +297,7 @@ class Fleet:
         return True
 
     async def _cut(self, replica: Replica) -> bool:
-        """Has its requests cut, whatever state it is in; whether it is alive."""
+        """Makes the replica cut its requests, from any state; returns whether it is alive."""
         if replica.state is SERVING:
             self._move(replica, PAUSED, "pause")
             return await self._command(replica, replica.control.pause(PauseMode.ABORT))
@@ -305,13 +306,13 @@ class Fleet:
         return replica.state is not DEAD
 
     async def _command(self, replica: Replica, command: Coroutine[Any, Any, None]) -> bool:
-        """Runs a control's command; whether the replica is alive after it. A death interrupts the command."""
+        """Runs a control's command, which a death interrupts; returns whether the replica is alive after it."""
         replica.command = asyncio.ensure_future(command)
         try:
             done, _ = await asyncio.wait({replica.command}, timeout=self._deadline_s)
             if not done:
                 replica.timed_out = True
-                reason = f"{replica.state}: its control has not answered for {self._deadline_s} s"
+                reason = f"{replica.state}: its control has not replied for {self._deadline_s} s"
                 self.lost(replica.replica_id, reason, engine=replica.engine)
                 return False
             if not replica.command.cancelled() and isinstance(loss := replica.command.exception(), ReplicaLostError):
@@ -353,14 +354,14 @@ class Fleet:
                 raise outcome
         return [replica.replica_id for replica, outcome in zip(replicas, outcomes, strict=True) if outcome]
 
-    def _put(self, replica: Replica, why: str) -> None:
+    def _register(self, replica: Replica, reason: str) -> None:
         name, capacity = replica.replica_id, replica.capacity
         if capacity < 1:
             raise ValueError(f"replica {name}: capacity={capacity}; give room for one call at least")
-        if (known := self._replicas.get(name)) is not None and known.state is not DEAD:
-            raise ValueError(f"replica {name} exists already, {known.state}; remove it or take another id")
+        if (existing := self._replicas.get(name)) is not None and existing.state is not DEAD:
+            raise ValueError(f"replica {name} exists already, {existing.state}; remove it or take another id")
         self._replicas[name] = replica
-        self._changed(replica, why)
+        self._changed(replica, reason)
 
     def _replica(self, replica_id: str) -> Replica:
         if replica_id not in self._replicas:
@@ -378,12 +379,12 @@ class Fleet:
         replica.engine.close()
         self._changed(replica, reason)
 
-    def _changed(self, replica: Replica, why: str) -> None:
+    def _changed(self, replica: Replica, reason: str) -> None:
         if self._on_change is not None:
-            self._on_change(replica.view, why)
+            self._on_change(replica.view, reason)
         self._grant_waiting()
 
 
-def _equal(law: str, expected: int, found: int) -> None:
+def _check_equal(law: str, expected: int, found: int) -> None:
     if expected != found:
         raise IntegrityError(law, expected, found)

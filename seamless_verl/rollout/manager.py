@@ -4,12 +4,12 @@ It pauses and resumes replicas, has them release and reclaim their memory, commi
 weights of replicas. Each command may be repeated, also to another process that continues with the fleet.
 
 Invariants:
-- Commands follow each other, and one that loads weights lasts as long as the load; before each, lost replicas are
-  connected to again, so that none misses one.
-- A command is in the snapshot before it is answered. One that was not answered is repeated, and is completed from
-  wherever it was; one that was answered and is repeated changes nothing and has the same answer.
-- Where several data planes share the replicas, the first of them commands their engines. The others stop routing
-  before it stops a replica, and route again after it has resumed one.
+- Commands follow each other; one that loads weights lasts as long as the load. Before each command lost replicas are
+  reconnected, so that none misses it.
+- The effect of a command is in the snapshot before the command returns. A command that did not return is repeated, and
+  is then completed. Repeating one that returned changes nothing and gives the same result.
+- If several data planes share the replicas, the first of them commands their engines. The others stop routing to a
+  replica before the first stops it, and start again after the first has resumed it.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ COMMANDS = frozenset(
     {"pause", "resume", "quiesce", "release_memory", "reclaim_memory", "commit", "update_weights"}
     | {"begin_sync", "end_sync", "fail_sync"}
 )
-"""What a trainer, or the first of several data planes, may have executed."""
+"""The commands that a trainer, or the first of several data planes, may execute."""
 
 
 @dataclass
 class ReplicaSnapshot:
     """A replica after the last command. SERVING also stands for PAUSED; only then `version` is known.
 
-    `lost`: it was not connected during that command, of which it therefore knows nothing.
+    `lost`: it was not connected during that command, and missed it.
     """
 
     state: ReplicaState
@@ -50,12 +50,12 @@ class ReplicaSnapshot:
 
 @dataclass
 class FleetSnapshot:
-    """What must be known of a fleet to continue with it in another process, or after a connection was lost.
+    """The state of a fleet that another process needs to continue with it, or this one after a lost connection.
 
-    A replica's server knows the version of its weights and whether it is paused. What it cannot know is here: which
-    state it was brought to, and who wanted it paused. `training` replicas are paused because training has their
-    device, `quiesced` ones because another data plane is about to stop them; `last_release` is the number of the
-    last order to release memory, and its answer.
+    A replica's server reports the version of its weights and whether it is paused. It does not know the rest, which is
+    here: the state that commands brought it to, and why it is paused. `training` replicas are paused because training
+    has their device, `quiesced` ones because another data plane is about to stop them. `last_release` is the number of
+    the last order to release memory, and its result.
     """
 
     committed: int = 0
@@ -79,19 +79,19 @@ class FleetSnapshot:
     ) -> tuple[ReplicaState, int | None]:
         """The state, with its version, of a replica whose server reports these weights and this pause.
 
-        A replica that was not connected while a version was committed has missed its update: then only the committed
-        version counts as known. A connected one may still have an older version until its turn in an update.
+        A replica that was not connected during a command may have missed an update, so its version counts only if it is
+        the committed one. A connected replica may have an older version until its turn in an update.
         """
-        known = self.replicas.get(replica_id, ReplicaSnapshot(STALE))
-        if known.state is not SERVING:
-            return known.state, None
-        if known.version != version or (known.lost and version != self.committed):
+        stored = self.replicas.get(replica_id, ReplicaSnapshot(STALE))
+        if stored.state is not SERVING:
+            return stored.state, None
+        if stored.version != version or (stored.lost and version != self.committed):
             return STALE, None
         return (SERVING if paused is None else PAUSED), version
 
 
 async def _nothing(*_: Any) -> bool:
-    """No connections to restore, no other data planes."""
+    """For a manager without connections to restore, or without other data planes."""
     return False
 
 
@@ -99,9 +99,9 @@ class RolloutManager:
     """The commands of one data plane.
 
     Args:
-        save: keeps the snapshot where another process finds it.
-        reconnect: connects to the replicas that were lost; whether one came back.
-        forward: executes a command, by its name, in the other data planes; only the first has others.
+        save: stores the snapshot where another process finds it.
+        reconnect: reconnects to lost replicas; returns whether one came back.
+        forward: executes a command, by name, in the other data planes; only the first one has others.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class RolloutManager:
 
     @asynccontextmanager
     async def exclusive(self) -> AsyncGenerator[None, None]:
-        """One command at a time, saved at its end; an empty one only connects to lost replicas."""
+        """Runs one command at a time and saves the snapshot at its end; an empty block only reconnects replicas."""
         async with self._lock:
             await self._reconcile()
             try:
@@ -129,7 +129,7 @@ class RolloutManager:
                 self._save()
 
     async def pause(self, ids: Collection[str]) -> dict[str, int]:
-        """Training has their devices: generation stops, their calls freeze in the engine until `resume`.
+        """Training takes their devices: generation stops, their calls freeze in the engine until `resume`.
 
         Returns how many calls each has.
         """
@@ -155,7 +155,7 @@ class RolloutManager:
         return await self._execute(run)
 
     async def quiesce(self, ids: Collection[str]) -> list[str]:
-        """To one of the other data planes: stop routing to these, the first is about to stop them."""
+        """Stops routing to these replicas; the first data plane sends it to the others before it stops them."""
 
         async def run() -> list[str]:
             self.snapshot.quiesced |= set(ids)
@@ -165,10 +165,10 @@ class RolloutManager:
         return await self._execute(run)
 
     async def release_memory(self, ids: Collection[str], order: int = 0) -> dict[str, int]:
-        """Their calls are cut, to continue elsewhere or to wait; then their memory may be released.
+        """Cuts their calls, which continue elsewhere or wait; then their memory may be released.
 
-        Returns those that this command released, with how many calls each had; an `order` above 0 that is repeated
-        has the same answer.
+        Returns the replicas that this command released, with how many calls each had. A repeated `order` above 0 gives
+        the same result.
         """
         repeated = order > 0 and order == self.snapshot.last_release[0]
         released: dict[str, int] = {}
@@ -178,8 +178,8 @@ class RolloutManager:
                 return self.snapshot.last_release[1]
             loads = self._loads(ids)
             await self._forward("quiesce", ids)
-            now = await self.fleet.release(self.in_state(ids, SERVING, PAUSED, STALE))
-            for name in now:
+            newly = await self.fleet.release(self.in_state(ids, SERVING, PAUSED, STALE))
+            for name in newly:
                 released.setdefault(name, loads.get(name, 0))
             await self._forward("release_memory", ids)
             self._end_quiesce(ids)
@@ -192,7 +192,7 @@ class RolloutManager:
         return dict(await self._execute(run, record))
 
     async def reclaim_memory(self, ids: Collection[str]) -> list[str]:
-        """They have their memory again, with weights of unknown version."""
+        """Their memory is back, with weights of unknown version."""
 
         async def run() -> list[str]:
             await self.fleet.reclaim(self.in_state(ids, RELEASED))
@@ -202,10 +202,10 @@ class RolloutManager:
         return await self._execute(run)
 
     async def commit(self, version: int) -> None:
-        """The weights of `version` may be served from now on; older ones are served until each replica's update.
+        """Allows the weights of `version` to be served; a replica serves older ones until its update.
 
         Raises:
-            ValueError: an older version than the committed one.
+            ValueError: `version` is older than the committed one.
         """
         async with self.exclusive():
             self.fleet.commit(version)
@@ -214,11 +214,11 @@ class RolloutManager:
     async def update_weights(self, ids: Collection[str], version: int, weights: Any) -> list[str]:
         """Loads the committed weights into these replicas; each pauses only while it loads.
 
-        Returns those that have them then, and serve, unless training has their device. One that cannot load is
-        STALE, and its calls continue elsewhere.
+        Returns those that then have the weights; they serve unless training has their device. A replica that cannot
+        load is STALE, and its calls continue elsewhere.
 
         Raises:
-            ReplicaVersionError: they are not the committed ones.
+            ReplicaVersionError: `version` is not the committed one.
         """
 
         async def run() -> list[str]:
@@ -226,7 +226,15 @@ class RolloutManager:
             await self._forward("quiesce", ids)
             reachable = self.in_state(ids, SERVING, PAUSED, STALE)
             await self._forward("begin_sync", reachable)
-            reason = await self._update_weights(reachable, version, weights)
+            reason = ""
+            try:
+                await self.fleet.update_weights(self.in_state(reachable, SERVING, PAUSED, STALE), version, weights)
+            except WeightsNotLoadedError as error:
+                reason = str(error)
+                logger.warning(reason)
+            await self.fleet.fail_sync(self.in_state(reachable, SYNCING))
+            self._end_quiesce(reachable)
+            await self._pause(self.snapshot.training & set(reachable))
             done = self.in_state(reachable, SERVING, PAUSED)
             await self._forward("end_sync", done, version)
             if failed := [name for name in reachable if name not in done]:
@@ -236,7 +244,7 @@ class RolloutManager:
         return await self._execute(run)
 
     async def begin_sync(self, ids: Collection[str]) -> list[str]:
-        """Pauses those that are to be given new weights from outside; their calls freeze in the engine."""
+        """Pauses replicas whose weights the trainer then replaces; their calls freeze in the engine."""
 
         async def run() -> list[str]:
             await self._forward("quiesce", ids)
@@ -250,10 +258,10 @@ class RolloutManager:
         return await self._execute(run)
 
     async def end_sync(self, ids: Collection[str], version: int) -> list[str]:
-        """They have the committed weights, and serve, unless training has their device.
+        """Ends a sync: they have the committed weights, and serve unless training has their device.
 
         Raises:
-            ReplicaVersionError: they are not the committed ones.
+            ReplicaVersionError: `version` is not the committed one.
         """
 
         async def run() -> list[str]:
@@ -266,7 +274,7 @@ class RolloutManager:
         return await self._execute(run)
 
     async def fail_sync(self, ids: Collection[str], reason: str = "") -> list[str]:
-        """New weights did not reach them: their calls continue elsewhere."""
+        """Ends a sync that failed: they are STALE, and their calls continue elsewhere."""
         logger.warning("%s could not load the weights: %s", ", ".join(ids), reason)
 
         async def run() -> list[str]:
@@ -278,48 +286,34 @@ class RolloutManager:
         return await self._execute(run)
 
     def in_state(self, ids: Collection[str] | Fleet, *states: ReplicaState) -> list[str]:
-        """Those of the ids in one of these states, in the order of the ids."""
+        """The ids of replicas in one of these states, in the order of `ids`."""
         found = {view.replica_id: view.state for view in self.fleet.view}
         return [name for name in dict.fromkeys(ids) if found.get(name) in states]
 
     async def _execute(self, run: Callable[[], Awaitable[T]], record: Callable[[], None] = lambda: None) -> T:
-        """Runs a command, again for replicas that were lost and came back meanwhile; `record` completes the
-        snapshot."""
+        """Runs a command, and repeats it for replicas that came back meanwhile; `record` completes the snapshot."""
         async with self.exclusive():
-            answer = await run()
+            result = await run()
             while await self._reconcile():
-                answer = await run()
+                result = await run()
             record()
-            return answer
+            return result
 
     async def _reconcile(self) -> bool:
-        """Connects to lost replicas, and pauses what is to be paused, whatever was missed; whether one came back."""
-        back = await self._reconnect()
+        """Reconnects to lost replicas and pauses those that must be paused; returns whether one came back."""
+        came_back = await self._reconnect()
         if serving := self.in_state(self.snapshot.training | self.snapshot.quiesced, SERVING):
             await self._forward("quiesce", serving)  # the other data planes stop routing to them first
             await self._pause(serving)
-        return back
-
-    async def _update_weights(self, ids: Collection[str], version: int, weights: Any) -> str:
-        """Why some of them are STALE now, if some are."""
-        reason = ""
-        try:
-            await self.fleet.update_weights(self.in_state(ids, SERVING, PAUSED, STALE), version, weights)
-        except WeightsNotLoadedError as error:
-            reason = str(error)
-            logger.warning(reason)
-        await self.fleet.fail_sync(self.in_state(ids, SYNCING))
-        self._end_quiesce(ids)
-        await self._pause(self.snapshot.training & set(ids))
-        return reason
+        return came_back
 
     async def _pause(self, ids: Collection[str]) -> None:
         await self.fleet.pause(self.in_state(ids, SERVING), PauseMode.KEEP)
 
     def _loads(self, ids: Collection[str]) -> dict[str, int]:
-        """Calls by replica."""
+        """The number of calls of each replica."""
         return {view.replica_id: view.load for view in self.fleet.view if view.replica_id in ids}
 
     def _end_quiesce(self, ids: Collection[str]) -> None:
-        """What `quiesce` announced has happened."""
+        """Ends the effect of `quiesce`: what it announced has happened."""
         self.snapshot.quiesced -= set(ids)

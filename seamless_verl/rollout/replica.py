@@ -1,10 +1,10 @@
 """One replica of the fleet, and the slots that calls hold on it.
 
 Invariants:
-- A lease counts against its replica from the moment it is granted until it is released or the replica
-  drops it, whichever comes first, and then never again.
+- A lease counts for its replica from its grant until it is released or the replica drops it, whichever is first,
+  and then never again.
 - A replica that is RELEASED, STALE or DEAD has no lease; its version is known only while SERVING or PAUSED.
-- A replica that died stays dead: the process started in its place is another object under the same id.
+- A replica that died stays dead; a process started in its place is another object with the same id.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ class Lease:
 
     @property
     def unexplained(self) -> bool:
-        """Whether no command explains a cut: the replica serves, and has served since the lease was granted."""
+        """Whether no command explains a cut: the replica has served ever since the lease was granted."""
         return self.replica.state is ReplicaState.SERVING and self.replica.pauses == self.pauses
 
     def release(self) -> None:
-        """Gives the slot back; again changes nothing."""
+        """Gives the slot back; a second call changes nothing."""
         self.on_release(self)
 
 
 @dataclass(eq=False)
 class Replica:
-    """One replica. `command` is what its control is busy with; `lock` keeps one operation at a time."""
+    """One replica. `command` is its control's running command; `lock` makes operations follow each other."""
 
     replica_id: str
     engine: Engine
@@ -63,8 +63,8 @@ class Replica:
     state: ReplicaState = ReplicaState.STALE
     version: int | None = None
     pauses: int = 0
-    resuming: bool = False  # its control was told to resume, and is about to answer
-    timed_out: bool = False  # it did not obey in time: it may live, but is not connected to again
+    resuming: bool = False  # its control is executing a resume
+    timed_out: bool = False  # its control did not reply in time: it may be alive, but is not reconnected
     leases: set[Lease] = field(default_factory=set)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     command: asyncio.Task[Any] | None = None
@@ -75,10 +75,10 @@ class Replica:
         return ReplicaView(self.replica_id, self.state, self.version, len(self.leases), self.capacity, starting)
 
     def move(self, state: ReplicaState, operation: str, version: int | None = None) -> int:
-        """Changes the state by that operation; returns how many leases were dropped.
+        """Changes the state by this operation; returns how many leases were dropped.
 
         Raises:
-            ReplicaStateError: the operation cannot lead there from the present state; nothing changed.
+            ReplicaStateError: the operation does not lead from the current state to that one; nothing changed.
         """
         check_transition(self.replica_id, self.state, state, operation)
         self.state = state

@@ -1,4 +1,4 @@
-"""The states of a replica, which may follow which, and by what operation."""
+"""The states of a replica, and the operations that lead from one to another."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ class ReplicaState(StrEnum):
     RELEASED = "released"
     """its memory is released: training has its device"""
     STALE = "stale"
-    """it runs, but with weights of unknown version: it needs new ones before it serves"""
+    """it runs with weights of unknown version: it needs new ones before it serves"""
     DEAD = "dead"
     """its process or its connection is gone"""
 
 
 SERVING, PAUSED, SYNCING, RELEASED, STALE, DEAD = ReplicaState
 
-# (from, to): the operation that does it, and why it may
+# (from, to): the operation that leads there, and what it means
 LEGAL: dict[tuple[ReplicaState, ReplicaState], tuple[str, str]] = {
     (SERVING, PAUSED): ("pause", "generation stops for a while"),
     (PAUSED, SERVING): ("resume", "nothing has changed while it was paused"),
     (PAUSED, SYNCING): ("begin_sync", "weights change only while nothing is generated"),
-    (PAUSED, RELEASED): ("release", "its calls have been cut, its memory may go"),
+    (PAUSED, RELEASED): ("release", "its calls have been cut, its memory may be released"),
     (SYNCING, SERVING): ("end_sync", "it has the committed weights"),
     (SYNCING, STALE): ("fail_sync", "its weights may be of two versions"),
     (STALE, SYNCING): ("begin_sync", "it gets new weights"),
-    (STALE, RELEASED): ("release", "its memory goes before it got new weights"),
+    (STALE, RELEASED): ("release", "its memory is released before it got new weights"),
     (RELEASED, STALE): ("reclaim", "its memory is back, its weights are not"),
     **{(state, DEAD): ("lost", "its process or its connection is gone") for state in ReplicaState if state is not DEAD},
     (DEAD, STALE): ("add", "another process runs in its place, with weights of unknown version"),
 }
 
 WITHOUT_CALLS = frozenset({RELEASED, STALE, DEAD})
-VERSIONED = frozenset({SERVING, PAUSED})  # its weights are known, and were committed
+VERSIONED = frozenset({SERVING, PAUSED})  # weights of a known, committed version
 
 
 def check_transition(replica: str, found: ReplicaState, wanted: ReplicaState, operation: str) -> None:
-    """Raises ReplicaStateError unless that operation may lead from the one to the other."""
+    """Raises ReplicaStateError unless this operation leads from the one state to the other."""
     if LEGAL.get((found, wanted), ("", ""))[0] != operation:
         legal = "; ".join(f"{to} by {how} ({why})" for (source, to), (how, why) in LEGAL.items() if source is found)
         raise ReplicaStateError(replica, found, f"{wanted} by {operation}", legal)

@@ -1,7 +1,7 @@
 """Routing policies: which serving replica runs a call.
 
-A policy reads a frozen view and returns a replica's id, or None when no serving replica has room; it
-counts what it decided and keeps nothing else, so restoring its state equals never having stopped.
+A policy reads a frozen view and returns a replica's id, or None if no serving replica has room. It keeps only counts
+of its decisions, so that restoring its state equals never having stopped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from seamless_verl.rollout.replica_state import ReplicaState
 
 @dataclass(frozen=True, slots=True)
 class ReplicaView:
-    """A replica as a policy sees it; load and capacity in calls. `starting`: it is about to serve."""
+    """A replica as a policy sees it; load and capacity in calls. `starting`: it will serve in a moment."""
 
     replica_id: str
     state: ReplicaState
@@ -30,7 +30,7 @@ class ReplicaView:
 
     @property
     def utilization(self) -> float:
-        """Share of its capacity in use, 0 to 1, which makes uneven replicas comparable."""
+        """The share of its capacity in use, 0 to 1, by which replicas of different size are compared."""
         return self.load / self.capacity
 
     @property
@@ -40,7 +40,7 @@ class ReplicaView:
 
     @property
     def available(self) -> bool:
-        """Whether it serves, or is about to."""
+        """Whether it serves or is starting."""
         return self.state is ReplicaState.SERVING or self.starting
 
 
@@ -48,13 +48,13 @@ FleetView: TypeAlias = Sequence[ReplicaView]
 
 
 class RoutingPolicy(Protocol):
-    """What the fleet asks of a policy."""
+    """The interface of a routing policy."""
 
     def decide(self, view: FleetView, key: str) -> str | None:
-        """The replica for a call, now; calls with one key prefer the same replica."""
+        """The replica for a call; calls with one key prefer the same replica."""
 
     def preferred(self, view: FleetView) -> Callable[[str], str | None]:
-        """Each key's preferred replica among those available; None without a preference."""
+        """A function from a key to its preferred replica among the available ones, None without a preference."""
 
     def metrics(self) -> dict[str, float]: ...
 
@@ -64,13 +64,13 @@ class RoutingPolicy(Protocol):
 
 
 class PrefixAffinity:
-    """Calls of one key stay with one replica, whose cache holds their prefix, while loads stay near each other.
+    """Keeps calls of one key on one replica, whose cache has their prefix, as long as loads stay near each other.
 
-    Two candidates by weighted rendezvous hashing (Thaler and Ravishankar 1998; weights by Schindelhauer and
-    Schomaker 2005), so that a replica that comes or goes moves only the keys it wins or held, and a larger one
-    wins more. The first is taken unless it is full or busier than the second by more than `margin`, a share of
-    capacity; then the second; when both are full, whoever is least loaded. A first that is starting is waited for,
-    where it has room: of replicas that start together, the quickest would else be given all that waits.
+    A key has two candidates by weighted rendezvous hashing (Thaler and Ravishankar 1998; weights by Schindelhauer and
+    Schomaker 2005), so that a replica that joins or leaves moves only the keys it wins or held, and a larger one wins
+    more. The first candidate is taken unless it is full, or busier than the second by more than `margin`, a share of
+    capacity. Then the second is taken, and if both are full, the least loaded replica. A first candidate that is
+    starting and has room is awaited: else the first of several starting replicas would get all waiting calls.
     """
 
     OUTCOMES = ("preferred", "second", "spilled")

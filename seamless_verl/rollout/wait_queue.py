@@ -1,10 +1,10 @@
-"""Calls that wait for a slot on a replica.
+"""The queue of calls that wait for a slot on a replica.
 
 Invariants:
-- A waiter stays in the queue until it is granted a lease or leaves; a lease granted to one that leaves at the same
-  moment is given back.
-- A slot goes to the oldest call whose preferred replica (routing.py) has room, else to the oldest; but where more
-  than `overtaking` calls have come since a call entered the queue, it goes to that one.
+- A waiter stays in the queue until it is granted a lease or leaves. If it leaves at the moment of its grant, the
+  lease is given back.
+- A slot goes to the oldest call whose preferred replica (routing.py) has room, else to the oldest. A call goes first
+  once more than `overtaking` calls have entered the queue after it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from seamless_verl.rollout.replica import Lease
 
 @dataclass(eq=False)
 class Waiter:
-    """A call that waits: the `arrival`th that entered the queue; `ticket` is its conversation's age."""
+    """A waiting call: `arrival` counts the calls that entered the queue, `ticket` is its conversation's age."""
 
     ticket: int
     arrival: int
@@ -28,7 +28,7 @@ class Waiter:
     granted: asyncio.Future[Lease]
 
     def offer(self, grant: Callable[[str], Lease | None]) -> bool:
-        """Takes a lease if it is granted one, unless it has one or has left; whether it did."""
+        """Takes a lease if `grant` gives one, unless it has one or has left; returns whether it took one."""
         if self.granted.done() or (lease := grant(self.key)) is None:
             return False
         self.granted.set_result(lease)
@@ -48,11 +48,11 @@ class WaitQueue:
 
     @property
     def keys(self) -> list[str]:
-        """Of the calls that wait, in order of age."""
+        """The keys of the waiting calls, in order of age."""
         return [waiter.key for waiter in self._waiters if not waiter.granted.done()]
 
     async def wait(self, key: str, ticket: int) -> Lease:
-        """The lease that `grant_slots` grants."""
+        """Waits in the queue; returns the lease that `grant_slots` grants."""
         self._arrivals += 1
         waiter = Waiter(ticket, self._arrivals, key, asyncio.get_running_loop().create_future())
         insort(self._waiters, waiter, key=lambda other: other.ticket)
@@ -70,12 +70,12 @@ class WaitQueue:
     ) -> None:
         """Grants leases while there is room.
 
-        `fits_preferred` says whether a key's preferred replica has room; `grant` refuses a key whose calls are to
-        wait all the same.
+        `fits_preferred` says whether a key's preferred replica has room. `grant` returns None for a key whose calls
+        must still wait.
         """
         overdue = [waiter for waiter in self._waiters if waiter.arrival < self._arrivals - self._overtaking]
         preferred = (waiter for waiter in self._waiters if fits_preferred(waiter.key))  # evaluated as slots are taken
-        for waiter in chain(sorted(overdue, key=lambda one: one.arrival), preferred, self._waiters):
+        for waiter in chain(sorted(overdue, key=lambda waiter: waiter.arrival), preferred, self._waiters):
             if waiter.offer(grant) and not has_room():
                 break
         self._waiters = [waiter for waiter in self._waiters if not waiter.granted.done()]

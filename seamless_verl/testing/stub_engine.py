@@ -1,7 +1,7 @@
-"""An engine without a model, for tests and for measuring the overhead of what is around it; never for serving.
+"""An engine without a model, for tests and for measuring the overhead around an engine; never for serving.
 
 Its next token is a function of all tokens before it, so that a generation cut anywhere and continued anywhere
-must equal the uninterrupted one; a token's logprob tells the weight version and the position it came from.
+must equal the uninterrupted one. A token's logprob encodes its weight version and its position.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from seamless_verl.trajectory.records import Finish, TokenChunk, logprobs, merge
 VOCABULARY, PRIME = 50_000, (1 << 61) - 1
 
 
-def folded(ids: Sequence[int], start: int = 7) -> int:
-    """A number that stands for a sequence of tokens."""
+def fold(ids: Sequence[int], start: int = 7) -> int:
+    """A hash of a sequence of tokens, which continues from `start`."""
     for token in ids:
         start = (start * 1_000_003 + token + 1) % PRIME
     return start
@@ -26,10 +26,10 @@ def folded(ids: Sequence[int], start: int = 7) -> int:
 
 def stub_tokens(prompt: Sequence[int], number: int, vocabulary: int = VOCABULARY) -> list[int]:
     """The uninterrupted generation."""
-    state, produced = folded(prompt), []
+    state, produced = fold(prompt), []
     for _ in range(number):
         produced.append(state % vocabulary)
-        state = folded(produced[-1:], state)
+        state = fold(produced[-1:], state)
     return produced
 
 
@@ -46,8 +46,8 @@ class StubEngine:
         version: of its weights; set `version` to change it, as a sync would.
         tokens_per_chunk: tokens in each chunk, more than 1 as with speculative decoding.
         tail: tokens that a CUT brings along.
-        delay_s: seconds between chunks; 0 gives the others a turn and goes on.
-        vocabulary: its tokens are below it, for a tokenizer that knows no more.
+        delay_s: seconds between chunks; 0 only yields to other tasks.
+        vocabulary: its tokens are below this number, for a small tokenizer.
     """
 
     def __init__(
@@ -85,17 +85,15 @@ class StubEngine:
             self._cut(name, 0)
         try:
             finish: Finish | None = None
-            due, interval = (
-                asyncio.get_running_loop().time(),
-                _StreamInterval(request.sampling.get("stream_interval", 1)),
-            )
+            due = asyncio.get_running_loop().time()
+            interval = _StreamInterval(request.sampling.get("stream_interval", 1))
             while finish is None:
                 due = await self._turn(name, due + self.delay_s)
                 chunk = self._cuts.pop(name, None) or generation.next(self.tokens_per_chunk, self.version)
                 finish = chunk.finish_reason
                 self.produced += len(chunk.ids)
-                for given in interval.put(chunk):
-                    yield given
+                for merged in interval.put(chunk):
+                    yield merged
         finally:
             del self._running[name]
             self._cuts.pop(name, None)
@@ -130,7 +128,7 @@ class StubEngine:
         await self.resume()
 
     def kill(self, reason: str = "killed") -> None:
-        """Dies at once: whatever runs raises ReplicaLostError at its next token."""
+        """Dies at once: every running request raises ReplicaLostError at its next token."""
         self._dead = self._dead or reason
         self._wake()
 
@@ -140,9 +138,9 @@ class StubEngine:
             self._wake()
 
     async def _turn(self, name: str, due: float) -> float:
-        """Waits for the time of the next chunk, and returns what the one after it is counted from.
+        """Waits until the next chunk is due; returns the time from which the one after it is counted.
 
-        A chunk is due by the one before it, not by when its reader came for it: readers do not slow an engine.
+        A chunk is due after the one before it, whenever that was read: slow readers do not slow an engine.
         """
         clock = asyncio.get_running_loop().time
         await asyncio.sleep(max(0.0, due - clock()))
@@ -162,40 +160,40 @@ class StubEngine:
 
 
 class _StreamInterval:
-    """Chunks of one request until they are `interval` tokens, as vLLM holds them; never the first and the last ones."""
+    """Holds chunks of one request until they have `interval` tokens, as vLLM does, except the first and the last."""
 
     def __init__(self, interval: int) -> None:
-        self._interval, self._chunks, self._given = interval, list[TokenChunk](), False
+        self._interval, self._chunks, self._begun = interval, list[TokenChunk](), False
 
     def put(self, chunk: TokenChunk) -> list[TokenChunk]:
-        """What is given now: at most one chunk of each weight version."""
+        """The chunks that are due now, at most one for each weight version."""
         earlier = self._flush() if self._chunks and self._chunks[0].version != chunk.version else []
         self._chunks.append(chunk)
-        count = sum(len(one.ids) for one in self._chunks)
-        due = not self._given or chunk.finish_reason is not None or count >= self._interval
-        self._given = True
+        count = sum(len(held.ids) for held in self._chunks)
+        due = not self._begun or chunk.finish_reason is not None or count >= self._interval
+        self._begun = True
         return earlier + self._flush() if due else earlier
 
     def _flush(self) -> list[TokenChunk]:
-        whole, self._chunks = merge_chunks(self._chunks), []
-        return [whole]
+        merged, self._chunks = merge_chunks(self._chunks), []
+        return [merged]
 
 
 class _Generation:
-    """What one request generates."""
+    """The generation of one request."""
 
     def __init__(self, replica_id: str, request: EngineRequest, vocabulary: int) -> None:
         self._replica_id, self._vocabulary = replica_id, vocabulary
         self._sampling: dict[str, Any] = {"max_tokens": 16, "min_tokens": 0, "stop_token_ids": (), **request.sampling}
-        self._state, self._position, self._produced = folded(request.prompt_ids), len(request.prompt_ids), 0
+        self._state, self._position, self._produced = fold(request.prompt_ids), len(request.prompt_ids), 0
 
     def next(self, number: int, version: int, finish: Finish | None = None) -> TokenChunk:
-        """The next tokens, up to that many; with the given finish, unless they end the text."""
+        """The next tokens, at most `number`; with the given finish reason unless they end the text."""
         ids, values, ended = tokens(()), logprobs(()), None
         while len(ids) < number and ended is None:
             ids.append(self._state % self._vocabulary)
             values.append(stub_logprob(version, self._position))
-            self._state = folded(ids[-1:], self._state)
+            self._state = fold(ids[-1:], self._state)
             self._produced, self._position = self._produced + 1, self._position + 1
             ended = self._finish(ids[-1])
         return TokenChunk(

@@ -1,7 +1,7 @@
 """Collects the activity reports of the job's processes, once a step, into the device-second ledger.
 
-A device is named for its pool and its place in it. Its trainer's process reports computations, its engine's server
-running requests, and the trainer's own process hand-overs and weight updates.
+A device is named after its pool and its index there. The training worker of a device reports computations, the
+engine's server reports running requests, and the trainer's own process reports hand-overs and weight updates.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ def rollout_device(index: int) -> str:
 
 @dataclass(frozen=True)
 class LostSource:
-    """A process that reports no more: its server's actor is dead."""
+    """A source of reports whose process is dead."""
 
     source: str
 
 
 def reply_or_loss(source: str, reply: Any) -> NodeActivity | LostSource:
-    """What the process answers, or that it is dead."""
+    """The activity that a server's actor reports, or LostSource if the actor is dead."""
     try:
         activity: NodeActivity = ray.get(reply)
     except ray.exceptions.RayActorError as error:
@@ -60,22 +60,22 @@ def reply_or_loss(source: str, reply: Any) -> NodeActivity | LostSource:
 
 
 def record_computations(worker: Any, activity: Activity) -> None:
-    """Has a TrainingWorker's computations recorded as TRAIN."""
+    """Makes a TrainingWorker record its computations as TRAIN."""
 
-    def recorded(computation: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap(computation: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(computation)
-        def computed(*args: Any, **kwargs: Any) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
             with activity.doing(DeviceUse.TRAIN):
                 return computation(*args, **kwargs)
 
-        return computed
+        return run
 
     for name in COMPUTATIONS:
-        setattr(worker, name, recorded(getattr(worker, name)))
+        setattr(worker, name, wrap(getattr(worker, name)))
 
 
 class DeviceTime:
-    """Owns the ledger of a run, its trace and its picture, in `folder`; `collect` gets the processes' reports."""
+    """Owns the ledger of a run, and its trace and picture in `folder`; `collect` returns the processes' reports."""
 
     def __init__(
         self, folder: Path, devices: Sequence[str], collect: Callable[[], Iterable[NodeActivity | LostSource]]
@@ -89,7 +89,7 @@ class DeviceTime:
         return self.control.doing(kind, devices)
 
     def begin(self) -> None:
-        """The ledger begins now; what was done before is not in it."""
+        """Starts the ledger now; earlier activity is not counted."""
         list(self._reports())
         started = time.monotonic()
         self.trace = Trace(unused_path(self.folder, "devices", TRACE), self.devices, started)
@@ -109,8 +109,8 @@ class DeviceTime:
         return self.ledger.metrics()
 
     def finish(self) -> Path | None:
-        """The run as a picture: devices as lanes; None for a run that never began."""
-        from seamless_verl.resources.ledger.drawing import draw_timeline  # only here is anything drawn
+        """Draws the run, with a lane for each device; returns the picture's path, None for a run that never began."""
+        from seamless_verl.resources.ledger.drawing import draw_timeline  # it imports the plotting library
 
         if self.ledger is None:
             return None
@@ -119,7 +119,7 @@ class DeviceTime:
         return draw_timeline(self.trace.path, picture)
 
     def _reports(self) -> Iterator[tuple[ActivityReport, ClockOffset] | LostSource]:
-        """Each process's report, with its host's clock against ours."""
+        """Each process's report, with the offset of its host's clock from ours."""
         yield self.control.take(), SAME_CLOCK
         sent = time.monotonic()
         replies = list(self.collect())
@@ -128,14 +128,14 @@ class DeviceTime:
             if isinstance(reply, LostSource):
                 yield reply
                 continue
-            known = self.clocks.get(reply.node)
-            if known is not SAME_CLOCK:
-                trip = ClockOffset.of_round_trip(sent, reply.report.until, received)
-                self.clocks[reply.node] = trip if known is None else known.better(trip, received)
+            offset = self.clocks.get(reply.node)
+            if offset is not SAME_CLOCK:
+                measured = ClockOffset.of_round_trip(sent, reply.report.until, received)
+                self.clocks[reply.node] = measured if offset is None else offset.better(measured, received)
             yield reply.report, self.clocks[reply.node]
 
 
 def unused_path(folder: Path, name: str, ending: str) -> Path:
     """The first of name, name-2, name-3, ... that does not exist: a resumed run keeps its earlier files."""
-    names = itertools.chain([name], (f"{name}-{i}" for i in itertools.count(2)))
-    return next(path for path in (folder / f"{one}{ending}" for one in names) if not path.exists())
+    stems = itertools.chain([name], (f"{name}-{i}" for i in itertools.count(2)))
+    return next(path for path in (folder / f"{stem}{ending}" for stem in stems) if not path.exists())

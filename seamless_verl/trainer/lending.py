@@ -1,9 +1,9 @@
 """Lends the trainer's devices to generation between its computations, and reclaims them for each.
 
-Owned state: who has the devices, and what hand-overs and computations took. A device changes hands only between
-two computations, in the trainer's one thread of control; the rollout manager has paused the replicas before the
-trainer computes. Whether a gap between two computations is worth two hand-overs is the lending policy's decision,
-from what has been measured so far.
+Owned state: whose devices training has, and how long hand-overs and computations took. A device is handed over only
+between two computations, in the trainer's control thread. The rollout manager has paused the replicas before the
+trainer computes. The lending policy decides from these times whether a gap between two computations is worth two
+hand-overs.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
 
 class LendingStatistics:
-    """What hand-overs and computations took, as moving averages: seconds of a hand-over, of a mini-batch's training,
-    and from each computation to the next."""
+    """Moving averages, in seconds, of a hand-over, of a computation, and of the gap after each kind of computation."""
 
     def __init__(self) -> None:
         self.switch_s = 0.0
@@ -66,7 +65,7 @@ BOTH = frozenset({Tag.TRAIN, Tag.ROLLOUT})
 
 @dataclass(frozen=True)
 class TrainingProgress:
-    """Where training is: what it waits for, and the mini-batches that it has taken, in all and in this step."""
+    """How far training is: what it waits for, and how many mini-batches it has taken, in all and in this step."""
 
     demand: Demand
     trained: int
@@ -77,10 +76,10 @@ class DeviceLending(ABC):
     """Lends the trainer's devices to the replicas on them, and reclaims them for computations.
 
     Args:
-        client: the data plane's.
-        replicas: those on the trainer's devices.
+        client: the data plane client.
+        replicas: the replicas on the trainer's devices.
         policy: decides which devices generate between two computations.
-        progress: where training is.
+        progress: returns how far training is.
         switching: records a hand-over in the ledger.
     """
 
@@ -115,8 +114,10 @@ class DeviceLending(ABC):
                 self.offer(self.statistics.gaps.get(name))
 
     def offer(self, due_in_s: float | None) -> None:
-        """Training needs the devices again in so many seconds, or, with None, waits for what they are to generate:
-        the policy decides which of them are lent."""
+        """Lends the devices that the policy decides to lend.
+
+        Training needs them again in `due_in_s` seconds; None: it waits for what they are to generate.
+        """
         if not self.reclaimed:
             return
         decision = self.policy.decide(self.view(due_in_s))
@@ -130,8 +131,8 @@ class DeviceLending(ABC):
             self.reclaimed.difference_update(lent)
             self.lend(lent)
 
-    def committed(self) -> None:  # noqa: B027 - only some kinds have something to do then
-        """New weights are in all replicas."""
+    def committed(self) -> None:  # noqa: B027 - optional in a subclass
+        """Called when new weights are in all replicas."""
 
     def wrap(self, name: str, computation: Callable[..., T]) -> Callable[..., T]:
         """The computation inside `training`."""
@@ -152,10 +153,10 @@ class DeviceLending(ABC):
                     setattr(group, name, self.wrap(name, getattr(group, name)))
 
     def view(self, due_in_s: float | None) -> LendingView:
-        """What the policy sees; the devices hand over together, since an update needs them all.
+        """What the policy sees: the trainer's devices, which are all handed over together, since an update needs all.
 
-        Replicas elsewhere are not in it: calls that are frozen here continue nowhere else, so that a policy must
-        never take others' generating for a reason to keep these frozen while training waits.
+        Replicas on other devices are left out. The calls frozen on these replicas continue nowhere else, so a policy
+        must not keep them frozen because other replicas generate while training waits.
         """
         devices = [
             DeviceView(
@@ -169,14 +170,14 @@ class DeviceLending(ABC):
         ]
         progress = self.progress()
         demand = progress.demand
-        if due_in_s is None:  # groups are missing, so there is a call for every slot, or is about to be
+        if due_in_s is None:  # training lacks groups, so every slot has a call or soon will
             demand = replace(demand, waiting=sum(device.seats for device in devices))
         done = (progress.trained, progress.update)
         return LendingView(time.monotonic(), tuple(devices), demand, self.statistics.costs, due_in_s, *done)
 
     def metrics(self) -> dict[str, float]:
-        measured = {"lending/switch_s": self.statistics.switch_s, "lending/train_s": self.statistics.train_s or 0.0}
-        return measured | self.policy.metrics()
+        times = {"lending/switch_s": self.statistics.switch_s, "lending/train_s": self.statistics.train_s or 0.0}
+        return times | self.policy.metrics()
 
     def _reclaim_all(self) -> None:
         self.statistics.computation_began()
@@ -191,11 +192,11 @@ class DeviceLending(ABC):
 
     @abstractmethod
     def reclaim(self, ids: list[str]) -> dict[str, int]:
-        """Training takes the devices of these replicas; returns the calls that each had."""
+        """Takes the devices of these replicas for training; returns how many calls each had."""
 
     @abstractmethod
     def lend(self, ids: list[str]) -> None:
-        """These replicas generate again."""
+        """Lets these replicas generate again."""
 
 
 class ResidentLending(DeviceLending):
@@ -203,10 +204,10 @@ class ResidentLending(DeviceLending):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.resuming: list[Any] = []  # what was asked for and not waited for
+        self.resuming: list[Any] = []  # replies of `resume` that were not awaited
 
     def reclaim(self, ids: list[str]) -> dict[str, int]:
-        ray.get(self.resuming)  # a data plane that was started again may get both in any order
+        ray.get(self.resuming)  # a restarted data plane may receive both commands in any order
         return dict(self.client.execute("pause", ids))
 
     def lend(self, ids: list[str]) -> None:
@@ -219,7 +220,7 @@ class ReleasedLending(DeviceLending):
     def __init__(self, *args: Any, sleep: Callable[[], Any]) -> None:
         super().__init__(*args)
         self.sleep = sleep
-        self.orders = itertools.count(1)  # an order repeated after the data plane's restart has the same answer
+        self.orders = itertools.count(1)  # an order repeated after a restart of the data plane gets the same answer
 
     def reclaim(self, ids: list[str]) -> dict[str, int]:
         if calls := self.client.execute("release_memory", ids, next(self.orders)):
@@ -227,18 +228,18 @@ class ReleasedLending(DeviceLending):
         return dict(calls)
 
     def offer(self, due_in_s: float | None) -> None:
-        """Not before the next commit, which lends them: what they released are old weights."""
+        """Lends nothing: the weights they released are old, and the next commit lends them with new ones."""
 
     def lend(self, ids: list[str]) -> None:
-        """The commit does it."""
+        """Does nothing: the commit lends them."""
 
     def committed(self) -> None:
         self.reclaimed.clear()
 
 
-def handover_of(asked: Handover, config: DictConfig) -> Handover:
-    """RESIDENT or RELEASED."""
-    if asked is not Handover.AUTO:
-        return asked
+def handover_of(setting: Handover, config: DictConfig) -> Handover:
+    """The hand-over that a run uses, RESIDENT or RELEASED; AUTO depends on the device and on `free_cache_engine`."""
+    if setting is not Handover.AUTO:
+        return setting
     releases = config.trainer.device != "cpu" and config.actor_rollout_ref.rollout.free_cache_engine
     return Handover.RELEASED if releases else Handover.RESIDENT

@@ -1,16 +1,15 @@
-"""The nodes that Ray has, and the refusal when they will not do.
+"""Places verl's resource pools and worker groups on the machines of the plan, which may differ from each other.
 
-verl's resource pools, placed by the plan: machines that need not be alike, on the nodes their labels ask for.
+Each machine of the plan is first assigned to a node of the cluster; machines with the fewest candidate nodes come
+first. Ray's label selector for the node's id then keeps it there, so that two pools never take each other's machine.
+A machine for which no node has room yet is requested by its labels alone. This makes an autoscaling cluster start a
+node, which is awaited for at most `wait_s` seconds. A machine without a node is refused with a ConfigError that says
+what the cluster has.
 
-Every machine of the plan gets a node of the cluster first, those with the fewest candidates before the
-others, and is then held there by Ray's label selector for that node's id; so two pools never take each
-other's machine. A machine that no node has room for yet is asked for by its labels alone, which is what
-makes an autoscaling cluster start one, for `wait_s` seconds at most.
+Worker groups follow the machines of their pool. verl's own treat a pool as copies of its first machine.
 
-Invariant: one node per machine, and on no node more devices than it has. Sources:
+Invariant: one node for each machine, and on no node more devices than it has. Sources:
 verl/single_controller/ray/base.py, ray/util/placement_group.py (`bundle_label_selector`).
-
-Worker groups on machines that are not alike, which verl's own take for so many copies of the first.
 """
 
 from __future__ import annotations
@@ -31,11 +30,15 @@ from seamless_verl.resources.machines import ClusterNode, Machine, assign, descr
 from seamless_verl.resources.plan import Plan
 from seamless_verl.resources.tags import KEY
 
+NODE_ID = "ray.io/node-id"
+REPLICA_POOL = re.compile(r"rollout_pool_(\d+)")  # as verl names the pool of a standalone replica
+READY_S = 60.0  # for Ray to reserve bundles on nodes that exist
+
 
 def cluster_nodes() -> list[ClusterNode]:
     """The nodes that are alive, ordered by address, as verl orders ranks."""
     resource = device_resource()
-    free = ray._private.state.available_resources_per_node()  # as verl's own check asks
+    free = ray._private.state.available_resources_per_node()  # as in verl's own check
     alive = sorted(
         (node for node in ray.nodes() if node["Alive"]),
         key=lambda node: (node["NodeManagerAddress"], node["NodeID"]),
@@ -55,23 +58,18 @@ def device_resource() -> str:
     return str(get_platform().ray_resource_name())
 
 
-def missing(machines: Sequence[Machine], nodes: Sequence[ClusterNode], what: str) -> ConfigError:
-    """The refusal for machines without a node: by tag or label, with what the cluster has."""
+def shortage_error(machines: Sequence[Machine], nodes: Sequence[ClusterNode], problem: str) -> ConfigError:
+    """The error for machines without a node: names the first one's tags or labels, and what the cluster has."""
     first = machines[0]
     key = f"{KEY}: group {first.group}"
     more = f" and {len(machines) - 1} more" if len(machines) > 1 else ""
-    reason = f"{first}{more} {what}; {describe_shortage(first, nodes)}"
+    reason = f"{first}{more} {problem}; {describe_shortage(first, nodes)}"
     way_out = "Lower its count or devices, start such a node (ray start --labels), or set seamless.wait_for_machines_s"
     return ConfigError(key, dict(first.labels) or list(first.tags), reason, way_out)
 
 
-NODE_ID = "ray.io/node-id"
-REPLICA_POOL = re.compile(r"rollout_pool_(\d+)")  # as verl names the pool of a standalone replica
-READY_S = 60.0  # for bundles on nodes that are there: Ray's own bookkeeping
-
-
 class TagResourcePool(RayResourcePool):  # type: ignore[misc]
-    """A pool with one placement group a machine, each on its node; the order of ranks is the plan's."""
+    """A pool with one placement group for each machine, on the machine's node; ranks follow the plan's order."""
 
     def __init__(self, machines: Sequence[PlacedMachine], *, wait_s: float, **kwargs: Any) -> None:
         super().__init__(process_on_nodes=[placed.devices for placed in machines], **kwargs)
@@ -80,10 +78,10 @@ class TagResourcePool(RayResourcePool):  # type: ignore[misc]
     def get_placement_groups(
         self, strategy: str = "STRICT_PACK", name: str | None = None, device_name: str = "cuda"
     ) -> list[PlacementGroup]:
-        """One group a machine, always packed on one node; asked for once, then the same.
+        """One group for each machine, packed on one node. The first call reserves them, later ones return the same.
 
         Raises:
-            ConfigError: a machine did not come in time.
+            ConfigError: no node came in time for a machine.
         """
         if self.pgs is None:
             self.pgs = self._reserve(name or self.name_prefix)
@@ -109,13 +107,13 @@ class TagResourcePool(RayResourcePool):  # type: ignore[misc]
             waiting = [placed.machine for placed, ref in zip(self.machines, refs, strict=True) if ref in late]
             for group in groups:
                 remove_placement_group(group)
-            raise missing(waiting, cluster_nodes(), f"did not come within {wait_s:.0f} s")
+            raise shortage_error(waiting, cluster_nodes(), f"did not come within {wait_s:.0f} s")
         return groups
 
 
 @dataclass(frozen=True)
 class PlacedMachine:
-    """`devices` of a machine, and the labels of the node that is to hold them."""
+    """So many `devices` of a machine, and the labels of the node that holds them."""
 
     machine: Machine
     devices: int
@@ -124,33 +122,32 @@ class PlacedMachine:
 
 @dataclass
 class TagPoolManager(ResourcePoolManager):  # type: ignore[misc]
-    """verl's manager, whose pools are of placed machines; `resource_pool_spec` counts devices a machine."""
+    """verl's manager with pools of placed machines; `resource_pool_spec` has the devices of each machine."""
 
     machines: Mapping[str, Sequence[PlacedMachine]] = field(default_factory=dict)
     wait_s: float = 0.0
 
     def create_resource_pool(self) -> None:
-        """Pools by name; their placement groups are made when workers are, as verl's are."""
+        """Makes the pools. Their placement groups are made together with the workers, as verl does it."""
         for name, machines in self.machines.items():
             self.resource_pool_dict[name] = TagResourcePool(
                 machines, wait_s=self.wait_s, max_colocate_count=self.max_colocate_count, name_prefix=name
             )
 
     def _check_resource_available(self) -> None:
-        """Nothing: each machine had a node assigned before there was a manager."""
+        """Checks nothing: each machine was assigned to a node before this manager was made."""
 
 
 class TagPools:
-    """Where every machine of a plan is in the cluster; makes the managers of the trainer and of replicas."""
+    """Assigns the machines of a plan to nodes, and makes the pool managers of the trainer and of replicas."""
 
     def __init__(
         self, plan: Plan, *, wait_s: float = 0.0, nodes: Callable[[], list[ClusterNode]] | None = None
     ) -> None:
-        """Assign machines to nodes.
+        """Assigns machines to nodes.
 
         Raises:
-            ConfigError: the cluster has no node for a machine, by its group, tags and labels, and none may be waited
-                for; says what the cluster has.
+            ConfigError: the cluster has no node for a machine and `wait_s` is 0.
         """
         self.plan, self.wait_s = plan, wait_s
         found = (nodes or cluster_nodes)()
@@ -158,11 +155,11 @@ class TagPools:
         self.nodes = assign(self.machines, found)
         absent = [machine for machine in self.machines if machine.number not in self.nodes]
         if absent and not wait_s:
-            raise missing(absent, found, "is not there")
+            raise shortage_error(absent, found, "has no node")
         self.check_integrity(found)
 
     def trainer_manager(self, mapping: dict[Any, str]) -> TagPoolManager:
-        """For `PPOTrainer.resource_pool_manager`: the trainer's pool and those of roles on machines of their own."""
+        """For `PPOTrainer.resource_pool_manager`: the trainer's pool, and those of roles with their own machines."""
         pools = {"global_pool": self._placed(self.plan.trainer.devices)}
         for place in self.plan.places:
             if place.pool in mapping.values() and place.pool not in pools:
@@ -172,7 +169,7 @@ class TagPools:
     def replica_manager(
         self, resource_pool_spec: dict[str, list[int]], mapping: Any = None, max_colocate_count: int = 3
     ) -> ResourcePoolManager:
-        """In the place of verl's class where a replica makes a pool of its own (replica.py `init_standalone`)."""
+        """Replaces verl's class where a replica makes its own pool (replica.py `init_standalone`)."""
         (name,) = resource_pool_spec
         rank = REPLICA_POOL.fullmatch(name)
         if rank is None:  # of a reward model or a teacher
@@ -183,8 +180,8 @@ class TagPools:
     def check_integrity(self, nodes: Sequence[ClusterNode]) -> None:
         """Every node has at least the devices that were assigned to it."""
         for node in nodes:
-            taken = sum(m.devices for m in self.machines if self.nodes.get(m.number) == node.node_id)
-            assert taken <= node.free, f"{taken} devices on {node.node_id}, which has {node.free}"
+            assigned = sum(m.devices for m in self.machines if self.nodes.get(m.number) == node.node_id)
+            assert assigned <= node.free, f"{assigned} devices on {node.node_id}, which has {node.free}"
 
     def _manager(
         self, pools: dict[str, list[PlacedMachine]], mapping: Any, max_colocate_count: int = 3
@@ -193,7 +190,7 @@ class TagPools:
         return TagPoolManager(spec, mapping, max_colocate_count, machines=pools, wait_s=self.wait_s)
 
     def _placed(self, numbers: Sequence[int]) -> list[PlacedMachine]:
-        """Machines in the order in which their devices come."""
+        """The machines of these devices, in the order of their first device."""
         return list(self._by_machine(numbers))
 
     def _by_machine(self, numbers: Sequence[int]) -> Iterator[PlacedMachine]:
@@ -207,9 +204,9 @@ class TagPools:
 
 
 def place_by_tags(trainer: Any, plan: Plan, *, wait_s: float = 0.0) -> TagPools:
-    """Give a trainer, whose `_init_resource_pool_mgr` has run, the pools of the plan.
+    """Gives a trainer, whose `_init_resource_pool_mgr` has run, the pools of the plan.
 
-    Roles with machines of their own move to their pools. The worker groups must mix in `TagWorkers`.
+    Roles with their own machines move to their own pools. The worker groups must mix in `TagWorkers`.
     """
     pools = TagPools(plan, wait_s=wait_s)
     roles = {"critic": Role.Critic, "ref": Role.RefPolicy, "reward": Role.RewardModel, "teacher": Role.TeacherModel}
@@ -221,7 +218,7 @@ def place_by_tags(trainer: Any, plan: Plan, *, wait_s: float = 0.0) -> TagPools:
 
 
 class TagWorkers:
-    """Mixed into a RayWorkerGroup: ranks follow the pool's machines, as many on each as it has devices."""
+    """Mixed into a RayWorkerGroup: each machine of the pool gets as many ranks as it has devices."""
 
     def _init_with_resource_pool(
         self: Any,
@@ -257,7 +254,7 @@ class TagWorkers:
 
 
 class _OneMachine:
-    """A pool as `_create_worker` reads it, with the devices of one machine first: it takes them for every one's."""
+    """What `_create_worker` reads of a pool, for one machine: verl takes `store[0]` for every machine."""
 
     def __init__(self, pool: RayResourcePool, count: int) -> None:
         self.world_size, self.use_gpu, self.store = pool.world_size, pool.use_gpu, [count]

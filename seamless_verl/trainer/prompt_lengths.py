@@ -1,7 +1,7 @@
-"""Prompts with more tokens than a run has room for, counted before training begins.
+"""Counts the prompts that have more tokens than `data.max_prompt_length`, before training begins.
 
-verl 0.9.1 has `data.truncation`, by default `error`, and reads it nowhere: a prompt that is too long loses its
-beginning in the agent loop (agent_loop.py `_cap_text_prompt_length`), with a warning in the log of a worker.
+verl 0.9.1 has `data.truncation`, by default `error`, but reads it nowhere. A prompt that is too long loses its
+beginning in the agent loop (agent_loop.py `_cap_text_prompt_length`), and only a worker's log has a warning.
 """
 
 from __future__ import annotations
@@ -14,108 +14,112 @@ from dataclasses import dataclass
 from typing import Any
 
 logger = logging.getLogger(__name__)
-LOOKED_AT = 10_000  # prompts of a set, evenly spread over a longer one
-LOOKING_S = 20.0  # at a set, beside what a run does until it begins to train
-LIMIT, FILTER = "data.max_prompt_length", "data.filter_overlong_prompts"
+MAX_SCANNED = 10_000  # prompts of a set; of a longer one they are evenly spread
+SCAN_S = 20.0  # for one set, while the run starts up
+LIMIT_KEY, FILTER_KEY = "data.max_prompt_length", "data.filter_overlong_prompts"
 
 
 @dataclass(frozen=True)
-class Lengths:
-    """Of the prompts that were looked at: how many, how many are too long, and the longest, in tokens.
+class PromptLengths:
+    """How many prompts were scanned, how many of them are too long, and the longest in tokens.
 
-    `failed` could not be made into tokens; `error` says why the first of them could not.
+    `failed` prompts could not be rendered; `error` is that of the first one.
     """
 
-    looked_at: int = 0
+    scanned: int = 0
     too_long: int = 0
     longest: int = 0
     failed: int = 0
     error: str = ""
 
 
-def measured(prompts: Iterable[Any], length: Callable[[Any], int], limit: int, seconds: float = LOOKING_S) -> Lengths:
-    """Of as many prompts as can be looked at in so many seconds."""
-    looked_at = too_long = longest = failed = 0
+def scan_lengths(
+    prompts: Iterable[Any], length: Callable[[Any], int], limit: int, seconds: float = SCAN_S
+) -> PromptLengths:
+    """Scans as many prompts as it can within `seconds`; `length` is the number of tokens of one."""
+    scanned = too_long = longest = failed = 0
     error, until = "", time.monotonic() + seconds
     for prompt in prompts:
         if time.monotonic() > until:
             break
-        looked_at += 1
+        scanned += 1
         try:
             tokens = length(prompt)
-        except Exception as why:  # a chat template raises what it likes; the agent loop that meets it will say more
-            failed, error = failed + 1, error or f"{type(why).__name__}: {why}"
+        except Exception as problem:  # a chat template may raise anything; the agent loop will raise it again
+            failed, error = failed + 1, error or f"{type(problem).__name__}: {problem}"
             continue
         too_long += tokens > limit
         longest = max(longest, tokens)
-    return Lengths(looked_at, too_long, longest, failed, error)
+    return PromptLengths(scanned, too_long, longest, failed, error)
 
 
-def told(found: Lengths, key: str, limit: int) -> list[str]:
-    """What a user should know of the prompts of `key`, a set of data."""
-    texts = []
-    if found.too_long:
-        texts.append(
-            f"{LIMIT}={limit}: {found.too_long} of {found.looked_at} prompts looked at of {key} have more tokens, "
-            f"up to {found.longest}, and lose their beginning. Set {LIMIT}={found.longest} to keep these whole, or "
-            f"{FILTER}=True to leave such out"
+def length_warnings(lengths: PromptLengths, key: str, limit: int) -> list[str]:
+    """Warnings for the user about the prompts of the data set under `key`."""
+    warnings = []
+    if lengths.too_long:
+        warnings.append(
+            f"{LIMIT_KEY}={limit}: {lengths.too_long} of {lengths.scanned} scanned prompts of {key} have more tokens, "
+            f"up to {lengths.longest}, and lose their beginning. Set {LIMIT_KEY}={lengths.longest} to keep them "
+            f"whole, or {FILTER_KEY}=True to leave them out"
         )
-    if found.failed:
-        counted = f"{found.failed} of {found.looked_at} prompts looked at of {key}"
-        texts.append(f"{counted} cannot be rendered. The first: {found.error}")
-    return texts
+    if lengths.failed:
+        failed = f"{lengths.failed} of {lengths.scanned} scanned prompts of {key}"
+        warnings.append(f"{failed} cannot be rendered. The first: {lengths.error}")
+    return warnings
 
 
 @dataclass(frozen=True)
 class PromptScan:
-    """Looks at the prompts of one of verl's data sets; made where the tokenizer is not in use."""
+    """Scans the prompts of one of verl's data sets. It is made before another thread uses the tokenizer."""
 
     key: str
     prompts: Iterable[Any]
     length: Callable[[Any], int]
 
-    def tell(self, limit: int) -> None:
-        """Warn of prompts that are longer than `limit` tokens; that they cannot be counted ends no run."""
+    def log_warnings(self, limit: int) -> None:
+        """Warns of prompts with more than `limit` tokens; an error of the scan is logged, since it ends no run."""
         try:
-            texts = told(measured(self.prompts, self.length, limit), self.key, limit)
-        except Exception as why:
-            texts = [f"how many prompts of {self.key} are too long cannot be said: {type(why).__name__}: {why}"]
-        for text in texts:
-            logger.warning("%s", text)
+            warnings = length_warnings(scan_lengths(self.prompts, self.length, limit), self.key, limit)
+        except Exception as error:
+            warnings = [
+                f"the prompts of {self.key} that are too long cannot be counted: {type(error).__name__}: {error}"
+            ]
+        for warning in warnings:
+            logger.warning("%s", warning)
 
 
 def prompt_scans(datasets: dict[str, Any]) -> list[PromptScan]:
-    """For verl's data sets by their keys; not for one of another class, with images, or that verl has filtered."""
+    """The scans of verl's data sets, by key. Sets of another class, with images, or filtered by verl have none."""
     from verl.utils.dataset.rl_dataset import RLHFDataset
 
     return [
-        PromptScan(key, prompts_of(dataset), length_by(dataset))
+        PromptScan(key, prompts_of(dataset), token_counter(dataset))
         for key, dataset in datasets.items()
         if type(dataset) is RLHFDataset and dataset.processor is None and not dataset.filter_overlong_prompts
     ]
 
 
-def tell_of_long(found: Iterable[PromptScan], limit: int) -> None:
-    for one in found:
-        one.tell(limit)
+def warn_of_long_prompts(scans: Iterable[PromptScan], limit: int) -> None:
+    for scan in scans:
+        scan.log_warnings(limit)
 
 
 def prompts_of(dataset: Any) -> Iterable[Any]:
     frame = dataset.dataframe.select_columns([dataset.prompt_key])
-    step = -(-len(frame) // LOOKED_AT)
+    step = -(-len(frame) // MAX_SCANNED)
     rows = frame if step < 2 else frame.select(range(0, len(frame), step))
     return (row[dataset.prompt_key] for row in rows)
 
 
-def length_by(dataset: Any) -> Callable[[Any], int]:
-    """Tokens of a prompt as verl's own filter counts them."""
+def token_counter(dataset: Any) -> Callable[[Any], int]:
+    """Counts the tokens of a prompt as verl's own filter does."""
     from verl.utils import normalize_token_ids
 
-    ours = ("tokenize", "return_dict", "return_tensors")
-    extra = {name: value for name, value in dataset.apply_chat_template_kwargs.items() if name not in ours}
+    own = ("tokenize", "return_dict", "return_tensors")
+    extra = {name: value for name, value in dataset.apply_chat_template_kwargs.items() if name not in own}
     if dataset.tool_schemas is not None:
         extra["tools"] = dataset.tool_schemas
-    tokenizer = deepcopy(dataset.tokenizer)  # others may use it meanwhile, in another thread
+    tokenizer = deepcopy(dataset.tokenizer)  # another thread may use the original
 
     def length(prompt: Any) -> int:
         ids = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, **extra)

@@ -1,7 +1,7 @@
 """Submits prompts for generation as far as the staleness bound has room, and waits for finished groups.
 
-Owned state: how many mini-batches training has taken, of this step and of all. With the prompts outstanding,
-which the buffer counts, and the staleness bound they say how many more there is room for.
+Owned state: how many mini-batches training has taken, in this step and in all. How many prompts may be submitted
+follows from these, from the outstanding prompts, which the buffer counts, and from the staleness bound.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from seamless_verl.resources.staleness import StalenessBound
 from seamless_verl.trainer.lending import DeviceLending, TrainingProgress
 from seamless_verl.trainer.replay_buffer import SeamlessReplayBuffer
 
-POLL_S = 10.0  # nothing depends on it: agent loops notify us
+POLL_S = 10.0  # only a fallback: agent loops notify the trainer
 
 
 class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
-    """verl's trainer with our buffer, given prompts before each update as far as the staleness bound has room."""
+    """verl's trainer with our buffer; submits prompts before each update as far as the staleness bound has room."""
 
     seamless: SeamlessConfig
     data_plane: DataPlaneClient
     lending: DeviceLending
 
     def __init__(self, config: DictConfig) -> None:
-        self.taken = self.trained = 0  # mini-batches, of this step and of all
-        self.groups_seen = 0  # groups that had finished when we last looked
+        self.step_batches = self.trained = 0  # mini-batches taken, in this step and in all
+        self.groups_seen = 0  # the count of finished groups at the last look
         self.poll_s = POLL_S  # shorter where agent loops do not notify
         super().__init__(config)
 
@@ -51,12 +51,12 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
         )
 
     def _wait_for_groups(self) -> None:
-        """Return when a group has ended since the last time, or after a while in which none has."""
-        self.lending.offer(None)  # devices that were not lent at an earlier look may be now
+        """Returns when a group has ended since the last call, or after `poll_s` seconds."""
+        self.lending.offer(None)  # the policy may lend now what it did not lend before
         self.groups_seen = ray.get(self.data_plane.actor.wait_for_groups.remote(self.groups_seen, self.poll_s))
 
     def prepare_step(self) -> dict[str, Any]:
-        """Submit one batch, or what the bound has room for."""
+        """Submits one batch, or as much as the bound has room for."""
         if self.room() < self.config.data.train_batch_size:
             self.refill()
             return {}
@@ -64,28 +64,28 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
 
     def room(self) -> int:
         """Prompts that may be submitted now."""
-        return self.bound.room(self.replay_buffer.outstanding(), self.seamless.batches_ahead, self.taken)
+        return self.bound.room(self.replay_buffer.outstanding(), self.seamless.batches_ahead, self.step_batches)
 
     def refill(self, at_most: int | None = None) -> None:
-        """Submit what there is room for, so that engines do not run low until the step ends."""
+        """Submits as many prompts as there is room for, so that engines have work until the step ends."""
         room = self.room() if at_most is None else min(self.room(), at_most)
         if room:
             self._add_prompts_to_generate(room)
 
     def refill_for_update(self) -> None:
-        """Before an update: the first one's prompts were submitted with the step."""
-        if self.taken and not self.config.skip.rollout_tq.enable:  # where what was generated once is read again
+        """Submits prompts before an update, except the first, whose prompts were submitted with the step."""
+        if self.step_batches and not self.config.skip.rollout_tq.enable:  # with it, stored generations are read again
             self.refill()
 
-    def mini_batch_taken(self) -> None:
-        self.taken, self.trained = self.taken + 1, self.trained + 1
+    def count_mini_batch(self) -> None:
+        self.step_batches, self.trained = self.step_batches + 1, self.trained + 1
 
     def step_ended(self) -> None:
-        self.taken = 0
+        self.step_batches = 0
 
     def progress(self) -> TrainingProgress:
-        """Where training is, and what it waits for, as of the last look at the queue."""
+        """How far training is, and what it waits for, as of the last look at the queue."""
         needed = self.bound.batch
-        left = needed * (self.parameter_sync_step - self.taken)
+        left = needed * (self.parameter_sync_step - self.step_batches)
         demand = Demand(ready=self.replay_buffer.finished(), needed=needed, left_in_step=left)
-        return TrainingProgress(demand, self.trained, self.taken)
+        return TrainingProgress(demand, self.trained, self.step_batches)

@@ -1,4 +1,4 @@
-"""Which finished groups the trainer takes next, under a bound on their staleness."""
+"""verl's replay buffer with a bound on the staleness of the groups that the trainer takes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ TRAIN = "train"
 class SeamlessReplayBuffer(ReplayBufferAsync):
     """verl's asynchronous buffer under a `StalenessBound`.
 
-    Sampling is held while taking the oldest finished groups would leave one behind that could not be
-    trained in time. A group beyond the bound all the same, as after a resume under a smaller one, is
-    dropped, counted under `training/off_policy/evicted_samples`, and replaced by a fresh prompt.
+    Sampling takes the oldest finished groups. It waits while that would leave a group behind that could then not be
+    trained in time. A group may still exceed the bound, for example after a resume with a smaller one. It is dropped,
+    counted under `training/off_policy/evicted_samples`, and replaced by a fresh prompt.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class SeamlessReplayBuffer(ReplayBufferAsync):
         self.bound, self.update, self.wait = bound, update, wait
 
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
-        """verl's place to sleep: here, until a group has ended."""
+        """Waits until a group has ended, where verl sleeps."""
         self.wait()
         return last_debug_time
 
@@ -38,19 +38,19 @@ class SeamlessReplayBuffer(ReplayBufferAsync):
         return len(self.prompt_global_steps[TRAIN])
 
     def finished(self) -> int:
-        """Groups that were ready to be trained at the last look."""
+        """Groups that were ready to be trained at the last look at the queue."""
         return len(self.finished_keys[TRAIN])
 
     def _materialize_batch(self, partition_id: str, uids: list[str], snapshot: dict[str, dict[str, Any]]) -> Any:
-        """A batch in the order in which its prompts were submitted, whatever ended first: sums round alike."""
+        """A batch in the order in which its prompts were submitted, so that sums round alike whichever ended first."""
         order = {uid: i for i, uid in enumerate(self.prompt_global_steps[partition_id])}
 
-        def place(key: str) -> tuple[int, list[int]]:
+        def submission_order(key: str) -> tuple[int, list[int]]:
             uid, *within = key.rsplit("_", 2)
             return order.get(uid, len(order)), [int(number) for number in within if number.isdigit()]
 
         return super()._materialize_batch(
-            partition_id, uids, {key: snapshot[key] for key in sorted(snapshot, key=place)}
+            partition_id, uids, {key: snapshot[key] for key in sorted(snapshot, key=submission_order)}
         )
 
     def _stale_terminal_keys(self, global_steps: int, partition_id: str) -> set[str]:
@@ -66,8 +66,8 @@ class SeamlessReplayBuffer(ReplayBufferAsync):
             return False
         generating = self.pending_keys[partition_id] | self.running_keys[partition_id]
         if partition_id != TRAIN or not generating:
-            return True  # nothing that waiting could bring
+            return True  # waiting would bring nothing
         submitted = self.prompt_global_steps[partition_id]
         finished = sorted(submitted[uid] for uid in sampleable_keys)[batch_size:]
-        left = [*finished, *(submitted[uid] for uid in generating)]
-        return self.bound.keeps(step=global_steps, update=self.update(), left_behind=left)
+        left_behind = [*finished, *(submitted[uid] for uid in generating)]
+        return self.bound.keeps(step=global_steps, update=self.update(), left_behind=left_behind)

@@ -1,7 +1,7 @@
-"""Launches the replicas of a job, so that nothing waits for them that need not.
+"""Launches the replicas of a job behind a load balancer that exists before them.
 
-verl starts the engines, then the load balancer, and only then anything that calls it. Here the balancer exists
-first, empty, and gets the replicas when they serve.
+verl starts the engines, then the load balancer, and only then its clients. Here the empty balancer comes first, so
+that clients need not wait for the engines; replicas are added when they serve.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STOP_S = 30.0
 
 @dataclass(frozen=True)
 class FirstRanks:
-    """The first ranks of the trainer's group, which are those that generate too."""
+    """The first ranks of the trainer's group, whose devices also generate."""
 
     workers: list[Any]
 
@@ -42,10 +42,10 @@ class FirstRanks:
 
 
 class SeamlessServers(LLMServerManager):
-    """verl's manager in two steps, `open_balancer`, then `launch`, and for both kinds of replicas.
+    """verl's manager in two steps, `open_balancer`, then `launch`, for both kinds of replicas.
 
-    Replicas on the trainer's devices come first, then those of devices that do not train. `sharing` are the
-    trainer's workers whose devices generate, and `pools` places the others where machines have tags.
+    Replicas on the trainer's devices are launched first, then those on devices that do not train. `sharing` are the
+    trainer's workers whose devices generate. `pools` places the other replicas where machines have tags.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class SeamlessServers(LLMServerManager):
             manager = {} if self.pools is None else {"ResourcePoolManager": self.pools.replica_manager}
             with rebound(replicas, **manager):
                 self._launch(len(self.placed), shares_device=False)
-        self.rollout_replicas = [one.replica for one in self.placed]
+        self.rollout_replicas = [placed.replica for placed in self.placed]
         return self
 
     def _launch(self, start_rank: int, *, shares_device: bool) -> None:
@@ -85,25 +85,25 @@ class SeamlessServers(LLMServerManager):
             self.placed.append(PlacedReplica(replica, shares_device, tuple(map(name, devices))))
 
     def stop(self) -> None:
-        """Ends every engine that still lives; one that does not end, as after it was given up, ends with the job."""
-        ending = {one.replica.server_handle.end.remote(): one.replica_id for one in self.placed}
+        """Ends every engine; one that does not end in time, for example after it was given up, ends with the job."""
+        ending = {placed.replica.server_handle.end.remote(): placed.replica_id for placed in self.placed}
         ray.wait(list(ending), num_returns=len(ending), timeout=STOP_S)
         for ended, name in ending.items():
             try:
                 ray.get(ended, timeout=0)
-            except ray.exceptions.RayError as error:  # training does not need it any more
+            except ray.exceptions.RayError as error:  # training is over and needs it no more
                 logger.warning("%s did not end in order: %s: %s", name, type(error).__name__, error)
 
     def client(self) -> SeamlessClient:
-        """What agent loops generate with."""
+        """The client by which agent loops generate."""
         return self.get_client(client_cls=SeamlessClient)
 
 
 class StartedServers:
-    """verl's LLMServerManager as `_setup` calls it.
+    """Stands in for the LLMServerManager class in verl's `_setup`.
 
-    verl puts its replicas to sleep before it loads a checkpoint: these are the ones that release their memory. The
-    others need not even be waited for yet.
+    verl puts the replicas that it gets to sleep before it loads a checkpoint. It gets those that release their
+    memory; the others may still be starting then.
     """
 
     def __init__(self, launch: Callable[[], BackgroundTask[SeamlessServers]], *, released: bool) -> None:
@@ -113,7 +113,7 @@ class StartedServers:
     def create(self, **_: Any) -> StartedServers:
         launched = self.launch()
         if self.released:
-            self.sleeping = [one.replica for one in launched.result().placed if one.shares_device]
+            self.sleeping = [placed.replica for placed in launched.result().placed if placed.shares_device]
         return self
 
     create_empty = create

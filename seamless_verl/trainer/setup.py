@@ -1,7 +1,7 @@
-"""Puts a `seamless` run together: from its config to a trainer whose engines and replicas run.
+"""Sets up a `seamless` run: from its config to a trainer whose engines and replicas run.
 
-verl's `_setup` does it in its order; what need not wait for each other is started here at once. Owns what is made
-once: the client of the data plane, the replicas, the lending of devices and the commit of weights.
+verl's `_setup` works in its own order; parts that are independent of each other are started together here. Owns what
+is made once for a run: the data plane client, the replicas, the lending of devices and the commit of weights.
 """
 
 from __future__ import annotations
@@ -30,13 +30,9 @@ from seamless_verl.runtime.process import BackgroundTask
 from seamless_verl.trainer.device_time import DeviceTime, LostSource, reply_or_loss, train_device
 from seamless_verl.trainer.lending import DeviceLending, ReleasedLending, ResidentLending, handover_of
 from seamless_verl.trainer.pools import TagPools, place_by_tags
-from seamless_verl.trainer.prompt_lengths import prompt_scans, tell_of_long
+from seamless_verl.trainer.prompt_lengths import prompt_scans, warn_of_long_prompts
 from seamless_verl.trainer.prompt_submission import PromptSubmittingTrainer
-from seamless_verl.trainer.servers import (
-    FirstRanks,
-    SeamlessServers,
-    StartedServers,
-)
+from seamless_verl.trainer.servers import FirstRanks, SeamlessServers, StartedServers
 from seamless_verl.trainer.validation_curve import ValidationCurve
 from seamless_verl.trainer.workers import SeamlessActorWorker, SeamlessCriticWorker, SeamlessWorkerGroup
 from seamless_verl.trajectory.policies import make_policy
@@ -46,7 +42,7 @@ ACTOR_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPoli
 
 
 class TrainerSetup(PromptSubmittingTrainer):
-    """verl's trainer with our pools, workers, replicas and buffer in the places that verl has for its own."""
+    """verl's trainer with our pools, workers, replicas and buffer in the place of verl's."""
 
     def __init__(self, config: DictConfig) -> None:
         self.seamless = SeamlessConfig.parse(config.get("seamless"))
@@ -66,17 +62,17 @@ class TrainerSetup(PromptSubmittingTrainer):
         self.servers: SeamlessServers
         self.data_plane: DataPlaneClient
         self.server_launch: BackgroundTask[SeamlessServers]
-        self.reached: Callable[[str], None] = lambda stage: None  # the watchdog's, set by the task runner
+        self.enter_stage: Callable[[str], None] = lambda stage: None  # of the watchdog, set by the task runner
         self.on_rewards_ready: Callable[[], None] = lambda: None  # set by the task runner
         super().__init__(config)
 
     def _init_dataloader(self) -> None:
-        """Also counts the prompts that are too long, in the background, where verl's own loops render them."""
+        """Also counts the prompts that are too long, in the background, if verl's own agent loops render them."""
         super()._init_dataloader()
         sets = {"data.train_files": self.train_dataset, "data.val_files": self.val_dataset}
-        shown = {} if self.seamless.gateway.enabled else sets
+        scanned = {} if self.seamless.gateway.enabled else sets
         limit = self.config.actor_rollout_ref.rollout.prompt_length
-        self.long_prompts = BackgroundTask("long-prompts", partial(tell_of_long, prompt_scans(shown), limit))
+        self.prompt_scan = BackgroundTask("prompt-scan", partial(warn_of_long_prompts, prompt_scans(scanned), limit))
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
@@ -93,76 +89,77 @@ class TrainerSetup(PromptSubmittingTrainer):
         started = StartedServers(self.launch_servers, released=self.handover is Handover.RELEASED)
         with rebound(trainer_base, RayWorkerGroup=SeamlessWorkerGroup, LLMServerManager=started):
             super()._setup()
-        placed = self.server_launch.result().placed
-        self.data_plane.attach(placed, keep_kv=self.seamless.weights.kv is KvOnUpdate.KEEP)
-        self.device_time = self._device_time(placed)
-        self.lending = self._lending([one for one in placed if one.shares_device])
+        replicas = self.server_launch.result().placed
+        self.data_plane.attach(replicas, keep_kv=self.seamless.weights.kv is KvOnUpdate.KEEP)
+        self.device_time = self._device_time(replicas)
+        self.lending = self._lending([placed for placed in replicas if placed.shares_device])
         self.lending.wrap_computations(self)
-        self.commit = self._commit(placed)
+        self.commit = self._commit(replicas)
 
     def _lending(self, sharing: Sequence[PlacedReplica]) -> DeviceLending:
-        shared = [device for one in sharing for device in one.devices]
+        shared = [device for placed in sharing for device in placed.devices]
         switching = partial(self.device_time.doing, DeviceUse.SWITCH, shared)
         arguments = (self.data_plane, sharing, lending_policy(self.seamless.lending), self.progress, switching)
         if self.handover is Handover.RESIDENT:
             return ResidentLending(*arguments)
         return ReleasedLending(*arguments, sleep=self.checkpoint_manager.sleep_replicas)
 
-    def _commit(self, placed: Sequence[PlacedReplica]) -> WeightCommit:
+    def _commit(self, replicas: Sequence[PlacedReplica]) -> WeightCommit:
         engine = omega_conf_to_dataclass(self.config.actor_rollout_ref.rollout.checkpoint_engine)
-        alone = [one.replica for one in placed if not one.shares_device]
+        standalone = [placed.replica for placed in replicas if not placed.shares_device]
         return WeightCommit(
             self.data_plane,
             self.actor_rollout_wg,
-            placed,
-            Transfer(engine, self.actor_rollout_wg, alone) if alone else None,
+            replicas,
+            Transfer(engine, self.actor_rollout_wg, standalone) if standalone else None,
             at_once=self.seamless.weights.at_once,
             released=self.handover is Handover.RELEASED,
             syncing=partial(self.device_time.doing, DeviceUse.SYNC),
         )
 
-    def _device_time(self, placed: Sequence[PlacedReplica]) -> DeviceTime:
+    def _device_time(self, replicas: Sequence[PlacedReplica]) -> DeviceTime:
         training = [train_device(i) for i in range(self.actor_rollout_wg.world_size)]
-        alone = [device for one in placed if not one.shares_device for device in one.devices]
+        generating = [device for placed in replicas if not placed.shares_device for device in placed.devices]
 
         def collect() -> list[NodeActivity | LostSource]:
-            replies = {one.replica_id: one.replica.server_handle.take_activity.remote() for one in placed}
+            replies = {placed.replica_id: placed.replica.server_handle.take_activity.remote() for placed in replicas}
             groups = [self.actor_rollout_wg, *([self.critic_wg] if self.use_critic else [])]
-            trained = [report for group in groups for report in group.take_activity()]
-            return [*trained, *(reply_or_loss(name, reply) for name, reply in replies.items())]
+            training_reports = [report for group in groups for report in group.take_activity()]
+            return [*training_reports, *(reply_or_loss(name, reply) for name, reply in replies.items())]
 
-        return DeviceTime(Path(self.config.trainer.default_local_dir), [*training, *alone], collect)
+        return DeviceTime(Path(self.config.trainer.default_local_dir), [*training, *generating], collect)
 
     def _start_servers(self, groups: dict[str, Any]) -> None:
-        """Launches the replicas while the trainer's engines start, once their processes exist.
+        """Launches the replicas while the trainer's engines start, as soon as their processes exist.
 
-        Not on an accelerator that both would share: vLLM sizes its cache by the memory it finds free.
+        If both share an accelerator, `launch_servers` does it later: vLLM sizes its cache by the memory it finds free.
         """
         actors = next((group for role, group in groups.items() if role.startswith("actor")), None)
         if actors is None or hasattr(self, "servers"):
             return
-        sharing = FirstRanks(actors.workers[: self._generating(actors.world_size)])
+        sharing = FirstRanks(actors.workers[: self._generating_ranks(actors.world_size)])
         self.servers = SeamlessServers(self.config, self.layout, sharing, SeamlessReplica, self.pools)
         self.servers.open_balancer()
         if not self.layout.shares_devices or self.config.trainer.device == "cpu":
             self.server_launch = BackgroundTask("rollout", self.servers.launch)
 
-    def _generating(self, world: int) -> int:
-        """How many of the trainer's ranks, the first ones, are on devices that generate too."""
+    def _generating_ranks(self, world: int) -> int:
+        """How many of the trainer's ranks, counted from the first, are on devices that also generate."""
         if self.plan is None:
             return world
         return sum(len(replica.devices) for replica in self.plan.replicas_of(ReplicaKind.HYBRID))
 
     def launch_servers(self) -> BackgroundTask[SeamlessServers]:
-        """The launch of the replicas when verl's set-up comes to them: begun before, or begun here."""
+        """The launch of the replicas, at the point where verl's set-up needs them; starts it if it has not begun."""
         self.on_rewards_ready()
         if not hasattr(self, "server_launch"):
             self.server_launch = BackgroundTask("rollout", self.servers.launch)
         return self.server_launch
 
     def watched_actors(self) -> dict[str, Any]:
-        """The actors that can be asked for a stack report, by name."""
-        servers = {one.replica_id: one.replica.server_handle for one in getattr(self.servers, "placed", [])}
+        """The actors that give a stack report, by name."""
+        replicas: list[PlacedReplica] = getattr(self.servers, "placed", [])
+        servers = {placed.replica_id: placed.replica.server_handle for placed in replicas}
         return {"data plane": self.data_plane.actor, **servers}
 
     def get_llm_client(self) -> Any:
@@ -172,5 +169,5 @@ class TrainerSetup(PromptSubmittingTrainer):
         return [self.servers]
 
     def _get_n_gpus_for_throughput(self) -> int:
-        alone = (one.replica.world_size for one in self.servers.placed if not one.shares_device)
-        return int(self.resource_pool_manager.get_n_gpus() + sum(alone))
+        standalone = (placed.replica.world_size for placed in self.servers.placed if not placed.shares_device)
+        return int(self.resource_pool_manager.get_n_gpus() + sum(standalone))

@@ -1,4 +1,4 @@
-"""The actor that runs the training: verl's, with our trainer, and with what can start together started together."""
+"""verl's task runner, the actor that runs a training, with our trainer and a parallel start of its parts."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from verl.utils.logging_utils import configure_verl_logging
 
 from seamless_verl.platform.adaptation import plain_class
 from seamless_verl.runtime.process import BackgroundTask, show_log
-from seamless_verl.trainer.watchdog import ANSWER_S, Watchdog
+from seamless_verl.trainer.watchdog import REPLY_S, Watchdog
 
-LOOPS = "seamless_verl.agent_loops.worker.SeamlessAgentLoopManager"
-POLL_S = 0.05  # between two looks at the queue where a manager of the user's own does not notify
+AGENT_LOOP_MANAGER = "seamless_verl.agent_loops.worker.SeamlessAgentLoopManager"
+POLL_S = 0.05  # between two looks at the queue with a custom agent loop manager, which does not notify
 
 
 class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
     """verl's task runner for the `seamless` trainer."""
 
     agent_loops: BackgroundTask[None] | None = None
-    own_loops = False  # a manager of the user's own
+    custom_loops = False  # the user configured another agent loop manager
 
     def run(self, config: DictConfig) -> None:
-        """Trains to the end; the trainer registers itself as it is imported, in this process alone."""
+        """Trains to the end; the trainer registers itself when it is imported, only in this process."""
         configure_verl_logging()
         show_log("INFO")
         config.transfer_queue.enable = True
         OmegaConf.resolve(config)
         self.config = config
         agent = config.actor_rollout_ref.rollout.agent
-        self.own_loops = agent.get("agent_loop_manager_class") is not None
-        if not self.own_loops:
+        self.custom_loops = agent.get("agent_loop_manager_class") is not None
+        if not self.custom_loops:
             with open_dict(agent):
-                agent.agent_loop_manager_class = LOOPS
+                agent.agent_loop_manager_class = AGENT_LOOP_MANAGER
         queue = BackgroundTask("transfer-queue", lambda: tq.init(config.transfer_queue))
         from seamless_verl.trainer.trainer import SeamlessTrainer
 
@@ -46,11 +46,11 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
         try:
             self.trainer = SeamlessTrainer(config)
             self.trainer.on_rewards_ready = self.start_agent_loops
-            if self.own_loops:
+            if self.custom_loops:
                 self.trainer.poll_s = POLL_S
             self.trainer.init()
             self.init_agent_loop_manager()
-            self.watched(lambda: self.trainer.fit(self.agent_loop_manager))
+            self.train_watched(lambda: self.trainer.fit(self.agent_loop_manager))
             succeeded = True
         finally:
             self.close(succeeded)
@@ -58,9 +58,9 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
     def start_agent_loops(self) -> None:
         """Starts the agent loops while the replicas start: they need only the balancer and the rewards.
 
-        A manager of the user's own may need more, and is made when verl would make it.
+        A custom manager may need more, and is made when verl would make it.
         """
-        if not self.own_loops and not self.config.distillation.enabled:
+        if not self.custom_loops and not self.config.distillation.enabled:
             self.agent_loops = BackgroundTask("agent-loops", super().init_agent_loop_manager)
 
     def init_agent_loop_manager(self) -> None:
@@ -69,17 +69,17 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
         else:
             self.agent_loops.result()
 
-    def watched(self, training: Callable[[], None]) -> None:
-        """Trains; raises NoProgressError when the run makes no progress any more."""
+    def train_watched(self, training: Callable[[], None]) -> None:
+        """Trains; raises NoProgressError when the run makes no more progress."""
         plane, limit = self.trainer.data_plane.actor, self.trainer.seamless.watchdog.no_progress_s
         watchdog = Watchdog(
-            limit, lambda: ray.get(plane.progress.remote(), timeout=ANSWER_S), self.trainer.watched_actors
+            limit, lambda: ray.get(plane.progress.remote(), timeout=REPLY_S), self.trainer.watched_actors
         )
-        self.trainer.reached = watchdog.reached
+        self.trainer.enter_stage = watchdog.enter_stage
         watchdog.train(training)
 
     def stop_agent_loops(self) -> None:
-        """Stops those that call the data plane. A manager of the user's own may mean anything by `stop`."""
+        """Stops the workers that call the data plane. A custom manager's are killed: its `stop` may do anything."""
         from seamless_verl.agent_loops.worker import SeamlessAgentLoopManager
 
         manager = self.agent_loop_manager
@@ -89,33 +89,31 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
         for worker in getattr(manager, "agent_loop_workers", ()):
             ray.kill(worker)
 
-    def show_device_time(self) -> None:
+    def print_device_time(self) -> None:
         if (picture := self.trainer.device_time.finish()) is not None:
-            print(f"device time: {picture}")  # noqa: T201 - where a run's own last lines go
+            print(f"device time: {picture}")  # noqa: T201 - verl prints a run's last lines too
 
     def close(self, succeeded: bool) -> None:
-        """Stops the agent loops, then what they call: loggers, queue, gateway, engines; also when the trainer was
-        never built.
-        """
+        """Stops the agent loops, then loggers, queue, gateway and engines; also if the trainer was never built."""
         tracking = getattr(self.trainer, "logger", None)
-        parts: list[Callable[[], Any]] = [tq.close]
+        stops: list[Callable[[], Any]] = [tq.close]
         if tracking is not None:
-            parts.insert(0, partial(tracking.finish, exit_code=0 if succeeded else 1))
-        if succeeded:  # else all of it ends with the job, and the journal has what agents were shown
-            parts = [self.stop_agent_loops, *parts, self.show_device_time]
-            parts += [self.trainer.data_plane.stop, self.trainer.servers.stop]
-        call_all(parts)
+            stops.insert(0, partial(tracking.finish, exit_code=0 if succeeded else 1))
+        if succeeded:  # else all of this ends with the job, and the journal has what agents received
+            stops = [self.stop_agent_loops, *stops, self.print_device_time]
+            stops += [self.trainer.data_plane.stop, self.trainer.servers.stop]
+        call_all(stops)
 
 
-def call_all(parts: Sequence[Callable[[], Any]]) -> None:
-    """Calls each, whatever those before it raised, which is the context of what is raised at the end."""
+def call_all(functions: Sequence[Callable[[], Any]]) -> None:
+    """Calls each function, even if an earlier one raised; a later error has the earlier ones as its context."""
     try:
-        parts[0]()
+        functions[0]()
     finally:
-        if len(parts) > 1:
-            call_all(parts[1:])
+        if len(functions) > 1:
+            call_all(functions[1:])
 
 
 def task_runner_class() -> type:
-    """What verl's `run_ppo` starts."""
+    """The actor class that verl's `run_ppo` starts."""
     return ray.remote(SeamlessTaskRunner)  # type: ignore[no-any-return]

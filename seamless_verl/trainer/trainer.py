@@ -1,8 +1,8 @@
 """The `seamless` trainer: one asynchronous PPO trainer for every layout.
 
-Built on verl's PPOTrainer, which asks for no standalone pool, so that colocated, disaggregated and multiplexed
-layouts differ in data and not in class. State it owns: the weight version, which is verl's `global_steps` at the last
-commit, the validation curve, and the count of masked tokens.
+It extends verl's PPOTrainer, which needs no standalone pool, so that colocated, disaggregated and multiplexed layouts
+differ in data and not in class. Owned state: the weight version, which is verl's `global_steps` at the last commit,
+the validation curve, and the count of masked tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TRAIN_ALL = "train_all"
 class SeamlessTrainer(TrainerSetup):
     """PPO with generation and training overlapped as far as `seamless.max_staleness` allows."""
 
-    masked_tokens = 0  # for their age, in the whole run
+    masked_tokens = 0  # tokens masked for their age, in the whole run
 
     def on_init_end(self) -> None:
         self.commit(self.global_steps)  # of the checkpoint just loaded, or of the initial model
@@ -34,29 +34,29 @@ class SeamlessTrainer(TrainerSetup):
         self.curve.truncate_after(self.global_steps)
 
     def _save_checkpoint(self) -> None:
-        self.reached(f"saving, step {self.global_steps}")
+        self.enter_stage(f"saving, step {self.global_steps}")
         with marked_save(self.config.trainer.default_local_dir, self.global_steps):
             super()._save_checkpoint()
 
     def on_train_begin(self) -> None:
-        self.long_prompts.result()
+        self.prompt_scan.result()
         freeze_imports()
         self.device_time.begin()
         self._add_async_warmup_batches(self.seamless.batches_ahead)
 
     def on_sample_begin(self) -> None:
-        self.reached(f"waiting for groups, step {self.global_steps}")
+        self.enter_stage(f"waiting for groups, step {self.global_steps}")
         self.refill_for_update()
         self.lending.offer(None)
 
     def on_sample_end(self) -> None:
-        self.reached(f"computing, step {self.global_steps}")
-        self.mini_batch_taken()
+        self.enter_stage(f"computing, step {self.global_steps}")
+        self.count_mini_batch()
         if self.curr_step_profile:
             self._stop_rollout_profiling()
 
     def on_step_end(self) -> None:
-        self.reached(f"committing version {self.global_steps}")
+        self.enter_stage(f"committing version {self.global_steps}")
         self.step_ended()
         with marked_timer("update_weights", self.timing_raw, color="red"):
             self.lending.offer(None)  # the next computation is a batch away
@@ -71,12 +71,12 @@ class SeamlessTrainer(TrainerSetup):
             metrics.update({"seamless/tokens/trained": trained, "seamless/tokens/masked_as_stale": masked})
             self.masked_tokens += masked
         batch = super()._compute_old_log_prob(batch, metrics)
-        if not self.config.algorithm.rollout_correction.bypass_mode:  # there they are the same numbers
+        if not self.config.algorithm.rollout_correction.bypass_mode:  # with it, both logprobs are the same numbers
             metrics.update(logprob_difference(batch))
         return batch
 
     def _compute_values(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        with self.lending.training("infer_batch"):  # the critic's group returns at once; verl waits inside of this
+        with self.lending.training("infer_batch"):  # the critic's group returns at once, verl waits in here
             return super()._compute_values(batch, metrics)
 
     def _update_critic(self, batch: Any, metrics: dict[str, Any]) -> Any:
@@ -84,9 +84,9 @@ class SeamlessTrainer(TrainerSetup):
             return super()._update_critic(batch, metrics)
 
     def _validate(self) -> dict[str, float]:
-        self.reached(f"validating, step {self.global_steps}")
+        self.enter_stage(f"validating, step {self.global_steps}")
         self.lending.offer(None)
         metrics: dict[str, float] = super()._validate()
-        self.reached(f"validated, step {self.global_steps}")
+        self.enter_stage(f"validated, step {self.global_steps}")
         self.curve.add(self.global_steps, metrics)
         return metrics

@@ -37,8 +37,8 @@ class ValidationCurve:
         return cls(Path(checkpoints) / FILE)
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append the mean reward of a validation, taken from verl's validation metrics."""
-        name = headline(metrics)
+        """Appends the mean reward of a validation, taken from verl's validation metrics."""
+        name = reward_metric(metrics)
         if name is None:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -46,7 +46,7 @@ class ValidationCurve:
             file.write(json.dumps({"step": step, "metric": name, "value": float(metrics[name])}) + "\n")
 
     def truncate_after(self, step: int) -> None:
-        """Drop the points beyond `step`: a run that resumes there has abandoned that future."""
+        """Drops the points after `step`, from which a run resumes."""
         lines = self.path.read_text().splitlines(keepends=True) if self.path.exists() else []
         kept = [line for line in lines if json.loads(line)["step"] <= step]
         if kept != lines:
@@ -55,7 +55,7 @@ class ValidationCurve:
             partial.replace(self.path)
 
     def points(self) -> list[Point]:
-        """All points by step; of two at one step, as after a resume, the later one counts."""
+        """All points in order of steps; if a step has two, as after a resume, the later one counts."""
         if not self.path.exists():
             return []
         rows = [json.loads(line) for line in self.path.read_text().splitlines()]
@@ -63,7 +63,7 @@ class ValidationCurve:
         return [latest[step] for step in sorted(latest)]
 
 
-def headline(metrics: Mapping[str, float]) -> str | None:
+def reward_metric(metrics: Mapping[str, float]) -> str | None:
     """The name of the mean reward among verl's validation metrics, None when there is none."""
     rewards = [name for name in metrics if "/reward/mean@" in name]
     return min(rewards, default=None)

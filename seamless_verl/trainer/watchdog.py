@@ -1,8 +1,8 @@
-"""A run that stands still ends, and says what stood still.
+"""Ends a training that makes no more progress, with an error that names the stage at which it stopped.
 
-The trainer marks its progress; a thread looks whether it still moves. Waiting for groups is progress while
-the rollout manager's calls bring tokens. When nothing has moved for too long, the training, which runs in a
-thread of its own and may be stuck in it for ever, is left behind with an error that names its stage.
+The trainer reports each stage that it enters, and a thread checks when it last did. Waiting for groups is progress as
+long as calls generate tokens. The training runs in a thread of its own, which may be blocked for ever. After too long
+without progress that thread is left alone, and the error is raised in the thread that waits for it.
 """
 
 from __future__ import annotations
@@ -20,97 +20,104 @@ from seamless_verl.errors import NoProgressError
 from seamless_verl.runtime.process import BackgroundTask, stack_report
 
 logger = logging.getLogger(__name__)
-ANSWER_S = 10.0  # for a process to say where it is
-LOOKS = 10  # within the time that may pass without progress
+REPLY_S = 10.0  # for a process to report its stacks
+CHECKS = 10  # within the time that may pass without progress
 
 
 class Watchdog:
-    """Watches one training. `others` are actors that can be asked where they are, by name; `progress` counts what
-    goes on outside of the trainer, or raises when nobody answers."""
+    """Watches one training.
+
+    Args:
+        limit_s: seconds without progress after which the training is ended.
+        progress: a count that grows while calls generate; raises if the data plane does not reply.
+        actors: the actors that give a stack report, by name.
+    """
 
     def __init__(
         self,
         limit_s: float,
         progress: Callable[[], float],
-        others: Callable[[], Mapping[str, Any]],
+        actors: Callable[[], Mapping[str, Any]],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.limit_s, self.progress, self.others, self.clock = limit_s, progress, others, clock
-        self.counted = -1.0
-        self.stage, self.moved = "starting", clock()
-        self.stuck: Future[None] = Future()
-        self.over = threading.Event()
+        self.limit_s, self.progress, self.actors, self.clock = limit_s, progress, actors, clock
+        self.last_count = -1.0
+        self.stage, self.last_progress = "starting", clock()
+        self.failure: Future[None] = Future()
+        self.ended = threading.Event()
 
     def train(self, training: Callable[[], None]) -> None:
-        """Run it to its end.
+        """Runs the training to its end.
 
         Raises:
-            NoProgressError: it stood still; and whatever the training, or a look at it, raises.
+            NoProgressError: it made no progress for `limit_s`.
+            Exception: whatever the training, or a check of it, raises.
         """
-        self.moved = self.clock()
-        trained = BackgroundTask("training", training)
-        looking = threading.Thread(target=self.watch, name="watchdog", daemon=True)
-        looking.start()
+        self.last_progress = self.clock()
+        task = BackgroundTask("training", training)
+        watching = threading.Thread(target=self.watch, name="watchdog", daemon=True)
+        watching.start()
         try:
-            wait([trained.future, self.stuck], return_when=FIRST_COMPLETED)
+            wait([task.future, self.failure], return_when=FIRST_COMPLETED)
         finally:
-            self.over.set()
-            looking.join()
-        (trained.future if trained.future.done() else self.stuck).result()
+            self.ended.set()
+            watching.join()
+        (task.future if task.future.done() else self.failure).result()
 
-    def reached(self, stage: str) -> None:
+    def enter_stage(self, stage: str) -> None:
         """The trainer is at this stage now, which is progress."""
-        self.stage, self.moved = stage, self.clock()
+        self.stage, self.last_progress = stage, self.clock()
 
     def watch(self) -> None:
-        """Look until the training is over; what a look raises ends the training."""
+        """Checks until the training has ended; an error of a check ends the training."""
         try:
-            while not self.over.wait(self.limit_s / LOOKS):
-                self.look()
-        except Exception as error:  # handed to whoever waits in `train`; logged, for the training may end just now
+            while not self.ended.wait(self.limit_s / CHECKS):
+                self.check()
+        except Exception as error:  # raised in `train`; logged too, since the training may end at this moment
             logger.critical("the watchdog ends the training: %s", error)
-            self.stuck.set_exception(error)
+            self.failure.set_exception(error)
 
-    def look(self) -> None:
-        """When nothing moved in the trainer for too long: unless something did outside of it, the run is over.
+    def check(self) -> None:
+        """Checks that the trainer entered a stage, or calls generated, within `limit_s`.
 
         Raises:
-            NoProgressError: nothing did; where every process is has been logged.
+            NoProgressError: neither; the stacks of every process have been logged.
         """
-        still_s = self.clock() - self.moved
-        if still_s < self.limit_s:
+        without_progress_s = self.clock() - self.last_progress
+        if without_progress_s < self.limit_s:
             return
-        if self.outside():
-            self.moved = self.clock()
+        if self.calls_progressed():
+            self.last_progress = self.clock()
             return
-        text = f"The training has not moved for {still_s:.1f} s.\nThe trainer was at: {self.stage}."
-        logger.critical("%s\n%s\n%s", text, self.places(), stack_report())
+        text = f"The training has made no progress for {without_progress_s:.1f} s.\nThe trainer was at: {self.stage}."
+        logger.critical("%s\n%s\n%s", text, self.stack_reports(), stack_report())
         raise NoProgressError(text, self.limit_s)
 
-    def outside(self) -> bool:
-        """Whether tokens came since it was last asked; a rollout manager that was started again counts anew."""
+    def calls_progressed(self) -> bool:
+        """Whether the count changed since the last call; it is smaller after a restart of the data plane."""
         try:
-            counted = self.progress()
-        except Exception as error:  # whoever does not answer is part of the report
-            logger.critical("the rollout manager does not answer: %s", error)
+            count = self.progress()
+        except Exception as error:  # the report says which process did not reply
+            logger.critical("the data plane does not reply: %s", error)
             return False
-        before, self.counted = self.counted, counted
-        return counted != before
+        before, self.last_count = self.last_count, count
+        return count != before
 
-    def places(self) -> str:
-        """Where the other processes are, or that they do not say."""
-        asked = {name: actor.stack_report.remote() for name, actor in self.others().items()}
-        ready, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=ANSWER_S) if asked else ([], [])
-        there = {
-            name: said(answer) if answer in ready else f"no answer in {ANSWER_S} s" for name, answer in asked.items()
+    def stack_reports(self) -> str:
+        """The stack report of each actor, or why there is none."""
+        replies = {name: actor.stack_report.remote() for name, actor in self.actors().items()}
+        ready, _ = ray.wait(list(replies.values()), num_returns=len(replies), timeout=REPLY_S) if replies else ([], [])
+        reports = {
+            name: report_or_error(reply) if reply in ready else f"no reply within {REPLY_S} s"
+            for name, reply in replies.items()
         }
-        return "\n".join(f"--- {name}\n{place}" for name, place in there.items())
+        return "\n".join(f"--- {name}\n{report}" for name, report in reports.items())
 
 
-def said(answer: ray.ObjectRef[str]) -> str:
-    """The answer, or why there is none: a process that died is part of the report."""
+def report_or_error(reply: ray.ObjectRef[str]) -> str:
+    """The stack report, or the error of an actor that died."""
     try:
-        return str(ray.get(answer))
+        return str(ray.get(reply))
     except ray.exceptions.RayError as error:
-        return f"no answer: {error}"
+        return f"no reply: {error}"

@@ -1,7 +1,7 @@
 """The actor classes of the `seamless` trainer: verl's workers, which also stage weights and report their activity.
 
-A version of the weights is staged first, while replicas generate, and then loaded from memory, so that a replica
-pauses only for the load. Owned state of each process: the version staged in it.
+A version of the weights is staged while replicas generate, and then loaded from memory, so that a replica pauses only
+for the load. Owned state of each process: the version that it has staged.
 """
 
 from __future__ import annotations
@@ -41,37 +41,34 @@ class SeamlessActorWorker(DetachActorWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def take_activity(self) -> NodeActivity:
-        """What the device did since the last report."""
+        """The activity of the device since the last report."""
         return NodeActivity(self.activity.take(), node_id())
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def stage_weights(self, version: int) -> StagedWeights | None:
-        """Copies the weights out of the engine, which all ranks do together, for replicas to map or to receive."""
-        with self.activity.doing(DeviceUse.SYNC):
-            return self._stage(version)
-
-    def _stage(self, version: int) -> StagedWeights | None:
+        """Copies the weights out of the engine, for replicas to map or to receive; all ranks call it together."""
         options = {"layered_summon": self.layered_summon, "base_sync_done": True} if "rollout" in self.role else {}
-        weights, peft = self.actor.engine.get_per_tensor_param(**options)
-        keeps = first_of_host() if options else self.rank == 0
-        if keeps:
-            self.staged.begin()
-        for name, weight in weights:
+        with self.activity.doing(DeviceUse.SYNC):
+            weights, peft = self.actor.engine.get_per_tensor_param(**options)
+            keeps = first_of_host() if options else self.rank == 0
             if keeps:
-                self.staged.add(name, weight)
-        if self.actor.engine.is_param_offload_enabled:
-            self.actor.engine.to("cpu", model=True, optimizer=False, grad=False)
-        return self.staged.end(version, peft) if keeps else None
+                self.staged.begin()
+            for name, weight in weights:
+                if keeps:
+                    self.staged.add(name, weight)
+            if self.actor.engine.is_param_offload_enabled:
+                self.actor.engine.to("cpu", model=True, optimizer=False, grad=False)
+            return self.staged.end(version, peft) if keeps else None
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
     async def send_staged(self, version: int) -> Any:
         """Rank 0 sends the staged weights to the standalone replicas' workers; returns the transfer's metrics."""
-        weights = iter(self.staged.of(version).mapped()) if self.rank == 0 else iter(())
+        weights = iter(self.staged.get(version).map()) if self.rank == 0 else iter(())
         return await self.checkpoint_engine.send_weights(weights, global_steps=version)
 
 
 def first_of_host() -> bool:
-    """Whether this rank is the first one on its host; all ranks ask together."""
+    """Whether this rank is the first one on its host; all ranks call it together."""
     hosts = [""] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(hosts, node_id())
     return hosts.index(node_id()) == torch.distributed.get_rank()
@@ -88,12 +85,12 @@ class SeamlessCriticWorker(TrainingWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def take_activity(self) -> NodeActivity:
-        """What the device did since the last report."""
+        """The activity of the device since the last report."""
         return NodeActivity(self.activity.take(), node_id())
 
 
 class SeamlessWorkerGroup(TagWorkers, RayWorkerGroup):
-    """The processes of one resource pool; calls `on_spawn` when they exist, before any of them builds a model."""
+    """The workers of one resource pool; calls `on_spawn` when their processes exist, before any builds a model."""
 
     on_spawn: Callable[[dict[str, RayWorkerGroup]], None] | None = None  # set by the trainer for one set-up
 

@@ -1,13 +1,13 @@
-"""The data plane's end of the transport: a replica behind a connection, as an engine.
+"""The data plane's end of the transport: a remote replica, used as an engine over a connection.
 
 Invariants:
-- A call has an inbox from before its request is sent until it has ended or was left; later chunks are dropped.
+- A call has an inbox from before its request is sent until it has ended or its reader has left; later chunks are
+  dropped.
 - When the connection is lost every inbox first gives what had arrived, and then raises ReplicaLostError.
-- What waits for a slow reader comes as one chunk where it is of one version, so that reading it costs less the
-  further the reader is behind.
+- Waiting chunks of one version are read as one chunk, so that a reader that is far behind reads at less cost.
 
-Nothing slows the server down for one client that reads slowly, since that would stop all calls of the connection;
-what waits in an inbox is bounded by its call's token budget, 8 bytes a token and what it asked for on top.
+A slow reader does not slow the server down, since that would stop all calls of the connection. What waits in an inbox
+is bounded by its call's token budget: 8 bytes a token, plus the top logprobs that the call requested.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from seamless_verl.transport.codec import (
 )
 from seamless_verl.transport.connection import Connection
 
-KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # a host that vanished is noticed in 25 s
+KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # detects a host that vanished within 25 s
 
 
 class RemoteEngine:
@@ -57,11 +57,11 @@ class RemoteEngine:
         on_lost: Callable[[str], None] | None = None,
         timeout_s: float = 10.0,
     ) -> RemoteEngine:
-        """Connects and shows the token; `on_lost` gets the reason once, when the connection is lost, not when closed.
+        """Connects with the token; `on_lost` is called once, with the reason, if the connection is lost but not closed.
 
         Raises:
             WireError: the server refused, or is another replica.
-            OSError, TimeoutError: it is not reachable.
+            OSError, TimeoutError: the server is not reachable.
         """
         async with asyncio.timeout(timeout_s):
             loop = asyncio.get_running_loop()
@@ -72,7 +72,7 @@ class RemoteEngine:
                     reason = f"expected replica {replica_id!r}, found {found!r}; check its address"
                     raise WireError(connection.peer, reason)
             except BaseException:
-                connection.leave("the greeting failed")
+                connection.close_quietly("the greeting failed")
                 raise
         return cls(replica_id, connection)
 
@@ -93,11 +93,11 @@ class RemoteEngine:
         self._connection.send(Abort(request_id))
 
     def close(self) -> None:
-        self._connection.leave("closed on this side")
+        self._connection.close_quietly("closed on this side")
 
 
 class _Inbox:
-    """What has arrived for one call, for one reader."""
+    """The chunks that have arrived for one call, for one reader."""
 
     def __init__(self, replica_id: str) -> None:
         self._replica_id = replica_id
@@ -136,19 +136,19 @@ class _Inbox:
 class _ClientConnection(Connection):
     def __init__(self, replica_id: str, on_lost: Callable[[str], None] | None) -> None:
         super().__init__()
-        self.admitted = True  # the client chose whom to call
+        self.admitted = True  # the client chose this server
         self.inboxes: dict[int, _Inbox] = {}
         self._replica_id, self._on_lost, self._numbers = replica_id, on_lost, count()
         self._welcome: asyncio.Future[str] = self._loop.create_future()
         self._lost: str | None = None
 
     async def greet(self, token: str) -> str:
-        """The id of the replica that answers; raises WireError when it refuses."""
+        """Identifies this client; returns the replica's id. Raises WireError if the server refuses."""
         self.send(Hello(PROTOCOL, token))
         return await self._welcome
 
     def begin(self, request: EngineRequest) -> int:
-        """The number of a call that was sent; raises ReplicaLostError when there is no connection."""
+        """Sends a request; returns the number of its call. Raises ReplicaLostError if there is no connection."""
         if self._lost is not None:
             raise ReplicaLostError(self._replica_id, self._lost)
         call = next(self._numbers)
@@ -157,27 +157,31 @@ class _ClientConnection(Connection):
         return call
 
     def end(self, call: int) -> None:
-        """Leaves a call; one that has not ended is aborted."""
+        """Ends the reading of a call; one that has not ended is aborted."""
         if self.inboxes.pop(call, None) is not None and self._lost is None:
             self.send(Drop(call))
 
-    def leave(self, reason: str) -> None:
+    def close_quietly(self, reason: str) -> None:
+        """Closes without a call of `on_lost`."""
         self._on_lost = None
         self.close(reason)
         self._fail(reason)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        plug = transport.get_extra_info("socket")
-        plug.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connected = transport.get_extra_info("socket")
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in KEEPALIVE.items():
             if hasattr(socket, name):
-                plug.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+                connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def received(self, message: Message) -> None:
         match message:
-            case Chunk():
-                self._deliver(message)
+            case Chunk(call=call):
+                if (inbox := self.inboxes.get(call)) is not None:  # else it was sent before the Drop arrived
+                    if message.finish_reason is not None:
+                        del self.inboxes[call]
+                    inbox.put(token_chunk(message, self._replica_id))
             case Welcome(replica_id=replica_id) if not self._welcome.done():
                 self._welcome.set_result(replica_id)
             case Lost(call=call, reason=reason):
@@ -192,13 +196,6 @@ class _ClientConnection(Connection):
         self._fail(reason)
         if self._on_lost is not None:
             self._on_lost(reason)
-
-    def _deliver(self, message: Chunk) -> None:
-        if (inbox := self.inboxes.get(message.call)) is None:
-            return  # it crossed the Drop
-        if message.finish_reason is not None:
-            del self.inboxes[message.call]
-        inbox.put(token_chunk(message, self._replica_id))
 
     def _fail(self, reason: str) -> None:
         self._lost = self._lost or reason

@@ -1,7 +1,7 @@
 """Messages between a data plane and a replica's server, as msgpack.
 
-A message is a list that begins with its tag; a frame is a list of messages. Arrays are raw little-endian bytes,
-4 a token. `call` is a number that the client gives.
+A message is a list that begins with its tag; a frame is a list of messages. Arrays are raw little-endian bytes, 4 for
+each token. `call` is a number that the client chooses.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ class Generate(msgspec.Struct, array_like=True, tag=2, frozen=True):
 
 
 class Drop(msgspec.Struct, array_like=True, tag=3, frozen=True):
-    """The client has left the call; nothing more is sent for it."""
+    """The client reads the call no more; nothing more is sent for it."""
 
     call: int
 
 
 class Abort(msgspec.Struct, array_like=True, tag=4, frozen=True):
-    """The request is to end with CUT."""
+    """Ends the request with CUT."""
 
     request_id: str
 
 
 class Chunk(msgspec.Struct, array_like=True, tag=5, frozen=True):
-    """Tokens of a call; see TokenChunk, whose replica the client knows."""
+    """Tokens of a call; see TokenChunk. The client adds the replica."""
 
     call: int
     ids: bytes

@@ -1,11 +1,11 @@
-"""One end of a TCP connection: frames in, frames out.
+"""One end of a TCP connection that sends and receives frames of messages.
 
-A frame is its length, 4 bytes big-endian, and a msgpack list of messages. All messages of one turn of the event
-loop leave in one write, so that an engine's step costs one system call however many calls it moved.
+A frame is its length, 4 bytes big-endian, and a msgpack list of messages. All messages of one turn of the event loop
+are sent in one write, so that an engine's step costs one system call however many calls it serves.
 
 Invariants:
 - Messages arrive in the order in which they were sent, each once, or the connection is lost.
-- What cannot be understood closes the connection with its reason; it never reaches another connection.
+- A malformed message closes its connection with the reason; it affects no other connection.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from seamless_verl.transport.codec import Message, Refused, decode_frame, encode
 
 MAX_FRAME = 64 << 20  # bytes: a prompt of 16 million tokens
 MAX_GREETING = 4096  # bytes from a peer that has not identified itself
-BATCH = 1 << 20  # bytes after which a frame leaves before the turn ends: a greedy sender meets its back-pressure
-HEAD = 4
+BATCH = 1 << 20  # bytes after which a frame is sent before the turn ends, so that back-pressure reaches the sender
+HEADER = 4
 
 
 class Connection(asyncio.Protocol, ABC):
@@ -41,7 +41,7 @@ class Connection(asyncio.Protocol, ABC):
 
     @abstractmethod
     def disconnected(self, reason: str) -> None:
-        """The connection is gone; again changes nothing."""
+        """The connection is gone; a second call changes nothing."""
 
     @property
     def peer(self) -> str:
@@ -53,17 +53,17 @@ class Connection(asyncio.Protocol, ABC):
         return self._transport is None or self._transport.is_closing()
 
     async def writable(self) -> None:
-        """Returns when the peer keeps up with what it was sent, or is gone."""
+        """Returns when the peer has read enough of what it was sent, or is gone."""
         await self._writable.wait()
 
     def send(self, message: Message) -> None:
-        """Sends by the end of this turn of the loop; to a closed connection, nowhere.
+        """Sends by the end of this turn of the loop; a message to a closed connection is dropped.
 
         Raises:
             WireError: the message is longer than a frame may be.
         """
         raw = encode_message(message)
-        if len(raw) + 3 * HEAD > MAX_FRAME:
+        if len(raw) + 3 * HEADER > MAX_FRAME:
             raise WireError(self.peer, f"a message of {len(raw)} bytes does not fit a frame of {MAX_FRAME}")
         if self._size + len(raw) > BATCH:
             self._flush()
@@ -73,14 +73,14 @@ class Connection(asyncio.Protocol, ABC):
         self._size += len(raw)
 
     def close(self, reason: str) -> None:
-        """Closes after what was sent has left."""
+        """Closes the connection after everything was sent."""
         self._reason = reason
         self._flush()
         if self._transport is not None:
             self._transport.close()
 
     def refuse(self, reason: str) -> None:
-        """Tells the peer why and closes."""
+        """Sends the peer the reason and closes."""
         self.send(Refused(reason))
         self.close(str(WireError(self.peer, reason)))
 
@@ -109,14 +109,14 @@ class Connection(asyncio.Protocol, ABC):
 
     def _next_frame(self) -> list[Message] | None:
         """The messages of the next whole frame; None until one has arrived."""
-        if len(self._inbound) < HEAD:
+        if len(self._inbound) < HEADER:
             return None
-        end = HEAD + int.from_bytes(self._inbound[:HEAD], "big")
+        end = HEADER + int.from_bytes(self._inbound[:HEADER], "big")
         if end > (limit := MAX_FRAME if self.admitted else MAX_GREETING):
             raise ValueError(f"a frame of {end} bytes, {limit} are allowed")
         if len(self._inbound) < end:
             return None
-        frame = bytes(memoryview(self._inbound)[HEAD:end])
+        frame = bytes(memoryview(self._inbound)[HEADER:end])
         del self._inbound[:end]
         return decode_frame(frame)
 
@@ -128,4 +128,4 @@ class Connection(asyncio.Protocol, ABC):
 
 def _frame(messages: list[bytes]) -> bytes:
     count = b"\xdd" + len(messages).to_bytes(4, "big")  # msgpack's array 32
-    return (len(count) + sum(map(len, messages))).to_bytes(HEAD, "big") + count + b"".join(messages)
+    return (len(count) + sum(map(len, messages))).to_bytes(HEADER, "big") + count + b"".join(messages)

@@ -1,10 +1,9 @@
 """The replica's end of the transport: runs the calls of its clients on the local engine.
 
 Invariants:
-- A client is served only after it has shown the token.
-- Each call has one task; it ends with its call, with a Drop, or with its connection, and leaves nothing
-  running in the engine.
-- What one client sends, or a defect of the engine in one call, harms no other client.
+- A client is served only after it has sent the token.
+- Each call has one task, which ends with its call, a Drop, or its connection; then nothing of it runs in the engine.
+- A malformed message of one client, or a defect of the engine in one call, affects no other client.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ GREETING_S = 10.0  # seconds a client has to identify itself
 async def serve_engine(
     source: EngineSource, host: str, port: int, *, token: str, replica_id: str, greeting_s: float = GREETING_S
 ) -> EngineServer:
-    """Serves the engine to whoever has the token; port 0 takes a free one. Raises OSError when it cannot listen."""
+    """Serves the engine to clients with the token; port 0 takes a free one. Raises OSError if it cannot listen."""
     server = EngineServer(source, token=token, replica_id=replica_id, greeting_s=greeting_s)
     await server.listen(host, port)
     return server
@@ -89,12 +88,12 @@ class _ServerConnection(Connection):
                 self.refuse("send Hello first")
             case Generate(call=call) if call not in self._calls:
                 task = self._calls[call] = self._loop.create_task(self._run(call, engine_request(message)))
-                self._keep(task)
+                self._track(task)
             case Drop(call=call):
                 if (dropped := self._calls.pop(call, None)) is not None:
                     dropped.cancel()
             case Abort(request_id=request_id):
-                self._keep(self._loop.create_task(self._abort(request_id)))
+                self._track(self._loop.create_task(self._abort(request_id)))
             case _:
                 raise ValueError(f"a {type(message).__name__} is not expected here")
 
@@ -106,7 +105,7 @@ class _ServerConnection(Connection):
         self._calls.clear()
 
     def abandon(self, reason: str) -> None:
-        """Closes, and lets no call wait for a client that no longer reads."""
+        """Closes, and cancels the calls, so that none waits for a client that reads no more."""
         self.close(reason)
         self.disconnected(reason)
 
@@ -114,42 +113,42 @@ class _ServerConnection(Connection):
         if not hmac.compare_digest(hello.token.encode(), self._server.token.encode()):
             self.refuse("the token is not the one of this replica")
         elif hello.protocol != PROTOCOL:
-            reason = f"protocol {hello.protocol}, but this replica speaks {PROTOCOL}; run the same version on both ends"
+            reason = f"protocol {hello.protocol}, but this replica uses {PROTOCOL}; run the same version on both ends"
             self.refuse(reason)
         else:
             self._greeting.cancel()
             self.admitted = True
             self.send(Welcome(self._server.replica_id))
 
-    def _keep(self, task: asyncio.Task[None]) -> None:
+    def _track(self, task: asyncio.Task[None]) -> None:
         self._server.tasks.add(task)
         task.add_done_callback(self._server.tasks.discard)
 
     async def _run(self, call: int, request: EngineRequest) -> None:
-        """Supervises one call: what goes wrong in it becomes its last message."""
+        """Runs one call; an error in it becomes its last message."""
         ended = False
         try:
             async with aclosing(self._server.source.generate(request)) as chunks:
                 async for chunk in chunks:
                     await self.writable()
                     ended = chunk.finish_reason is not None
-                    self._reply(call, chunk_message(call, chunk), ended)
+                    if call in self._calls:
+                        self.send(chunk_message(call, chunk))
         except ReplicaLostError as loss:
             ended = True
-            self._reply(call, Lost(call, loss.reason), ended)
-        except Exception as error:  # of an engine: sent to the caller, which raises it
+            self._send_last(call, Lost(call, loss.reason))
+        except Exception as error:  # of the engine: sent to the client, where the call fails with it
             failed = empty_chunk(Finish.FAILED, stop_reason=f"{type(error).__name__}: {error}")
-            self._reply(call, chunk_message(call, failed), True)
+            self._send_last(call, chunk_message(call, failed))
         finally:
             if not ended:
                 await self._abort(request.request_id)
+            self._calls.pop(call, None)
 
-    async def _abort(self, request_id: str) -> None:
-        with suppress(ReplicaLostError):  # then nothing runs
-            await self._server.source.abort(request_id)
-
-    def _reply(self, call: int, message: Chunk | Lost, ended: bool) -> None:
+    def _send_last(self, call: int, message: Chunk | Lost) -> None:
         if call in self._calls:
             self.send(message)
-            if ended:
-                del self._calls[call]
+
+    async def _abort(self, request_id: str) -> None:
+        with suppress(ReplicaLostError):  # then nothing runs any more
+            await self._server.source.abort(request_id)

@@ -1,7 +1,7 @@
 """Commits a version of the weights: staged while the replicas generate, then loaded into a few of them at a time.
 
-A replica pauses for one load from its host's memory, where the trainer staged the weights once for all replicas of
-the host. Its calls freeze in the engine meanwhile and continue under the new weights.
+The trainer stages the weights once in the memory of each host. A replica pauses only for the load from there; its calls
+freeze in the engine meanwhile and continue with the new weights.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import ray
 from verl.single_controller.ray import RayWorkerGroup
 
 from seamless_verl.data_plane.client import DataPlaneClient, PlacedReplica, living_replies
-from seamless_verl.weights.staging import StagedWeights, one_of_each_host
+from seamless_verl.weights.staging import StagedWeights, one_per_host
 from seamless_verl.weights.transfer import Transfer
 
 Staged = dict[bool, list[StagedWeights]]  # by whether replicas share the trainer's devices
@@ -27,13 +27,13 @@ class WeightCommit:
     """Commits versions of the trainer's weights.
 
     Args:
-        client: the data plane's.
+        client: the data plane client.
         trainers: the workers that have the weights.
-        replicas: all of them.
-        transfer: to the hosts of replicas on devices of their own, if there are any.
+        replicas: all replicas of the job.
+        transfer: to the hosts of replicas on devices of their own; None if there are none.
         at_once: how many replicas pause together.
-        released: replicas on the trainer's devices have released their memory, and take the weights straight from
-            the trainer's engine.
+        released: replicas on the trainer's devices have released their memory, and load directly from the trainer's
+            engine.
         syncing: records in the ledger that these devices load.
     """
 
@@ -53,34 +53,34 @@ class WeightCommit:
         """
         began = time.monotonic()
         staged, metrics = self.stage(version)
-        loading = time.monotonic()
+        staged_at = time.monotonic()
         self.client.execute("commit", version)
         loaded = [name for replicas in self.rounds() for name in self.load(replicas, version, staged)]
         ended = time.monotonic()
-        metrics |= commit_metrics(self.pauses_s(loaded), loading - began, ended - loading)
+        metrics |= commit_metrics(self.pauses_s(loaded), staged_at - began, ended - staged_at)
         return metrics | ray.get(self.client.actor.checked_metrics.remote())
 
     def stage(self, version: int) -> tuple[Staged, dict[str, Any]]:
-        """Where the weights are, for replicas that share the trainer's devices and for the others; and metrics."""
+        """Stages the weights for replicas on the trainer's devices and for the others; returns where, and metrics."""
         shared = list[StagedWeights]()
         if self.transfer is not None or not self.released:
-            shared = one_of_each_host(self.trainers.stage_weights(version))
+            shared = one_per_host(self.trainers.stage_weights(version))
         sent, metrics = self.transfer.stage(version) if self.transfer else ([], {})
         return {True: shared, False: sent}, metrics
 
     def rounds(self) -> list[list[PlacedReplica]]:
-        """Which replicas load together: all that released their memory, then a few of the others at a time."""
-        back = [replica for replica in self.replicas if self.has_released(replica)]
+        """Groups of replicas that load together: all that released their memory, then `at_once` of the others."""
+        released = [replica for replica in self.replicas if self.has_released(replica)]
         others = [replica for replica in self.replicas if not self.has_released(replica)]
-        few = [others[begin : begin + self.at_once] for begin in range(0, len(others), self.at_once)]
-        return [back, *few] if back else few
+        groups = [others[begin : begin + self.at_once] for begin in range(0, len(others), self.at_once)]
+        return [released, *groups] if released else groups
 
     def has_released(self, replica: PlacedReplica) -> bool:
-        """Whether its memory is released while training computes."""
+        """Whether the replica's memory is released while training computes."""
         return self.released and replica.shares_device
 
     def load(self, replicas: Sequence[PlacedReplica], version: int, staged: Staged) -> list[str]:
-        """Loads into these replicas; returns those that loaded staged weights. One that cannot is STALE or DEAD."""
+        """Loads into these replicas; returns those that loaded staged weights. The others are STALE or DEAD."""
         if self.has_released(replicas[0]):
             with self.syncing([device for replica in replicas for device in replica.devices]):
                 self.load_from_trainer([replica.replica_id for replica in replicas], version)
@@ -92,19 +92,19 @@ class WeightCommit:
         return loaded
 
     def load_from_trainer(self, ids: Sequence[str], version: int) -> None:
-        """Into replicas that had released their memory, straight from the trainer's engine, as verl does it."""
+        """Loads directly from the trainer's engine, as verl does, into replicas that had released their memory."""
         self.client.execute("reclaim_memory", ids)
         if not (paused := self.client.execute("begin_sync", ids)):
             return
         try:
             ray.get(list(self.trainers.update_weights(global_steps=version, mode="naive")))
-        except ray.exceptions.RayError as error:  # of these replicas; the others continue to serve
+        except ray.exceptions.RayError as error:  # only these replicas fail; the others continue to serve
             self.client.execute("fail_sync", paused, str(error))
         else:
             self.client.execute("end_sync", paused, version)
 
     def pauses_s(self, loaded: Sequence[str]) -> list[float]:
-        """Seconds for which these did not generate."""
+        """Seconds for which each of these replicas paused."""
         servers = [replica.replica.server_handle for replica in self.replicas if replica.replica_id in loaded]
         return list(living_replies([server.last_pause_s.remote() for server in servers]))
 
@@ -112,8 +112,8 @@ class WeightCommit:
 def commit_metrics(pauses_s: Sequence[float], stage_s: float, load_s: float) -> dict[str, float]:
     """Metrics of a commit.
 
-    `standstill_share` is the part of it in which the replicas that loaded staged weights did not generate;
-    those that come back from the trainer have not generated for longer.
+    `standstill_share` is the mean share of the commit for which a replica that loaded staged weights paused. Replicas
+    that had released their memory are not counted: they have not generated for longer.
     """
     named: dict[str, float] = {"stage_s": stage_s, "load_s": load_s, "standstill_max_s": max(pauses_s, default=0.0)}
     if pauses_s:

@@ -1,7 +1,7 @@
-"""One version of the weights in host memory, for other processes of the host to map.
+"""One version of the weights in host memory, which other processes of the host can map.
 
-The memory has no name in any file system: it is found through the descriptors of the process that wrote it, as long
-as that lives and keeps it, and a killed process leaves nothing behind.
+The memory has no name in a file system. Other processes open it through a descriptor of the process that wrote it, as
+long as that process lives and keeps it. So a killed process leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ ALIGNED = 64  # bytes: a cache line, and a multiple of every element's size
 
 @dataclass(frozen=True)
 class PlacedWeight:
-    """One weight, by its name in the HF format, and where its bytes begin."""
+    """One weight with its name in the HF format, and the `offset` in bytes at which it begins."""
 
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
     offset: int
 
-    def of(self, memory: torch.Tensor) -> torch.Tensor:
+    def view_in(self, memory: torch.Tensor) -> torch.Tensor:
         size = prod(self.shape) * self.dtype.itemsize
         return memory[self.offset : self.offset + size].view(self.dtype).view(self.shape)
 
 
 @dataclass(frozen=True)
 class StagedWeights:
-    """Where staged weights are, to be sent to processes that map them.
+    """The location of staged weights, which is sent to the processes that map them.
 
-    `host` is the Ray node, `token` what the memory begins with; `peft` is verl's config of an adapter, None where
-    these are a model's weights.
+    `host` is the Ray node, `token` the first bytes of the memory. `peft` is verl's config of an adapter, None for a
+    model's weights.
     """
 
     version: int
@@ -48,24 +48,24 @@ class StagedWeights:
     placed: tuple[PlacedWeight, ...]
     peft: Any = None
 
-    def mapped(self) -> list[tuple[str, torch.Tensor]]:
-        """Names and weights, which are views of the memory; writing to them changes no other process's view.
+    def map(self) -> list[tuple[str, torch.Tensor]]:
+        """Maps the weights: names, and tensors that are private views of the memory.
 
         Raises:
             OSError: the process that wrote them is on another host, has ended, or has staged another version.
         """
         file = os.open(self.path, os.O_RDONLY)
-        try:  # what was opened stays what it is, whatever the path comes to stand for
+        try:  # the descriptor stays valid even if the path is reused
             if os.pread(file, TOKEN_BYTES, 0) != self.token:
                 raise OSError(f"{self.path} is not version {self.version} any more")
             memory = torch.from_file(f"/proc/self/fd/{file}", shared=False, size=self.size, dtype=torch.uint8)
         finally:
             os.close(file)
-        return [(one.name, one.of(memory)) for one in self.placed]
+        return [(weight.name, weight.view_in(memory)) for weight in self.placed]
 
 
 class StagingMemory:
-    """Owns the memory of one version: `begin`, `add` its weights, `end`; then other processes map it."""
+    """Owns the memory of one version. Call `begin`, `add` for each weight, `end`; then other processes can map it."""
 
     def __init__(self, host: str) -> None:
         self.host = host
@@ -91,14 +91,14 @@ class StagingMemory:
 
     def end(self, version: int, peft: Any = None) -> StagedWeights:
         assert self.file is not None
-        os.ftruncate(self.file, self.size)  # where the last weight is empty, nothing was written at its place
+        os.ftruncate(self.file, self.size)  # an empty last weight has written nothing
         path = f"/proc/{os.getpid()}/fd/{self.file}"
         self.weights = StagedWeights(version, self.host, path, self.size, self.token, tuple(self.placed), peft)
         return self.weights
 
-    def of(self, version: int) -> StagedWeights:
-        assert self.weights is not None, f"version {version} is asked for, none is staged"
-        assert self.weights.version == version, f"version {version} is asked for, {self.weights.version} is staged"
+    def get(self, version: int) -> StagedWeights:
+        assert self.weights is not None, f"version {version} is requested, none is staged"
+        assert self.weights.version == version, f"version {version} is requested, {self.weights.version} is staged"
         return self.weights
 
     def close(self) -> None:
@@ -108,27 +108,27 @@ class StagingMemory:
 
 
 def write_at(file: int, offset: int, data: memoryview) -> int:
-    """Writes all of it, though one write takes at most 2 GiB; returns how many bytes there are."""
+    """Writes all bytes, in several writes since one takes at most 2 GiB; returns their number."""
     done = 0
     while done < len(data):
         done += os.pwrite(file, data[done:], offset + done)
     return done
 
 
-def one_of_each_host(weights: Iterable[StagedWeights | None]) -> list[StagedWeights]:
-    return list({one.host: one for one in weights if one is not None}.values())
+def one_per_host(weights: Iterable[StagedWeights | None]) -> list[StagedWeights]:
+    return list({staged.host: staged for staged in weights if staged is not None}.values())
 
 
-def mapped_here(staged: Iterable[StagedWeights]) -> tuple[StagedWeights, list[tuple[str, torch.Tensor]]]:
-    """The staged weights that this host can map.
+def map_on_this_host(staged: Iterable[StagedWeights]) -> tuple[StagedWeights, list[tuple[str, torch.Tensor]]]:
+    """Maps the first of these staged weights that this host can map.
 
     Raises:
-        LookupError: there are none, with the reason for each.
+        LookupError: it can map none; gives the reason for each.
     """
-    why = []
-    for one in staged:
+    problems = []
+    for weights in staged:
         try:
-            return one, one.mapped()
+            return weights, weights.map()
         except OSError as error:
-            why.append(f"node {one.host}: {error}")
-    raise LookupError(f"this host has no weights in its memory: {'; '.join(why) or 'none are staged'}")
+            problems.append(f"node {weights.host}: {error}")
+    raise LookupError(f"this host has no weights in its memory: {'; '.join(problems) or 'none are staged'}")

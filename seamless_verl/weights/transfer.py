@@ -1,8 +1,8 @@
-"""Transfers weights: to the memory of standalone replicas' hosts, and with a time limit to engines on the same host.
+"""Transfers weights to the hosts of standalone replicas, and, with a time limit, to engines on the trainer's host.
 
-verl's sender to an engine on its host waits for a receipt of each bucket. An engine that was killed meanwhile gives
-none, and the load would wait for ever, in a call that blocks the whole process. Here it fails, and the trainer
-continues without that replica.
+verl's sender to an engine on its host waits for a receipt of each bucket. An engine that was killed meanwhile sends
+none, and verl would wait for ever, in a call that blocks the whole process. The sender here raises TimeoutError, and
+the trainer continues without that replica.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedW
 
 from seamless_verl.errors import HostMovedError
 from seamless_verl.platform.adaptation import WRITTEN_FOR
-from seamless_verl.weights.staging import StagedWeights, StagingMemory, one_of_each_host
+from seamless_verl.weights.staging import StagedWeights, StagingMemory, one_per_host
 
-NAME = BucketedWeightSender.__name__
+SENDER = BucketedWeightSender.__name__
 
 
 class BoundedSender(BucketedWeightSender):  # type: ignore[misc]
-    """verl's sender, which gives up when a bucket is not taken within `patience_s` seconds."""
+    """verl's sender, which gives up if the engine does not take a bucket within `bucket_timeout_s` seconds."""
 
-    patience_s = 300.0
+    bucket_timeout_s = 300.0
 
     async def async_send_weights(self, weights: Any) -> None:
         """Raises TimeoutError when the engine does not take a bucket."""
         try:
             await super().async_send_weights(weights)
         except zmq.Again as late:
-            raise TimeoutError(f"the engine has taken no weights for {self.patience_s:g} s") from late
+            raise TimeoutError(f"the engine has taken no weights for {self.bucket_timeout_s:g} s") from late
 
     def _init_socket(self) -> None:
         super()._init_socket()
         for option in (zmq.SNDTIMEO, zmq.RCVTIMEO):
-            self.socket.setsockopt(option, int(1000 * self.patience_s))
+            self.socket.setsockopt(option, int(1000 * self.bucket_timeout_s))
         self.socket.setsockopt(zmq.LINGER, 0)
 
 
 def bound_transfers() -> None:
-    """Has every load of this process use the bounded sender.
+    """Makes every load of this process use the bounded sender.
 
     Raises:
         HostMovedError: verl's rollout has another sender.
     """
-    if NAME not in vars(vllm_rollout):
-        raise HostMovedError("bounded-transfers", f"{vllm_rollout.__name__}:{NAME}", WRITTEN_FOR, "no such name")
-    setattr(vllm_rollout, NAME, BoundedSender)
+    if SENDER not in vars(vllm_rollout):
+        raise HostMovedError("bounded-transfers", f"{vllm_rollout.__name__}:{SENDER}", WRITTEN_FOR, "no such name")
+    setattr(vllm_rollout, SENDER, BoundedSender)
 
 
 class SeamlessReplicaWorker(CheckpointEngineWorker):  # type: ignore[misc]
@@ -76,10 +76,10 @@ _worker = ray.remote(SeamlessReplicaWorker)
 
 
 class Transfer(CheckpointEngineManager):  # type: ignore[misc]
-    """verl's transfer to standalone replicas, into the memory of their hosts and no further."""
+    """verl's transfer to standalone replicas, which ends in the memory of their hosts."""
 
     def stage(self, version: int) -> tuple[list[StagedWeights], dict[str, Any]]:
-        """Sends what the trainer has staged; returns what the replicas' hosts have then, and the senders' metrics."""
+        """Sends what the trainer has staged; returns what the replicas' hosts then have staged, and metrics."""
         rollout = group_of([worker for replica in self.replicas for worker in replica.workers])
         self.build_process_group(rollout)
         sent = self.actor_wg.send_staged(version)
@@ -89,11 +89,11 @@ class Transfer(CheckpointEngineManager):  # type: ignore[misc]
         ]
         ray.get([reply for replies in finalize for reply in replies])
         metrics = {name: value for result in results[: len(sent)] for name, value in (result or {}).items()}
-        return one_of_each_host(results[len(sent) :]), metrics
+        return one_per_host(results[len(sent) :]), metrics
 
 
 def group_of(workers: Sequence[Any]) -> RayWorkerGroup:
-    """These actors as a group that is called together."""
+    """A worker group of these actors."""
     return RayWorkerGroup(worker_handles=list(workers), ray_cls_with_init=RayClassWithInitArgs(cls=_worker))
 
 

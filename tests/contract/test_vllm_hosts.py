@@ -95,7 +95,7 @@ def request(**sampling: Any) -> Any:
     from vllm.v1.engine import EngineCoreRequest
     from vllm.v1.engine.input_processor import InputProcessor
 
-    from seamless_verl.replica.engine_source import sampling as parameters_of
+    from seamless_verl.replica.engine_source import sampling_params as parameters_of
 
     fields = dict.fromkeys(("mm_features", "pooling_params", "lora_request", "cache_salt", "data_parallel_rank"))
     params = parameters_of({"max_tokens": 8, **sampling})
@@ -129,8 +129,8 @@ def test_an_engine_takes_whatever_makes_a_scheduler_of_its_parts() -> None:
 
     from seamless_verl.replica import scheduler
 
-    named = SchedulerConfig.default_factory(scheduler_cls=scheduler.NAME)
-    assert named.get_scheduler_cls() is scheduler.scheduler  # type: ignore[comparison-overlap]
+    named = SchedulerConfig.default_factory(scheduler_cls=scheduler.SCHEDULER_CLS)
+    assert named.get_scheduler_cls() is scheduler.make_scheduler  # type: ignore[comparison-overlap]
     core = inspect.getsource(found("vllm.v1.engine.core:EngineCore.__init__", "engine-source"))
     assert "Scheduler = vllm_config.scheduler_config.get_scheduler_cls()" in core
     assert "= Scheduler(\n            vllm_config=vllm_config,\n" in core

@@ -82,7 +82,7 @@ async def test_a_load_goes_right_behind_its_pause_but_where_engines_stop_togethe
     async def case() -> None:
         sent = Sent()
         with ExitStack() as standing, ExitStack() as noted:
-            load = SeamlessServer._stop_and_load(server_of(sent, parallel), 1, standing, noted)
+            load = SeamlessServer._pause_and_load(server_of(sent, parallel), 1, standing, noted)
             task = asyncio.create_task(load)
             await all_that_can()
             assert sent.methods == before_the_reply and not first, "its last step is as usual"
@@ -100,7 +100,7 @@ async def test_a_load_goes_right_behind_its_pause_but_where_engines_stop_togethe
 async def test_the_clock_is_looked_at_right_before_the_resume() -> None:
     async with asyncio.timeout(30):
         sent = Sent()
-        task = asyncio.create_task(SeamlessServer._go_on(server_of(sent, 1)))
+        task = asyncio.create_task(SeamlessServer._resume_and_time(server_of(sent, 1)))
         await all_that_can()
         assert sent.methods == [RPC, RESUME]
         sent.reply([7.0])

@@ -106,8 +106,8 @@ class Replica:
         return Remote(self, "pause")
 
     @property
-    def standing(self) -> Remote:
-        return Remote(self, "standing")
+    def status(self) -> Remote:
+        return Remote(self, "status")
 
     @property
     def resume(self) -> Remote:

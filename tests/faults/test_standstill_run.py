@@ -19,5 +19,5 @@ def test_a_run_whose_agents_never_end_is_ended(nano: Path, tmp_path: Path) -> No
     assert job.process is not None and job.process.wait(300) == 1
     log = job.log()
     assert "The trainer was at: waiting for groups, step 1." in log
-    assert "--- rollout manager" in log and "--- replica-0" in log, "it does not say where the others were"
+    assert "--- data plane" in log and "--- replica-0" in log, "it does not say where the others were"
     assert leftovers(job) == []

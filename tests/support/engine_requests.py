@@ -1,4 +1,4 @@
-"""Requests that run at a real engine's source while a test does something else."""
+"""Requests that run on a real engine in the background of a test."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ PROMPTS = [[1, 2, 3, 4, 5], [10, 20, 30], [7] * 40, [100, 90, 80, 70]]
 
 
 class RunningRequest:
-    """One request that runs by itself; `deltas` grows as it goes."""
+    """One request that runs in a task of its own; `chunks` grows meanwhile."""
 
     def __init__(
-        self, source: AsyncLLMSource, name: str, prompt: list[int], tokens: int, conversation: str = "", **others: Any
+        self, source: AsyncLLMSource, name: str, prompt: list[int], tokens: int, conversation: str = "", **extra: Any
     ) -> None:
-        self.prompt, self.deltas, self.grew = prompt, list[TokenChunk](), asyncio.Condition()
-        fields = {"temperature": 1.0, "max_tokens": tokens, "ignore_eos": True, "seed": len(name), **others}
+        self.prompt, self.chunks, self.grew = prompt, list[TokenChunk](), asyncio.Condition()
+        fields = {"temperature": 1.0, "max_tokens": tokens, "ignore_eos": True, "seed": len(name), **extra}
         request = EngineRequest(name, array("i", prompt), fields, conversation=conversation)
         self.task = asyncio.create_task(self.run(source, request))
 
     async def run(self, source: AsyncLLMSource, request: EngineRequest) -> None:
-        async for delta in source.generate(request):
+        async for chunk in source.generate(request):
             async with self.grew:
-                self.deltas.append(delta)
+                self.chunks.append(chunk)
                 self.grew.notify_all()
 
     async def produced(self, tokens: int) -> None:
         async with self.grew:
-            await self.grew.wait_for(lambda: sum(len(delta.ids) for delta in self.deltas) >= tokens)
+            await self.grew.wait_for(lambda: sum(len(chunk.ids) for chunk in self.chunks) >= tokens)
 
     @property
     def finish(self) -> Finish | None:
-        return self.deltas[-1].finish_reason
+        return self.chunks[-1].finish_reason
 
     def column(self, name: str) -> list[Any]:
         per_token = {
@@ -44,4 +44,4 @@ class RunningRequest:
             "logprobs": lambda d: d.logprobs,
             "version": lambda d: [d.version] * len(d.ids),
         }
-        return [value for delta in self.deltas for value in per_token[name](delta)]
+        return [value for chunk in self.chunks for value in per_token[name](chunk)]

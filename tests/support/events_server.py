@@ -15,7 +15,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from seamless_verl.replica.server import SeamlessServer
-from seamless_verl.replica.worker_extension import extension
+from seamless_verl.replica.worker_extension import extension_name
 from seamless_verl.weights.staging import StagedWeights, StagingMemory
 from support.version_weights import Weights
 from support.vllm_engine import Engine, environment, settings
@@ -38,7 +38,7 @@ class Server(SeamlessServer):
     async def launch(self) -> int:
         """Its process id, with the engine up."""
         self.engine = AsyncLLM.from_engine_args(
-            AsyncEngineArgs(**settings(self.model, **SIZES, worker_extension_cls=extension()))
+            AsyncEngineArgs(**settings(self.model, **SIZES, worker_extension_cls=extension_name()))
         )
         return os.getpid()
 

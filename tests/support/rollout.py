@@ -20,14 +20,14 @@ TOKEN = "a shared secret"
 
 
 async def settle(turns: int = 20) -> None:
-    """Lets everything that can run without a new event run."""
+    """Runs everything that can run without a new event."""
     for _ in range(turns):
         await asyncio.sleep(0)
 
 
 async def until(true: Callable[[], bool]) -> None:
     while not true():  # noqa: ASYNC110
-        await asyncio.sleep(0)  # what it waits for lies behind sockets; the test's timeout bounds it
+        await asyncio.sleep(0)  # it waits for sockets; the test's timeout bounds it
 
 
 def call(name: str = "c", prompt: list[int] | None = None, max_tokens: int = 40, **more: Any) -> Call:
@@ -37,7 +37,7 @@ def call(name: str = "c", prompt: list[int] | None = None, max_tokens: int = 40,
 
 @dataclass
 class World:
-    """A fleet with its engines; the versions that each engine had are those its tokens may carry."""
+    """A fleet, its engines and its calls."""
 
     fleet: Fleet
     calls: Calls
@@ -50,11 +50,11 @@ class World:
         engine = StubEngine(name, version=version or 0, **stub)
         self.stubs[name] = engine
         self.every_stub.append(engine)
-        seam = await self._wired(name, engine) if self.over_wire else engine
-        self.fleet.add(name, engine=seam, control=engine, capacity=capacity, version=version)
+        used = await self._connected(name, engine) if self.over_wire else engine
+        self.fleet.add(name, engine=used, control=engine, capacity=capacity, version=version)
         return engine
 
-    async def _wired(self, name: str, engine: StubEngine) -> Engine:
+    async def _connected(self, name: str, engine: StubEngine) -> Engine:
         server = self.servers[name] = await serve_engine(engine, "127.0.0.1", 0, token=TOKEN, replica_id=name)
         remote: RemoteEngine
 
@@ -67,7 +67,7 @@ class World:
         return remote
 
     async def kill(self, name: str) -> None:
-        """The process dies: its engine stops, and over a wire its connection breaks."""
+        """Kills a replica: its engine stops and, over TCP, its connection breaks."""
         self.stubs[name].kill()
         if self.over_wire:
             await self.servers.pop(name).close()
@@ -88,7 +88,7 @@ class World:
 async def world(
     *, over_wire: bool = False, policy: RoutingPolicy | None = None, **settings: Any
 ) -> AsyncIterator[World]:
-    """A world in which nothing is left behind: no task, no request, no slot."""
+    """A world; at its end no task, request or slot may be left."""
     before = asyncio.all_tasks()
     fleet = Fleet(policy=policy or PrefixAffinity())
     made = World(fleet, Calls(fleet, **settings), over_wire)
@@ -107,28 +107,28 @@ async def world(
 
 
 async def run(calls: Calls, wanted: Call) -> list[TokenChunk]:
-    async with aclosing(calls.stream(wanted)) as pieces:
-        return [piece async for piece in pieces]
+    async with aclosing(calls.stream(wanted)) as chunks:
+        return [chunk async for chunk in chunks]
 
 
-def ids_of(pieces: list[TokenChunk]) -> list[int]:
-    return [token for piece in pieces for token in piece.ids]
+def ids_of(chunks: list[TokenChunk]) -> list[int]:
+    return [token for chunk in chunks for token in chunk.ids]
 
 
-def check_whole(wanted: Call, pieces: list[TokenChunk]) -> None:
-    """The call ended once, at its budget, and as if it had never been interrupted."""
+def check_whole(wanted: Call, chunks: list[TokenChunk]) -> None:
+    """Checks that the call ended once, at its budget, and as if it had never been interrupted."""
     number = wanted.sampling["max_tokens"]
-    assert [piece.finish_reason for piece in pieces] == [None] * (len(pieces) - 1) + [Finish.LENGTH]
-    check_prefix(wanted, pieces)
-    assert len(ids_of(pieces)) == number
+    assert [chunk.finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + [Finish.LENGTH]
+    check_prefix(wanted, chunks)
+    assert len(ids_of(chunks)) == number
 
 
-def check_prefix(wanted: Call, pieces: list[TokenChunk]) -> None:
-    """What there is of a call is a beginning of the uninterrupted one, each token with the version that made it."""
-    found, position = ids_of(pieces), len(wanted.prompt_ids)
+def check_prefix(wanted: Call, chunks: list[TokenChunk]) -> None:
+    """Checks that the chunks are a beginning of the uninterrupted call, each token with its weight version."""
+    found, position = ids_of(chunks), len(wanted.prompt_ids)
     assert found == stub_tokens(wanted.prompt_ids, len(found))
-    for piece in pieces:
-        assert piece.logprobs.tolist() == [
-            stub_logprob(piece.version, place) for place in range(position, position + len(piece.ids))
+    for chunk in chunks:
+        assert chunk.logprobs.tolist() == [
+            stub_logprob(chunk.version, place) for place in range(position, position + len(chunk.ids))
         ]
-        position += len(piece.ids)
+        position += len(chunk.ids)

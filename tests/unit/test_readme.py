@@ -1,4 +1,4 @@
-"""What the README shows is what the commands print, and the table of settings has them all."""
+"""What the documents show is what the commands print, their links resolve, and the table of settings has them all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,15 @@ from seamless_verl.cli.main import main
 from seamless_verl.config.composing import HERE
 from seamless_verl.journal import HandedOver, HandOverBegun, RewardPosted, SessionClosed, SessionOpened, SqliteJournal
 
-README, SETTINGS = ROOT / "README.md", ROOT / "docs" / "settings.md"
+DOCS = ROOT / "docs"
+TRAJECTORIES, LAYOUTS, SETTINGS = DOCS / "trajectories.md", DOCS / "layouts.md", DOCS / "settings.md"
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "patches/README.md")),
+    *sorted(DOCS.glob("*.md")),
+    *sorted((ROOT / "recipes").rglob("README.md")),
+    *sorted((ROOT / "seamless_verl").rglob("README.md")),
+]
+README_LINES = 150
 CUT, NEXT = "9f2c41d07a5be3c8", "e8d3307f4c16a952"
 OPENED = datetime.fromisoformat("2026-11-21T12:19:51+00:00").timestamp()
 TIMES = re.compile(r"\d{4}-\d\d-\d\dT[\d:+]+(\s+\w+$)?")  # by the reader's clock and zone
@@ -46,7 +54,7 @@ def recorded(journal: SqliteJournal) -> None:
 
 
 def shown() -> str:
-    [block] = re.findall(r"^```\n(SESSION .*?)```$", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    [block] = re.findall(r"^```\n(SESSION .*?)```$", TRAJECTORIES.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     return str(block)
 
 
@@ -60,7 +68,7 @@ def test_the_example_is_what_is_printed(tmp_path: Path, capsys: pytest.CaptureFi
         for arguments in (["ls", str(journal.path)], ["show", str(journal.path), CUT[:4]]):
             assert main(["trajectories", *arguments]) == 0
     printed, expected = lines(capsys.readouterr().out), lines(shown())
-    cut = {line: line.removesuffix("...") for line in expected if line.endswith("...")}  # long ones, in the README
+    cut = {line: line.removesuffix("...") for line in expected if line.endswith("...")}  # long ones, on the page
     assert [line[: len(cut.get(of, line))] for line, of in zip(printed, expected, strict=True)] == [
         cut.get(of, of) for of in expected
     ]
@@ -82,6 +90,36 @@ def test_every_setting_is_in_the_table() -> None:
 
 def test_the_plan_works_as_it_is_written(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
-    [command] = re.findall(r"^seamless-verl (plan (?:.*\\\n)*.*)$", README.read_text(encoding="utf-8"), re.MULTILINE)
+    page = LAYOUTS.read_text(encoding="utf-8")
+    [command] = re.findall(r"^seamless-verl (plan (?:.*\\\n)*.*)$", page, re.MULTILINE)
+    [expected] = re.findall(r"^```\n(multiplexed: .*?)```$", page, re.MULTILINE | re.DOTALL)
     assert main(shlex.split(command.replace("\\\n", ""))) == 0
-    assert capsys.readouterr().out.startswith("multiplexed: 3 machines, 24 devices\n")
+    printed = capsys.readouterr().out
+    assert printed.startswith("multiplexed: 3 machines, 24 devices\n")
+    assert lines(printed) == lines(expected)
+
+
+def anchor(heading: str) -> str:
+    """The heading's anchor on its page, as GitHub makes it."""
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)", page.read_text(encoding="utf-8"))
+    targets = [((page.parent / path).resolve() if path else page, part) for path, part in links]
+    assert [str(path) for path, _ in targets if not path.exists()] == []
+    for path, part in targets:
+        headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE) if part else []
+        assert not part or part in map(anchor, headings), f"{path.name} has no heading #{part}"
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= README_LINES
+
+
+def test_settings_in_the_readme_have_their_defaults() -> None:
+    rows = re.findall(r"^\| `(seamless\.[\w.]+)` \| `(.+?)` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    known = re.findall(r"^\| `(seamless\.[\w.]+)` \| [^|]+ \| `(.+?)` \|", SETTINGS.read_text(), re.MULTILINE)
+    assert len(rows) == 10
+    assert set(rows) <= set(known)

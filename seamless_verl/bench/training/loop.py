@@ -77,7 +77,9 @@ class ForcedLengthLoop(AgentLoopBase):  # type: ignore[misc]
             },
         )
 
-    async def generate(self, conversation: Conversation, request: str, turn: ForcedTurn, sampling: dict[str, Any]) -> None:
+    async def generate(
+        self, conversation: Conversation, request: str, turn: ForcedTurn, sampling: dict[str, Any]
+    ) -> None:
         """One turn of exactly its tokens."""
         began = time.monotonic()
         output = await self.server_manager.generate(

@@ -74,8 +74,8 @@ class HostWorker(CPUWorker):  # type: ignore[misc]
             self.model_runner.__class__ = HostModelRunner
         unlink_shared_memory(os.environ.get("VLLM_DIST_IDENT", ""), self.rank)
 
-    def before_load(self, models: Sequence[torch.nn.Module], *, briefly: bool) -> None:
-        """Free the packed weights of these models; with `briefly`, take real-time priority until the next step.
+    def before_load(self, models: Sequence[torch.nn.Module], *, planned: bool) -> None:
+        """Free the packed weights of these models; with `planned`, take real-time priority until the next step.
 
         Not beside other workers, which all spin while they wait for a message: the engine's own process would not get a
         core from them.
@@ -83,7 +83,7 @@ class HostWorker(CPUWorker):  # type: ignore[misc]
         for model in models:
             free_packed_weights(model)
         self.priority.close()
-        if briefly and self.vllm_config.parallel_config.world_size == 1:
+        if planned and self.vllm_config.parallel_config.world_size == 1:
             self.priority.enter_context(real_time_priority())
 
     def execute_model(self, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""vLLM's engine as a source of deltas: cut, frozen and continued, each token under the weights that made it."""
+"""vLLM's engine as a source of chunks: requests are cut, frozen and continued, and each token has its version."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def largest_error(call: RunningRequest, versions: list[tuple[Any, Any]]) -> floa
     return (expected - torch.tensor(call.column("logprobs"))).abs().max().item()
 
 
-def test_frozen_calls_go_on_under_new_weights(
+def test_frozen_calls_continue_with_new_weights(
     engine: Engine, source: AsyncLLMSource, versions: list[tuple[Any, dict[str, torch.Tensor]]]
 ) -> None:
     async def scenario() -> list[RunningRequest]:
         calls = [RunningRequest(source, f"frozen-{i}", prompt, 240) for i, prompt in enumerate(PROMPTS)]
-        # An engine that tells of many tokens at a time still tells of each under the weights that made it.
+        # Also in chunks of many tokens each token has the version of the weights that generated it.
         calls += [
             RunningRequest(source, f"rarely-{i}", prompt, 240, stream_interval=25) for i, prompt in enumerate(PROMPTS)
         ]
@@ -84,10 +84,10 @@ def test_frozen_calls_go_on_under_new_weights(
         assert call.finish is Finish.LENGTH and len(call.column("ids")) == 240
         assert call.column("version") == sorted(call.column("version"))
         assert set(call.column("version")) == {0, 1, 2}
-        assert len(call.deltas) < 20 or len(call.deltas) > 100
+        assert len(call.chunks) < 20 or len(call.chunks) > 100
         assert largest_error(call, versions) < 1e-3
         swapped = [versions[1], versions[0], versions[2]]
-        assert largest_error(call, swapped) > 0.1, "wrong weights would not have been told apart"
+        assert largest_error(call, swapped) > 0.1, "wrong weights would not have been noticed"
 
 
 def test_cut_calls_return_what_was_produced(engine: Engine, source: AsyncLLMSource, versions: list[Any]) -> None:
@@ -96,22 +96,22 @@ def test_cut_calls_return_what_was_produced(engine: Engine, source: AsyncLLMSour
         await asyncio.gather(*(call.produced(20) for call in calls))
         await source.pause(PauseMode.ABORT)
         await asyncio.wait_for(asyncio.gather(*(call.task for call in calls)), 10)
-        late = RunningRequest(source, "late", [1, 2], 5)
-        await late.task
+        during_pause = RunningRequest(source, "during_pause", [1, 2], 5)
+        await during_pause.task
         await source.resume()
-        after = RunningRequest(source, "after", [1, 2], 5)
-        await after.task
-        return calls, late, after
+        after_resume = RunningRequest(source, "after_resume", [1, 2], 5)
+        await after_resume.task
+        return calls, during_pause, after_resume
 
-    calls, late, after = engine.run(scenario())
-    assert {call.finish for call in [*calls, late]} == {Finish.CUT}
-    assert all(20 <= len(call.column("ids")) < 800 for call in calls) and late.column("ids") == []
+    calls, during_pause, after_resume = engine.run(scenario())
+    assert {call.finish for call in [*calls, during_pause]} == {Finish.CUT}
+    assert all(20 <= len(call.column("ids")) < 800 for call in calls) and during_pause.column("ids") == []
     assert max(largest_error(call, versions) for call in calls) < 1e-3
-    assert after.finish is Finish.LENGTH and len(after.column("ids")) == 5
+    assert after_resume.finish is Finish.LENGTH and len(after_resume.column("ids")) == 5
     assert source.in_flight == {}
 
 
-def test_a_frozen_call_can_be_cut_after_all(engine: Engine, source: AsyncLLMSource) -> None:
+def test_a_frozen_call_can_be_cut(engine: Engine, source: AsyncLLMSource) -> None:
     async def scenario() -> RunningRequest:
         call = RunningRequest(source, "kept", [3, 4], 800)
         await call.produced(10)
@@ -137,30 +137,30 @@ def test_closing_the_generator_ends_the_request_in_the_engine(engine: Engine, so
     assert source.in_flight == {}
 
 
-def test_what_the_engine_will_not_run_is_an_error_that_says_why(engine: Engine, source: AsyncLLMSource) -> None:
+def test_a_request_that_the_engine_refuses_fails_with_the_reason(engine: Engine, source: AsyncLLMSource) -> None:
     async def scenario() -> RunningRequest:
         call = RunningRequest(source, "long", [1] * 2000, 5)
         await call.task
         return call
 
-    (delta,) = engine.run(scenario()).deltas
-    assert delta.finish_reason is Finish.FAILED and "1024" in str(delta.stop_reason)
+    (chunk,) = engine.run(scenario()).chunks
+    assert chunk.finish_reason is Finish.FAILED and "1024" in str(chunk.stop_reason)
 
 
-def test_the_likeliest_tokens_come_when_asked_for(engine: Engine, source: AsyncLLMSource) -> None:
+def test_requested_top_logprobs_are_given(engine: Engine, source: AsyncLLMSource) -> None:
     async def scenario() -> list[TokenChunk]:
         fields = {"temperature": 1.0, "max_tokens": 6, "logprobs": 3, "ignore_eos": True}
-        return [delta async for delta in source.generate(EngineRequest("top", array("i", [5, 6]), fields))]
+        return [chunk async for chunk in source.generate(EngineRequest("top", array("i", [5, 6]), fields))]
 
-    for delta in engine.run(scenario()):
-        assert delta.top is not None and len(delta.top) == len(delta.ids)
-        for token, logprob, top in zip(delta.ids, delta.logprobs, delta.top, strict=True):
+    for chunk in engine.run(scenario()):
+        assert chunk.top is not None and len(chunk.top) == len(chunk.ids)
+        for token, logprob, top in zip(chunk.ids, chunk.logprobs, chunk.top, strict=True):
             assert list(top.logprobs) == sorted(top.logprobs, reverse=True)
             assert dict(zip(top.ids, top.logprobs, strict=True))[token] == pytest.approx(logprob, abs=1e-6)
             assert (top.ids.index(token) < 3) == (top.rank <= 3)
 
 
-def test_a_seed_says_the_same_when_the_prefill_was_cut_into_chunks(engine: Engine, source: AsyncLLMSource) -> None:
+def test_a_seed_gives_the_same_tokens_when_the_prefill_is_chunked(engine: Engine, source: AsyncLLMSource) -> None:
     prompts = [[(7 * place + i) % 250 for place in range(900)] for i in range(6)]  # more than a step computes
 
     async def scenario() -> tuple[list[list[int]], list[list[int]]]:
@@ -177,7 +177,7 @@ def test_a_seed_says_the_same_when_the_prefill_was_cut_into_chunks(engine: Engin
 
 
 @pytest.mark.parametrize("turns", range(6))
-def test_a_request_that_is_on_its_way_when_others_are_cut_is_cut_too(
+def test_a_request_on_its_way_to_the_engine_is_cut_like_the_others(
     engine: Engine, source: AsyncLLMSource, turns: int
 ) -> None:
     """`turns` of the loop lie between the last request and the pause."""

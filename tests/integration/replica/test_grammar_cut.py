@@ -1,4 +1,4 @@
-"""Calls that are cut within a grammar, again and again, end as the grammar wants it: on a real engine."""
+"""On a real engine, calls that are cut again and again within a grammar end as the grammar requires."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CASES: dict[str, dict[str, Any]] = {
 def engine(nano: Path) -> Iterator[Engine]:
     options = {
         "skip_tokenizer_init": False,
-        "scheduler_cls": scheduler.NAME,
+        "scheduler_cls": scheduler.SCHEDULER_CLS,
         "structured_outputs_config": {"reasoning_parser": "qwen3"},
     }
     with started(nano / "model", cores=sorted(os.sched_getaffinity(0)), devices=[0], **options) as engine:
@@ -55,15 +55,15 @@ def fleet_of(engine: Engine) -> Fleet:
 async def generated(
     engine: Engine, produced: bytes = b"", *, often: bool = True, **sampling: Any
 ) -> tuple[list[int], Finish | None, int]:
-    """Ids, how it ended, and how often it was cut: after each of its pieces."""
+    """Ids, how it ended, and how often it was cut: after each of its chunks."""
     fleet, prompt = fleet_of(engine), array("i", [10, 20, 30])
     fields = {"max_tokens": 600, "structured_outputs": {"regex": WORDS}, **sampling}
     call = Call("one", prompt, fields, produced=array("i", list(produced)))
     ids, finish, cuts = list[int](), None, 0
-    async with aclosing(Calls(fleet, grammars_resume=True).stream(call)) as pieces:
-        async for piece in pieces:
-            ids.extend(piece.ids)
-            finish = piece.finish_reason
+    async with aclosing(Calls(fleet, grammars_resume=True).stream(call)) as chunks:
+        async for chunk in chunks:
+            ids.extend(chunk.ids)
+            finish = chunk.finish_reason
             if finish is None and often:
                 await fleet.pause(["a"], PauseMode.ABORT)
                 await fleet.resume(["a"])
@@ -73,28 +73,26 @@ async def generated(
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("case", CASES)
-def test_a_grammar_is_taken_up_where_it_was_cut(engine: Engine, case: str, seed: int) -> None:
+def test_a_grammar_resumes_where_it_was_cut(engine: Engine, case: str, seed: int) -> None:
     ids, finish, cuts = engine.run(generated(engine, seed=seed, **CASES[case]))
-    assert (finish, ids[-1]) == (
-        Finish.STOP,
-        token_id(END_OF_TURN),
-    ) and cuts >= 8  # a slow reader has several tokens in a piece
-    said = ids[ids.index(END_OF_THOUGHT) + 1 : -1] if END_OF_THOUGHT in ids else ids[:-1]
+    assert (finish, ids[-1]) == (Finish.STOP, token_id(END_OF_TURN))
+    assert cuts >= 8  # a slow reader has several tokens in a chunk
+    reply = ids[ids.index(END_OF_THOUGHT) + 1 : -1] if END_OF_THOUGHT in ids else ids[:-1]
     assert (END_OF_THOUGHT in ids) == (case == "after reasoning")
-    assert re.fullmatch(WORDS, bytes(said).decode()), said
+    assert re.fullmatch(WORDS, bytes(reply).decode()), reply
 
 
-def test_what_an_earlier_life_produced_counts(engine: Engine) -> None:
+def test_tokens_of_an_earlier_process_count(engine: Engine) -> None:
     ids, finish, _ = engine.run(generated(engine, b"abfab", often=False, **AT_ONCE))
     assert finish is Finish.STOP and re.fullmatch(WORDS, (b"abfab" + bytes(ids[:-1])).decode())
 
 
-def test_what_the_grammar_does_not_allow_is_an_error_and_the_engine_goes_on(engine: Engine) -> None:
+def test_tokens_that_the_grammar_does_not_allow_fail_the_call_but_not_the_engine(engine: Engine) -> None:
     assert engine.run(generated(engine, b"abx", **AT_ONCE))[:2] == ([], Finish.FAILED)
     assert engine.run(generated(engine, often=False, **AT_ONCE))[1] is Finish.STOP
 
 
-def test_where_a_reasoning_ended_is_found_at_once() -> None:
+def test_the_end_of_a_reasoning_is_found_at_once() -> None:
     """Asked about each of these tokens, this parser would take seconds."""
     asked = list[int]()
 
@@ -104,5 +102,5 @@ def test_where_a_reasoning_ended_is_found_at_once() -> None:
             return 7 in delta
 
     ids = [1] * 2000 + [2] * 6000 + [7] + [3] * 100
-    assert scheduler.reasoning_end(Reasoner(), ids, 2000, marks={7, 9}) == 8001 and len(asked) == 1
-    assert scheduler.reasoning_end(Reasoner(), ids, 2000, marks=set()) == 8001 and len(asked) == 6002
+    assert scheduler.reasoning_end(Reasoner(), ids, 2000, end_tokens={7, 9}) == 8001 and len(asked) == 1
+    assert scheduler.reasoning_end(Reasoner(), ids, 2000, end_tokens=set()) == 8001 and len(asked) == 6002

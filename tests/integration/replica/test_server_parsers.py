@@ -1,4 +1,4 @@
-"""What engines are started with for grammars: our scheduler, unless there is another, and parsers of the user's own."""
+"""The engine settings for grammars: our scheduler unless the user set one, and the user's reasoning parsers."""
 
 from __future__ import annotations
 
@@ -41,33 +41,35 @@ def prepared(**given: Any) -> dict[str, Any]:
 
 
 def test_the_gateway_reads_a_plugin(nano: Path, tmp_path: Path) -> None:
-    options = ["--reasoning-parser-plugin", plugin(tmp_path, "there"), "--reasoning-parser", "there"]
+    options = ["--reasoning-parser-plugin", plugin(tmp_path, "plugged_in"), "--reasoning-parser", "plugged_in"]
     config = rendering_config(serve_arguments(str(nano / "model"), options))
-    assert config.structured_outputs_config.reasoning_parser == "there"
+    assert config.structured_outputs_config.reasoning_parser == "plugged_in"
 
 
 def test_a_replica_reads_a_plugin_before_its_engine_is_configured(tmp_path: Path) -> None:
     from vllm.reasoning import ReasoningParserManager
 
-    prepared(reasoning_parser_plugin=plugin(tmp_path, "here"))
-    assert ReasoningParserManager.get_reasoning_parser("here").__name__ == "Mine"
+    prepared(reasoning_parser_plugin=plugin(tmp_path, "plugged_in_too"))
+    assert ReasoningParserManager.get_reasoning_parser("plugged_in_too").__name__ == "Mine"
 
 
 @pytest.mark.parametrize("key", ["scheduler_cls", "scheduler-cls"])
-def test_a_scheduler_of_the_users_stays_and_takes_up_no_grammars(tmp_path: Path, key: str) -> None:
-    theirs, ours = tiny_run(tmp_path, f"+{ENGINE}.{key}=mine.Own"), tiny_run(tmp_path)
+def test_a_scheduler_of_the_users_stays_and_resumes_no_grammars(tmp_path: Path, key: str) -> None:
+    custom, default = tiny_run(tmp_path, f"+{ENGINE}.{key}=mine.Own"), tiny_run(tmp_path)
     assert prepared(**{key: "mine.Own"}) == {key: "mine.Own"}
-    assert not plane_settings(theirs, SeamlessConfig.parse(theirs.seamless), 0, "t", None).grammars_resume
-    assert prepared()["scheduler_cls"] == scheduler.NAME
-    assert plane_settings(ours, SeamlessConfig.parse(ours.seamless), 0, "t", None).grammars_resume
+    assert not plane_settings(custom, SeamlessConfig.parse(custom.seamless), 0, "t", None).grammars_resume
+    assert prepared()["scheduler_cls"] == scheduler.SCHEDULER_CLS
+    assert plane_settings(default, SeamlessConfig.parse(default.seamless), 0, "t", None).grammars_resume
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-def test_the_scheduler_is_of_the_kind_that_the_engine_would_have(ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_async", [False, True])
+def test_the_scheduler_is_of_the_kind_that_the_engine_would_have(
+    is_async: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
-    for kind in (scheduler.ContinuedGrammars, scheduler.ContinuedAsyncGrammars):
-        monkeypatch.setattr(kind, "__init__", lambda self, vllm_config: None)
-    config = SimpleNamespace(scheduler_config=SimpleNamespace(async_scheduling=ahead))
-    made = scheduler.scheduler(vllm_config=config)
-    assert isinstance(made, scheduler.ContinuedGrammars) and isinstance(made, AsyncScheduler) is ahead
+    for scheduler_class in (scheduler.GrammarScheduler, scheduler.AsyncGrammarScheduler):
+        monkeypatch.setattr(scheduler_class, "__init__", lambda self, vllm_config: None)
+    config = SimpleNamespace(scheduler_config=SimpleNamespace(async_scheduling=is_async))
+    made = scheduler.make_scheduler(vllm_config=config)
+    assert isinstance(made, scheduler.GrammarScheduler) and isinstance(made, AsyncScheduler) is is_async

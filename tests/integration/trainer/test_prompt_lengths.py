@@ -1,4 +1,4 @@
-"""What verl does with a prompt that is too long, and what is said of verl's own data sets before training."""
+"""What verl does with a prompt that is too long, and the warnings about verl's own data sets before training."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def dataset(file: Path, nano: Path, kind: type | None = None, **settings: Any) -
     return (kind or RLHFDataset)(str(file), AutoTokenizer.from_pretrained(nano / "model"), config)
 
 
-def test_verl_cuts_off_the_beginning_whatever_it_is_told() -> None:
+def test_verl_cuts_off_the_beginning_whatever_its_truncation_says() -> None:
     from verl.experimental.agent_loop.agent_loop import AgentLoopBase
     from verl.utils.dataset import rl_dataset
 
@@ -33,7 +33,7 @@ def test_verl_cuts_off_the_beginning_whatever_it_is_told() -> None:
     assert inspect.getsource(rl_dataset).count("self.truncation") == 1, "it is read now"
 
 
-def test_verls_sets_are_looked_at(nano: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_verls_sets_are_scanned(nano: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     from verl.utils.dataset.rl_dataset import RLHFDataset
 
     class Own(RLHFDataset):  # type: ignore[misc]
@@ -46,18 +46,18 @@ def test_verls_sets_are_looked_at(nano: Path, tmp_path: Path, caplog: pytest.Log
         "filtered": dataset(long, nano, max_prompt_length=20, filter_overlong_prompts=True),
         "own": dataset(long, nano, Own, max_prompt_length=20),
     }
-    found = prompts.lookers(sets)
+    scans = prompts.prompt_scans(sets)
     caplog.clear()
-    prompts.tell_of_long(found, 20)
+    prompts.warn_of_long_prompts(scans, 20)
     (text,) = caplog.messages
-    assert "8 of 8 prompts looked at of data.val_files have more tokens, up to" in text
+    assert "8 of 8 scanned prompts of data.val_files have more tokens, up to" in text
     longest = int(text.partition("up to ")[2].partition(",")[0])
     assert len(dataset(long, nano, max_prompt_length=longest, filter_overlong_prompts=True)) == 8, "as verl counts"
     assert len(dataset(long, nano, max_prompt_length=longest - 1, filter_overlong_prompts=True)) == 0
 
 
-def test_a_large_set_is_looked_at_evenly(nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompts, "LOOKED_AT", 10)
+def test_a_large_set_is_scanned_evenly(nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompts, "MAX_SCANNED", 10)
     whole = dataset(write_rows(tmp_path / "rows.parquet", rows=64), nano)
-    looked_at = list(prompts.prompts_of(whole))
-    assert len(looked_at) == 10 and looked_at[0] == ROW["prompt"]
+    scanned = list(prompts.prompts_of(whole))
+    assert len(scanned) == 10 and scanned[0] == ROW["prompt"]

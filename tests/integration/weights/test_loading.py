@@ -1,8 +1,9 @@
-"""Weights loaded from memory that the engine's process shares with whoever staged them."""
+"""Weights loaded from memory that the engine's process shares with the process that staged them."""
 
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 import time
@@ -15,8 +16,8 @@ import pytest
 import torch
 from support.vllm_engine import Engine, largest_error, no_generation, processes, redrawn, started
 
-from seamless_verl.replica.load_plan import Plans
-from seamless_verl.replica.worker_extension import MappedReceiver, extension, pickled
+from seamless_verl.replica.load_plan import PlanCache
+from seamless_verl.replica.worker_extension import MappedReceiver, extension_name
 from seamless_verl.weights.staging import StagingMemory
 
 pytestmark = [
@@ -33,7 +34,7 @@ USABLE = sorted(os.sched_getaffinity(0))
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["tp1", "tp2"])
 def engine(nano: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
-    options = {"tensor_parallel_size": request.param, "worker_extension_cls": extension()}
+    options = {"tensor_parallel_size": request.param, "worker_extension_cls": extension_name()}
     with started(nano / "model", cores=USABLE, devices=range(request.param), **options) as engine:
         yield engine
 
@@ -51,11 +52,11 @@ async def load(
     weights: Mapping[str, torch.Tensor],
     loaded: Callable[[], None] = lambda: None,
 ) -> float:
-    """Seconds that the engine stood still for it; `loaded` is called before it goes on."""
+    """Seconds for which the load paused the engine; `loaded` is called before the resume."""
     memory.begin()
     for name, weight in weights.items():
         memory.add(name, weight)
-    staged = pickled([memory.end(1)])
+    staged = pickle.dumps([memory.end(1)])
     await engine.llm.collective_rpc("map_staged", args=(staged,))
     async with no_generation(engine, "keep"):
         began = time.perf_counter()
@@ -67,8 +68,8 @@ async def load(
 
 
 async def planned(engine: Engine) -> list[bool]:
-    """Whether each worker knows how to load without the model's loaders."""
-    return await engine.llm.collective_rpc(lambda worker: worker.plans.plan is not None)
+    """Whether each worker has a load plan."""
+    return await engine.llm.collective_rpc(lambda worker: worker.plan_cache.plan is not None)
 
 
 def test_a_load_takes_effect_exactly(engine: Engine, loaded: Any) -> None:
@@ -79,10 +80,10 @@ def test_a_load_takes_effect_exactly(engine: Engine, loaded: Any) -> None:
         assert all(engine.run(planned(engine))), "later loads would go through the model's loaders again"
         samples = engine.run(engine.samples(PROMPTS, 48))
         assert largest_error(renewed, samples) < CLOSE
-        assert largest_error(loaded, samples) > FAR, "the old weights would not have been told apart"
+        assert largest_error(loaded, samples) > FAR, "the old weights would not have been distinguished"
 
 
-def test_who_loads_goes_first_until_it_generates(engine: Engine, loaded: Any) -> None:
+def test_a_loading_engine_has_real_time_priority_until_it_generates(engine: Engine, loaded: Any) -> None:
     """Alone, for workers in parallel wait for messages by spinning."""
     alone = not processes("VLLM::Worker")
     working = [*processes("VLLM::Worker"), *processes("EngineCore")]
@@ -116,7 +117,7 @@ def test_many_loads_leak_no_memory_and_take_milliseconds(engine: Engine, loaded:
 def test_weights_whose_writer_is_gone_are_an_error_that_the_engine_survives(engine: Engine, loaded: Any) -> None:
     memory = StagingMemory("here")
     engine.run(load(engine, memory, dict(loaded.named_parameters())))
-    lost = pickled([memory.of(1)])
+    lost = pickle.dumps([memory.get(1)])
     memory.begin()
 
     async def asked(method: str, *args: Any) -> None:
@@ -129,13 +130,13 @@ def test_weights_whose_writer_is_gone_are_an_error_that_the_engine_survives(engi
     assert largest_error(loaded, engine.run(engine.samples(PROMPTS, 16))) < CLOSE
 
 
-def test_more_than_a_bucket_comes_in_several_the_last_of_which_is_told() -> None:
+def test_more_than_a_bucket_comes_in_several_and_the_last_is_marked() -> None:
     memory = StagingMemory("here")
     memory.begin()
     for i in range(5):
         memory.add(str(i), torch.full((10,), float(i)))
     memory.add("large", torch.zeros(1000))
     got: list[tuple[list[str], bool]] = []
-    receiver = MappedReceiver(memory.end(1).mapped(), 100, Plans(), [], "", torch.device("cpu"), True)
+    receiver = MappedReceiver(memory.end(1).map(), 100, PlanCache(), [], "", torch.device("cpu"), True)
     receiver.receive_weights(lambda bucket, last: got.append(([name for name, _ in bucket], last)))
     assert got == [(["0", "1"], False), (["2", "3"], False), (["4"], False), (["large"], True)]

@@ -1,4 +1,4 @@
-"""Weights for an engine that is not there, or dies over them: the load fails, where verl's own would wait for ever."""
+"""A load into an engine that is absent, or dies during it, fails, where verl's own would wait for ever."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ SEGMENTS = Path("/dev/shm")
 
 
 def die_after(buckets: int, handle: str) -> None:
-    """A receiver that takes its buffer and so many buckets, and is heard of no more."""
+    """A receiver that takes its buffer and so many buckets, and then is silent."""
     with zmq.Context() as context, context.socket(zmq.REP) as socket:
         socket.connect(handle)
-        for taken in range(buckets + 2):
+        for count in range(buckets + 2):
             socket.recv()
-            if taken <= buckets:
+            if count <= buckets:
                 socket.send(b"")
 
 
 @pytest.mark.parametrize("buckets", [None, 0, 1])
-def test_what_nobody_takes_is_not_waited_for(
+def test_a_bucket_that_nobody_takes_ends_the_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buckets: int | None
 ) -> None:
-    monkeypatch.setattr(BoundedSender, "patience_s", 0.5)
+    monkeypatch.setattr(BoundedSender, "bucket_timeout_s", 0.5)
     handle, made = f"ipc://{tmp_path}/weights.sock", list[str]()
     create = transfer.create_shared_memory
     monkeypatch.setattr(transfer, "create_shared_memory", lambda size, name: (made.append(name), create(size, name))[1])

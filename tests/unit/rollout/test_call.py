@@ -1,4 +1,4 @@
-"""Calls over replicas that pause, change weights, go away and die: an agent sees nothing of it."""
+"""Calls over replicas that pause, change weights, release their memory and die: an agent notices nothing."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from seamless_verl.trajectory.records import Finish, TokenChunk, logprobs, token
 WIRES = pytest.mark.parametrize("over_wire", [False, True], ids=["direct", "wire"])
 
 
-async def some(pieces: AsyncGenerator[TokenChunk, None], number: int) -> list[TokenChunk]:
-    return [await anext(pieces) for _ in range(number)]
+async def take(chunks: AsyncGenerator[TokenChunk, None], number: int) -> list[TokenChunk]:
+    return [await anext(chunks) for _ in range(number)]
 
 
-async def rest(pieces: AsyncGenerator[TokenChunk, None]) -> list[TokenChunk]:
-    return [piece async for piece in pieces]
+async def rest(chunks: AsyncGenerator[TokenChunk, None]) -> list[TokenChunk]:
+    return [chunk async for chunk in chunks]
 
 
 @WIRES
@@ -39,16 +39,16 @@ async def test_a_call_runs_to_its_budget(over_wire: bool) -> None:
 
 
 @WIRES
-async def test_a_death_costs_nothing_that_was_streamed(over_wire: bool) -> None:
+async def test_a_death_loses_no_token_that_was_streamed(over_wire: bool) -> None:
     async with world(over_wire=over_wire) as w:
         await w.start("a", tokens_per_chunk=3)
-        pieces = w.calls.stream(wanted := call(max_tokens=900, seed=5, min_tokens=20))
-        begun = await some(pieces, 3)
+        chunks = w.calls.stream(wanted := call(max_tokens=900, seed=5, min_tokens=20))
+        begun = await take(chunks, 3)
         await w.start("b", tokens_per_chunk=2)
         await w.kill("a")
-        begun += await rest(pieces)
+        begun += await rest(chunks)
         check_whole(wanted, begun)
-        assert {piece.replica for piece in begun} == {"a", "b"}
+        assert {chunk.replica for chunk in begun} == {"a", "b"}
         (request,) = w.stubs["b"].seen
         produced = request.resumed_tokens
         assert request.request_id == "c#1" and 9 <= produced < 900
@@ -59,56 +59,56 @@ async def test_a_death_costs_nothing_that_was_streamed(over_wire: bool) -> None:
 
 
 @WIRES
-async def test_a_cut_call_waits_until_somebody_serves_and_goes_on_with_new_weights(over_wire: bool) -> None:
+async def test_a_cut_call_waits_until_a_replica_serves_and_continues_with_new_weights(over_wire: bool) -> None:
     async with world(over_wire=over_wire) as w:
         await w.start("a", tail=2)
-        pieces = w.calls.stream(wanted := call(max_tokens=300))
-        begun = await some(pieces, 4)
-        going_on = asyncio.create_task(rest(pieces))
+        chunks = w.calls.stream(wanted := call(max_tokens=300))
+        begun = await take(chunks, 4)
+        remaining = asyncio.create_task(rest(chunks))
         assert await w.fleet.pause(["a"], PauseMode.ABORT) == ["a"]
         await settle()
         assert over_wire or w.fleet.metrics()["fleet/waiting"] == 1
         w.fleet.commit(7)
         await w.sync(["a"], 7)
-        begun += await going_on
+        begun += await remaining
         check_whole(wanted, begun)
-        versions = [piece.version for piece in begun]
+        versions = [chunk.version for chunk in begun]
         assert versions == sorted(versions) and set(versions) == {0, 7}
 
 
 @WIRES
-async def test_a_kept_call_stays_where_it_is(over_wire: bool) -> None:
+async def test_a_call_stays_on_a_replica_that_is_paused_with_keep(over_wire: bool) -> None:
     async with world(over_wire=over_wire) as w:
         await w.start("a")
         await w.start("b", capacity=1)
-        w.stubs["b"].version = 99  # nobody may be sent there
+        w.stubs["b"].version = 99  # no call may be routed to it
         await w.fleet.pause(["b"], PauseMode.KEEP)
-        pieces = w.calls.stream(wanted := call(max_tokens=300))
-        begun = await some(pieces, 2)
-        going_on = asyncio.create_task(rest(pieces))
+        chunks = w.calls.stream(wanted := call(max_tokens=300))
+        begun = await take(chunks, 2)
+        remaining = asyncio.create_task(rest(chunks))
         await w.fleet.pause(["a"], PauseMode.KEEP)
         produced = len(w.stubs["a"].seen), w.stubs["a"].running
         await settle()
-        assert not going_on.done() and produced == (1, 1)
+        assert not remaining.done() and produced == (1, 1)
         w.fleet.commit(1)
         await w.sync(["a"], 1)
-        begun += await going_on
+        begun += await remaining
         check_whole(wanted, begun)
-        assert len(w.stubs["a"].seen) == 1 and {piece.version for piece in begun} == {0, 1}
+        assert len(w.stubs["a"].seen) == 1 and {chunk.version for chunk in begun} == {0, 1}
 
 
 @WIRES
-async def test_a_lent_replica_gives_back_what_it_produced_and_must_be_refitted(over_wire: bool) -> None:
+async def test_a_released_replica_returns_what_it_produced_and_needs_new_weights(over_wire: bool) -> None:
     async with world(over_wire=over_wire) as w:
         await w.start("a", tail=1)
         await w.start("b", capacity=1)
-        pieces = w.calls.stream(wanted := call(max_tokens=200))
-        begun = await some(pieces, 2)
+        chunks = w.calls.stream(wanted := call(max_tokens=200))
+        begun = await take(chunks, 2)
         assert await w.fleet.release(["a"]) == ["a"]
         w.check()
-        begun += await rest(pieces)
+        begun += await rest(chunks)
         check_whole(wanted, begun)
-        assert [piece.replica for piece in begun][-1] == "b"
+        assert [chunk.replica for chunk in begun][-1] == "b"
         await w.fleet.reclaim(["a"])
         await w.sync(["a"], 0)
         check_whole(wanted, await run(w.calls, wanted))
@@ -117,22 +117,22 @@ async def test_a_lent_replica_gives_back_what_it_produced_and_must_be_refitted(o
 async def test_a_cut_at_the_last_token_is_an_end() -> None:
     async with world() as w:
         await w.start("a", tail=5)
-        pieces = w.calls.stream(wanted := call(max_tokens=7))
-        begun = await some(pieces, 2)
+        chunks = w.calls.stream(wanted := call(max_tokens=7))
+        begun = await take(chunks, 2)
         await w.fleet.pause(["a"], PauseMode.ABORT)
-        check_whole(wanted, begun + await rest(pieces))
+        check_whole(wanted, begun + await rest(chunks))
 
 
 class Scripted(StubEngine):
-    """Gives these deltas to every request, then dies or falls silent."""
+    """Gives these chunks to every request, then dies or ends the stream."""
 
     script: tuple[TokenChunk, ...] = ()
     dies = True
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenChunk, None]:
         self.seen.append(request)
-        for delta in self.script:
-            yield delta
+        for chunk in self.script:
+            yield chunk
         if self.dies:
             self.kill()
             self._check_alive()
@@ -142,13 +142,13 @@ def add(w: World, name: str, engine: Scripted) -> None:
     w.fleet.add(name, engine=engine, control=engine, capacity=4, version=0)
 
 
-async def test_a_death_between_the_last_token_and_the_word_that_it_was_the_last() -> None:
+async def test_a_death_between_the_last_token_and_its_finish_reason() -> None:
     async with world() as w:
         engine = Scripted("a")
         engine.script = (TokenChunk(tokens([8, 9]), logprobs([0, 0]), 0),)
         add(w, "a", engine)
-        pieces = await run(w.calls, call(max_tokens=2))
-        assert (ids_of(pieces), pieces[-1].finish_reason) == ([8, 9], Finish.LENGTH)
+        chunks = await run(w.calls, call(max_tokens=2))
+        assert (ids_of(chunks), chunks[-1].finish_reason) == ([8, 9], Finish.LENGTH)
 
 
 async def test_losses_without_a_token_are_bounded() -> None:
@@ -170,7 +170,7 @@ async def test_cuts_by_an_engine_that_was_not_paused_are_bounded() -> None:
         assert len(engine.seen) == 3
 
 
-async def test_what_an_engine_refuses_fails_with_its_reason() -> None:
+async def test_a_request_that_an_engine_refuses_fails_with_its_reason() -> None:
     async with world() as w:
         engine = Scripted("a")
         engine.script = (TokenChunk(tokens([]), logprobs([]), 0, "", Finish.FAILED, "prompt too long"),)
@@ -185,20 +185,20 @@ async def test_stop_tokens_and_top_logprobs_pass_through() -> None:
     async with world() as w:
         await w.start("a")
         stop = stub_tokens([1, 2, 3], 6)[-1]
-        pieces = await run(w.calls, call(stop_token_ids=[stop]))
-        assert (len(pieces), pieces[-1].finish_reason, pieces[-1].stop_reason) == (6, Finish.STOP, stop)
+        chunks = await run(w.calls, call(stop_token_ids=[stop]))
+        assert (len(chunks), chunks[-1].finish_reason, chunks[-1].stop_reason) == (6, Finish.STOP, stop)
 
 
 @pytest.mark.parametrize("resumes", [False, True])
-async def test_a_grammar_that_was_cut_inside(resumes: bool) -> None:
+async def test_a_call_that_was_cut_within_a_grammar(resumes: bool) -> None:
     async with world(grammars_resume=resumes) as w:
         await w.start("a")
         wanted = call(structured_outputs={"json": {}})
-        pieces = w.calls.stream(wanted)
-        begun = await some(pieces, 3)
+        chunks = w.calls.stream(wanted)
+        begun = await take(chunks, 3)
         await w.fleet.pause(["a"], PauseMode.ABORT)
         await w.start("b")
-        begun += await rest(pieces)
+        begun += await rest(chunks)
         if resumes:
             check_whole(wanted, begun)
         else:
@@ -206,7 +206,7 @@ async def test_a_grammar_that_was_cut_inside(resumes: bool) -> None:
             assert begun[-1].finish_reason is Finish.FAILED and isinstance(begun[-1].error, CallGrammarError)
 
 
-async def test_a_grammar_cut_before_its_first_token_goes_on() -> None:
+async def test_a_grammar_cut_before_its_first_token_continues() -> None:
     async with world() as w:
         await w.start("a")
         await w.stubs["a"].pause(PauseMode.KEEP)
@@ -218,22 +218,22 @@ async def test_a_grammar_cut_before_its_first_token_goes_on() -> None:
         check_whole(wanted, await running)
 
 
-async def nobody(w: World) -> None:
-    """Nobody serves."""
+async def no_replica(w: World) -> None:
+    """No replica serves."""
 
 
-async def frozen(w: World) -> None:
+async def frozen_replica(w: World) -> None:
     await w.start("a")
     await w.stubs["a"].pause(PauseMode.KEEP)
 
 
 @WIRES
-@pytest.mark.parametrize("stage", [nobody, frozen])
+@pytest.mark.parametrize("prepare", [no_replica, frozen_replica])
 async def test_a_client_that_leaves_gives_back_its_slot(
-    stage: Callable[[World], Coroutine[Any, Any, None]], over_wire: bool
+    prepare: Callable[[World], Coroutine[Any, Any, None]], over_wire: bool
 ) -> None:
     async with world(over_wire=over_wire) as w:
-        await stage(w)
+        await prepare(w)
         running = asyncio.create_task(run(w.calls, call()))
         await settle()
         running.cancel()
@@ -243,29 +243,29 @@ async def test_a_client_that_leaves_gives_back_its_slot(
         assert w.calls.metrics()["calls/cancelled"] == 1
 
 
-async def test_closing_the_stream_between_pieces_aborts_the_request() -> None:
+async def test_closing_the_stream_between_chunks_aborts_the_request() -> None:
     async with world() as w:
         await w.start("a")
-        async with aclosing(w.calls.stream(call())) as pieces:
-            await anext(pieces)
+        async with aclosing(w.calls.stream(call())) as chunks:
+            await anext(chunks)
             assert w.stubs["a"].running == 1
         assert w.stubs["a"].running == w.fleet.view[0].load == 0
         assert w.calls.metrics()["calls/cancelled"] == 1
 
 
-async def test_the_line_is_served_in_the_order_of_the_calls_and_a_cut_one_keeps_its_place() -> None:
+async def test_the_queue_is_served_in_the_order_of_the_calls_and_a_cut_call_keeps_its_place() -> None:
     async with world() as w:
         await w.start("a", capacity=1)
         order: list[str] = []
 
-        async def one(name: str) -> None:
-            async with aclosing(w.calls.stream(call(name, max_tokens=60))) as pieces:
-                async for _ in pieces:
+        async def client(name: str) -> None:
+            async with aclosing(w.calls.stream(call(name, max_tokens=60))) as chunks:
+                async for _ in chunks:
                     order.append(name)
 
         running = []
         for name in "123":
-            running.append(asyncio.create_task(one(name)))
+            running.append(asyncio.create_task(client(name)))
             await settle(3)
         assert set(order) == {"1"} and w.fleet.metrics()["fleet/waiting"] == 2
         await w.fleet.pause(["a"], PauseMode.ABORT)
@@ -291,17 +291,17 @@ async def test_an_error_that_is_a_defect_is_raised_and_counted() -> None:
         assert calls.metrics()["calls/failed"] == 1
 
 
-async def test_losses_that_each_cost_a_token_do_not_add_up() -> None:
+async def test_losses_after_a_token_do_not_add_up() -> None:
     async with world(max_losses=0) as w:
         for number in range(5):
             engine = Scripted(f"r{number}")
             engine.script = (TokenChunk(tokens([number]), logprobs([0]), 0),)
             add(w, f"r{number}", engine)
-        pieces = await run(w.calls, call(max_tokens=5))
-        assert (sorted(ids_of(pieces)), pieces[-1].finish_reason) == ([0, 1, 2, 3, 4], Finish.LENGTH)
+        chunks = await run(w.calls, call(max_tokens=5))
+        assert (sorted(ids_of(chunks)), chunks[-1].finish_reason) == ([0, 1, 2, 3, 4], Finish.LENGTH)
 
 
-async def test_a_client_that_is_slow_to_take_the_end_holds_no_slot() -> None:
+async def test_a_client_that_reads_the_end_slowly_holds_no_slot() -> None:
     async with world() as w:
         await w.start("a", capacity=1, tokens_per_chunk=4)
         slow = w.calls.stream(call("slow", max_tokens=4))
@@ -311,7 +311,7 @@ async def test_a_client_that_is_slow_to_take_the_end_holds_no_slot() -> None:
         assert w.calls.metrics()["calls/length"] == 2
 
 
-async def test_what_has_begun_ends_before_more_begins() -> None:
+async def test_older_conversations_end_before_newer_ones_begin() -> None:
     async with world() as w:
         await w.start("a", capacity=1)
         await run(w.calls, call("first turn", key="old", max_tokens=2))
@@ -319,11 +319,11 @@ async def test_what_has_begun_ends_before_more_begins() -> None:
         await anext(holding)
         names, ended = {"new one": "new", "no conversation": "", "second turn": "old"}, list[str]()
 
-        async def ran(name: str, key: str) -> None:
+        async def client(name: str, key: str) -> None:
             await run(w.calls, call(name, key=key, max_tokens=2))
             ended.append(name)
 
-        running = [asyncio.create_task(ran(*one)) for one in names.items()]
+        running = [asyncio.create_task(client(*item)) for item in names.items()]
         await settle()
         assert w.fleet.metrics()["fleet/waiting"] == 3
         await holding.aclose()
@@ -331,14 +331,14 @@ async def test_what_has_begun_ends_before_more_begins() -> None:
         assert ended == ["second turn", "new one", "no conversation"]
 
 
-async def test_a_slot_that_went_away_before_it_was_used_is_no_loss() -> None:
+async def test_a_slot_that_was_dropped_before_it_was_used_is_no_loss() -> None:
     async with world(max_losses=0) as w:
         await w.start("a", capacity=1)
         first = w.calls.stream(call("first"))
         await anext(first)
         waiting = asyncio.create_task(run(w.calls, call("waiting")))
         await settle()
-        await first.aclose()  # the slot is granted to the one in line, which has not had its turn
+        await first.aclose()  # the slot is granted to the waiting call, whose task has not run yet
         assert w.fleet.view[0].load == 1
         w.fleet.lost("a", "died")
         await w.start("b")
@@ -350,29 +350,31 @@ async def test_losses_without_a_token_are_counted_in_a_row() -> None:
         wanted, engines = call(max_tokens=3), {name: Scripted(name) for name in "abcdef"}
         for name, engine in engines.items():
             add(w, name, engine)
-        left = list(w.fleet.view)
-        for number in range(6):  # in the order in which the call comes to them
-            home = PrefixAffinity().preferred(left)(wanted.affinity)
-            engines[home or ""].script = (TokenChunk(tokens([number]), logprobs([0]), 0),) if number % 2 else ()
-            left = [replica for replica in left if replica.replica_id != home]
+        remaining = list(w.fleet.view)
+        for number in range(6):  # in the order in which the call is routed to them
+            preferred = PrefixAffinity().preferred(remaining)(wanted.affinity)
+            engines[preferred or ""].script = (TokenChunk(tokens([number]), logprobs([0]), 0),) if number % 2 else ()
+            remaining = [replica for replica in remaining if replica.replica_id != preferred]
         assert ids_of(await run(w.calls, wanted)) == [1, 3, 5]
 
 
 @WIRES
-@pytest.mark.parametrize("how", ["lend", "sync_failed"])
-async def test_calls_frozen_on_a_replica_that_goes_away_go_on_elsewhere(how: str, over_wire: bool) -> None:
+@pytest.mark.parametrize("how", ["release", "fail_sync"])
+async def test_calls_frozen_on_a_replica_that_is_released_or_stale_continue_elsewhere(
+    how: str, over_wire: bool
+) -> None:
     async with world(over_wire=over_wire) as w:
         await w.start("a")
-        pieces = w.calls.stream(wanted := call(max_tokens=300))
-        begun = await some(pieces, 3)
+        chunks = w.calls.stream(wanted := call(max_tokens=300))
+        begun = await take(chunks, 3)
         await w.fleet.pause(["a"], PauseMode.KEEP)
-        if how == "lend":
+        if how == "release":
             await w.fleet.release(["a"])
         else:
             await w.fleet.begin_sync(["a"])
             await w.fleet.fail_sync(["a"])
         assert w.fleet.view[0].load == 0
         await w.start("b")
-        begun += await rest(pieces)
+        begun += await rest(chunks)
         check_whole(wanted, begun)
-        assert {piece.replica for piece in begun} == {"a", "b"}
+        assert {chunk.replica for chunk in begun} == {"a", "b"}

@@ -1,4 +1,4 @@
-"""The fleet under random operations: who serves, who is routed to, and books that close after each step."""
+"""The fleet under random operations against a model: which replicas serve and get calls, and all laws hold."""
 
 from __future__ import annotations
 
@@ -24,28 +24,27 @@ from seamless_verl.testing.stub_engine import StubEngine
 T = TypeVar("T")
 PICK = st.integers(0, 1 << 16)
 NAMES = [f"r{number}" for number in range(4)]
-SOME = st.lists(st.sampled_from(NAMES), unique=True, min_size=1)
+IDS = st.lists(st.sampled_from(NAMES), unique=True, min_size=1)
 MODE = st.sampled_from(PauseMode)
 OVERTAKING = 3
 
 
 class Device(StubEngine):
-    """What is true of a replica, whatever the fleet believes; commands take a turn of the loop."""
+    """The true state of a replica, whatever the fleet has recorded; commands take a turn of the loop."""
 
     generating = True
-    present = True
     stuck = False
 
     async def pause(self, mode: PauseMode) -> None:
-        await self._answer()
+        await self._execute()
         self.generating = False
 
     async def resume(self) -> None:
-        await self._answer()
+        await self._execute()
         self.generating = True
 
     async def abort_all(self) -> None:
-        await self._answer()
+        await self._execute()
         assert not self.generating
 
     async def update_weights(self, version: int, weights: Any) -> None:
@@ -56,7 +55,7 @@ class Device(StubEngine):
         self.version = version
         await self.resume()
 
-    async def _answer(self) -> None:
+    async def _execute(self) -> None:
         await asyncio.sleep(0)
         if self.stuck:
             await asyncio.Event().wait()
@@ -70,7 +69,7 @@ class Waiting:
 
 
 @dataclass
-class Books:
+class Model:
     states: dict[str, str] = field(default_factory=dict)
     devices: dict[str, Device] = field(default_factory=dict)
     leases: list[Lease] = field(default_factory=list)
@@ -82,11 +81,11 @@ class AgainstAModel(RuleBasedStateMachine):
         super().__init__()
         self.loop = asyncio.new_event_loop()
         self.fleet = Fleet(policy=PrefixAffinity(margin=0.5), overtaking=OVERTAKING)
-        self.books = Books()
+        self.model = Model()
         self.tickets = 0
 
     def teardown(self) -> None:
-        for waiting in self.books.waiting:
+        for waiting in self.model.waiting:
             waiting.task.cancel()
         self.do(settle())
         assert self.fleet.metrics()["fleet/waiting"] == 0
@@ -97,85 +96,85 @@ class AgainstAModel(RuleBasedStateMachine):
         return self.loop.run_until_complete(work)
 
     def expect(self, work: Coroutine[Any, Any, list[str]], ids: list[str], goal: str, legal: set[str]) -> None:
-        """The operation comes true for all of them, or is refused and nothing changes."""
-        if any(name not in self.books.states for name in ids):
+        """The operation succeeds on all of them, or is refused and changes nothing."""
+        if any(name not in self.model.states for name in ids):
             with pytest.raises(ValueError, match="not in the fleet"):
                 self.do(work)
-        elif any(self.books.states[name] not in legal for name in ids):
+        elif any(self.model.states[name] not in legal for name in ids):
             with pytest.raises(ReplicaStateError):
                 self.do(work)
         else:
             assert self.do(work) == ids
-            self.books.states.update(dict.fromkeys(ids, goal))
+            self.model.states.update(dict.fromkeys(ids, goal))
 
     @rule(name=st.sampled_from(NAMES), capacity=st.integers(1, 3), fresh=st.booleans())
     def add(self, name: str, capacity: int, fresh: bool) -> None:
-        if self.books.states.get(name, DEAD) is not DEAD:
+        if self.model.states.get(name, DEAD) is not DEAD:
             return
         version = self.fleet.committed if fresh else None
         device = Device(name, version=version or 0)
         device.generating = fresh
         self.fleet.add(name, engine=device, control=device, capacity=capacity, version=version)
-        self.books.devices[name] = device
-        self.books.states[name] = SERVING if fresh else STALE
+        self.model.devices[name] = device
+        self.model.states[name] = SERVING if fresh else STALE
 
     @rule(name=st.sampled_from(NAMES))
     def remove(self, name: str) -> None:
-        if self.books.states.pop(name, None) is not None:
+        if self.model.states.pop(name, None) is not None:
             self.do(self.fleet.remove(name))
 
     @rule(name=st.sampled_from(NAMES))
     def die(self, name: str) -> None:
-        if name in self.books.states:
+        if name in self.model.states:
             self.fleet.lost(name, "its process died")
-            self.books.states[name] = DEAD
+            self.model.states[name] = DEAD
 
     @rule()
     def commit(self) -> None:
         self.fleet.commit(self.fleet.committed + 1)
 
-    @rule(ids=SOME, mode=MODE)
+    @rule(ids=IDS, mode=MODE)
     def pause(self, ids: list[str], mode: PauseMode) -> None:
         self.expect(self.fleet.pause(ids, mode), ids, PAUSED, {SERVING})
 
-    @rule(ids=SOME)
+    @rule(ids=IDS)
     def resume(self, ids: list[str]) -> None:
         self.expect(self.fleet.resume(ids), ids, SERVING, {PAUSED})
 
-    @rule(ids=SOME)
+    @rule(ids=IDS)
     def release(self, ids: list[str]) -> None:
         self.expect(self.fleet.release(ids), ids, RELEASED, {SERVING, PAUSED, STALE})
 
-    @rule(ids=SOME)
+    @rule(ids=IDS)
     def reclaimed(self, ids: list[str]) -> None:
         self.expect(self.fleet.reclaim(ids), ids, STALE, {RELEASED})
 
-    @rule(ids=SOME)
+    @rule(ids=IDS)
     def begin_sync(self, ids: list[str]) -> None:
         self.expect(self.fleet.begin_sync(ids), ids, SYNCING, {PAUSED, STALE})
 
-    @rule(ids=SOME)
+    @rule(ids=IDS)
     def end_sync(self, ids: list[str]) -> None:
         for name in ids:
-            if self.books.states.get(name) == SYNCING:
-                self.books.devices[name].version = self.fleet.committed
+            if self.model.states.get(name) == SYNCING:
+                self.model.devices[name].version = self.fleet.committed
         self.expect(self.fleet.end_sync(ids, self.fleet.committed), ids, SERVING, {SYNCING})
 
-    @rule(ids=SOME)
+    @rule(ids=IDS)
     def update_weights(self, ids: list[str]) -> None:
         self.expect(
             self.fleet.update_weights(ids, self.fleet.committed, "weights"), ids, SERVING, {SERVING, PAUSED, STALE}
         )
 
-    @rule(ids=SOME)
+    @rule(ids=IDS)
     def sync_failed(self, ids: list[str]) -> None:
         self.expect(self.fleet.fail_sync(ids), ids, STALE, {SYNCING})
 
-    @rule(first=SOME, second=SOME, which=PICK, mode=MODE)
+    @rule(first=IDS, second=IDS, which=PICK, mode=MODE)
     def two_at_once(self, first: list[str], second: list[str], which: int, mode: PauseMode) -> None:
-        """Operations that overlap, and a death in the middle, end in some order of theirs."""
+        """Operations that overlap, and a death in the middle, end as in some order of them."""
         fleet = self.fleet
-        if any(name not in self.books.states for name in first + second):
+        if any(name not in self.model.states for name in first + second):
             return
 
         async def death() -> None:
@@ -190,58 +189,58 @@ class AgainstAModel(RuleBasedStateMachine):
 
         outcomes = self.do(both())
         assert all(isinstance(o, list | ReplicaStateError | None) for o in outcomes), outcomes
-        self.books.states = {replica.replica_id: replica.state for replica in fleet.view}
+        self.model.states = {replica.replica_id: replica.state for replica in fleet.view}
 
-    @precondition(lambda self: len(self.books.waiting) < 6)
+    @precondition(lambda self: len(self.model.waiting) < 6)
     @rule(key=PICK, number=st.integers(1, 3))
     def call(self, key: int, number: int) -> None:
         for _ in range(number):
             self.tickets += 1
             task = self.loop.create_task(self.fleet.acquire(f"session {key % 5}", self.tickets))
-            self.books.waiting.append(Waiting(task, self.tickets))
-        self.granted()
+            self.model.waiting.append(Waiting(task, self.tickets))
+        self.collect_granted()
 
-    @precondition(lambda self: self.books.leases)
+    @precondition(lambda self: self.model.leases)
     @rule(which=PICK)
     def end(self, which: int) -> None:
-        lease = self.books.leases.pop(which % len(self.books.leases))
+        lease = self.model.leases.pop(which % len(self.model.leases))
         lease.release()
         lease.release()
 
-    @precondition(lambda self: self.books.waiting)
+    @precondition(lambda self: self.model.waiting)
     @rule(which=PICK, ends=st.booleans())
     def leave(self, which: int, ends: bool) -> None:
-        """A client leaves the line, perhaps at the very moment at which it is granted a slot."""
-        if ends and self.books.leases:
-            self.books.leases.pop().release()
-        waiting = self.books.waiting.pop(which % len(self.books.waiting))
+        """A client leaves the queue, perhaps at the moment at which it is granted a slot."""
+        if ends and self.model.leases:
+            self.model.leases.pop().release()
+        waiting = self.model.waiting.pop(which % len(self.model.waiting))
         waiting.task.cancel()
-        self.granted()
+        self.collect_granted()
 
-    def granted(self) -> None:
-        """Collects what was granted: oldest first, but for a few who were at home there."""
+    def collect_granted(self) -> None:
+        """Collects the granted leases: oldest first, except for a few calls whose preferred replica had room."""
         self.do(settle(5))
-        done = [waiting for waiting in self.books.waiting if waiting.task.done()]
-        self.books.waiting = [waiting for waiting in self.books.waiting if not waiting.task.done()]
-        oldest = min((waiting.ticket for waiting in self.books.waiting), default=1 << 30)
+        done = [waiting for waiting in self.model.waiting if waiting.task.done()]
+        self.model.waiting = [waiting for waiting in self.model.waiting if not waiting.task.done()]
+        oldest = min((waiting.ticket for waiting in self.model.waiting), default=1 << 30)
         assert all(waiting.ticket <= oldest + OVERTAKING for waiting in done)
-        self.books.leases += [waiting.task.result() for waiting in done]
+        self.model.leases += [waiting.task.result() for waiting in done]
 
     @invariant()
-    def what_serves_may_serve(self) -> None:
-        before = {id(lease) for lease in self.books.leases}
-        self.granted()
+    def serving_replicas_may_serve(self) -> None:
+        before = {id(lease) for lease in self.model.leases}
+        self.collect_granted()
         self.fleet.check_integrity()
-        assert {replica.replica_id: replica.state for replica in self.fleet.view} == self.books.states
+        assert {replica.replica_id: replica.state for replica in self.fleet.view} == self.model.states
         for replica in self.fleet.view:
-            device = self.books.devices[replica.replica_id]
+            device = self.model.devices[replica.replica_id]
             if replica.state is SERVING:
                 assert device.generating and replica.version == device.version <= self.fleet.committed
             if replica.state in (PAUSED, RELEASED, SYNCING):
                 assert not device.generating
-            attached = [lease for lease in self.books.leases if lease.attached and lease.engine is device]
+            attached = [lease for lease in self.model.leases if lease.attached and lease.engine is device]
             assert replica.load == len(attached)
-        for lease in self.books.leases:
+        for lease in self.model.leases:
             if id(lease) not in before and lease.attached:
                 assert lease.replica.state is SERVING
 
@@ -370,10 +369,10 @@ def keys_at(fleet: Fleet, replica_id: str) -> list[str]:
     return [key for key in map(str, range(100)) if preferred(key) == replica_id]
 
 
-async def test_a_slot_goes_to_the_oldest_call_at_home_there_and_nobody_is_passed_for_ever() -> None:
+async def test_a_slot_goes_to_the_oldest_call_that_prefers_the_replica_and_no_call_is_overtaken_for_ever() -> None:
     fleet, _ = fleet_of("a", "b", capacity=1, overtaking=3)
-    here, there = keys_at(fleet, "a")[0], keys_at(fleet, "b")[0]
-    lease, kept = await fleet.acquire(here, 1), await fleet.acquire(there, 2)
+    on_a, on_b = keys_at(fleet, "a")[0], keys_at(fleet, "b")[0]
+    lease, kept = await fleet.acquire(on_a, 1), await fleet.acquire(on_b, 2)
     order = list[str]()
 
     async def queued(key: str, ticket: int) -> Lease:
@@ -381,17 +380,17 @@ async def test_a_slot_goes_to_the_oldest_call_at_home_there_and_nobody_is_passed
         order.append(f"{ticket} on {lease.replica.replica_id}")
         return lease
 
-    async def came(key: str, *tickets: int) -> None:
+    async def enter(key: str, *tickets: int) -> None:
         tasks.update({ticket: asyncio.create_task(queued(key, ticket)) for ticket in tickets})
         await settle()
 
     tasks: dict[int, asyncio.Task[Lease]] = {}
-    await came(there, 3)
-    await came(here, 5, 4, 6)
-    for ticket in (4, 5):  # the oldest of those at home
+    await enter(on_b, 3)
+    await enter(on_a, 5, 4, 6)
+    for ticket in (4, 5):  # the oldest calls that prefer it
         lease.release()
         lease = await tasks[ticket]
-    await came(here, 0)  # whatever its age, and that of 6, four calls have come since 3 did
+    await enter(on_a, 0)  # whatever the age of 0 and 6, four calls have entered since 3 did
     for ticket in (3, 0, 6):
         lease.release()
         lease = await tasks[ticket]
@@ -403,41 +402,41 @@ async def test_a_slot_goes_to_the_oldest_call_at_home_there_and_nobody_is_passed
 
 async def test_replicas_that_start_together_share_the_queue() -> None:
     fleet, devices = fleet_of("a", "b", capacity=4)
-    mine, others = keys_at(fleet, "a")[:3], keys_at(fleet, "b")[:3]
+    preferring_a, others = keys_at(fleet, "a")[:3], keys_at(fleet, "b")[:3]
     await fleet.pause(["a", "b"], PauseMode.KEEP)
-    waiting = {key: asyncio.create_task(fleet.acquire(key, ticket)) for ticket, key in enumerate(others + mine)}
+    waiting = {key: asyncio.create_task(fleet.acquire(key, ticket)) for ticket, key in enumerate(others + preferring_a)}
     devices["b"].stuck = True
     resuming = asyncio.create_task(fleet.resume(["a", "b"]))
     await settle()
-    assert [waiting[key].done() for key in mine + others] == [True] * 3 + [False] * 3
-    late = asyncio.create_task(fleet.acquire(keys_at(fleet, "b")[3], 9))
+    assert [waiting[key].done() for key in preferring_a + others] == [True] * 3 + [False] * 3
+    newcomer = asyncio.create_task(fleet.acquire(keys_at(fleet, "b")[3], 9))
     await settle()
-    assert not late.done()
+    assert not newcomer.done()
     fleet.check_integrity()
     fleet.lost("b", "it never started")
     assert await resuming == ["a"]
     await settle()
-    assert [waiting[key].done() for key in others] == [True, False, False]  # the oldest took what room was left
-    for left in (late, waiting[others[1]], waiting[others[2]]):
+    assert [waiting[key].done() for key in others] == [True, False, False]  # the oldest took the last slot
+    for left in (newcomer, waiting[others[1]], waiting[others[2]]):
         left.cancel()
     await settle()
     fleet.check_integrity()
 
 
 @pytest.mark.parametrize("why", ["it is full", "it takes too long"])
-async def test_a_home_that_is_starting_is_not_waited_for_where(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_starting_preferred_replica_is_not_awaited_if(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamless_verl.rollout.fleet.RESUME_S", 0.0 if why == "it takes too long" else 60.0)
     fleet, devices = fleet_of("a", "b", capacity=2)
-    mine = keys_at(fleet, "a")
+    preferring_a = keys_at(fleet, "a")
     if why == "it is full":
-        for held in [await fleet.acquire(mine[0], ticket) for ticket in range(4)]:
-            if held.replica.replica_id == "b":
-                held.release()
+        for lease in [await fleet.acquire(preferring_a[0], ticket) for ticket in range(4)]:
+            if lease.replica.replica_id == "b":
+                lease.release()
     await fleet.pause(["a"], PauseMode.KEEP)
     devices["a"].stuck = True
     resuming = asyncio.create_task(fleet.resume(["a"]))
     await settle()
-    lease = await asyncio.wait_for(fleet.acquire(mine[2], 9), 10)
+    lease = await asyncio.wait_for(fleet.acquire(preferring_a[2], 9), 10)
     assert lease.replica.replica_id == "b"
     fleet.check_integrity()
     fleet.lost("a", "over")
@@ -485,7 +484,7 @@ async def test_a_cut_is_explained_by_a_pause_since_the_grant_even_when_it_is_ove
     assert (before.unexplained, after.unexplained) == (False, True)
 
 
-async def test_a_control_that_does_not_answer_in_time_loses_its_replica_and_names_it() -> None:
+async def test_a_control_that_does_not_reply_in_time_loses_its_replica_and_names_it() -> None:
     changes: list[tuple[str, str]] = []
     fleet = Fleet(
         policy=PrefixAffinity(),

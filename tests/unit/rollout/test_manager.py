@@ -1,4 +1,4 @@
-"""Planes that are killed at any instant, over replicas that are not: manager come again, and end as if once."""
+"""Data planes that are killed at any instant: commands are repeated, and end as if they ran once."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from seamless_verl.rollout.routing import PrefixAffinity
 T = TypeVar("T")
 NAMES = ["r0", "r1", "r2"]
 SHARED = NAMES[:2]  # on the trainer's devices
-PHASES = [phase for phase in Phase if phase is not Phase.shrink]  # which takes minutes here, and the steps are few
+PHASES = [phase for phase in Phase if phase is not Phase.shrink]  # shrinking takes minutes here, and the steps are few
 TROUBLE = st.sampled_from(["kill first", "kill other", "lose first", "lose other"])
 
 
 @dataclass
 class Server:
-    """A replica's server: what is true of it."""
+    """A replica's server: the true state of the replica."""
 
     name: str
     version: int = 0
@@ -39,7 +39,7 @@ class Server:
     updating: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def pause(self, mode: PauseMode) -> None:
-        """Commanded by the first plane; the other one has stopped routing to it by then."""
+        """Called by the first data plane, after the other one has stopped routing to the replica."""
         assert not self.routed(self.name), self.name
         await asyncio.sleep(0)
         self.paused = mode
@@ -54,7 +54,7 @@ class Server:
         await self.pause(PauseMode.ABORT)
 
     async def update_weights(self, version: int, weights: Collection[str]) -> None:
-        """Only those named by `weights` can load them. It comes to its end also when who asked is killed."""
+        """Only the replicas named in `weights` can load. The load ends also if its caller is killed."""
         loading = asyncio.ensure_future(self._update_weights(version, weights))
         loading.add_done_callback(asyncio.Future.exception)
         await asyncio.shield(loading)
@@ -69,8 +69,8 @@ class Server:
             await self.resume()
 
 
-class Seen:
-    """The control that another plane has: none."""
+class NoControl:
+    """The control in the other data plane, which commands no engine."""
 
     async def pause(self, mode: PauseMode) -> None: ...
 
@@ -82,7 +82,7 @@ class Seen:
 
 
 class Connection:
-    """What a plane has of an engine here: something it can lose."""
+    """A data plane's engine, of which only the connection matters here."""
 
     def __init__(self, replica_id: str) -> None:
         self.replica_id = replica_id
@@ -91,8 +91,8 @@ class Connection:
 
 
 @dataclass
-class Life:
-    """A plane from its start to its death."""
+class Process:
+    """One process of a data plane."""
 
     manager: RolloutManager
     lost: set[str]
@@ -101,37 +101,37 @@ class Life:
 
 
 class World:
-    """The first plane and one that mirrors it, both over the same servers."""
+    """The first data plane and one that mirrors it, both over the same servers."""
 
     def __init__(self) -> None:
         self.servers = {name: Server(name, routed=self.routed) for name in NAMES}
         self.stored: dict[str, bytes] = {}
-        self.lives = {plane: self.life(plane) for plane in ("first", "other")}
+        self.processes = {plane: self.process(plane) for plane in ("first", "other")}
         self.restarts = 0
 
-    def life(self, plane: str) -> Life:
+    def process(self, plane: str) -> Process:
         snapshot: FleetSnapshot = pickle.loads(self.stored[plane]) if plane in self.stored else FleetSnapshot()
         fleet = Fleet(policy=PrefixAffinity())
         fleet.commit(snapshot.committed)
-        life: Life
+        process: Process
 
         async def reconnect() -> bool:
-            if not life.lost:
+            if not process.lost:
                 return False
             await asyncio.sleep(0)
-            for name in sorted(life.lost):
+            for name in sorted(process.lost):
                 server = self.servers[name]
                 state, version = snapshot.restored_state(name, server.version, server.paused)
-                control = server if plane == "first" else Seen()
+                control = server if plane == "first" else NoControl()
                 if state is STALE and server.paused is None:
                     server.paused = PauseMode.KEEP
                 made: Any = Connection(name)
                 fleet.restore(name, engine=made, control=control, capacity=4, state=state, version=version)
-            life.lost.clear()
+            process.lost.clear()
             return True
 
         def save() -> None:
-            if life.alive:
+            if process.alive:
                 self.stored[plane] = pickle.dumps(snapshot)
 
         async def forward(command: str, *arguments: Any) -> None:
@@ -139,50 +139,50 @@ class World:
                 await self.call("other", command, *arguments)
 
         manager = RolloutManager(fleet, snapshot, save=save, reconnect=reconnect, forward=forward)
-        life = Life(manager, set(NAMES))
-        return life
+        process = Process(manager, set(NAMES))
+        return process
 
     async def call(self, plane: str, command: str, *arguments: Any) -> Any:
-        """As Ray does it: what was not answered is repeated."""
+        """As Ray does it: a call without a reply is repeated."""
         while True:
-            life = self.lives[plane]
-            task = asyncio.ensure_future(getattr(life.manager, command)(*arguments))
-            life.tasks.add(task)
+            process = self.processes[plane]
+            task = asyncio.ensure_future(getattr(process.manager, command)(*arguments))
+            process.tasks.add(task)
             await asyncio.wait({task})
-            if life.alive:
+            if process.alive:
                 return task.result()
 
     def trouble(self, kind: str, name: str) -> None:
         what, plane = kind.split()
-        life = self.lives[plane]
+        process = self.processes[plane]
         if what == "kill":
-            life.alive = False
-            for task in life.tasks:
+            process.alive = False
+            for task in process.tasks:
                 task.cancel()
-            self.lives[plane] = self.life(plane)
+            self.processes[plane] = self.process(plane)
             self.restarts += 1
-        elif name not in life.lost:
-            life.manager.fleet.lost(name, "the connection broke")
-            life.lost.add(name)
+        elif name not in process.lost:
+            process.manager.fleet.lost(name, "the connection broke")
+            process.lost.add(name)
 
     def routed(self, name: str) -> bool:
-        """Whether the plane that manager no engine sends it calls."""
+        """Whether the data plane that commands no engine routes calls to it."""
         return self.states("other").get(name, (STALE, None))[0] is SERVING
 
     def states(self, plane: str) -> dict[str, tuple[ReplicaState, int | None]]:
-        return {one.replica_id: (one.state, one.version) for one in self.lives[plane].manager.fleet.view}
+        return {view.replica_id: (view.state, view.version) for view in self.processes[plane].manager.fleet.view}
 
 
-class Trained(RuleBasedStateMachine):
-    """A trainer's manager; `troubles` come while they are obeyed."""
+class TrainerCommands(RuleBasedStateMachine):
+    """A trainer's commands; `troubles` happen while they are executed."""
 
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
         self.world = World()
         self.version = self.orders = 0
-        self.training = self.away = False
-        self.fit: set[str] = set()  # have the committed weights, and are not away
+        self.training = self.released = False
+        self.updated: set[str] = set()  # replicas that have the committed weights
 
     def teardown(self) -> None:
         self.do(settle(60))
@@ -191,7 +191,7 @@ class Trained(RuleBasedStateMachine):
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         return self.loop.run_until_complete(work)
 
-    async def under(self, troubles: list[tuple[int, str, str]], work: Coroutine[Any, Any, T]) -> T:
+    async def with_troubles(self, troubles: list[tuple[int, str, str]], work: Coroutine[Any, Any, T]) -> T:
         task = asyncio.ensure_future(work)
         for turns, kind, name in troubles:
             await settle(turns)
@@ -200,33 +200,33 @@ class Trained(RuleBasedStateMachine):
         return await asyncio.wait_for(task, 10)
 
     def execute(self, troubles: list[tuple[int, str, str]], work: Coroutine[Any, Any, T]) -> T:
-        answer = self.do(self.under(troubles, work))
+        result = self.do(self.with_troubles(troubles, work))
         self.do(settle(40))
-        for plane in ("first", "other"):  # as the planes do by themselves
+        for plane in ("first", "other"):  # as the data planes do by themselves
             self.do(self.world.call(plane, "quiesce", ()))
-        return answer
+        return result
 
-    COMMITTING = st.sampled_from(["loaded_by_themselves", "loaded_from_outside"])
+    COMMITTING = st.sampled_from(["update_weights", "load_from_trainer"])
     TROUBLES = st.lists(st.tuples(st.integers(0, 30), TROUBLE, st.sampled_from(NAMES)), max_size=3)
 
     @rule(troubles=TROUBLES, committing=COMMITTING)
     def commit(self, troubles: list[tuple[int, str, str]], committing: str) -> None:
         self.version += 1
-        self.away = False
+        self.released = False
         assert self.execute(troubles, getattr(self, committing)(self.version, None)) == set(NAMES)
-        self.fit = set(NAMES)
+        self.updated = set(NAMES)
         self.check()
 
     @rule(troubles=TROUBLES, committing=COMMITTING, name=st.sampled_from(NAMES))
-    def commit_that_fails_somewhere(self, troubles: list[tuple[int, str, str]], committing: str, name: str) -> None:
+    def commit_that_fails_on_one(self, troubles: list[tuple[int, str, str]], committing: str, name: str) -> None:
         self.version += 1
-        self.away = False
-        self.fit = set(NAMES) - {name}
-        assert self.execute(troubles, getattr(self, committing)(self.version, name)) == self.fit
+        self.released = False
+        self.updated = set(NAMES) - {name}
+        assert self.execute(troubles, getattr(self, committing)(self.version, name)) == self.updated
         self.check()
 
-    async def loaded_by_themselves(self, version: int, failing: str | None) -> set[str]:
-        """As WeightCommit does it, one replica after the other; who was refitted."""
+    async def update_weights(self, version: int, failing: str | None) -> set[str]:
+        """As WeightCommit does it, one replica after the other; returns those that have the weights."""
         done: set[str] = set()
         await self.world.call("first", "commit", version)
         for name in NAMES:
@@ -234,14 +234,14 @@ class Trained(RuleBasedStateMachine):
             done.update(await self.world.call("first", "update_weights", [name], version, set(NAMES) - {failing}))
         return done
 
-    async def loaded_from_outside(self, version: int, failing: str | None) -> set[str]:
-        """As WeightCommit does it with replicas whose memory was away."""
+    async def load_from_trainer(self, version: int, failing: str | None) -> set[str]:
+        """As WeightCommit does it with replicas that had released their memory."""
         done: set[str] = set()
         await self.world.call("first", "commit", version)
         for name in NAMES:
             await self.world.call("first", "reclaim_memory", [name])
-            for standing in await self.world.call("first", "begin_sync", [name]):
-                server = self.world.servers[standing]
+            for paused in await self.world.call("first", "begin_sync", [name]):
+                server = self.world.servers[paused]
                 assert server.paused is not None or server.version == 0, "loaded while it generates"
                 await settle(3)
                 server.version = version
@@ -265,37 +265,37 @@ class Trained(RuleBasedStateMachine):
 
     @rule(troubles=TROUBLES)
     def release_memory(self, troubles: list[tuple[int, str, str]]) -> None:
-        """The trainer puts their memory away once, when they part."""
+        """The trainer releases its own memory only for replicas that this command released."""
         self.orders += 1
         released = self.execute(troubles, self.world.call("first", "release_memory", SHARED, self.orders))
-        assert sorted(released) == ([] if self.away else SHARED)
-        self.away = True
-        self.fit -= set(SHARED)
+        assert sorted(released) == ([] if self.released else SHARED)
+        self.released = True
+        self.updated -= set(SHARED)
         self.check()
 
     def check(self) -> None:
         """At rest."""
         for plane in ("first", "other"):
-            self.world.lives[plane].manager.fleet.check_integrity()
+            self.world.processes[plane].manager.fleet.check_integrity()
             for name, (state, version) in self.world.states(plane).items():
                 server = self.world.servers[name]
                 assert state is not DEAD
                 if state is SERVING:
                     assert server.paused is None and version == server.version, (plane, name)
                     assert not (self.training and name in SHARED), "it generates where training computes"
-                if state in (SERVING, PAUSED) and name in self.fit:
+                if state in (SERVING, PAUSED) and name in self.updated:
                     assert version == self.version
-                if name in self.fit:
+                if name in self.updated:
                     assert state is (PAUSED if self.training and name in SHARED else SERVING), (plane, name)
                 if plane == "first" and self.training and name in SHARED and state is PAUSED:
                     assert server.paused is not None
 
 
-Trained.TestCase.settings = settings(max_examples=120, stateful_step_count=12, deadline=None, phases=PHASES)
-TestPlanesThatDie = Trained.TestCase
+TrainerCommands.TestCase.settings = settings(max_examples=120, stateful_step_count=12, deadline=None, phases=PHASES)
+TestDataPlanesThatDie = TrainerCommands.TestCase
 
 
-async def test_an_order_that_was_obeyed_is_answered_again() -> None:
+async def test_a_repeated_order_has_the_same_result() -> None:
     world = World()
     for order, released in [(1, SHARED), (1, SHARED), (2, [])]:
         assert list(await world.call("first", "release_memory", SHARED, order)) == released
@@ -304,22 +304,22 @@ async def test_an_order_that_was_obeyed_is_answered_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("known", "version", "paused", "found"),
+    ("stored", "version", "paused", "found"),
     [
         (ReplicaSnapshot(SERVING, 3), 3, None, (SERVING, 3)),
         (ReplicaSnapshot(SERVING, 3), 3, PauseMode.KEEP, (PAUSED, 3)),
-        (ReplicaSnapshot(SERVING, 2), 2, None, (SERVING, 2)),  # its turn in the update is yet to come
-        (ReplicaSnapshot(SERVING, 2, lost=True), 2, None, (STALE, None)),  # its turn is over, and it was not there
+        (ReplicaSnapshot(SERVING, 2), 2, None, (SERVING, 2)),  # it has not had its turn in the update
+        (ReplicaSnapshot(SERVING, 2, lost=True), 2, None, (STALE, None)),  # it missed its turn
         (ReplicaSnapshot(SERVING, 3, lost=True), 3, None, (SERVING, 3)),
-        (ReplicaSnapshot(SERVING, 2), 3, None, (STALE, None)),  # somebody loaded weights that nobody vouches for
+        (ReplicaSnapshot(SERVING, 2), 3, None, (STALE, None)),  # its weights were not loaded by a command
         (ReplicaSnapshot(SYNCING), 3, PauseMode.KEEP, (SYNCING, None)),
         (ReplicaSnapshot(RELEASED), 3, PauseMode.ABORT, (RELEASED, None)),
         (ReplicaSnapshot(STALE), 3, None, (STALE, None)),
         (None, 3, None, (STALE, None)),
     ],
 )
-def test_what_a_replica_is_found_to_be(
-    known: ReplicaSnapshot | None, version: int, paused: PauseMode | None, found: tuple[ReplicaState, int | None]
+def test_the_restored_state_of_a_replica(
+    stored: ReplicaSnapshot | None, version: int, paused: PauseMode | None, found: tuple[ReplicaState, int | None]
 ) -> None:
-    snapshot = FleetSnapshot(committed=3, replicas={} if known is None else {"r": known})
+    snapshot = FleetSnapshot(committed=3, replicas={} if stored is None else {"r": stored})
     assert snapshot.restored_state("r", version, paused) == found

@@ -19,7 +19,7 @@ def view(*loads: int, capacity: int = 10, state: ReplicaState = ReplicaState.SER
     return [ReplicaView(f"r{number}", state, 0, load, capacity) for number, load in enumerate(loads)]
 
 
-def homes(replicas: list[ReplicaView]) -> dict[str, str | None]:
+def routed(replicas: list[ReplicaView]) -> dict[str, str | None]:
     return {key: PrefixAffinity().decide(replicas, key) for key in KEYS}
 
 
@@ -34,28 +34,28 @@ REPLICA = st.builds(
 
 
 @given(replicas=st.lists(REPLICA, max_size=6), key=st.text(max_size=5))
-def test_somebody_with_room_is_chosen_whenever_there_is_one_unless_home_is_starting(
+def test_a_replica_with_room_is_chosen_if_there_is_one_unless_the_preferred_is_starting(
     replicas: list[tuple[ReplicaState, int, int, bool]], key: str
 ) -> None:
     policy = PrefixAffinity(margin=0.2)
     seen = [ReplicaView(f"r{n}", s, 0, load, size, new) for n, (s, load, size, new) in enumerate(replicas)]
     chosen, able = policy.decide(seen, key), {replica.replica_id for replica in seen if replica.has_room}
     named = {replica.replica_id: replica for replica in seen}
-    home = named.get(policy.preferred(seen)(key) or "")
-    awaited = home is not None and home.starting and home.load < home.capacity
+    preferred = named.get(policy.preferred(seen)(key) or "")
+    awaited = preferred is not None and preferred.starting and preferred.load < preferred.capacity
     assert chosen in able if able and not awaited else chosen is None
-    if home is not None and home.has_room:  # it is left for less busy ones alone
-        assert chosen is not None and (named[chosen] is home or named[chosen].utilization < home.utilization)
+    if preferred is not None and preferred.has_room:  # only a less busy one is chosen instead
+        assert chosen is not None and (named[chosen] is preferred or named[chosen].utilization < preferred.utilization)
 
 
 def test_a_key_stays_and_keys_spread() -> None:
-    first = homes(view(0, 0, 0, 0))
-    assert first == homes(view(3, 3, 3, 3)) == homes(view(0, 1, 0, 1))
+    first = routed(view(0, 0, 0, 0))
+    assert first == routed(view(3, 3, 3, 3)) == routed(view(0, 1, 0, 1))
     assert all(100 < number < 200 for number in Counter(first.values()).values())
 
 
-def test_a_replica_that_leaves_moves_only_its_own_keys_and_takes_them_back() -> None:
-    before, after = homes(view(0, 0, 0, 0)), homes(view(0, 0, 0))
+def test_a_replica_that_leaves_moves_only_its_own_keys_and_gets_them_back() -> None:
+    before, after = routed(view(0, 0, 0, 0)), routed(view(0, 0, 0))
     moved = {key for key in KEYS if before[key] != after[key]}
     assert moved == {key for key in KEYS if before[key] == "r3"}
     spread = Counter(after[key] for key in moved)
@@ -64,7 +64,7 @@ def test_a_replica_that_leaves_moves_only_its_own_keys_and_takes_them_back() -> 
 
 def test_a_larger_replica_holds_more_keys() -> None:
     small, large = ReplicaView("s", ReplicaState.SERVING, 0, 0, 10), ReplicaView("l", ReplicaState.SERVING, 0, 0, 30)
-    assert 0.70 < Counter(homes([small, large]).values())["l"] / len(KEYS) < 0.80
+    assert 0.70 < Counter(routed([small, large]).values())["l"] / len(KEYS) < 0.80
 
 
 def test_the_second_choice_then_the_least_loaded() -> None:
@@ -97,6 +97,6 @@ def test_a_restored_policy_equals_one_that_never_stopped() -> None:
         again.load_state_dict({"least_loaded": 3})
 
 
-def test_settings_that_cannot_work_are_named() -> None:
+def test_a_margin_that_is_no_share_is_refused() -> None:
     with pytest.raises(ConfigError, match="margin=2"):
         PrefixAffinity(margin=2)

@@ -35,7 +35,7 @@ def step_of(dice: bytes) -> Step:
     return Step(WHAT[dice[0] % len(WHAT)], dice[1] % 12, dice[2] % 13)
 
 
-STEP = st.binary(min_size=3, max_size=3).map(step_of)  # one draw, of thousands in a test, where its parts take three
+STEP = st.binary(min_size=3, max_size=3).map(step_of)  # one draw and not three, since a test makes thousands
 STUB = st.fixed_dictionaries(
     {"tokens_per_chunk": st.integers(1, 3), "tail": st.integers(0, 3), "capacity": st.integers(1, 4)}
 )
@@ -55,16 +55,16 @@ class Clients:
         self.wanted[name], self.received[name] = wanted, []
 
         async def client() -> None:
-            async with aclosing(w.calls.stream(wanted)) as pieces:
-                async for piece in pieces:
-                    self.received[name].append(piece)
+            async with aclosing(w.calls.stream(wanted)) as chunks:
+                async for chunk in chunks:
+                    self.received[name].append(chunk)
                     await settle(which % 3)  # some read slowly
 
         self.tasks[name] = asyncio.create_task(client())
 
 
 async def perform(w: World, clients: Clients, step: Step) -> None:
-    """The step if it makes sense now."""
+    """Performs the step if the replica's state allows it."""
     name = REPLICAS[step.which % len(REPLICAS)]
     state = {replica.replica_id: replica.state for replica in w.fleet.view}[name]
     match step.what, state:
@@ -92,7 +92,7 @@ async def perform(w: World, clients: Clients, step: Step) -> None:
 
 
 async def update_weights(w: World, name: str, mode: PauseMode) -> None:
-    """One replica gets newer weights while the others go on with theirs."""
+    """One replica gets newer weights while the others keep theirs."""
     if {replica.replica_id: replica.state for replica in w.fleet.view}[name] is SERVING:
         await w.fleet.pause([name], mode)
     w.fleet.commit(w.fleet.committed + 1)
@@ -100,7 +100,7 @@ async def update_weights(w: World, name: str, mode: PauseMode) -> None:
 
 
 async def finish(w: World) -> None:
-    """Everything that can serve does."""
+    """Makes every replica serve."""
     for replica in w.fleet.view:
         name = replica.replica_id
         if replica.state is DEAD:
@@ -115,7 +115,7 @@ async def finish(w: World) -> None:
     assert all(replica.state is SERVING for replica in w.fleet.view)
 
 
-async def live(over_wire: bool, stubs: list[dict[str, int]], steps: list[Step]) -> None:
+async def run_schedule(over_wire: bool, stubs: list[dict[str, int]], steps: list[Step]) -> None:
     async with world(over_wire=over_wire) as w:
         for name, stub in zip(REPLICAS, stubs, strict=True):
             await w.start(name, **stub)
@@ -130,9 +130,9 @@ async def live(over_wire: bool, stubs: list[dict[str, int]], steps: list[Step]) 
         committed = w.fleet.committed
         for (name, wanted), outcome in zip(clients.wanted.items(), outcomes, strict=True):
             assert outcome is None or isinstance(outcome, asyncio.CancelledError), outcome
-            pieces = clients.received[name]
-            (check_whole if outcome is None else check_prefix)(wanted, pieces)
-            assert all(0 <= piece.version <= committed for piece in pieces)
+            chunks = clients.received[name]
+            (check_whole if outcome is None else check_prefix)(wanted, chunks)
+            assert all(0 <= chunk.version <= committed for chunk in chunks)
         metrics = w.calls.metrics()
         cancelled = sum(isinstance(outcome, asyncio.CancelledError) for outcome in outcomes)
         assert metrics["calls/length"] + metrics["calls/cancelled"] == metrics["calls/begun"]
@@ -142,7 +142,7 @@ async def live(over_wire: bool, stubs: list[dict[str, int]], steps: list[Step]) 
 @settings(max_examples=300, deadline=None)
 @given(stubs=st.lists(STUB, min_size=3, max_size=3), steps=st.lists(STEP, min_size=10, max_size=60))
 def test_calls_survive_any_schedule(stubs: list[dict[str, int]], steps: list[Step]) -> None:
-    asyncio.run(live(False, stubs, steps))
+    asyncio.run(run_schedule(False, stubs, steps))
 
 
 @pytest.mark.parametrize("schedules", [120])
@@ -150,6 +150,6 @@ def test_calls_survive_any_schedule_over_tcp(schedules: int) -> None:
     @settings(max_examples=schedules, deadline=None)
     @given(stubs=st.lists(STUB, min_size=3, max_size=3), steps=st.lists(STEP, min_size=10, max_size=60))
     def survive(stubs: list[dict[str, int]], steps: list[Step]) -> None:
-        asyncio.run(live(True, stubs, steps))
+        asyncio.run(run_schedule(True, stubs, steps))
 
     survive()

@@ -1,4 +1,4 @@
-"""Prompts that are too long are counted, and said with what helps; one that cannot be rendered is said too."""
+"""Prompts that are too long, or cannot be rendered, are counted, and the user is warned with a way out."""
 
 from __future__ import annotations
 
@@ -6,45 +6,45 @@ from collections.abc import Iterator
 
 import pytest
 
-from seamless_verl.trainer.prompt_lengths import Lengths, PromptScan, measured, told
+from seamless_verl.trainer.prompt_lengths import PromptLengths, PromptScan, length_warnings, scan_lengths
 
 KEY = "data.train_files"
 
 
-def test_what_fits_is_not_spoken_of() -> None:
-    found = measured(["a", "abc"], len, 3)
-    assert found == Lengths(looked_at=2, longest=3) and told(found, KEY, 3) == []
-    assert told(measured([], len, 3), KEY, 3) == []
+def test_prompts_that_fit_give_no_warning() -> None:
+    found = scan_lengths(["a", "abc"], len, 3)
+    assert found == PromptLengths(scanned=2, longest=3) and length_warnings(found, KEY, 3) == []
+    assert length_warnings(scan_lengths([], len, 3), KEY, 3) == []
 
 
-def test_what_is_too_long_is_counted() -> None:
-    found = measured(["a", "abcd", "abcdefg"], len, 3)
-    assert found == Lengths(looked_at=3, too_long=2, longest=7)
-    (text,) = told(found, KEY, 3)
+def test_long_prompts_are_counted() -> None:
+    found = scan_lengths(["a", "abcd", "abcdefg"], len, 3)
+    assert found == PromptLengths(scanned=3, too_long=2, longest=7)
+    (text,) = length_warnings(found, KEY, 3)
     assert text.startswith(
-        f"data.max_prompt_length=3: 2 of 3 prompts looked at of {KEY} have more tokens, up to 7, and lose"
+        f"data.max_prompt_length=3: 2 of 3 scanned prompts of {KEY} have more tokens, up to 7, and lose"
     )
     assert text.endswith(
-        "Set data.max_prompt_length=7 to keep these whole, or data.filter_overlong_prompts=True to leave such out"
+        "Set data.max_prompt_length=7 to keep them whole, or data.filter_overlong_prompts=True to leave them out"
     )
 
 
-def test_what_cannot_be_rendered_is_counted_apart() -> None:
-    found = measured(["abcd", 1, None], len, 3)  # type: ignore[arg-type]
-    assert (found.looked_at, found.too_long, found.failed) == (3, 1, 2)
-    _, text = told(found, KEY, 3)
+def test_prompts_that_cannot_be_rendered_are_counted_apart() -> None:
+    found = scan_lengths(["abcd", 1, None], len, 3)  # type: ignore[arg-type]
+    assert (found.scanned, found.too_long, found.failed) == (3, 1, 2)
+    _, text = length_warnings(found, KEY, 3)
     first = "TypeError: object of type 'int' has no len()"
-    assert text == f"2 of 3 prompts looked at of {KEY} cannot be rendered. The first: {first}"
+    assert text == f"2 of 3 scanned prompts of {KEY} cannot be rendered. The first: {first}"
 
 
-def test_looking_ends_in_time() -> None:
-    assert measured(["abcd"] * 9, len, 3, seconds=-1) == Lengths()
+def test_a_scan_ends_in_time() -> None:
+    assert scan_lengths(["abcd"] * 9, len, 3, seconds=-1) == PromptLengths()
 
 
-def test_what_cannot_be_counted_is_said_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_scan_that_fails_is_logged_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
     def prompts() -> Iterator[str]:
         raise OSError("gone")
         yield ""
 
-    PromptScan(KEY, prompts(), len).tell(3)
-    assert f"how many prompts of {KEY} are too long cannot be said: OSError: gone" in caplog.text
+    PromptScan(KEY, prompts(), len).log_warnings(3)
+    assert f"the prompts of {KEY} that are too long cannot be counted: OSError: gone" in caplog.text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from seamless_verl.trainer.validation_curve import HEIGHT, Point, ValidationCurve, headline, text_plot
+from seamless_verl.trainer.validation_curve import HEIGHT, Point, ValidationCurve, reward_metric, text_plot
 
 
 def points(*values: float) -> list[Point]:
@@ -36,7 +36,7 @@ def test_a_resumed_run_drops_what_lies_beyond_it(tmp_path: Path) -> None:
 def test_metrics_without_a_reward_are_no_point(tmp_path: Path) -> None:
     curve = ValidationCurve(tmp_path / "c.jsonl")
     curve.add(1, {"val-aux/num_turns/mean": 2.0})
-    assert curve.points() == [] and headline({}) is None
+    assert curve.points() == [] and reward_metric({}) is None
 
 
 def test_the_plot_shows_both_ends_and_the_rise() -> None:

@@ -1,4 +1,4 @@
-"""What ends a run that stands still, and what keeps one alive that only waits."""
+"""The watchdog ends a run without progress, and leaves alone a run that only waits."""
 
 from __future__ import annotations
 
@@ -30,38 +30,40 @@ def watching() -> bool:
     return "watchdog" in {thread.name for thread in threading.enumerate()}
 
 
-@pytest.mark.parametrize("counts", [[0, 3, 7, 12], [9, 2, 5, 11]], ids=["more", "again from nothing"])
-def test_tokens_that_come_are_progress(counts: list[float]) -> None:
+@pytest.mark.parametrize("counts", [[0, 3, 7, 12], [9, 2, 5, 11]], ids=["more", "restarted"])
+def test_new_tokens_are_progress(counts: list[float]) -> None:
     watched = watchdog(iter(counts))
-    assert [watched.outside() for _ in counts] == [True] * len(counts)
+    assert [watched.calls_progressed() for _ in counts] == [True] * len(counts)
 
 
-def test_the_same_count_twice_is_none_and_so_is_no_answer() -> None:
+def test_the_same_count_twice_is_no_progress_and_neither_is_no_reply() -> None:
     watched = watchdog(iter([5.0, 5.0]))
-    assert [watched.outside(), watched.outside(), watched.outside()] == [True, False, False]
+    assert [watched.calls_progressed(), watched.calls_progressed(), watched.calls_progressed()] == [True, False, False]
 
 
-def test_a_stage_that_was_reached_in_time_is_progress_and_nobody_is_asked() -> None:
+def test_a_stage_entered_in_time_is_progress_and_no_count_is_read() -> None:
     clock = Clock(5)
     watched = timed(clock, iter(()))
     for clock.now in (104, 203, 302):
-        watched.look()
-        watched.reached("a stage")
+        watched.check()
+        watched.enter_stage("a stage")
     clock.now = 401.9
-    watched.look()
+    watched.check()
 
 
-def test_tokens_carry_it_over_one_limit_each_time(caplog: pytest.LogCaptureFixture) -> None:
+def test_tokens_are_progress_for_one_limit_each_time(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     watched = timed(clock, iter([5.0, 6.0, 6.0]))
-    watched.reached("waiting for groups, step 3")
+    watched.enter_stage("waiting for groups, step 3")
     for clock.now in (100, 199, 200, 299):
-        watched.look()
+        watched.check()
     clock.now = 310
-    with pytest.raises(NoProgressError, match=r"not moved for 110\.0 s\.\nThe trainer was at: waiting for groups"):
-        watched.look()
-    (told,) = (record.getMessage() for record in caplog.records if record.levelno == logging.CRITICAL)
-    assert "The trainer was at: waiting for groups, step 3." in told and "thread MainThread (" in told
+    with pytest.raises(
+        NoProgressError, match=r"made no progress for 110\.0 s\.\nThe trainer was at: waiting for groups"
+    ):
+        watched.check()
+    (message,) = (record.getMessage() for record in caplog.records if record.levelno == logging.CRITICAL)
+    assert "The trainer was at: waiting for groups, step 3." in message and "thread MainThread (" in message
 
 
 def test_a_training_that_is_stuck_ends_with_the_stage_it_was_at() -> None:
@@ -69,7 +71,7 @@ def test_a_training_that_is_stuck_ends_with_the_stage_it_was_at() -> None:
     watched = watchdog(repeat(5.0))
 
     def training() -> None:
-        watched.reached("waiting for groups, step 3")
+        watched.enter_stage("waiting for groups, step 3")
         released.wait()
 
     with pytest.raises(NoProgressError, match="waiting for groups, step 3"):
@@ -92,16 +94,16 @@ def test_a_training_that_fails_fails_with_its_own_error() -> None:
     assert not watching()
 
 
-def test_an_error_of_a_look_is_logged_and_ends_the_training(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_of_a_check_is_logged_and_ends_the_training(caplog: pytest.LogCaptureFixture) -> None:
     released = threading.Event()
 
     def training() -> None:
         released.wait()
 
-    def others() -> Mapping[str, Any]:
+    def actors() -> Mapping[str, Any]:
         raise KeyError("replica-7")
 
-    watched = Watchdog(LIMIT_S, lambda: 5.0, others)
+    watched = Watchdog(LIMIT_S, lambda: 5.0, actors)
     with pytest.raises(KeyError, match="replica-7"):
         watched.train(training)
     assert "the watchdog ends the training: 'replica-7'" in caplog.text and not watching()

@@ -1,4 +1,4 @@
-"""The wire: what arrives is what was sent, strangers are refused, and a broken connection breaks nothing else."""
+"""The transport: messages arrive as sent, unknown clients are refused, and errors stay with their connection."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def request(name: str = "c#0", max_tokens: int = 10, prompt: list[int] | None = 
 
 
 async def ids_of(engine: RemoteEngine, wanted: EngineRequest) -> list[int]:
-    async with aclosing(engine.generate(wanted)) as deltas:
-        return [token async for delta in deltas for token in delta.ids]
+    async with aclosing(engine.generate(wanted)) as chunks:
+        return [token async for chunk in chunks for token in chunk.ids]
 
 
 class Scripted:
-    """Gives the same deltas to every request."""
+    """Gives the same chunks to every request."""
 
     def __init__(self, *script: TokenChunk | Exception) -> None:
         self.script, self.given = script, 0
@@ -119,7 +119,7 @@ def test_merged_chunks_are_all_of_their_tokens_and_the_last_ones_end(chunks: lis
     assert before == [(list(chunk.ids), list(chunk.logprobs)) for chunk in chunks]
 
 
-async def test_a_reader_that_fell_behind_takes_what_waits_at_once_but_keeps_versions_apart() -> None:
+async def test_a_reader_that_is_behind_reads_waiting_chunks_as_one_for_each_version() -> None:
     script = [
         *(TokenChunk(tokens([token]), logprobs([token]), 0) for token in (1, 2, 3)),
         *(TokenChunk(tokens([token]), logprobs([token]), 1) for token in (4, 5)),
@@ -127,13 +127,13 @@ async def test_a_reader_that_fell_behind_takes_what_waits_at_once_but_keeps_vers
     ]
     async with served(Scripted(*script)) as server:
         engine = await connect(server)
-        async with aclosing(engine.generate(request())) as deltas:
-            found = [await anext(deltas)]
+        async with aclosing(engine.generate(request())) as chunks:
+            found = [await anext(chunks)]
             await settle(200)
-            found += [delta async for delta in deltas]
+            found += [chunk async for chunk in chunks]
         assert len(found) <= 3
-        assert [token for delta in found for token in delta.ids] == [1, 2, 3, 4, 5, 6]
-        assert [version for delta in found for version in [delta.version] * len(delta.ids)] == [0, 0, 0, 1, 1, 1]
+        assert [token for chunk in found for token in chunk.ids] == [1, 2, 3, 4, 5, 6]
+        assert [version for chunk in found for version in [chunk.version] * len(chunk.ids)] == [0, 0, 0, 1, 1, 1]
         assert (found[-1].finish_reason, found[-1].stop_reason) == (Finish.STOP, 6)
         engine.close()
 
@@ -168,7 +168,7 @@ async def test_a_prompt_larger_than_any_buffer() -> None:
         engine.close()
 
 
-async def test_what_no_frame_can_hold_is_refused_before_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_message_larger_than_a_frame_is_refused_before_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     async with served(StubEngine("a")) as server:
         engine = await connect(server)
         monkeypatch.setattr("seamless_verl.transport.connection.MAX_FRAME", 4096)
@@ -182,9 +182,9 @@ async def test_leaving_a_call_aborts_it_in_the_engine() -> None:
     stub = StubEngine("a")
     async with served(stub) as server:
         engine = await connect(server)
-        async with aclosing(engine.generate(request(max_tokens=10**9))) as deltas:
-            await anext(deltas)
-        assert await ids_of(engine, request("next", 3)) == stub_tokens([1, 2], 3)  # it is behind the DROP
+        async with aclosing(engine.generate(request(max_tokens=10**9))) as chunks:
+            await anext(chunks)
+        assert await ids_of(engine, request("next", 3)) == stub_tokens([1, 2], 3)  # it is sent after the Drop
         assert stub.running == 0
         engine.close()
 
@@ -193,31 +193,31 @@ async def test_abort_ends_a_call_with_cut() -> None:
     stub = StubEngine("a", tail=2)
     async with served(stub) as server:
         engine = await connect(server)
-        async with aclosing(engine.generate(request(max_tokens=10**9))) as deltas:
-            found = [token for token in (await anext(deltas)).ids]
+        async with aclosing(engine.generate(request(max_tokens=10**9))) as chunks:
+            found = [token for token in (await anext(chunks)).ids]
             await engine.abort("c#0")
-            async for delta in deltas:
-                found += delta.ids
-            assert delta.finish_reason is Finish.CUT and found == stub_tokens([1, 2], len(found))
+            async for chunk in chunks:
+                found += chunk.ids
+            assert chunk.finish_reason is Finish.CUT and found == stub_tokens([1, 2], len(found))
         engine.close()
 
 
-async def test_a_lost_connection_ends_every_call_and_is_told_once() -> None:
-    stub, told = StubEngine("a"), list[str]()
+async def test_a_lost_connection_ends_every_call_and_is_reported_once() -> None:
+    stub, reasons = StubEngine("a"), list[str]()
     await stub.pause(PauseMode.KEEP)
     async with served(stub) as server:
-        engine = await connect(server, on_lost=told.append)
+        engine = await connect(server, on_lost=reasons.append)
         running = [asyncio.create_task(ids_of(engine, request(f"c{n}"))) for n in range(3)]
         await until(lambda: stub.running == 3)
         await server.close()
         for outcome in await asyncio.gather(*running, return_exceptions=True):
             assert isinstance(outcome, ReplicaLostError) and outcome.replica == "a"
-        assert stub.running == 0 and len(told) == 1
+        assert stub.running == 0 and len(reasons) == 1
         with pytest.raises(ReplicaLostError):
             await ids_of(engine, request("late"))
 
 
-async def test_a_client_that_vanishes_leaves_nothing_running_and_others_go_on() -> None:
+async def test_a_client_that_vanishes_leaves_nothing_running_and_others_continue() -> None:
     stub = StubEngine("a")
     async with served(stub) as server:
         staying, going = await connect(server), await connect(server)
@@ -239,14 +239,14 @@ async def test_what_had_arrived_is_given_before_the_loss() -> None:
     stub = StubEngine("a")
     async with served(stub) as server:
         engine = await connect(server)
-        deltas = engine.generate(request(max_tokens=10**9))
-        found = [*(await anext(deltas)).ids]
+        chunks = engine.generate(request(max_tokens=10**9))
+        found = [*(await anext(chunks)).ids]
         await until(lambda: stub.produced >= 50)
         await server.close()
         await settle()
         with pytest.raises(ReplicaLostError):
             while True:
-                found += (await anext(deltas)).ids
+                found += (await anext(chunks)).ids
         assert found == stub_tokens([1, 2], len(found)) and len(found) >= 49
 
 
@@ -264,28 +264,28 @@ async def test_a_client_that_does_not_read_stops_its_calls_and_no_others() -> No
         assert 0 < source.given < 1000
         before = source.given
         other = await connect(server)
-        async with aclosing(other.generate(request("other"))) as deltas:
-            assert sum([len(delta.ids) async for delta in deltas]) == 2000 * 5000 + 1
+        async with aclosing(other.generate(request("other"))) as chunks:
+            assert sum([len(chunk.ids) async for chunk in chunks]) == 2000 * 5000 + 1
         assert source.given - before < 2001 + 1000
         other.close()
         writer.close()
 
 
-async def test_a_loss_behind_the_server_and_a_defect_stay_with_their_call() -> None:
-    one = TokenChunk(tokens([4]), logprobs([0]), 0)
-    async with served(Scripted(one, ReplicaLostError("inner", "engine core died"))) as server:
+async def test_a_lost_engine_and_a_defect_end_only_their_call() -> None:
+    first = TokenChunk(tokens([4]), logprobs([0]), 0)
+    async with served(Scripted(first, ReplicaLostError("inner", "engine core died"))) as server:
         engine = await connect(server)
-        deltas = engine.generate(request())
-        assert await anext(deltas) == replace(one, replica="a")
+        chunks = engine.generate(request())
+        assert await anext(chunks) == replace(first, replica="a")
         with pytest.raises(ReplicaLostError, match="replica a is lost: engine core died"):
-            await anext(deltas)
-        server.source = Scripted(one, ZeroDivisionError("nought"))
-        found = [delta async for delta in engine.generate(request())]
+            await anext(chunks)
+        server.source = Scripted(first, ZeroDivisionError("nought"))
+        found = [chunk async for chunk in engine.generate(request())]
         assert (found[-1].finish_reason, found[-1].stop_reason) == (Finish.FAILED, "ZeroDivisionError: nought")
         engine.close()
 
 
-async def test_a_call_that_waits_to_be_sent_hears_of_the_loss() -> None:
+async def test_a_call_that_waits_to_be_sent_gets_the_loss() -> None:
     async with served(StubEngine("a")) as server:
         engine = await connect(server)
         engine._connection.pause_writing()
@@ -296,7 +296,7 @@ async def test_a_call_that_waits_to_be_sent_hears_of_the_loss() -> None:
             await asyncio.wait_for(waiting, 10)
 
 
-async def test_strangers_are_refused() -> None:
+async def test_clients_without_the_token_are_refused() -> None:
     async with served(StubEngine("a")) as server:
         with pytest.raises(WireError, match="the token is not the one"):
             await connect(server, token="wrong")
@@ -312,17 +312,17 @@ def framed(*messages: Any) -> bytes:
 
 
 async def reply(server: EngineServer, *sent: bytes) -> list[Message]:
-    """What the server says to these bytes before it closes the connection."""
+    """What the server replies to these bytes before it closes the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     for raw in sent:
         writer.write(raw)
-    raw, said = await reader.read(), []
+    raw, messages_read = await reader.read(), []
     while raw:
         end = 4 + int.from_bytes(raw[:4], "big")
-        said += decode_frame(raw[4:end])
+        messages_read += decode_frame(raw[4:end])
         raw = raw[end:]
     writer.close()
-    return said
+    return messages_read
 
 
 HELLO = framed(Hello(PROTOCOL, TOKEN))
@@ -350,7 +350,7 @@ GENERATE = Generate(0, "c", b"\0" * 4, {"max_tokens": 10**9}, 0, "")
         (HELLO + framed([2, 0, "c", b"", {}, 0]), "Expected `array` of at least length 7, got 6"),
     ],
 )
-async def test_what_is_not_understood_closes_that_connection_with_its_reason(sent: bytes, reason: str) -> None:
+async def test_a_malformed_message_closes_its_connection_with_the_reason(sent: bytes, reason: str) -> None:
     stub = StubEngine("a")
     async with served(stub) as server:
         engine = await connect(server)
@@ -383,7 +383,7 @@ def test_no_bytes_harm_the_server(junk: bytes, greeted: bool, whole: bool) -> No
     assert problems == []
 
 
-async def test_somebody_who_never_says_hello_is_shown_out() -> None:
+async def test_a_client_that_sends_no_hello_is_refused() -> None:
     async with served(StubEngine("a"), greeting_s=0.05) as server:
         assert await asyncio.wait_for(reply(server), 10) == [Refused("no Hello came in time")]
         engine = await connect(server)
@@ -392,7 +392,7 @@ async def test_somebody_who_never_says_hello_is_shown_out() -> None:
         engine.close()
 
 
-async def test_a_server_that_talks_nonsense_is_a_lost_replica() -> None:
+async def test_a_server_with_malformed_messages_is_a_lost_replica() -> None:
     async def nonsense(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(framed(Welcome("a")))
         await reader.readexactly(len(HELLO))
@@ -401,16 +401,16 @@ async def test_a_server_that_talks_nonsense_is_a_lost_replica() -> None:
         writer.close()
 
     server = await asyncio.start_server(nonsense, "127.0.0.1", 0)
-    told: list[str] = []
+    reasons: list[str] = []
     port = server.sockets[0].getsockname()[1]
-    engine = await RemoteEngine.connect("127.0.0.1", port, token=TOKEN, replica_id="a", on_lost=told.append)
+    engine = await RemoteEngine.connect("127.0.0.1", port, token=TOKEN, replica_id="a", on_lost=reasons.append)
     with pytest.raises(ReplicaLostError, match="malformed"):
         await ids_of(engine, request())
-    assert len(told) == 1
+    assert len(reasons) == 1
     server.close()
 
 
-async def test_deltas_of_one_turn_leave_in_one_write() -> None:
+async def test_chunks_of_one_turn_are_sent_in_one_write() -> None:
     stub = StubEngine("a")
     async with served(stub) as server:
         engine = await connect(server)
