@@ -121,6 +121,7 @@ class SessionRenderer(OnlineRenderer):
             if ids is None and (key := _cache_key(context.rendered, settings)) is not None:
                 ids = self._cached(request, key)
         if ids is not None:
+            # vLLM's renderer takes these ids for the prompt and renders nothing
             request.kv_transfer_params = {"prompt_token_ids": ids}
         result: tuple[list[Any], list[Any]] = await super().preprocess_chat(
             request,

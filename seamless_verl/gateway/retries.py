@@ -42,7 +42,7 @@ class CallOutput:
         self._changed = asyncio.Event()
         self.failed = False
         self.readers = 0
-        self.on_unread: Callable[[], None] = lambda: None
+        self.on_last_reader_left: Callable[[], None] = lambda: None
         """Called when the last reader leaves."""
 
     @classmethod
@@ -93,7 +93,7 @@ class CallOutput:
         finally:
             self.readers -= 1
             if not self.readers:
-                self.on_unread()
+                self.on_last_reader_left()
 
     def _chunks_from(self, position: int) -> Iterator[TokenChunk]:
         """The tokens from that position on, one chunk a segment."""

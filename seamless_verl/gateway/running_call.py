@@ -61,7 +61,7 @@ class RunningCall:
 
     def start(self) -> asyncio.Task[None]:
         self.task = asyncio.create_task(self._run(), name=self.call.call_id)
-        self.output.on_unread = self._cancel_if_unread
+        self.output.on_last_reader_left = self._cancel_if_unread
         return self.task
 
     def detach(self) -> None:

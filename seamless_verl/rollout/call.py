@@ -43,7 +43,7 @@ from seamless_verl.rollout.fleet import Fleet
 from seamless_verl.rollout.replica import Lease
 from seamless_verl.trajectory.records import Finish, TokenChunk, empty_chunk, tokens
 
-PREFIX = 256  # tokens of the prompt that identify it: system prompt and tools distinguish agents
+AFFINITY_TOKENS = 256  # tokens of the prompt that identify it: system prompt and tools distinguish agents
 REMEMBERED = 16_384  # conversations whose age is known; a forgotten one counts as new
 SILENT_CUT = empty_chunk(Finish.CUT)  # for an engine that ends its stream without a finish reason
 
@@ -65,7 +65,7 @@ class Call:
 
     @property
     def affinity(self) -> str:
-        return self.key or blake2b(self.prompt_ids[:PREFIX].tobytes(), digest_size=8).hexdigest()
+        return self.key or blake2b(self.prompt_ids[:AFFINITY_TOKENS].tobytes(), digest_size=8).hexdigest()
 
 
 class CallProgress:
@@ -103,9 +103,9 @@ class CallProgress:
 
     def end_if_complete(self) -> TokenChunk | None:
         """Before the first request: the last chunk of a call that used up its budget in an earlier process."""
-        return self.end_if_stuck(None) if self.produced else None
+        return self.end_if_cannot_continue(None) if self.produced else None
 
-    def end_if_stuck(self, unexplained: str | None) -> TokenChunk | None:
+    def end_if_cannot_continue(self, unexplained: str | None) -> TokenChunk | None:
         """After a cut: the call's last chunk if it cannot continue.
 
         `unexplained` describes a cut that no command explains. Too many of these in a row without a token fail the
@@ -226,5 +226,5 @@ class Calls:
         finally:
             if lease is not None:
                 lease.release()
-        if (last := progress.end_if_stuck(unexplained)) is not None:
+        if (last := progress.end_if_cannot_continue(unexplained)) is not None:
             yield last

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-PROBE_S = 0.2  # `is_locked` holds the lock for microseconds; a writer waits at most so long for it
+ACQUIRE_LIMIT_S = 0.2  # `is_locked` holds the lock for microseconds; a writer waits at most so long for it
 
 
 def lock_file(path: Path) -> Path:
@@ -54,7 +54,7 @@ def is_locked(path: Path) -> bool:
 
 
 def _acquire(lock: int) -> None:
-    deadline = time.monotonic() + PROBE_S
+    deadline = time.monotonic() + ACQUIRE_LIMIT_S
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -62,4 +62,4 @@ def _acquire(lock: int) -> None:
         except BlockingIOError:
             if time.monotonic() > deadline:
                 raise
-        time.sleep(PROBE_S / 20)  # nobody is notified when a lock is released
+        time.sleep(ACQUIRE_LIMIT_S / 20)  # nobody is notified when a lock is released

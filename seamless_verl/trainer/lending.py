@@ -55,7 +55,8 @@ class LendingStatistics:
 
 
 T = TypeVar("T")
-# The trainer's worker groups, and their methods that compute on its devices and return when they have.
+# Worker groups and their methods that compute on the trainer's devices and return when they have. The critic's do not
+# wait: see `SeamlessTrainer._compute_values`.
 COMPUTATIONS = {
     "actor_rollout_wg": ("compute_log_prob", "update_actor"),
     "ref_policy_wg": ("compute_ref_log_prob",),
@@ -97,7 +98,7 @@ class DeviceLending(ABC):
         self.statistics = LendingStatistics()
         self.reclaimed: set[str] = set()  # replicas whose devices training has
         self.depth = 0
-        self.running: dict[str, int] = {}
+        self.calls_at_reclaim: dict[str, int] = {}
 
     @contextmanager
     def training(self, name: str) -> Iterator[None]:
@@ -131,7 +132,7 @@ class DeviceLending(ABC):
             self.reclaimed.difference_update(lent)
             self.lend(lent)
 
-    def committed(self) -> None:  # noqa: B027 - optional in a subclass
+    def on_committed(self) -> None:  # noqa: B027 - optional in a subclass
         """Called when new weights are in all replicas."""
 
     def wrap(self, name: str, computation: Callable[..., T]) -> Callable[..., T]:
@@ -145,7 +146,10 @@ class DeviceLending(ABC):
         return wrapped
 
     def wrap_computations(self, trainer: Any) -> None:
-        """Puts every computation of the trainer's worker groups inside `training`."""
+        """Puts each computation of the actor's and the reference's worker groups inside `training`.
+
+        The critic's group returns before it has computed, so the trainer puts what waits for it inside.
+        """
         for group_name, methods in COMPUTATIONS.items():
             group = getattr(trainer, group_name, None)
             for name in methods if group is not None else ():
@@ -163,7 +167,7 @@ class DeviceLending(ABC):
                 device,
                 BOTH,
                 Use.TRAIN if replica.replica_id in self.reclaimed else Use.ROLLOUT,
-                running=self.running.get(replica.replica_id, 0),
+                running=self.calls_at_reclaim.get(replica.replica_id, 0),
             )
             for replica in self.replicas
             for device in replica.devices
@@ -181,14 +185,14 @@ class DeviceLending(ABC):
 
     def _reclaim_all(self) -> None:
         self.statistics.computation_began()
-        serving = [name for name in self.ids if name not in self.reclaimed]
-        if not serving:
+        lent = [name for name in self.ids if name not in self.reclaimed]
+        if not lent:
             return
         with self.switching():
             began = time.monotonic()
-            self.running |= self.reclaim(serving)
+            self.calls_at_reclaim |= self.reclaim(lent)
             self.statistics.add_switch(time.monotonic() - began)
-        self.reclaimed.update(serving)
+        self.reclaimed.update(lent)
 
     @abstractmethod
     def reclaim(self, ids: list[str]) -> dict[str, int]:
@@ -217,14 +221,14 @@ class ResidentLending(DeviceLending):
 class ReleasedLending(DeviceLending):
     """Memory holds one side at a time: replicas release weights and cache, and come back with a commit."""
 
-    def __init__(self, *args: Any, sleep: Callable[[], Any]) -> None:
+    def __init__(self, *args: Any, sleep_replicas: Callable[[], Any]) -> None:
         super().__init__(*args)
-        self.sleep = sleep
+        self.sleep_replicas = sleep_replicas
         self.orders = itertools.count(1)  # an order repeated after a restart of the data plane gets the same answer
 
     def reclaim(self, ids: list[str]) -> dict[str, int]:
         if calls := self.client.execute("release_memory", ids, next(self.orders)):
-            self.sleep()
+            self.sleep_replicas()
         return dict(calls)
 
     def offer(self, due_in_s: float | None) -> None:
@@ -233,7 +237,7 @@ class ReleasedLending(DeviceLending):
     def lend(self, ids: list[str]) -> None:
         """Does nothing: the commit lends them."""
 
-    def committed(self) -> None:
+    def on_committed(self) -> None:
         self.reclaimed.clear()
 
 

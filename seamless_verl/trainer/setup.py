@@ -102,7 +102,7 @@ class TrainerSetup(PromptSubmittingTrainer):
         arguments = (self.data_plane, sharing, lending_policy(self.seamless.lending), self.progress, switching)
         if self.handover is Handover.RESIDENT:
             return ResidentLending(*arguments)
-        return ReleasedLending(*arguments, sleep=self.checkpoint_manager.sleep_replicas)
+        return ReleasedLending(*arguments, sleep_replicas=self.checkpoint_manager.sleep_replicas)
 
     def _commit(self, replicas: Sequence[PlacedReplica]) -> WeightCommit:
         engine = omega_conf_to_dataclass(self.config.actor_rollout_ref.rollout.checkpoint_engine)

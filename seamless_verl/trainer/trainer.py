@@ -61,7 +61,7 @@ class SeamlessTrainer(TrainerSetup):
         with marked_timer("update_weights", self.timing_raw, color="red"):
             self.lending.offer(None)  # the next computation is a batch away
             self._pending_sync_metrics = drop_masked(self.commit(self.global_steps), self.masked_tokens)
-            self.lending.committed()
+            self.lending.on_committed()
         self._pending_sync_metrics |= self.device_time.close(f"step {self.global_steps}")
         self._pending_sync_metrics |= self.lending.metrics()
 

@@ -1,4 +1,4 @@
-"""What the pools and the plan rely on in verl, Ray and transformers, pinned: an upgrade fails here, by name."""
+"""Pins what the pools and the plan use of verl, Ray and transformers: a failing test names what changed."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_managers_fields() -> None:
     assert names == ["resource_pool_spec", "mapping", "max_colocate_count", "resource_pool_dict"]
 
 
-def test_what_a_replica_asks_of_a_manager() -> None:
+def test_how_a_replica_makes_a_manager() -> None:
     """`init_standalone` names the class in its module, and calls it so; the pool's name carries the rank."""
     from verl.workers.rollout import replica
 
@@ -69,7 +69,7 @@ def test_what_a_replica_asks_of_a_manager() -> None:
 
 
 def test_what_worker_creation_reads_of_a_pool() -> None:
-    """Our view of one machine has these and no more."""
+    """Our view of one machine has exactly these."""
     from verl.single_controller.ray.base import RayWorkerGroup
 
     source = inspect.getsource(RayWorkerGroup._create_worker)

@@ -1,4 +1,4 @@
-"""What our trainer overrides, calls and reads of verl's, pinned: an upgrade fails here, by the name of what moved."""
+"""Pins what our trainer overrides, calls and reads in verl: after an upgrade, a failing test names what changed."""
 
 from __future__ import annotations
 
@@ -140,18 +140,18 @@ def test_verls_worker_of_agent_loops_has_what_ours_overrides(name: str, expected
 
 
 @pytest.mark.parametrize("name", ["RayWorkerGroup", "LLMServerManager", "register_trainer"])
-def test_the_names_rebound_while_verl_sets_up_are_there(name: str) -> None:
+def test_the_names_rebound_during_set_up_exist(name: str) -> None:
     assert name in vars(inspect.getmodule(found(BASE[:-1], "seamless-trainer")))
 
 
-def test_what_set_up_asks_of_the_manager_that_ours_stands_for() -> None:
+def test_what_set_up_calls_on_the_server_manager() -> None:
     source = inspect.getsource(found(BASE[:-1], "seamless-trainer"))
     assert set(re.findall(r"\bLLMServerManager\.(\w+)\(", source)) == {"create", "create_empty"}
     assert set(re.findall(r"llm_server_manager\.(\w+)", source)) == {"get_replicas", "get_client"}
     assert '"_enable_hybrid_replicas"' in source
 
 
-def test_the_trainer_asks_for_no_other_computation() -> None:
+def test_the_trainer_calls_no_other_computation() -> None:
     source = inspect.getsource(found(BASE[:-1], "seamless-trainer"))
     asked = set(re.findall(r"self\.(actor_rollout_wg|ref_policy_wg|critic_wg)\.(\w+)\(", source))
     assert {call for call in asked if call[1] not in OTHERS} == set(listed(COMPUTING))

@@ -1,4 +1,4 @@
-"""What we override, call and read of verl's workers, weights and servers: a mover is named by the test that fails."""
+"""Pins what we override, call and read of verl's workers, weights and servers: a failing test names a change."""
 
 from __future__ import annotations
 
@@ -146,15 +146,15 @@ def test_a_groups_method_waits_where_it_waited(symbol: str) -> None:
     assert registered["blocking"] is WAITS[symbol]
 
 
-def test_the_class_whose_name_is_rebound_for_standalone_replicas_is_there() -> None:
+def test_the_class_rebound_for_standalone_replicas_exists() -> None:
     found("verl.workers.rollout.replica:ResourcePoolManager", "tag-pools")
 
 
-def test_the_sender_whose_name_is_rebound_for_loads_is_there() -> None:
+def test_the_sender_rebound_for_loads_exists() -> None:
     found("verl.workers.rollout.vllm_rollout.vllm_rollout:BucketedWeightSender", "bounded-transfers")
 
 
-def test_a_standalone_worker_is_made_of_what_ours_is_made_of() -> None:
+def test_a_standalone_worker_takes_the_arguments_that_ours_takes() -> None:
     source = inspect.getsource(found(REPLICA + "get_ray_class_with_init_args", "seamless-workers"))
     given = re.findall(r"^ +(\w+)=(\S+),$", source, re.MULTILINE)
     assert given == [

@@ -1,4 +1,4 @@
-"""What a replica's server relies on in vLLM's engine, pinned: an upgrade fails here, by the name of what moved."""
+"""Pins what a replica's server uses of vLLM's engine: after an upgrade, a failing test names what changed."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_request_is_refused_by_an_error_of_the_client() -> None:
 
 
 @pytest.mark.parametrize("name", BESIDE_SAMPLING)
-def test_what_goes_beside_the_sampling_has_a_parameter_of_its_own(name: str) -> None:
+def test_values_beside_the_sampling_have_parameters_of_their_own(name: str) -> None:
     assert name in parameters(found(ENGINE + "add_request", "engine-source")).split()
 
 
@@ -86,7 +86,7 @@ def test_the_engine_has_our_modes_of_a_pause(mode: str) -> None:
     assert repr(mode) in str(inspect.signature(found(ENGINE + "pause_generation", "engine-source")).parameters["mode"])
 
 
-def test_replies_wait_in_a_queue_that_says_whether_somebody_waits_for_them() -> None:
+def test_replies_are_in_a_queue_that_shows_whether_a_task_waits_for_them() -> None:
     assert "self.outputs_queue = asyncio.Queue[" in inspect.getsource(found(CORE, "engine-source"))
     assert not asyncio.Queue()._getters  # type: ignore[attr-defined]
 
@@ -99,32 +99,32 @@ def request(**sampling: Any) -> Any:
 
     fields = dict.fromkeys(("mm_features", "pooling_params", "lora_request", "cache_salt", "data_parallel_rank"))
     params = parameters_of({"max_tokens": 8, **sampling})
-    asked = EngineCoreRequest("one", [1, 2], sampling_params=params, arrival_time=0.0, **fields)
-    InputProcessor.assign_request_id(asked)
-    return asked
+    requested = EngineCoreRequest("one", [1, 2], sampling_params=params, arrival_time=0.0, **fields)
+    InputProcessor.assign_request_id(requested)
+    return requested
 
 
-def entered(asked: Any) -> Any:
+def added_state(requested: Any) -> Any:
     """The state of a request in vLLM's own table, found as the source finds it."""
-    collector = found(COLLECTOR[:-1], "engine-source")(asked.sampling_params.output_kind, asked.request_id)
+    collector = found(COLLECTOR[:-1], "engine-source")(requested.sampling_params.output_kind, requested.request_id)
     processor = found(PROCESSOR[:-1], "engine-source")(None, log_stats=False)
-    processor.add_request(asked, None, queue=collector)
+    processor.add_request(requested, None, queue=collector)
     return processor.request_states[collector.request_id]
 
 
-def test_a_state_counts_tokens_though_they_are_not_made_text() -> None:
-    state = entered(request())
+def test_a_state_counts_tokens_without_detokenizing_them() -> None:
+    state = added_state(request())
     assert state.detokenizer.num_output_tokens() == 0
     state.detokenizer.update([5, 6, 7], False)
     assert state.detokenizer.num_output_tokens() == 3
 
 
-@pytest.mark.parametrize(("asked", "kept"), [({}, 1), ({"stream_interval": 64}, 64)])
-def test_a_request_says_how_many_tokens_it_wants_at_a_time(asked: dict[str, int], kept: int) -> None:
-    assert entered(request(**asked)).stream_interval == kept
+@pytest.mark.parametrize(("requested", "kept"), [({}, 1), ({"stream_interval": 64}, 64)])
+def test_a_request_sets_how_many_tokens_a_chunk_has(requested: dict[str, int], kept: int) -> None:
+    assert added_state(request(**requested)).stream_interval == kept
 
 
-def test_an_engine_takes_whatever_makes_a_scheduler_of_its_parts() -> None:
+def test_an_engine_takes_a_function_that_makes_a_scheduler() -> None:
     from vllm.config import SchedulerConfig
 
     from seamless_verl.replica import scheduler
@@ -136,7 +136,7 @@ def test_an_engine_takes_whatever_makes_a_scheduler_of_its_parts() -> None:
     assert "= Scheduler(\n            vllm_config=vllm_config,\n" in core
 
 
-def test_a_grammar_that_cannot_be_made_ends_its_request_alone() -> None:
+def test_a_grammar_that_fails_to_compile_ends_only_its_request() -> None:
     init = inspect.getsource(found(MANAGER + "grammar_init", "engine-source"))
     assert "self.executor.submit(self._create_grammar, request)" in init
     promoted = found("vllm.v1.core.sched.scheduler:Scheduler._try_promote_blocked_waiting_request", "engine-source")

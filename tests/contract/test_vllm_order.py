@@ -1,5 +1,7 @@
-"""What reaches vLLM's engine behind what: a load behind its pause, the resume behind a look at the clock. It is our
-server's doing, and that of vLLM's own client."""
+"""The order in which calls reach vLLM's engine: a load right after its pause, a resume right after a read of the clock.
+
+Our server and vLLM's own client determine it together.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ class Sent:
         self.methods.append(message[1][2])
 
     def reply(self, result: Any) -> None:
-        """To the oldest that waits."""
+        """Replies to the oldest waiting call."""
         self.client.utility_results.pop(next(iter(self.client.utility_results))).set_result(result)
 
 
@@ -59,14 +61,14 @@ def server_of(sent: Sent, parallel: int) -> Any:
     )
 
 
-async def all_that_can() -> None:
-    """Go on until everything waits for a reply: nothing here waits for the world outside."""
+async def run_until_all_wait() -> None:
+    """Runs until every task waits for a reply; nothing here waits for another process."""
     for _ in range(20):
         await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize(("parallel", "before_the_reply"), [(1, [PAUSE, RPC]), (2, [PAUSE])])
-async def test_a_load_goes_right_behind_its_pause_but_where_engines_stop_together(
+async def test_a_load_is_sent_right_after_its_pause_unless_engines_pause_together(
     parallel: int, before_the_reply: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vllm.platforms import current_platform
@@ -84,10 +86,10 @@ async def test_a_load_goes_right_behind_its_pause_but_where_engines_stop_togethe
         with ExitStack() as standing, ExitStack() as noted:
             load = SeamlessServer._pause_and_load(server_of(sent, parallel), 1, standing, noted)
             task = asyncio.create_task(load)
-            await all_that_can()
+            await run_until_all_wait()
             assert sent.methods == before_the_reply and not first, "its last step is as usual"
             sent.reply(None)
-            await all_that_can()
+            await run_until_all_wait()
             assert first == [True]
             sent.reply([5.0])
             assert await task == 5.0 and sent.methods == [PAUSE, RPC] and first == [True]
@@ -97,11 +99,11 @@ async def test_a_load_goes_right_behind_its_pause_but_where_engines_stop_togethe
     await asyncio.wait_for(case(), 30)
 
 
-async def test_the_clock_is_looked_at_right_before_the_resume() -> None:
+async def test_the_clock_is_read_right_before_the_resume() -> None:
     async with asyncio.timeout(30):
         sent = Sent()
         task = asyncio.create_task(SeamlessServer._resume_and_time(server_of(sent, 1)))
-        await all_that_can()
+        await run_until_all_wait()
         assert sent.methods == [RPC, RESUME]
         sent.reply([7.0])
         sent.reply(None)

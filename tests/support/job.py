@@ -1,4 +1,4 @@
-"""Run a whole training job as a user would, and read what it logged."""
+"""Runs whole training jobs as a user would, and reads what they logged."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ AGENT: dict[str, Any] = {
 
 @dataclass
 class Job:
-    """One command line in a folder of its own, and with a TMPDIR of its own; `start`, then `finish` or `stop`."""
+    """One command line with its own folder and TMPDIR; call `start`, then `finish` or `stop`."""
 
     folder: Path
     data: Path
@@ -92,7 +92,7 @@ class Job:
         return self
 
     def finish(self, timeout: float = 420) -> Job:
-        """Wait for success; a failure shows the end of the log."""
+        """Waits for success; a failure shows the end of the log."""
         assert self.process is not None
         try:
             code = self.process.wait(timeout)
@@ -111,14 +111,14 @@ class Job:
         return (self.folder / "log.txt").read_text(errors="replace")
 
     def wait_for(self, text: str, timeout: float = 240) -> None:
-        """Return once the log contains `text`."""
+        """Returns once the log contains `text`."""
         deadline = time.monotonic() + timeout
         while text not in self.log():
             assert time.monotonic() < deadline and self.process and self.process.poll() is None, self.log()[-4000:]
             time.sleep(0.1)
 
     def metrics(self) -> dict[int, dict[str, float]]:
-        """What verl logged, by step."""
+        """The metrics that verl logged, by step."""
         rows = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
         merged: dict[int, dict[str, float]] = {}
         for row in rows:
@@ -139,19 +139,19 @@ def comparable(metrics: dict[str, float]) -> dict[str, float]:
 
 
 def run(folder: Path, data: Path, main: str = SEAMLESS, env: dict[str, str] | None = None, **overrides: Any) -> Job:
-    """Run a job to its end; keyword names have `__` for a dot."""
+    """Runs a job to its end; keyword names have `__` for a dot."""
     options = {key.replace("__", "."): value for key, value in overrides.items()}
     return Job(folder, data, main, options, env or {}).start().finish()
 
 
 def check_record(job: Job, sessions: int, shards: int = 1) -> None:
-    """The journals of a run of AGENT have its sessions, each of two turns, the second on the first's very tokens."""
+    """Checks that the journals of a run of AGENT have its sessions of two turns, the second on the first's tokens."""
     names = ["trajectories.sqlite"] if shards == 1 else [f"trajectories-{shard}.sqlite" for shard in range(shards)]
     readers = [JournalReader(job.folder / "checkpoints" / name) for name in names]
     finished = [[session for session in reader.sessions() if session.reason == "finished"] for reader in readers]
-    assert sum(map(len, finished)) >= sessions and {session.calls for some in finished for session in some} == {2}
-    for reader, some in zip(readers, finished, strict=True):
-        record = reader.read(some[0].session_id)
+    assert sum(map(len, finished)) >= sessions and {session.calls for rows in finished for session in rows} == {2}
+    for reader, rows in zip(readers, finished, strict=True):
+        record = reader.read(rows[0].session_id)
         assert record is not None
         first, second = record.calls
         whole = first.prompt_ids + first.turn().generated_ids

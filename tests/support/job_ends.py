@@ -1,4 +1,4 @@
-"""What a run leaves when it has ended, or was stopped: nothing."""
+"""Checks that a run that ended, or was stopped, leaves nothing."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import psutil
 
 from support.job import Job
 
-UNANSWERED = "retries remaining"  # as Ray says it of calls to an actor that ended before it answered them
+WITHOUT_REPLY = "retries remaining"  # Ray's words for calls to an actor that ended before it replied
 
 
 def stopped(job: Job, moment: str, number: int) -> None:
-    """Stop the run at a moment of its log; nothing of it may be left."""
+    """Stops the run when its log has `moment`; nothing of it may be left."""
     job.start().wait_for(moment)
     started = job.descendants()
     assert started
@@ -22,7 +22,7 @@ def stopped(job: Job, moment: str, number: int) -> None:
 
 
 def leftovers(job: Job) -> list[str]:
-    """Processes that mention this run's folder, and what is in its TMPDIR."""
+    """Processes whose command line has this run's folder, and the files in its TMPDIR."""
     found = (process.info for process in psutil.process_iter(["pid", "cmdline"]) if process.pid != os.getpid())
     processes = [str(info) for info in found if str(job.folder) in " ".join(info["cmdline"] or [])]
     return processes + sorted(os.listdir(job.temporary))

@@ -23,7 +23,7 @@ class MemoryStore:
 
 
 class LocalDataPlane(DataPlane):
-    """Started by whoever made it."""
+    """A data plane that its creator starts."""
 
     def __init__(self, settings: PlaneSettings) -> None:
         super().__init__(settings, store=MemoryStore())  # type: ignore[arg-type]

@@ -21,11 +21,11 @@ from seamless_verl.testing.stub_engine import StubEngine
 from seamless_verl.transport import EngineServer, serve_engine
 from support.paths import child_environment
 
-VOCABULARY = 128  # bytes that are a character each, and none that ends a turn
+VOCABULARY = 128  # ASCII characters, none of which ends a turn
 
 
 class StubServer:
-    """A replica's server, as the plane and the trainer see it."""
+    """A replica's server, as the data plane and the trainer see it."""
 
     def __init__(self, rank: int, delay_s: float) -> None:
         self.name, self.version = f"replica-{rank}", 0
@@ -50,7 +50,7 @@ class StubServer:
         self.paused = None
 
     async def load(self, version: int) -> None:
-        """From outside, as what comes back from the trainer."""
+        """Sets the version, as a load from the trainer does."""
         assert self.paused is not None or self.engine.version == 0, "loaded while it generates"
         self.engine.version = version
 
@@ -59,17 +59,17 @@ class StubServer:
         self.engine.version = version
         await self.resume()
 
-    async def hang_up(self) -> None:
-        """Its connections break, as by a network that was away."""
-        for link in tuple(self.engine_server.connections):
-            link.abandon("the network was away")
+    async def drop_connections(self) -> None:
+        """Breaks its connections, as a failing network does."""
+        for connection in tuple(self.engine_server.connections):
+            connection.abandon("the network failed")
 
     async def running(self) -> int:
         return self.engine.running
 
 
 class Plane:
-    """A data plane with its replicas; the trainer's part is played by who calls its methods."""
+    """A data plane with its replicas; a test calls its methods in the place of the trainer."""
 
     def __init__(self, model: Path, folder: Path, *, shards: int, replicas: int, delay_s: float) -> None:
         self.config: DictConfig = OmegaConf.create(
@@ -109,7 +109,7 @@ class Plane:
         return ray.get([actor.__ray_call__.remote(process) for actor in self.client.actors])
 
     def kill(self, shard: int) -> None:
-        """The process, at once; returns when it is gone."""
+        """Kills the process of a shard; returns when it is gone."""
         pid = self.pids()[shard]
         os.kill(pid, signal.SIGKILL)
         while os.path.exists(f"/proc/{pid}") and state(pid) != "Z":

@@ -1,4 +1,4 @@
-"""A real AsyncLLM under verl's worker extension, for the tests of this folder."""
+"""A real AsyncLLM with verl's worker extension, for integration tests."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ class Engine:
             temperature=1.0, max_tokens=tokens, ignore_eos=True, logprobs=0, detokenize=False, seed=seed
         )
         async for output in self.llm.generate({"prompt_token_ids": prompt}, params, request_id=str(seed)):
-            one = output.outputs[0]
-            ids = list(one.token_ids)
-            logprobs = [entry[token].logprob for entry, token in zip(one.logprobs, ids, strict=True)]
-            yield Sample(prompt, ids, logprobs, one.finish_reason)
+            completion = output.outputs[0]
+            ids = list(completion.token_ids)
+            logprobs = [entry[token].logprob for entry, token in zip(completion.logprobs, ids, strict=True)]
+            yield Sample(prompt, ids, logprobs, completion.finish_reason)
 
     async def sample(self, prompt: list[int], tokens: int) -> Sample:
         return [output async for output in self.stream(prompt, tokens)][-1]
@@ -73,7 +73,7 @@ class Engine:
         return await asyncio.gather(*(self.sample(prompt, tokens) for prompt in prompts))
 
     async def update(self, weights: Mapping[str, torch.Tensor], bucket_mb: int, caches: bool = True) -> None:
-        """Send weights as verl does between colocated processes: its own sender, shared memory; then empty `caches`."""
+        """Sends weights as verl does between colocated processes, through shared memory; then empties `caches`."""
         from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
 
         job = os.environ["VERL_RAY_JOB_ID"]
@@ -88,7 +88,7 @@ class Engine:
             await self.llm.reset_prefix_cache()
 
     def close(self) -> None:
-        """Stop the engine, and let go of what it and verl's sender leave open, here and not in a later test."""
+        """Stops the engine, and closes what it and verl's sender leave open, before a later test is blamed for it."""
         self.llm.shutdown()
         self.llm = None
         gc.collect()
@@ -106,7 +106,7 @@ async def no_generation(engine: Engine, mode: str) -> AsyncIterator[None]:
 
 
 def settings(model: Path, **options: Any) -> dict[str, Any]:
-    """What an engine for `model` in fp32 is made of, as verl's server would: mp executor, its extension, eager."""
+    """The arguments of an engine for `model` in fp32, like those of verl's server: mp executor, extension, eager."""
     return {
         "model": str(model),
         "dtype": "float32",
@@ -124,7 +124,7 @@ def settings(model: Path, **options: Any) -> dict[str, Any]:
 
 
 def environment(replica: str, cores: Sequence[int], devices: Sequence[int]) -> dict[str, str]:
-    """What the process of an engine needs, and its descendants; the job is one of its own."""
+    """Environment variables of an engine's processes; each engine has a job id of its own."""
     return {
         "VERL_PLATFORM": "cpu",
         "VERL_RAY_JOB_ID": uuid.uuid4().hex[:8],
@@ -137,7 +137,7 @@ def environment(replica: str, cores: Sequence[int], devices: Sequence[int]) -> d
 
 @contextmanager
 def started(model: Path, *, cores: Sequence[int], devices: Sequence[int], **options: Any) -> Iterator[Engine]:
-    """An engine as `settings` has it."""
+    """Starts an engine with `settings`."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -182,7 +182,7 @@ def largest_error(model: Any, samples: list[Sample]) -> float:
 
 
 def redrawn(model: Any, seed: int, only: str = "") -> tuple[Any, dict[str, torch.Tensor]]:
-    """A copy whose weights named with `only` are drawn anew, and those weights."""
+    """A copy with new random values for the weights whose names contain `only`, and these weights."""
     generator = torch.Generator().manual_seed(seed)
     model = copy.deepcopy(model)
     chosen = {name: weight for name, weight in model.named_parameters() if only in name}

@@ -44,7 +44,7 @@ from seamless_verl.config.checks.modes import (
     check_missing,
     check_mode,
     check_numbers,
-    check_renamed,
+    check_renamed_code,
     check_seamless,
     check_standalone_pool,
     check_unused,
@@ -57,7 +57,7 @@ __all__ = ["CHECKS", "Problem", "RefusedConfigError", "Settings", "find_problems
 # In the order in which mistakes should be corrected: later ones often follow from earlier ones.
 CHECKS: tuple[Check, ...] = (
     check_mode,
-    check_renamed,
+    check_renamed_code,
     check_missing,
     check_seamless,
     check_unused,

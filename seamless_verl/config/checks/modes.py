@@ -48,7 +48,7 @@ def check_mode(settings: Settings) -> list[Problem]:
 
 
 @check
-def check_renamed(settings: Settings) -> list[Problem]:
+def check_renamed_code(settings: Settings) -> list[Problem]:
     """No setting names code of this package by an old name."""
     found = ((key, text, renamed_code(text)) for key, text in texts_of(settings.tree, ""))
     return [Problem(key, text, "was renamed", f"Write {key}={new}") for key, text, new in found if new is not None]
@@ -57,7 +57,7 @@ def check_renamed(settings: Settings) -> list[Problem]:
 @check
 def check_seamless(settings: Settings) -> list[Problem]:
     """The `seamless:` node has no mistakes, in every mode; in ours its settings fit together."""
-    _ = settings.seamless
+    _ = settings.seamless  # reading it refuses unknown and renamed settings
     if settings.mode != "seamless":
         return []
     parts = (_unused_pool, _someone_generates, _never_lent, _ahead, _engine, _several_updates, _sampler)
@@ -203,35 +203,35 @@ def _missing(node: object, prefix: str) -> Iterator[str]:
         yield prefix
 
 
-WHOLE = {
+WHOLE_NUMBERS = {
     f"{ROLLOUT}.max_num_seqs": 1,
     f"{ROLLOUT}.n": 1,
 }
 """Keys of whole numbers, with the least allowed value."""
-REAL = (
+REAL_NUMBERS = (
     *(f"{part}.optim.{name}" for part in ("actor_rollout_ref.actor", "critic") for name in ("lr", "weight_decay")),
     *(f"actor_rollout_ref.actor.{name}" for name in ("clip_ratio", "entropy_coeff", "kl_loss_coef")),
     *(f"{ROLLOUT}.{name}" for name in ("temperature", "top_p")),
     *("algorithm.gamma", "algorithm.lam"),
 )
 """Keys of numbers; verl would compare a text with numbers and fail."""
-OFTEN = ("save_freq", "test_freq")  # of `trainer`, whole numbers; -1 is never
-SHARE = f"{ROLLOUT}.gpu_memory_utilization"
+FREQUENCIES = ("save_freq", "test_freq")  # of `trainer`, whole numbers; -1 is never
+MEMORY_SHARE = f"{ROLLOUT}.gpu_memory_utilization"
 
 
 @check
 def check_numbers(settings: Settings) -> list[Problem]:
     """Each of these keys is a number within its bounds."""
-    given = {key: least for key, least in WHOLE.items() if settings.get(key) is not None}
-    given |= {f"trainer.{name}": -1 for name in OFTEN if name in settings.get("trainer", {})}
+    given = {key: least for key, least in WHOLE_NUMBERS.items() if settings.get(key) is not None}
+    given |= {f"trainer.{name}": -1 for name in FREQUENCIES if name in settings.get("trainer", {})}
     problems = [problem for key, least in given.items() if (problem := _whole(settings, key, least)) is not None]
-    reals = ((key, settings.get(key)) for key in REAL)
+    reals = ((key, settings.get(key)) for key in REAL_NUMBERS)
     problems += [
         Problem(key, value, "is no number", f"Set {key} to a number") for key, value in reals if not _real(value)
     ]
-    share = settings.get(SHARE)
+    share = settings.get(MEMORY_SHARE)
     if share is not None and not (_real(share) and 0 < share <= 1):
-        problems.append(Problem(SHARE, share, "must be a number above 0, at most 1", f"Set {SHARE}=0.5"))
+        problems.append(Problem(MEMORY_SHARE, share, "must be a number above 0, at most 1", f"Set {MEMORY_SHARE}=0.5"))
     return problems
 
 

@@ -62,6 +62,10 @@ class RefusedConfigError(ConfigError):
     def __str__(self) -> str:
         return "\n".join(str(problem) for problem in self.problems)
 
+    @property
+    def mistakes(self) -> tuple[ConfigError, ...]:
+        return tuple(ConfigError(item.key, item.value, item.reason, item.way_out) for item in self.problems)
+
 
 MISSING = "???"
 UNSET = re.compile(r"Environment variable '(\w+)' not found")

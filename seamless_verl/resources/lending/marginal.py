@@ -11,7 +11,8 @@ so that it only shortens t.
 finish.
 
 Invariants:
-- A device is lent only for more than `1 + hysteresis` times its cost.
+- A device is lent only for more than `1 + hysteresis` times its cost, unless no other device would generate, or a
+  call that others wait for is frozen on it.
 - A device is reclaimed when it is due or has nothing to run, never because an estimate changed.
 - Between two changes of a device's use are at least `dwell` round trips, unless a mini-batch is due or no other
   device would generate.
@@ -147,12 +148,13 @@ class Marginal(BasePolicy):
 
     def _waits_for_more(self, view: LendingView, lendable: tuple[DeviceView, ...]) -> bool:
         """Whether to wait for one more mini-batch although one is due, to save a round trip."""
-        demand, lent = view.demand, [d for d in lendable if d.use is Use.ROLLOUT]
-        if not lent or self._group_interval.seconds is None or demand.ready >= demand.left_in_step:
+        demand, lent_devices = view.demand, [d for d in lendable if d.use is Use.ROLLOUT]
+        if not lent_devices or self._group_interval.seconds is None or demand.ready >= demand.left_in_step:
             return False
         trip = view.costs.switch_to_rollout_s + view.costs.switch_to_train_s
         training = demand.ready // demand.needed * view.costs.train_s
-        efficiency = sum(self._rate_curve.efficiency(min(d.running, d.seats), d.seats) for d in lent) / len(lent)
+        efficiencies = [self._rate_curve.efficiency(min(d.running, d.seats), d.seats) for d in lent_devices]
+        efficiency = sum(efficiencies) / len(efficiencies)
         lost = (1 - efficiency) * self._group_interval.seconds * demand.needed
         return trip > self.overhead * training and trip > lost
 
@@ -168,19 +170,19 @@ class Marginal(BasePolicy):
         """Decides how many of the devices with the trainer to lend: gains add up, the delay of training counts once."""
         ranked = sorted(with_trainer, key=lambda d: (-d.running, d.device_id))
         refused = {d.device_id: self._refusal(view, d) for d in ranked}
-        needed = view.due_in_s is None and not kept and not fixed_devices_generate(view)
-        open_to = [d for d in ranked if needed or refused[d.device_id] is not LendingReason.RECENT]
+        nobody_else_generates = view.due_in_s is None and not kept and not fixed_devices_generate(view)
+        open_to = [d for d in ranked if nobody_else_generates or refused[d.device_id] is not LendingReason.RECENT]
         efficiencies = self._efficiencies(view, open_to)
-        lent = sum(1 for e in efficiencies if e > 0)
-        gain = self._usable_s(view) * sum(efficiencies) if lent else 0.0
+        count = sum(1 for e in efficiencies if e > 0)
+        gain = self._usable_s(view) * sum(efficiencies) if count else 0.0
         waits = sum(1 for d in view.devices if Tag.TRAIN in d.tags)
         price = 0.0 if kept else view.costs.switch_to_train_s * waits
-        reason = (
-            LendingReason.GAIN if gain > (1 + self.hysteresis) * price else LendingReason.NEEDED if needed else None
-        )
+        reason = LendingReason.NEEDED if nobody_else_generates else None
+        if gain > (1 + self.hysteresis) * price:
+            reason = LendingReason.GAIN
         chosen = {d.device_id: Assignment(Use.TRAIN, refused[d.device_id]) for d in ranked}
         if reason is not None:
-            chosen |= {d.device_id: Assignment(Use.ROLLOUT, reason) for d in open_to[:lent]}
+            chosen |= {d.device_id: Assignment(Use.ROLLOUT, reason) for d in open_to[:count]}
         if view.demand.held:
             chosen |= {d.device_id: Assignment(Use.ROLLOUT, LendingReason.NEEDED) for d in ranked if d.urgent}
         return chosen

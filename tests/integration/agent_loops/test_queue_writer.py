@@ -27,26 +27,26 @@ KEPT = {
     "data_source": "a",
 }
 SCRIPT: dict[int, Any] = {}
-"""What the sessions of a test leave, by their number."""
+"""The outcomes of a test's sessions, by number."""
 
 
 class Scripted:
-    """An agent loop that leaves what the test says."""
+    """An agent loop with the outcome that the test sets."""
 
     def __init__(self, tag: str = "", **kwargs: Any) -> None:
         self.tag, self.kwargs = tag, kwargs
 
     async def run(self, sampling_params: dict[str, Any], *, session_id: int, **kwargs: Any) -> Any:
-        if self.tag != "waits for nothing":
+        if self.tag != "awaits nothing":
             await asyncio.sleep(0)
-        left = SCRIPT[session_id]
-        if isinstance(left, BaseException):
-            raise left
-        return left
+        outcome = SCRIPT[session_id]
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
 
 
 class Put:
-    """What was put, in order; `tags` those of single keys."""
+    """Records puts in order; `tags` has those of single keys."""
 
     def __init__(self) -> None:
         self.batches: list[dict[str, Any]] = []
@@ -56,7 +56,7 @@ class Put:
         await asyncio.sleep(0)
         self.batches.append(kwargs)
 
-    async def one(self, *, key: str, partition_id: str, tag: dict[str, Any]) -> None:
+    async def single(self, *, key: str, partition_id: str, tag: dict[str, Any]) -> None:
         self.tags.append((key, tag["status"]))
 
     def rows(self) -> dict[str, tuple[dict[str, Any], Any]]:
@@ -68,19 +68,19 @@ class Put:
 
 
 class Plane:
-    """Says which sessions it was told of, and how many batches had been put by then, or that it was left out."""
+    """Records acknowledgements, with the number of batches put before each or "dropped", and ended groups."""
 
     def __init__(self, put: Put) -> None:
-        self.put, self.told = put, []  # type: ignore[var-annotated]
+        self.put, self.events = put, []  # type: ignore[var-annotated]
         self.notify_group_ended = SimpleNamespace(remote=self._notified)
         self.acknowledge = SimpleNamespace(remote=self._acknowledged)
 
     def _acknowledged(self, session_id: str, kept: bool) -> Any:
-        self.told.append((session_id, len(self.put.batches) if kept else "left out"))
+        self.events.append((session_id, len(self.put.batches) if kept else "dropped"))
         return done(None)
 
     def _notified(self, error: str | None) -> Any:
-        self.told.append(("rung", error))
+        self.events.append(("group ended", error))
         return done(None)
 
 
@@ -96,7 +96,7 @@ def done(value: Any) -> Any:
 def put(monkeypatch: pytest.MonkeyPatch) -> Put:
     put = Put()
     monkeypatch.setattr(transfer_queue, "async_kv_batch_put", put.batch)
-    monkeypatch.setattr(transfer_queue, "async_kv_put", put.one)
+    monkeypatch.setattr(transfer_queue, "async_kv_put", put.single)
     return put
 
 
@@ -109,7 +109,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, Any]]:
 
 
 def worker(kind: Any, put: Put, n: int = 1) -> Any:
-    """One that scores nothing and has a model of text alone."""
+    """A worker without a reward model, whose model takes text only."""
     made = object.__new__(kind)
     rollout = SimpleNamespace(n=n, val_kwargs=SimpleNamespace(n=n))
     made.config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout), data=None)
@@ -146,50 +146,48 @@ def run_prompt(made: Any) -> None:
         pytest.param([[output([7, 8], None), output([9, 9, 9])], [output([1])]], id="several sequences share a reward"),
     ],
 )
-def test_the_rows_are_verls(put: Put, scripted: dict[int, Any], sessions: list[list[AgentLoopOutput]]) -> None:
-    theirs = Put()
+def test_the_rows_are_those_of_verl(put: Put, scripted: dict[int, Any], sessions: list[list[AgentLoopOutput]]) -> None:
+    host_put = Put()
     host = worker(plain_class(AgentLoopWorkerTQ), put)
     for i, outputs in enumerate(sessions):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(transfer_queue, "async_kv_batch_put", theirs.batch)
-            copies = [one.model_copy(deep=True) for one in outputs]
+            patch.setattr(transfer_queue, "async_kv_batch_put", host_put.batch)
+            copies = [output.model_copy(deep=True) for output in outputs]
             asyncio.run(host._agent_loop_postprocess(copies, False, uid="u", session_id=i, **KEPT))
         scripted[i] = outputs
     run_prompt(worker(SeamlessAgentLoopWorker, put, len(sessions)))
-    assert len(put.batches) == 1 and put.batches[0]["partition_id"] == theirs.batches[0]["partition_id"] == "train"
-    mine, expected = put.rows(), theirs.rows()
-    assert list(mine) == list(expected)
+    assert len(put.batches) == 1 and put.batches[0]["partition_id"] == host_put.batches[0]["partition_id"] == "train"
+    found, expected = put.rows(), host_put.rows()
+    assert list(found) == list(expected)
     for key, (tag, columns) in expected.items():
-        assert mine[key][0] == tag
-        assert mine[key][1].keys() - columns.keys() == {"weight_version"}
+        assert found[key][0] == tag
+        assert found[key][1].keys() - columns.keys() == {"weight_version"}
         for name, value in columns.items():
             same = torch.equal if isinstance(value, torch.Tensor) else lambda a, b: a == b
-            assert same(mine[key][1][name], value), (key, name)
+            assert same(found[key][1][name], value), (key, name)
 
 
-def test_what_has_other_columns_goes_by_itself(put: Put, scripted: dict[int, Any]) -> None:
+def test_rows_with_other_columns_are_put_by_themselves(put: Put, scripted: dict[int, Any]) -> None:
     scripted |= {0: output([7]), 1: output([8], None), 2: output([9])}  # the second is scored by the trainer
     run_prompt(worker(SeamlessAgentLoopWorker, put, 3))
     assert [batch["keys"] for batch in put.batches] == [["u_0_0", "u_2_0"], ["u_1_0"]]
 
 
-def test_sessions_are_told_of_when_all_are_put_and_the_group_is_finished_after(
-    put: Put, scripted: dict[int, Any]
-) -> None:
+def test_sessions_are_acknowledged_when_all_are_put_and_then_the_group_ends(put: Put, scripted: dict[int, Any]) -> None:
     made = worker(SeamlessAgentLoopWorker, put, 3)
     scripted |= {i: SessionOutputs([output([i])], made.plane, f"s{i}") for i in range(3)}
     run_prompt(made)
-    assert made.plane.told == [("s0", 1), ("s1", 1), ("s2", 1), ("rung", None)]
+    assert made.plane.events == [("s0", 1), ("s1", 1), ("s2", 1), ("group ended", None)]
     assert put.tags == [("u", "running"), ("u", "finished")]
 
 
-def test_sessions_that_wait_for_nothing_are_put_and_told_of_once(put: Put, scripted: dict[int, Any]) -> None:
-    verls._agent_loop_registry["scripted"]["tag"] = "waits for nothing"
+def test_sessions_that_await_nothing_are_put_and_acknowledged_once(put: Put, scripted: dict[int, Any]) -> None:
+    verls._agent_loop_registry["scripted"]["tag"] = "awaits nothing"
     made = worker(SeamlessAgentLoopWorker, put, 3)
     scripted |= {i: SessionOutputs([output([i])], made.plane, f"s{i}") for i in range(3)}
     run_prompt(made)
     assert sorted(key for batch in put.batches for key in batch["keys"]) == ["u_0_0", "u_1_0", "u_2_0"]
-    assert sorted(told for told, _ in made.plane.told) == ["rung", "s0", "s1", "s2"]
+    assert sorted(name for name, _ in made.plane.events) == ["group ended", "s0", "s1", "s2"]
 
 
 @pytest.mark.parametrize("failing", range(3))
@@ -200,7 +198,7 @@ def test_of_a_group_with_a_failed_session_nothing_is_trained(put: Put, scripted:
     run_prompt(made)
     kept = [i for i in range(3) if i != failing]
     assert put.batches == []
-    assert made.plane.told == [*((f"s{i}", "left out") for i in kept), ("rung", "ValueError: no")]
+    assert made.plane.events == [*((f"s{i}", "dropped") for i in kept), ("group ended", "ValueError: no")]
     assert put.tags[-1] == ("u", "failure")
 
 
@@ -212,21 +210,24 @@ def test_a_put_that_fails_fails_the_group(put: Put, scripted: dict[int, Any], mo
     made = worker(SeamlessAgentLoopWorker, put, 2)
     scripted |= {i: SessionOutputs([output([i])], made.plane, f"s{i}") for i in range(2)}
     run_prompt(made)
-    left_out = [("s0", "left out"), ("s1", "left out")]
-    assert made.plane.told == [*left_out, ("rung", "ConnectionError: gone")] and put.tags[-1] == ("u", "failure")
+    dropped = [("s0", "dropped"), ("s1", "dropped")]
+    assert made.plane.events == [*dropped, ("group ended", "ConnectionError: gone")] and put.tags[-1] == (
+        "u",
+        "failure",
+    )
 
 
-async def test_groups_that_end_while_one_is_put_go_together_but_for_those_that_left(put: Put) -> None:
+async def test_groups_that_end_during_a_put_are_put_together_without_cancelled_ones(put: Put) -> None:
     async def scenario() -> None:
         writer, row = QueueWriter(), lambda name: [Row(name, {"prompts": torch.ones(1)}, {})]
         tasks = [asyncio.create_task(writer.put(row("first"), "train"))]
         await asyncio.sleep(0)
-        where = {"a": "train", "b": "val", "left": "train", "c": "train"}
-        tasks += [asyncio.create_task(writer.put(row(name), partition)) for name, partition in where.items()]
+        partitions = {"a": "train", "b": "val", "cancelled": "train", "c": "train"}
+        tasks += [asyncio.create_task(writer.put(row(name), partition)) for name, partition in partitions.items()]
         await asyncio.sleep(0)
         tasks[3].cancel()
         ended = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [type(one) for one in ended] == [type(None)] * 3 + [asyncio.CancelledError, type(None)]
+        assert [type(result) for result in ended] == [type(None)] * 3 + [asyncio.CancelledError, type(None)]
         await writer.put(row("later"), "val")
         assert writer.writing is None or writer.writing.done()
 
@@ -242,7 +243,7 @@ async def test_groups_that_end_while_one_is_put_go_together_but_for_those_that_l
 async def test_a_group_whose_rows_cannot_be_put_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     put: list[list[str]] = []
 
-    async def choosy(*, keys: list[str], **kwargs: Any) -> None:
+    async def refuse_bad(*, keys: list[str], **kwargs: Any) -> None:
         await asyncio.sleep(0)
         if "bad" in keys:
             raise ValueError("no")
@@ -251,24 +252,24 @@ async def test_a_group_whose_rows_cannot_be_put_fails_alone(monkeypatch: pytest.
     async def scenario() -> list[Any]:
         writer = QueueWriter()
         rows = ([Row(name, {"prompts": torch.ones(1)}, {})] for name in ("first", "a", "bad", "b"))
-        tasks = [asyncio.create_task(writer.put(one, "train")) for one in rows]
+        tasks = [asyncio.create_task(writer.put(group, "train")) for group in rows]
         await asyncio.sleep(0)
         return await asyncio.gather(*tasks, return_exceptions=True)
 
-    monkeypatch.setattr(transfer_queue, "async_kv_batch_put", choosy)
+    monkeypatch.setattr(transfer_queue, "async_kv_batch_put", refuse_bad)
     ended = await scenario()
     assert put == [["first"], ["a"], ["b"]]
-    assert [type(one) for one in ended] == [type(None), type(None), ValueError, type(None)]
+    assert [type(result) for result in ended] == [type(None), type(None), ValueError, type(None)]
 
 
 def test_of_a_group_that_is_stopped_nothing_is_trained(put: Put, scripted: dict[int, Any]) -> None:
     made = worker(SeamlessAgentLoopWorker, put, 2)
     scripted |= {0: SessionOutputs([output([0])], made.plane, "s0"), 1: asyncio.CancelledError()}
     run_prompt(made)
-    assert put.batches == [] and made.plane.told[0] == ("s0", "left out")
+    assert put.batches == [] and made.plane.events[0] == ("s0", "dropped")
 
 
-def test_what_leaves_nothing_is_said(put: Put, scripted: dict[int, Any], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_session_without_rows_is_logged(put: Put, scripted: dict[int, Any], caplog: pytest.LogCaptureFixture) -> None:
     scripted |= {0: []}
     run_prompt(worker(SeamlessAgentLoopWorker, put))
     assert put.batches == [] and "session 0 of prompt u left nothing to train on" in caplog.text
@@ -277,13 +278,13 @@ def test_what_leaves_nothing_is_said(put: Put, scripted: dict[int, Any], caplog:
 def test_an_unknown_agent_loop_is_named(put: Put) -> None:
     made = worker(SeamlessAgentLoopWorker, put)
     run_prompt(made)
-    ((_, told),) = made.plane.told
-    assert told.startswith("ConfigError: agent_name='scripted': no agent loop has that name, only [")
+    ((_, error),) = made.plane.events
+    assert error.startswith("ConfigError: agent_name='scripted': no agent loop has that name, only [")
 
 
 def test_parts_of_a_loop_are_made_anew_for_each(scripted: dict[int, Any]) -> None:
     target = f"{__name__}.{Scripted.__name__}"
     plain = loop_factory({"_target_": target, "tag": "a"})
-    parted = loop_factory({"_target_": target, "part": {"_target_": target}})
+    with_part = loop_factory({"_target_": target, "part": {"_target_": target}})
     assert plain(tools=[]).tag == "a" and plain() is not plain()
-    assert parted().kwargs["part"] is not parted().kwargs["part"]
+    assert with_part().kwargs["part"] is not with_part().kwargs["part"]

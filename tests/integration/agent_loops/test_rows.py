@@ -25,7 +25,7 @@ def output(mask: list[int], **extra: Any) -> AgentLoopOutput:
 
 
 def test_a_loop_of_several_turns_has_the_version_of_each_token() -> None:
-    """As verl's tool agent loop does it: the first turn's fields are kept, a tool's tokens stand between."""
+    """As verl's tool agent loop does it: the first turn's fields are kept, and a tool's tokens are in between."""
     from seamless_verl.agent_loops.llm_client import Versions, output_of
     from seamless_verl.agent_loops.rows import VersionedOutput
     from seamless_verl.data_plane.actor import Generated
@@ -45,18 +45,18 @@ def test_a_loop_of_several_turns_has_the_version_of_each_token() -> None:
     [
         pytest.param([1, 0, 1], {"weight_version": [2, -1, 5]}, [2, -1, 5], id="a session's column"),
         pytest.param([1, 0, 1], {GENERATED: [2, 5, 5, 5]}, [2, -1, 5], id="cut at the longest response"),
-        pytest.param([1, 0, 1], {GENERATED: [4], "min_global_steps": 4}, [4, -1, 4], id="the rest is as old as can be"),
-        pytest.param([1, 1], {}, [-1, -1], id="nothing known"),
+        pytest.param([1, 0, 1], {GENERATED: [4], "min_global_steps": 4}, [4, -1, 4], id="the rest is of the oldest"),
+        pytest.param([1, 1], {}, [-1, -1], id="no version"),
     ],
 )
-def test_what_is_not_known_counts_as_the_oldest(mask: list[int], extra: dict[str, Any], expected: list[int]) -> None:
-    from seamless_verl.agent_loops import rows as samples
+def test_a_token_without_a_version_has_the_oldest(mask: list[int], extra: dict[str, Any], expected: list[int]) -> None:
+    from seamless_verl.agent_loops import rows
 
-    assert samples.GENERATED_VERSIONS == GENERATED
-    assert samples.versions_of(output(mask, **extra)) == expected
+    assert rows.GENERATED_VERSIONS == GENERATED
+    assert rows.versions_of(output(mask, **extra)) == expected
 
 
-def test_versions_go_with_their_conversation() -> None:
+def test_versions_are_dropped_with_their_conversation() -> None:
     from seamless_verl.agent_loops.llm_client import SeamlessClient, Versions
 
     versions = SeamlessClient.conversations.setdefault("a", Versions([1]))

@@ -1,4 +1,4 @@
-"""A job whose only replica is out of reach waits while somebody seeks it, and fails once it is given up."""
+"""A data plane whose only replica is unreachable waits while it reconnects, and fails once it gives it up."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ NAME, TOKEN = "replica-0", "the replica's"
 
 
 class Actor:
-    """Of a server whose engine stands still with version 0, until it is dead."""
+    """The actor of a server whose engine has version 0, until it is dead."""
 
     dead = False
 
     def __init__(self) -> None:
-        self.status = self.pause = self.resume = SimpleNamespace(remote=self.answer)
+        self.status = self.pause = self.resume = SimpleNamespace(remote=self.reply)
 
-    async def answer(self, *_: Any) -> tuple[int, None]:
+    async def reply(self, *_: Any) -> tuple[int, None]:
         if self.dead:
             raise ray.exceptions.ActorDiedError
         return 0, None
@@ -48,8 +48,8 @@ async def data_plane() -> AsyncIterator[tuple[LocalDataPlane, EngineServer, Acto
 
 
 def lose(plane: LocalDataPlane) -> None:
-    """As its connection's reader does when that breaks."""
-    plane.fleet.lost(NAME, "the network was away")
+    """Loses the replica as a broken connection does."""
+    plane.fleet.lost(NAME, "the network failed")
 
 
 async def reconnected(plane: LocalDataPlane) -> None:
@@ -57,21 +57,20 @@ async def reconnected(plane: LocalDataPlane) -> None:
     await asyncio.wait({plane.reconnecting})
 
 
-async def test_who_is_sought_by_a_command_is_not_given_up() -> None:
+async def test_a_replica_that_a_command_reconnects_is_not_given_up() -> None:
     async with data_plane() as (plane, _, _):
-        command = asyncio.create_task(plane.execute("commit", 1))  # it runs before whoever mends what is lost plane
+        command = asyncio.create_task(plane.execute("commit", 1))  # it reconnects before the background task does
         lose(plane)
         await reconnected(plane)
         await command
         assert plane.failed is None and [view.state for view in plane.fleet.view] != [DEAD]
 
 
-async def test_the_last_that_is_given_up_ends_it() -> None:
+async def test_giving_up_the_last_replica_fails_the_data_plane() -> None:
     async with data_plane() as (plane, server, actor):
         actor.dead = True
         await server.close()
         lose(plane)
         await reconnected(plane)
-        assert (
-            plane.failed is not None and "ReplicaLostError" in str(plane.failed) and "none is left" in str(plane.failed)
-        )
+        assert plane.failed is not None
+        assert "ReplicaLostError" in str(plane.failed) and "no replica is left" in str(plane.failed)

@@ -1,4 +1,4 @@
-"""The end of a plane's callers, which comes before its own: none of their calls or sessions is open any more."""
+"""When the callers of a data plane end, none of their calls or sessions stays open."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ pytestmark = [pytest.mark.integration, pytest.mark.slowest(5)]
 
 
 async def running(plane: Plane, number: int) -> dict[str, float]:
-    """The plane's metrics, once so many calls run."""
+    """The data plane's metrics, once `number` calls run."""
     while (metrics := await plane.first.metrics.remote())["calls/running"] != number:
         pass  # bounded by the caller's timeout
     return dict(metrics)
 
 
 async def cancelled(call: Any, plane: Plane, *, cancels: bool) -> None:
-    """Somebody who waited for the call, and was told not to while it ran."""
+    """Waits for the call, and is cancelled while it runs."""
     waiting = asyncio.ensure_future(await_reply(call, cancels=cancels))
     await running(plane, 1)
     waiting.cancel()
@@ -38,25 +38,25 @@ async def cancelled(call: Any, plane: Plane, *, cancels: bool) -> None:
     assert waiting.cancelled()
 
 
-def test_whoever_waits_no_longer_has_no_call_open(nano: Path, tmp_path: Path) -> None:
-    with plane(nano / "model", tmp_path, replicas=1, delay_s=0.05) as one:
-        one.commit(1)
-        asyncio.run(asyncio.wait_for(waited(one), 120))
-        asyncio.run(asyncio.wait_for(opened(one, tmp_path), 120))
-        one.client.stop()
+def test_a_cancelled_caller_leaves_no_call_open(nano: Path, tmp_path: Path) -> None:
+    with plane(nano / "model", tmp_path, replicas=1, delay_s=0.05) as started_plane:
+        started_plane.commit(1)
+        asyncio.run(asyncio.wait_for(cancelled_calls(started_plane), 120))
+        asyncio.run(asyncio.wait_for(stopped_sessions(started_plane, tmp_path), 120))
+        started_plane.client.stop()
 
 
-async def waited(one: Plane) -> None:
-    await cancelled(one.first.generate.remote("long", [1, 2], {"max_tokens": 1000}), one, cancels=True)
-    metrics = await running(one, 0)
+async def cancelled_calls(plane: Plane) -> None:
+    await cancelled(plane.first.generate.remote("long", [1, 2], {"max_tokens": 1000}), plane, cancels=True)
+    metrics = await running(plane, 0)
     assert (metrics["calls/cancelled"], metrics["calls/begun"]) == (1, 1) and metrics["calls/tokens"] < 1000
-    await cancelled(one.first.generate.remote("short", [1, 2], {"max_tokens": 20}), one, cancels=False)
-    metrics = await one.first.metrics.remote()
-    assert metrics["calls/running"] == 0 and metrics["calls/length"] == 1, "it was waited for"
-    assert await one.servers[0].running.remote() == 0
+    await cancelled(plane.first.generate.remote("short", [1, 2], {"max_tokens": 20}), plane, cancels=False)
+    metrics = await plane.first.metrics.remote()
+    assert metrics["calls/running"] == 0 and metrics["calls/length"] == 1, "the call did not end"
+    assert await plane.servers[0].running.remote() == 0
 
 
-class Waits(SessionAgentLoop):
+class EndlessAgentLoop(SessionAgentLoop):
     """Runs an agent that never ends."""
 
     def __init__(self, plane: Plane) -> None:
@@ -77,28 +77,28 @@ async def stopped(running: Coroutine[Any, Any, Any], begun: Coroutine[Any, Any, 
     assert task.cancelled()
 
 
-async def opened(plane: Plane, folder: Path) -> None:
-    """Sessions whose agents are stopped: one at work, and one whose session is being opened."""
-    working, opening = Waits(plane), Waits(plane)
+async def stopped_sessions(plane: Plane, folder: Path) -> None:
+    """Stops two sessions: one whose agent runs, and one that is being opened."""
+    working, opening = EndlessAgentLoop(plane), EndlessAgentLoop(plane)
     await stopped(working.run({}, uid="working", session_id=0), working.begun.wait())
-    await stopped(opening.run({}, uid="opening", session_id=0), asyncio.sleep(0))  # it comes as far as its call
+    await stopped(opening.run({}, uid="opening", session_id=0), asyncio.sleep(0))  # it has sent its call
     assert not opening.begun.is_set()
-    found = {one.uid: (one.reason, one.stage) for one in JournalReader(folder / "trajectories.sqlite").sessions()}
+    found = {row.uid: (row.reason, row.stage) for row in JournalReader(folder / "trajectories.sqlite").sessions()}
     assert found == dict.fromkeys(("working", "opening"), ("abandoned", Stage.HANDED))
 
 
-def test_a_call_that_is_cut_takes_nothing_with_it_that_it_started() -> None:
+def test_a_cancelled_call_cancels_no_task_that_it_started() -> None:
     with cluster():
         replica, recovering = started(Replica), started(RecoveringPlane)
         call = recovering.generate.remote(replica)
 
         async def cancels() -> None:
-            await stopped(await_reply(call, cancels=True), asked(replica))
+            await stopped(await_reply(call, cancels=True), requested(replica))
 
         asyncio.run(cancels())
         ray.get(replica.release.remote())
         assert ray.get(recovering.recovered.remote(), timeout=60) == "alive"
 
 
-async def asked(replica: Any) -> None:
+async def requested(replica: Any) -> None:
     await asyncio.wait_for(replica.when_asked.remote(), 60)

@@ -27,13 +27,13 @@ AGENTS, TURNS, LENGTH = 6, 3, 60
 
 @dataclass
 class Queue:
-    """What was put, by TransferQueue's keys; how often tells nothing, since a key is there once."""
+    """The sessions that were put, by TransferQueue's keys, which are unique."""
 
     sessions: dict[str, FinishedSession]
 
 
 async def agent(plane: Plane, number: int, queue: Queue) -> str:
-    """A session of an agent on the openai SDK as it comes, with its two retries, and what its loop does around it."""
+    """A session of an agent on the unchanged openai SDK, with its two retries, as an agent loop runs it."""
     name = f"prompt-{number}_0"
     actor = plane_for(plane.config, name)
     opened = await actor.open_session.remote({"uid": name, "limits": {"lifetime": 300.0}})
@@ -50,24 +50,24 @@ async def agent(plane: Plane, number: int, queue: Queue) -> str:
     return str(opened["session_id"])
 
 
-async def loop(plane: Plane, number: int) -> None:
-    """A call of one of verl's own loops."""
+async def call_of_a_loop(plane: Plane, number: int) -> None:
+    """A call of one of verl's own agent loops."""
     name, prompt = f"request-{number}", [number, 2, 3]
     done = await plane_for(plane.config, name).generate.remote(name, prompt, {"max_tokens": 5 * LENGTH})
     assert done.ids == stub_tokens(prompt, 5 * LENGTH, VOCABULARY) and len(done.versions) == 5 * LENGTH
 
 
 class Trainer:
-    """Commits, freezes and thaws for as long as it is let."""
+    """Commits, pauses and resumes until it is stopped."""
 
     def __init__(self, plane: Plane) -> None:
-        self.plane, self.version, self.over = plane, 1, threading.Event()
+        self.plane, self.version, self.stopping = plane, 1, threading.Event()
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=self.run)
 
     def run(self) -> None:
         try:
-            while not self.over.is_set():
+            while not self.stopping.is_set():
                 self.version += 1
                 self.plane.commit(self.version)
                 ray.get(self.plane.first.execute.remote("pause", self.plane.names[:1]))
@@ -81,7 +81,7 @@ class Trainer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.over.set()
+        self.stopping.set()
         self.thread.join()
 
 
@@ -90,16 +90,16 @@ def check(plane: Plane, folder: Path, shards: int, ids: list[str], queue: Queue,
     readers = [JournalReader(file) for file in files]
     for reader in readers:
         reader.check_integrity()
-    found = {one.session_id: one for reader in readers for one in reader.sessions()}
-    assert {found[one].stage for one in ids} == {Stage.HANDED}
-    assert all(one.stage is Stage.OPEN for name, one in found.items() if name not in ids)  # opened for nobody
-    used = [sum(one.session_id in ids for one in reader.sessions()) for reader in readers]
+    found = {row.session_id: row for reader in readers for row in reader.sessions()}
+    assert {found[name].stage for name in ids} == {Stage.HANDED}
+    assert all(row.stage is Stage.OPEN for name, row in found.items() if name not in ids)  # whose reply was lost
+    used = [sum(row.session_id in ids for row in reader.sessions()) for reader in readers]
     assert all(used), f"sessions by shard: {used}"
     for session in queue.sessions.values():
         assert session.turns == TURNS
-        assert sum(int(one.response_mask.sum()) for one in session.sequences) == TURNS * LENGTH
-        for one in session.sequences:
-            versions = one.weight_version[one.response_mask.astype(bool)]
+        assert sum(int(sequence.response_mask.sum()) for sequence in session.sequences) == TURNS * LENGTH
+        for sequence in session.sequences:
+            versions = sequence.weight_version[sequence.response_mask.astype(bool)]
             assert versions.min() >= 1 and versions.max() <= version
     for name in ids:
         reader = next(reader for reader in readers if reader.stage(name) is not None)
@@ -110,14 +110,14 @@ def check(plane: Plane, folder: Path, shards: int, ids: list[str], queue: Queue,
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_killed_under_load_everybody_only_waits(nano: Path, tmp_path: Path, shards: int) -> None:
+def test_kills_under_load_only_delay_all_clients(nano: Path, tmp_path: Path, shards: int) -> None:
     queue, rng = Queue({}), random.Random()
     with plane(nano / "model", tmp_path, shards=shards) as running:
         running.commit(1)
 
         async def load() -> list[str]:
             work = [agent(running, number, queue) for number in range(AGENTS)]
-            calls = [loop(running, number) for number in range(AGENTS)]
+            calls = [call_of_a_loop(running, number) for number in range(AGENTS)]
             busy = asyncio.gather(*work, *calls)
             for shard in range(shards):
                 await asyncio.sleep(0.3 + rng.random())
@@ -134,15 +134,15 @@ def test_killed_under_load_everybody_only_waits(nano: Path, tmp_path: Path, shar
         assert ray.get([server.running.remote() for server in running.servers]) == [0, 0]
         check(running, tmp_path, shards, ids, queue, trainer.version)
         if shards == 1:
-            check_commands_that_come_again(running)
+            check_repeated_commands(running)
             check_connections_that_break(running)
             check_groups_that_fail(running)
         running.client.stop()
 
 
-def check_commands_that_come_again(plane: Plane) -> None:
+def check_repeated_commands(plane: Plane) -> None:
     first, version = plane.first, 1000
-    assert ray.get(first.wait_for_groups.remote(57, 60.0), timeout=30) == 0  # heard from a bell that is gone
+    assert ray.get(first.wait_for_groups.remote(57, 60.0), timeout=30) == 0  # a count of an earlier process
     ray.get(first.execute.remote("pause", plane.names))
     opened = ray.get(first.open_session.remote({"uid": "u"}))
     given = ray.get(first.close_session.remote(opened["session_id"], "finished"))
@@ -172,27 +172,27 @@ def check_commands_that_come_again(plane: Plane) -> None:
     assert ray.get(first.execute.remote("release_memory", plane.names, 2)) == {}
     ray.get(first.execute.remote("reclaim_memory", plane.names))
     plane.commit(version + 1)
-    for again in range(2):  # before and after a death
+    for restarted in range(2):  # before and after a death
         assert ray.get(first.execute.remote("update_weights", plane.names, version + 1, [])) == plane.names
         assert [ray.get(server.status.remote()) for server in plane.servers] == [(version + 1, None)] * 2
-        if not again:
+        if not restarted:
             plane.kill(0)
 
 
 def check_connections_that_break(plane: Plane) -> None:
     async def call(number: int) -> None:
-        await loop(plane, number)
+        await call_of_a_loop(plane, number)
 
     async def broken() -> None:
         calls = asyncio.gather(*map(call, range(4)))
         await asyncio.sleep(0.5)
-        await asyncio.gather(*(server.hang_up.remote() for server in plane.servers))
+        await asyncio.gather(*(server.drop_connections.remote() for server in plane.servers))
         await calls
 
     asyncio.run(asyncio.wait_for(broken(), 60))
     assert ray.get(plane.first.checked_metrics.remote())["fleet/serving"] == 2
     ray.kill(plane.servers[1])
-    asyncio.run(asyncio.wait_for(loop(plane, 9), 60))
+    asyncio.run(asyncio.wait_for(call_of_a_loop(plane, 9), 60))
     metrics = ray.get(plane.first.checked_metrics.remote())
     assert (metrics["fleet/serving"], metrics["fleet/dead"]) == (1, 1)
     plane.kill(0)
@@ -202,9 +202,9 @@ def check_connections_that_break(plane: Plane) -> None:
 
 def check_groups_that_fail(plane: Plane) -> None:
     for failure in ("one", None, "two", "three", "four"):
-        heard = ray.get(plane.first.wait_for_groups.remote(-1, 1.0))
+        count = ray.get(plane.first.wait_for_groups.remote(-1, 1.0))
         ray.get(plane.first.notify_group_ended.remote(failure))
-        assert heard >= 0
+        assert count >= 0
     with pytest.raises(GroupsFailedError, match="four") as caught:
         ray.get(plane.first.wait_for_groups.remote(-1, 1.0))
     assert "3 groups" in str(caught.value) and "max_failed_groups=6" in str(caught.value)

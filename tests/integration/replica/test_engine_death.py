@@ -1,4 +1,4 @@
-"""What is heard of an engine whose process is killed: that the replica is lost, so that calls go on elsewhere."""
+"""When an engine's process is killed its replica is reported as lost, so that calls continue elsewhere."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_calls_and_commands_of_an_engine_that_was_killed_are_lost(nano: Path) ->
             core.kill()
             ends = await asyncio.wait_for(asyncio.gather(*(c.task for c in calls), return_exceptions=True), 30)
             assert [type(end) for end in ends] == [ReplicaLostError] * len(calls), (
-                "a call that failed is not carried on"
+                "a call that failed does not continue elsewhere"
             )
             assert all(len(call.column("ids")) >= 10 and call.finish is None for call in calls)
             assert source.in_flight == {}

@@ -45,7 +45,7 @@ def engine(nano: Path) -> Iterator[Engine]:
 
 
 class Runner:
-    """Calls over one replica behind the wire; `arrived` has the time of each piece, `ids` what it brought."""
+    """Calls over one replica through TCP; `arrived` has the time and the number of tokens of each chunk."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.calls = Calls(fleet)
@@ -54,22 +54,22 @@ class Runner:
 
     async def run(self, i: int) -> None:
         fields = {"temperature": 1.0, "max_tokens": TOKENS, "ignore_eos": True}
-        async with aclosing(self.calls.stream(Call(f"call-{i}", array("i", [1 + i] * 40), fields))) as pieces:
-            async for piece in pieces:
-                assert piece.error is None, piece.error
+        async with aclosing(self.calls.stream(Call(f"call-{i}", array("i", [1 + i] * 40), fields))) as chunks:
+            async for chunk in chunks:
+                assert chunk.error is None, chunk.error
                 async with self.grew:
-                    self.arrived[i].append((time.perf_counter(), len(piece.ids)))
+                    self.arrived[i].append((time.perf_counter(), len(chunk.ids)))
                     self.grew.notify_all()
 
     async def all_have(self, tokens: int) -> None:
         async with self.grew:
-            await self.grew.wait_for(lambda: all(sum(n for _, n in one) >= tokens for one in self.arrived))
+            await self.grew.wait_for(lambda: all(sum(n for _, n in chunks) >= tokens for chunks in self.arrived))
 
     async def first_after(self, began: float) -> float:
-        """Seconds from then until every call has had a token again."""
+        """Seconds from `began` until every call has a new token."""
 
         def firsts() -> list[float]:
-            return [min((at for at, n in one if n and at > began), default=0.0) for one in self.arrived]
+            return [min((at for at, n in chunks if n and at > began), default=0.0) for chunks in self.arrived]
 
         async with self.grew:
             await self.grew.wait_for(lambda: all(firsts()))
@@ -98,7 +98,7 @@ async def serve(fleet: Fleet) -> None:
 
 def test_calls_wait_milliseconds_for_a_resume_and_for_a_hand_over(engine: Engine) -> None:
     async def scenario() -> tuple[list[float], list[float], list[float], list[int]]:
-        resumed, parted, carried = [], [], []
+        resumed, released, resumed_elsewhere = [], [], []
         async with fleet_of(engine) as fleet:
             runner = Runner(fleet)
             tasks = [asyncio.create_task(runner.run(i)) for i in range(CALLS)]
@@ -110,27 +110,27 @@ def test_calls_wait_milliseconds_for_a_resume_and_for_a_hand_over(engine: Engine
                 resumed.append(await runner.first_after(began))
                 began = time.perf_counter()
                 assert await fleet.release(["a"]) == ["a"]
-                parted.append(time.perf_counter() - began)
+                released.append(time.perf_counter() - began)
                 await fleet.reclaim(["a"])
                 began = time.perf_counter()
                 await serve(fleet)
-                carried.append(await runner.first_after(began))
+                resumed_elsewhere.append(await runner.first_after(began))
             await asyncio.gather(*tasks)
             runner.calls.check_integrity()
-            return resumed, parted, carried, [sum(n for _, n in one) for one in runner.arrived]
+            return resumed, released, resumed_elsewhere, [sum(n for _, n in chunks) for chunks in runner.arrived]
 
-    resumed, parted, carried, tokens = engine.run(scenario())
+    resumed, released, resumed_elsewhere, tokens = engine.run(scenario())
     print(  # noqa: T201
         f"\n{CALLS} calls, ms: resume to the first token of all {1e3 * median(resumed):.1f}, "
-        f"hand-over {1e3 * median(parted):.1f} (longest {1e3 * max(parted):.1f}), "
-        f"carried calls to their first token, with prefill {1e3 * median(carried):.1f}"
+        f"hand-over {1e3 * median(released):.1f} (longest {1e3 * max(released):.1f}), "
+        f"continued calls to their first token, with prefill {1e3 * median(resumed_elsewhere):.1f}"
     )
     assert tokens == [TOKENS] * CALLS, "a call lost or gained a token"
-    assert median(resumed) < 0.050 and median(parted) < 0.300
+    assert median(resumed) < 0.050 and median(released) < 0.300
 
 
-def moved(model: Any, by: float) -> tuple[Any, dict[str, torch.Tensor]]:
-    """A copy whose weights all moved by `by` up or down, as a first step of Adam with that learning rate moves them."""
+def with_small_changes(model: Any, by: float) -> tuple[Any, dict[str, torch.Tensor]]:
+    """A copy with all weights changed by `by` up or down, like a first step of Adam with that learning rate."""
     generator, model = torch.Generator().manual_seed(0), copy.deepcopy(model)
     with torch.no_grad():
         for weight in model.parameters():
@@ -145,7 +145,7 @@ def test_a_kept_cache_changes_later_logprobs_by_little_and_an_update_by_more(
     from transformers import AutoModelForCausalLM
 
     old = AutoModelForCausalLM.from_pretrained(nano / "model", dtype=torch.float32)
-    new, weights = moved(old, rate)
+    new, weights = with_small_changes(old, rate)
 
     async def scenario(keep: bool) -> list[RunningRequest]:
         source = AsyncLLMSource(engine.llm, version=0, keep_kv=keep)
@@ -166,7 +166,7 @@ def test_a_kept_cache_changes_later_logprobs_by_little_and_an_update_by_more(
         f"kept {kept.mean():.1e} {kept.max():.1e}, recomputed {fresh.mean():.1e} {fresh.max():.1e}; "
         f"under the old weights {stale.mean():.1e} {stale.max():.1e}"
     )
-    assert fresh.max() < 1e-3, "recomputed means recomputed"
+    assert fresh.max() < 1e-3, "the cache was not recomputed"
     assert kept.mean() < stale.mean() or rate < 1e-4
 
 
@@ -175,7 +175,7 @@ def test_a_kept_cache_serves_later_turns_of_its_conversation_alone(engine: Engin
     from transformers import AutoModelForCausalLM
 
     old = AutoModelForCausalLM.from_pretrained(nano / "model", dtype=torch.float32)
-    new, weights = moved(old, 1e-2)
+    new, weights = with_small_changes(old, 1e-2)
 
     async def scenario() -> dict[str, float]:
         source = AsyncLLMSource(engine.llm, version=0, keep_kv=keep)
@@ -193,7 +193,7 @@ def test_a_kept_cache_serves_later_turns_of_its_conversation_alone(engine: Engin
         return {name: errors([call], new).max().item() for name, call in later.items()}
 
     found = engine.run(scenario())
-    assert max(found["other"], found[""]) < 1e-3, "what others left of older weights was taken"
+    assert max(found["other"], found[""]) < 1e-3, "a cache of older weights was used"
     assert (found["talk"] > 1e-3) is keep
 
 

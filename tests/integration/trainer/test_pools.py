@@ -1,4 +1,4 @@
-"""Pools on a cluster of several nodes with labels: who lands where, uneven machines, and what is refused."""
+"""Pools on a cluster of several nodes with labels: their placement, uneven machines, and refusals."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ GROUPS = [
 
 
 class Group(TagWorkers, RayWorkerGroup):
-    """As the trainer's will be."""
+    """A worker group like the trainer's."""
 
 
 def workers_of(pool: RayResourcePool) -> RayWorkerGroup:
-    """Processes that tell where they are; their class is sent to them, so that they import nothing of ours."""
+    """Workers that report their node; their class is sent by value, so that they import nothing of ours."""
 
     class Where:
         def place(self) -> dict[str, str]:
@@ -52,7 +52,7 @@ def places(group: RayWorkerGroup) -> list[dict[str, str]]:
 
 @dataclass(frozen=True)
 class Nodes:
-    """A cluster whose nodes all stand on this host: only their labels tell them apart. `ids` by name."""
+    """A cluster whose nodes are all on this host and differ in their labels; `ids` by name."""
 
     cluster: Cluster
     ids: dict[str, str]
@@ -82,10 +82,10 @@ def planned(groups: list[dict[str, Any]]) -> Plan:
 def test_a_label_that_no_node_has_is_refused_by_name(nodes: Nodes) -> None:
     with pytest.raises(ConfigError) as caught:
         TagPools(planned([*GROUPS, {**GROUPS[2], "name": "moon", "labels": {"zone": "moon"}}]))
-    told = str(caught.value)
-    assert "group moon" in told and "no node has the label zone=moon" in told and "tags rollout" in told
+    message = str(caught.value)
+    assert "group moon" in message and "no node has the label zone=moon" in message and "tags rollout" in message
     for has in ("2 devices, zone=a", "1 devices, zone=a", "2 devices, zone=b"):
-        assert has in told
+        assert has in message
 
 
 def test_more_machines_than_the_cluster_has_are_refused(nodes: Nodes) -> None:
@@ -107,17 +107,17 @@ def test_uneven_machines_and_replicas_land_on_their_nodes(nodes: Nodes) -> None:
     assert [place["RAY_LOCAL_WORLD_SIZE"] for place in found] == ["1", "2", "2"]
     for rank in (3, 4):  # the standalone ones, each with a pool of its own, made as a replica makes it
         name = f"rollout_pool_{rank}"
-        alone = pools.replica_manager({name: [1]}, mapping=None, max_colocate_count=2)
-        alone.create_resource_pool()
-        standalone = workers_of(alone.resource_pool_dict[name])
+        manager_of_one = pools.replica_manager({name: [1]}, mapping=None, max_colocate_count=2)
+        manager_of_one.create_resource_pool()
+        standalone = workers_of(manager_of_one.resource_pool_dict[name])
         assert [place["node"] for place in places(standalone)] == [nodes.ids["far"]]
         kept.append(standalone)  # verl's groups end with their last reference
     pool = manager.get_resource_pool(Role.ActorRollout)
     assert pool.get_placement_groups() == pool.get_placement_groups()
 
 
-def test_a_machine_that_does_not_come_is_given_up(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With waiting allowed Ray is asked by label alone; nothing stays reserved afterwards."""
+def test_a_machine_that_does_not_come_is_refused(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With waiting allowed the machine is requested by its labels; nothing stays reserved afterwards."""
     monkeypatch.setattr("seamless_verl.trainer.pools.READY_S", 1.0)
     late = [{"name": "late", "count": 1, "devices": 1, "tags": ["train", "rollout"], "labels": {"zone": "moon"}}]
     pools = TagPools(planned(late), wait_s=0.5)
@@ -130,7 +130,7 @@ def test_a_machine_that_does_not_come_is_given_up(nodes: Nodes, monkeypatch: pyt
 
 
 def test_a_node_that_joins_is_used(nodes: Nodes) -> None:
-    """What an autoscaler does: the pool is asked for first, the node comes after."""
+    """As with an autoscaler: the pool is requested first, the node comes after."""
     late = [{"name": "new", "count": 1, "devices": 1, "tags": ["train", "rollout"], "labels": {"zone": "new"}}]
     pools = TagPools(planned(late), wait_s=20.0)
     manager = pools.trainer_manager({Role.ActorRollout: "global_pool"})
@@ -138,8 +138,8 @@ def test_a_node_that_joins_is_used(nodes: Nodes) -> None:
     pool = manager.get_resource_pool(Role.ActorRollout)
     assert pools.nodes == {}
     with ThreadPoolExecutor() as threads:
-        asked = threads.submit(pool.get_placement_groups)
+        reserved = threads.submit(pool.get_placement_groups)
         node = nodes.cluster.add_node(num_cpus=16, num_gpus=1, labels={"zone": "new"})
-        (group,) = asked.result(timeout=60)
+        (group,) = reserved.result(timeout=60)
     placed = ray.util.placement_group_table(group)["bundles_to_node_id"]
     assert set(placed.values()) == {node.node_id}

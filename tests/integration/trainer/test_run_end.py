@@ -1,4 +1,4 @@
-"""The end of a run that has succeeded: what does not end is named, and keeps nothing else from its end."""
+"""The end of a run: a part that does not end is logged, and all other parts are ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from seamless_verl.trainer.servers import SeamlessServers
 from seamless_verl.trainer.task_runner import SeamlessTaskRunner
 
 pytestmark = [pytest.mark.integration, pytest.mark.slowest(9)]
-WAITED_S = 5.0  # for those that end, which is at once
+WAITED_S = 5.0  # seconds for actors that end, which they do at once
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -29,7 +29,7 @@ def ray_cluster() -> Iterator[None]:
 
 @pytest.fixture
 def actors() -> dict[str, Any]:
-    """One that ends, and those that do not, each in its way."""
+    """An actor that ends, and actors that do not, for different reasons."""
     kinds = {"ends": Ending, "fails": Failing, "holds": Ending, "dead": Ending}
     made = {name: started(kind) for name, kind in kinds.items()}
     made["holds"].hold.remote()
@@ -67,7 +67,7 @@ def test_replicas_that_do_not_end_are_named_and_fail_nothing(
 
 
 class Parts:
-    """What a run has, each part of which says that it ended, and fails."""
+    """The parts of a run; each records that it ended, and then fails."""
 
     def __init__(self) -> None:
         self.ended: list[str] = []
@@ -84,8 +84,8 @@ class Parts:
         return SimpleNamespace(**{name: SimpleNamespace(**{end: self.part(name)}) for name, end in parts.items()})
 
 
-def closed(parts: Parts, monkeypatch: pytest.MonkeyPatch, manager: Any, *, succeeded: bool) -> list[str]:
-    """What a run has raised at its end, the last first."""
+def close_errors(parts: Parts, monkeypatch: pytest.MonkeyPatch, manager: Any, *, succeeded: bool) -> list[str]:
+    """The errors that a run raises at its end, the last one first."""
     monkeypatch.setattr(task_runner.tq, "close", parts.part("queue"))
     runner = SeamlessTaskRunner()
     runner.trainer, runner.agent_loop_manager = parts.trainer(), manager
@@ -97,27 +97,25 @@ def closed(parts: Parts, monkeypatch: pytest.MonkeyPatch, manager: Any, *, succe
     return [str(error) for error in chain]
 
 
-def test_every_part_of_a_run_is_ended_whatever_the_others_raise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_part_of_a_run_is_ended_even_if_others_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = Parts()
     manager = object.__new__(SeamlessAgentLoopManager)
     manager.agent_loop_workers = ["no actor"]
-    raised = closed(parts, monkeypatch, manager, succeeded=True)
+    raised = close_errors(parts, monkeypatch, manager, succeeded=True)
     assert parts.ended == ["logger", "queue", "device_time", "data_plane", "servers"]
     assert raised[:5] == parts.ended[::-1] and "no attribute 'stop'" in raised[5]
 
 
 def test_a_failed_run_ends_what_outlives_it(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = Parts()
-    assert closed(parts, monkeypatch, None, succeeded=False) == ["queue", "logger"]
+    assert close_errors(parts, monkeypatch, None, succeeded=False) == ["queue", "logger"]
 
 
-def test_a_manager_of_the_users_own_may_mean_anything_by_stop(
-    actors: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stop_of_a_custom_manager_is_not_called(actors: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     parts = Parts()
     worker = actors["ends"]
     manager = SimpleNamespace(stop=parts.part("the user's own"), agent_loop_workers=[worker])
-    assert closed(parts, monkeypatch, manager, succeeded=True) == parts.ended[::-1]
+    assert close_errors(parts, monkeypatch, manager, succeeded=True) == parts.ended[::-1]
     assert "the user's own" not in parts.ended
     with pytest.raises(ray.exceptions.RayActorError):
         ray.get(worker.stop.remote(), timeout=60)

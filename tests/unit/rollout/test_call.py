@@ -360,9 +360,7 @@ async def test_losses_without_a_token_are_counted_in_a_row() -> None:
 
 @WIRES
 @pytest.mark.parametrize("how", ["release", "fail_sync"])
-async def test_calls_frozen_on_a_replica_that_is_released_or_stale_continue_elsewhere(
-    how: str, over_wire: bool
-) -> None:
+async def test_calls_frozen_on_a_replica_that_leaves_continue_elsewhere(how: str, over_wire: bool) -> None:
     async with world(over_wire=over_wire) as w:
         await w.start("a")
         chunks = w.calls.stream(wanted := call(max_tokens=300))

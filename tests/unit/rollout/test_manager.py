@@ -265,7 +265,7 @@ class TrainerCommands(RuleBasedStateMachine):
 
     @rule(troubles=TROUBLES)
     def release_memory(self, troubles: list[tuple[int, str, str]]) -> None:
-        """The trainer releases its own memory only for replicas that this command released."""
+        """Releases memory; of replicas whose memory is released already the command returns none."""
         self.orders += 1
         released = self.execute(troubles, self.world.call("first", "release_memory", SHARED, self.orders))
         assert sorted(released) == ([] if self.released else SHARED)
