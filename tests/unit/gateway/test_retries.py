@@ -71,15 +71,15 @@ async def test_alternatives_stay_with_their_tokens_where_some_have_none() -> Non
 
 
 async def test_an_output_that_fails_ends_its_readers() -> None:
-    output, unread = CallOutput(), list[bool]()
-    output.on_unread = lambda: unread.append(True)
+    output, left = CallOutput(), list[bool]()
+    output.on_last_reader_left = lambda: left.append(True)
     output.add(make_chunk([1]))
     reader = asyncio.create_task(read(output))
     await asyncio.sleep(0)
     assert output.readers == 1
     output.fail()
     assert [one.finish_reason for one in await reader] == [None, Finish.FAILED]
-    assert output.readers == 0 and unread == [True]
+    assert output.readers == 0 and left == [True]
 
 
 def begin(attempts: Attempts, digest: str = "d", key: str | None = None, ended: bool = True) -> Attempt:
