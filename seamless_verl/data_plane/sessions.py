@@ -75,6 +75,7 @@ class Sessions:
         self.finishing: set[str] = set()  # sessions handed over whose last requests may still run
         self.account = Account()  # of acknowledged sessions
         self.unacknowledged: dict[str, Account] = {}  # of sessions handed over and not yet acknowledged
+        self.discards: set[asyncio.Task[None]] = set()  # of sessions that nobody trains
 
     async def start(self, *, restarted: bool) -> None:
         """Starts the gateway; `restarted` after a death, it continues the sessions that were open then.
@@ -138,12 +139,27 @@ class Sessions:
 
         remove_admin_file(self.admin_file)
         await self.gateway.stop()
+        await asyncio.gather(*self.discards)
         self.journal.close()
 
     def _session_closed(self, session_id: str) -> None:
-        """Of the gateway's recorder. A session that was opened over HTTP has no agent loop: it is recorded only."""
+        """Of the gateway's recorder. A session that was opened over HTTP has no agent loop that would close it here."""
         if (closed := self.closed.get(session_id)) is not None:
             closed.set()
+            return
+        discard = asyncio.create_task(self._discard(session_id))
+        self.discards.add(discard)
+        discard.add_done_callback(self.discards.discard)
+
+    async def _discard(self, session_id: str) -> None:
+        """Ends the hand-over of a session that nobody trains, so that the journal keeps it no longer than others."""
+        try:
+            record = self._take(session_id)
+            await self.journal.append(HandOverBegun(session_id), HandedOver(session_id, time.time()))
+        except Exception as error:  # no task awaits this one
+            self.on_failure(error)
+        else:
+            self.account += assemble(record, TrainAll(), 0).account.discarded(DropReason.SESSION)
 
     async def open(self, body: dict[str, Any]) -> dict[str, Any]:
         """Opens a session. One whose reply was lost with an earlier process expires, since no agent has its key."""
@@ -179,6 +195,10 @@ class Sessions:
             await closed.wait()  # until it is in the journal, also if it expired a moment ago
         if self.closed.pop(session_id, None) is None:
             return await asyncio.to_thread(read_closed_session, self.journal, session_id)
+        return self._take(session_id)
+
+    def _take(self, session_id: str) -> SessionRecord:
+        """A closed session's record; the gateway forgets the session as soon as no request of it runs."""
         self.finishing.add(session_id)
         self.forget_finished()
         return self.recorder.take(session_id)

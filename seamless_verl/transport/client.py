@@ -179,9 +179,10 @@ class _ClientConnection(Connection):
         match message:
             case Chunk(call=call):
                 if (inbox := self.inboxes.get(call)) is not None:  # else it was sent before the Drop arrived
-                    if message.finish_reason is not None:
+                    chunk = token_chunk(message, self._replica_id)  # a malformed one loses all inboxes, this one too
+                    if chunk.finish_reason is not None:
                         del self.inboxes[call]
-                    inbox.put(token_chunk(message, self._replica_id))
+                    inbox.put(chunk)
             case Welcome(replica_id=replica_id) if not self._welcome.done():
                 self._welcome.set_result(replica_id)
             case Lost(call=call, reason=reason):

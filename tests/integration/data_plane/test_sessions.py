@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -88,6 +89,23 @@ async def test_a_session_closed_again_is_the_same_also_after_a_restart(nano: Pat
             assert orphan not in other_run.closed
             (summary,) = [row for row in reader.sessions() if row.session_id == orphan]
             assert (summary.stage, summary.reason) == (Stage.CLOSED, "abandoned")
+
+
+async def test_a_session_opened_over_http_is_recorded_and_dropped(nano: Path, tmp_path: Path) -> None:
+    journal = tmp_path / "journal.sqlite"
+    async with asyncio.timeout(60), sessions(nano, journal, restarted=False) as started:
+        admin = json.loads(started.admin_file.read_text())
+        headers = {"Authorization": f"Bearer {admin['key']}"}
+        async with httpx.AsyncClient(base_url=admin["url"], headers=headers, timeout=30) as http:
+            opened = (await http.post("/admin/sessions", json={"uid": "u"})).json()
+            await complete_chat(opened)
+            closed = await http.post(f"/admin/sessions/{opened['session_id']}/close", json={})
+            assert closed.status_code == 200, closed.text
+        await asyncio.gather(*started.discards)
+        assert started.account == Account(9, 0, {DropReason.SESSION: 9})
+        started.forget_finished()
+        assert not started.finishing, "the gateway still knows the session"
+    assert JournalReader(journal).stage(opened["session_id"]) is Stage.HANDED
 
 
 async def test_an_expiry_that_cannot_be_recorded_is_reported(nano: Path, tmp_path: Path) -> None:

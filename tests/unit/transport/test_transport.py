@@ -392,11 +392,12 @@ async def test_a_client_that_sends_no_hello_is_refused() -> None:
         engine.close()
 
 
-async def test_a_server_with_malformed_messages_is_a_lost_replica() -> None:
+@pytest.mark.parametrize("finish", [None, Finish.STOP])
+async def test_a_server_with_malformed_messages_is_a_lost_replica(finish: Finish | None) -> None:
     async def nonsense(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(framed(Welcome("a")))
         await reader.readexactly(len(HELLO))
-        writer.write(framed(Chunk(0, b"123", b"", 0, None, None, None)))
+        writer.write(framed(Chunk(0, b"123", b"", 0, finish, None, None)))
         await reader.read()
         writer.close()
 
