@@ -7,7 +7,7 @@ text is complete without its traceback.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import ParamSpec
 
@@ -47,6 +47,12 @@ class ConfigErrors(ConfigError):
     @property
     def mistakes(self) -> tuple[ConfigError, ...]:
         return self.args
+
+
+def refuse(mistakes: Sequence[ConfigError]) -> None:
+    """Raises what was found: nothing, the one ConfigError, or ConfigErrors."""
+    if mistakes:
+        raise mistakes[0] if len(mistakes) == 1 else ConfigErrors(*mistakes)
 
 
 def exits_on_config_error(command: Callable[P, int]) -> Callable[P, int]:

@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from seamless_verl.agents.command import AgentCommand
 from seamless_verl.agents.limits import CommandLimits
-from seamless_verl.errors import ConfigError
+from seamless_verl.errors import ConfigError, refuse
 from seamless_verl.runtime import fields
 from seamless_verl.runtime.fields import Doc, Positive, PositiveNumber, Text
 
@@ -156,9 +156,9 @@ def read_settings(kind: type[S], entry: Mapping[str, Any], *, key: str) -> S:
     try:
         settings = fields.read(kind, values, key=key)
     except ConfigError as error:
-        fields.refuse([*mistakes, *error.mistakes])
+        refuse([*mistakes, *error.mistakes])
         raise
-    fields.refuse(mistakes)
+    refuse(mistakes)
     return settings
 
 

@@ -208,8 +208,8 @@ class SeamlessConfig:
         Doc(
             "how a device changes hands. `resident`: both sides stay in memory, calls freeze in the "
             "engine while training computes; `released`: the engine releases its memory, calls are cut "
-            "and continued after the next commit; `auto`: `released` where `rollout.free_cache_engine` "
-            "asks for it, `resident` on the CPU platform",
+            "and continued after the next commit; `auto`: on an accelerator `released` where "
+            "`actor_rollout_ref.rollout.free_cache_engine` asks for it, `resident` on the CPU platform",
         ),
     ] = Handover.AUTO
     weights: WeightsConfig = field(default_factory=WeightsConfig)

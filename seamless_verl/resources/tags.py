@@ -7,13 +7,16 @@ machine tagged `train` and one tagged `rollout`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from enum import StrEnum
+from functools import partial
+from typing import Any, TypeVar
 
-from seamless_verl.errors import ConfigError
+from seamless_verl.errors import ConfigError, refuse
 
+T = TypeVar("T")
 WORD = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?")  # of names, tags and label values
 
 
@@ -21,12 +24,26 @@ def known_keys(key: str, value: object, valid: Sequence[str]) -> Mapping[str, ob
     """The node as a mapping that has none but the valid keys; ConfigError otherwise."""
     if not isinstance(value, Mapping):
         raise ConfigError(key, value, "must be a node with keys", f"Valid: {', '.join(valid)}")
+    mistakes = list[ConfigError]()
     for name in value:
         if name not in valid:
             near = get_close_matches(str(name), valid, n=1)
-            hint = f"Did you mean {near[0]}? " if near else ""
-            raise ConfigError(f"{key}.{name}", value[name], "is not a known key", f"{hint}Valid: {', '.join(valid)}")
+            way_out = f"{f'Did you mean {near[0]}? ' if near else ''}Valid: {', '.join(valid)}"
+            mistakes.append(ConfigError(f"{key}.{name}", value[name], "is not a known key", way_out))
+    refuse(mistakes)
     return {str(name): item for name, item in value.items()}
+
+
+def parse_all(parsers: Iterable[Callable[[], T]]) -> list[T]:
+    """The result of each parser; ConfigError or ConfigErrors with the mistakes of all."""
+    results, mistakes = list[T](), list[ConfigError]()
+    for parse in parsers:
+        try:
+            results.append(parse())
+        except ConfigError as error:
+            mistakes += error.mistakes
+    refuse(mistakes)
+    return results
 
 
 def parse_positive(key: str, value: object) -> int:
@@ -117,17 +134,21 @@ class MachineGroup:
     @classmethod
     def parse(cls, key: str, node: object, number: int) -> MachineGroup:
         values = known_keys(key, node, [f.name for f in fields(cls)])
-        for needed in ("count", "devices", "tags"):
-            if values.get(needed) is None:
-                raise ConfigError(f"{key}.{needed}", None, "has no value", f"Add {needed} to {key}")
-        name = values.get("name")
-        return cls(
-            name=f"group{number}" if name is None else parse_word(f"{key}.name", name),
-            count=parse_positive(f"{key}.count", values["count"]),
-            devices=parse_positive(f"{key}.devices", values["devices"]),
-            tags=parse_words(f"{key}.tags", values["tags"]),
-            labels=parse_labels(f"{key}.labels", values.get("labels")),
-        )
+        parsers: dict[str, Callable[[str, Any], Any]] = {
+            "name": parse_word,
+            "count": parse_positive,
+            "devices": parse_positive,
+            "tags": parse_words,
+            "labels": parse_labels,
+        }
+
+        def parse(name: str) -> Any:
+            value = values.get(name)
+            if value is None and name in ("count", "devices", "tags"):
+                raise ConfigError(f"{key}.{name}", None, "has no value", f"Add {name} to {key}")
+            return parsers[name](f"{key}.{name}", f"group{number}" if value is None and name == "name" else value)
+
+        return cls(*parse_all(partial(parse, name) for name in parsers))
 
 
 @dataclass(frozen=True)
@@ -156,7 +177,9 @@ class Resources:
             return None
         if not isinstance(node, (list, tuple)):
             raise ConfigError(KEY, node, "must be a list of machine groups", f"Write it as {KEY}=[{EXAMPLE}]")
-        return cls(tuple(MachineGroup.parse(f"{KEY}[{i}]", group, i) for i, group in enumerate(node)))
+        return cls(
+            tuple(parse_all(partial(MachineGroup.parse, f"{KEY}[{i}]", group, i) for i, group in enumerate(node)))
+        )
 
     @property
     def layout(self) -> Layout:

@@ -22,7 +22,7 @@ import msgspec
 import msgspec.inspect as inspect
 from msgspec import Meta
 
-from seamless_verl.errors import ConfigError, ConfigErrors
+from seamless_verl.errors import ConfigError, refuse
 
 T = TypeVar("T")
 Renames = Mapping[str, str]
@@ -84,12 +84,6 @@ def read_value(kind: Any, value: object, *, key: str, way_out: str = "") -> Any:
     if isinstance(parsed, float) and not math.isfinite(parsed):
         raise _mistake(kind, key, value, way_out)
     return parsed
-
-
-def refuse(mistakes: Sequence[ConfigError]) -> None:
-    """Raise what was found: nothing, the one ConfigError, or ConfigErrors."""
-    if mistakes:
-        raise mistakes[0] if len(mistakes) == 1 else ConfigErrors(*mistakes)
 
 
 def plain(value: object) -> object:

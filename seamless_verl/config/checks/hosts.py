@@ -193,9 +193,11 @@ def check_names(settings: Settings) -> list[Problem]:
 
 
 def _has_own_code(settings: Settings) -> bool:
-    plugins = (entry.value for entry in entry_points(group=PLUGINS))
-    foreign = any(not value.startswith("seamless_verl") for value in plugins)
-    return foreign or bool(os.environ.get(OWN_CODE)) or any(settings.get(key) for key in OWN_CODE_KEYS)
+    """Whether code of the user's may add to verl's tables; this package's own code does not."""
+    plugins = [entry.value for entry in entry_points(group=PLUGINS)]
+    named = [str(value) for key in OWN_CODE_KEYS if (value := settings.get(key))]
+    foreign = any(not value.startswith("seamless_verl") for value in [*plugins, *named])
+    return foreign or bool(os.environ.get(OWN_CODE))
 
 
 @check

@@ -103,7 +103,7 @@ def test_a_text_format_gives_json_of_that_schema(server: Server) -> None:
 
 def test_logprobs_of_a_response_are_included_when_asked(server: Server) -> None:
     include = ["message.output_text.logprobs"]
-    reply = respond(server, include=include, top_logprobs=2, max_output_tokens=4, extra_body=LONG)
+    reply = respond(server, include=include, top_logprobs=2, max_output_tokens=4, temperature=0, extra_body=LONG)
     entries = reply.output[0].content[0].logprobs
     assert len(entries) == 4 and all(len(entry.top_logprobs) == 2 for entry in entries)
 

@@ -72,7 +72,8 @@ def test_all_mistakes_are_refused_at_once() -> None:
     node = {"max_staleness": -1, "cpu": {"pin": 1, "devices": 0}, "resources": [{"count": 0}], "handovers": "auto"}
     with pytest.raises(ConfigErrors) as caught:
         SeamlessConfig.parse(OmegaConf.create(node))
-    keys = ["handovers", "max_staleness", "cpu.devices", "cpu.pin", "resources[0].devices"]
+    keys = ["handovers", "max_staleness", "cpu.devices", "cpu.pin"]
+    keys += [f"resources[0].{name}" for name in ("count", "devices", "tags")]
     assert [mistake.key for mistake in caught.value.mistakes] == [f"seamless.{key}" for key in keys]
     assert len(str(caught.value).splitlines()) == len(keys)
 

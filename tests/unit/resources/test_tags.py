@@ -80,3 +80,11 @@ def test_refused(node: Any, key: str, message: str) -> None:
 def test_a_refusal_names_the_group_its_tags_and_its_labels() -> None:
     error = refused([group(2, 4, "train", name="h100", zone="b")])
     assert error.value == "h100 (2 x 4 devices, tags train, zone=b)"
+
+
+def test_every_mistake_of_every_group_is_reported() -> None:
+    groups = [{"count": 1, "devices": "one", "tags": "train"}, {"cuont": 2, "sort": 1}, {"count": 2}]
+    with pytest.raises(ConfigError) as caught:
+        Resources.parse(groups)
+    keys = ["[0].devices", "[0].tags", "[1].cuont", "[1].sort", "[2].devices", "[2].tags"]
+    assert [mistake.key for mistake in caught.value.mistakes] == [f"{KEY}{key}" for key in keys]

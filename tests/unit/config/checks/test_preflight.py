@@ -375,6 +375,8 @@ def test_loops_that_need_the_gateway_are_refused_without_it(tmp_path: Path, enab
 def test_code_of_a_users_own_may_add_to_what_is_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny_run(tmp_path, "algorithm.adv_estimator=mine")
     assert [problem.key for problem in refused(config)] == ["algorithm.adv_estimator"]
+    ours = "actor_rollout_ref.model.external_lib=seamless_verl.platform.engine"
+    assert refused(tiny_run(tmp_path, "algorithm.adv_estimator=mine", ours)), "this package adds nothing to the table"
     named = tiny_run(tmp_path, "algorithm.adv_estimator=mine", "actor_rollout_ref.model.external_lib=my_estimators")
     (warning,) = preflight(named, devices=1, accelerator=False)
     assert "algorithm.adv_estimator='mine': is none of verl's own" in warning
