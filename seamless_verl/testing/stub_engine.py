@@ -175,8 +175,8 @@ class _StreamInterval:
         return earlier + self._flush() if due else earlier
 
     def _flush(self) -> list[TokenChunk]:
-        merged, self._chunks = merge_chunks(self._chunks), []
-        return [merged]
+        held, self._chunks = self._chunks, []
+        return held if len(held) == 1 else [merge_chunks(held)]
 
 
 class _Generation:
