@@ -7,7 +7,7 @@ from setuptools import find_packages, setup
 HERE = Path(__file__).parent
 
 # The versions this release was verified with. A CUDA user already has verl's own environment,
-# so the base install asks for verl (and msgspec, as vLLM does) and moves neither its torch nor its vLLM.
+# so the base install asks for verl (and msgspec and httpx, as vLLM does) and moves neither its torch nor its vLLM.
 CPU = [
     "verl==0.9.1",
     "torch==2.13.0",
@@ -31,7 +31,7 @@ setup(
     python_requires=">=3.11",
     packages=find_packages(include=["seamless_verl", "seamless_verl.*"]),
     package_data={"seamless_verl": ["py.typed", "config/*.yaml", "config/platform/*.yaml", "tiny/*.jinja"]},
-    install_requires=["verl>=0.9.1", "msgspec>=0.18"],
+    install_requires=["verl>=0.9.1", "msgspec>=0.18", "httpx>=0.27"],
     extras_require={"cpu": CPU, "dev": DEV},
     entry_points={
         "console_scripts": ["seamless-verl = seamless_verl.cli.main:main"],

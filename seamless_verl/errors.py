@@ -55,6 +55,15 @@ def refuse(mistakes: Sequence[ConfigError]) -> None:
         raise mistakes[0] if len(mistakes) == 1 else ConfigErrors(*mistakes)
 
 
+LINE_CHARS = 500
+
+
+def shorten(text: object, limit: int = LINE_CHARS) -> str:
+    """The text in one line of at most `limit` characters: its beginning, and its end, where a traceback says what."""
+    line = " ".join(str(text).split())
+    return line if len(line) <= limit else f"{line[: limit // 3]} ... {line[-(limit - limit // 3 - 5) :]}"
+
+
 def exits_on_config_error(command: Callable[P, int]) -> Callable[P, int]:
     """Make a command end with code 2 and the error's text on standard error when a setting cannot work."""
 
@@ -130,6 +139,17 @@ class NoProgressError(SeamlessError, TimeoutError):
             f"{self.found}\nNothing has moved for seamless.watchdog.no_progress_s={self.limit_s:g} seconds. The log "
             "above has the stacks of every process; set a larger value if a step may take so long"
         )
+
+
+class ActorLostError(SeamlessError, RuntimeError):
+    """Actors died without which a run cannot go on; `actors` names them."""
+
+    def __init__(self, actors: str, reason: str) -> None:
+        super().__init__(actors, reason)
+        self.actors, self.reason = actors, reason
+
+    def __str__(self) -> str:
+        return f"{self.actors} died: {self.reason}\nThe same command goes on from the last checkpoint"
 
 
 class SessionClosedError(SeamlessError, RuntimeError):
@@ -238,6 +258,31 @@ class CallRefusedError(CallError, ValueError):
     """The engine refused the call."""
 
 
+class OutsideApiError(SeamlessError, RuntimeError):
+    """A run refused what a program outside of it asked for; `retry_after` in seconds where waiting helps."""
+
+    def __init__(self, status: int, code: str, message: str, retry_after: float | None = None) -> None:
+        super().__init__(status, code, message, retry_after)
+        self.status, self.code, self.message, self.retry_after = status, code, message, retry_after
+
+    def __str__(self) -> str:
+        return f"{self.status} {self.code}: {self.message}"
+
+
+class LeaseError(SeamlessError, ValueError):
+    """A runner's lease has ended, or there never was one: nothing of its request was done.
+
+    `how` is one word or two: expired, done, given back, refused, withdrawn or unknown.
+    """
+
+    def __init__(self, lease_id: str, how: str, reason: str) -> None:
+        super().__init__(lease_id, how, reason)
+        self.lease_id, self.how, self.reason = lease_id, how, reason
+
+    def __str__(self) -> str:
+        return f"lease {self.lease_id} is {self.how}: {self.reason}. Lease another task"
+
+
 class GroupsFailedError(SeamlessError, RuntimeError):
     """Too many groups of sessions failed in a row, without one that could be trained."""
 
@@ -249,6 +294,20 @@ class GroupsFailedError(SeamlessError, RuntimeError):
         return (
             f"{self.groups} groups failed one after another, and each was replaced by the next. "
             f"Repair the last failure, or allow more with {self.key}={2 * self.groups}. The last: {self.last}"
+        )
+
+
+class GroupDroppedError(SeamlessError, RuntimeError):
+    """Too few sessions of a group can be trained; verl replaces its prompt by another."""
+
+    def __init__(self, uid: str, trainable: int, total: int, needed: int, last: str) -> None:
+        super().__init__(uid, trainable, total, needed, last)
+        self.uid, self.trainable, self.total, self.needed, self.last = uid, trainable, total, needed, last
+
+    def __str__(self) -> str:
+        return (
+            f"prompt {self.uid} is dropped: {self.trainable} of its {self.total} sessions can be trained, and "
+            f"seamless.min_sessions needs {self.needed}. The last failure: {self.last}"
         )
 
 

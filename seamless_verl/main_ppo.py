@@ -11,19 +11,22 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from seamless_verl.client.admin_file import AdminFile, remove_stale
 from seamless_verl.config import SeamlessConfig, preflight, register_search_path
-from seamless_verl.config.adopting import adopt_parsers, adopt_resources
+from seamless_verl.config.adopting import adopt_handover, adopt_loss, adopt_parsers, adopt_resources
 from seamless_verl.config.checks.files import FOLDER, IN_USE, USE_ANOTHER
 from seamless_verl.config.checks.modes import VERL_MODES
+from seamless_verl.config.checks.settings import resolved_tree
 from seamless_verl.config.composing import composing, remove_run_folder
-from seamless_verl.errors import ConfigError, exits_on_config_error
+from seamless_verl.config.mistakes import Inspect, beside, find_mistakes, only_composes, with_own_keys, without_settings
+from seamless_verl.errors import ConfigError, exits_on_config_error, refuse
 from seamless_verl.platform.detect import on_cpu, set_cpu_environment
 from seamless_verl.runtime.checkpoint_cleanup import (
     RUN_FILE,
@@ -36,7 +39,12 @@ from seamless_verl.runtime.locks import only_writer
 from seamless_verl.runtime.supervisor import joins_cluster, set_log_folder, supervise
 
 SUPERVISED = "SEAMLESS_SUPERVISED"
+ADMIN_FILES = "admin-files"  # beside the run file: the files that name this run's gateways
 PLATFORM = "SEAMLESS_PLATFORM"  # the choice among config/platform/, by default
+OTHER_CONFIG = (
+    "--config-name: this config is not built on seamless_ppo_trainer, so verl's own trainer runs. Leave --config-name "
+    "and --config-path out for the seamless trainer; now it is trainer.v1.trainer_mode="
+)
 logger = logging.getLogger(__name__)
 
 
@@ -47,31 +55,61 @@ def main() -> int:
     if run_file is None:
         command = [sys.executable, *sys.orig_argv[1:]]  # the same again, python's own options included
         # The CPU platform's config declares the devices of a cluster of its own.
-        return supervise(
-            command, run_file_variable=SUPERVISED, on_exit=clean_up_checkpoints, ignore_local_cluster=on_cpu()
-        )
+        return supervise(command, run_file_variable=SUPERVISED, on_exit=clean_up, ignore_local_cluster=on_cpu())
     os.environ[RUN_FILE] = run_file  # for our trainer, in an actor
     compose_and_run(run)
     return 0
 
 
-def compose_and_run(job: Callable[[DictConfig], object]) -> None:
-    """Compose the command line's config, and call `job` with it.
+def compose_and_run(job: Callable[[DictConfig], object], inspect: Inspect | None = None) -> None:
+    """Compose the command line's config, and call `job` with it; `inspect` checks one, by default as the run does.
 
     Raises:
-        ConfigError: hydra cannot compose it. A ConfigError of the job ends the process (`run_or_refuse`).
+        ConfigError: hydra cannot compose it; it has every mistake, those that `inspect` finds in the rest included.
+            A ConfigError of the job ends the process (`run_or_refuse`).
     """
-    import hydra
-
     register_search_path()
     os.environ.setdefault(PLATFORM, "cpu" if on_cpu() else "accelerator")
-    with composing(sys.argv[1:]) as begin:
+    sys.argv[1:] = with_own_keys(sys.argv[1:])
+    try:
+        compose(sys.argv[1:], lambda config: run_or_refuse(job, config))
+    except ConfigError as error:
+        refuse(all_mistakes(sys.argv[1:], error, inspect or check_overrides))
+
+
+def compose(arguments: list[str], job: Callable[[DictConfig], object]) -> None:
+    """Call `job` with the config of a command line; ConfigError when hydra cannot compose it."""
+    import hydra
+
+    with composing(arguments) as begin:
 
         def composed(config: DictConfig) -> None:
             begin()
-            run_or_refuse(job, config)
+            job(config)
 
-        hydra.main(config_path=None, config_name="seamless_ppo_trainer", version_base=None)(composed)()
+        before, sys.argv[1:] = sys.argv[1:], arguments
+        try:
+            hydra.main(config_path=None, config_name="seamless_ppo_trainer", version_base=None)(composed)()
+        finally:
+            sys.argv[1:] = before
+
+
+def all_mistakes(arguments: Sequence[str], first: ConfigError, inspect: Inspect) -> Sequence[ConfigError]:
+    """Every mistake of a command line that hydra cannot compose; `first` is the one that hydra stopped at."""
+    composed: list[DictConfig] = []
+
+    def keep(config: DictConfig) -> None:
+        composed.append(config)
+        if (folder := run_folder()) is not None:
+            remove_run_folder(folder)
+
+    def compose_again(parts: Sequence[str]) -> DictConfig:
+        compose(list(parts), keep)
+        return composed[-1]
+
+    if not only_composes(arguments):
+        return first.mistakes
+    return find_mistakes(arguments, compose_again, inspect) or first.mistakes
 
 
 def run_or_refuse(job: Callable[[DictConfig], object], config: DictConfig) -> None:
@@ -98,38 +136,90 @@ def command_line() -> list[str]:
     """The overrides that hydra was given; none when it did not compose the config."""
     from hydra.core.hydra_config import HydraConfig
 
-    return list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
+    if not HydraConfig.initialized():
+        return []
+    # An override with an interpolation is text here, which only the whole config could resolve.
+    return [str(text) for text in OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)]
 
 
-def check(config: DictConfig, *, unmade: bool = False) -> SeamlessConfig:
+def check(config: DictConfig, *, unmade: bool = False, anywhere: bool = False) -> SeamlessConfig:
     """Complete a config by its tags, refuse one that cannot work, and log a warning for what may not.
 
-    With `unmade`, missing data and models are expected to be made before the run, and no warnings are logged.
+    With `unmade`, missing data and models are expected to be made before the run, and no warning is about them. With
+    `anywhere`, a config for accelerators may be checked without one: a warning then says what is not checked.
 
     Raises:
         ConfigError: a setting cannot work.
     """
-    cpu, seamless = uses_cpu(config), SeamlessConfig.parse(config.get("seamless"))
-    adopt_resources(config, command_line())
-    adopt_parsers(config)
-    devices = seamless.cpu.device_count if cpu else None
-    warnings = preflight(config, devices=devices, accelerator=not cpu, unmade=unmade)
-    for warning in () if unmade else warnings:
+    return check_overrides(config, command_line(), unmade=unmade, anywhere=anywhere)
+
+
+def check_overrides(
+    config: DictConfig, overrides: Sequence[str], *, unmade: bool = False, anywhere: bool = False
+) -> SeamlessConfig:
+    """The same for a config that was made with these overrides."""
+    mistakes, warnings = list[ConfigError](), list[str]()
+    if lacks_accelerator(config) and not anywhere:
+        mistakes.append(no_accelerator(config))
+    try:
+        seamless = parse_seamless(config, overrides, unmade=unmade)
+        warnings = complete_and_check(config, seamless, overrides, unmade=unmade)
+    except ConfigError as error:
+        mistakes += error.mistakes
+    refuse(mistakes)
+    if "seamless" not in config:
+        warnings.insert(0, f"{OTHER_CONFIG}{config.trainer.v1.trainer_mode}")
+    for warning in warnings:
         logger.warning(warning)
+    if (chosen := adopt_handover(config)) is not None and not (unmade or anywhere):
+        logger.info(chosen)
     return seamless
 
 
-def uses_cpu(config: DictConfig) -> bool:
-    """Whether the config is one for the CPU platform, the only one that runs where there is no accelerator.
+def parse_seamless(config: DictConfig, overrides: Sequence[str], *, unmade: bool) -> SeamlessConfig:
+    """The settings of the `seamless:` node; its ConfigError has verl's settings that cannot work, too."""
+    try:
+        return SeamlessConfig.parse(resolved_tree(config).get("seamless"))
+    except ConfigError as error:
+        wrong, others = list(error.mistakes), list[ConfigError]()
+        if (rest := without_settings(config, wrong)) is not None:
+            try:
+                seamless = SeamlessConfig.parse(resolved_tree(rest).get("seamless"))
+                complete_and_check(rest, seamless, overrides, unmade=unmade)
+            except ConfigError as more:
+                others = beside(wrong, more.mistakes)
+        refuse([*wrong, *others])
+        raise
 
-    Raises:
-        ConfigError: it is for an accelerator, and there is none.
-    """
-    device = config.trainer.device
-    if device != "cpu" and on_cpu():
-        way_out = "Add platform=cpu, or +platform=cpu when the config is not built on seamless_ppo_trainer"
-        raise ConfigError("trainer.device", device, "there is no accelerator here", way_out)
-    return bool(device == "cpu")
+
+def complete_and_check(
+    config: DictConfig, seamless: SeamlessConfig, overrides: Sequence[str], *, unmade: bool
+) -> list[str]:
+    """Set what follows from the tags, and refuse what cannot work; the warnings otherwise."""
+    adopt_resources(config, overrides)
+    adopt_parsers(config)
+    adopt_loss(config, overrides)
+    cpu = uses_cpu(config)
+    devices, elsewhere = seamless.cpu.device_count if cpu else None, lacks_accelerator(config)
+    return preflight(config, devices=devices, accelerator=not cpu, unmade=unmade, elsewhere=elsewhere)
+
+
+def uses_cpu(config: DictConfig) -> bool:
+    """Whether the config is one for the CPU platform, the only one that runs where there is no accelerator."""
+    return bool(config.trainer.device == "cpu")
+
+
+def lacks_accelerator(config: DictConfig) -> bool:
+    """Whether the config is one for accelerators, and this machine has none."""
+    return not uses_cpu(config) and on_cpu()
+
+
+def no_accelerator(config: DictConfig) -> ConfigError:
+    way_out = (
+        "Add platform=cpu, or +platform=cpu when the config is not built on seamless_ppo_trainer; "
+        "`python -m seamless_verl.check --platform accelerator` checks it for other machines"
+    )
+    return ConfigError("trainer.device", config.trainer.device, "there is no accelerator here", way_out)
 
 
 def run(config: DictConfig) -> None:
@@ -140,6 +230,7 @@ def run(config: DictConfig) -> None:
         set_cpu_environment(os.environ, cores=os.sched_getaffinity(0), devices=devices, pin=seamless.cpu.pin)
     with exclusive_checkpoint_folder(config):
         register_checkpoints(config)
+        register_admin_files(config, seamless)
         if RUN_FILE in os.environ and (folder := run_folder()) is not None:
             set_log_folder(folder, Path(os.environ[RUN_FILE]))
         try:
@@ -220,6 +311,22 @@ def register_checkpoints(config: DictConfig) -> None:
             seamless=config.trainer.v1.trainer_mode not in VERL_MODES,
         )
         print_cleanup(report, "an earlier run was killed")
+
+
+def register_admin_files(config: DictConfig, seamless: SeamlessConfig) -> None:
+    """Let the supervisor remove the files with the address and the keys of this run's gateways, if they do not."""
+    if RUN_FILE in os.environ and seamless.gateway.enabled:
+        gateway, folder = seamless.gateway, config.trainer.default_local_dir
+        files = [AdminFile.beside(gateway.journal_of(shard, folder).absolute()) for shard in range(gateway.shards)]
+        Path(os.environ[RUN_FILE]).with_name(ADMIN_FILES).write_text("\n".join(map(str, files)))
+
+
+def clean_up(run_file: Path) -> None:
+    """In the supervisor, when every process of the run is gone."""
+    clean_up_checkpoints(run_file)
+    listed = run_file.with_name(ADMIN_FILES)
+    for file in listed.read_text().splitlines() if listed.exists() else ():
+        remove_stale(Path(file))
 
 
 def clean_up_checkpoints(run_file: Path) -> None:

@@ -5,7 +5,7 @@ train.parquet, val.parquet      one row a repository: the issue as prompt, the f
 repositories/<split>/<index>/   what the agent gets a copy of
 tests/<split>/<index>/          what it is graded with
 
-python recipes/swe_agent/data.py --out DIR [--size nano] [--seed 0] [--train 64] [--val 8]
+python recipes/swe_agent/data.py --out DIR [--size nano] [--positions 8192] [--seed 0] [--train 64] [--val 8]
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from bugs import Repository, draw_repository
 from seamless_verl.errors import ConfigError, exits_on_config_error
 from seamless_verl.tiny import SIZES, keep_or_make_model
 from seamless_verl.tiny.files import replaced_folder, writing_to
+from seamless_verl.tiny.models import MAX_POSITIONS
 from seamless_verl.tiny.task import write_parquet
 
 DATA_SOURCE, HIDDEN = "swe_agent", "test_hidden.py"
@@ -33,6 +34,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Make the swe_agent recipe's model, repositories and data.")
     parser.add_argument("--out", type=Path, required=True, help="folder for all of it")
     parser.add_argument("--size", choices=[*SIZES, "none"], default="nano", help="none makes no model")
+    parser.add_argument("--positions", type=int, default=MAX_POSITIONS, help="the model's longest sequence, in tokens")
     parser.add_argument("--seed", type=int, default=0, help="of the weights and of the data")
     parser.add_argument("--train", type=int, default=64, help="repositories to train on")
     parser.add_argument("--val", type=int, default=8, help="repositories to validate on")
@@ -44,7 +46,7 @@ def main() -> int:
         for split, count in splits.items():
             make_split(options.out.resolve(), split, options.seed, count)
         if options.size != "none":
-            keep_or_make_model(options.size, options.seed, options.out / "model")
+            keep_or_make_model(options.size, options.seed, options.out / "model", options.positions)
     return 0
 
 

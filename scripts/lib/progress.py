@@ -34,6 +34,7 @@ FIGURES = (
     ("seconds", r"timing_s/step:([-\d.e]+)"),
 )
 STOPPED = (130, 143, 129)  # by Ctrl-C, and by SIGTERM or SIGHUP
+WARNING = re.compile(r"\[seamless_verl\.main_ppo\]\[WARNING\] - (.+)")  # as hydra writes what the checks found
 PREFIX = re.compile(r"^(?:\x1b\[\d+m)?\([^)]*pid=\d+\)(?:\x1b\[0m)?\s?")
 
 
@@ -42,6 +43,8 @@ def summarize(line: str) -> str | None:
     for text, meaning in STAGES:
         if text in line:
             return meaning
+    if (warning := WARNING.search(line)) is not None:
+        return f"warning: {warning[1]}"
     step = STEP.search(line)
     if step is None:
         return None

@@ -9,6 +9,7 @@ from verl.utils import normalize_token_ids
 from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
+from seamless_verl.agent_loops.group import GROUP
 from seamless_verl.agent_loops.rows import GENERATED_VERSIONS
 from seamless_verl.data_plane.actor import Generated
 from seamless_verl.data_plane.client import await_reply, plane_for
@@ -41,7 +42,9 @@ class SeamlessClient(FullyAsyncLLMServerClient):  # type: ignore[misc]
         if any(map(is_set, extra.values())) or any(is_set(sampling_params.get(name)) for name in ENGINE_ONLY):
             return await super().generate(request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **extra)
         ids, name = normalize_token_ids(prompt_ids), str(request_id)
-        call = plane_for(self.config, name).generate.remote(name, ids, self.sampling_fields(len(ids), sampling_params))
+        fields, group = self.sampling_fields(len(ids), sampling_params), GROUP.get(None)
+        uid = "" if group is None else group.uid
+        call = plane_for(self.config, name).generate.remote(name, ids, fields, uid)
         generated = await await_reply(call, cancels=True)
         versions = self.conversations.setdefault(name, Versions())
         versions.extend(generated.versions)

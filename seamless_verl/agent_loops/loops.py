@@ -12,6 +12,10 @@ They are entries of the file `actor_rollout_ref.rollout.agent.agent_loop_config_
       session: {max_turns: 20, max_tokens: 8192, max_concurrent: 4}
       sampling: {min_p: 0.02, seed: 7}
       limits: {cpu_s: 30, file_bytes: 10485760}
+    - name: fleet
+      _target_: seamless_verl.agent_loops.loops.RunnerAgentLoop
+      agent: coder
+      time_limit_s: 1800
 
 agents/settings.py has the schema of an entry.
 """
@@ -21,37 +25,68 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
+from functools import partial
+from inspect import signature
 from typing import Any, ClassVar
 
 import numpy as np
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 
-from seamless_verl.agent_loops.rows import SessionOutputs, outputs_of
+from seamless_verl.agent_loops.group import GROUP, UNTRAINABLE
+from seamless_verl.agent_loops.rows import SessionOutputs, outputs_of, rewards_of
 from seamless_verl.agents.callable import call_agent, load_agent
 from seamless_verl.agents.command import run_command
 from seamless_verl.agents.endpoint import Endpoint
-from seamless_verl.agents.outcome import AgentOutcome, AgentStatus
-from seamless_verl.agents.settings import CallableSettings, CommandSettings, LoopSettings, read_settings
+from seamless_verl.agents.outcome import ERROR_CHARS, AgentOutcome, AgentStatus
+from seamless_verl.agents.own_time import PausedSeconds
+from seamless_verl.agents.settings import (
+    CallableSettings,
+    CommandSettings,
+    LoopSettings,
+    RunnerSettings,
+    read_settings,
+)
 from seamless_verl.data_plane.actor import FinishedSession
 from seamless_verl.data_plane.client import await_reply, discard_session, open_session, plane_for
+from seamless_verl.data_plane.lease_book import DONE, LeaseTerms
+from seamless_verl.data_plane.runner_tasks import TaskOrder, TaskResult
+from seamless_verl.data_plane.sessions import HandedNote
+from seamless_verl.errors import shorten
+from seamless_verl.trajectory.account import DropReason
 from seamless_verl.trajectory.session import Closed
 
 logger = logging.getLogger(__name__)
-TASK = ("raw_prompt", "data_source", "reward_model", "extra_info", "uid", "index")
+OF_VERL = (*signature(AgentLoopBase.__init__).parameters, "tools")  # what verl gives to every loop
+VERLS = {  # columns of a row that are verl's own, and no part of the task
+    *("raw_prompt", "agent_name", "dummy_tensor", "tools_kwargs", "interaction_kwargs", "multi_modal_data"),
+    *("session_id", "global_steps", "validate"),
+}
 
 
 class AgentFailedError(RuntimeError):
-    """An agent failed, or generated nothing that can be trained; verl replaces its group."""
+    """An agent failed, or generated nothing that can be trained: its session is left out of its group.
+
+    `kind` is how it failed: an AgentStatus, UNTRAINABLE, or the state of a task that no runner did.
+    """
+
+    def __init__(self, reason: str, kind: str) -> None:
+        super().__init__(reason, kind)
+        self.kind = kind
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class SessionAgentLoop(AgentLoopBase, ABC):  # type: ignore[misc]
     """Opens one session for each run; the trainer's sampling parameters win over the agent's.
 
-    A session whose agent failed or ran out of time has the reward `failure_reward`; with None it fails, and
-    verl replaces its group. `confirmed`: the worker that runs the loop reports when the outputs are stored.
+    A session whose agent failed has the reward `failure_reward`; with None it is left out of its group. What becomes of
+    one whose agent ran out of time is set by `on_timeout`. `confirmed`: the worker that runs the loop reports when the
+    outputs are stored.
     """
 
     SETTINGS: ClassVar[type[LoopSettings]] = LoopSettings
@@ -60,12 +95,9 @@ class SessionAgentLoop(AgentLoopBase, ABC):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Takes what verl gives a loop and the keys of the entry; raises ConfigError for an entry that cannot work."""
         entry = {item.name: kwargs.pop(item.name) for item in fields(self.SETTINGS) if item.name in kwargs}
-        super().__init__(*args, **kwargs)
-        self.settings = read_settings(self.SETTINGS, entry, key=str(entry.get("name", "agent loop")))
-
-    @abstractmethod
-    async def run_agent(self, task: Mapping[str, Any], endpoint: Endpoint) -> AgentOutcome:
-        """Run the agent to its end, within `settings.time_limit_s`."""
+        super().__init__(*args, **{name: kwargs.pop(name) for name in OF_VERL if name in kwargs})
+        key = str(entry.get("name", "agent loop"))
+        self.settings = read_settings(self.SETTINGS, entry | kwargs, key=key)  # what is left is refused by name
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:
         name = f"{kwargs['uid']}_{kwargs['session_id']}"  # the prefix of TransferQueue's keys
@@ -75,42 +107,75 @@ class SessionAgentLoop(AgentLoopBase, ABC):  # type: ignore[misc]
             str(kwargs["session_id"]),
             sampling_params=sampling_params,
             max_tokens=self.rollout_config.response_length,
+            validation=(group := GROUP.get(None)) is not None and group.validation,
         )
-        opened = await open_session(plane, opening)
-        endpoint = Endpoint(opened["anthropic_base_url"], opened["key"], opened["session_id"])
+        session_id, outcome = await self.run_session(plane, name, opening, task_of(kwargs))
+        session = await await_reply(plane.close_session.remote(session_id, closing_reason(outcome)))
         try:
-            outcome = await self.run_agent(task_of(kwargs), endpoint)
-        except asyncio.CancelledError:
-            await discard_session(plane, endpoint.session_id, Closed.ABANDONED)
-            raise
-        except Exception:
-            await discard_session(plane, endpoint.session_id, Closed.FAILED)
-            raise
-        reason = Closed.FINISHED if outcome.status is AgentStatus.FINISHED else Closed.FAILED
-        session = await await_reply(plane.close_session.remote(endpoint.session_id, reason))
-        try:
-            reward = self.reward(outcome, session)
+            reward = self.reward(outcome, session, name)
             if not session.sequences:
-                raise AgentFailedError(f"session {endpoint.session_id} left nothing to train: {describe(outcome)}")
-        except AgentFailedError:
-            await await_reply(plane.acknowledge.remote(endpoint.session_id, kept=False))
+                reason = f"session {session_id} of prompt {kwargs['uid']} left nothing to train"
+                raise AgentFailedError(f"{reason}: {session.untrained}; {describe(outcome)}", UNTRAINABLE)
+        except AgentFailedError as error:
+            timed_out = outcome.status is AgentStatus.TIMED_OUT
+            dropped = DropReason.TIMED_OUT if timed_out else DropReason.SESSION
+            note = HandedNote(str(kwargs["uid"]), shorten(error), dropped=dropped)
+            await await_reply(plane.acknowledge.remote(session_id, False, note))
             raise
         outputs = outputs_of(session, reward, time.monotonic() - started)
         if not self.confirmed:
-            await await_reply(plane.acknowledge.remote(endpoint.session_id))
-        return SessionOutputs(outputs, plane, endpoint.session_id)
+            note = HandedNote(str(kwargs["uid"]), rewards=rewards_of(outputs[-1]))
+            await await_reply(plane.acknowledge.remote(session_id, True, note))
+        failure = None if outcome.status is AgentStatus.FINISHED else str(outcome.status)
+        return SessionOutputs(outputs, plane, session_id, failure)
 
-    def reward(self, outcome: AgentOutcome, session: FinishedSession) -> float | None:
+    @abstractmethod
+    async def run_session(
+        self, plane: Any, name: str, opening: dict[str, Any], task: dict[str, Any]
+    ) -> tuple[str, AgentOutcome]:
+        """Opens a session and has an agent run on it; returns the session's id, and how the agent ended.
+
+        If it raises, or is cancelled, no session is left open.
+        """
+
+    def reward(self, outcome: AgentOutcome, session: FinishedSession, name: str = "") -> float | None:
         """The reward that the agent returned, or that was posted; None leaves it to verl's reward manager."""
         if outcome.status is AgentStatus.FINISHED:
             return outcome.reward if outcome.reward is not None else session.rewards.get("reward")
-        if self.settings.failure_reward is None:
-            raise AgentFailedError(describe(outcome))
-        logger.warning("rewarded %s: %s", self.settings.failure_reward, describe(outcome))
-        return self.settings.failure_reward
+        timed_out, reward = outcome.status is AgentStatus.TIMED_OUT, self.settings.failure_reward
+        if self.settings.on_timeout == "drop" if timed_out else reward is None:
+            raise AgentFailedError(describe(outcome), str(outcome.status))
+        if timed_out:
+            reward = session.rewards.get("reward", reward)
+        given = "by the reward manager" if reward is None else reward
+        logger.warning("session %s failed and is rewarded %s: %s", name, given, shorten(describe(outcome)))
+        return reward
 
 
-class CallableAgentLoop(SessionAgentLoop):
+class LocalAgentLoop(SessionAgentLoop):
+    """Runs the agent in this process, or below it."""
+
+    @abstractmethod
+    async def run_agent(self, task: Mapping[str, Any], endpoint: Endpoint, paused: PausedSeconds) -> AgentOutcome:
+        """Run the agent to its end, within `settings.time_limit_s`, which does not count the `paused` seconds."""
+
+    async def run_session(
+        self, plane: Any, name: str, opening: dict[str, Any], task: dict[str, Any]
+    ) -> tuple[str, AgentOutcome]:
+        opened = await open_session(plane, opening)
+        endpoint = Endpoint(opened["anthropic_base_url"], opened["key"], opened["session_id"])
+        try:
+            paused = partial(paused_seconds, plane, endpoint.session_id)
+            return endpoint.session_id, await self.run_agent(task, endpoint, paused)
+        except asyncio.CancelledError:
+            await discard_session(plane, endpoint.session_id, Closed.ABANDONED)
+            raise
+        except Exception:  # whatever the agent raised: its session ends, and verl gets the error
+            await discard_session(plane, endpoint.session_id, Closed.FAILED)
+            raise
+
+
+class CallableAgentLoop(LocalAgentLoop):
     """Runs a function `agent(task, endpoint)`, named as "package.module:name" or "path/file.py:name"."""
 
     SETTINGS = CallableSettings
@@ -120,11 +185,11 @@ class CallableAgentLoop(SessionAgentLoop):
         super().__init__(*args, **kwargs)
         self.agent = load_agent(self.settings.agent, key="agent")
 
-    async def run_agent(self, task: Mapping[str, Any], endpoint: Endpoint) -> AgentOutcome:
-        return await call_agent(self.agent, task, endpoint, time_limit_s=self.settings.time_limit_s)
+    async def run_agent(self, task: Mapping[str, Any], endpoint: Endpoint, paused: PausedSeconds) -> AgentOutcome:
+        return await call_agent(self.agent, task, endpoint, time_limit_s=self.settings.time_limit_s, paused=paused)
 
 
-class CommandAgentLoop(SessionAgentLoop):
+class CommandAgentLoop(LocalAgentLoop):
     """Runs a command line in a scratch folder of its own, copied from `folder`."""
 
     SETTINGS = CommandSettings
@@ -134,8 +199,34 @@ class CommandAgentLoop(SessionAgentLoop):
         super().__init__(*args, **kwargs)
         self.command = self.settings.agent_command
 
-    async def run_agent(self, task: Mapping[str, Any], endpoint: Endpoint) -> AgentOutcome:
-        return await run_command(self.command, task, endpoint)
+    async def run_agent(self, task: Mapping[str, Any], endpoint: Endpoint, paused: PausedSeconds) -> AgentOutcome:
+        return await run_command(self.command, task, endpoint, paused=paused)
+
+
+class RunnerAgentLoop(SessionAgentLoop):
+    """Has a runner, a process outside of the run that asks for tasks over HTTP, run the agent.
+
+    When a runner is lost, its session is dropped and the task begins again with another one.
+    """
+
+    SETTINGS = RunnerSettings
+    settings: RunnerSettings
+
+    async def run_session(
+        self, plane: Any, name: str, opening: dict[str, Any], task: dict[str, Any]
+    ) -> tuple[str, AgentOutcome]:
+        """Submits the task, and returns what its last runner said; raises AgentFailedError where none could do it."""
+        settings = self.settings
+        terms = LeaseTerms(settings.agent, settings.lease_s, settings.claim_s, settings.max_attempts)
+        task_id = f"{name}_{uuid.uuid4().hex[:8]}"  # a group that is replaced may have the same name again
+        order = TaskOrder(task_id, task, opening, settings.time_limit_s, terms)
+        result: TaskResult = await await_reply(plane.run_task.remote(order), cancels=True)
+        if result.state is not DONE:
+            raise AgentFailedError(f"the task {task_id} is {result.state}: {result.error}", str(result.state))
+        outcome = result.outcome
+        status, error = AgentStatus(outcome["status"]), str(outcome["error"])[:ERROR_CHARS]
+        ended = AgentOutcome(status, outcome["duration_s"], error=error, reward=outcome["reward"])
+        return result.session_id, replace(ended, reward_info=dict(outcome["reward_info"]))
 
 
 def describe(outcome: AgentOutcome) -> str:
@@ -143,10 +234,38 @@ def describe(outcome: AgentOutcome) -> str:
     return "\n".join(filter(None, (f"the agent {outcome.status}", outcome.error, outcome.output)))
 
 
+def closing_reason(outcome: AgentOutcome) -> Closed:
+    """Why the session of an agent that ended so is closed."""
+    match outcome.status:
+        case AgentStatus.FINISHED:
+            return Closed.FINISHED
+        case AgentStatus.TIMED_OUT:
+            return Closed.TIMED_OUT
+    return Closed.FAILED
+
+
+async def paused_seconds(plane: Any, session_id: str) -> float:
+    """Seconds in which calls of the session waited for a replica, or were on one that was paused."""
+    seconds: float = await await_reply(plane.paused_seconds.remote(session_id), cancels=True)
+    return seconds
+
+
 def task_of(sample: Mapping[str, Any]) -> dict[str, Any]:
-    """The task that an agent gets for a row of the data set, as plain JSON values; the messages are under `prompt`."""
-    task = {name: plain(sample[name]) for name in TASK if name in sample}
-    return {"prompt": task.pop("raw_prompt", None), **task}
+    """The task that an agent gets for a row of the data set, as plain JSON values; the messages are under `prompt`.
+
+    Columns with other values, such as images, are left out.
+    """
+    columns = {name: plain(value) for name, value in sample.items() if name not in VERLS}
+    task = {name: value for name, value in columns.items() if is_json(value)}
+    return {**task, "prompt": plain(sample.get("raw_prompt"))}
+
+
+def is_json(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(is_json, value.values()))
+    if isinstance(value, list):
+        return all(map(is_json, value))
+    return value is None or isinstance(value, str | int | float)
 
 
 def plain(value: Any) -> Any:

@@ -14,6 +14,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 
 from seamless_verl.data_plane.actor import FinishedSession
 from seamless_verl.data_plane.client import await_reply
+from seamless_verl.data_plane.sessions import HandedNote
 from seamless_verl.trajectory.sequences import CONTEXT_VERSION, TrainingSequence
 
 GENERATED_VERSIONS = "generated_versions"
@@ -23,12 +24,25 @@ GENERATED_VERSIONS = "generated_versions"
 class SessionOutputs(list[AgentLoopOutput]):
     """A session's outputs; its data plane gets an acknowledgement when they are stored, or their group has failed."""
 
-    def __init__(self, outputs: list[AgentLoopOutput], plane: Any, session_id: str) -> None:
+    def __init__(self, outputs: list[AgentLoopOutput], plane: Any, session_id: str, failure: str | None = None) -> None:
+        """`failure` is how its agent failed, if its session has the reward of a failure."""
         super().__init__(outputs)
-        self.plane, self.session_id = plane, session_id
+        self.plane, self.session_id, self.failure = plane, session_id, failure
 
-    async def acknowledge(self, kept: bool) -> None:
-        await await_reply(self.plane.acknowledge.remote(self.session_id, kept))
+    def note(self, uid: str, reason: str, *, validation: bool) -> HandedNote:
+        """What the journal keeps: the reason of a drop or a failure, and the rewards that all rows have."""
+        reason = reason or (f"its agent failed: {self.failure}" if self.failure else "")
+        return HandedNote(uid, reason, rewards_of(self[-1]) if self else {}, validation)
+
+    async def acknowledge(self, kept: bool, note: HandedNote) -> None:
+        await await_reply(self.plane.acknowledge.remote(self.session_id, kept, note))
+
+
+def rewards_of(output: AgentLoopOutput) -> dict[str, float]:
+    """The score of a session, and the numbers that its reward function returned beside it."""
+    extra = output.extra_fields.get("reward_extra_info") or {}
+    rewards = {str(name): float(value) for name, value in extra.items() if isinstance(value, int | float)}
+    return rewards if output.reward_score is None else rewards | {"reward": float(output.reward_score)}
 
 
 def outputs_of(session: FinishedSession, reward: float | None, seconds: float) -> list[AgentLoopOutput]:
@@ -53,6 +67,7 @@ def output_of(
             "min_global_steps": int(versions.min()),
             "max_global_steps": int(versions.max()),
             "weight_version": sequence.weight_version.tolist(),
+            "grammar": sequence.grammar.tolist(),
             "turn_scores": [],
             "tool_rewards": [],
             "reward_extra_info": {},
@@ -61,15 +76,19 @@ def output_of(
 
 
 class VersionedOutput(AgentLoopOutput):  # type: ignore[misc]
-    """verl's output with one more column: `weight_version`, int64 [response], -1 where nothing was generated.
+    """verl's output with two more columns, int64 [response]: `weight_version`, -1 where nothing was generated, and
+    `grammar`, a `Grammar` for each token.
 
-    `extra_fields` has the column for our sessions, and the versions of all tokens of a conversation for our client. A
-    generated token without a recorded version gets the oldest version of its conversation.
+    `extra_fields` has the columns for our sessions, and the versions of all tokens of a conversation for our client. A
+    generated token without a recorded version gets the oldest version of its conversation. Tokens of verl's own agent
+    loops have no labels of grammars.
     """
 
     def as_dict(self) -> dict[str, Any]:
         columns: dict[str, Any] = super().as_dict()
         columns["weight_version"] = torch.tensor(versions_of(self), dtype=torch.int64)
+        labels = self.extra_fields.get("grammar") or [0] * len(self.response_ids)
+        columns["grammar"] = torch.tensor(labels, dtype=torch.int64)
         return columns
 
     @classmethod

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -22,57 +19,19 @@ from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 from verl.utils.rollout_trace import rollout_trace_attr
 
-from seamless_verl.agent_loops.loops import SessionAgentLoop
+from seamless_verl.agent_loops.group import ERROR, GROUP, UNTRAINABLE, SessionGroup, WithoutDroppedGroups
+from seamless_verl.agent_loops.loops import AgentFailedError, SessionAgentLoop
 from seamless_verl.agent_loops.queue_writer import QueueWriter
-from seamless_verl.agent_loops.rows import Row, SessionOutputs, rows_of, share_reward
+from seamless_verl.agent_loops.rows import SessionOutputs, rows_of, share_reward
+from seamless_verl.config.schema import SeamlessConfig
 from seamless_verl.data_plane.client import PLANE, await_reply
 from seamless_verl.errors import ConfigError
 from seamless_verl.platform.adaptation import plain_class
 from seamless_verl.runtime.process import freeze_imports, show_log
 
 logger = logging.getLogger(__name__)
-MAX_ERROR_CHARS = 4000  # characters of an error that are passed on; all of it is in the log
 LOOPS_KEY = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
 STOP_S = 30.0  # for cancelled agents to end
-
-
-@dataclass
-class SessionGroup:
-    """The sessions of one prompt. They begin in one turn of the event loop, so only a session that awaits nothing can
-    end before all have begun; its rows are then stored by themselves."""
-
-    writer: QueueWriter
-    errors: list[str] = field(default_factory=list)
-    running: int = 0
-    failed: bool = False
-    rows: list[Row] = field(default_factory=list)
-    sessions: list[SessionOutputs] = field(default_factory=list)
-
-    @contextmanager
-    def session(self) -> Iterator[None]:
-        self.running += 1
-        try:
-            yield
-        except BaseException:
-            self.failed = True
-            raise
-        finally:
-            self.running -= 1
-
-    async def hand_over(self, partition: str) -> None:
-        """Writes the rows, each once, unless the group has failed; acknowledges the sessions to their data planes."""
-        rows, self.rows, sessions, self.sessions = self.rows, [], self.sessions, []
-        kept = False
-        try:
-            if not self.failed:
-                await self.writer.put(rows, partition)
-                kept = True
-        finally:
-            await asyncio.gather(*(session.acknowledge(kept) for session in sessions))
-
-
-GROUP: ContextVar[SessionGroup] = ContextVar("group")
-"""The group of the prompt that this task, or the one that started it, belongs to."""
 
 
 class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[misc]
@@ -84,14 +43,26 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
         self.plane = ray.get_actor(PLANE)
         self.loops: dict[str, Callable[..., Any]] = {}
         self.writer = QueueWriter()
+        self.seamless = SeamlessConfig.parse(self.config.get("seamless"))
+        logging.getLogger(AgentLoopWorkerTQ.__module__).addFilter(WithoutDroppedGroups())
         SessionAgentLoop.confirmed = True
         freeze_imports()
 
-    async def _run_prompt(self, *args: Any, **kwargs: Any) -> None:
-        GROUP.set(group := SessionGroup(self.writer))
-        await super()._run_prompt(*args, **kwargs)
-        error = group.errors[-1][-MAX_ERROR_CHARS:] if group.errors else None
-        await await_reply(self.plane.notify_group_ended.remote(error))
+    async def _run_prompt(
+        self, prompt: dict[str, Any], sampling_params: dict[str, Any], trajectory: dict[str, Any], trace: bool = False
+    ) -> None:
+        validate, rollout = trajectory["validate"], self.config.actor_rollout_ref.rollout
+        total = int(prompt.get("__rollout_n__", rollout.val_kwargs.n if validate else rollout.n))
+        needed = 1 if validate else self.seamless.sessions_needed(total)
+        group = SessionGroup(
+            self.writer, prompt["uid"], total=total, needed=needed, partition="val" if validate else "train"
+        )
+        GROUP.set(group)
+        await super()._run_prompt(prompt, sampling_params, trajectory, trace)
+        if group.kept is None:  # some of its sessions were stopped before they began
+            group.cancelled = True
+            await group.hand_over()
+        await await_reply(self.plane.notify_group_ended.remote(group.end()))
 
     async def stop(self) -> None:
         """Ends the groups that still run, and with them their calls, unless an agent does not end."""
@@ -105,25 +76,25 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
             await asyncio.wait({self.writer.writing}, timeout=STOP_S)
 
     async def _run_agent_loop(self, sampling_params: dict[str, Any], trajectory: dict[str, Any], **kwargs: Any) -> None:
+        """One session of a group; the last to end hands over the group's rows."""
+        group = GROUP.get()
         try:
             await self._run_session(sampling_params, trajectory, **kwargs)
-        except Exception as error:
-            GROUP.get().errors.append(f"{type(error).__name__}: {error}")
+        except Exception as error:  # whatever the loop raised: its group goes on without this session
+            group.session_failed(kwargs["session_id"], error, getattr(error, "kind", ERROR))
+        except BaseException:
+            group.cancelled = True
             raise
+        finally:
+            await group.session_ended()
 
     async def _run_session(
         self, sampling: dict[str, Any], trajectory: dict[str, Any], /, *, agent_name: str, trace: bool, **kwargs: Any
     ) -> None:
-        """One session of a group; the last to end hands over the group's rows."""
-        group = GROUP.get()
         attributes = {key: trajectory[key] for key in ("sample_index", "step", "rollout_n", "validate")}
-        try:
-            with group.session(), rollout_trace_attr(**attributes, name="agent_loop", trace=trace):
-                output = await self._agent_loop(agent_name).run(sampling, **kwargs)
-                await self._agent_loop_postprocess(output, trajectory["validate"], **kwargs)
-        finally:
-            if not group.running:
-                await group.hand_over("val" if trajectory["validate"] else "train")
+        with rollout_trace_attr(**attributes, name="agent_loop", trace=trace):
+            output = await self._agent_loop(agent_name).run(sampling, **kwargs)
+            await self._agent_loop_postprocess(output, trajectory["validate"], **kwargs)
 
     def _agent_loop(self, name: str) -> Any:
         """A new loop of that name."""
@@ -145,17 +116,24 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
 
     async def _agent_loop_postprocess(self, output: Any, validate: bool, **kwargs: Any) -> None:
         """Scores a session; its rows wait for the others of its group."""
-        outputs = output if isinstance(output, list) else [output]
-        if outputs:
+        outputs, group = (output if isinstance(output, list) else [output]), GROUP.get()
+        session = output if isinstance(output, SessionOutputs) else None
+        if not outputs:
+            raise AgentFailedError("it left nothing to train", UNTRAINABLE)
+        try:
             last = outputs[-1]
             await self._compute_score(outputs, kwargs=kwargs)
             await self._compute_teacher_logprobs(last, last.prompt_ids, last.response_ids, validate, kwargs)
             share_reward(outputs)
-            GROUP.get().rows += rows_of(outputs, self, kwargs)
-        else:
-            logger.warning("session %s of prompt %s left nothing to train on", kwargs["session_id"], kwargs["uid"])
-        if isinstance(output, SessionOutputs):
-            GROUP.get().sessions.append(output)
+            rows = rows_of(outputs, self, kwargs)
+        except BaseException:
+            if session is not None:
+                reason = "its rows could not be made"
+                await session.acknowledge(False, session.note(group.uid, reason, validation=validate))
+            raise
+        if session is not None and session.failure is not None:
+            group.failed[session.failure] += 1
+        group.add(session, rows)
 
 
 def loop_factory(config: Any) -> Callable[..., Any]:

@@ -29,6 +29,7 @@ from typing import Any, TypeVar
 
 from seamless_verl.agents.endpoint import Endpoint
 from seamless_verl.agents.outcome import AgentOutcome, AgentStatus, reward_of, traceback_end
+from seamless_verl.agents.own_time import OwnTime, PausedSeconds
 from seamless_verl.errors import ConfigError
 
 
@@ -140,21 +141,23 @@ async def call_agent(
     *,
     time_limit_s: float | None = None,
     grace_s: float = GRACE_S,
+    paused: PausedSeconds | None = None,
 ) -> AgentOutcome:
     """Run `agent(task, endpoint)`, which gets a deep copy of the task, to a terminal outcome.
 
-    At the time limit, and when the caller is cancelled, the agent is cancelled and has `grace_s` seconds to end; an
-    agent that ignores this keeps running, and nobody waits for it. An exception of the agent becomes FAILED. A
-    cancellation of the caller is raised again after the agent's end.
+    The time limit counts the agent's own time, without the seconds that `paused` gives. At the limit, and
+    when the caller is cancelled, the agent is cancelled and has `grace_s` seconds to end; an agent that ignores this
+    keeps running, and nobody waits for it. An exception of the agent becomes FAILED. A cancellation of the caller is
+    raised again after the agent's end.
 
     A callable that is no coroutine function runs in a thread of its own. A thread cannot be stopped: after the time
     limit it keeps running until it returns or the process ends.
     """
-    began = time.monotonic()
+    began, own_time = time.monotonic(), OwnTime(paused)
     running = asyncio.create_task(run_agent(agent, copy.deepcopy(dict(task)), endpoint))
     running.add_done_callback(retrieve_exception)
     try:
-        await asyncio.wait({running}, timeout=time_limit_s)
+        await own_time.wait(running, time_limit_s)
         duration, late = time.monotonic() - began, not running.done()
     finally:
         if not running.done():
@@ -162,7 +165,8 @@ async def call_agent(
             await asyncio.wait({running}, timeout=grace_s)
     if late:
         more = "" if running.done() else f"; it was cancelled, and still runs {grace_s:g} s later"
-        return AgentOutcome(AgentStatus.TIMED_OUT, duration, error=f"its {time_limit_s:g} s are over{more}")
+        error = f"its {time_limit_s:g} s are over{more}"
+        return AgentOutcome(AgentStatus.TIMED_OUT, duration, paused_s=own_time.paused_s, error=error)
     return outcome_of(running, duration)
 
 
@@ -174,6 +178,8 @@ async def run_agent(agent: Agent, task: dict[str, Any], endpoint: Endpoint) -> o
         return await value if inspect.isawaitable(value) else value  # a wrapper around a coroutine function
     except SystemExit as error:  # a task would raise it through the whole event loop
         raise RuntimeError(f"the agent called sys.exit({error.code!r})") from error
+    except KeyboardInterrupt as error:  # so would this, and end the agents of all other sessions
+        raise RuntimeError("the agent raised KeyboardInterrupt") from error
 
 
 def outcome_of(running: asyncio.Task[object], duration: float) -> AgentOutcome:

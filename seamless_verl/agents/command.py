@@ -25,9 +25,10 @@ from typing import Any
 
 from seamless_verl.agents import template
 from seamless_verl.agents.callable import in_thread, wait_uncancelled
-from seamless_verl.agents.endpoint import Endpoint, environment
+from seamless_verl.agents.endpoint import MODEL_VARIABLES, Endpoint, environment
 from seamless_verl.agents.limits import CommandLimits
 from seamless_verl.agents.outcome import ERROR_CHARS, AgentOutcome, AgentStatus
+from seamless_verl.agents.own_time import OwnTime, PausedSeconds
 from seamless_verl.agents.processes import Child, end_processes
 from seamless_verl.agents.scratch import TASK, Scratch
 from seamless_verl.errors import ConfigError
@@ -45,14 +46,17 @@ SHELL = "/bin/sh"
 class AgentCommand:
     """A command line and its surroundings; raises ConfigError for mistakes that show before any task.
 
-    command: a string for `/bin/sh`, or a list of arguments; `{field}` stands for the task's value (see template.py).
-    folder: copied to become the working directory; None starts in an empty one.
+    command: a string for `/bin/sh`, or a list of arguments; `{field}` stands for the task's value (see template.py),
+        or for one of `question` (the text of the last user message), `prompt_file` (a file with that text) and
+        `session` (the session's id), where the task has no field of that name.
+    folder: copied to become the working directory; None starts in an empty one. It may have fields, too, so that each
+        task has the folder that a column of the data names.
     env: further variables. inherit: names of this process's variables that the command gets too.
     keep, keep_failed: keep the working folder, always or when the run is not FINISHED; the outcome names it.
     """
 
     command: str | Sequence[str]
-    folder: Path | None = None
+    folder: Path | str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     inherit: Sequence[str] = INHERITED
     limits: CommandLimits = field(default_factory=CommandLimits)
@@ -62,13 +66,17 @@ class AgentCommand:
     def __post_init__(self) -> None:
         if not self.command:
             raise ConfigError("command", self.command, "is empty", "Write a shell string or a list of arguments")
-        if self.folder is not None and not self.folder.is_dir():
+        if self.folder is not None and not names_fields(self.folder) and not Path(self.folder).is_dir():
             raise ConfigError("folder", str(self.folder), "is no folder", "Make it, or leave it out")
         for name in sorted({*self.env, *self.inherit} & OURS):
             raise ConfigError("env", name, "is set for each session", "Leave it out, or set it in the command itself")
         pieces = self._pieces()
         if isinstance(self.command, str):
             template.check_shell(pieces[0], key="command", text=self.command)
+
+    def limited(self, wall_s: float) -> AgentCommand:
+        """The same with another time limit."""
+        return replace(self, limits=replace(self.limits, wall_s=wall_s))
 
     def _pieces(self) -> list[list[template.Piece]]:
         texts = [self.command] if isinstance(self.command, str) else self.command
@@ -80,25 +88,59 @@ class AgentCommand:
         filled = [template.fill(pieces, task, key="command", shell=shell) for pieces in self._pieces()]
         return [SHELL, "-c", *filled] if shell else filled
 
+    def folder_of(self, task: Mapping[str, Any]) -> Path | None:
+        """The folder that is copied for one task; raises ConfigError for a field that the task does not have."""
+        if self.folder is None or not names_fields(self.folder):
+            return None if self.folder is None else Path(self.folder)
+        pieces = template.parse(str(self.folder), key="folder")
+        return Path(template.fill(pieces, task, key="folder", shell=False))
+
     def environment(self, endpoint: Endpoint, scratch: Scratch, mark: str) -> dict[str, str]:
         """All variables of the command: those named in `inherit`, the user's, the scratch folder's, the session's."""
         inherited = {name: os.environ[name] for name in self.inherit if name in os.environ}
-        return inherited | dict(self.env) | scratch.environment() | environment(endpoint) | {MARK: mark}
+        return (
+            inherited | MODEL_VARIABLES | dict(self.env) | scratch.environment() | environment(endpoint) | {MARK: mark}
+        )
 
 
-async def run_command(command: AgentCommand, task: Mapping[str, Any], endpoint: Endpoint) -> AgentOutcome:
+def names_fields(folder: Path | str) -> bool:
+    """Whether the folder differs by task; raises ConfigError for braces that are no fields."""
+    return any(name is not None for _, name in template.parse(str(folder), key="folder"))
+
+
+def question_of(task: Mapping[str, Any]) -> str | None:
+    """The text of the task's last user message; None when it has none."""
+    messages = task.get("prompt")
+    if isinstance(messages, str):
+        return messages
+    for message in reversed(messages if isinstance(messages, list) else []):
+        if isinstance(message, Mapping) and message.get("role") == "user":
+            content = message.get("content")
+            parts = content if isinstance(content, list) else [{"text": content}]
+            return "\n".join(str(part["text"]) for part in parts if isinstance(part, Mapping) and part.get("text"))
+    return None
+
+
+async def run_command(
+    command: AgentCommand, task: Mapping[str, Any], endpoint: Endpoint, *, paused: PausedSeconds | None = None
+) -> AgentOutcome:
     """Run the command on the task to a terminal outcome.
 
-    A cancellation of the caller is raised again, after the clean-up.
+    Its time limit counts the agent's own time, without the seconds that `paused` gives. A cancellation of the caller
+    is raised again, after the clean-up.
 
     Raises:
         ConfigError: a template field that the task does not have. TypeError: a task that is not JSON.
     """
-    argv, task_json = command.arguments(task), json.dumps(dict(task))
+    task_json, question = json.dumps(dict(task)), question_of(task)
     scratch = Scratch.make()
     kept = command.keep
     try:
-        outcome = await run_in(scratch, command, argv, task_json, endpoint)
+        more = {"session": endpoint.session_id}
+        if question is not None:
+            more |= {"question": question, "prompt_file": str(scratch.prompt_file)}
+        start = Start(command, command.arguments(more | dict(task)), command.folder_of(task), task_json, question)
+        outcome = await run_in(scratch, start, endpoint, paused)
         kept = kept or (command.keep_failed and outcome.status != AgentStatus.FINISHED)
     finally:
         if not kept:
@@ -106,20 +148,30 @@ async def run_command(command: AgentCommand, task: Mapping[str, Any], endpoint: 
     return replace(outcome, kept=str(scratch.work)) if kept else outcome
 
 
-async def run_in(
-    scratch: Scratch, command: AgentCommand, argv: Sequence[str], task: str, endpoint: Endpoint
-) -> AgentOutcome:
-    mark, limits = uuid.uuid4().hex, command.limits
-    env = command.environment(endpoint, scratch, mark)
+@dataclass(frozen=True)
+class Start:
+    """A command with what one task makes of it: arguments, the folder to copy, the task as JSON and its question."""
+
+    command: AgentCommand
+    arguments: Sequence[str]
+    folder: Path | None
+    task: str
+    question: str | None
+
+
+async def run_in(scratch: Scratch, start: Start, endpoint: Endpoint, paused: PausedSeconds | None) -> AgentOutcome:
+    mark, limits = uuid.uuid4().hex, start.command.limits
+    env = start.command.environment(endpoint, scratch, mark)
     try:
-        await wait_uncancelled(in_thread(partial(scratch.fill, command.folder, task), daemon=False))
-        began = time.monotonic()
-        child = Child(argv, cwd=scratch.work, env=env, stdin=scratch.work / TASK, limits=limits)
-    except (OSError, ValueError) as error:  # a full disk, arguments too long or with a NUL, no more processes
+        fill = partial(scratch.fill, start.folder, start.task, start.question)
+        await wait_uncancelled(in_thread(fill, daemon=False))
+        began, own_time = time.monotonic(), OwnTime(paused)
+        child = Child(start.arguments, cwd=scratch.work, env=env, stdin=scratch.work / TASK, limits=limits)
+    except (OSError, ValueError) as error:  # a full disk, no such folder, arguments too long or with a NUL
         return AgentOutcome(AgentStatus.FAILED, error=f"could not be started: {error}"[:ERROR_CHARS])
     survivors, exit_code = [child.pid], None
     try:
-        status = await child.end(limits.wall_s)
+        status = await child.end(own_time, limits.wall_s)
         duration = time.monotonic() - began
     finally:
         entry = f"{MARK}={mark}".encode()
@@ -128,7 +180,8 @@ async def run_in(
             survivors = await wait_uncancelled(ending)
         finally:
             exit_code = child.close()
-    outcome = AgentOutcome(status or AgentStatus.FINISHED, duration, exit_code, child.tail)
+    paused_s = own_time.paused_s if status is AgentStatus.TIMED_OUT else 0.0
+    outcome = AgentOutcome(status or AgentStatus.FINISHED, duration, exit_code, child.tail, paused_s=paused_s)
     return complete(outcome, child.flooded, survivors, limits, scratch)
 
 

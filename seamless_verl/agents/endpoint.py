@@ -36,14 +36,30 @@ class Endpoint:
 def environment(endpoint: Endpoint) -> dict[str, str]:
     """The variables by which unmodified OpenAI and Anthropic clients find the session.
 
-    ANTHROPIC_API_KEY is left out on purpose: clients that find both it and the token warn, or prefer it.
+    OpenAI's clients want the address with `/v1`, Anthropic's without. The key is given both as Anthropic's API key and
+    as its bearer token: some clients read only the one, some only the other, and the gateway accepts both.
     """
     return {
         "OPENAI_BASE_URL": f"{endpoint.base_url}/v1",
         "OPENAI_API_KEY": endpoint.session_key,
         "ANTHROPIC_BASE_URL": endpoint.base_url,
+        "ANTHROPIC_API_KEY": endpoint.session_key,
         "ANTHROPIC_AUTH_TOKEN": endpoint.session_key,
         "SEAMLESS_SESSION_ID": endpoint.session_id,
         "SEAMLESS_REWARD_URL": endpoint.reward_url,
         "SEAMLESS_SESSION_KEY": endpoint.session_key,
     }
+
+
+MODEL = "policy"
+"""A name under which each gateway serves its model."""
+MODEL_VARIABLES = dict.fromkeys(
+    (
+        "OPENAI_MODEL",
+        "ANTHROPIC_MODEL",
+        "ANTHROPIC_SMALL_FAST_MODEL",  # Claude Code's model for small tasks, by its older
+        "ANTHROPIC_DEFAULT_HAIKU_MODEL",  # and its newer name
+    ),
+    MODEL,
+)
+"""The variables by which clients choose their model. A command's own `env` may replace them."""

@@ -21,7 +21,7 @@ class AgentStatus(StrEnum):
     FAILED = "failed"
     """It raised, exited with another code, could not be started, or returned an invalid reward."""
     TIMED_OUT = "timed_out"
-    """It was ended because its time limit was over."""
+    """It was ended because it had used the time of its own that its limit allows."""
     OUTPUT_LIMIT = "output_limit"
     """It was ended because it wrote more to stdout and stderr than its limit."""
     CANCELLED = "cancelled"
@@ -34,6 +34,7 @@ class AgentOutcome:
 
     exit_code: of a command, -n when signal n ended it; None for a callable or a command that never started.
     duration_s: seconds from the start to the end of the agent, without the clean-up.
+    paused_s: of a run that was TIMED_OUT, seconds of these that its limit did not count.
     output: the end of a command's stdout and stderr, in order; bounded by `CommandLimits.tail_bytes`.
     reward, reward_info: returned by the agent itself; None and {} when it returned none, or did not finish.
     error: the reason of another status, "" for FINISHED; at most `ERROR_CHARS` characters.
@@ -48,6 +49,7 @@ class AgentOutcome:
     reward_info: dict[str, Any] = field(default_factory=dict)
     error: str = ""
     kept: str | None = None
+    paused_s: float = 0.0
 
 
 def reward_of(value: object) -> tuple[float | None, dict[str, Any]]:

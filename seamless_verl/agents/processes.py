@@ -34,6 +34,7 @@ from typing import IO
 from seamless_verl.agents import launch
 from seamless_verl.agents.limits import CommandLimits
 from seamless_verl.agents.outcome import AgentStatus
+from seamless_verl.agents.own_time import OwnTime
 
 KILL_S = 5.0  # for killed processes to end; one that waits for a device may never do
 ENDED = (b"Z", b"X")
@@ -175,9 +176,9 @@ class Child:
             os.close(self._pipe)
             raise
 
-    async def end(self, wall_s: float | None) -> AgentStatus | None:
+    async def end(self, own_time: OwnTime, wall_s: float | None) -> AgentStatus | None:
         """Wait for its own end (None), the limit of its output or that of its time, whichever is first."""
-        await asyncio.wait({self._end}, timeout=wall_s)
+        await own_time.wait(self._end, wall_s)
         return self._end.result() if self._end.done() else AgentStatus.TIMED_OUT
 
     def close(self) -> int | None:

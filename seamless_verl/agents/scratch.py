@@ -3,6 +3,7 @@
 work/   its working folder: a copy of the template, with task.json; it may write reward.json here
 home/   its HOME
 tmp/    its TMPDIR
+prompt.txt   the text of the last user message, when there is one
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 from seamless_verl.agents.outcome import reward_of
 
-TASK, REWARD = "task.json", "reward.json"
+TASK, REWARD, PROMPT = "task.json", "reward.json", "prompt.txt"
 REWARD_BYTES = 1 << 20
 logger = logging.getLogger(__name__)
 
@@ -37,7 +38,11 @@ class Scratch:
     def work(self) -> Path:
         return self.root / "work"
 
-    def fill(self, template: Path | None, task: str) -> None:
+    @property
+    def prompt_file(self) -> Path:
+        return self.root / PROMPT
+
+    def fill(self, template: Path | None, task: str, question: str | None = None) -> None:
         """Copy the template, links as links, and write the task. Raises OSError."""
         if template is None:
             self.work.mkdir()
@@ -47,6 +52,8 @@ class Scratch:
         for name in (TASK, REWARD):  # a template's reward is not this run's, and a link may lead outside
             (self.work / name).unlink(missing_ok=True)
         (self.work / TASK).write_text(task)
+        if question is not None:
+            self.prompt_file.write_text(question)
         for name in ("home", "tmp"):
             (self.root / name).mkdir()
 

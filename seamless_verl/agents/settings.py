@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from msgspec import Meta
 
@@ -27,6 +26,7 @@ TRAINERS = {
 SLACK_S = 30.0  # a session outlives its agent's time limit by this, so that the agent's limit is what ends it
 DEFAULT = "of calls in which the agent gives none"
 Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
+OnTimeout: TypeAlias = Literal["score", "drop"]
 Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 
 
@@ -63,19 +63,34 @@ class LoopSettings:
     time_limit_s: Annotated[
         PositiveNumber,
         Doc(
-            f"seconds until an agent is ended; its session closes {SLACK_S:g} seconds later at the latest",
+            "seconds of its own time until an agent is ended, without those in which its calls waited for a replica or "
+            f"were paused; its session closes {SLACK_S:g} seconds later at the latest",
             way_out="Set {key}=600, or leave it out",
         ),
     ] = 600.0
     failure_reward: Annotated[
         float | None,
-        Doc("reward of a session whose agent failed or ran out of time; `null`: it fails, and its group is replaced"),
+        Doc("reward of a session whose agent failed; `null`: it is dropped, and its group is replaced"),
     ] = 0.0
+    on_timeout: Annotated[
+        OnTimeout,
+        Doc(
+            "what becomes of a session whose agent ran out of time: `score` trains it, with the reward that was "
+            "posted, else `failure_reward`, or where that is `null` what verl's reward manager says; `drop` trains "
+            "nothing of it, and its group is replaced"
+        ),
+    ] = "score"
     session: SessionQuota = field(default_factory=SessionQuota)
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
 
     def opening(
-        self, uid: str, session_id: str, *, sampling_params: Mapping[str, Any], max_tokens: int
+        self,
+        uid: str,
+        session_id: str,
+        *,
+        sampling_params: Mapping[str, Any],
+        max_tokens: int,
+        validation: bool = False,
     ) -> dict[str, Any]:
         """The body of the gateway's admin call that opens a session of this loop.
 
@@ -86,7 +101,8 @@ class LoopSettings:
         return {
             "uid": uid,
             "limits": {"lifetime": self.time_limit_s + SLACK_S, **given(self.session)},
-            "metadata": {"session": session_id},  # (uid, session) is TransferQueue's key
+            # (uid, session) is TransferQueue's key
+            "metadata": {"session": session_id, **({"validation": True} if validation else {})},
             "sampling": {"defaults": given(self.sampling), "overrides": overrides, "max_tokens": max_tokens},
         }
 
@@ -113,13 +129,17 @@ class CommandSettings(LoopSettings):
         Text | Annotated[tuple[str | int | float, ...], Meta(min_length=1)],
         Doc(
             "the command line of a CommandAgentLoop: a list of words, or a text for `/bin/sh`; `{field}` stands for a "
-            "value of the task",
+            "value of the task, `{question}` for the last user text, `{prompt_file}` for a file with it, `{session}` "
+            "for the session's id",
             way_out="Write it as [python, agent.py]",
         ),
     ]
     folder: Annotated[
         Text | None,
-        Doc("copied to be the command's working folder; `null` starts in an empty one"),
+        Doc(
+            "copied to be the command's working folder, `{field}` as in `command`: `repos/{extra_info.repo}`; `null` "
+            "starts in an empty one",
+        ),
     ] = None
     env: Annotated[dict[str, str] | None, Doc("further variables of the command's environment")] = None
     limits: CommandLimits = field(default_factory=CommandLimits)
@@ -129,10 +149,32 @@ class CommandSettings(LoopSettings):
         """What is run: a command line for a shell, or its words. Raises ConfigError for what cannot work."""
         return AgentCommand(
             self.command if isinstance(self.command, str) else [str(word) for word in self.command],
-            folder=None if self.folder is None else Path(self.folder),
+            folder=self.folder,
             env=self.env or {},
             limits=replace(self.limits, wall_s=self.time_limit_s),
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunnerSettings(LoopSettings):
+    """An entry of a RunnerAgentLoop."""
+
+    agent: Annotated[
+        Text,
+        Doc("the name under which runners offer the agent: `seamless-verl runner --agent NAME=module:run`"),
+    ] = "default"
+    lease_s: Annotated[
+        PositiveNumber,
+        Doc("seconds without a sign of life of its runner until a task is given to another one"),
+    ] = 30.0
+    claim_s: Annotated[
+        PositiveNumber | None,
+        Doc("seconds that a task waits for a runner until it fails; `null`: it waits for ever"),
+    ] = None
+    max_attempts: Annotated[
+        Positive,
+        Doc("runners that may be lost with a task, or refuse it, until it fails and its group is replaced"),
+    ] = 8
 
 
 S = TypeVar("S", bound=LoopSettings)

@@ -1,5 +1,7 @@
 """Fills the `{field}`s of a command with values of the task. `{{` and `}}` stand for the braces themselves.
 
+`{extra_info.repo}` is the value `repo` of the column `extra_info`.
+
 In a list each argument is filled by itself and no shell reads it. In a shell string every value is put between
 single quotes (`shlex.quote`), which the shell takes literally only outside of other quotes. So a field is refused
 inside quotes and comments, after `\\` or `$`, and next to constructs that read their contents a second time
@@ -32,7 +34,7 @@ def parse(text: str, *, key: str) -> list[Piece]:
     except ValueError as error:
         raise ConfigError(key, text, str(error), "Write {{ and }} for braces") from error
     for _, name, spec, how in pieces:
-        if name is not None and (spec or how or not re.fullmatch(r"\w+", name)):
+        if name is not None and (spec or how or not re.fullmatch(r"\w+(\.\w+)*", name)):
             raise ConfigError(key, text, f"'{{{name}}}' names no field", "Write {name}, or {{ and }} for braces")
     return [(literal, name) for literal, name, _, _ in pieces]
 
@@ -89,12 +91,22 @@ def fill(pieces: Iterable[Piece], task: Mapping[str, Any], *, key: str, shell: b
     for literal, name in pieces:
         filled += literal
         if name is not None:
-            if name not in task:
-                raise ConfigError(
-                    key, f"{{{name}}}", "the task has no such field", f"It has: {', '.join(sorted(task))}"
-                )
-            filled += quoted(as_text(task[name])) if shell else as_text(task[name])
+            value = as_text(lookup(task, name, key=key))
+            filled += quoted(value) if shell else value
     return filled
+
+
+def lookup(task: Mapping[str, Any], name: str, *, key: str) -> Any:
+    """The value of a field, through columns that are mappings; raises ConfigError if there is none."""
+    value: Any = task
+    for part in name.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            has = sorted(map(str, value)) if isinstance(value, Mapping) else []
+            raise ConfigError(
+                key, f"{{{name}}}", "the task has no such field", f"It has: {', '.join(has) or 'no fields'}"
+            )
+        value = value[part]
+    return value
 
 
 def as_text(value: object) -> str:

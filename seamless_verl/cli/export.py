@@ -15,14 +15,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from seamless_verl.cli.reading import newest_version, open_journal, parse_policy, rebuild_for_display
+from seamless_verl.cli.reading import TRAIN_ALL, open_journal, parse_policy, rebuild_for_display, recorded
 from seamless_verl.cli.show import format_account
 from seamless_verl.cli.text import format_count, import_package, write
 from seamless_verl.errors import ConfigError
-from seamless_verl.journal import JournalReader, Stage
+from seamless_verl.journal import GroupOutcome, JournalReader, Stage
 from seamless_verl.trajectory.account import Account
 from seamless_verl.trajectory.export import rows, write_jsonl
-from seamless_verl.trajectory.policies import TokenPolicy
 from seamless_verl.trajectory.sequences import assemble
 
 Row: TypeAlias = dict[str, Any]
@@ -30,6 +29,7 @@ OR_JSONL = ", or take --format jsonl"
 JOURNAL_SUFFIXES = ("", "-wal", "-shm", "-lock")  # a journal consists of all these files
 BATCH_ROWS = 256  # in memory at once while a table is written
 TEXT_COLUMNS = ("uid", "session_id", "leaf_id", "closed")
+OUTCOME_COLUMNS = {"outcome": "string", "step": "int64", "validation": "bool_"}  # name: Arrow type
 LIST_COLUMNS = {  # name: Arrow type of its items
     "turn_ids": "string",
     "prompt_ids": "int32",
@@ -37,6 +37,7 @@ LIST_COLUMNS = {  # name: Arrow type of its items
     "response_mask": "uint8",
     "rollout_log_probs": "float32",
     "weight_version": "int32",
+    "grammar": "uint8",
     "span_turn_ids": "string",
     "span_starts": "int32",
     "span_stops": "int32",
@@ -47,19 +48,24 @@ LIST_COLUMNS = {  # name: Arrow type of its items
 
 @dataclass
 class ExportTotals:
-    """What was exported, counted while the rows are written; `open` sessions are left out."""
+    """What was exported, counted while the rows are written; `open` sessions are left out.
+
+    `account` is of what the run has trained or dropped, `queued` of what waits to be trained.
+    """
 
     sessions: int = 0
     open: int = 0
+    queued: Account = field(default_factory=Account)
     account: Account = field(default_factory=Account)
 
 
 def export_sessions(args: argparse.Namespace) -> None:
     """Raises ConfigError if there is no such policy, file or package, or the output cannot be written."""
-    policy, reader = parse_policy(args.policy), open_journal(args.journal)
+    reader = open_journal(args.journal)
+    parse_policy(args.policy or TRAIN_ALL)
     _check_output(args.out, args.journal, folder=args.format == "datasets")
     totals = ExportTotals()
-    entries = _export_rows(reader, policy, args.version, args.uid, totals)
+    entries = _export_rows(reader, args, totals)
     try:
         count = FORMATS[args.format](args.out, entries)
     except OSError as error:
@@ -67,7 +73,9 @@ def export_sessions(args: argparse.Namespace) -> None:
         raise ConfigError("--out", str(args.out), str(error.strerror or error), way_out) from error
     left_out = f", {format_count(totals.open, 'open session')} left out" if totals.open else ""
     write(f"{format_count(count, 'row')} of {format_count(totals.sessions, 'session')} in {args.out}{left_out}")
-    write(format_account(totals.account))
+    queued = totals.queued
+    waiting = f"; {queued.trained} of {queued.generated} more wait to be trained" if queued.generated else ""
+    write(f"{format_account(totals.account)}{waiting}")
 
 
 def _check_output(out: Path, journal: Path, *, folder: bool) -> None:
@@ -81,11 +89,9 @@ def _check_output(out: Path, journal: Path, *, folder: bool) -> None:
         raise ConfigError("--out", str(out), "it is a folder", "Give a file, or --format datasets and a new folder")
 
 
-def _export_rows(
-    reader: JournalReader, policy: TokenPolicy, version: int | None, uid: str | None, totals: ExportTotals
-) -> Iterator[Row]:
+def _export_rows(reader: JournalReader, args: argparse.Namespace, totals: ExportTotals) -> Iterator[Row]:
     for summary in reader.sessions():
-        if uid not in (None, summary.uid):
+        if args.uid not in (None, summary.uid):
             continue
         if summary.stage is Stage.OPEN:
             totals.open += 1
@@ -94,10 +100,17 @@ def _export_rows(
         if stored is None:
             continue  # it was handed over, and the run has deleted it since
         record = rebuild_for_display(stored)
-        assembly = assemble(record, policy, newest_version(stored) if version is None else version)
+        run = recorded(stored, args.policy, args.version, args.grammar)
+        assembly = assemble(record, parse_policy(run.policy), run.version, run.limits, run.grammar)
         totals.sessions += 1
-        totals.account += assembly.account
-        yield from rows(record, assembly)
+        if run.queued:
+            totals.queued += assembly.account
+        else:
+            totals.account += run.account(assembly.account)
+        step = stored.group.step if stored.group is not None and stored.group.outcome is GroupOutcome.TRAINED else -1
+        outcome = {"outcome": stored.outcome, "step": step, "validation": stored.validation}
+        for row in rows(record, assembly):
+            yield row | outcome
 
 
 def write_parquet(path: Path, entries: Iterable[Row]) -> int:
@@ -134,6 +147,7 @@ def _write_batches(arrow: Any, writer: Callable[..., Any], entries: Iterable[Row
     """Writes the rows as Arrow record batches with one of pyarrow's writers; returns their number."""
     columns = [(name, arrow.string()) for name in TEXT_COLUMNS]
     columns += [(name, arrow.list_(getattr(arrow, kind)())) for name, kind in LIST_COLUMNS.items()]
+    columns += [(name, getattr(arrow, kind)()) for name, kind in OUTCOME_COLUMNS.items()]
     schema = arrow.schema(columns)
     count, remaining = 0, iter(entries)
     with writer(str(path), schema) as out:

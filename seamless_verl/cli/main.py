@@ -12,21 +12,24 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from seamless_verl.cli import plan, trajectories
-from seamless_verl.errors import ConfigError, JournalError
+from seamless_verl.cli import check, plan, runner, trajectories
+from seamless_verl.errors import ConfigError, JournalError, OutsideApiError
 
 PROG = "seamless-verl"
 USER_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141  # the last two as a shell reports death by SIGINT and SIGPIPE
-COMMANDS = (trajectories.add_command, plan.add_command)
+COMMANDS = (check.add_command, trajectories.add_command, plan.add_command, runner.add_command)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code. A user's mistake is 2, with one line per mistake on stderr."""
-    args = make_parser().parse_args(argv)
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    if arguments[:1] == [check.NAME]:
+        check.become_check(arguments[1:])
+    args = make_parser().parse_args(arguments)
     try:
         args.run(args)
         sys.stdout.flush()
-    except (ConfigError, JournalError) as error:
+    except (ConfigError, JournalError, OutsideApiError) as error:
         mistakes = error.mistakes if isinstance(error, ConfigError) else (error,)  # a config may have several
         for mistake in mistakes:
             sys.stderr.write(f"{PROG}: {' '.join(str(mistake).split())}\n")
@@ -49,7 +52,9 @@ class Parser(argparse.ArgumentParser):
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
-    parser: argparse.ArgumentParser = Parser(prog=PROG, description="Plan or inspect a seamless_verl run.")
+    parser: argparse.ArgumentParser = Parser(
+        prog=PROG, description="Check, plan or inspect a seamless_verl run, or run agents for it."
+    )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for add_command in COMMANDS:
         add_command(commands)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from seamless_verl.cli.text import format_count, write
 from seamless_verl.errors import ConfigError
-from seamless_verl.resources.memory_fit import gigabytes
+from seamless_verl.resources.memory_fit import gigabytes, sizes
 from seamless_verl.resources.placement import PlannedDevice
 from seamless_verl.resources.plan import Plan, plan_to_json
 from seamless_verl.runtime.tables import text_table
@@ -42,17 +42,19 @@ def show_plan(args: argparse.Namespace) -> None:
     from seamless_verl.config import SeamlessConfig
     from seamless_verl.config.adopting import adopt_resources
     from seamless_verl.config.checks import Settings, preflight_of_plan
-    from seamless_verl.config.planning import plan_of
+    from seamless_verl.config.planning import choose_handover, plan_of
 
     config = compose_config(args.config_dir, args.config_name, args.overrides)
     cpu = config.trainer.device == "cpu"
     devices = SeamlessConfig.parse(config.get("seamless")).cpu.device_count if cpu else None
     adopt_resources(config, args.overrides)
     settings = Settings.of(config, devices=devices, accelerator=not cpu)
-    warnings, plan = preflight_of_plan(settings), plan_of(replace(settings, unmade=True))
+    unmade = replace(settings, unmade=True)
+    warnings, plan = preflight_of_plan(settings), plan_of(unmade)
     for warning in warnings:
         sys.stderr.write(f"warning: {warning}\n")
-    write(plan_to_json(plan) if args.json else "\n".join(plan_lines(plan)))
+    chosen = str(choose_handover(unmade)) if settings.mode == "seamless" else ""
+    write(plan_to_json(plan) if args.json else "\n".join(plan_lines(plan, chosen)))
 
 
 def compose_config(folder: Path | None, name: str, overrides: Sequence[str]) -> DictConfig:
@@ -85,23 +87,32 @@ def default_platform(name: str) -> Iterator[None]:
             del os.environ[PLATFORM_VARIABLE]
 
 
-def plan_lines(plan: Plan) -> Iterator[str]:
-    """Lines for a terminal: the layout, a row per machine, and the resulting values of verl's fields."""
+def plan_lines(plan: Plan, handover: str = "") -> Iterator[str]:
+    """Lines for a terminal: the layout, a row per machine, and the resulting values of verl's fields.
+
+    `handover`: how devices change hands, and why.
+    """
     trainer = plan.trainer
     machines = len({device.node for device in plan.devices})
     yield f"{plan.layout.value}: {format_count(machines, 'machine')}, {format_count(len(plan.devices), 'device')}"
     axes = f"DP {trainer.data} x TP {trainer.tensor} x PP {trainer.pipeline} x CP {trainer.context}"
     yield f"trainer: {format_count(len(trainer.devices), 'rank')} = {axes}, EP {trainer.expert}"
-    sizes = {len(replica.devices) for replica in plan.replicas}
+    counts = {len(replica.devices) for replica in plan.replicas}
     kinds = [replica.kind.value for replica in plan.replicas]
     by_kind = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
-    yield f"replicas: {by_kind}, of {format_count(min(sizes), 'device')} each"
+    yield f"replicas: {by_kind}, of {format_count(min(counts), 'device')} each"
     if plan.parameters is not None:
         has = "unknown" if plan.device_bytes is None else gigabytes(plan.device_bytes)
         shared = ", shared by all devices" if plan.shared_memory else " a device"
         yield f"model: {plan.parameters:,} parameters; memory: {has}{shared}"
+        if not plan.shared_memory:
+            most, host = max(plan.hosts, key=lambda needs: needs.size), plan.host_bytes
+            of = "" if host is None else f" of {gigabytes(host)}"
+            yield f"host memory: up to {gigabytes(most.size)}{of} a machine ({sizes(most.parts)})"
     else:
         yield "memory: not estimated; that takes actor_rollout_ref.model.path here, all of it trained by Megatron"
+    if handover:
+        yield handover
     yield ""
     yield text_table(HEADER, [_machine_row(plan, node) for node in range(machines)])
     yield ""

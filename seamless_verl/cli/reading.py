@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from seamless_verl.errors import ConfigError, JournalError
-from seamless_verl.journal import JournalReader, Stage, StoredSession
-from seamless_verl.trajectory.policies import TokenPolicy, make_policy
+from seamless_verl.journal import GroupOutcome, JournalReader, Stage, StoredSession
+from seamless_verl.trajectory.account import Account, DropReason
+from seamless_verl.trajectory.policies import GrammarTokens, TokenPolicy, make_policy
+from seamless_verl.trajectory.sequences import SequenceLimits
 from seamless_verl.trajectory.session import Closed, SessionRecord
 
+TRAIN_ALL = "train_all"
 JOURNAL_FILE = "trajectories.sqlite"
 WAY_OUT = f"Give the file that a run writes: {JOURNAL_FILE} beside its checkpoints, or seamless.gateway.journal"
+NO_GATEWAY = f"{WAY_OUT}. A run without seamless.gateway.enabled=true has none"
 LIFETIME_OVER = "its lifetime is over"  # the reason of an expired session; other reasons are the members' own values
 MAX_LISTED = 5  # sessions or journals named in an error message
 
@@ -20,7 +25,7 @@ def open_journal(path: Path) -> JournalReader:
     if path.is_dir():
         raise ConfigError("JOURNAL", str(path), "it is a folder, and a journal is one file", _list_journals(path))
     if not path.is_file():
-        raise ConfigError("JOURNAL", str(path), "there is no such file", WAY_OUT)
+        raise ConfigError("JOURNAL", str(path), "there is no such file", NO_GATEWAY)
     reader = JournalReader(path)
     try:
         reader.stage("")
@@ -32,7 +37,7 @@ def open_journal(path: Path) -> JournalReader:
 def _list_journals(folder: Path) -> str:
     """The journals in the folder or in its subfolders, by their usual name, as the way out of an error."""
     journals = sorted(map(str, [*folder.glob(JOURNAL_FILE), *folder.glob(f"*/{JOURNAL_FILE}")]))
-    return f"There is {_list_some(journals)}" if journals else WAY_OUT
+    return f"There is {_list_some(journals)}" if journals else NO_GATEWAY
 
 
 def _list_some(names: list[str]) -> str:
@@ -76,6 +81,48 @@ def _parse_close_reason(reason: str | None) -> Closed:
 def newest_version(stored: StoredSession) -> int:
     """The newest weight version that generated tokens of the session; 0 if there are none."""
     return max((segment.version for call in stored.calls for segment in call.segments), default=0)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """How a run treated a session: its limits and policies, the trainer's version, and why nothing of it was trained.
+
+    `dropped` is None for a session that was trained, waits to be trained (`queued`), or of which it is not known.
+    """
+
+    limits: SequenceLimits
+    policy: str
+    version: int
+    grammar: GrammarTokens
+    dropped: DropReason | None = None
+    queued: bool = False
+
+    def account(self, account: Account) -> Account:
+        """The account of its sequences, as the run counted it."""
+        return account if self.dropped is None else account.discarded(self.dropped)
+
+
+def recorded(
+    stored: StoredSession, policy: str | None = None, version: int | None = None, grammar: str | None = None
+) -> Recorded:
+    """What the journal has of it; `policy`, `version` and `grammar` are the user's own, in place of the run's."""
+    limits = SequenceLimits(**stored.handing.get("limits", {}))
+    details = {} if stored.group is None else stored.group.details
+    if version is None:
+        version = details.get("version", newest_version(stored))
+    dropped = None
+    if stored.stage is not Stage.OPEN and stored.handed.get("kept") is False:
+        dropped = DropReason(stored.handed.get("dropped", DropReason.SESSION))
+    elif stored.validation:
+        dropped = DropReason.VALIDATION
+    elif stored.group is not None and stored.group.outcome is not GroupOutcome.TRAINED:
+        dropped = DropReason.GROUP
+    elif stored.group is not None and stored.stage in (Stage.OPEN, Stage.CLOSED):  # it was trained without this one
+        dropped = DropReason.RUNNER_LOST if stored.reason == Closed.RUNNER_LOST else DropReason.SESSION
+    queued = stored.outcome == "queued"
+    policy = policy or details.get("policy", TRAIN_ALL)
+    tokens = GrammarTokens(grammar or stored.handing.get("grammar", GrammarTokens.MASK_FORCED))
+    return Recorded(limits, str(policy), int(version), tokens, dropped, queued)
 
 
 def parse_policy(text: str) -> TokenPolicy:

@@ -11,7 +11,7 @@ from pathlib import Path
 from time import time
 from typing import Any
 
-from seamless_verl.cli.reading import find_session, newest_version, open_journal, parse_policy, rebuild_for_display
+from seamless_verl.cli.reading import TRAIN_ALL, find_session, open_journal, parse_policy, rebuild_for_display, recorded
 from seamless_verl.cli.text import (
     NEWLINE_AND_TAB,
     escape,
@@ -32,8 +32,8 @@ from seamless_verl.trajectory.session import SessionRecord
 from seamless_verl.trajectory.show import format_session
 from seamless_verl.trajectory.tree import PlacedTurn, concat_ids
 
-HEADER = ("SESSION", "UID", "STAGE", "REASON", "CALLS", "TOKENS", "OPENED", "AGE")
-ALIGN = "<<<<>><>"
+HEADER = ("SESSION", "UID", "STAGE", "REASON", "OUTCOME", "CALLS", "TOKENS", "OPENED", "AGE")
+ALIGN = "<<<<<>><>"
 NO_WRITER = "No run writes this journal now. What is open was cut off with its run; the next one here abandons it"
 
 
@@ -66,6 +66,7 @@ def _cells(session: SessionSummary, now: float) -> tuple[str, ...]:
         escape(session.uid),
         str(session.stage),
         escape(session.reason or "-"),
+        session.outcome,
         str(session.calls),
         str(session.tokens),
         format_time(session.opened_at),
@@ -85,21 +86,26 @@ def _totals(sessions: Sequence[SessionSummary], listed: int) -> str:
     shown = f", the newest {listed} listed" if listed < len(sessions) else ""
     calls, tokens = sum(session.calls for session in sessions), sum(session.tokens for session in sessions)
     counts = f"{format_count(calls, 'call')}, {format_count(tokens, 'token')} generated"
-    return f"{format_count(len(sessions), 'session')}{f' ({parts})' if parts else ''}{shown}: {counts}"
+    outcomes = Counter("trained" if o.startswith("step ") else o for o in (s.outcome for s in sessions) if o != "-")
+    groups = "".join(f", {count} {outcome}" for outcome, count in sorted(outcomes.items()))
+    return f"{format_count(len(sessions), 'session')}{f' ({parts})' if parts else ''}{groups}{shown}: {counts}"
 
 
 def show_session(args: argparse.Namespace) -> None:
     """Raises ConfigError if there is no such session, policy or model."""
-    policy, reader = parse_policy(args.policy), open_journal(args.journal)
+    reader = open_journal(args.journal)
+    parse_policy(args.policy or TRAIN_ALL)
     if args.text and args.model is None:
         raise ConfigError("--text", True, "tokens become text by a tokenizer", "Add --model PATH, a model's folder")
     stored = find_session(reader, args.session)
     decode = None if args.model is None else load_decoder(args.model)
     record = rebuild_for_display(stored)
-    version = newest_version(stored) if args.version is None else args.version
-    parts = [escape(format_session(record, policy, version, decode=decode), NEWLINE_AND_TAB), *_stored_facts(stored)]
-    account = format_account(assemble(record, policy, version).account)
-    parts.append(f"{account}, by {args.policy} at version {version}")
+    run = recorded(stored, args.policy, args.version, args.grammar)
+    policy = parse_policy(run.policy)
+    text = format_session(record, policy, run.version, run.limits, grammar=run.grammar, decode=decode)
+    parts = [escape(text, NEWLINE_AND_TAB), *_stored_facts(stored)]
+    account = run.account(assemble(record, policy, run.version, run.limits, run.grammar).account)
+    parts.append(f"{format_account(account)}, by {run.policy} at version {run.version}")
     if args.text and decode is not None:
         parts += _drift_texts(record, decode)
     if args.text or args.request:
@@ -135,6 +141,12 @@ def _stored_facts(stored: StoredSession) -> Iterator[str]:
     """Stage, rewards, weight versions and calls without an end, a line each."""
     reason = "" if stored.reason is None else f" ({escape(stored.reason)})"
     yield f"stage: {stored.stage}{reason}, opened {format_time(stored.opened_at)}"
+    why = stored.handed.get("reason")
+    if stored.outcome != "-":
+        yield f"outcome: {stored.outcome}{f' ({escape(str(why))})' if why else ''}"
+    limits = ", ".join(f"{name}={value}" for name, value in stored.handing.get("limits", {}).items() if value)
+    if limits:
+        yield f"limits: {limits}"
     yield f"rewards: {', '.join(f'{escape(name)}={value!r}' for name, value in stored.rewards.items()) or 'none'}"
     versions: Counter[int] = Counter()
     for segment in (segment for call in stored.calls for segment in call.segments):

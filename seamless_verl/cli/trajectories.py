@@ -9,7 +9,7 @@ from typing import TypeAlias
 from seamless_verl.cli.export import FORMATS, export_sessions
 from seamless_verl.cli.show import list_sessions, show_session
 from seamless_verl.journal import Stage
-from seamless_verl.trajectory.policies import POLICIES
+from seamless_verl.trajectory.policies import POLICIES, GrammarTokens
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -68,11 +68,18 @@ def _add_training_options(verb: argparse.ArgumentParser) -> None:
     names = ", ".join(POLICIES)
     verb.add_argument(
         "--policy",
-        default="train_all",
         metavar="NAME[:k]",
         help=f"which tokens are fresh enough to train: {names}; k is the maximum staleness, 0 if not given. "
-        "Default: train_all",
+        "Default: that of the run when it trained the session, or train_all",
     )
     verb.add_argument(
-        "--version", type=int, metavar="V", help="the trainer's weight version. Default: the session's newest"
+        "--grammar",
+        choices=[policy.value for policy in GrammarTokens],
+        help="what is trained of tokens that were sampled under a grammar. Default: that of the run, or mask_forced",
+    )
+    verb.add_argument(
+        "--version",
+        type=int,
+        metavar="V",
+        help="the trainer's weight version. Default: as of the policy, or the session's newest",
     )

@@ -14,7 +14,8 @@ from seamless_verl.config import engine_kwargs
 from seamless_verl.config.checks.roles import by_tags
 from seamless_verl.config.checks.serve_options import engines_parser, value_of
 from seamless_verl.config.checks.settings import Settings
-from seamless_verl.config.planning import replica_sizes, roles_of
+from seamless_verl.config.planning import HANDOVER, choose_handover, replica_sizes, roles_of
+from seamless_verl.config.schema import Handover
 from seamless_verl.resources.placement import NODES, PER_NODE, REWARD_NODE, ROLLOUT_NODE, TEACHER_NODE, verl_fields
 
 # Of verl 0.9.1 (trainer/config), except those that interpolate another key; a unit test compares them.
@@ -28,6 +29,17 @@ VERL_DEFAULTS: dict[str, object] = {
     f"{TEACHER_NODE}.{NODES}": 0,
     f"{TEACHER_NODE}.{PER_NODE}": 8,
 }
+ACTOR = "actor_rollout_ref.actor"
+DPPO: dict[str, tuple[object, object]] = {
+    f"{ACTOR}.policy_loss.loss_mode": ("vanilla", "dppo_tv"),
+    f"{ACTOR}.clip_ratio": (0.2, 0.15),
+    f"{ACTOR}.clip_ratio_low": (0.2, 0.15),
+    f"{ACTOR}.clip_ratio_high": (0.2, 0.15),
+    f"{ACTOR}.clip_ratio_c": (3.0, 10_000.0),
+    "algorithm.rollout_correction.bypass_mode": (False, True),
+}
+"""verl's default of each field, and what `seamless.correction.loss=dppo` sets (arXiv 2602.04879). The clips are of
+probabilities. verl cuts a ratio off at `clip_ratio_c`: at 10,000 in effect never."""
 ADOPTED = ("reasoning-parser", "reasoning-parser-plugin")
 CPU_DEFAULTS = VERL_DEFAULTS | {f"trainer.{PER_NODE}": 1}  # config/platform/cpu.yaml
 
@@ -51,6 +63,17 @@ def adopt_resources(config: DictConfig, overrides: Sequence[str] = ()) -> None:
             OmegaConf.update(config, key, value, force_add=True)
 
 
+def adopt_loss(config: DictConfig, overrides: Sequence[str] = ()) -> None:
+    """Set verl's fields for `seamless.correction.loss`; those that the user set stay. Other trainers do not read it."""
+    settings = Settings.of(config, devices=None, accelerator=True)
+    if settings.mode != "seamless" or settings.seamless.correction.loss is None:
+        return
+    named = {text.lstrip("+").partition("=")[0] for text in overrides}
+    for key, (default, value) in DPPO.items():
+        if key not in named and settings.get(key, default) == default:
+            OmegaConf.update(config, key, value, force_add=True)
+
+
 def adopt_parsers(config: DictConfig) -> None:
     """Give the engines the gateway's reasoning parser: they start a grammar where reasoning ends."""
     settings = Settings.of(config, devices=None, accelerator=True)
@@ -58,6 +81,19 @@ def adopt_parsers(config: DictConfig) -> None:
     for name in ADOPTED if gateway.enabled and given is None else ():
         if (chosen := value_of(name, gateway.options)) is not None:
             OmegaConf.update(config, f"{engine_kwargs.KEY}.{name.replace('-', '_')}", chosen, force_add=True)
+
+
+def adopt_handover(config: DictConfig) -> str | None:
+    """Set what `seamless.handover=auto` comes to, so that every process of the run has the same; returns it and why.
+
+    None where it is not `auto`, or another trainer runs. The config has passed the checks.
+    """
+    settings = Settings.of(config, devices=None, accelerator=OmegaConf.select(config, "trainer.device") != "cpu")
+    if settings.mode != "seamless" or settings.seamless.handover is not Handover.AUTO:
+        return None
+    chosen = choose_handover(settings)
+    OmegaConf.update(config, HANDOVER, chosen.handover.value, force_add=True)
+    return str(chosen)
 
 
 def _is_default(config: DictConfig, settings: Settings, key: str, defaults: dict[str, object]) -> bool:

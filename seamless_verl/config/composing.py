@@ -163,7 +163,7 @@ def _near_keys(key: str, override: str, cause: BaseException | None) -> str:
     """The nearest keys of the config in which the key was not found, and how a new one is added."""
     node = getattr(cause, "parent_node", None)
     root = node._get_root() if isinstance(node, DictConfig) else None
-    known = GROUPS + ([] if root is None else list(_keys(OmegaConf.to_container(root), "")))
+    known = list(dict.fromkeys(GROUPS + ([] if root is None else list(_keys(OmegaConf.to_container(root), "")))))
     likeness = {other: _likeness(key, other) for other in get_close_matches(key, known, n=2 * SUGGESTIONS, cutoff=0.75)}
     least = max([LEAST_LIKENESS, *(value - LIKENESS_RANGE for value in likeness.values())])
     near = sorted((other for other in likeness if likeness[other] >= least), key=lambda other: -likeness[other])
@@ -172,8 +172,19 @@ def _near_keys(key: str, override: str, cause: BaseException | None) -> str:
     near += [other for other in known if other.rpartition(".")[2] == last and other not in near]
     hint = f"Did you mean {' or '.join(near[:SUGGESTIONS])}? " if near else ""
     if key.startswith("seamless."):  # a node that takes no new keys
-        return f"{hint}Valid: {', '.join(other for other in known if other.startswith('seamless.'))}"
+        ours = (other for other in known if other.startswith("seamless."))
+        return hint.rstrip() or f"Valid: {', '.join(ours)}"
+    if root is not None and _takes_no_new_keys(root, key):
+        return f"{hint}Leave it out: verl takes no other keys there"
     return f"{hint}A new key is added as +{override.lstrip('+')}"
+
+
+def _takes_no_new_keys(root: Any, key: str) -> bool:
+    """Whether the node of a key becomes a dataclass of verl's, which refuses keys that it does not have."""
+    parent = key.rpartition(".")[0]
+    while parent and (node := OmegaConf.select(root, parent)) is None:
+        parent = parent.rpartition(".")[0]
+    return bool(parent) and isinstance(node, DictConfig) and "_target_" in node
 
 
 def _likeness(key: str, other: str) -> float:

@@ -23,8 +23,13 @@ from seamless_verl.runtime.fields import Doc, NotNegative, Positive, PositiveNum
 NODE = "seamless"
 Lending: TypeAlias = Literal["marginal", "step_boundary", "never"]
 TokenPolicy: TypeAlias = Literal["train_all", "mask_older_than", "drop_if_older_than", "fresh_tail_only"]
+GrammarPolicy: TypeAlias = Literal["train_all", "mask_forced", "mask_all"]
+Weigh: TypeAlias = Literal["session", "sequence"]
+CorrectionLoss: TypeAlias = Literal["dppo"]
 LENDING_POLICIES: tuple[str, ...] = get_args(Lending)
 TOKEN_POLICIES: tuple[str, ...] = get_args(TokenPolicy)  # those of trajectory/policies.py
+GRAMMAR_POLICIES: tuple[str, ...] = get_args(GrammarPolicy)  # its GrammarTokens
+HostedTools: TypeAlias = Literal["drop", "refuse"]
 JOURNAL = "trajectories.sqlite"
 
 
@@ -32,11 +37,19 @@ class Handover(StrEnum):
     """How a device that both trains and generates changes hands."""
 
     AUTO = "auto"
-    """released where verl would free the engine's cache (`rollout.free_cache_engine`), resident on the CPU platform"""
+    """resident where both sides fit into a device, or on the CPU platform; else released, where verl would free the
+    engine's cache (`rollout.free_cache_engine`)"""
     RESIDENT = "resident"
     """both sides stay in memory: calls are frozen in the engine while training computes"""
+    CACHE_ONLY = "cache_only"
+    """the engine releases its KV cache and keeps its weights: calls are cut, and continue when the cache is back"""
     RELEASED = "released"
-    """the engine releases its memory: calls are cut, and continued after the next weight commit"""
+    """the engine releases its memory: calls are cut, and continue when it has loaded the committed weights again"""
+
+    @property
+    def cuts_calls(self) -> bool:
+        """Whether the engine loses the KV cache of its calls for training's time."""
+        return self in (Handover.CACHE_ONLY, Handover.RELEASED)
 
 
 class KvOnUpdate(StrEnum):
@@ -62,6 +75,32 @@ class CpuConfig:
     def device_count(self) -> int:
         """Devices to declare: as set, else one for each core that this process may use."""
         return usable_cores() if self.devices is None else self.devices
+
+
+@dataclass(frozen=True)
+class RequestsConfig:
+    """What a request of an agent may ask for; more is refused with a 400 before the request is rendered."""
+
+    strict_model: Annotated[
+        bool,
+        Doc("refuse model names other than `policy` and the last part of the model's path; else any name is taken"),
+    ] = False
+    hosted_tools: Annotated[
+        HostedTools,
+        Doc(
+            "tools that a service would run itself, such as `web_search`, `code_interpreter`, `mcp`: `drop` leaves "
+            "them out, and says so in the journal; `refuse` answers with a 400"
+        ),
+    ] = "drop"
+    max_choices: Annotated[Positive, Doc("choices of one request, `n`, for all of its prompts")] = 128
+    max_nesting: Annotated[
+        Positive,
+        Doc("how deep objects and lists may be nested in tools and JSON schemas: compiling a deep one takes seconds"),
+    ] = 64
+    max_stored: Annotated[
+        Positive,
+        Doc("responses of the Responses API that a session keeps for `previous_response_id`; the oldest go first"),
+    ] = 64
 
 
 @dataclass(frozen=True)
@@ -93,6 +132,27 @@ class GatewayConfig:
             "of its own, from `port` on, and a journal of its own, `trajectories-<n>.sqlite`",
         ),
     ] = 1
+    public_address: Annotated[
+        Text | None,
+        Doc(
+            "the host in the address that agents are given, or a whole URL such as `https://gateway.example:8443`; "
+            "`null` is the address of the gateway's node. It also listens at the loopback address"
+        ),
+    ] = None
+    requests: Annotated[RequestsConfig, Doc("bounds of one request")] = field(default_factory=RequestsConfig)
+    max_calls: Annotated[
+        Positive | None,
+        Doc(
+            "calls of all sessions of one shard that run at once; more get a 429 with `retry-after`; `null` is no bound"
+        ),
+    ] = None
+    max_sessions: Annotated[
+        Positive | None,
+        Doc(
+            "sessions of one shard that are open when another one is opened over HTTP, or for a runner: more get a 429 "
+            "with `retry-after`; `null` is no bound",
+        ),
+    ] = None
     max_failed_groups: Annotated[
         Positive,
         Doc(
@@ -112,13 +172,15 @@ class GatewayConfig:
 
 @dataclass(frozen=True)
 class WeightsConfig:
-    """Weight updates: staged while the replicas generate, then loaded into a few of them at a time."""
+    """Weight updates: staged while the replicas generate, then loaded into a few of a host at a time, while the trainer
+    computes."""
 
     at_once: Annotated[
         Positive,
         Doc(
-            "replicas that pause together in a weight update: each for one load from its host's memory, "
-            "where the update was staged while all generated",
+            "replicas of a host that pause together in a weight update: each for one load from the host's memory, "
+            "where the update was staged while all generated. Hosts load side by side. More at once end the update "
+            "sooner; a replica pauses for longer if they share the memory's or the bus's speed",
         ),
     ] = 1
     kv: Annotated[
@@ -133,7 +195,7 @@ class WeightsConfig:
 
 @dataclass(frozen=True)
 class TokensConfig:
-    """Which generated tokens of a batch are trained: a policy of trajectory/policies.py."""
+    """Which generated tokens are trained: policies of trajectory/policies.py."""
 
     policy: Annotated[
         TokenPolicy,
@@ -148,6 +210,71 @@ class TokensConfig:
             "for `mask_older_than` and `drop_if_older_than`: versions that a token may be behind the trainer",
         ),
     ] = 0
+    grammar: Annotated[
+        GrammarPolicy,
+        Doc(
+            "tokens that an engine sampled under a grammar (JSON schema, required or strict tool) for the gateway's "
+            "agents: `train_all`, `mask_forced` (not those for which the grammar allowed no other token), `mask_all`",
+        ),
+    ] = "mask_forced"
+    weigh: Annotated[
+        Weigh,
+        Doc(
+            "what counts once in the loss, in a group's statistics and in a mini-batch: a `session`, also if branches "
+            "or compactions make several sequences of it, or each `sequence`, as in verl",
+        ),
+    ] = "session"
+    max_sequence: Annotated[
+        Positive | None,
+        Doc(
+            "tokens of a session's training sequence, prompt and response together: what is beyond is not trained; "
+            "`null` is `data.max_prompt_length` + `data.max_response_length`",
+        ),
+    ] = None
+
+    @property
+    def policy_text(self) -> str:
+        """The policy as `seamless-verl trajectories` takes it, with its bound if it has one."""
+        bounded = self.policy in ("mask_older_than", "drop_if_older_than")
+        return f"{self.policy}:{self.older_than}" if bounded else self.policy
+
+    def sequence_limit(self, prompt_length: int, response_length: int) -> int:
+        """Tokens of a training sequence, where the rollout's prompts and responses may have so many."""
+        return prompt_length + response_length if self.max_sequence is None else self.max_sequence
+
+
+@dataclass(frozen=True)
+class CorrectionConfig:
+    """Corrections for tokens of older weights: methods of algorithms/, beside verl's own."""
+
+    loss: Annotated[
+        CorrectionLoss | None,
+        Doc(
+            "`dppo`: DPPO's trust region on probabilities, against the weights that generated: sets verl's "
+            "`policy_loss.loss_mode=dppo_tv`, its clips and `bypass_mode`, where they are not set; `null` leaves them"
+        ),
+    ] = None
+    truncate: Annotated[
+        PositiveNumber,
+        Doc(
+            "for `policy_loss.loss_mode=interpolated`: the largest importance weight of a token, proximal to behavior "
+            "policy"
+        ),
+    ] = 2.0
+    m2_threshold: Annotated[
+        PositiveNumber,
+        Doc(
+            "for `policy_loss.loss_mode=m2po`: the largest mean of the squared log ratios of the tokens that its trust "
+            "region bounds",
+        ),
+    ] = 0.04
+    scale_lr: Annotated[
+        bool,
+        Doc(
+            "scale the learning rate of each optimizer step by the root of its mini-batch's effective sample size, as "
+            "a share of its sequences (VCPO)",
+        ),
+    ] = False
 
 
 @dataclass(frozen=True)
@@ -192,7 +319,16 @@ class SeamlessConfig:
         NotNegative | None,
         Doc(
             "at most so many + 1 steps' worth of prompts are outstanding at any time, refilled before "
-            "each update; `0` draws none for a later step, `null` as many as `max_staleness` allows",
+            "each update; `0` draws none for a later step. `null` begins with 1, and goes up to `max_staleness` "
+            "as long as engines have too few calls while training waits, and gain by it",
+        ),
+    ] = None
+    min_sessions: Annotated[
+        Positive | None,
+        Doc(
+            "sessions of a group that must have something to train. With fewer the group is dropped, and another "
+            "prompt takes its place; with as many it is trained without those that failed. `null` is 2, or 1 where "
+            "`actor_rollout_ref.rollout.n` is 1",
         ),
     ] = None
     lending: Annotated[
@@ -207,17 +343,24 @@ class SeamlessConfig:
         Handover,
         Doc(
             "how a device changes hands. `resident`: both sides stay in memory, calls freeze in the "
-            "engine while training computes; `released`: the engine releases its memory, calls are cut "
-            "and continued after the next commit; `auto`: on an accelerator `released` where "
-            "`actor_rollout_ref.rollout.free_cache_engine` asks for it, `resident` on the CPU platform",
+            "engine while training computes; `cache_only`: the engine releases its KV cache and keeps its "
+            "weights, calls are cut and continue when the cache is back; `released`: the engine releases both, calls "
+            "continue when it has loaded the committed weights again; `auto`: `resident` where the memory plan "
+            "has room for both, and on the CPU platform, else `released` where "
+            "`actor_rollout_ref.rollout.free_cache_engine` is on",
         ),
     ] = Handover.AUTO
     weights: WeightsConfig = field(default_factory=WeightsConfig)
     tokens: TokensConfig = field(default_factory=TokensConfig)
+    correction: CorrectionConfig = field(default_factory=CorrectionConfig)
     watchdog: WatchdogConfig = field(default_factory=WatchdogConfig)
     cpu: CpuConfig = field(default_factory=CpuConfig)
     gateway: GatewayConfig = field(default_factory=GatewayConfig)
     plot: Annotated[bool, Doc("end with a text plot of the validation reward")] = False
+    record_lending: Annotated[
+        bool,
+        Doc("write what the lending policy saw and decided to `lending.jsonl` beside the checkpoints"),
+    ] = False
     resources: Annotated[
         Resources | None,
         Doc(
@@ -232,6 +375,14 @@ class SeamlessConfig:
             "memory of one device in GB (10^9 bytes), by which what would not fit is refused; `null` is "
             "what this machine's devices have",
             way_out="Set {key}=80 for 80 GB, or null",
+        ),
+    ] = None
+    host_memory_gb: Annotated[
+        PositiveNumber | None,
+        Doc(
+            "host memory of one machine with accelerators in GB (10^9 bytes), for staged weights and what is "
+            "offloaded; `null` is what this machine has, if it has accelerators",
+            way_out="Set {key}=1000 for 1000 GB, or null",
         ),
     ] = None
     wait_for_machines_s: Annotated[
@@ -252,10 +403,9 @@ class SeamlessConfig:
         tree = OmegaConf.to_container(node, resolve=True) if isinstance(node, DictConfig) else node
         return fields.read(cls, tree, key=NODE, renamed=SETTINGS)
 
-    @property
-    def batches_ahead(self) -> int:
-        """Steps' worth of prompts that generate beyond those of the current step."""
-        return self.max_staleness if self.ahead is None else min(self.ahead, self.max_staleness)
+    def sessions_needed(self, sessions: int) -> int:
+        """How many of a group's sessions must have something to train, or it is dropped."""
+        return min(sessions, 2 if self.min_sessions is None else self.min_sessions)
 
     def layout_for(self, rollout_nodes: int, devices_per_node: int) -> Layout:
         """The layout that follows from the machines' tags, or else from the size of verl's standalone rollout pool."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import MISSING
 from enum import Enum
 
-from seamless_verl.agents.settings import CallableSettings, CommandSettings
+from seamless_verl.agents.settings import CallableSettings, CommandSettings, RunnerSettings
 from seamless_verl.config.schema import NODE, SeamlessConfig
 from seamless_verl.runtime.fields import SettingRow, rows
 
@@ -42,14 +42,20 @@ agents against the gateway; a run with wrong ones is refused before it starts, t
   limits: {cpu_s: 30, file_bytes: 10485760}
 ```
 """
+RUNNERS = """
+A RunnerAgentLoop takes the keys of every loop, and these:
+"""
+RUNNER_KEYS = (".agent", ".lease_s", ".claim_s", ".max_attempts")
 
 
 def settings_page() -> str:
     """The page, as Markdown."""
-    entry = {row.key: row for kind in (CallableSettings, CommandSettings) for row in rows(kind, "")}
+    entry = {row.key: row for kind in (RunnerSettings, CallableSettings, CommandSettings) for row in rows(kind, "")}
     del entry[".name"], entry[".limits.wall_s"]  # the second is time_limit_s
     loops = sorted(entry.values(), key=lambda row: row.key.startswith((".command", ".folder", ".env", ".limits")))
-    return f"{SEAMLESS}\n{_table(rows(SeamlessConfig, NODE))}{LOOPS}\n{_table(loops)}"
+    runner = [row for row in rows(RunnerSettings, "") if row.key in RUNNER_KEYS]
+    loops = [row for row in loops if row.key not in RUNNER_KEYS or row.key == ".agent"]
+    return f"{SEAMLESS}\n{_table(rows(SeamlessConfig, NODE))}{LOOPS}\n{_table(loops)}{RUNNERS}\n{_table(runner)}"
 
 
 def _table(settings: Iterator[SettingRow] | list[SettingRow]) -> str:

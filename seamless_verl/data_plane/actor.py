@@ -16,7 +16,7 @@ import asyncio
 import logging
 from array import array
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,20 +24,25 @@ from typing import Any
 import ray
 
 from seamless_verl.data_plane.connections import ReplicaAddress, ReplicaConnections
-from seamless_verl.data_plane.group_notifier import ConsecutiveFailures, GroupNotifier
+from seamless_verl.data_plane.group_notifier import ConsecutiveFailures, GroupCounts, GroupEnd, GroupNotifier
 from seamless_verl.data_plane.restart import StateStore
-from seamless_verl.data_plane.sessions import FinishedSession, Sessions, SessionSettings
+from seamless_verl.data_plane.runner_tasks import RunnerTasks, TaskOrder, TaskResult
+from seamless_verl.data_plane.sessions import NO_NOTE, FinishedSession, HandedNote, Sessions, SessionSettings
 from seamless_verl.errors import JournalError, PlaneFailedError, ReplicaLostError
+from seamless_verl.journal import GroupDecided
 from seamless_verl.rollout.call import Call, Calls
 from seamless_verl.rollout.fleet import Fleet
 from seamless_verl.rollout.manager import COMMANDS, FleetSnapshot, RolloutManager
-from seamless_verl.rollout.replica_state import DEAD, PAUSED, SERVING, ReplicaState
+from seamless_verl.rollout.observation import RolloutObservation
+from seamless_verl.rollout.replica_state import DEAD, PAUSED, RELEASED, SERVING, ReplicaState
 from seamless_verl.rollout.routing import PrefixAffinity, ReplicaView
 from seamless_verl.runtime.process import freeze_imports, show_log, stack_report
+from seamless_verl.trajectory.account import drop_masked
 from seamless_verl.trajectory.records import Finish
 
 __all__ = ["DataPlane", "FinishedSession", "Generated", "PlaneSettings"]
 logger = logging.getLogger(__name__)
+PAUSED_SAVE_S = 5.0  # a kill makes a session's lifetime shorter by so many paused seconds at most
 STREAM_INTERVAL = 64  # tokens in a chunk of a call whose reader waits for the end
 STATE_METRICS = {f"fleet/{state}" for state in ReplicaState}  # the same in every data plane
 
@@ -76,19 +81,26 @@ class Generated:
 class DataPlane:
     """A plain class, made an actor where it is started; replicas are named `replica-<rank>`."""
 
-    def __init__(self, settings: PlaneSettings, store: StateStore | None = None) -> None:
+    def __init__(
+        self, settings: PlaneSettings, store: StateStore | None = None, paused_store: StateStore | None = None
+    ) -> None:
         self.settings = settings
         self.store = store or StateStore(settings.name)
+        self.paused_store = paused_store or StateStore(f"{settings.name}-paused")
         self.fleet = Fleet(policy=PrefixAffinity(), deadline_s=settings.transition_s, on_change=self._replica_changed)
         self.calls = Calls(self.fleet, grammars_resume=settings.grammars_resume)
         self.notifier, self.failures = GroupNotifier(), ConsecutiveFailures(settings.max_failed_groups)
+        self.groups = GroupCounts()
         self.connections: ReplicaConnections
         self.manager: RolloutManager
         self.sessions: Sessions | None = None
+        self.runner_tasks: RunnerTasks
         self.starting: asyncio.Task[None] | None = None
         self.reconnecting: asyncio.Task[None] | None = None
+        self.saving: asyncio.Task[None] | None = None
         self.failed: PlaneFailedError | None = None
         self.stopping = False
+        self.masked = 0  # tokens masked for their age
         self.set_up_process()
 
     def set_up_process(self) -> None:
@@ -115,8 +127,13 @@ class DataPlane:
         try:
             restarted = self._recover()
             if self.settings.sessions is not None:
+                self.calls.paused_time.load_state_dict((self.paused_store.get() if restarted else None) or {})
+                self.saving = asyncio.create_task(self._save_paused_time(), name="saving paused time")
+                self.saving.add_done_callback(self._background_ended)
                 self.sessions = Sessions(self.settings.sessions, self.calls, on_failure=self.fail)
-                await self.sessions.start(restarted=restarted)
+                self.runner_tasks = RunnerTasks(self.sessions, on_failure=self.fail)
+                await self.sessions.start(restarted=restarted, outside=self.runner_tasks)
+                await self.runner_tasks.start(restarted=restarted)
             async with self.manager.exclusive():  # saves the state: any later start is a restart
                 pass
             freeze_imports()
@@ -142,6 +159,14 @@ class DataPlane:
         self._ensure_reconnecting()
         return stored is not None
 
+    async def _save_paused_time(self) -> None:
+        """Stores how long the calls of each session have waited, by which their sessions live longer."""
+        stored: dict[str, float] = {}
+        while True:
+            await asyncio.sleep(PAUSED_SAVE_S)  # it grows all the time: a restart may lose so much of it
+            if (found := self.calls.paused_time.state_dict()) != stored:
+                self.paused_store.put(stored := found)
+
     def fail(self, error: BaseException) -> None:
         """Fails the data plane for good: calls that wait, and later ones, raise the reason."""
         if self.failed is None:
@@ -153,12 +178,17 @@ class DataPlane:
         """Closes the gateway and its journal, and removes the replicas."""
         await self.ensure_started()
         if self.sessions is not None:
+            assert self.saving is not None
+            self.saving.cancel()
+            await asyncio.wait({self.saving})
+            await self.runner_tasks.stop()
             await self.sessions.stop()
             self.sessions = None
         self.stopping = True
         for replica_id in list(self.fleet):
             await self.fleet.remove(replica_id)
         self.store.clear()
+        self.paused_store.clear()
 
     # The trainer's side
 
@@ -175,25 +205,37 @@ class DataPlane:
         assert command in COMMANDS, command
         return await getattr(self.manager, command)(*arguments)
 
-    async def checked_metrics(self) -> dict[str, float]:
+    async def checked_metrics(self, loading: bool = False) -> dict[str, float]:
         """Metrics of all data planes, after their conservation laws were checked and a replica was found to serve.
+
+        While replicas are `loading`, or training has the devices of some, none need serve.
 
         Raises:
             IntegrityError: a law does not hold.
-            ReplicaLostError: no replica serves, so that every call would wait for ever.
+            ReplicaLostError: no replica serves or will, so that every call would wait for ever.
         """
         await self.ensure_started()
         async with self.manager.exclusive():
             self.check_integrity()
-            training = self.manager.in_state(self.manager.snapshot.training, PAUSED)
-            if not training and not self.manager.in_state(self.fleet, SERVING):
+            paused = self.manager.in_state(self.manager.snapshot.training, PAUSED)
+            if not loading and not paused and not self.manager.in_state(self.fleet, SERVING, RELEASED):
                 raise ReplicaLostError(", ".join(self.fleet), f"no replica serves version {self.fleet.committed}")
-            return sum_metrics([await self.metrics(), *await self._on_others("checked_metrics")])
+            metrics = sum_metrics([await self.metrics(), *await self._on_others("checked_metrics", loading)])
+            return drop_masked(metrics, self.masked)
+
+    def count_masked(self, tokens: int) -> None:
+        """Counts tokens that the trainer masked for their age; called on the first data plane, for those of all.
+
+        The count begins again when the first data plane does.
+        """
+        self.masked += tokens
 
     async def metrics(self) -> dict[str, float]:
         """Metrics of this data plane alone."""
-        metrics = self.fleet.metrics() | self.calls.metrics()
-        return metrics if self.sessions is None else metrics | await self.sessions.checked_metrics()
+        metrics = self.fleet.metrics() | self.calls.metrics() | self.groups.metrics()
+        if self.sessions is None:
+            return metrics
+        return metrics | await self.sessions.checked_metrics() | self.runner_tasks.metrics()
 
     def check_integrity(self) -> None:
         """Raises IntegrityError where a conservation law of fleet or calls does not hold."""
@@ -212,6 +254,11 @@ class DataPlane:
         self.failures.check()
         return count
 
+    async def observe(self, urgent: Collection[str]) -> RolloutObservation:
+        """The load of each replica now, with the calls counted that are of these groups, by their prompts' uids."""
+        await self.ensure_started()
+        return self.calls.observe(frozenset(urgent), self.notifier.count)
+
     async def progress(self) -> float:
         """A count of calls and tokens, which grows as long as anything is generated."""
         return sum(self.calls.metrics().values())
@@ -223,14 +270,17 @@ class DataPlane:
 
     # The agent loops' side
 
-    async def generate(self, name: str, prompt_ids: list[int], sampling: dict[str, Any]) -> Generated:
+    async def generate(self, name: str, prompt_ids: list[int], sampling: dict[str, Any], group: str = "") -> Generated:
         """Runs one call to its end. `sampling` has vLLM's fields; calls of one `name` prefer the same replica.
+
+        `group` is the uid of the prompt that it is for, "" for none.
 
         Raises:
             CallError: the call failed for good.
         """
         await self.ensure_started()
-        call = Call(name, array("i", prompt_ids), {"stream_interval": STREAM_INTERVAL, **sampling}, key=name)
+        fields = {"stream_interval": STREAM_INTERVAL, **sampling}
+        call = Call(name, array("i", prompt_ids), fields, key=name, group=group)
         generated = Generated()
         async with aclosing(self.calls.stream(call)) as chunks:
             async for chunk in chunks:
@@ -252,14 +302,32 @@ class DataPlane:
         async with self._journaling() as sessions:
             return await sessions.close(session_id, reason, self.fleet.committed)
 
-    async def acknowledge(self, session_id: str, kept: bool = True) -> None:
+    async def acknowledge(self, session_id: str, kept: bool = True, note: HandedNote | None = None) -> None:
         """The result of a closed session was stored for training, or, not `kept`, dropped: it is not returned again."""
         async with self._journaling() as sessions:
-            await sessions.acknowledge(session_id, kept)
+            await sessions.acknowledge(session_id, kept, note or NO_NOTE)
+            self.runner_tasks.forget(session_id)
 
-    async def notify_group_ended(self, error: str | None = None) -> None:
-        """A group of sessions has ended; `error` is the reason if it failed."""
-        self.failures.add(error)
+    async def run_task(self, order: TaskOrder) -> TaskResult:
+        """Has a runner do the task; returns how it ended. A repetition returns the same, until its session is
+        acknowledged; a cancellation withdraws the task."""
+        async with self._journaling():
+            return await self.runner_tasks.run(order)
+
+    async def record_groups(self, groups: Sequence[GroupDecided]) -> None:
+        """What became of groups of sessions; called on every data plane, for the groups of all."""
+        async with self._journaling() as sessions:
+            await sessions.record_groups(groups)
+
+    async def paused_seconds(self, session_id: str) -> float:
+        """Seconds in which a call of this session waited for a replica, or was on one that was paused."""
+        await self.ensure_started()
+        return self.calls.paused_time.seconds(session_id)
+
+    async def notify_group_ended(self, end: GroupEnd) -> None:
+        """A group of sessions has ended. Called on the first data plane, for the sessions of all."""
+        self.failures.add(end.error)
+        self.groups.add(end)
         self.notifier.notify()
 
     @asynccontextmanager
@@ -277,7 +345,9 @@ class DataPlane:
 
     def _replica_changed(self, view: ReplicaView, why: str) -> None:
         if view.state is DEAD and why != "restored" and not self.stopping:
-            if not self.fleet.timed_out(view.replica_id):
+            if self.fleet.timed_out(view.replica_id):
+                logger.error("%s is given up: %s (seamless.watchdog.transition_s)", view.replica_id, why)
+            else:
                 self.connections.lost.add(view.replica_id)
             self._ensure_reconnecting()
 
@@ -285,7 +355,7 @@ class DataPlane:
         """Reconnects to lost replicas also while no command is executed."""
         if self.reconnecting is None or self.reconnecting.done():
             self.reconnecting = asyncio.create_task(self._reconnect(), name="reconnecting")
-            self.reconnecting.add_done_callback(self._reconnecting_ended)
+            self.reconnecting.add_done_callback(self._background_ended)
 
     async def _reconnect(self) -> None:
         while self.connections.missing and not self.stopping:
@@ -295,7 +365,7 @@ class DataPlane:
         if states == {DEAD} and not self.stopping:
             raise ReplicaLostError(", ".join(self.fleet), "no replica is left, so that every call would wait for ever")
 
-    def _reconnecting_ended(self, task: asyncio.Task[None]) -> None:
+    def _background_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self.fail(error)
 

@@ -12,7 +12,7 @@ import logging
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from typing import Any
 
@@ -21,16 +21,23 @@ from omegaconf import DictConfig, OmegaConf
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from seamless_verl.config import engine_kwargs
-from seamless_verl.config.schema import GatewayConfig, SeamlessConfig
+from seamless_verl.config.schema import SeamlessConfig
 from seamless_verl.data_plane.actor import DataPlane, PlaneSettings
 from seamless_verl.data_plane.restart import SocketHolder
-from seamless_verl.data_plane.sessions import SessionSettings
+from seamless_verl.data_plane.sessions import HandedNote, SessionSettings
+from seamless_verl.gateway.request_rules import RequestRules
+from seamless_verl.journal import GroupDecided
+from seamless_verl.rollout.observation import RolloutObservation, merged
+from seamless_verl.trajectory.policies import GrammarTokens
 from seamless_verl.trajectory.session import Closed
 
 logger = logging.getLogger(__name__)
 PLANE = "seamless_data_plane"  # name of the first data plane's actor, in the job's namespace
 STOP_S = 60.0  # for all data planes to end
-CONCURRENCY = 4096  # calls of the actor's methods that may wait at once: one for each session or call, and more
+# How many of the actor's methods may run at once. Each call of an agent loop is one, and a command that freed them must
+# not wait behind them, so there is no limit in practice. A waiting one takes about 55 KB; concurrency groups would give
+# commands an event loop of their own, beside the one that owns the fleet.
+CONCURRENCY = 1_000_000
 RESTARTED_FOREVER = {"max_restarts": -1, "max_task_retries": -1}
 _planes: dict[tuple[str, str], list[Any]] = {}  # a job's data planes, by its Ray session and its job id
 
@@ -58,6 +65,7 @@ class DataPlaneClient:
         self.actors = [self._start(config, seamless, shard, node) for shard, node in enumerate(nodes)]
         self.actor = self.actors[0]
         self.urls = [actor.start.remote() for actor in self.actors]
+        self.hosts: dict[str, str] = {}  # the address of each attached replica's host, by the replica's id
 
     def _start(self, config: DictConfig, seamless: SeamlessConfig, shard: int, node: str) -> Any:
         placement = {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
@@ -67,7 +75,7 @@ class DataPlaneClient:
             port = seamless.gateway.port + shard if seamless.gateway.port else 0
             holder = ray.remote(SocketHolder).options(**placement, name=name).remote(port)
             self.socket_holders.append(holder)
-            sessions = session_settings(config, seamless.gateway, shard, name, ray.get(holder.address.remote())[1])
+            sessions = session_settings(config, seamless, shard, name, ray.get(holder.address.remote())[1])
         settings = plane_settings(config, seamless, shard, self.token, sessions)
         options = {**placement, **RESTARTED_FOREVER, "name": plane_name(shard), "max_concurrency": CONCURRENCY}
         return ray.remote(DataPlane).options(**options).remote(settings)
@@ -75,6 +83,10 @@ class DataPlaneClient:
     def execute(self, command: str, *arguments: Any) -> Any:
         """Executes a command of the rollout manager; returns its result."""
         return ray.get(self.actor.execute.remote(command, *arguments))
+
+    def observe(self, urgent: Sequence[str] = ()) -> RolloutObservation:
+        """The load of each replica now, with the calls counted that are of these groups, by their prompts' uids."""
+        return merged(ray.get([actor.observe.remote(urgent) for actor in self.actors]))
 
     def attach(self, replicas: Sequence[PlacedReplica], *, keep_kv: bool) -> None:
         """Makes the replicas' servers listen and the data planes connect; replicas serve after the next commit."""
@@ -84,10 +96,17 @@ class DataPlaneClient:
             for server, placed in zip(servers, replicas, strict=True)
         ]
         names = [placed.replica_id for placed in replicas]
-        listeners = zip(names, servers, ray.get(listening), strict=True)
+        addresses = ray.get(listening)
+        self.hosts = {name: host for name, (host, _) in zip(names, addresses, strict=True)}
+        listeners = zip(names, servers, addresses, strict=True)
         ray.get([self.actor.attach.remote(name, *address, server) for name, server, address in listeners])
         if urls := [url for url in ray.get(self.urls) if url is not None]:
             logger.info("The gateway listens at %s", ", ".join(urls))
+
+    def record_groups(self, groups: Sequence[GroupDecided]) -> None:
+        """Writes what became of groups into the journals of their sessions."""
+        if groups:
+            ray.get([actor.record_groups.remote(groups) for actor in self.actors])
 
     def stop(self) -> None:
         """Ends the data planes; raises GetTimeoutError if they do not end in time."""
@@ -121,8 +140,10 @@ def plane_settings(
     )
 
 
-def session_settings(config: DictConfig, gateway: GatewayConfig, shard: int, holder: str, port: int) -> SessionSettings:
-    rollout = config.actor_rollout_ref.rollout
+def session_settings(
+    config: DictConfig, seamless: SeamlessConfig, shard: int, holder: str, port: int
+) -> SessionSettings:
+    rollout, gateway = config.actor_rollout_ref.rollout, seamless.gateway
     length = rollout.max_model_len or rollout.prompt_length + rollout.response_length
     model = str(config.actor_rollout_ref.model.path)
     names = ("--served-model-name", os.path.basename(model.rstrip("/")), "policy")
@@ -130,12 +151,25 @@ def session_settings(config: DictConfig, gateway: GatewayConfig, shard: int, hol
         model=model,
         journal=str(gateway.journal_of(shard, config.trainer.default_local_dir)),
         admin_key=secrets.token_urlsafe(),
+        runner_key=secrets.token_urlsafe(),
+        max_calls=gateway.max_calls,
+        max_sessions=gateway.max_sessions,
         port=port,
         options=(f"--max-model-len={length}", f"--dtype={rollout.dtype}", *names, *gateway.options),
-        max_prompt=rollout.prompt_length,
-        max_response=rollout.response_length,
+        max_sequence=seamless.tokens.sequence_limit(rollout.prompt_length, rollout.response_length),
+        limit_keys=limit_keys(seamless, rollout),
+        grammar=GrammarTokens(seamless.tokens.grammar),
         socket_holder=holder,
+        public_address=gateway.public_address,
+        rules=RequestRules(**asdict(gateway.requests)),
     )
+
+
+def limit_keys(seamless: SeamlessConfig, rollout: DictConfig) -> str:
+    """The settings from which the longest training sequence follows, with their values, for messages."""
+    if (longest := seamless.tokens.max_sequence) is not None:
+        return f"seamless.tokens.max_sequence={longest}"
+    return f"data.max_prompt_length={rollout.prompt_length} + data.max_response_length={rollout.response_length}"
 
 
 def plane_name(shard: int) -> str:
@@ -196,7 +230,8 @@ async def open_session(plane: Any, opening: dict[str, Any]) -> dict[str, Any]:
 async def discard_session(plane: Any, session_id: str, reason: Closed) -> None:
     """Ends the session; nothing of it is trained."""
     await await_reply(plane.close_session.remote(session_id, reason))
-    await await_reply(plane.acknowledge.remote(session_id, kept=False))
+    note = HandedNote(reason="its agent was stopped" if reason is Closed.ABANDONED else "its agent loop failed")
+    await await_reply(plane.acknowledge.remote(session_id, False, note))
 
 
 def living_replies(calls: Iterable[Any]) -> Iterator[Any]:

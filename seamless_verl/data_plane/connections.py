@@ -149,7 +149,7 @@ class ReplicaConnections:
             if asyncio.get_running_loop().time() > limit:
                 self._give_up(address, f"unreachable for {RECONNECT_S:g} s: {problem}")
                 return
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(RETRY_S)  # nothing notifies of a server that listens again
 
     async def _try_once(self, address: ReplicaAddress) -> str | None:
         """Tries to reconnect; returns the problem if it is to be tried again."""

@@ -3,11 +3,46 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 from seamless_verl.errors import GroupsFailedError
 
 MAX_FAILED_GROUPS = "seamless.gateway.max_failed_groups"
+
+
+@dataclass(frozen=True)
+class GroupEnd:
+    """How a group of sessions ended: `error` is why it was dropped, None if it was handed over.
+
+    `failed` of its `sessions` failed, by kind in `kinds`: some were given the failure's reward, others left out.
+    """
+
+    error: str | None = None
+    sessions: int = 0
+    failed: int = 0
+    kinds: Mapping[str, int] = field(default_factory=dict)
+    validation: bool = False
+
+
+class GroupCounts:
+    """Counts groups and sessions that ended since the data plane was started."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter({"groups/ended": 0, "groups/dropped": 0})
+        self.counts.update({"sessions/ended": 0, "sessions/failed": 0})
+
+    def add(self, end: GroupEnd) -> None:
+        self.counts["groups/ended"] += 1
+        self.counts["groups/dropped"] += end.error is not None
+        self.counts["sessions/ended"] += end.sessions
+        self.counts["sessions/failed"] += end.failed
+        self.counts.update({f"sessions/failed/{kind}": count for kind, count in end.kinds.items()})
+
+    def metrics(self) -> dict[str, float]:
+        return {name: float(count) for name, count in self.counts.items()}
 
 
 class GroupNotifier:

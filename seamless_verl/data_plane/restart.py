@@ -16,8 +16,10 @@ import ray
 from ray import cloudpickle
 from ray.experimental import internal_kv
 
+from seamless_verl.gateway.listening import open_listeners
+
 NAMESPACE = "seamless_verl"
-BACKLOG = 2048  # connections that wait for a gateway
+MAX_SOCKETS = 2  # at the node's address, and at the loopback address
 TRANSFER_S = 10.0  # both ends of a socket's transfer are on one host
 
 
@@ -41,44 +43,44 @@ class StateStore:
 
 
 class SocketHolder:
-    """An actor that holds the gateway's listening socket and does nothing else, so that it outlives the gateway.
+    """An actor that holds the gateway's listening sockets and does nothing else, so that it outlives the gateway.
 
     Raises:
         OSError: the port is taken.
     """
 
     def __init__(self, port: int) -> None:
-        self.socket = socket.create_server((ray.util.get_node_ip_address(), port), backlog=BACKLOG)
+        self.sockets = open_listeners(ray.util.get_node_ip_address(), port)
 
     def address(self) -> tuple[str, int]:
-        host, port = self.socket.getsockname()[:2]
+        host, port = self.sockets[0].getsockname()[:2]
         return host, port
 
-    def send_copy(self, path: str) -> None:
-        """Sends a copy of the socket to the process that listens at this path."""
+    def send_copies(self, path: str) -> None:
+        """Sends copies of the sockets to the process that listens at this path."""
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(TRANSFER_S)
             connection.connect(path)
-            socket.send_fds(connection, [b"."], [self.socket.fileno()])
+            socket.send_fds(connection, [b"."], [held.fileno() for held in self.sockets])
 
 
-async def held_socket(holder: str) -> socket.socket | None:
-    """A copy of the socket of this holder; None if the holder is dead, which frees its address."""
+async def held_sockets(holder: str) -> list[socket.socket]:
+    """Copies of the sockets of this holder; none if the holder is dead, which frees its address."""
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as receiver:
         path = str(Path(folder, "socket"))  # a folder that only this user may enter
         receiver.bind(path)
         receiver.listen(1)
         receiver.settimeout(TRANSFER_S)
         try:
-            await ray.get_actor(holder).send_copy.remote(path)
+            await ray.get_actor(holder).send_copies.remote(path)
         except (ray.exceptions.RayActorError, ValueError):  # Ray has no actor of this name any more
-            return None
-        return await asyncio.to_thread(_receive_socket, receiver)
+            return []
+        return await asyncio.to_thread(_receive_sockets, receiver)
 
 
-def _receive_socket(receiver: socket.socket) -> socket.socket:
+def _receive_sockets(receiver: socket.socket) -> list[socket.socket]:
     connection, _ = receiver.accept()
     with connection:
         connection.settimeout(TRANSFER_S)
-        _, (descriptor, *_), _, _ = socket.recv_fds(connection, 1, 1)
-    return socket.socket(fileno=descriptor)
+        _, descriptors, _, _ = socket.recv_fds(connection, 1, MAX_SOCKETS)
+    return [socket.socket(fileno=descriptor) for descriptor in descriptors]

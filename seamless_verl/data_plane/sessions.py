@@ -11,25 +11,44 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from socket import gethostname
+from typing import TYPE_CHECKING, Any
 
 import ray
 
-from seamless_verl.data_plane.restart import held_socket
+from seamless_verl.client.admin_file import AdminFile
+from seamless_verl.data_plane.restart import held_sockets
 from seamless_verl.errors import ConfigError, JournalOrderError
-from seamless_verl.journal import CallEnded, HandedOver, HandOverBegun, SessionClosed, SqliteJournal, Stage
+from seamless_verl.gateway.request_rules import RequestRules
+from seamless_verl.journal import (
+    CallEnded,
+    GroupDecided,
+    GroupOutcome,
+    HandedOver,
+    HandOverBegun,
+    SessionClosed,
+    SqliteJournal,
+    Stage,
+)
 from seamless_verl.journal.recovery import read_closed_session
 from seamless_verl.rollout.call import Calls
 from seamless_verl.trajectory.account import Account, DropReason
-from seamless_verl.trajectory.policies import TrainAll
+from seamless_verl.trajectory.policies import GrammarTokens, TrainAll
 from seamless_verl.trajectory.records import Finish
-from seamless_verl.trajectory.sequences import SequenceLimits, TrainingSequence, assemble
+from seamless_verl.trajectory.sequences import Assembly, SequenceLimits, TrainingSequence, assemble
 from seamless_verl.trajectory.session import Closed, SessionRecord
+from seamless_verl.trajectory.untrained import why_untrained
+
+if TYPE_CHECKING:
+    from seamless_verl.gateway.protocols import OutsideApi
 
 logger = logging.getLogger(__name__)
 KEPT_S = 7 * 24 * 3600.0  # for which the journal keeps a session after its hand-over,
@@ -39,30 +58,66 @@ LOCKED_S, RETRY_S = 10.0, 0.05  # an earlier process that was just killed may ho
 
 @dataclass(frozen=True)
 class SessionSettings:
-    """Settings of a gateway. `options` are those of `vllm serve`; `max_prompt` and `max_response` bound a training
-    sequence, in tokens.
+    """Settings of a gateway. `options` are those of `vllm serve`; `max_sequence` bounds a training sequence, in tokens,
+    and `limit_keys` names the user's settings that it follows from; `grammar` says what is trained of tokens that were
+    sampled under a grammar.
 
+    `max_calls` run at once, and `max_sessions` are open when another is opened from outside; None is no bound.
     `socket_holder` names the actor that holds the listening socket, at `port`, while the gateway is down.
+    `public_address` and `rules` are those of GatewaySettings.
     """
 
     model: str
     journal: str
     admin_key: str
+    runner_key: str = ""
+    max_calls: int | None = None
+    max_sessions: int | None = None
     port: int = 0
     options: Sequence[str] = ()
-    max_prompt: int | None = None
-    max_response: int | None = None
+    max_sequence: int | None = None
+    limit_keys: str = "max_sequence"
+    grammar: GrammarTokens = GrammarTokens.MASK_FORCED
     socket_holder: str | None = None
+    public_address: str | None = None
+    rules: RequestRules = field(default_factory=RequestRules)
 
 
 @dataclass(frozen=True)
 class FinishedSession:
-    """The result of a session: sequences to train, rewards by name, turns, and the account of its tokens."""
+    """The result of a session: sequences to train, rewards by name, turns, and the account of its tokens.
+
+    `untrained` is why there is no sequence, empty if there is one.
+    """
 
     sequences: list[TrainingSequence]
     rewards: dict[str, float]
     turns: int
     account: dict[str, float] = field(default_factory=dict)
+    untrained: str = ""
+
+
+@dataclass(frozen=True)
+class HandedNote:
+    """What the journal keeps of a session's hand-over: why it was dropped or its agent failed, and all its rewards.
+
+    The tokens of one that was dropped are counted under `dropped`.
+    """
+
+    uid: str = ""
+    reason: str = ""
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    validation: bool = False
+    dropped: DropReason = DropReason.SESSION
+
+    def as_dict(self, *, kept: bool) -> dict[str, Any]:
+        """Plain JSON values; empty ones are left out."""
+        rewards = {name: value for name, value in self.rewards.items() if math.isfinite(value)}
+        values = {"dropped": "" if kept else str(self.dropped), "reason": self.reason, "rewards": rewards}
+        return {"kept": kept, **{name: value for name, value in values.items() if value}}
+
+
+NO_NOTE = HandedNote()
 
 
 class Sessions:
@@ -71,30 +126,34 @@ class Sessions:
     def __init__(self, settings: SessionSettings, calls: Calls, *, on_failure: Callable[[BaseException], None]) -> None:
         self.settings, self.calls, self.on_failure = settings, calls, on_failure
         self.journal: SqliteJournal
-        self.closed: dict[str, asyncio.Event] = {}  # of sessions opened or restored, until they are handed over
+        self.closed: dict[str, asyncio.Event] = {}  # of awaited sessions, until they are handed over
         self.finishing: set[str] = set()  # sessions handed over whose last requests may still run
         self.account = Account()  # of acknowledged sessions
-        self.unacknowledged: dict[str, Account] = {}  # of sessions handed over and not yet acknowledged
+        # account and tool calls of sessions handed over and not yet acknowledged
+        self.unacknowledged: dict[str, tuple[Account, int]] = {}
+        self.queued: Counter[str] = Counter()  # tokens acknowledged, by prompt, until its outcome is known
+        self.tool_calls = 0  # in the replies of acknowledged sessions
         self.discards: set[asyncio.Task[None]] = set()  # of sessions that nobody trains
 
-    async def start(self, *, restarted: bool) -> None:
+    async def start(self, *, restarted: bool, outside: OutsideApi | None = None) -> None:
         """Starts the gateway; `restarted` after a death, it continues the sessions that were open then.
+
+        `outside` serves runners.
 
         Raises:
             ConfigError: another run writes the journal.
             JournalError: it cannot be read.
         """
         # Imported here, since vLLM's serving classes take seconds to import and few processes need them.
-        from seamless_verl.gateway.admin import write_admin_file
         from seamless_verl.gateway.recorder import JournalRecorder
-        from seamless_verl.gateway.recovery import GatewayRecovery
+        from seamless_verl.gateway.recovery import GatewayRecovery, is_awaited
         from seamless_verl.gateway.server import Gateway, GatewaySettings
 
         self.journal = await self._open_journal()
         open_sessions = await asyncio.to_thread(self.journal.restore)
         self.recorder = JournalRecorder(self.journal, on_closed=self._session_closed)
         if restarted:
-            self.closed = {session.session_id: asyncio.Event() for session in open_sessions}
+            self.closed = {session.session_id: asyncio.Event() for session in open_sessions if is_awaited(session)}
         else:  # sessions of an earlier run, whose agents have ended with it
             for session in open_sessions:
                 cut = [CallEnded(call.call_id, Finish.CANCELLED) for call in session.calls if call.interrupted]
@@ -106,17 +165,26 @@ class Sessions:
             options=settings.options,
             host=ray.util.get_node_ip_address(),
             port=settings.port,
+            rules=settings.rules,
+            public_address=settings.public_address,
+            max_running=settings.max_calls,
+            max_open=settings.max_sessions,
+            runner_key=settings.runner_key,
         )
         self.gateway = Gateway(
             options,
             source=self.calls,
             recorder=self.recorder,
             recovery=GatewayRecovery(self.journal, self.recorder),
-            listener=None if settings.socket_holder is None else await held_socket(settings.socket_holder),
+            listeners=[] if settings.socket_holder is None else await held_sockets(settings.socket_holder),
             on_failure=self.on_failure,
+            outside=outside,
         )
+        self.gateway.table.paused_s = self.calls.paused_time.total
         await self.gateway.start()
-        write_admin_file(self.admin_file, url=self.gateway.url, key=settings.admin_key)
+        AdminFile(self.gateway.url, settings.admin_key, settings.runner_key, gethostname(), os.getpid()).write(
+            self.admin_file
+        )
         logger.info("The gateway's admin API: address and key are in %s", self.admin_file)
 
     async def _open_journal(self) -> SqliteJournal:
@@ -132,12 +200,10 @@ class Sessions:
     @property
     def admin_file(self) -> Path:
         """Address and key of the admin API, beside the journal; only this user can read it."""
-        return Path(f"{self.settings.journal}.admin.json")
+        return AdminFile.beside(self.settings.journal)
 
     async def stop(self) -> None:
-        from seamless_verl.gateway.admin import remove_admin_file
-
-        remove_admin_file(self.admin_file)
+        self.admin_file.unlink(missing_ok=True)
         await self.gateway.stop()
         await asyncio.gather(*self.discards)
         self.journal.close()
@@ -154,16 +220,26 @@ class Sessions:
     async def _discard(self, session_id: str) -> None:
         """Ends the hand-over of a session that nobody trains, so that the journal keeps it no longer than others."""
         try:
-            record = self._take(session_id)
-            await self.journal.append(HandOverBegun(session_id), HandedOver(session_id, time.time()))
+            await self._drop(self._take(session_id), DropReason.SESSION, "no agent loop waited for it")
         except Exception as error:  # no task awaits this one
             self.on_failure(error)
-        else:
-            self.account += assemble(record, TrainAll(), 0).account.discarded(DropReason.SESSION)
+
+    async def drop(self, session_id: str, reason: Closed, dropped: DropReason, why: str) -> None:
+        """Ends a session whose agent is gone: nothing of it is trained, and its tokens are counted for this reason.
+
+        `why` is for the journal's readers.
+        """
+        await self._drop(await self._close(session_id, reason), dropped, why)
+
+    async def _drop(self, record: SessionRecord, dropped: DropReason, why: str) -> None:
+        note = HandedNote(record.uid, why, dropped=dropped).as_dict(kept=False)
+        begun, ended = self._hand_over_begun(record.session_id), HandedOver(record.session_id, time.time(), note)
+        await self.journal.append(begun, ended)
+        self.account += self._assemble(record, 0).account.discarded(dropped)
 
     async def open(self, body: dict[str, Any]) -> dict[str, Any]:
         """Opens a session. One whose reply was lost with an earlier process expires, since no agent has its key."""
-        opened = await self.gateway.admin.open(body)
+        opened = await self.gateway.admin.open(body, awaited=True)
         self.closed[opened["session_id"]] = asyncio.Event()
         return opened
 
@@ -181,12 +257,29 @@ class Sessions:
             JournalOrderError: the session is unknown, or was acknowledged.
         """
         record = await self._close(session_id, reason)
-        limits = SequenceLimits(self.settings.max_prompt, self.settings.max_response)
-        assembly = assemble(record, TrainAll(), version, limits)
+        assembly = self._assemble(record, version)
         with suppress(JournalOrderError):  # the hand-over has begun before
-            await self.journal.append(HandOverBegun(session_id))
-        self.unacknowledged[session_id] = assembly.account
-        return FinishedSession(assembly.sequences, dict(record.rewards), len(record.turns), assembly.account.metrics())
+            await self.journal.append(self._hand_over_begun(session_id))
+        tool_calls = sum(tool_calls_of(turn.reply) for turn in record.turns)
+        self.unacknowledged[session_id] = (assembly.account, tool_calls)
+        return FinishedSession(
+            assembly.sequences,
+            dict(record.rewards),
+            len(record.turns),
+            assembly.account.metrics(),
+            "" if assembly.sequences else why_untrained(record.tree, self._limits, self.settings.limit_keys),
+        )
+
+    @property
+    def _limits(self) -> SequenceLimits:
+        return SequenceLimits(self.settings.max_sequence)
+
+    def _assemble(self, record: SessionRecord, version: int) -> Assembly:
+        return assemble(record, TrainAll(), version, self._limits, self.settings.grammar)
+
+    def _hand_over_begun(self, session_id: str) -> HandOverBegun:
+        """With what readers of the journal need to count the session's tokens as they are counted here."""
+        return HandOverBegun(session_id, {"limits": asdict(self._limits), "grammar": str(self.settings.grammar)})
 
     async def _close(self, session_id: str, reason: str) -> SessionRecord:
         """Closes the session; returns its record, from memory the first time in this process, else from the journal."""
@@ -199,29 +292,52 @@ class Sessions:
 
     def _take(self, session_id: str) -> SessionRecord:
         """A closed session's record; the gateway forgets the session as soon as no request of it runs."""
+        self.calls.paused_time.forget(session_id)
         self.finishing.add(session_id)
         self.forget_finished()
         return self.recorder.take(session_id)
 
-    async def acknowledge(self, session_id: str, kept: bool) -> None:
+    async def acknowledge(self, session_id: str, kept: bool, note: HandedNote = NO_NOTE) -> None:
         """Ends the hand-over: the session's sequences are in TransferQueue, or, not `kept`, were dropped.
 
-        The session is not returned any more. A second call changes nothing.
+        The session is not returned any more. A second call changes nothing. The rewards that are not finite numbers
+        are left out of the journal.
 
         Raises:
             JournalOrderError: the session was not closed.
         """
         try:
-            await self.journal.append(HandedOver(session_id, time.time()))
+            await self.journal.append(HandedOver(session_id, time.time(), note.as_dict(kept=kept)))
         except JournalOrderError:
             if await asyncio.to_thread(self.journal.stage, session_id) is not Stage.HANDED:
                 raise
-        account = self.unacknowledged.pop(session_id, Account())  # empty if repeated, or closed by an earlier process
-        self.account += account if kept else account.discarded(DropReason.SESSION)
+        nothing = (Account(), 0)  # if repeated, or closed by an earlier process
+        account, tool_calls = self.unacknowledged.pop(session_id, nothing)
+        self.tool_calls += tool_calls
+        if not kept or note.validation:
+            self.account += account.discarded(DropReason.VALIDATION if kept else note.dropped)
+            return
+        self.account += account
+        self.queued[note.uid] += account.trained
+
+    async def record_groups(self, groups: Sequence[GroupDecided]) -> None:
+        """What became of groups: into the journal, and the tokens of those that were dropped into the account."""
+        await self.journal.append(*groups)
+        for decided in groups:
+            tokens = self.queued.pop(decided.uid, 0)
+            if decided.outcome is not GroupOutcome.TRAINED:
+                self.account = self.account.with_dropped(tokens, DropReason.GROUP)
 
     async def checked_metrics(self) -> dict[str, float]:
-        """Metrics of all sessions' tokens, after a check of their conservation laws; also deletes old sessions."""
+        """Metrics of all sessions, after a check of their conservation laws; also deletes old sessions."""
         self.gateway.table.check_integrity()
         self.account.check_integrity()
         await self.journal.compact(time.time() - KEPT_S, KEPT_BYTES)
-        return self.account.metrics()
+        own = {"sessions/tool_calls": float(self.tool_calls)}
+        return self.account.metrics() | self.gateway.metrics() | own
+
+
+def tool_calls_of(reply: Mapping[str, Any]) -> int:
+    """How many tools a recorded reply called."""
+    message = reply.get("message")
+    return len(message.get("tool_calls") or ()) if isinstance(message, Mapping) else 0

@@ -1,21 +1,14 @@
-"""The admin API: opens, shows and closes sessions, and accepts their rewards.
-
-A running gateway's address and admin key can be kept in a file, for programs that drive the gateway from outside.
-"""
+"""The admin API: opens, shows and closes sessions, and accepts their rewards."""
 
 from __future__ import annotations
 
-import json
-import os
-import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from seamless_verl.errors import ConfigError
 from seamless_verl.gateway.api_errors import ApiError, ErrorCode
 from seamless_verl.gateway.protocols import Recorder
-from seamless_verl.gateway.session import Session, SessionLimits, SessionSampling
+from seamless_verl.gateway.session import Session, SessionLimits, SessionSampling, SessionState
 from seamless_verl.gateway.sessions import SessionTable
 from seamless_verl.runtime.fields import Text, read, read_value
 
@@ -33,18 +26,25 @@ class Admin:
         self._table, self._recorder, self._cancel, self.url = table, recorder, cancel, url
 
     async def handle(self, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """POST /admin/sessions, GET /admin/sessions/<id>, POST /admin/sessions/<id>/close; raises ApiError."""
+        """GET and POST /admin/sessions, GET /admin/sessions/<id>, POST to its /close and /reward; raises ApiError."""
         match method, path.strip("/").split("/")[1:]:
             case "POST", ["sessions"]:
+                self._table.check_room()
                 return await self.open(body)
+            case "GET", ["sessions"]:
+                return {"sessions": [session.describe() for session in self._table]}
+            case "POST", ["sessions", session_id, "reward"]:
+                return await self.reward(self._table.get(session_id), body)
             case "GET", ["sessions", session_id]:
                 return self._table.get(session_id).describe()
             case "POST", ["sessions", session_id, "close"]:
                 return await self.close(session_id, body.get("reason", "finished"))
         raise ApiError(ErrorCode.NOT_FOUND, f"Nothing is served at {method} {path}")
 
-    async def open(self, body: dict[str, Any]) -> dict[str, Any]:
+    async def open(self, body: dict[str, Any], *, awaited: bool = False) -> dict[str, Any]:
         """Opens a session; returns its id, its key (only now), and the base URLs that contain the key.
+
+        `awaited`: an agent loop of the run waits for its end.
 
         Raises:
             ApiError: MALFORMED, with all mistakes of the body.
@@ -55,7 +55,7 @@ class Admin:
         limits = reader.settings(SessionLimits, "limits")
         sampling = reader.settings(SessionSampling, "sampling")
         reader.refuse_mistakes()
-        session, key = self._table.open(uid, limits=limits, sampling=sampling, metadata=metadata)
+        session, key = self._table.open(uid, limits=limits, sampling=sampling, metadata=metadata, awaited=awaited)
         try:
             await self._recorder.open_session(session)
         except BaseException:  # the caller gets no id, so nobody would ever close it
@@ -89,11 +89,18 @@ class Admin:
         return len(expired)
 
     async def reward(self, session: Session, body: dict[str, Any]) -> dict[str, Any]:
-        """Records `reward`, a finite number, under `name`."""
+        """Records `reward`, a finite number, under `name`, which takes one; the same again changes nothing."""
         reader = _BodyReader(body)
         value = reader.value(float, "reward", way_out="Give a finite number")
         name = reader.value(Text, "name", default="reward", way_out="Give a name, or leave it out")
         reader.refuse_mistakes()
+        if session.state is not SessionState.OPEN:
+            code = ErrorCode.EXPIRED if session.state is SessionState.EXPIRED else ErrorCode.CLOSED
+            message = f"Session {session.session_id} is {session.state} ({session.reason}): it takes no reward any more"
+            raise ApiError(code, message)
+        if session.rewards.setdefault(name, value) != value:
+            message = f"Session {session.session_id} has the reward {name}={session.rewards[name]} already"
+            raise ApiError(ErrorCode.REWARDED, message, param="reward")
         await self._recorder.post_reward(session, name, value)
         return {"session_id": session.session_id, "name": name, "reward": value}
 
@@ -133,23 +140,3 @@ class _BodyReader:
         if self._mistakes:
             message = "\n".join(str(mistake) for mistake in self._mistakes)
             raise ApiError(ErrorCode.MALFORMED, message, param=self._mistakes[0].key)
-
-
-def write_admin_file(path: Path, *, url: str, key: str) -> None:
-    """Writes `{"url": ..., "key": ...}`: the gateway's address and its admin key, readable by its owner only.
-
-    The admin API is at `<url>/admin`. An earlier file is replaced at once, so that a reader never sees half of one.
-    """
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # its mode is 0600
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump({"url": url, "key": key}, file)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-
-
-def remove_admin_file(path: Path) -> None:
-    """Removes the file when its gateway stops; a missing one is no error."""
-    path.unlink(missing_ok=True)

@@ -43,8 +43,24 @@ class ErrorCode(StrEnum):
     """the body is not a JSON object in UTF-8, or a value in it is not valid"""
     UNSUPPORTED = "unsupported_parameter"
     """a parameter whose tokens could not be recorded, or that cannot reach the replicas"""
+    OUT_OF_BOUNDS = "value_out_of_bounds"
+    """a value is larger, or nested deeper, than is accepted"""
+    NO_PREVIOUS = "previous_response_not_found"
+    """the response that this one would continue is not stored in the session"""
+    NO_MODEL = "model_not_found"
+    """no model of this name is served"""
     REUSED_KEY = "idempotency_key_reused"
     """the idempotency key was sent before with another request"""
+    PROTOCOL = "protocol_version"
+    """the runner speaks another version of the protocol than the run"""
+    LEASE_UNKNOWN = "lease_unknown"
+    """there is no such lease"""
+    LEASE_EXPIRED = "lease_expired"
+    """the lease was lost for want of a sign of life: another runner has the task, or will have it"""
+    LEASE_ENDED = "lease_ended"
+    """the lease has ended: its result was accepted, it was given back, or the task is no longer wanted"""
+    REWARDED = "reward_exists"
+    """the session has another reward of this name already"""
     BUSY = "rate_limit_exceeded"
     """too many calls run now; a later retry helps"""
 
@@ -61,7 +77,15 @@ STATUS = {
     ErrorCode.TOO_LARGE: 413,
     ErrorCode.MALFORMED: 400,
     ErrorCode.UNSUPPORTED: 400,
+    ErrorCode.OUT_OF_BOUNDS: 400,
+    ErrorCode.NO_PREVIOUS: 400,
+    ErrorCode.NO_MODEL: 404,
     ErrorCode.REUSED_KEY: 422,
+    ErrorCode.PROTOCOL: 400,
+    ErrorCode.LEASE_UNKNOWN: 404,
+    ErrorCode.LEASE_EXPIRED: 410,
+    ErrorCode.LEASE_ENDED: 409,
+    ErrorCode.REWARDED: 409,
     ErrorCode.BUSY: 429,
 }
 

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from msgspec import structs
 from vllm.config import VllmConfig
 from vllm.engine.protocol import EngineClient
-from vllm.exceptions import GracefulHTTPError, VLLMValidationError
+from vllm.exceptions import VLLMValidationError
 from vllm.outputs import RequestOutput
 from vllm.renderers import renderer_from_config
 from vllm.sampling_params import SamplingParams
@@ -44,6 +44,7 @@ from seamless_verl.gateway.retries import CallOutput
 from seamless_verl.gateway.running_call import RunningCall, finish_reply
 from seamless_verl.gateway.session import SessionState
 from seamless_verl.journal import StoredCall
+from seamless_verl.platform.vllm_versions import GracefulHTTPError
 from seamless_verl.trajectory.records import TOKEN
 
 
@@ -115,7 +116,7 @@ class IdleEngineClient(EngineClient):
 class FleetEngineClient(IdleEngineClient):
     """Runs the calls of sessions; needs a VllmConfig for rendering and checking, and starts no engine.
 
-    Owned state: the running calls by their tasks.
+    Owned state: the running calls by their tasks; `malformed_calls` counts replies with tool calls that cannot be read.
     """
 
     def __init__(self, vllm_config: VllmConfig, *, source: CallSource, recorder: Recorder) -> None:
@@ -124,6 +125,7 @@ class FleetEngineClient(IdleEngineClient):
         self.input_processor = InputProcessor(vllm_config, self.renderer)
         self._source, self._recorder = source, recorder
         self._running: dict[asyncio.Task[None], RunningCall] = {}
+        self.malformed_calls = 0
 
     async def generate(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **options: Any
@@ -150,6 +152,9 @@ class FleetEngineClient(IdleEngineClient):
         finally:
             for call in calls:
                 call.detach()
+
+    def _count_malformed(self) -> None:
+        self.malformed_calls += 1
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """Cancels the calls of these requests; of two requests with one id, both."""
@@ -215,7 +220,14 @@ class FleetEngineClient(IdleEngineClient):
             Decoder(tokenizer, request, parent, choice),
             output,
             queue.put,
-            partial(finish_reply, context, tokenizer, self.model_config, add_prefix=earlier is None),
+            partial(
+                finish_reply,
+                context,
+                tokenizer,
+                self.model_config,
+                add_prefix=earlier is None,
+                on_malformed=self._count_malformed,
+            ),
             count_tokens,
             request_id=request.external_req_id or "",
         )
@@ -245,12 +257,15 @@ def _session_call(context: RequestContext, request: EngineCoreRequest, index: in
         array(TOKEN, request.prompt_token_ids),
         engine_sampling(request),
         key=session.session_id,
+        group=session.uid,
         session_id=session.session_id,
         digest=context.digest,
         request=context.stored_request(),
         attempt=context.attempt.number,
         index=index,
         idempotency_key=context.attempt.key,
+        response=context.stored_response(),
+        dropped_tools=context.dropped_tools,
     )
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import FastAPI
@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from seamless_verl.gateway.http import COUNT_TOKENS_PATH, GENERATION_PATHS, ReplayedBody
+from seamless_verl.gateway.http import COUNT_TOKENS_PATH, GENERATION_PATHS, Body, ReplayedBody
 
 READ_BODY = "seamless_verl.read_body"  # the scope's key of a ReadBody
 ROUTE_ERROR = "seamless_verl.route_error"  # the scope's key of an error that a route's function raised
@@ -66,18 +66,18 @@ class FastPath:
 
 
 class ReadBody:
-    """A parsed body, with the values that the session sets in it."""
+    """A parsed body, as `change` changes it."""
 
-    def __init__(self, body: Mapping[str, Any], overrides: Mapping[str, Any], raw: bytes) -> None:
-        self._body, self._overrides, self._raw = body, overrides, raw
+    def __init__(self, body: Body, change: Callable[[Body], Body], raw: bytes) -> None:
+        self._body, self._change, self._raw = body, change, raw
 
     def values(self) -> dict[str, Any]:
         """A new dict each time: validation writes into it."""
-        return {**self._body, **self._overrides}
+        return self._change(self._body)
 
     def encode(self) -> bytes:
         """As JSON; from the raw bytes, for validation may have written into nested values."""
-        return json.dumps({**json.loads(self._raw), **self._overrides}).encode()
+        return json.dumps(self._change(json.loads(self._raw))).encode()
 
     def with_length(self, scope: Scope) -> Scope:
         """The scope with the length of the encoded body."""

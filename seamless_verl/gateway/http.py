@@ -7,7 +7,9 @@ responses pass through watchers, which give its errors Anthropic's form where th
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -15,7 +17,9 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from seamless_verl.gateway.api_errors import Api, ApiError, ErrorCode, anthropic_error, error_response
-from seamless_verl.gateway.request_context import digest_of
+from seamless_verl.gateway.overflow import STATUS as OVERFLOW_STATUS
+from seamless_verl.gateway.overflow import failed_response_events, openai_overflow
+from seamless_verl.gateway.request_context import RequestContext, digest_of
 
 UNSUPPORTED_PARAMETERS = {
     "use_beam_search": "beam search tries tokens that no reply contains",
@@ -29,12 +33,19 @@ UNSUPPORTED_PARAMETERS = {
 }
 """Parameters that no agent may send, and why. The gateway adds some of them itself."""
 
-GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
+RESPONSES_PATH = "/v1/responses"
+GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", RESPONSES_PATH, "/v1/messages"})
 COUNT_TOKENS_PATH = "/v1/messages/count_tokens"
 REWARD_PATH = "/v1/session/reward"
 MODELS_PATH = "/v1/models"
-METHODS = dict.fromkeys((*GENERATION_PATHS, COUNT_TOKENS_PATH, REWARD_PATH), "POST") | {MODELS_PATH: "GET"}
+POSTED = (*GENERATION_PATHS, COUNT_TOKENS_PATH, REWARD_PATH)
+METHODS: dict[str, tuple[str, ...]] = dict.fromkeys(POSTED, ("POST",)) | {MODELS_PATH: ("GET",)}
+STORED_METHODS = ("GET", "DELETE")
 
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+"""An escaped half of a surrogate pair: only a text with one may be no Unicode."""
+
+MAX_DIGITS = 18  # of a length; Python refuses to read a number of thousands of digits
 Body: TypeAlias = dict[str, Any]
 
 
@@ -50,17 +61,29 @@ class Address:
         return Api.ANTHROPIC if self.path.startswith("/v1/messages") else Api.OPENAI
 
     @property
+    def response_id(self) -> str | None:
+        """The id of the stored response that it names, if any."""
+        prefix = f"{RESPONSES_PATH}/"
+        found = self.path.removeprefix(prefix) if self.path.startswith(prefix) else ""
+        return found if found and "/" not in found else None
+
+    @property
     def is_models(self) -> bool:
         """Whether it is the list of models, or one of them."""
         return f"{self.path}/".startswith(f"{MODELS_PATH}/")
 
     def check(self, method: str) -> None:
         """Raises ApiError when nothing is served at the path, or not with this method."""
-        served = "GET" if self.is_models else METHODS.get(self.path)
-        if served is None:
+        if self.response_id is not None:
+            served = STORED_METHODS
+        elif self.is_models:
+            served = ("GET",)
+        else:
+            served = METHODS.get(self.path, ())
+        if not served:
             raise ApiError(ErrorCode.NOT_FOUND, f"Nothing is served at {self.path}. Served are {', '.join(METHODS)}")
-        if method != served:
-            raise ApiError(ErrorCode.WRONG_METHOD, f"{self.path} takes {served}, not {method}")
+        if method not in served:
+            raise ApiError(ErrorCode.WRONG_METHOD, f"{self.path} takes {' or '.join(served)}, not {method}")
 
 
 def parse_address(path: str) -> Address:
@@ -88,7 +111,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
         ClientGoneError: the client disconnected before its end.
     """
     declared = Headers(scope=scope).get("content-length", "0")
-    if declared.isdecimal() and int(declared) > limit:
+    if declared.isdecimal() and (len(declared) > MAX_DIGITS or int(declared) > limit):
         raise _too_large(limit)
     parts, size, more = [], 0, True
     while more:
@@ -119,18 +142,27 @@ def parse_body(data: bytes) -> Body:
         raise _malformed(f"it is no JSON: {error}") from error
     if not isinstance(body, dict):
         raise _malformed("it is no JSON object")
+    if SURROGATE.search(data) is not None:
+        _check_characters(body)
     return body
 
 
+def _check_characters(body: Body) -> None:
+    try:
+        json.dumps(body, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise _malformed("a text in it has half of a surrogate pair, which is no character") from error
+    except RecursionError as error:
+        raise _malformed("it is nested too deeply") from error
+
+
 def digest_request(path: str, body: Mapping[str, Any]) -> str:
-    """The request's digest; raises ApiError for a parameter that is not served, or a text that is not Unicode."""
+    """The request's digest; raises ApiError for a parameter that is not served."""
     for name, why in UNSUPPORTED_PARAMETERS.items():
         if body.get(name) not in (None, False):
             raise ApiError(ErrorCode.UNSUPPORTED, f"{name} is not served here: {why}. Leave it out", param=name)
     try:
         return digest_of(path, body)
-    except UnicodeEncodeError as error:
-        raise _malformed("a text in it has half of a surrogate pair, which is no character") from error
     except RecursionError as error:
         raise _malformed("it is nested too deeply") from error
 
@@ -190,30 +222,50 @@ class DisconnectWatch:
 class ResponseWatch:
     """A send that remembers whether a successful response was sent in full.
 
-    It gives vLLM's errors Anthropic's form where that API was called.
+    It gives vLLM's errors the form of the API that was called; `on_error` gets the status and message of each.
     """
 
-    def __init__(self, send: Send, api: Api) -> None:
-        self._send, self._api = send, api
+    def __init__(self, send: Send, api: Api, context: RequestContext, on_error: Callable[[int, str], None]) -> None:
+        self._send, self._api, self._context, self._on_error = send, api, context, on_error
         self._error_start: Message | None = None
         self._error_body: list[bytes] = []
         self.complete = False
 
     async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start" and message["status"] >= 400 and self._api is Api.ANTHROPIC:
+        if message["type"] == "http.response.start" and message["status"] >= 400:
             self._error_start = message
             return
         if self._error_start is not None:
             self._error_body.append(message.get("body", b""))
             if not message.get("more_body", False):
-                await self._send_reshaped(self._error_start["status"], b"".join(self._error_body))
+                await self._send_error(self._error_start, b"".join(self._error_body))
             return
         await self._send(message)
         if message["type"] == "http.response.body" and not message.get("more_body", False):
             self.complete = True
 
-    async def _send_reshaped(self, status: int, data: bytes) -> None:
-        await send_json(self._send, status, anthropic_error(status, _error_message(data)))
+    async def _send_error(self, start: Message, data: bytes) -> None:
+        status, message, overflow = start["status"], _error_message(data), self._context.overflow
+        if overflow is not None:
+            status, message = OVERFLOW_STATUS, overflow.message
+        self._on_error(status, message)
+        if self._api is Api.ANTHROPIC:
+            text = message if overflow is None else overflow.anthropic_message
+            await send_json(self._send, status, anthropic_error(status, text))
+        elif overflow is None:
+            await self._send(start)
+            await self._send({"type": "http.response.body", "body": data})
+        elif self._context.path == RESPONSES_PATH and self._context.body.get("stream"):
+            await self._send_failed_response()
+        else:
+            await send_json(self._send, status, openai_overflow(overflow, self._context.path))
+
+    async def _send_failed_response(self) -> None:
+        model = str(self._context.body.get("model", ""))
+        data = failed_response_events(f"resp_{self._context.digest}", model, int(time.time()))
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._send({"type": "http.response.body", "body": data})
 
 
 def _error_message(data: bytes) -> str:

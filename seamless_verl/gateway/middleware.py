@@ -4,15 +4,19 @@ Invariants:
 - A request that passes runs in one open session, within its quotas, and is numbered in it.
 - An error has the form of the API that was called; a client never sees a traceback.
 - A request's place in its session is returned when the request ends, in whatever way.
+- What is recorded of refusals is bounded, for each session and for all programs outside of the run together.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import logging
-from collections.abc import Awaitable, Mapping
-from typing import Any
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, TypeAlias
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -22,6 +26,8 @@ from seamless_verl.gateway.api_errors import Api, ApiError, ErrorCode
 from seamless_verl.gateway.fast_path import READ_BODY, ReadBody
 from seamless_verl.gateway.http import (
     GENERATION_PATHS,
+    MODELS_PATH,
+    RESPONSES_PATH,
     REWARD_PATH,
     Address,
     Body,
@@ -36,24 +42,52 @@ from seamless_verl.gateway.http import (
     send_error,
     send_json,
 )
+from seamless_verl.gateway.models import ModelList
+from seamless_verl.gateway.protocols import OutsideApi
 from seamless_verl.gateway.request_context import CURRENT, RequestContext
+from seamless_verl.gateway.request_rules import RequestRules, changes_for, count_calls
 from seamless_verl.gateway.retries import Attempt
 from seamless_verl.gateway.session import Session
 from seamless_verl.gateway.sessions import SessionTable
+from seamless_verl.gateway.stored_responses import find_previous, stored_response
 
 logger = logging.getLogger(__name__)
 
 MAX_BODY = 32 << 20  # bytes: near 8 million tokens of text
+MAX_REFUSED = 256  # refusals of one session that are recorded as of a program outside of the run,
+MAX_REFUSED_OUTSIDE = 16_384  # and of all requests without an open session: programs may repeat a mistake for ever
+OnRefusal: TypeAlias = Callable[[Session, str, int, str], None]
+"""Gets the session, the path, the status and the message of a request that got an error."""
 
 
 class SessionMiddleware:
-    """ASGI middleware: it admits requests to `app`, and serves the admin API and rewards itself."""
+    """ASGI middleware: it admits requests to `app`, and serves the admin API and rewards itself.
+
+    `takes_namespaces`: the app's Responses API serves the functions of a `namespace` tool.
+    """
 
     def __init__(
-        self, app: ASGIApp, *, table: SessionTable, admin: Admin, admin_key: str, max_body: int = MAX_BODY
+        self,
+        app: ASGIApp,
+        *,
+        table: SessionTable,
+        admin: Admin,
+        admin_key: str,
+        models: ModelList,
+        rules: RequestRules,
+        on_refusal: OnRefusal,
+        takes_namespaces: bool = True,
+        max_body: int = MAX_BODY,
+        runner_key: str = "",
+        outside: OutsideApi | None = None,
     ) -> None:
         self._app, self._table, self._admin, self._max_body = app, table, admin, max_body
-        self._admin_hash = hashlib.sha256(admin_key.encode()).digest()
+        self._models, self._rules, self._on_refusal = models, rules, on_refusal
+        self._takes_namespaces = takes_namespaces
+        self._admin_hash, self._outside = _hash_of(admin_key), outside
+        self._runner_hashes = [self._admin_hash, *([_hash_of(runner_key)] if runner_key else [])]
+        self._refused_outside = 0
+        self.counts = Counter({"gateway/requests_refused": 0, "gateway/hosted_tools_dropped": 0})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -63,7 +97,9 @@ class SessionMiddleware:
         try:
             await self._serve(scope, receive, send, address)
         except ApiError as error:
-            await send_error(send, error, address.api)
+            headers = Headers(scope=scope)
+            await self._record_refusal(address, headers, error)
+            await send_error(send, error, _api(address, headers))
         except ClientGoneError:
             return
 
@@ -72,27 +108,71 @@ class SessionMiddleware:
         if address.path == "/health":
             await send_json(send, 200, {"status": "ok", "running": self._table.running})
         elif address.path.startswith("/admin/"):
-            self._check_admin_key(headers)
+            _check_key(headers, "admin", [self._admin_hash])
             body = await self._read_json(scope, receive) if scope["method"] == "POST" else {}
             await _send_result(send, self._admin.handle(scope["method"], address.path, body))
+        elif address.path.startswith("/runner/") and self._outside is not None:
+            _check_key(headers, "runner", self._runner_hashes)
+            body = await self._read_json(scope, receive) if scope["method"] == "POST" else {}
+            handling = _until_gone(self._outside.handle(scope["method"], address.path, body), receive)
+            await _send_result(send, handling)
         else:
             await self._serve_session(scope, receive, send, address, headers)
+
+    async def _record_refusal(self, address: Address, headers: Headers, error: ApiError) -> None:
+        """Records what a program outside of the run did wrong, but not that it has no key, or came too often."""
+        is_outside = address.path == REWARD_PATH or address.path.startswith(("/admin/", "/runner/"))
+        if self._outside is None or not is_outside or error.status in (401, 429):
+            return
+        key = address.key or key_from_headers(headers)
+        session = None if key is None else self._table.find_by_key(key)
+        if session is not None:
+            session.refused_outside += 1
+            recorded = session.refused_outside <= MAX_REFUSED
+        else:
+            self._refused_outside += 1
+            recorded = self._refused_outside <= MAX_REFUSED_OUTSIDE
+            if self._refused_outside == MAX_REFUSED_OUTSIDE:
+                logger.warning("%s refusals are in the journal; later ones are not recorded", MAX_REFUSED_OUTSIDE)
+        if recorded:
+            await self._outside.refused(address.path if session is None else session.session_id, error)
 
     async def _serve_session(
         self, scope: Scope, receive: Receive, send: Send, address: Address, headers: Headers
     ) -> None:
         session = self._find_session(address, headers)
+        try:
+            await self._serve_address(scope, receive, send, address, session, headers)
+        except ApiError as error:
+            self._note_refusal(session, address.path, error.status, error.message)
+            raise
+
+    def _note_refusal(self, session: Session, path: str, status: int, message: str) -> None:
+        self.counts["gateway/requests_refused"] += 1
+        session.refused += 1
+        self._on_refusal(session, path, status, message)
+
+    async def _serve_address(
+        self, scope: Scope, receive: Receive, send: Send, address: Address, session: Session, headers: Headers
+    ) -> None:
         address.check(scope["method"])
-        inner_scope = {**scope, "path": address.path, "raw_path": address.path.encode()}
         if address.is_models:
-            await self._app(inner_scope, receive, send)
-            return
-        raw = await read_body(scope, receive, self._max_body)
-        body = parse_body(raw)
-        if address.path == REWARD_PATH:
-            await _send_result(send, self._admin.reward(session, body))
-            return
-        await self._serve_request(inner_scope, receive, send, address, session, body, raw, headers)
+            await self._serve_models(send, address, _api(address, headers))
+        elif (response_id := address.response_id) is not None:
+            self._table.require_open(session)
+            await send_json(send, 200, stored_response(session, scope["method"], response_id))
+        else:
+            raw = await read_body(scope, receive, self._max_body)
+            body = parse_body(raw)
+            if address.path == REWARD_PATH:
+                await _send_result(send, self._admin.reward(session, body))
+                return
+            inner_scope = {**scope, "path": address.path, "raw_path": address.path.encode()}
+            await self._serve_request(inner_scope, receive, send, address, session, body, raw, headers)
+
+    async def _serve_models(self, send: Send, address: Address, api: Api) -> None:
+        name = address.path.removeprefix(MODELS_PATH).removeprefix("/")
+        await send_json(send, 200, self._models.describe(name, api) if name else self._models.list(api))
 
     async def _serve_request(
         self,
@@ -107,16 +187,21 @@ class SessionMiddleware:
     ) -> None:
         digest = digest_request(address.path, body)
         generates = address.path in GENERATION_PATHS
+        calls = count_calls(body, self._rules) if generates else 0
+        # In the body too, not only in the parsed parameters: those of greedy sampling have lost the others.
+        sampling = session.sampling.resolve(body) if generates else {}
+        namespaces = self._takes_namespaces and address.path == RESPONSES_PATH
+        changes = changes_for(body, self._rules, self._models.context_length, sampling, namespaces=namespaces)
+        previous = find_previous(session, body) if address.path == RESPONSES_PATH else None
         retried = _find_attempt(session, digest, headers) if generates else None
-        calls = _count_calls(body) if generates else 0
         try:
             with self._table.admit(session, calls, new_turn=generates and not retried):
                 attempt = retried or _begin_attempt(session, digest, headers)
                 is_retry = retried is not None
                 context = RequestContext(session, session.requests, address.path, body, digest, attempt, is_retry)
-                # In the body too, not only in the parsed parameters: those of greedy sampling have lost the others.
-                overrides = session.sampling.resolve(body) if generates else {}
-                inner_scope = {**_with_json_type(scope), READ_BODY: ReadBody(body, overrides, raw)}
+                context.dropped_tools, context.previous = tuple(changes.dropped_tools.values()), previous
+                self.counts["gateway/hosted_tools_dropped"] += len(context.dropped_tools)
+                inner_scope = {**_with_json_type(scope), READ_BODY: ReadBody(body, changes.apply, raw)}
                 await self._forward(inner_scope, DisconnectWatch(receive), send, address.api, context)
         finally:
             if retried is not None:  # if this retry was refused, or lost its connection, another one follows
@@ -125,7 +210,7 @@ class SessionMiddleware:
     async def _forward(
         self, scope: Scope, receive: DisconnectWatch, send: Send, api: Api, context: RequestContext
     ) -> None:
-        response = ResponseWatch(send, api)
+        response = ResponseWatch(send, api, context, partial(self._note_refusal, context.session, context.path))
         token = CURRENT.set(context)
         try:
             await self._app(scope, receive, response)
@@ -147,22 +232,42 @@ class SessionMiddleware:
             raise ApiError(ErrorCode.FOREIGN_KEY, "The key in the header is of another session than the address")
         return session
 
-    def _check_admin_key(self, headers: Headers) -> None:
-        key = key_from_headers(headers)
-        if key is None:
-            raise ApiError(ErrorCode.MISSING_KEY, "No admin key. Send it as a bearer token or as x-api-key")
-        if not hmac.compare_digest(hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest(), self._admin_hash):
-            raise ApiError(ErrorCode.UNKNOWN_KEY, "This is not the admin key")
-
     async def _read_json(self, scope: Scope, receive: Receive) -> Body:
         return parse_body(await read_body(scope, receive, self._max_body))
+
+
+def _hash_of(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+
+
+def _check_key(headers: Headers, kind: str, hashes: Sequence[bytes]) -> None:
+    """Raises ApiError unless the headers have a key with one of these hashes."""
+    key = key_from_headers(headers)
+    if key is None:
+        raise ApiError(ErrorCode.MISSING_KEY, f"No {kind} key. Send it as a bearer token or as x-api-key")
+    if not any([hmac.compare_digest(_hash_of(key), known) for known in hashes]):
+        raise ApiError(ErrorCode.UNKNOWN_KEY, f"This is not the {kind} key")
+
+
+async def _until_gone(work: Coroutine[Any, Any, dict[str, Any]], receive: Receive) -> dict[str, Any]:
+    """The result of the work, which is cancelled when the client disconnects; ClientGoneError is then raised."""
+    working, gone = asyncio.create_task(work), asyncio.ensure_future(receive())
+    try:
+        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGoneError
+        return working.result()
+    finally:
+        for task in (working, gone):
+            task.cancel()
+        await asyncio.wait({working, gone})
 
 
 async def _send_result(send: Send, work: Awaitable[dict[str, Any]]) -> None:
     """Sends the result of an admin request; an unexpected error, as of the journal, is logged and sent as a 500."""
     try:
         body = await work
-    except ApiError:
+    except (ApiError, ClientGoneError):
         raise
     except Exception as error:
         logger.exception("admin request failed")
@@ -173,22 +278,20 @@ async def _send_result(send: Send, work: Awaitable[dict[str, Any]]) -> None:
         await send_json(send, 200, body)
 
 
+def _api(address: Address, headers: Headers) -> Api:
+    """The API that was called; the list of models has one address in both."""
+    anthropic = address.is_models and ("anthropic-version" in headers or "x-api-key" in headers)
+    return Api.ANTHROPIC if anthropic else address.api
+
+
 def _find_attempt(session: Session, digest: str, headers: Headers) -> Attempt | None:
     count = headers.get("x-stainless-retry-count", "0")
-    retry = count.isdecimal() and int(count) > 0
+    retry = count.isdecimal() and count.strip("0") != ""
     return session.attempts.find(digest, key=headers.get("idempotency-key"), retry=retry)
 
 
 def _begin_attempt(session: Session, digest: str, headers: Headers) -> Attempt:
     return session.attempts.begin(digest, headers.get("idempotency-key"), session.requests)
-
-
-def _count_calls(body: Mapping[str, Any]) -> int:
-    """The request's calls: its choices, for each of its prompts. Values of a wrong type are for vLLM to refuse."""
-    choices, prompt = body.get("n"), body.get("prompt")
-    several = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
-    each = choices if isinstance(choices, int) and choices > 0 else 1
-    return each * (len(prompt) if several and isinstance(prompt, list) else 1)
 
 
 def _with_json_type(scope: Scope) -> Scope:

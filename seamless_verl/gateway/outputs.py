@@ -137,6 +137,7 @@ def _cut(chunk: TokenChunk, length: int, stop: int | str) -> TokenChunk:
         Finish.STOP,
         stop,
         None if chunk.top is None else chunk.top[:length],
+        grammar=chunk.grammar[:length],
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -10,6 +10,7 @@ from seamless_verl.rollout.call import Call
 from seamless_verl.trajectory.records import Finish, TokenChunk
 
 if TYPE_CHECKING:
+    from seamless_verl.gateway.api_errors import ApiError
     from seamless_verl.gateway.session import Session
 
 
@@ -19,7 +20,9 @@ class SessionCall(Call):
 
     `digest` is of the request's content. `request` is what the model was asked, as normalized chat messages where it
     is a conversation. `attempt` numbers the session's request that the call belongs to, and `index` is its place in
-    that request; with `idempotency_key` they let a retry find the call after a restart too.
+    that request; with `idempotency_key` they let a retry find the call after a restart too. `response` names the stored
+    response that the call makes: its `id`, its `model`, and whether the messages begin with `instructions`.
+    `dropped_tools` are the types of hosted tools that were left out.
     """
 
     session_id: str = ""
@@ -28,6 +31,9 @@ class SessionCall(Call):
     attempt: int = 0
     index: int = 0
     idempotency_key: str | None = None
+    timed: bool = True
+    response: Mapping[str, Any] | None = None
+    dropped_tools: tuple[str, ...] = ()
 
 
 class CallSource(Protocol):
@@ -64,7 +70,21 @@ class Recorder(Protocol):
     async def post_reward(self, session: Session, name: str, value: float) -> None:
         """Raises ApiError when the session accepts no more rewards."""
 
+    def note_refusal(self, session: Session, path: str, status: int, message: str) -> None:
+        """Stores that a request got an error; nobody waits for it."""
+
     async def close_session(self, session: Session, reason: str) -> None: ...
+
+
+class OutsideApi(Protocol):
+    """Serves programs outside of the run, below `/runner/`, and records what such programs are refused."""
+
+    async def handle(self, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """The reply to a request with a runner's key; raises ApiError."""
+        ...
+
+    async def refused(self, subject: str, error: ApiError) -> None:
+        """A request of the admin API, of a runner, or with a reward was refused; `subject` is a session or a path."""
 
 
 class NullRecorder:
@@ -81,5 +101,7 @@ class NullRecorder:
     async def end_call(self, call: SessionCall, finish: Finish, reply: dict[str, Any]) -> None: ...
 
     async def post_reward(self, session: Session, name: str, value: float) -> None: ...
+
+    def note_refusal(self, session: Session, path: str, status: int, message: str) -> None: ...
 
     async def close_session(self, session: Session, reason: str) -> None: ...

@@ -25,11 +25,14 @@ Invariants of the recorder:
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any, Protocol
 
-from seamless_verl.errors import JournalError
+from seamless_verl.errors import JournalError, JournalOrderError
+from seamless_verl.gateway.api_errors import ApiError, ErrorCode
 from seamless_verl.gateway.protocols import SessionCall
 from seamless_verl.gateway.resumed_calls import GATEWAY_KEY
 from seamless_verl.gateway.session import Session, SessionState
@@ -38,6 +41,7 @@ from seamless_verl.journal import (
     CallStarted,
     ChunkAppended,
     Event,
+    RequestRefused,
     RewardPosted,
     SessionClosed,
     SessionOpened,
@@ -48,7 +52,12 @@ from seamless_verl.journal.recovery import parse_close_reason, rebuild_record
 from seamless_verl.trajectory.records import Finish, Segment, TokenChunk, Turn, append_chunk
 from seamless_verl.trajectory.session import Closed, SessionRecord
 
+logger = logging.getLogger(__name__)
 FLUSH_S = 0.05  # a crash costs at most so many seconds of an engine's work
+
+
+MAX_REFUSED = 256  # recorded of one session: an agent may repeat a bad request for ever
+MAX_MESSAGE = 1000  # characters of a refusal's message that are recorded
 
 
 class EventWriter(Protocol):
@@ -166,8 +175,20 @@ class JournalRecorder:
         self._records[call.session_id].add_turn(turn)
 
     async def post_reward(self, session: Session, name: str, value: float) -> None:
-        await self._journal.append(RewardPosted(session.session_id, name, value))
-        self._records[session.session_id].post_reward(value, name)
+        record = self._records.get(session.session_id)
+        if record is None:
+            raise _too_late(session)
+        try:
+            await self._journal.append(RewardPosted(session.session_id, name, value))
+        except JournalOrderError as error:
+            raise _too_late(session) from error
+        record.post_reward(value, name)
+
+    def note_refusal(self, session: Session, path: str, status: int, message: str) -> None:
+        if session.refused > MAX_REFUSED:
+            return
+        event = RequestRefused(session.session_id, _unicode(path), status, _unicode(message), time.time())
+        self._journal.append(event).add_done_callback(_log_lost_refusal)
 
     async def close_session(self, session: Session, reason: str) -> None:
         """Also ends as CANCELLED the calls that a restart interrupted and no retry continued."""
@@ -204,12 +225,31 @@ class JournalRecorder:
         return self._records.pop(session_id)
 
 
+def _too_late(session: Session) -> ApiError:
+    return ApiError(ErrorCode.CLOSED, f"Session {session.session_id} has ended, and was handed over with its rewards")
+
+
+def _unicode(text: str) -> str:
+    """The text, bounded, without what is no character."""
+    return text[:MAX_MESSAGE].encode("utf-8", "replace").decode()
+
+
+def _log_lost_refusal(append: asyncio.Future[None]) -> None:
+    """A refusal may come after its session was handed over; nobody waits for its append."""
+    if not append.cancelled() and (error := append.exception()) is not None:
+        logger.info("a refused request is not in the journal: %s", error)
+
+
 def request_to_store(call: SessionCall) -> dict[str, Any]:
     """The call's request, with what finds the call again after a restart."""
     own: dict[str, Any] = {"attempt": call.attempt, "place": call.index}
     own["max_tokens"] = call.sampling.get("max_tokens")
     if call.idempotency_key is not None:
         own["key"] = call.idempotency_key
+    if call.response is not None:
+        own["response"] = dict(call.response)
+    if call.dropped_tools:
+        own["dropped_tools"] = list(call.dropped_tools)
     return {**call.request, GATEWAY_KEY: own}
 
 
@@ -220,4 +260,5 @@ def settings_to_store(session: Session) -> dict[str, Any]:
         "limits": asdict(session.limits),
         "sampling": session.sampling.as_dict(),
         "metadata": session.metadata,
+        "awaited": session.awaited,
     }

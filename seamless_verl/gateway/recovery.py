@@ -1,8 +1,9 @@
 """Restores a gateway's open sessions from the journal after its death.
 
 Restored: every open session with its key, its limits and how much of them is used, the token ids of its
-conversations, its turns, and its requests for SDKs that retry them. A retry reads again what its calls produced, or
-continues the interrupted ones under their own ids. A session's deadline does not stop while no gateway runs.
+conversations, its stored responses, its turns, and its requests for SDKs that retry them. A retry reads again what its
+calls produced, or continues the interrupted ones under their own ids. A session's deadline does not stop while no
+gateway runs. The seconds in which its calls waited before are stored by the data plane, not in the journal.
 
 Not restored: that a reply was read in full (so a marked retry may get what ended before the restart), the likeliest
 alternatives at a position, and requests that had no token yet; those count as no turn.
@@ -18,6 +19,7 @@ from itertools import chain
 from typing import Any, Protocol
 
 from seamless_verl.gateway.recorder import JournalRecorder
+from seamless_verl.gateway.restored_responses import KEY, restore_response
 from seamless_verl.gateway.resumed_calls import GATEWAY_KEY, count_recorded
 from seamless_verl.gateway.retries import MAX_ATTEMPTS, Attempt, CallOutput
 from seamless_verl.gateway.session import Session, SessionLimits, SessionSampling
@@ -28,6 +30,9 @@ from seamless_verl.trajectory.records import Finish, tokens
 
 # An engine reports STOP for tool calls: they are parsed from the text, again after a restart.
 ENGINE_FINISH = {Finish.STOP: Finish.STOP, Finish.TOOL_CALLS: Finish.STOP, Finish.LENGTH: Finish.LENGTH}
+
+
+MAX_RESTORED = 64  # stored responses of a session; the next one that is stored drops those beyond its own bound
 
 
 class SessionStore(Protocol):
@@ -62,18 +67,30 @@ def rebuild_session(stored: StoredSession) -> Session:
         limits=read(SessionLimits, settings["limits"], key="limits"),
         sampling=read(SessionSampling, settings["sampling"], key="sampling"),
         metadata=settings["metadata"],
+        awaited=is_awaited(stored),
         opened_at=stored.opened_at,
         requests=max((_request_number(call.call_id) for call in calls), default=0),
         turns=len({_gateway_fields(call)["attempt"] for call in calls}),
         tokens=sum(map(count_recorded, calls)),
+        rewards=dict(stored.rewards),
     )
     for call in calls:
         if call.finish in ENGINE_FINISH and "message" in call.reply:
             generated = tokens(chain.from_iterable(segment.ids for segment in call.segments))
             session.prefixes.add_recorded(call.request, call.reply, call.prompt_ids, generated)
+        own = _gateway_fields(call)
+        if call.finish in ENGINE_FINISH and KEY in own and "message" in call.reply:
+            messages, message = call.request["messages"], call.reply["message"]
+            response = restore_response(own[KEY], messages, message, call.finish, stored.opened_at)
+            session.responses.put(own[KEY]["id"], response, MAX_RESTORED)
     for attempt in repeatable_attempts(calls):
         session.attempts.add(attempt)
     return session
+
+
+def is_awaited(stored: StoredSession) -> bool:
+    """Whether an agent loop waits for the session's end; journals of earlier releases do not say that none does."""
+    return bool(stored.settings.get("awaited", True))
 
 
 def repeatable_attempts(calls: Sequence[StoredCall]) -> Iterable[Attempt]:

@@ -13,23 +13,30 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from vllm.entrypoints.chat_utils import parse_chat_messages
 from vllm.exceptions import VLLMValidationError
+from vllm.inputs import tokens_input
 from vllm.renderers import hf
 from vllm.renderers.base import BaseRenderer
 from vllm.renderers.hf import HfRenderer, resolve_chat_template_content_format
-from vllm.renderers.online_renderer import OnlineRenderer
+from vllm.renderers.params import TokenizeParams
 
 from seamless_verl.gateway.continuation import Continuation
+from seamless_verl.gateway.http import COUNT_TOKENS_PATH
+from seamless_verl.gateway.overflow import Overflow
 from seamless_verl.gateway.prefix_index import PrefixMatch, prefix_seed, text_only
 from seamless_verl.gateway.prompt_cache import PromptCache, prompt_key
 from seamless_verl.gateway.request_context import CURRENT, Rendered, RequestContext
+from seamless_verl.gateway.request_rules import OUTPUT_LIMITS
+from seamless_verl.platform.vllm_versions import chat_renderer
 from seamless_verl.trajectory.records import tokens
 
+REUSED: ContextVar[list[int] | None] = ContextVar("reused prompt", default=None)
 INLINE_CHARACTERS = 4096  # the longest text that is rendered in the event loop's thread: a millisecond's work
 
 NOT_TEMPLATE_SETTINGS = ("add_generation_prompt", "continue_final_message", "tools", "tokenize", "documents")
@@ -75,6 +82,55 @@ def tokenize_inline(renderer: BaseRenderer) -> None:
         renderer._apply_chat_template_async = _inline_when_short(template, renderer._apply_chat_template_async)
 
 
+def leave_length_to_us(renderer: BaseRenderer, limit: int) -> None:
+    """Makes a renderer tokenize prompts of any length, where it would leave room for as many tokens as were asked for.
+
+    A reply gets the room that its prompt leaves. A prompt that leaves none is refused by `check_length`, with its
+    length, which clients of the real services read. Completions are checked here, for they have no chat.
+    """
+    tokenize, render = renderer.tokenize_prompts_async, renderer.render_cmpl_async
+
+    async def run(prompts: Any, params: TokenizeParams) -> Any:
+        if params.truncate_prompt_tokens is None:
+            params = replace(params, max_total_tokens=None, max_output_tokens=0)
+        elif params.max_input_tokens == 0:
+            params = replace(params, max_output_tokens=1)
+        return await tokenize(prompts, params)
+
+    async def run_completion(*args: Any, **options: Any) -> Any:
+        rendered = await render(*args, **options)
+        for prompt in rendered:
+            check_length(prompt.get("prompt_token_ids"), limit)
+        return rendered
+
+    renderer.tokenize_prompts_async, renderer.render_cmpl_async = run, run_completion
+
+
+def check_length(ids: Sequence[int] | None, limit: int) -> None:
+    """Raises VLLMValidationError when a prompt leaves no room for a reply; the request's context then says how much.
+
+    Tokens are counted of a prompt of any length.
+    """
+    context = CURRENT.get()
+    if ids is None or len(ids) < limit or context is None or context.path == COUNT_TOKENS_PATH:
+        return
+    asked = next((value for name in OUTPUT_LIMITS if isinstance(value := context.body.get(name), int)), 1)
+    context.overflow = Overflow(len(ids), limit, max(asked, 1))
+    raise VLLMValidationError(context.overflow.message, parameter="messages", value=len(ids))
+
+
+def reuse_ids(renderer: BaseRenderer) -> None:
+    """Makes a renderer take the ids of `REUSED`, where there are any, for the prompt, and render nothing."""
+    render = renderer.render_chat_async
+
+    async def run(*args: Any, prompt_extras: Mapping[str, Any] | None = None, **options: Any) -> Any:
+        if (ids := REUSED.get()) is None:
+            return await render(*args, prompt_extras=prompt_extras, **options)
+        return [[]], [tokens_input(ids, cache_salt=(prompt_extras or {}).get("cache_salt"))]
+
+    renderer.render_chat_async = run
+
+
 def _inline_when_short(
     inline: Callable[..., Any], threaded: Callable[..., Awaitable[Any]]
 ) -> Callable[..., Awaitable[Any]]:
@@ -86,12 +142,14 @@ def _inline_when_short(
     return run
 
 
-class SessionRenderer(OnlineRenderer):
+class SessionRenderer(chat_renderer()):  # type: ignore[misc]
     """Renders the recorded prefix of a conversation as its recorded ids, and the rest by the chat template."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         tokenize_inline(self.renderer)
+        reuse_ids(self.renderer)
+        leave_length_to_us(self.renderer, self.model_config.max_model_len)
         self._prompts = PromptCache()
         self._continuation = (
             Continuation(self.renderer.get_tokenizer(), self.model_config.hf_config.model_type, self.chat_template)
@@ -119,31 +177,32 @@ class SessionRenderer(OnlineRenderer):
             context.rendered = _rendered(request, messages, tool_dicts, parser, settings)
             ids = await self._continue_recorded(context, settings, default_template_content_format)
             if ids is None and (key := _cache_key(context.rendered, settings)) is not None:
-                ids = self._cached(request, key)
+                ids = self._cached(key)
+        reused = REUSED.set(ids)
+        try:
+            result: tuple[list[Any], list[Any]] = await super().preprocess_chat(
+                request,
+                messages,
+                default_template,
+                default_template_content_format,
+                default_template_kwargs,
+                tool_dicts,
+                parser,
+                **options,
+            )
+        finally:
+            REUSED.reset(reused)
+        prompt_ids = result[1][0].get("prompt_token_ids")
+        check_length(prompt_ids, self.model_config.max_model_len)
         if ids is not None:
-            # vLLM's renderer takes these ids for the prompt and renders nothing
-            request.kv_transfer_params = {"prompt_token_ids": ids}
-        result: tuple[list[Any], list[Any]] = await super().preprocess_chat(
-            request,
-            messages,
-            default_template,
-            default_template_content_format,
-            default_template_kwargs,
-            tool_dicts,
-            parser,
-            **options,
-        )
-        if ids is not None:
-            request.kv_transfer_params = None
+            assert prompt_ids is ids, "a prompt that is on record was rendered again"
         elif key is not None:
-            self._prompts.put(key, tokens(result[1][0]["prompt_token_ids"]))
+            self._prompts.put(key, tokens(prompt_ids))
         return result
 
-    def _cached(self, request: Any, key: bytes) -> list[int] | None:
-        """The cached prompt; None for one that is too long, which vLLM renders again and refuses."""
+    def _cached(self, key: bytes) -> list[int] | None:
         ids = self._prompts.get(key)
-        limit = request.build_tok_params(self.model_config).max_input_tokens
-        return None if ids is None or (limit is not None and len(ids) > limit) else ids.tolist()
+        return None if ids is None else ids.tolist()
 
     async def _continue_recorded(
         self, context: RequestContext, settings: Mapping[str, Any], content_format: Any

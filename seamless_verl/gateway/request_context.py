@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
+from seamless_verl.gateway.overflow import Overflow
 from seamless_verl.gateway.prefix_index import PrefixMatch
 from seamless_verl.gateway.retries import Attempt, CallOutput
 from seamless_verl.gateway.session import Session
+from seamless_verl.gateway.stored_responses import StoredResponse
 from seamless_verl.journal import StoredCall
 
 
@@ -40,7 +42,9 @@ class Rendered:
 class RequestContext:
     """A running request. `number` counts the session's requests; `attempt` holds the outputs of its calls.
 
-    `is_retry`: an earlier request began the attempt.
+    `is_retry`: an earlier request began the attempt. `dropped_tools` are the types of hosted tools that were left out.
+    `previous` is the stored response that this one continues, and `response_id` names this one where it will be stored.
+    `overflow` is set when the prompt was refused for its length.
     """
 
     session: Session
@@ -52,6 +56,10 @@ class RequestContext:
     is_retry: bool = False
     rendered: Rendered | None = None
     calls_begun: int = field(default=0)
+    dropped_tools: tuple[str, ...] = ()
+    previous: StoredResponse | None = None
+    response_id: str | None = None
+    overflow: Overflow | None = None
 
     def next_call(self) -> tuple[int, str]:
         """The next call's index in the request, and its id, unique in its session."""
@@ -79,6 +87,13 @@ class RequestContext:
         if self.rendered.settings:
             stored["template"] = dict(self.rendered.settings)
         return stored
+
+    def stored_response(self) -> dict[str, Any] | None:
+        """What the record keeps of the response that will be stored, if any."""
+        if self.response_id is None:
+            return None
+        body = self.body
+        return {"id": self.response_id, "model": body.get("model"), "instructions": bool(body.get("instructions"))}
 
 
 CURRENT: ContextVar[RequestContext | None] = ContextVar("request_context", default=None)

@@ -51,7 +51,7 @@ class ResumedSource:
         ids = tokens(())
         for segment in self.stored.segments:
             ids.extend(segment.ids)
-            yield TokenChunk(segment.ids, segment.logprobs, segment.version, segment.replica)
+            yield segment.chunk()
         async with aclosing(self.source.stream(replace(call, produced=ids))) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -88,7 +88,7 @@ class ResumedRecorder(NullRecorder):
 
     def _without_recorded(self, chunk: TokenChunk) -> TokenChunk:
         if chunk.ids and not self._offset.count_new(len(chunk.ids)):
-            return replace(chunk, ids=tokens(()), logprobs=logprobs(()), top=None)
+            return replace(chunk, ids=tokens(()), logprobs=logprobs(()), top=None, grammar=b"")
         return chunk
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from seamless_verl.gateway.api_errors import ApiError, ErrorCode
 from seamless_verl.journal import StoredCall
@@ -50,7 +50,7 @@ class CallOutput:
         """The output of a call that ended, from its record."""
         output = cls()
         for segment in segments:
-            output.add(TokenChunk(segment.ids, segment.logprobs, segment.version, segment.replica))
+            output.add(segment.chunk())
         output.add(empty_chunk(finish, stop_reason=stop_reason))
         return output
 
@@ -101,9 +101,8 @@ class CallOutput:
         for segment in self._segments:
             end, skipped = start + len(segment), max(position - start, 0)
             if skipped < len(segment):
-                ids, logprobs = segment.ids[skipped:], segment.logprobs[skipped:]
                 top = self._top_between(start + skipped, end)
-                yield TokenChunk(ids, logprobs, segment.version, segment.replica, top=top)
+                yield replace(segment.part(skipped, len(segment)).chunk(), top=top)
             start = end
 
     def _top_between(self, start: int, end: int) -> tuple[TopLogprobs, ...] | None:

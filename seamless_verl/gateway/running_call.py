@@ -19,14 +19,15 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from vllm.exceptions import GenerationError
 from vllm.outputs import RequestOutput
 from vllm.v1.engine.exceptions import EngineGenerateError
 
 from seamless_verl.gateway.outputs import Decoder
 from seamless_verl.gateway.protocols import CallSource, Recorder, SessionCall
+from seamless_verl.gateway.reply_parser import ParsedReply
 from seamless_verl.gateway.request_context import Rendered, RequestContext
 from seamless_verl.gateway.retries import CallOutput
+from seamless_verl.platform.vllm_versions import GenerationError
 from seamless_verl.trajectory.messages import ASSISTANT
 from seamless_verl.trajectory.records import TOKEN, Finish, TokenChunk
 
@@ -140,12 +141,19 @@ def finish_reply(
     finish: Finish,
     *,
     add_prefix: bool,
+    on_malformed: Callable[[], None],
 ) -> tuple[Finish, dict[str, Any]]:
-    """How the call ended, and its reply; `add_prefix` keeps its ids for the conversation's next turn."""
+    """How the call ended, and its reply; `add_prefix` keeps its ids for the conversation's next turn.
+
+    `on_malformed` is called when a tool call in it cannot be read.
+    """
     rendered = context.rendered
     if rendered is None:
         return finish, {"text": decoder.text}
-    message = _message(rendered, tokenizer, model_config, decoder)
+    message, malformed = _message(rendered, tokenizer, model_config, decoder)
+    if malformed is not None and add_prefix:
+        logger.warning("call %s: a tool call cannot be read and is given as text: %s", call.call_id, malformed)
+        on_malformed()
     if add_prefix:
         generated = array(TOKEN, decoder.ids)
         prefixes = context.session.prefixes
@@ -154,21 +162,25 @@ def finish_reply(
     return Finish.TOOL_CALLS if called_tools else finish, {"message": message}
 
 
-def _message(rendered: Rendered, tokenizer: Any, model_config: Any, decoder: Decoder) -> dict[str, Any]:
-    """The reply as the message that the agent would send back."""
+def _message(
+    rendered: Rendered, tokenizer: Any, model_config: Any, decoder: Decoder
+) -> tuple[dict[str, Any], str | None]:
+    """The reply as the message that the agent would send back, and why its tool calls cannot be read, if so."""
     message: dict[str, Any] = {"role": ASSISTANT, "content": decoder.text}
     if rendered.parser is None:
-        return message
+        return message, None
     parser = rendered.parser(
         tokenizer, rendered.request.tools, chat_template_kwargs=dict(rendered.settings), model_config=model_config
     )
-    reasoning, content, calls = parser.parse(
-        decoder.text, rendered.request, enable_auto_tools=True, model_output_token_ids=decoder.ids
-    )
-    message["content"] = content
-    if reasoning:
-        message["reasoning"] = reasoning
-    if calls:
-        functions = [{"name": call.name, "arguments": call.arguments} for call in calls]
+    reply: ParsedReply = parser.parse_reply(decoder.text, rendered.request, decoder.ids)
+    message["content"] = reply.content
+    if reply.reasoning:
+        message["reasoning"] = reply.reasoning
+    if reply.calls:
+        functions = [{"name": call.name, "arguments": call.arguments} for call in reply.calls]
         message["tool_calls"] = [{"type": "function", "function": function} for function in functions]
-    return message
+    return message, _one_line(reply.malformed)
+
+
+def _one_line(text: str | None) -> str | None:
+    return None if text is None else " ".join(text.split())[:200]

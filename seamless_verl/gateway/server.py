@@ -9,55 +9,72 @@ import asyncio
 import gc
 import logging
 import socket
+import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace, TracebackType
 from typing import Any, Self
 
 import uvicorn
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 from vllm import envs
 from vllm.config import StructuredOutputsConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.anthropic.api_router import router as anthropic_router
 from vllm.entrypoints.chat_utils import load_chat_template
 from vllm.entrypoints.generate.api_router import init_generate_state
-from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.entrypoints.openai.chat_completion.api_router import router as chat_router
 from vllm.entrypoints.openai.completion.api_router import router as completion_router
-from vllm.entrypoints.openai.models.api_router import router as models_router
 from vllm.entrypoints.openai.models.protocol import BaseModelPath
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
 from vllm.entrypoints.openai.responses.api_router import router as responses_router
-from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
-from vllm.exceptions import VLLMNotFoundError
 from vllm.reasoning import ReasoningParserManager
 from vllm.tool_parsers import ToolParserManager
-from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from seamless_verl.gateway.admin import Admin
 from seamless_verl.gateway.engine_client import FleetEngineClient
 from seamless_verl.gateway.fast_path import ServingApp
+from seamless_verl.gateway.listening import open_listeners
 from seamless_verl.gateway.middleware import MAX_BODY, SessionMiddleware
-from seamless_verl.gateway.protocols import CallSource, Recorder
+from seamless_verl.gateway.models import ModelList
+from seamless_verl.gateway.protocols import CallSource, OutsideApi, Recorder
 from seamless_verl.gateway.recovery import GatewayRecovery
 from seamless_verl.gateway.rendering import SessionRenderer
+from seamless_verl.gateway.reply_parser import consistent_parser
+from seamless_verl.gateway.request_rules import RequestRules
+from seamless_verl.gateway.serving import (
+    accept_any_model,
+    conform_chat,
+    conform_messages,
+    conform_responses,
+    place_system_messages,
+)
 from seamless_verl.gateway.sessions import SessionTable
+from seamless_verl.platform.vllm_versions import (
+    TAKES_NAMESPACES,
+    convert_messages_errors,
+    handle_exceptions,
+    install_renderer,
+    renderer_of,
+    serve_parser,
+    validate_serve_arguments,
+)
 
 logger = logging.getLogger(__name__)
-BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections: they close first, no request is lost in between
 EXPIRY_SECONDS = 1.0  # how late an expiry may be recorded; calls of an expired session are refused at once
-ROUTERS = (chat_router, completion_router, responses_router, anthropic_router, models_router)
+ROUTERS = (chat_router, completion_router, responses_router, anthropic_router)
 
 
 @dataclass(frozen=True)
 class GatewaySettings:
     """`options` are those of `vllm serve`; `port` 0 takes any free one; `grace` in seconds, for calls at the stop.
 
-    The gateway listens on `host`, and agents are given it as the address. `max_body` in bytes.
+    `max_running` and `max_open` bound calls and sessions (SessionTable).
+    The gateway listens on `host`, and agents are given it as the address, unless there is a `public_address`: a host,
+    or a whole URL where something between them changes the port. `max_body` in bytes.
     """
 
     model: str
@@ -68,13 +85,17 @@ class GatewaySettings:
     max_running: int | None = None
     max_body: int = MAX_BODY
     grace: float = 5.0
+    rules: RequestRules = field(default_factory=RequestRules)
+    public_address: str | None = None
+    max_open: int | None = None
+    runner_key: str = ""
 
 
 class Gateway:
     """The server with its sessions; it is started once and stopped once, also as an async context manager.
 
     With `recovery` it continues the sessions that were open when the journal's last gateway died, at the address of
-    `listener` if that was kept. `on_failure` gets the error that ends the server or the expiry before `stop` does.
+    `listeners` if those were kept. `on_failure` gets the error that ends the server or the expiry before `stop` does.
     """
 
     def __init__(
@@ -85,21 +106,31 @@ class Gateway:
         recorder: Recorder,
         table: SessionTable | None = None,
         recovery: GatewayRecovery | None = None,
-        listener: socket.socket | None = None,
+        listeners: Sequence[socket.socket] = (),
         on_failure: Callable[[BaseException], None] = lambda error: None,
+        outside: OutsideApi | None = None,
     ) -> None:
         args = serve_arguments(settings.model, settings.options)
         self._settings, self._args, self._recovery = settings, args, recovery
         self.client = FleetEngineClient(rendering_config(args), source=source, recorder=recorder)
-        self.table = table or SessionTable(max_running=settings.max_running)
+        self.table = table or SessionTable(max_running=settings.max_running, max_open=settings.max_open)
         self.admin = Admin(self.table, recorder, cancel=self.client.cancel)
-        self._listener, self._on_failure = listener, on_failure
+        self._listeners, self._on_failure, self._recorder = list(listeners), on_failure, recorder
+        self._middleware: SessionMiddleware | None = None
+        self._url = ""
+        self._outside = outside
         self._server: uvicorn.Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def url(self) -> str:
-        return self.admin.url
+        """The address on this machine, without a slash at its end; agents are given `admin.url`."""
+        return self._url
+
+    def metrics(self) -> dict[str, float]:
+        """Counts of refused requests, of hosted tools that were left out, and of tool calls that could not be read."""
+        counts = {} if self._middleware is None else dict(self._middleware.counts)
+        return {**counts, "gateway/malformed_calls": self.client.malformed_calls}
 
     async def start(self) -> None:
         """Returns when it listens; `url` is set from then on.
@@ -111,7 +142,10 @@ class Gateway:
         settings = self._settings
         if self._recovery is not None:
             await self._recovery.restore_into(self.table)
-        app = await serving_app(self.client, self._args)
+        app = await serving_app(self.client, self._args, settings.rules)
+        models = ModelList(
+            served_names(self._args), self.client.model_config.max_model_len, time.time(), settings.rules.strict_model
+        )
         envs.enable_envs_cache()  # vLLM reads the environment several times a call
         gc.collect()
         gc.freeze()  # no later collection visits the million objects of imported modules
@@ -120,12 +154,21 @@ class Gateway:
             table=self.table,
             admin=self.admin,
             admin_key=settings.admin_key,
+            models=models,
+            rules=settings.rules,
+            on_refusal=self._recorder.note_refusal,
+            takes_namespaces=TAKES_NAMESPACES,
             max_body=settings.max_body,
+            runner_key=settings.runner_key,
+            outside=self._outside,
         )
-        listener = self._listener or socket.create_server((settings.host, settings.port), backlog=BACKLOG)
-        # Accepted sockets inherit it; asyncio sets it only on sockets made with the protocol's number.
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.admin.url = f"http://{settings.host}:{listener.getsockname()[1]}"
+        self._middleware = middleware
+        listeners = self._listeners or open_listeners(settings.host, settings.port)
+        for listener in listeners:
+            # Accepted sockets inherit it; asyncio sets it only on sockets made with the protocol's number.
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        port = listeners[0].getsockname()[1]
+        self._url, self.admin.url = f"http://{settings.host}:{port}", base_url(settings, port)
         config = uvicorn.Config(
             middleware,
             access_log=False,
@@ -136,7 +179,7 @@ class Gateway:
             timeout_graceful_shutdown=round(settings.grace),
         )
         self._server = _EmbeddedServer(config)
-        serving = asyncio.create_task(self._server.serve(sockets=[listener]), name="gateway")
+        serving = asyncio.create_task(self._server.serve(sockets=listeners), name="gateway")
         self._tasks = [serving, asyncio.create_task(self._expire(), name="gateway expiry")]
         for task in self._tasks:
             task.add_done_callback(self._task_ended)
@@ -171,7 +214,7 @@ class Gateway:
     async def _expire(self) -> None:
         """Ends sessions whose lifetime is over, also those that no request touches."""
         while True:
-            await asyncio.sleep(EXPIRY_SECONDS)
+            await asyncio.sleep(EXPIRY_SECONDS)  # an expiry is a time, not an event
             await self.admin.expire()
 
 
@@ -193,10 +236,9 @@ class _EmbeddedServer(uvicorn.Server):
 
 def serve_arguments(model: str, options: Sequence[str] = ()) -> Namespace:
     """The arguments of `vllm serve MODEL OPTIONS`, checked: `--tool-call-parser hermes` and the like."""
-    parser = make_arg_parser(FlexibleArgumentParser())
-    args: Namespace = parser.parse_args(["--model", model, *options])
+    args: Namespace = serve_parser().parse_args(["--model", model, *options])
     args.model_tag = None
-    validate_parsed_serve_args(args)
+    validate_serve_arguments(args)
     if args.tool_parser_plugin:
         ToolParserManager.import_tool_parser(args.tool_parser_plugin)
     if args.reasoning_parser_plugin:
@@ -215,35 +257,39 @@ def rendering_config(args: Namespace) -> VllmConfig:
     return VllmConfig(model_config=model_config, structured_outputs_config=outputs)
 
 
-async def serving_app(client: FleetEngineClient, args: Namespace) -> FastAPI:
+def served_names(args: Namespace) -> list[str]:
+    return list(args.served_model_name or [args.model])
+
+
+def base_url(settings: GatewaySettings, port: int) -> str:
+    """The address for agents, without a slash at its end."""
+    address = settings.public_address or settings.host
+    return address.rstrip("/") if "://" in address else f"http://{address}:{port}"
+
+
+async def serving_app(client: FleetEngineClient, args: Namespace, rules: RequestRules) -> FastAPI:
     """The APIs without keys and sessions, which the session middleware before it adds."""
     app = ServingApp(openapi_url=None, docs_url=None, redoc_url=None)
     for router in ROUTERS:
         app.include_router(router)
-    app.get("/v1/models/{name:path}")(describe_model)
-    init_exception_handler(app)
-    await _init_state(app.state, client, args)
+    handle_exceptions(app)
+    await _init_state(app.state, client, args, rules)
     return app
 
 
-async def describe_model(name: str, request: Request) -> dict[str, Any]:
-    """One entry of the list of models; vLLM's router serves only the list."""
-    listed = await request.app.state.openai_serving_models.show_available_models()
-    for model in listed.data:
-        if model.id == name:
-            return dict(model.model_dump())
-    raise VLLMNotFoundError(f"The model `{name}` does not exist.")
-
-
-async def _init_state(state: Any, client: FleetEngineClient, args: Namespace) -> None:
-    names = args.served_model_name or [args.model]
+async def _init_state(state: Any, client: FleetEngineClient, args: Namespace, rules: RequestRules) -> None:
+    names = served_names(args)
     state.args, state.engine_client, state.vllm_config = args, client, client.vllm_config
     state.server = SimpleNamespace(should_exit=False)  # vLLM's handlers stop it when its engine has died
     state.enable_server_load_tracking = False
     state.openai_serving_models = OpenAIServingModels(
         engine_client=client, base_model_paths=[BaseModelPath(name=name, model_path=args.model) for name in names]
     )
-    state.online_renderer = SessionRenderer(
+    if not rules.strict_model:
+        accept_any_model(state.openai_serving_models)
+    install_renderer(
+        state,
+        SessionRenderer,
         model_config=client.model_config,
         renderer=client.renderer,
         request_logger=None,
@@ -257,5 +303,22 @@ async def _init_state(state: Any, client: FleetEngineClient, args: Namespace) ->
         default_chat_template_kwargs=args.default_chat_template_kwargs,
         log_error_stack=args.log_error_stack,
     )
-    state.online_renderer.warmup()
     await init_generate_state(client, state, args, None, ("generate",))
+    convert_messages_errors(state.anthropic_serving_messages)
+    template = load_chat_template(args.chat_template)
+    place_system_messages(state.anthropic_serving_messages, client.renderer.get_tokenizer(), template)
+    _conform(state, rules)
+
+
+def _conform(state: Any, rules: RequestRules) -> None:
+    """Makes vLLM's replies those that clients of the real services expect."""
+    chat, messages = state.openai_serving_chat, state.anthropic_serving_messages
+    responses = state.openai_serving_responses
+    named = ((chat, "parser_cls"), (messages, "parser_cls"), (responses, "parser"), (renderer_of(state), "parser"))
+    for owner, name in named:
+        if (parser := getattr(owner, name)) is not None:
+            setattr(owner, name, consistent_parser(parser))
+    conform_chat(chat)
+    conform_chat(messages)
+    conform_messages(messages)
+    conform_responses(responses, rules.max_stored)

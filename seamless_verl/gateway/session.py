@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from seamless_verl.gateway.prefix_index import PrefixIndex
 from seamless_verl.gateway.retries import Attempts
+from seamless_verl.gateway.stored_responses import StoredResponses
 from seamless_verl.runtime.fields import Positive, PositiveNumber, check
 
 
@@ -101,7 +102,9 @@ def hash_key(key: str) -> bytes:
 class Session:
     """One session. `deadline` in seconds of the table's clock; `tokens` generated so far; `running` calls.
 
-    `requests` counts admitted requests, retries included; `turns` counts them without retries.
+    `requests` counts admitted requests, retries included; `turns` counts them without retries. `refused` counts
+    those that got an error, `refused_outside` those of them that came as from a program outside of the run. `awaited`:
+    an agent loop of the run waits for the session's end, and takes what it has.
     """
 
     session_id: str
@@ -111,6 +114,7 @@ class Session:
     limits: SessionLimits = field(default_factory=SessionLimits)
     sampling: SessionSampling = field(default_factory=SessionSampling)
     metadata: dict[str, Any] = field(default_factory=dict)
+    awaited: bool = False
     opened_at: float = 0.0
     state: SessionState = SessionState.OPEN
     reason: str = ""
@@ -118,8 +122,12 @@ class Session:
     turns: int = 0
     tokens: int = 0
     running: int = 0
+    rewards: dict[str, float] = field(default_factory=dict)
     prefixes: PrefixIndex = field(default_factory=PrefixIndex)
     attempts: Attempts = field(default_factory=Attempts)
+    responses: StoredResponses = field(default_factory=StoredResponses)
+    refused: int = 0
+    refused_outside: int = 0
 
     @property
     def deadline(self) -> float | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hmac
 import secrets
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,20 +22,45 @@ from seamless_verl.gateway.session import Session, SessionLimits, SessionSamplin
 
 RETRY_AFTER = 1  # seconds; calls end all the time, so a place is free soon
 KEY_BYTES = 32
+REMEMBERED = 65_536  # sessions that were dropped, whose agents still get the reason
 
 
 class SessionTable:
-    """All sessions of one gateway. `max_running` bounds the running calls of all sessions; None is no bound."""
+    """All sessions of one gateway.
 
-    def __init__(self, *, max_running: int | None = None, clock: Callable[[], float] = time.time) -> None:
+    `max_running` bounds the running calls of all sessions, `max_open` the sessions that are open when another one is
+    opened from outside; None is no bound.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_running: int | None = None,
+        max_open: int | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._by_id: dict[str, Session] = {}
         self._by_key: dict[bytes, Session] = {}
-        self._clock, self._max_running = clock, max_running
+        self._forgotten: OrderedDict[bytes, str] = OrderedDict()  # by key: which session it was, and why it ended
+        self._clock, self._max_running, self._max_open = clock, max_running, max_open
         self._newly_expired: list[Session] = []
+        self.paused_s: Callable[[str], float] = lambda session_id: 0.0  # by which a session lives longer, in seconds
         self.running = 0
 
     def __len__(self) -> int:
         return len(self._by_id)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(tuple(self._by_id.values()))
+
+    def check_room(self) -> None:
+        """Raises ApiError when as many sessions are open as may be."""
+        if self._max_open is None:
+            return
+        found = sum(session.state is SessionState.OPEN for session in self._by_id.values())
+        if found >= self._max_open:
+            message = f"{found} sessions are open of at most {self._max_open}. Try again later"
+            raise ApiError(ErrorCode.BUSY, message, retry_after=RETRY_AFTER)
 
     def open(
         self,
@@ -43,6 +69,7 @@ class SessionTable:
         limits: SessionLimits | None = None,
         sampling: SessionSampling | None = None,
         metadata: dict[str, Any] | None = None,
+        awaited: bool = False,
         session_id: str | None = None,
     ) -> tuple[Session, str]:
         """A new session and its key, which cannot be read again later."""
@@ -54,6 +81,7 @@ class SessionTable:
             limits=limits or SessionLimits(),
             sampling=sampling or SessionSampling(),
             metadata=metadata or {},
+            awaited=awaited,
             opened_at=self._clock(),
         )
         self.restore(session)
@@ -82,6 +110,8 @@ class SessionTable:
             )
         digest = hash_key(key)
         session = self._by_key.get(digest)
+        if session is None and (ended := self._forgotten.get(digest)) is not None:
+            raise ApiError(ErrorCode.CLOSED, f"{ended}. Open a new one")
         if session is None or not hmac.compare_digest(session.key_hash, digest):
             raise ApiError(ErrorCode.UNKNOWN_KEY, "No session has this key")
         self._expire_if_due(session)
@@ -107,12 +137,15 @@ class SessionTable:
         return expired
 
     def forget(self, session_id: str) -> None:
-        """Drops a session that has ended and runs no call; its key is unknown from now on."""
+        """Drops a session that has ended and runs no call; who still uses its key gets the reason for a while."""
         session = self.get(session_id)
         if session.state is SessionState.OPEN or session.running:
             found = f"{session.state} with {session.running} calls"
             raise ValueError(f"session_id={session_id!r} is {found}; close it first")
         del self._by_id[session.session_id], self._by_key[session.key_hash]
+        self._forgotten[session.key_hash] = f"Session {session_id} is {session.state} ({session.reason})"
+        if len(self._forgotten) > REMEMBERED:
+            self._forgotten.popitem(last=False)
 
     @contextmanager
     def admit(self, session: Session, calls: int = 1, *, new_turn: bool = True) -> Iterator[None]:
@@ -132,6 +165,16 @@ class SessionTable:
             session.running -= calls
             self.running -= calls
 
+    def require_open(self, session: Session) -> None:
+        """Raises ApiError when the session has ended."""
+        name = session.session_id
+        if session.state is SessionState.EXPIRED:
+            raise ApiError(
+                ErrorCode.EXPIRED, f"Session {name} has expired after {session.limits.lifetime} s. Open a new one"
+            )
+        if session.state is SessionState.CLOSED:
+            raise ApiError(ErrorCode.CLOSED, f"Session {name} is closed ({session.reason}). Open a new one")
+
     def check_integrity(self) -> None:
         """Raises IntegrityError unless the sessions' running calls add up to the table's."""
         found = sum(session.running for session in self._by_id.values())
@@ -141,17 +184,15 @@ class SessionTable:
             raise IntegrityError("keys of sessions", len(self._by_id), len(self._by_key))
 
     def _expire_if_due(self, session: Session) -> None:
-        due = session.deadline is not None and self._clock() >= session.deadline
-        if due and session.state is SessionState.OPEN:
+        if session.state is not SessionState.OPEN or session.deadline is None or self._clock() < session.deadline:
+            return
+        if self._clock() >= session.deadline + self.paused_s(session.session_id):
             session.state, session.reason = SessionState.EXPIRED, "its lifetime is over"
             self._newly_expired.append(session)
 
     def _check_admission(self, session: Session, calls: int, new_turn: bool) -> None:
         name, limits = session.session_id, session.limits
-        if session.state is SessionState.EXPIRED:
-            raise ApiError(ErrorCode.EXPIRED, f"Session {name} has expired after {limits.lifetime} s. Open a new one")
-        if session.state is SessionState.CLOSED:
-            raise ApiError(ErrorCode.CLOSED, f"Session {name} is closed ({session.reason}). Open a new one")
+        self.require_open(session)
         if new_turn and limits.max_turns is not None and session.turns >= limits.max_turns:
             raise ApiError(ErrorCode.QUOTA, f"Session {name} has used its {limits.max_turns} turns")
         if new_turn and session.remaining_tokens == 0:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from seamless_verl.journal.events import (
+    BEGUN,
     CallEnded,
     CallStarted,
     ChunkAppended,
     Event,
+    GroupDecided,
+    GroupOutcome,
     HandedOver,
     HandOverBegun,
+    OutsideEvent,
+    RequestRefused,
     RewardPosted,
     SessionClosed,
     SessionOpened,
@@ -18,15 +23,20 @@ from seamless_verl.journal.reader import JournalReader
 from seamless_verl.journal.writer import SqliteJournal
 
 __all__ = [
+    "BEGUN",
     "CallEnded",
     "CallStarted",
     "ChunkAppended",
     "CompactionResult",
     "Event",
+    "GroupDecided",
+    "GroupOutcome",
     "HandOverBegun",
     "HandedOver",
     "Journal",
     "JournalReader",
+    "OutsideEvent",
+    "RequestRefused",
     "RewardPosted",
     "SessionClosed",
     "SessionOpened",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, TypeAlias
 
 from seamless_verl.trajectory.records import Finish, TokenChunk
@@ -70,19 +71,89 @@ class SessionClosed:
 
 @dataclass(frozen=True)
 class HandOverBegun:
-    """The closed session is about to be given to its consumer."""
+    """The closed session is about to be given to its consumer; `note` has the limits of its sequences and the policy
+    for tokens of grammars."""
 
     session_id: str
+    note: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class HandedOver:
-    """The consumer has the whole session. Compaction may delete it when the retention after `handed_over_at` ends."""
+    """The consumer has the whole session. Compaction may delete it when the retention after `handed_over_at` ends.
+
+    `note` says whether it was `kept`, the `reason` if it was dropped or its agent failed, and the `rewards` that it was
+    given after it was closed.
+    """
 
     session_id: str
     handed_over_at: float
+    note: dict[str, Any] = field(default_factory=dict)
 
 
+class GroupOutcome(StrEnum):
+    """What became of a group that was handed over."""
+
+    TRAINED = "trained"
+    """it was trained"""
+    STALE = "stale"
+    """it was too old when the trainer could have taken it"""
+    FILTERED = "filtered"
+    """all its rewards were the same (`algorithm.filter_groups`)"""
+    FAILED = "failed"
+    """too few of its sessions could be trained"""
+
+
+@dataclass(frozen=True)
+class GroupDecided:
+    """What became of the group of prompt `uid`, in the trainer's step; the last one of a prompt counts.
+
+    `details` of a trained one has the token policy and the trainer's version that it was masked by. Journals without a
+    session of this prompt leave it out.
+    """
+
+    uid: str
+    outcome: GroupOutcome
+    step: int
+    details: dict[str, Any] = field(default_factory=dict)
+    at: float = 0.0
+
+
+@dataclass(frozen=True)
+class RequestRefused:
+    """A request of the session got an error and no reply: its path, the HTTP status and the error's message."""
+
+    session_id: str
+    path: str
+    status: int
+    message: str
+    at: float
+
+
+@dataclass(frozen=True)
+class OutsideEvent:
+    """What programs outside of the run did, or were refused; `subject` is a lease, a session or an address.
+
+    The events of kind `begun` each begin the record of one run.
+    """
+
+    kind: str
+    subject: str
+    detail: dict[str, Any]
+    at: float
+
+
+BEGUN = "begun"
 Event: TypeAlias = (
-    SessionOpened | CallStarted | ChunkAppended | CallEnded | RewardPosted | SessionClosed | HandOverBegun | HandedOver
+    SessionOpened
+    | CallStarted
+    | ChunkAppended
+    | CallEnded
+    | RewardPosted
+    | RequestRefused
+    | SessionClosed
+    | HandOverBegun
+    | HandedOver
+    | OutsideEvent
+    | GroupDecided
 )

@@ -19,11 +19,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
-from seamless_verl.journal.events import Event
+from seamless_verl.journal.events import Event, GroupOutcome, RequestRefused
 from seamless_verl.trajectory.records import Finish, Segment, Turn
 
 
@@ -115,8 +115,22 @@ class StoredCall:
 
 
 @dataclass(frozen=True)
+class StoredGroup:
+    """What became of a session's group after the hand-over, in the trainer's step."""
+
+    outcome: GroupOutcome
+    step: int
+    details: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class StoredSession:
-    """A session with its calls in the order in which they were recorded; `reason` is why it was closed."""
+    """A session with its calls in the order in which they were recorded; `reason` is why it was closed.
+
+    `refused` are its requests that got an error. `handing` and `handed` are the notes of its hand-over's begin and end,
+    `group` what became of its group. `rewards` has those that were posted, and those that it was given when it was
+    handed over.
+    """
 
     session_id: str
     uid: str
@@ -126,11 +140,29 @@ class StoredSession:
     reason: str | None
     calls: Sequence[StoredCall]
     rewards: Mapping[str, float]
+    refused: Sequence[RequestRefused] = ()
+    handing: Mapping[str, Any] = field(default_factory=dict)
+    handed: Mapping[str, Any] = field(default_factory=dict)
+    group: StoredGroup | None = None
+
+    @property
+    def validation(self) -> bool:
+        """Whether it was a session of a validation, which is not trained."""
+        return is_validation(self.settings)
+
+    @property
+    def outcome(self) -> str:
+        """What became of it, in a word or two, as in `SessionSummary`."""
+        return outcome_of(self.stage, self.validation, self.handed, self.group)
 
 
 @dataclass(frozen=True)
 class SessionSummary:
-    """One session in brief: `tokens` counts generated tokens, `reason` is why it was closed."""
+    """One session in brief: `tokens` counts generated tokens, `reason` is why it was closed.
+
+    `outcome` is what became of it: `step <n>` in which it was trained, `validation`, `dropped`, that of its group if
+    the group was dropped later, `queued` while it waits to be trained, `-` before its hand-over or where it is unknown.
+    """
 
     session_id: str
     uid: str
@@ -139,6 +171,26 @@ class SessionSummary:
     calls: int
     tokens: int
     reason: str | None
+    outcome: str = "-"
+
+
+def is_validation(settings: Mapping[str, Any]) -> bool:
+    """Whether these are the settings of a session of a validation."""
+    metadata = settings.get("metadata")
+    return isinstance(metadata, Mapping) and metadata.get("validation") is True
+
+
+def outcome_of(stage: Stage, validation: bool, handed: Mapping[str, Any], group: StoredGroup | None) -> str:
+    """What became of a session; see `SessionSummary`."""
+    if stage is not Stage.HANDED or "kept" not in handed:
+        return "-"
+    if not handed["kept"]:
+        return "dropped"
+    if validation:
+        return "validation"
+    if group is None:
+        return "queued"
+    return f"step {group.step}" if group.outcome is GroupOutcome.TRAINED else str(group.outcome)
 
 
 @dataclass(frozen=True)

@@ -11,27 +11,46 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import quote
+from typing import Any
 
 from seamless_verl.errors import JournalError
-from seamless_verl.journal.protocol import SessionSummary, Stage, StoredCall, StoredSession
-from seamless_verl.journal.schema import check_version, from_json, journal_error, pack, unpack_ids, unpack_logprobs
+from seamless_verl.journal.events import GroupOutcome, OutsideEvent, RequestRefused
+from seamless_verl.journal.protocol import (
+    SessionSummary,
+    Stage,
+    StoredCall,
+    StoredGroup,
+    StoredSession,
+    is_validation,
+    outcome_of,
+)
+from seamless_verl.journal.schema import (
+    check_version,
+    from_json,
+    has_grammar,
+    journal_error,
+    pack,
+    read_only,
+    unpack_ids,
+    unpack_logprobs,
+)
 from seamless_verl.journal.validator import STAGES
 from seamless_verl.runtime.locks import is_locked
 from seamless_verl.trajectory.records import Finish, Segment, append_chunk
 
 STAGE = "COALESCE((SELECT MAX(stage) FROM stages WHERE session=sessions.n), 0)"
 REASON = f"(SELECT note FROM stages WHERE session=sessions.n AND stage={STAGES.index(Stage.CLOSED)})"
+NOTE = "(SELECT note FROM stages WHERE session=sessions.n AND stage={stage})"
 CALLS = (
     "SELECT n, call_id, digest, base, base_len, request_base, request_len, suffix, request, finish, reply"
     " FROM calls LEFT JOIN endings ON call=n WHERE session=? ORDER BY n"
 )
 CHUNKS = (
-    "SELECT call, version, name, ids, logprobs FROM deltas JOIN replicas ON replicas.n=replica"
+    "SELECT call, version, name, ids, logprobs, {grammar} FROM deltas JOIN replicas ON replicas.n=replica"
     " WHERE call IN (SELECT n FROM calls WHERE session=?) ORDER BY deltas.n"
 )
 SUMMARIES = (
-    f"SELECT session_id, uid, {STAGE}, opened_at, {REASON},"
+    f"SELECT session_id, uid, {STAGE}, opened_at, {REASON}, settings, {NOTE.format(stage=STAGES.index(Stage.HANDED))},"
     " (SELECT COUNT(*) FROM calls WHERE session=sessions.n),"
     " (SELECT COALESCE(SUM(LENGTH(ids)), 0) / 4 FROM deltas JOIN calls ON calls.n=call WHERE session=sessions.n)"
     " FROM sessions ORDER BY n"
@@ -73,6 +92,14 @@ class JournalReader:
             row = db.execute("SELECT 1 FROM sessions WHERE session_id=?", (session_id,)).fetchone()
             return _read_session(db, session_id) if row else None
 
+    def outside_events(self) -> tuple[OutsideEvent, ...]:
+        """What programs outside of the run did, or were refused, in the order of events."""
+        with self._snapshot() as db:
+            if not db.execute("SELECT 1 FROM sqlite_master WHERE name='outside_events'").fetchone():
+                return ()  # a file of an earlier release that nobody has written since
+            rows = db.execute("SELECT kind, subject, detail, at FROM outside_events ORDER BY n").fetchall()
+            return tuple(OutsideEvent(kind, subject, from_json(detail), at) for kind, subject, detail, at in rows)
+
     def has_writer(self) -> bool:
         """Whether a process has the journal open for writing now; True if that cannot be determined."""
         try:
@@ -83,9 +110,19 @@ class JournalReader:
     def sessions(self) -> tuple[SessionSummary, ...]:
         """All sessions on record, oldest first. It counts all tokens, so it takes time on a large file."""
         with self._snapshot() as db:
+            groups = _read_groups(db)
             return tuple(
-                SessionSummary(session_id, uid, STAGES[stage], opened_at, calls, tokens, reason)
-                for session_id, uid, stage, opened_at, reason, calls, tokens in db.execute(SUMMARIES)
+                SessionSummary(
+                    session_id,
+                    uid,
+                    STAGES[stage],
+                    opened_at,
+                    calls,
+                    tokens,
+                    reason,
+                    outcome_of(STAGES[stage], is_validation(from_json(settings)), _note_of(done), groups.get(uid)),
+                )
+                for session_id, uid, stage, opened_at, reason, settings, done, calls, tokens in db.execute(SUMMARIES)
             )
 
     def check_integrity(self) -> None:
@@ -105,7 +142,7 @@ class JournalReader:
     def _snapshot(self) -> Iterator[sqlite3.Connection]:
         db: sqlite3.Connection | None = None
         try:
-            db = sqlite3.connect(f"file:{quote(str(self.path))}?mode=ro", uri=True, isolation_level=None)
+            db = read_only(self.path)
             db.execute("BEGIN")
             check_version(db, self.path)
             yield db
@@ -117,15 +154,51 @@ class JournalReader:
 
 
 def _read_session(db: sqlite3.Connection, session_id: str) -> StoredSession:
-    query = f"SELECT n, uid, settings, opened_at, {STAGE}, {REASON} FROM sessions WHERE session_id=?"
-    n, uid, settings, opened_at, stage, reason = db.execute(query, (session_id,)).fetchone()
+    columns = ", ".join(NOTE.format(stage=STAGES.index(stage)) for stage in (Stage.HANDING, Stage.HANDED))
+    query = f"SELECT n, uid, settings, opened_at, {STAGE}, {REASON}, {columns} FROM sessions WHERE session_id=?"
+    n, uid, settings, opened_at, stage, reason, begun, done = db.execute(query, (session_id,)).fetchone()
     rewards = dict(db.execute("SELECT name, value FROM rewards WHERE session=? ORDER BY n", (n,)).fetchall())
-    calls = tuple(_read_calls(db, n))
-    return StoredSession(session_id, uid, from_json(settings), opened_at, STAGES[stage], reason, calls, rewards)
+    ended = _note_of(done)
+    return StoredSession(
+        session_id,
+        uid,
+        from_json(settings),
+        opened_at,
+        STAGES[stage],
+        reason,
+        tuple(_read_calls(db, n)),
+        rewards | ended.get("rewards", {}),
+        _read_refused(db, n, session_id),
+        _note_of(begun),
+        ended,
+        _read_groups(db, uid).get(uid),
+    )
+
+
+def _read_refused(db: sqlite3.Connection, session: int, session_id: str) -> tuple[RequestRefused, ...]:
+    """Requests that got an error; none in a journal of a release that did not record them."""
+    if not db.execute("SELECT 1 FROM sqlite_master WHERE name='refused'").fetchone():
+        return ()
+    query = "SELECT path, status, message, at FROM refused WHERE session=? ORDER BY n"
+    return tuple(RequestRefused(session_id, *row) for row in db.execute(query, (session,)))
+
+
+def _note_of(text: str | None) -> dict[str, Any]:
+    return {} if text is None else from_json(text.encode())
+
+
+def _read_groups(db: sqlite3.Connection, uid: str | None = None) -> dict[str, StoredGroup]:
+    """The last outcome of each prompt, or of one; none in a journal of an earlier release."""
+    if db.execute("PRAGMA user_version").fetchone()[0] < 2:
+        return {}
+    where, values = ("", ()) if uid is None else ("WHERE uid=?", (uid,))
+    rows = db.execute(f"SELECT uid, outcome, step, details FROM group_outcomes {where} ORDER BY n", values)
+    return {name: StoredGroup(GroupOutcome(outcome), step, from_json(details)) for name, outcome, step, details in rows}
 
 
 def _read_calls(db: sqlite3.Connection, session: int) -> Iterator[StoredCall]:
-    segments = _read_segments(db.execute(CHUNKS, (session,)))
+    grammar = "grammar" if has_grammar(db) else "NULL"
+    segments = _read_segments(db.execute(CHUNKS.format(grammar=grammar), (session,)))
     sequences: dict[int, bytes] = {}  # prompt and generated ids of each call, for the calls that have it as their base
     requests: dict[int, bytes] = {}
     for n, call_id, digest, base, base_len, request_base, request_len, suffix, request, finish, reply in db.execute(
@@ -145,9 +218,10 @@ def _read_calls(db: sqlite3.Connection, session: int) -> Iterator[StoredCall]:
         )
 
 
-def _read_segments(rows: Iterable[tuple[int, int, str, bytes, bytes]]) -> defaultdict[int, list[Segment]]:
+def _read_segments(rows: Iterable[tuple[int, int, str, bytes, bytes, bytes | None]]) -> defaultdict[int, list[Segment]]:
     """Each call's segments; adjacent chunks of one version and replica are one segment."""
     segments: defaultdict[int, list[Segment]] = defaultdict(list)
-    for call, version, replica, ids, logprobs in rows:
-        append_chunk(segments[call], Segment(unpack_ids(ids), unpack_logprobs(logprobs), version, replica))
+    for call, version, replica, ids, logprobs, grammar in rows:
+        labels = bytearray(grammar or b"")
+        append_chunk(segments[call], Segment(unpack_ids(ids), unpack_logprobs(logprobs), version, replica, labels))
     return segments

@@ -3,12 +3,18 @@
 Rows are only inserted, and deleted by compaction; nothing on record is changed. `n` numbers follow the order of
 events. A call's prompt is the first `base_len` bytes of its base call's prompt and generated ids, then `suffix`.
 Its request is stored likewise, relative to the base call's request. Arrays are little endian; dicts are UTF-8 JSON.
-Table `deltas` holds the chunks of generated tokens, `endings` the ends of calls.
+Table `deltas` holds the chunks of generated tokens, `endings` the ends of calls, `refused` the requests that got an
+error, `group_outcomes` what became of the groups that were handed over. `note` of a stage is the reason of a close, and
+JSON for the stages of a hand-over. `grammar` has a byte for each token of a chunk in which some were sampled under a
+grammar, else NULL.
+
+What a file of an earlier release lacks is added when it is opened for writing; it can be read without.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import sys
 from array import array
@@ -16,12 +22,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from seamless_verl.errors import ConfigError, JournalError
 from seamless_verl.runtime.locks import only_writer
 from seamless_verl.trajectory.records import LOGPROB, TOKEN
 
-VERSION = 1
+VERSION = 2  # 2 added `group_outcomes`, and `grammar` in `deltas`
 APPLICATION_ID = 0x53454A4C  # "SEJL"
 # The order of insertion within a transaction; values are in the order of columns.
 TABLES = {
@@ -29,13 +36,27 @@ TABLES = {
     "calls": "n INTEGER PRIMARY KEY, session INTEGER, call_id TEXT, digest TEXT, base INTEGER, base_len INTEGER,"
     " request_base INTEGER, request_len INTEGER, suffix BLOB, request BLOB",
     "replicas": "n INTEGER PRIMARY KEY, name TEXT",
-    "deltas": "n INTEGER PRIMARY KEY, call INTEGER, version INTEGER, replica INTEGER, ids BLOB, logprobs BLOB",
+    "deltas": "n INTEGER PRIMARY KEY, call INTEGER, version INTEGER, replica INTEGER, ids BLOB, logprobs BLOB,"
+    " grammar BLOB",
     "endings": "call INTEGER PRIMARY KEY, finish TEXT, reply BLOB",
     "rewards": "n INTEGER PRIMARY KEY, session INTEGER, name TEXT, value REAL",
+    "refused": "n INTEGER PRIMARY KEY, session INTEGER, path TEXT, status INTEGER, message TEXT, at REAL",
     "stages": "session INTEGER, stage INTEGER, note TEXT, at REAL, PRIMARY KEY (session, stage)",
+    "outside_events": "n INTEGER PRIMARY KEY, kind TEXT, subject TEXT, detail BLOB, at REAL",
+    "group_outcomes": "n INTEGER PRIMARY KEY, uid TEXT, outcome TEXT, step INTEGER, details BLOB, at REAL",
 }
-INDEXES = {"calls": "session", "deltas": "call", "rewards": "session", "stages": "stage, at"}
+INDEXES = {
+    "sessions": "uid",
+    "group_outcomes": "uid",
+    "calls": "session",
+    "deltas": "call",
+    "rewards": "session",
+    "refused": "session",
+    "stages": "stage, at",
+}
 
+PRIVATE = 0o600  # the mode of a new file; SQLite gives its log the same
+WHOLE_BYTES = 256 << 20  # up to this size `check_file` reads everything
 PAGE_BYTES = 4096  # measured no slower than 8192 and 16384, and a commit writes whole pages
 CHECKPOINT_PAGES = 8000  # of log, 32 MB, before they move into the file: that flushes the disk and delays appends
 GROWING_KEYS = ("messages", "input")  # a conversation grows at its end; stored last, so that requests share a prefix
@@ -59,6 +80,7 @@ def open_for_writing(path: Path) -> Iterator[sqlite3.Connection]:
             raise ConfigError("journal", str(path), "another journal writes to it", way_out) from error
         except OSError as error:
             raise JournalError(str(path), f"{type(error).__name__}: {error}", WAY_OUT) from error
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE))  # it holds what people said
         db = sqlite3.connect(path, isolation_level=None, cached_statements=256)
         try:
             _prepare(db, path)
@@ -69,33 +91,80 @@ def open_for_writing(path: Path) -> Iterator[sqlite3.Connection]:
             db.close()
 
 
+def check_file(path: Path) -> None:
+    """Reads the journal of an earlier run, as far as seconds allow, and changes nothing; an empty file is a new one.
+
+    Raises:
+        ConfigError: a newer release made it.
+        JournalError: it is another program's database, or damaged.
+    """
+    if not path.exists() or path.stat().st_size == 0:
+        return
+    db = read_only(path)
+    try:
+        check_version(db, path)
+        if path.stat().st_size <= WHOLE_BYTES:
+            found = [row[0] for row in db.execute("PRAGMA quick_check(1)") if row[0] != "ok"]
+        else:  # what a cut takes away is at the end of each table
+            found = [
+                str(row) for table in tables_of(db) for row in db.execute(f"SELECT max(rowid) FROM {table}") if not row
+            ]
+    except sqlite3.Error as error:
+        raise journal_error(path, error) from error
+    finally:
+        db.close()
+    if found:
+        raise JournalError(str(path), found[0], WAY_OUT)
+
+
+def tables_of(db: sqlite3.Connection) -> list[str]:
+    """Those of TABLES that the file has; one of an earlier release lacks the later ones."""
+    present = {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type='table'")}
+    return [table for table in TABLES if table in present]
+
+
+def read_only(path: Path) -> sqlite3.Connection:
+    """A connection that cannot change the file."""
+    return sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, isolation_level=None)
+
+
 def _prepare(db: sqlite3.Connection, path: Path) -> None:
+    is_new = db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0] == 0
+    if not is_new:
+        check_version(db, path)  # before anything is changed
     for pragma in (f"page_size={PAGE_BYTES}", "auto_vacuum=INCREMENTAL", "journal_mode=WAL", "synchronous=NORMAL"):
         db.execute(f"PRAGMA {pragma}")
     db.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
     db.execute(f"PRAGMA journal_size_limit={2 * CHECKPOINT_PAGES * PAGE_BYTES}")
-    if db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0] == 0:
-        _create(db)
-    check_version(db, path)
-
-
-def _create(db: sqlite3.Connection) -> None:
     db.execute("BEGIN IMMEDIATE")
-    for table, columns in TABLES.items():
-        db.execute(f"CREATE TABLE {table} ({columns})")
-    for table, columns in INDEXES.items():
-        db.execute(f"CREATE INDEX {table}_by ON {table} ({columns})")
-    db.execute(f"PRAGMA application_id={APPLICATION_ID}")
+    if is_new:
+        db.execute(f"PRAGMA application_id={APPLICATION_ID}")
+    _create_tables(db)
     db.execute(f"PRAGMA user_version={VERSION}")
     db.execute("COMMIT")
+
+
+def _create_tables(db: sqlite3.Connection) -> None:
+    """Creates what is missing, also in a journal of an earlier release."""
+    for table, columns in TABLES.items():
+        db.execute(f"CREATE TABLE IF NOT EXISTS {table} ({columns})")
+    if not has_grammar(db):
+        db.execute("ALTER TABLE deltas ADD COLUMN grammar BLOB")
+    for table, columns in INDEXES.items():
+        db.execute(f"CREATE INDEX IF NOT EXISTS {table}_by ON {table} ({columns})")
+
+
+def has_grammar(db: sqlite3.Connection) -> bool:
+    """Whether the file has labels of grammars; one of an earlier release, opened only for reading, has not."""
+    query = "SELECT COUNT(*) FROM pragma_table_info('deltas') WHERE name='grammar'"
+    return bool(db.execute(query).fetchone()[0])
 
 
 def check_version(db: sqlite3.Connection, path: Path) -> None:
     """Raises JournalError if the file is not a journal, and ConfigError if a newer release made it."""
     if db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
         raise JournalError(str(path), "it is some other program's database", "Give the journal a path of its own")
-    version = db.execute("PRAGMA user_version").fetchone()[0]
-    if version > VERSION:
+    if (version := db.execute("PRAGMA user_version").fetchone()[0]) > VERSION:
         way_out = "Use the release that wrote it, or a new path"
         raise ConfigError("journal", str(path), f"its format is {version}, this release knows {VERSION}", way_out)
 

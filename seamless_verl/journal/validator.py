@@ -19,8 +19,11 @@ from seamless_verl.journal.events import (
     CallStarted,
     ChunkAppended,
     Event,
+    GroupDecided,
     HandedOver,
     HandOverBegun,
+    OutsideEvent,
+    RequestRefused,
     RewardPosted,
     SessionClosed,
     SessionOpened,
@@ -30,6 +33,8 @@ from seamless_verl.journal.protocol import Stage
 from seamless_verl.journal.schema import TABLES, pack, to_json
 
 STAGES = tuple(Stage)  # a stage is stored as its index in this order
+
+SMALLEST, LARGEST = -(1 << 63), (1 << 63) - 1  # of SQLite's integers
 
 Rows = dict[str, list[tuple[Any, ...]]]
 
@@ -66,9 +71,12 @@ class Validator:
             ChunkAppended: self._append_chunk,
             CallEnded: self._end_call,
             RewardPosted: self._post_reward,
+            RequestRefused: self._refuse_request,
             SessionClosed: self._close_session,
             HandOverBegun: self._begin_hand_over,
             HandedOver: self._end_hand_over,
+            OutsideEvent: self._add_outside_event,
+            GroupDecided: self._decide_group,
         }
         self._load()
 
@@ -77,7 +85,7 @@ class Validator:
 
         Raises:
             JournalOrderError: one cannot follow what is on record.
-            TypeError, ValueError: one has a value that cannot be written.
+            TypeError, ValueError, OverflowError: one has a value that cannot be written.
         """
         self._undo.clear()
         try:
@@ -144,7 +152,7 @@ class Validator:
         if not ids:
             return
         replica = self._replicas.get(chunk.replica) or self._add_replica(chunk.replica)
-        self._add_row("deltas", call.n, int(chunk.version), replica, ids, logprobs)
+        self._add_row("deltas", call.n, int(chunk.version), replica, ids, logprobs, bytes(chunk.grammar) or None)
         if call.chain is not None:
             call.chain.extend(ids)
 
@@ -157,6 +165,10 @@ class Validator:
         session = self._require_session("reward", event.session_id, Stage.OPEN, Stage.CLOSED)
         self._add_row("rewards", None, session.n, event.name, float(event.value))
 
+    def _refuse_request(self, event: RequestRefused) -> None:
+        session = self._require_session("refusal", event.session_id, Stage.OPEN, Stage.CLOSED)
+        self._add_row("refused", None, session.n, event.path, int(event.status), event.message, float(event.at))
+
     def _close_session(self, event: SessionClosed) -> None:
         session = self._require_session("close", event.session_id, Stage.OPEN)
         self._set_stage(session, Stage.CLOSED, event.reason, time())
@@ -165,13 +177,22 @@ class Validator:
 
     def _begin_hand_over(self, event: HandOverBegun) -> None:
         session = self._require_session("hand-over", event.session_id, Stage.CLOSED)
-        self._set_stage(session, Stage.HANDING, None, time())
+        self._set_stage(session, Stage.HANDING, _note(event.note), time())
 
     def _end_hand_over(self, event: HandedOver) -> None:
         session = self._require_session("end of the hand-over", event.session_id, Stage.HANDING)
-        self._set_stage(session, Stage.HANDED, None, float(event.handed_over_at))
+        self._set_stage(session, Stage.HANDED, _note(event.note), float(event.handed_over_at))
         self._handed_over.append(event.session_id)
         self._undo.append(self._handed_over.pop)
+
+    def _add_outside_event(self, event: OutsideEvent) -> None:
+        self._add_row("outside_events", None, event.kind, event.subject, to_json(event.detail), float(event.at))
+
+    def _decide_group(self, event: GroupDecided) -> None:
+        details = to_json(event.details)
+        self._add_row(
+            "group_outcomes", None, event.uid, str(event.outcome), int(event.step), details, float(event.at or time())
+        )
 
     def _require_session(self, event: str, session_id: str, *stages: Stage) -> _SessionState:
         session = self._sessions.get(session_id)
@@ -194,6 +215,12 @@ class Validator:
         return self._last_numbers[table]
 
     def _add_row(self, table: str, *row: Any) -> None:
+        """Raises ValueError for a text that is not Unicode, and OverflowError for a number of more than 64 bits."""
+        for value in row:
+            if type(value) is str:
+                value.encode()
+            elif type(value) is int and not SMALLEST <= value <= LARGEST:
+                raise OverflowError(f"{value.bit_length()} bits are more than a row can hold")
         self._rows[table].append(row)
         self._undo.append(self._rows[table].pop)
 
@@ -212,6 +239,10 @@ class Validator:
         del self._calls[call_id], call.session.calls[call_id]
         self._undo.append(lambda: self._calls.__setitem__(call_id, call))
         self._undo.append(lambda: call.session.calls.__setitem__(call_id, call))
+
+
+def _note(note: dict[str, Any]) -> str | None:
+    return to_json(note).decode("utf-8", "replace") if note else None
 
 
 def _empty_rows() -> Rows:

@@ -135,7 +135,7 @@ class SqliteJournal(JournalReader):
                 while None not in jobs:
                     jobs = self._next_jobs()
                     self._process(db, validator, jobs)
-        except Exception as error:
+        except Exception as error:  # the thread's supervisor: every waiting caller gets the error
             self._fail(error, jobs)
             if not opened.done():
                 opened.set_exception(error)
@@ -216,6 +216,9 @@ def _insert(db: sqlite3.Connection, rows: Rows) -> None:
     for table, entries in rows.items():
         if table == "deltas":
             _insert_chunks(db, entries)
+        elif table == "group_outcomes":
+            known = "WHERE EXISTS (SELECT 1 FROM sessions WHERE uid=?2)"
+            db.executemany(f"INSERT INTO group_outcomes SELECT ?1, ?2, ?3, ?4, ?5, ?6 {known}", entries)
         elif entries:
             db.executemany(f"INSERT INTO {table} VALUES ({_placeholders(len(entries[0]))})", entries)
 
@@ -223,8 +226,9 @@ def _insert(db: sqlite3.Connection, rows: Rows) -> None:
 def _insert_chunks(db: sqlite3.Connection, entries: list[tuple[Any, ...]]) -> None:
     for start in range(0, len(entries), ROWS_PER_STATEMENT):
         batch = entries[start : start + ROWS_PER_STATEMENT]
-        values = ", ".join([f"({_placeholders(5)})"] * len(batch))
-        db.execute(f"INSERT INTO deltas (call, version, replica, ids, logprobs) VALUES {values}", [*chain(*batch)])
+        values = ", ".join([f"({_placeholders(6)})"] * len(batch))
+        columns = "call, version, replica, ids, logprobs, grammar"
+        db.execute(f"INSERT INTO deltas ({columns}) VALUES {values}", [*chain(*batch)])
 
 
 def _placeholders(count: int) -> str:
@@ -267,6 +271,7 @@ def compact_step(db: sqlite3.Connection, before: float, max_bytes: int | None) -
     if session is not None:
         _delete(db, session)
         return 1, True
+    db.execute("DELETE FROM outside_events WHERE at < ?", (before,))
     if _pragma(db, "freelist_count") > 0:
         db.execute(f"PRAGMA incremental_vacuum({VACUUM_PAGES})").fetchall()
         db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()  # the file shrinks now; PASSIVE waits for no reader
@@ -292,9 +297,11 @@ def _delete(db: sqlite3.Connection, session: int) -> None:
     db.execute("BEGIN IMMEDIATE")
     for table in ("deltas", "endings"):
         db.execute(f"DELETE FROM {table} WHERE call IN (SELECT n FROM calls WHERE session=?)", (session,))
-    for table in ("calls", "rewards", "stages"):
+    for table in ("calls", "rewards", "refused", "stages"):
         db.execute(f"DELETE FROM {table} WHERE session=?", (session,))
+    uid = db.execute("SELECT uid FROM sessions WHERE n=?", (session,)).fetchone()[0]
     db.execute("DELETE FROM sessions WHERE n=?", (session,))
+    db.execute("DELETE FROM group_outcomes WHERE uid=?1 AND NOT EXISTS (SELECT 1 FROM sessions WHERE uid=?1)", (uid,))
     db.execute("COMMIT")
 
 

@@ -31,7 +31,7 @@ class Adaptation:
     symbol: str  # "package.module:attribute.path"
     written_for: str  # "megatron-core 0.16.1"
     reason: str
-    expects: str = ""  # text of inspect.signature, or "" when the symbol is no callable
+    expects: str = ""  # text of inspect.signature, with or without what it returns; "" when it is no callable
 
     def find(self) -> object:
         """Return the adapted object of the host.
@@ -57,7 +57,7 @@ class Adaptation:
         found = self.find()
         if self.expects:
             signature = str(inspect.signature(found))  # type: ignore[arg-type]
-            if signature != self.expects:
+            if self.expects not in (signature, signature.rpartition(" -> ")[0]):
                 raise HostMovedError(self.name, self.symbol, self.written_for, f"signature {signature}")
         return found
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vllm import SamplingParams, TokensPrompt
-from vllm.exceptions import VLLMClientError
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -23,6 +22,8 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from seamless_verl.errors import ReplicaLostError
+from seamless_verl.platform.vllm_versions import VLLMClientError, set_stream_interval, take_stream_interval
+from seamless_verl.replica.own_logprobs import HIDDEN, LABELS, alters, split_rank
 from seamless_verl.replica.scheduler import RESUMED_TOKENS
 from seamless_verl.rollout.engine import BESIDE_SAMPLING, EngineRequest, PauseMode
 from seamless_verl.trajectory.records import Finish, TokenChunk, TopLogprobs, empty_chunk
@@ -30,6 +31,11 @@ from seamless_verl.trajectory.records import Finish, TokenChunk, TopLogprobs, em
 DRAIN_S = 60.0  # for tokens on their way from the engine; they take milliseconds unless it hangs
 UNBOUNDED = 1 << 62  # more tokens than a request can have
 REMEMBERED = 16384  # conversations; the next request of a forgotten one computes its whole prompt again
+DRAFTS = (
+    "with speculative decoding the model's own logprobs of calls with a grammar, or with sampling parameters other than"
+    " the temperature, are proved on vLLM 0.29's first model runner only. Take speculative_config out of"
+    " actor_rollout_ref.rollout.engine_kwargs.vllm, or set VLLM_USE_V2_MODEL_RUNNER=0 for the replicas of vLLM 0.29"
+)
 FINISHES = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": Finish.CUT}
 
 
@@ -48,6 +54,8 @@ class RunningRequest:
     version) for every version but the current one."""
 
     collector: RequestOutputCollector
+    top: bool = False  # whether it wants the likeliest tokens
+    labels: bool = False  # whether its ranks carry grammar labels
     delivered: int = 0
     versions: list[tuple[int, int]] = field(default_factory=list)
 
@@ -88,6 +96,9 @@ class AsyncLLMSource:
     `on_busy` is called with True when the engine gets something to generate, and with False when it has nothing left.
     With `keep_kv` a commit leaves the KV cache of requests in flight as the old weights made it. Later requests of
     conversations that began before the commit may use that cache; conversations that begin after it do not.
+    With `own_logprobs` the workers record the model's own logprobs (`replica/own_logprobs.py`), and tokens that were
+    sampled under a grammar are labelled. `of_drafts`: also those of drafted tokens; if not, calls for which vLLM's own
+    logprobs would be recorded are refused.
     """
 
     def __init__(
@@ -98,12 +109,15 @@ class AsyncLLMSource:
         replica_id: str = "",
         keep_kv: bool = False,
         on_busy: Callable[[bool], None] | None = None,
+        own_logprobs: bool = False,
+        of_drafts: bool = True,
     ) -> None:
         self.engine, self.version, self.replica_id = engine, version, replica_id
         self.keep_kv, self.on_busy = keep_kv, on_busy or (lambda busy: None)
         self.salts = CacheSalts()
         self.paused: PauseMode | None = None
         self.in_flight: dict[str, RunningRequest] = {}
+        self.own_logprobs, self.of_drafts = own_logprobs, of_drafts
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenChunk, None]:
         """Chunks as the engine makes them; closing the generator aborts the request."""
@@ -116,7 +130,9 @@ class AsyncLLMSource:
             except (ValueError, VLLMClientError) as error:
                 yield self._end(Finish.FAILED, str(error))
                 return
-            running = self._add_running(request.request_id, collector)
+            labels = self.own_logprobs and bool(request.sampling.get("structured_outputs"))
+            running = RunningRequest(collector, bool(request.sampling.get("logprobs")), labels)
+            self._add_running(request.request_id, running)
             finished = False
             try:
                 if self.paused is PauseMode.ABORT:  # paused since the check above, without knowing of this request
@@ -125,7 +141,7 @@ class AsyncLLMSource:
                     output = collector.get_nowait() or await collector.get()
                     assert isinstance(output, RequestOutput)
                     finished = output.finished
-                    for chunk in self.chunks(running, output, top=bool(request.sampling.get("logprobs"))):
+                    for chunk in self.chunks(running, output):
                         yield chunk
             finally:
                 self._remove_running(request.request_id, running)
@@ -142,12 +158,21 @@ class AsyncLLMSource:
         reasoning = {name: fields.pop(name, None) for name in BESIDE_SAMPLING}
         if all(value is None for value in reasoning.values()):
             reasoning["reasoning_ended"] = True  # no reasoning parser: a grammar applies from the first token on
-        params = sampling_params(fields, request.resumed_tokens)
+        interval = take_stream_interval(fields)
+        params = sampling_params(fields, request.resumed_tokens, labels=self.own_logprobs)
+        if self.own_logprobs and not self.of_drafts and self._alters(params):
+            raise ValueError(DRAFTS)
         try:
-            return await self.engine.add_request(request.request_id, prompt, params, **reasoning)
+            collector = await self.engine.add_request(request.request_id, prompt, params, **reasoning)
         except asyncio.CancelledError:  # the engine may have the request already
             await self.engine.abort(request.request_id)
             raise
+        set_stream_interval(self.engine, collector.request_id, interval)
+        return collector
+
+    def _alters(self, params: SamplingParams) -> bool:
+        mode = self.engine.model_config.logprobs_mode
+        return params.structured_outputs is not None or alters(params, mode)
 
     async def abort(self, request_id: str) -> None:
         """Ends one request with CUT; one that is not running is no error."""
@@ -209,17 +234,22 @@ class AsyncLLMSource:
             if count > (running.versions[-1][0] if running.versions else running.delivered):
                 running.versions.append((count, self.version))
 
-    def chunks(self, running: RunningRequest, output: RequestOutput, *, top: bool) -> Iterator[TokenChunk]:
+    def chunks(self, running: RunningRequest, output: RequestOutput) -> Iterator[TokenChunk]:
         """One output as chunks, one for each weight version; the last has the finish reason."""
         if not output.outputs:
             yield self._end(Finish.CUT)
             return
         completion = output.outputs[0]
-        ids, entries = list(completion.token_ids), completion.logprobs or ()
+        ids = list(completion.token_ids)
+        entries = (completion.logprobs or ())[: len(ids)]  # at an abort vLLM 0.24 adds those of the whole request
         values = [entry[i].logprob for i, entry in zip(ids, entries, strict=True)]
+        labels = b""
+        if running.labels:
+            labels = bytes(split_rank(entry[i].rank)[1] for i, entry in zip(ids, entries, strict=True))
         for begin, end, version in running.spans(len(ids), self.version):
             last = end == len(ids)
-            rows = zip(ids[begin:end], entries[begin:end], strict=True) if top else ()
+            rows = zip(ids[begin:end], entries[begin:end], strict=True) if running.top else ()
+            part = labels[begin:end]
             yield TokenChunk(
                 ids=array("i", ids[begin:end]),
                 logprobs=array("f", values[begin:end]),
@@ -227,17 +257,17 @@ class AsyncLLMSource:
                 replica=self.replica_id,
                 finish_reason=finish_of(completion) if last else None,
                 stop_reason=stop_reason_of(completion) if last else None,
-                top=tuple(top_logprobs(i, entry) for i, entry in rows) if top else None,
+                top=tuple(top_logprobs(i, entry) for i, entry in rows) if running.top else None,
+                grammar=part if any(part) else b"",
             )
 
     def _end(self, finish_reason: Finish, stop_reason: str | None = None) -> TokenChunk:
         return empty_chunk(finish_reason, version=self.version, replica=self.replica_id, stop_reason=stop_reason)
 
-    def _add_running(self, request_id: str, collector: RequestOutputCollector) -> RunningRequest:
-        running = self.in_flight[request_id] = RunningRequest(collector)
+    def _add_running(self, request_id: str, running: RunningRequest) -> None:
+        self.in_flight[request_id] = running
         if len(self.in_flight) == 1 and self.paused is None:
             self.on_busy(True)
-        return running
 
     def _remove_running(self, request_id: str, running: RunningRequest) -> None:
         if self.in_flight.get(request_id) is running:  # a restarted client may use the same id
@@ -260,17 +290,23 @@ def stop_reason_of(completion: CompletionOutput) -> int | str | None:
 
 def top_logprobs(sampled: int, entry: Mapping[int, Any]) -> TopLogprobs:
     """vLLM adds the sampled token to the likeliest ones; its rank says whether it is one of them."""
-    rows = sorted(entry.items(), key=lambda item: item[1].rank)
-    ids, logprobs = tuple(i for i, _ in rows), tuple(row.logprob for _, row in rows)
-    return TopLogprobs(ids, logprobs, entry[sampled].rank)
+    ranks = {i: split_rank(row.rank)[0] for i, row in entry.items() if i != HIDDEN}
+    ids = tuple(sorted(ranks, key=ranks.__getitem__))
+    return TopLogprobs(ids, tuple(entry[i].logprob for i in ids), ranks[sampled])
 
 
-def sampling_params(fields: Mapping[str, Any], resumed: int = 0) -> SamplingParams:
-    """vLLM's sampling parameters of a request, with logprobs; text and stop strings are left to the client."""
+def sampling_params(fields: Mapping[str, Any], resumed: int = 0, *, labels: bool = False) -> SamplingParams:
+    """vLLM's sampling parameters of a request, with logprobs; text and stop strings are left to the client.
+
+    `labels`: a request with a grammar asks for labels of its tokens.
+    """
     arguments = dict(fields)
+    extra = dict(arguments.get("extra_args") or {})
     if arguments.get("structured_outputs") is not None:
         arguments["structured_outputs"] = StructuredOutputsParams(**arguments["structured_outputs"])
+        extra |= {LABELS: True} if labels else {}
     if resumed:
-        arguments["extra_args"] = {**(arguments.get("extra_args") or {}), RESUMED_TOKENS: resumed}
+        extra[RESUMED_TOKENS] = resumed
+    arguments["extra_args"] = extra or None
     arguments["logprobs"] = arguments.get("logprobs") or 0
     return SamplingParams(**arguments, detokenize=False, output_kind=RequestOutputKind.DELTA)

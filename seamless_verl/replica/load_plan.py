@@ -36,8 +36,16 @@ class Copy:
     stride: Sequence[int]
 
     def run(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """On a device, the copy may still run when this returns."""
         weight = weights[self.name]
-        self.target.copy_(weight.as_strided(self.size, self.stride, weight.storage_offset() + self.offset))
+        begin = weight.storage_offset() + self.offset
+        source = weight.as_strided(self.size, self.stride, begin)
+        if self.target.device != weight.device and not source.is_contiguous():
+            # A shard of a row. The host would gather it word by word; the device does it after one transfer.
+            extent = 1 + sum((size - 1) * stride for size, stride in zip(self.size, self.stride, strict=True))
+            whole = weight.as_strided((extent if source.numel() else 0,), (1,), begin)
+            source = whole.to(self.target.device, non_blocking=True).as_strided(self.size, self.stride, 0)
+        self.target.copy_(source, non_blocking=True)
 
 
 @dataclass(frozen=True)
@@ -64,6 +72,7 @@ class LoadPlan:
 
     @torch.no_grad()
     def load(self, weights: Weights) -> None:
+        """Starts all copies; on a device they have ended when it was synchronized."""
         named = dict(weights)
         for step in self.steps:
             step.run(named)

@@ -22,6 +22,8 @@ from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
+from seamless_verl.platform.vllm_versions import ending_its_request
+
 logger = init_logger("vllm.seamless_verl.scheduler")  # shown as vLLM's own in the engine's process
 RESUMED_TOKENS = "seamless_resumed_tokens"
 """In SamplingParams.extra_args: how many ids at the end of the prompt the call produced itself."""
@@ -33,7 +35,8 @@ class GrammarScheduler(Scheduler):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         manager = self.structured_output_manager
-        manager._create_grammar = partial(resumed_grammar, manager, manager._create_grammar)
+        create = partial(resumed_grammar, manager, manager._create_grammar)
+        manager._create_grammar = ending_its_request(create)
 
 
 class AsyncGrammarScheduler(GrammarScheduler, AsyncScheduler):  # type: ignore[misc]

@@ -17,14 +17,20 @@ from typing import Any
 
 import ray
 from verl.single_controller.ray import RayClassWithInitArgs
+from verl.workers.rollout.replica import RolloutMode
+from verl.workers.rollout.utils import run_uvicorn
+from verl.workers.rollout.vllm_rollout import vllm_async_server
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 from vllm.platforms import current_platform
 from vllm.reasoning import ReasoningParserManager
+from vllm.third_party import pynvml
 
 from seamless_verl.config.engine_kwargs import given
+from seamless_verl.platform.adaptation import rebound
+from seamless_verl.platform.nvml import UtilizationSampler, utilization_sampler
 from seamless_verl.replica.engine_source import AsyncLLMSource
 from seamless_verl.replica.scheduler import SCHEDULER_CLS
-from seamless_verl.replica.worker_extension import extension_name
+from seamless_verl.replica.worker_extension import KV_CACHE, check_replies, extension_name
 from seamless_verl.resources.ledger import Activity, DeviceUse, NodeActivity
 from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.runtime.process import freeze_imports, show_log, stack_report
@@ -32,6 +38,9 @@ from seamless_verl.transport import EngineServer, serve_engine
 from seamless_verl.weights.transfer import SeamlessReplicaWorker, node_id
 
 logger = logging.getLogger(__name__)
+WEIGHTS = "weights"
+PARTS = (WEIGHTS, KV_CACHE)  # tags of vLLM's sleep mode
+HTTP_PATHS = frozenset(("/health", "/metrics"))  # for a monitor, such as verl's `rollout.prometheus`
 END_S = 10.0  # for an engine's processes to end by themselves
 REAL_TIME_PRIORITY = "real_time_priority"  # of a platform whose processes share cores: a context manager
 
@@ -47,10 +56,22 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
     loaded: int | None = None  # the version last loaded; None after a load that failed
     pause_s = 0.0  # seconds of the last load's pause
     ending = False
+    utilization: UtilizationSampler | None = None  # on NVIDIA's devices
+    put_away: frozenset[str] = frozenset()  # of PARTS: what is not in the device's memory
+    kept_weights = False  # the cache was put away alone, by `put_cache_away` and not by vLLM's sleep
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         show_log()
+        self.updating = asyncio.Lock()  # loads, sleeps: one at a time
         super().__init__(*args, **kwargs)
+
+    async def run_server(self, args: Any) -> None:
+        """Starts the engine, and of vLLM's HTTP API only what does not generate.
+
+        verl serves all of it on the node's address without a key: past sessions, the journal and the gateway's limits.
+        """
+        with rebound(vllm_async_server, run_uvicorn=partial(serve_only, HTTP_PATHS)):
+            await super().run_server(args)
 
     async def listen(self, token: str, devices: Sequence[str], keep_kv: bool = False) -> tuple[str, int]:
         """Serves the engine over TCP to clients with the token; returns host and port. A second call changes nothing.
@@ -58,14 +79,21 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
         The ledger records the engine's activity for the replica's `devices`.
         """
         if self.engine_server is None:
-            self.updating = asyncio.Lock()
             self.activity = Activity(f"replica-{self.replica_rank}", devices)
             name = f"replica-{self.replica_rank}"
+            recording = check_replies(await self.engine.collective_rpc("record_own_logprobs"))
             self.source = AsyncLLMSource(
-                self.engine, version=self.global_steps or 0, replica_id=name, keep_kv=keep_kv, on_busy=self.record_busy
+                self.engine,
+                version=self.global_steps or 0,
+                replica_id=name,
+                keep_kv=keep_kv,
+                on_busy=self.record_busy,
+                own_logprobs=True,
+                of_drafts=all(recording),
             )
             self.engine_server = await serve_engine(self.source, self._server_address, 0, token=token, replica_id=name)
             self.engine.output_handler.add_done_callback(self.engine_died)
+            self.utilization = utilization_sampler(pynvml) if current_platform.is_cuda() else None
             freeze_imports()
         return self._server_address, self.engine_server.port
 
@@ -88,7 +116,8 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
 
     async def take_activity(self) -> NodeActivity:
         """The activity of its devices since the last report."""
-        return NodeActivity(self.activity.take(), node_id())
+        busy = () if self.utilization is None else self.utilization.take()
+        return NodeActivity(self.activity.take(), node_id(), busy)
 
     async def stack_report(self) -> str:
         """Every thread and task of this process, as text."""
@@ -106,21 +135,68 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
     async def update_weights(self, version: int, weights: Any) -> None:
         """Pauses, loads these weights and resumes; if it has this version already, it only resumes.
 
+        Weights and cache that were put away get their memory back, the cache after the weights are loaded. A replica
+        that kept its weights loads nothing if they are of this version.
+
         Raises:
             Exception: whatever prevented the load.
         """
         async with self.updating:
-            if self.loaded == version:
+            if self.loaded == version and WEIGHTS not in self.put_away:
+                await self.take_cache()
                 await self.resume()
                 return
             self.loaded = None  # a load that fails half-way leaves no known version
-            await self.collective_rpc("map_staged", args=(pickle.dumps(weights),))
+            check_replies(await self.engine.collective_rpc("map_staged", args=(pickle.dumps(weights),)))
+            if WEIGHTS in self.put_away:
+                await self.wake_up([WEIGHTS])
             with ExitStack() as until_resumed:
                 with ExitStack() as loading:
                     began = await self._pause_and_load(version, until_resumed, loading)
+                    await self.take_cache()
                     await self.clear_kv_cache()
                     await self.set_global_steps(version)
                 self.pause_s = await self._resume_and_time() - began
+
+    async def sleep(self) -> None:
+        """Puts weights and cache away, as verl does; a second call changes nothing."""
+        if self.node_rank != 0 or self.rollout_mode is not RolloutMode.HYBRID or not self.config.free_cache_engine:
+            await super().sleep()
+            return
+        async with self.updating:
+            if self.put_away == frozenset(PARTS):
+                return
+            if self.kept_weights:
+                await self.take_cache()
+            if self.put_away:  # a load failed half-way; vLLM puts nothing away from there
+                await self.wake_up(sorted(self.put_away))
+            self.loaded, self.put_away = None, frozenset(PARTS)
+            await super().sleep()
+            check_replies(await self.engine.collective_rpc("drop_memory"))
+
+    async def put_cache_away(self) -> None:
+        """Puts the KV cache away and keeps the weights; repeats what failed half-way."""
+        async with self.updating:
+            if self.put_away and not self.kept_weights:  # asleep
+                return
+            await self.engine.reset_prefix_cache(reset_connector=True)  # its contents are lost
+            self.put_away, self.kept_weights = frozenset([KV_CACHE]), True
+            check_replies(await self.engine.collective_rpc("put_cache_away"))
+
+    async def take_cache(self) -> None:
+        """Takes the KV cache back if it was put away; generation stays paused."""
+        if KV_CACHE not in self.put_away:
+            return
+        if self.kept_weights:  # vLLM does not know that the cache was away
+            check_replies(await self.engine.collective_rpc("take_cache_back"))
+            self.put_away, self.kept_weights = frozenset(), False
+        else:
+            await self.wake_up([KV_CACHE])  # vLLM schedules again once all is awake
+            await self.pause(PauseMode.KEEP)
+
+    async def wake_up(self, tags: list[str] | None = None) -> None:
+        await super().wake_up(tags)
+        self.put_away -= frozenset(PARTS if tags is None else tags)
 
     async def _resume_and_time(self) -> float:
         """Resumes; returns the time of the resume, on the engine host's clock.
@@ -144,13 +220,14 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
 
         bucket_bytes = self.config.checkpoint_engine.update_weights_bucket_megabytes << 20
         arguments = (version, bucket_bytes)
-        load = partial(self.engine.collective_rpc, "load_staged", args=arguments)  # verl's own returns nothing
+        load = partial(self.engine.collective_rpc, "load_staged", args=arguments)  # verl's own returns no replies
         if self.config.data_parallel_size > 1:
             await pause()
             began = await load()
         else:
             _, began = await gather_all(pause(), load())
-        return float(began[0])  # of the first worker, as in `_resume_and_time`: both times are of one clock
+        # Of the first worker, as in `_resume_and_time`: both times are of one clock.
+        return float(check_replies(began)[0])
 
     async def last_pause_s(self) -> float:
         """Seconds for which the last load paused generation, from its beginning until the resume."""
@@ -183,6 +260,8 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
     async def end(self) -> None:
         """Stops the engine in order: killed processes would leave shared memory behind."""
         self.ending = True
+        if self.utilization is not None:
+            self.utilization.close()
         self.engine.shutdown(timeout=END_S)
 
     async def set_global_steps(self, global_steps: int) -> None:
@@ -201,6 +280,12 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
 
     def _get_worker_extension_cls(self) -> str:
         return extension_name()
+
+
+async def serve_only(paths: frozenset[str], app: Any, *arguments: Any) -> Any:
+    """Serves the app, as verl does, without its other paths."""
+    app.router.routes = [route for route in app.router.routes if getattr(route, "path", "") in paths]
+    return await run_uvicorn(app, *arguments)
 
 
 async def gather_all(*awaitables: Awaitable[Any]) -> list[Any]:

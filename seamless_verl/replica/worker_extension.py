@@ -1,4 +1,5 @@
-"""verl's extension of vLLM's workers, which also loads weights that are staged in the host's memory.
+"""verl's extension of vLLM's workers, which also loads weights that are staged in the host's memory, and records the
+model's own logprobs.
 
 verl's own code still runs before and after a load, for each kind of model. Only the source of the bytes differs, so
 that an engine pauses for a load and not for a transfer.
@@ -6,10 +7,12 @@ that an engine pauses for a load and not for a transfer.
 
 from __future__ import annotations
 
+import logging
 import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import partial, wraps
+from typing import Any, TypeVar
 
 import torch
 from verl.utils.device import get_torch_device
@@ -17,28 +20,98 @@ from verl.workers.rollout.vllm_rollout import bucketed_weight_transfer
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
 from seamless_verl.platform.adaptation import rebound
+from seamless_verl.platform.vllm_versions import discard_memory
 from seamless_verl.replica.load_plan import PlanCache
-from seamless_verl.weights.staging import StagedWeights, map_on_this_host
+from seamless_verl.replica.own_logprobs import LogprobRecorder, LogprobRecorderV2, record_own_logprobs
+from seamless_verl.weights.host_copies import HostCopies
+from seamless_verl.weights.staging import MappedMemory, StagedWeights, map_on_this_host
 
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+KV_CACHE = "kv_cache"  # vLLM's tag of its memory
 Weights = list[tuple[str, torch.Tensor]]
+DROP_MEMORY = "drop_kept_memory"  # a worker's method; see `nothing_kept`
+DROP_CACHE = "drop_cache"  # a worker's method on a platform whose memory is not vLLM's to put away
 BEFORE_LOAD = "before_load"  # a worker's method, called before a load into `models`; see `no_preparation`
 
 
-class SeamlessWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc]
-    """Runs in each worker of an engine; vLLM calls its methods by name. Owned state: the weights that were mapped for
-    the next load, and the load plan."""
+def returning_errors(method: Callable[..., T]) -> Callable[..., T | str]:
+    """The method of a worker, which returns its error as text.
 
+    For an error that is raised, vLLM 0.24 takes the replies of an engine's other workers for those of the next call.
+    Of data-parallel engines vLLM gives only the first one's replies, but the errors of all: there it is raised.
+    """
+
+    @wraps(method)
+    def run(worker: Any, *args: Any, **kwargs: Any) -> T | str:
+        try:
+            return method(worker, *args, **kwargs)
+        except Exception as error:
+            if worker.vllm_config.parallel_config.data_parallel_size > 1:
+                raise
+            logger.exception("%s failed", method.__name__)
+            return f"{type(error).__name__}: {error}"
+
+    return run
+
+
+def check_replies(replies: Sequence[Any]) -> Sequence[Any]:
+    """The replies of all workers; raises RuntimeError if one is the text of an error."""
+    errors = [reply for reply in replies if isinstance(reply, str)]
+    if errors:
+        raise RuntimeError("; ".join(errors))
+    return replies
+
+
+class SeamlessWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc]
+    """Runs in each worker of an engine; vLLM calls its methods by name. Owned state: the mapped memory of the host, the
+    weights in it that the next load loads, the load plan, whether the cache is put away, and the recorder of logprobs.
+    """
+
+    mapped_memory: MappedMemory | None = None
     mapped: tuple[StagedWeights, Weights] | None = None
     plan_cache: PlanCache | None = None
+    cache_away = False
+    own_logprobs: LogprobRecorder | LogprobRecorderV2 | None = None
 
+    @returning_errors
+    def record_own_logprobs(self) -> bool:
+        """From now on the model's own logprobs are recorded, whatever constrains the sampling; also of drafted tokens,
+        if it returns True. A second call changes nothing."""
+        self.own_logprobs = self.own_logprobs or record_own_logprobs(self)
+        return self.own_logprobs.covers_drafts or self.vllm_config.speculative_config is None
+
+    @returning_errors
     def map_staged(self, staged: bytes) -> None:
         """Maps those of these pickled StagedWeights that are on this host; the engine may generate meanwhile."""
-        self.mapped = map_on_this_host(pickle.loads(staged))
+        pinned = HostCopies() if torch.cuda.is_available() else None
+        self.mapped_memory = self.mapped_memory or MappedMemory(pinned)
+        self.mapped = map_on_this_host(pickle.loads(staged), self.mapped_memory)
+
+    @returning_errors
+    def drop_memory(self) -> None:
+        """After vLLM's worker was put to sleep: drops what it has kept, on a platform where it keeps all."""
+        getattr(self, DROP_MEMORY, nothing_kept)()
+
+    @returning_errors
+    def put_cache_away(self) -> None:
+        """Gives the memory of the KV cache to others, contents and all; the weights stay. May be repeated."""
+        if not self.cache_away:
+            getattr(self, DROP_CACHE, partial(discard_memory, KV_CACHE))()
+            self.cache_away = True
+
+    @returning_errors
+    def take_cache_back(self) -> None:
+        """Maps memory for the KV cache again, at the same addresses; its contents are lost. May be repeated."""
+        if self.cache_away:
+            self.wake_up([KV_CACHE])
+            self.cache_away = False
 
     def clock(self) -> float:
         """The time at which the engine runs this call, on its host's clock."""
         return time.monotonic()
 
+    @returning_errors
     def load_staged(self, version: int, bucket_bytes: int) -> float:
         """Loads what was mapped, while the engine is paused; returns when it began, on this host's clock."""
         began = time.monotonic()
@@ -53,7 +126,13 @@ class SeamlessWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc
         adapter = {} if is_model else {"peft_config": staged.peft, "base_sync_done": True}
         with rebound(bucketed_weight_transfer, BucketedWeightReceiver=receiver):
             self.update_weights_from_ipc(**adapter, use_shm=True)
+        assert self.mapped_memory is not None
+        self.mapped_memory.check(staged)
         return began
+
+
+def nothing_kept() -> None:
+    """For devices whose workers put their memory away when vLLM puts them to sleep."""
 
 
 def no_preparation(models: Sequence[torch.nn.Module], *, planned: bool) -> None:
@@ -87,7 +166,8 @@ class MappedReceiver:
         self, on_bucket_received: Callable[[Weights, bool], None], next_bucket: Callable[[Weights], None]
     ) -> None:
         for bucket, is_last in self.buckets():
-            on_device = [(name, weight.to(self.device)) for name, weight in bucket]
+            # Copied also where the device is the host: the memory is written again, and a loader may keep a weight.
+            on_device = [(name, weight.to(self.device, copy=True)) for name, weight in bucket]
             next_bucket(on_device)
             on_bucket_received(on_device, is_last)
             get_torch_device().synchronize()

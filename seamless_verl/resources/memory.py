@@ -11,15 +11,18 @@ All sizes are one process's share. The sources:
   Pipelining does not lessen them: the first of p stages keeps p micro-batches of 1/p of the layers.
   Logits are kept in fp32, and so is their gradient (its section 4.3: 4sbv, twice);
 - KV cache: 2 x layers x kv heads x head size x bytes a token (`ModelFacts.cache_width`);
-- transfer: two buckets, one filled while the other is sent (verl/checkpoint_engine/nccl_checkpoint_engine.py);
+- transfer to replicas on devices of their own: two buckets on each device of the trainer and of these replicas, one
+  filled while the other is sent (verl/checkpoint_engine/nccl_checkpoint_engine.py `prepare`); a load from the host's
+  memory: one bucket on an engine's device;
 - an engine takes `gpu_memory_utilization` of the device for weights, cache and its own activations together,
   or, given `kv_cache_memory_bytes`, that beside its weights (vllm/v1/worker/gpu_worker.py);
 - FIXED for each process's own: a context and its libraries.
 
-The peak is the largest of three phases of a step. On a device that trains and generates
-(verl/workers/engine_workers.py `update_weights`): while it generates, the trainer's state stays unless it is
-offloaded; while weights are transferred, it holds the trainer's weights, the engine's weights and the buckets, and
-no cache yet; while it trains, it holds nothing of an engine that sleeps.
+The peak is the largest of three phases of a step. On a device that trains and generates: while it generates, the
+trainer's state stays unless it is offloaded; while weights are staged, sent or loaded, it holds the trainer's weights,
+the engine, which may generate meanwhile and so has its cache, and the buckets; while it trains, it holds nothing of an
+engine that was released, or only its weights (`cache_only`). In verl's own modes an engine has no cache yet when it
+receives weights (verl/workers/engine_workers.py `update_weights`).
 """
 
 from __future__ import annotations
@@ -46,7 +49,11 @@ class TrainingMemory:
     sequence_parallel: bool = True
     param_offload: bool = False
     optimizer_offload: bool = False
+    optimizer_on_host: float = 0.0
+    """the share of the optimizer that stays on the host (Megatron's `optimizer_cpu_offload`)"""
     references: int = 0
+    references_offload: bool = False
+    """whether these copies are in the host's memory"""
 
 
 @dataclass(frozen=True)
@@ -58,8 +65,14 @@ class EngineMemory:
     cache_bytes: int | None = None
     weight_bytes: int = 2
     cache_value_bytes: int = 2
-    sleeps: bool = True
-    """whether its weights and cache leave the device while the trainer computes"""
+    released: bool = True
+    """whether its cache leaves the device while the trainer computes (`seamless.handover`)"""
+    weights_stay: bool = False
+    """whether its weights do not leave with it"""
+    cache_in_switch: bool = True
+    """whether its cache may lie on the device while weights are staged, sent or loaded"""
+    kept_on_host: bool = False
+    """whether its weights are copied to the host when they leave the device: vLLM's sleep level 1"""
     longest: int = 0
     """tokens of the longest sequence, which the cache must hold"""
 
@@ -162,6 +175,10 @@ class MemoryFacts:
     device_bytes: int | None = None
     shared: bool = False
     critic: ModelFacts | None = None
+    host_bytes: int | None = None
+    """memory of one machine, None when not known"""
+    staged: bool = True
+    """whether weights are staged in the hosts' memory, as our trainer does it"""
 
 
 @dataclass(frozen=True)
@@ -171,6 +188,8 @@ class DeviceRoles:
     trains: bool
     generates: bool
     critic: bool = False
+    transfers: bool = False
+    """whether it sends weights to another device, or receives them from one"""
 
 
 def device_peak(
@@ -189,33 +208,55 @@ def _phases(
 ) -> list[Peak]:
     trainer: dict[str, int] = {}
     if roles.trains:
-        trainer = trainer_state(facts.actor, sizes, world, facts.training)
+        trainer = on_device(trainer_state(facts.actor, sizes, world, facts.training), facts.training)
     if roles.critic and facts.critic is not None:
         of_critic = trainer_state(facts.critic, sizes, world, facts.training)
         trainer["critic"] = sum(of_critic.values()) - of_critic["reference"]
     engine = engine_state(facts.actor, replica, facts.engine, facts.device_bytes) if roles.generates else {}
     fixed = {"processes": FIXED * (bool(trainer) + bool(engine))}
-    buckets = {"buckets": 2 * facts.bucket_bytes} if roles.trains or roles.generates else {}
     stays = _resident(trainer, facts)
-    awake, weights = engine, {name: size for name, size in engine.items() if name != "KV cache"}
-    asleep = {} if facts.engine.sleeps else engine
+    hands_over = bool(trainer) and facts.engine.released
     found = []
     if engine:
-        found.append(peak(GENERATES, {**fixed, **stays, **awake}))
-    if buckets:
-        moving = weights if facts.engine.sleeps else engine
-        found.append(peak(SWITCHES, {**fixed, **stays, "weights": trainer.get("weights", 0), **moving, **buckets}))
+        found.append(peak(GENERATES, {**fixed, **stays, **engine}))
+    if buckets := facts.bucket_bytes * (2 if roles.transfers else bool(engine)):
+        has_cache = facts.engine.cache_in_switch or not hands_over
+        moving = {name: size for name, size in engine.items() if has_cache or name != "KV cache"}
+        weights = trainer.get("weights", 0)
+        found.append(peak(SWITCHES, {**fixed, **stays, "weights": weights, **moving, "buckets": buckets}))
     if trainer:
         certain = activations(facts.actor, sizes, facts.training.sequence, facts.training)
         most = activations(facts.actor, sizes, facts.training.tokens, facts.training)
-        at_work = {**fixed, **trainer, **asleep, "activations": certain}
+        stays_awake = {name: size for name, size in engine.items() if not hands_over or _stays(name, facts.engine)}
+        at_work = {**fixed, **trainer, **stays_awake, "activations": certain}
         found.append(peak(TRAINS, at_work, max(0, most - certain)))
     return found
 
 
+def _stays(name: str, engine: EngineMemory) -> bool:
+    return engine.weights_stay and name != "KV cache"
+
+
+def on_device(state: dict[str, int], settings: TrainingMemory) -> dict[str, int]:
+    """Of a rank's state, what is on its device while it computes."""
+    held = {"reference": float(not settings.references_offload), "optimizer": 1 - settings.optimizer_on_host}
+    return {name: int(size * held.get(name, 1.0)) for name, size in state.items()}
+
+
+def offloaded(state: Mapping[str, int], settings: TrainingMemory) -> dict[str, int]:
+    """Of a rank's state, what has a copy in the host's memory; gradients are dropped (verl/utils/megatron_utils.py)."""
+    shares = {
+        "offloaded weights": ("weights", float(settings.param_offload)),
+        "offloaded reference": ("reference", float(settings.references_offload)),
+        "offloaded optimizer": ("optimizer", (1 - settings.optimizer_on_host) * settings.optimizer_offload),
+        "optimizer on the host": ("optimizer", settings.optimizer_on_host),
+    }
+    return {name: size for name, (part, share) in shares.items() if (size := int(state[part] * share))}
+
+
 def _resident(trainer: dict[str, int], facts: MemoryFacts) -> dict[str, int]:
     """The trainer's state that stays while it does not train; on a host, offloading frees nothing."""
-    offloaded = {"param": facts.training.param_offload, "optimizer": facts.training.optimizer_offload}
+    away = {"param": facts.training.param_offload, "optimizer": facts.training.optimizer_offload}
     if facts.shared:
         return trainer
-    return {name: size for name, size in trainer.items() if not offloaded.get(RESIDENT.get(name, ""), False)}
+    return {name: size for name, size in trainer.items() if not away.get(RESIDENT.get(name, ""), False)}

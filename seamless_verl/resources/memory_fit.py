@@ -1,4 +1,4 @@
-"""Checks whether a plan's memory fits its devices, and reads this machine's memory without torch.
+"""Checks whether a plan's memory fits its devices and hosts, and reads this machine's memory without torch.
 
 A problem names the largest part and the setting that lessens it. Sizes are in bytes.
 """
@@ -6,17 +6,18 @@ A problem names the largest part and the setting that lessens it. Sizes are in b
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
+from seamless_verl.resources.host_memory import ENGINE_COPIES, PROCESSES, STAGED, HostPeak
+from seamless_verl.resources.memory import TRAINS
+from seamless_verl.resources.placement import ReplicaKind
 from seamless_verl.resources.plan import DevicePeak, Plan
 
 MEMINFO = Path("/proc/meminfo")
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-QUERY = ("--query-gpu=memory.total", "--format=csv,noheader,nounits")
 
 
 def host_bytes(meminfo: Path = MEMINFO, limits: tuple[Path, ...] = LIMITS) -> int | None:
@@ -29,24 +30,12 @@ def host_bytes(meminfo: Path = MEMINFO, limits: tuple[Path, ...] = LIMITS) -> in
     return min([*([total] if total else []), *given], default=None)
 
 
-def accelerator_bytes() -> int | None:
-    """The least memory of an accelerator in this machine; None when its driver does not say."""
-    command = shutil.which("nvidia-smi")
-    if command is None:
-        return None
-    try:
-        done = subprocess.run([command, *QUERY], capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None  # the driver does not respond
-    sizes = [int(line) for line in done.stdout.split() if line.isdigit()]
-    return min(sizes) * 2**20 if done.returncode == 0 and sizes else None
-
-
 ENGINE, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
 TENSOR = f"{ACTOR}.megatron.tensor_model_parallel_size"
 CACHE = (f"{ENGINE}.gpu_memory_utilization", "Lower it, or give the cache bytes: engine_kwargs.vllm")
 TOKENS = (f"{ACTOR}.ppo_max_token_len_per_gpu", "Lower it, or set recompute_granularity=full")
-RANKS = (TENSOR, "Raise it or the pipeline's, give train more devices, or offload the optimizer and parameters")
+ON_HOST = f"+{ACTOR}.optim.override_optimizer_config.optimizer_cpu_offload=True"
+RANKS = (TENSOR, f"Raise it or the pipeline's, give train more devices, or keep the optimizer on the host: {ON_HOST}")
 LARGEST = {
     "KV cache": CACHE,
     "engine weights": (f"{ENGINE}.tensor_model_parallel_size", "Raise it"),
@@ -54,6 +43,22 @@ LARGEST = {
     "activations": ("data.max_response_length", "Lower it, or raise the tensor or context parallel size"),
     "processes": ("seamless.device_memory_gb", "Use fewer devices, or a machine with more memory"),
     "critic": ("critic.megatron.tensor_model_parallel_size", "Raise it, or use a smaller critic"),
+}
+
+
+HANDOVER = "seamless.handover"
+RELEASE = f"set {HANDOVER}=released with {ENGINE}.free_cache_engine=True"
+PUT_AWAY = f"offload what the trainer keeps: {ACTOR}.megatron.param_offload=True and optimizer_offload=True"
+HOST_MEMORY = "seamless.host_memory_gb"
+OFFLOAD = "Set it to False, or give train more machines"
+LARGEST_ON_HOST = {
+    STAGED: ("actor_rollout_ref.model.path", "Use a smaller model, or machines with more memory"),
+    "offloaded weights": (f"{ACTOR}.megatron.param_offload", OFFLOAD),
+    "offloaded reference": ("actor_rollout_ref.ref.megatron.param_offload", OFFLOAD),
+    "offloaded optimizer": (f"{ACTOR}.megatron.optimizer_offload", OFFLOAD),
+    "optimizer on the host": (f"{ACTOR}.optim.override_optimizer_config.optimizer_cpu_offload", OFFLOAD),
+    ENGINE_COPIES: ("actor_rollout_ref.model.mtp.enable_rollout", "Set it to False: vLLM then keeps no copies"),
+    PROCESSES: (HOST_MEMORY, "Use fewer devices of a machine, or machines with more memory"),
 }
 
 
@@ -68,20 +73,31 @@ class MemoryProblem:
 
 
 def memory_problems(plan: Plan) -> list[MemoryProblem]:
-    """At most one for each group of machines, or one for a host whose devices share its memory."""
-    if plan.device_bytes is None:
-        return []
+    """At most one for the devices of each group of machines and one for its hosts, or one for a host whose devices
+    share its memory."""
     if plan.shared_memory:
-        found = [_find_problem(plan.memory, "all devices together", plan.device_bytes)]
-    else:
-        found = [
-            _find_problem([peak], f"a device of group {group}", plan.device_bytes) for group, peak in _fullest(plan)
-        ]
-    return [problem for problem in found if problem is not None]
+        return _of_devices(plan.memory, plan.hosts, "all devices together", plan.device_bytes)
+    on_devices = [
+        problem
+        for group, peak in _fullest(plan)
+        for problem in _of_devices([peak], (), f"a device of group {group}", plan.device_bytes)
+    ]
+    return [*on_devices, *_of_hosts(plan)]
 
 
 def gigabytes(size: int) -> str:
     return f"{size / 10**9:.1f} GB"
+
+
+def both_sides(plan: Plan) -> DevicePeak | None:
+    """The fullest of the devices that train and generate; None where no device does both, or memory is not known."""
+    hybrid = {number for replica in plan.replicas_of(ReplicaKind.HYBRID) for number in replica.devices}
+    return max((p for p in plan.memory if p.device in hybrid), key=lambda p: p.peak.bound, default=None)
+
+
+def sizes(parts: Sequence[tuple[str, int]]) -> str:
+    """The parts with their sizes, the largest first."""
+    return ", ".join(f"{name} {gigabytes(size)}" for name, size in sorted(parts, key=lambda part: -part[1]))
 
 
 def _fullest(plan: Plan) -> Iterator[tuple[str, DevicePeak]]:
@@ -90,20 +106,34 @@ def _fullest(plan: Plan) -> Iterator[tuple[str, DevicePeak]]:
         yield name, max((p for p in plan.memory if groups[p.device] == name), key=lambda p: p.peak.bound)
 
 
-def _find_problem(peaks: Sequence[DevicePeak], subject: str, memory: int) -> MemoryProblem | None:
-    certain = sum(peak.peak.certain for peak in peaks)
-    may_add = sum(peak.may_add for peak in peaks)
-    if certain + may_add <= memory:
-        return None
-    needs = f"{subject} would need {gigabytes(certain)}"
+def _of_hosts(plan: Plan) -> list[MemoryProblem]:
+    found: dict[str, MemoryProblem] = {}
+    for host in plan.hosts:
+        if plan.host_bytes is not None and host.size > plan.host_bytes:
+            key, way_out = LARGEST_ON_HOST[max(host.parts, key=lambda part: part[1])[0]]
+            needs = f"a machine of group {host.group} would need {gigabytes(host.size)} of host memory"
+            reason = f"{needs} ({sizes(host.parts)}) and has {gigabytes(plan.host_bytes)}"
+            found.setdefault(host.group, MemoryProblem(key, reason, way_out, certain=True))
+    return list(found.values())
+
+
+def _of_devices(
+    peaks: Sequence[DevicePeak], hosts: Sequence[HostPeak], subject: str, memory: int | None
+) -> list[MemoryProblem]:
+    """The problem of devices that together have so much memory, and of `hosts` that have no other."""
     parts: dict[str, int] = {}
-    for name, size in (item for peak in peaks for item in peak.parts):
+    for name, size in chain(*(peak.parts for peak in peaks), *(host.parts for host in hosts)):
         parts[name] = parts.get(name, 0) + size
-    detail = ", ".join(f"{name} {gigabytes(size)}" for name, size in sorted(parts.items(), key=lambda p: -p[1]))
+    certain, may_add = sum(parts.values()), sum(peak.may_add for peak in peaks)
+    if memory is None or certain + may_add <= memory:
+        return []
+    needs = f"{subject} would need {gigabytes(certain)}"
     phases = " or ".join(sorted({peak.phase for peak in peaks if peak.parts}))
     if certain > memory:
-        key, way_out = LARGEST.get(max(parts, key=lambda name: parts[name]), RANKS)
-        reason = f"{needs} in phase {phases} ({detail}) and has {gigabytes(memory)}"
-        return MemoryProblem(key, reason, way_out, certain=True)
+        key, way_out = {**LARGEST, **LARGEST_ON_HOST}.get(max(parts, key=lambda name: parts[name]), RANKS)
+        if not hosts and "KV cache" in parts and parts.keys() & {"gradients", "optimizer"}:  # both sides are there
+            way_out = f"{way_out}, or {RELEASE if phases == TRAINS else PUT_AWAY}"
+        reason = f"{needs} in phase {phases} ({sizes(list(parts.items()))}) and has {gigabytes(memory)}"
+        return [MemoryProblem(key, reason, way_out, certain=True)]
     reason = f"{needs}, and up to {gigabytes(may_add)} more for a full micro-batch, and has {gigabytes(memory)}"
-    return MemoryProblem(TOKENS[0], reason, TOKENS[1], certain=False)
+    return [MemoryProblem(TOKENS[0], reason, TOKENS[1], certain=False)]

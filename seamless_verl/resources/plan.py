@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Any
 
 from seamless_verl.errors import IntegrityError
+from seamless_verl.resources.host_memory import HostPeak, host_peaks
 from seamless_verl.resources.memory import DeviceRoles, MemoryFacts, Peak, device_peak
 from seamless_verl.resources.parallel import ParallelSizes, ReplicaSizes
 from seamless_verl.resources.placement import (
@@ -59,8 +60,9 @@ class DevicePeak:
 
 @dataclass(frozen=True)
 class Plan:
-    """What each device does. `fields` are verl's own settings that follow; `device_bytes` and `memory` are empty
-    when the model's size is not known; with `shared_memory` the devices of a machine share `device_bytes`."""
+    """What each device does. `fields` are verl's own settings that follow; `device_bytes`, `memory`, `host_bytes` and
+    `hosts` are empty when the model's size is not known; with `shared_memory` the devices of a machine share
+    `device_bytes`."""
 
     layout: Layout
     groups: tuple[MachineGroup, ...]
@@ -73,6 +75,8 @@ class Plan:
     device_bytes: int | None = None
     shared_memory: bool = False
     memory: tuple[DevicePeak, ...] = ()
+    host_bytes: int | None = None
+    hosts: tuple[HostPeak, ...] = ()
 
     @property
     def unused(self) -> tuple[PlannedDevice, ...]:
@@ -130,6 +134,8 @@ def make_plan(
         device_bytes=None if memory is None else memory.device_bytes,
         shared_memory=memory is not None and memory.shared,
         memory=() if memory is None else _peaks(devices, places, sizes, len(ranks), replica, memory),
+        host_bytes=None if memory is None else memory.host_bytes,
+        hosts=() if memory is None else host_peaks(memory, devices, ranks, sizes, replica),
     )
     plan.check_integrity()
     return plan
@@ -144,9 +150,11 @@ def _peaks(
     facts: MemoryFacts,
 ) -> tuple[DevicePeak, ...]:
     critic = {n for place in places if place.tag == CRITIC and place.pool == TRAINER_POOL for n in place.devices}
+    transfers = any(ROLLOUT in device.tags and TRAIN not in device.tags for device in devices)
     found = []
     for device in devices:
-        roles = DeviceRoles(TRAIN in device.tags, ROLLOUT in device.tags, device.number in critic)
+        trains, generates = TRAIN in device.tags, ROLLOUT in device.tags
+        roles = DeviceRoles(trains, generates, device.number in critic, transfers and (trains or generates))
         peak = device_peak(facts, roles, sizes, world, replica)
         found.append(DevicePeak(device.number, peak.phase, peak.parts, peak.may_add))
     return tuple(found)

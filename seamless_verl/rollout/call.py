@@ -9,6 +9,7 @@ Invariants:
 - `produced` has the ids of all chunks in order, after those that the call began with. The prompt of each request is
   the call's prompt and `produced`, and its budgets are those of the call less what is produced.
 - A call's `finish` is set once.
+- The time in which a call of a session waits for a slot, or is on a paused replica, is counted for its session.
 
 A continuation does not carry everything. The engine sees the produced tokens as prompt, so presence and frequency
 penalties, which count generated tokens only, restart unless the engine reads `resumed_tokens`. The state of a grammar
@@ -22,7 +23,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -40,7 +41,11 @@ from seamless_verl.errors import (
 )
 from seamless_verl.rollout.engine import EngineRequest
 from seamless_verl.rollout.fleet import Fleet
+from seamless_verl.rollout.length_forecast import LengthForecast
+from seamless_verl.rollout.observation import ReplicaLoad, RolloutObservation
+from seamless_verl.rollout.paused_time import PausedTime, WaitingCall
 from seamless_verl.rollout.replica import Lease
+from seamless_verl.rollout.replica_state import SERVING
 from seamless_verl.trajectory.records import Finish, TokenChunk, empty_chunk, tokens
 
 AFFINITY_TOKENS = 256  # tokens of the prompt that identify it: system prompt and tools distinguish agents
@@ -53,8 +58,9 @@ class Call:
     """A generation that an agent requested: prompt_ids int32 [P], and vLLM's sampling fields as plain values.
 
     Calls with the same `key`, a session's name, prefer the same replica; without a key the beginning of the prompt is
-    used. `produced` int32 has what the call generated before the process that ran it died: it continues after these
-    tokens, within its budget.
+    used. `group` is the prompt whose samples the trainer takes together, "" for none. `produced` int32 has what the
+    call generated before the process that ran it died: it continues after these tokens, within its budget. `timed`
+    calls are of a session whose agent has a time limit.
     """
 
     call_id: str
@@ -62,6 +68,8 @@ class Call:
     sampling: Mapping[str, Any]
     key: str = ""
     produced: array[int] = field(default_factory=lambda: tokens(()))
+    timed: bool = False
+    group: str = ""
 
     @property
     def affinity(self) -> str:
@@ -78,6 +86,7 @@ class CallProgress:
         self._max_losses, self._grammars_resume = max_losses, grammars_resume
         self._attempts = self._resumed_tokens = self._losses = self._version = 0
         self._replica = ""
+        self.holds = ""  # the replica on which it has a slot
 
     def next_request(self) -> EngineRequest:
         """The next request: the prompt with all that is produced, and the remaining budget."""
@@ -113,7 +122,7 @@ class CallProgress:
         """
         if self.finish is not None:
             return None
-        if self._budget() == 0:
+        if self.budget() == 0:
             return self._end(Finish.LENGTH)
         if self.produced and self.call.sampling.get("structured_outputs") and not self._grammars_resume:
             reason = f"cut after {len(self.produced)} tokens of a grammar, which cannot be resumed elsewhere"
@@ -131,13 +140,13 @@ class CallProgress:
         self.finish = finish
         return empty_chunk(finish, version=self._version, replica=self._replica, error=error)
 
-    def _budget(self) -> int | None:
+    def budget(self) -> int | None:
         """Tokens that may still be generated; None: as many as the model's length allows."""
         limit = self.call.sampling.get("max_tokens")
         return None if limit is None else max(0, limit - len(self.produced))
 
     def _remaining_sampling(self) -> dict[str, Any]:
-        sampling = {**self.call.sampling, "max_tokens": self._budget()}
+        sampling = {**self.call.sampling, "max_tokens": self.budget()}
         if sampling.get("min_tokens"):
             sampling["min_tokens"] = max(0, sampling["min_tokens"] - len(self.produced))
         if sampling.get("seed") is not None:
@@ -162,8 +171,12 @@ class Calls:
         self._fleet, self._max_losses, self._grammars_resume = fleet, max_losses, grammars_resume
         self._tickets = count()
         self._ticket = lru_cache(maxsize=REMEMBERED)(lambda key: next(self._tickets))
-        self._begun = self._running = self._tokens = 0
+        self._running: set[CallProgress] = set()
+        self._begun = self._tokens = 0
+        self._tokens_of: Counter[str] = Counter()  # by replica
         self._ended: Counter[Finish] = Counter()
+        self._lengths = LengthForecast()
+        self.paused_time = PausedTime()
 
     async def stream(self, call: Call) -> AsyncGenerator[TokenChunk, None]:
         """The call's tokens as they arrive; the last chunk has the finish reason, and the `error` if it is FAILED.
@@ -173,49 +186,87 @@ class Calls:
         """
         progress = CallProgress(call, max_losses=self._max_losses, grammars_resume=self._grammars_resume)
         ticket = self._ticket(call.key) if call.key else next(self._tickets)
-        self._begun, self._running = self._begun + 1, self._running + 1
+        waiting = self.paused_time.begin(call.key) if call.timed else None
+        self._begun += 1
+        self._running.add(progress)
         try:
             if (last := progress.end_if_complete()) is not None:
                 yield last
             while progress.finish is None:
-                async with aclosing(self._attempt(progress, ticket)) as chunks:
+                async with aclosing(self._attempt(progress, ticket, waiting)) as chunks:
                     async for chunk in chunks:
                         self._tokens += len(chunk.ids)
+                        self._tokens_of[chunk.replica] += len(chunk.ids)
                         yield chunk
         except (GeneratorExit, asyncio.CancelledError):
             progress.finish = progress.finish or Finish.CANCELLED
             raise
         finally:
-            self._running -= 1
+            self._running.remove(progress)
             self._ended[progress.finish or Finish.FAILED] += 1
+            if progress.finish in (Finish.STOP, Finish.LENGTH):
+                self._lengths.add(len(progress.produced))
 
     def metrics(self) -> dict[str, float]:
         ended = {f"calls/{finish}": float(self._ended[finish]) for finish in Finish if finish is not Finish.CUT}
         return ended | {
             "calls/begun": float(self._begun),
-            "calls/running": float(self._running),
+            "calls/running": float(len(self._running)),
             "calls/tokens": float(self._tokens),
         }
 
+    def observe(self, urgent: Collection[str], finished: int) -> RolloutObservation:
+        """The load of each replica, with the calls of `urgent` groups counted, and `finished` groups."""
+        running: Counter[str] = Counter()
+        urgently: Counter[str] = Counter()
+        longest: dict[str, float] = {}
+        for progress in self._running:
+            if name := progress.holds:
+                running[name] += 1
+                urgently[name] += progress.call.group in urgent
+                expected = self._lengths.remaining(len(progress.produced), progress.budget())
+                longest[name] = max(longest.get(name, 0.0), expected)
+        loads = tuple(
+            ReplicaLoad(
+                view.replica_id,
+                running[view.replica_id],
+                urgently[view.replica_id],
+                view.capacity,
+                self._tokens_of[view.replica_id],
+                longest.get(view.replica_id, 0.0),
+            )
+            for view in self._fleet.view
+        )
+        return RolloutObservation(loads, self._fleet.waiting, finished)
+
     def check_integrity(self) -> None:
         """Raises IntegrityError unless calls begun = running + ended."""
-        if self._begun != (accounted := self._running + self._ended.total()):
+        if self._begun != (accounted := len(self._running) + self._ended.total()):
             raise IntegrityError("calls running + ended", self._begun, accounted)
 
-    async def _attempt(self, progress: CallProgress, ticket: int) -> AsyncGenerator[TokenChunk, None]:
-        """The chunks of one replica, until the call's end or a cut."""
+    async def _attempt(
+        self, progress: CallProgress, ticket: int, waiting: WaitingCall | None
+    ) -> AsyncGenerator[TokenChunk, None]:
+        """The chunks of one replica, until the call's end or a cut; `waiting` counts its waiting time."""
         lease: Lease | None = None
         finish_reason, unexplained = None, None
         try:
+            if waiting is not None:
+                waiting.set(True)
             lease = await self._fleet.acquire(progress.call.affinity, ticket)
+            if waiting is not None:
+                waiting.set(lease.replica.state is not SERVING)
+                lease.on_pause = waiting.set
             if not lease.attached:  # dropped between the grant and this task's next turn
                 return
+            progress.holds = lease.replica.replica_id
             async with aclosing(lease.engine.generate(progress.next_request())) as chunks:
                 while finish_reason is None:
                     chunk = await anext(chunks, SILENT_CUT)
                     if (finish_reason := chunk.finish_reason) is not None:
                         replica = lease.replica.replica_id
                         unexplained = f"cut by replica {replica}, which was not paused" if lease.unexplained else None
+                        progress.holds = ""
                         lease.release()  # a slow reader holds no slot
                     if (visible := progress.add(chunk)) is not None:
                         yield visible
@@ -224,7 +275,11 @@ class Calls:
             self._fleet.lost(lease.replica.replica_id, loss.reason, engine=lease.engine)
             unexplained = str(loss)
         finally:
+            progress.holds = ""
+            if waiting is not None:
+                waiting.set(False)
             if lease is not None:
+                lease.on_pause = None
                 lease.release()
         if (last := progress.end_if_cannot_continue(unexplained)) is not None:
             yield last

@@ -1,7 +1,8 @@
 """The fleet: the replicas of a job, the slots that calls hold on them, and the operations on them.
 
 Invariants:
-- A call is granted a slot only on a replica that is SERVING, with committed weights, and has room.
+- A call is granted a slot only on a replica that is SERVING, with the committed weights, and has room. A replica that
+  waits for its turn in a weight update only continues the calls that it has.
 - Leases granted = given back + dropped with their replica + attached; an attached lease is on a replica that is
   SERVING, PAUSED or SYNCING.
 - No call waits while a serving replica has room, unless its preferred replica is starting.
@@ -77,19 +78,30 @@ class Fleet:
     def view(self) -> tuple[ReplicaView, ...]:
         return tuple(replica.view for replica in self._replicas.values())
 
+    @property
+    def waiting(self) -> int:
+        """Calls that wait for a slot."""
+        return len(self._queue)
+
     def metrics(self) -> dict[str, float]:
         view = self.view
         states = {f"fleet/{state}": float(sum(r.state is state for r in view)) for state in ReplicaState}
-        calls = {"fleet/attached": float(sum(r.load for r in view)), "fleet/waiting": float(len(self._queue))}
+        calls = {"fleet/attached": float(sum(r.load for r in view)), "fleet/waiting": float(self.waiting)}
         return states | calls | self._policy.metrics()
 
     # Membership
 
     def commit(self, version: int) -> None:
-        """Allows these weights to be served from now on; raises ValueError for an older version."""
+        """Allows these weights to be served from now on; raises ValueError for an older version.
+
+        Replicas with older ones take no more calls until their update, so that no prompt submitted from now on is
+        answered from weights that are older.
+        """
         if version < self._committed:
             raise ValueError(f"version={version} is older than the committed {self._committed}; commit a newer one")
         self._committed = version
+        for replica in self._replicas.values():
+            replica.outdated = replica.version not in (None, version)
 
     def add(
         self, replica_id: str, *, engine: Engine, control: ReplicaControl, capacity: int, version: int | None = None
@@ -360,6 +372,7 @@ class Fleet:
             raise ValueError(f"replica {name}: capacity={capacity}; give room for one call at least")
         if (existing := self._replicas.get(name)) is not None and existing.state is not DEAD:
             raise ValueError(f"replica {name} exists already, {existing.state}; remove it or take another id")
+        replica.outdated = replica.version not in (None, self._committed)
         self._replicas[name] = replica
         self._changed(replica, reason)
 

@@ -128,17 +128,20 @@ class RolloutManager:
                 self.snapshot.update(self.fleet.view, self.fleet.committed)
                 self._save()
 
-    async def pause(self, ids: Collection[str]) -> dict[str, int]:
+    async def pause(self, ids: Collection[str], cut: Collection[str] = ()) -> dict[str, int]:
         """Training takes their devices: generation stops, their calls freeze in the engine until `resume`.
 
-        Returns how many calls each has.
+        Those of the replicas in `cut` are cut instead: they continue on others, or wait for a slot. Returns how many
+        calls each had.
         """
 
         async def run() -> dict[str, int]:
             self.snapshot.training |= set(ids)
+            loads = self._loads(ids)
             await self._forward("pause", ids)
+            await self.fleet.pause(self.in_state(cut, SERVING), PauseMode.ABORT)
             await self._pause(ids)
-            return self._loads(ids)
+            return loads
 
         return await self._execute(run)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from seamless_verl.rollout.engine import Engine, ReplicaControl
@@ -28,11 +28,12 @@ from seamless_verl.rollout.routing import ReplicaView
 
 @dataclass(eq=False)
 class Lease:
-    """A call's slot on a replica."""
+    """A call's slot on a replica. `on_pause` is called with whether the replica has stopped to generate."""
 
     replica: Replica
     on_release: Callable[[Lease], None]
     pauses: int
+    on_pause: Callable[[bool], None] | None = None
 
     @property
     def attached(self) -> bool:
@@ -64,6 +65,7 @@ class Replica:
     version: int | None = None
     pauses: int = 0
     resuming: bool = False  # its control is executing a resume
+    outdated: bool = False  # it waits for its turn in a weight update: a newer version is committed
     timed_out: bool = False  # its control did not reply in time: it may be alive, but is not reconnected
     leases: set[Lease] = field(default_factory=set)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -71,8 +73,9 @@ class Replica:
 
     @property
     def view(self) -> ReplicaView:
-        starting = self.resuming and self.state in (PAUSED, SYNCING)
-        return ReplicaView(self.replica_id, self.state, self.version, len(self.leases), self.capacity, starting)
+        starting = self.resuming and self.state in (PAUSED, SYNCING) and not self.outdated
+        view = ReplicaView(self.replica_id, self.state, self.version, len(self.leases), self.capacity, starting)
+        return replace(view, outdated=True) if self.outdated else view
 
     def move(self, state: ReplicaState, operation: str, version: int | None = None) -> int:
         """Changes the state by this operation; returns how many leases were dropped.
@@ -84,9 +87,12 @@ class Replica:
         self.state = state
         self.pauses += state is ReplicaState.PAUSED
         if state not in VERSIONED:
-            self.version = None
+            self.version, self.outdated = None, False
         elif version is not None:
-            self.version = version
+            self.version, self.outdated = version, False
+        for lease in self.leases:
+            if lease.on_pause is not None:
+                lease.on_pause(state is not ReplicaState.SERVING)
         return self._drop_leases() if state in WITHOUT_CALLS else 0
 
     def _drop_leases(self) -> int:

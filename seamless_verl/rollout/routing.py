@@ -19,7 +19,11 @@ from seamless_verl.rollout.replica_state import ReplicaState
 
 @dataclass(frozen=True, slots=True)
 class ReplicaView:
-    """A replica as a policy sees it; load and capacity in calls. `starting`: it will serve in a moment."""
+    """A replica as a policy sees it; load and capacity in calls.
+
+    `starting`: it will serve in a moment. `outdated`: a newer version is committed, and it waits for its turn in the
+    update; it continues the calls that it has, and takes no others.
+    """
 
     replica_id: str
     state: ReplicaState
@@ -27,6 +31,7 @@ class ReplicaView:
     load: int
     capacity: int
     starting: bool = False
+    outdated: bool = False
 
     @property
     def utilization(self) -> float:
@@ -36,12 +41,12 @@ class ReplicaView:
     @property
     def has_room(self) -> bool:
         """Whether it takes one more call."""
-        return self.state is ReplicaState.SERVING and self.load < self.capacity
+        return self.state is ReplicaState.SERVING and not self.outdated and self.load < self.capacity
 
     @property
     def available(self) -> bool:
-        """Whether it serves or is starting."""
-        return self.state is ReplicaState.SERVING or self.starting
+        """Whether it takes calls as soon as it has room, or is starting."""
+        return (self.state is ReplicaState.SERVING and not self.outdated) or self.starting
 
 
 FleetView: TypeAlias = Sequence[ReplicaView]

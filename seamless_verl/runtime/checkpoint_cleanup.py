@@ -18,7 +18,7 @@ import os
 import shutil
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -135,6 +135,18 @@ def marked_save(folder: str, step: int) -> Iterator[None]:
     run.write_marker(path, step)
     yield
     marker_file(path, run.name).unlink()
+
+
+def remove_emptied(folder: Path, steps: Collection[int]) -> list[int]:
+    """Remove checkpoints of these steps whose actor verl has removed (`max_actor_ckpt_to_keep`); returns the others.
+
+    The data loader and the queue that it leaves in such a folder resume nothing.
+    """
+    kept = [step for step in steps if (step_folder(folder, step) / "actor").is_dir()]
+    for step in set(steps) - set(kept):
+        with suppress(FileNotFoundError):  # the user was faster
+            shutil.rmtree(step_folder(folder, step))
+    return kept
 
 
 def clean_up_run(run_file: Path) -> CleanupReport:

@@ -95,14 +95,15 @@ def plain(value: object) -> object:
     return value
 
 
-def nearest(name: str, valid: Sequence[str], before: str = "") -> str:
-    """A way out for a mistyped name: the nearest valid one when there is one, and all of them.
+def nearest(name: str, valid: Sequence[str], before: str = "", then: str = "") -> str:
+    """A way out for a mistyped name: the nearest valid one when there is one, else all of them.
 
-    Each is written with what stands `before` it in a command.
+    Each is written with what stands `before` it in a command. `then` is another sentence.
     """
     near = get_close_matches(name, valid, n=1)
-    hint = f"Did you mean {before}{near[0]}? " if near else ""
-    return f"{hint}Valid: {', '.join(before + other for other in valid)}"
+    if near:
+        return f"Did you mean {before}{near[0]}? {then}".rstrip()
+    return f"Valid: {', '.join(before + other for other in valid)}" + (f". {then}" if then else "")
 
 
 def rows(kind: type[Any], key: str) -> Iterator[SettingRow]:

@@ -153,12 +153,15 @@ class LendingController:
 
     def _demand(self) -> Demand:
         bound = self.groups.bound
+        unfinished = sum(len(group.samples) for group in self.groups.generating)
+        running = sum(device.engine.running for device in self.cluster.devices)
         return Demand(
             ready=len(self.groups.ready) + len(self.groups.training),
             needed=bound.batch,
             left_in_step=(bound.updates - self.update) * bound.batch,
             held=self.due_at is None and self.groups.held(self.step, self.update),
             waiting=self.cluster.waiting,
+            coming=max(0, unfinished - running - self.cluster.waiting),
             finished=self.groups.finished,
         )
 

@@ -143,7 +143,7 @@ class StubEngine:
         A chunk is due after the one before it, whenever that was read: slow readers do not slow an engine.
         """
         clock = asyncio.get_running_loop().time
-        await asyncio.sleep(max(0.0, due - clock()))
+        await asyncio.sleep(max(0.0, due - clock()))  # the time that a real engine computes
         while self._pause is not None and name not in self._cuts and self._dead is None:
             await self._changed.wait()
             due = clock()

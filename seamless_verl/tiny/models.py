@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from transformers import Qwen3Config
 
 MAX_POSITIONS = 8192
-"""Longest sequence, in tokens."""
+"""Longest sequence, in tokens, where no other is asked for. The weights are the same for any: RoPE has none."""
 
 MADE = "made.json"
-"""In the folder of a model that need not be made again: the size, seed and code that it was made with."""
+"""In the folder of a model that need not be made again: the size, seed, positions and code that it was made with."""
 
 WEIGHT_GAIN, HEAD_STD = 0.9, 0.02
 """Scales of the random weights. A weak head makes sampling start nearly uniform, whatever the seed. Stronger
@@ -64,7 +64,13 @@ def size_named(size: str) -> ModelSize:
     return SIZES[size]
 
 
-def model_config(size: str) -> Qwen3Config:
+def check_positions(positions: int) -> None:
+    """ConfigError for a longest sequence of no token."""
+    if positions < 1:
+        raise ConfigError("positions", positions, "no sequence is so short", "Give 1 or more")
+
+
+def model_config(size: str, positions: int = MAX_POSITIONS) -> Qwen3Config:
     """The Hugging Face config of a size (untied embeddings, so that pipeline stages share no weight)."""
     from transformers import Qwen3Config
 
@@ -78,7 +84,7 @@ def model_config(size: str) -> Qwen3Config:
         num_key_value_heads=shape.kv_heads,
         head_dim=shape.head_dim,
         initializer_range=shape.weight_std,
-        max_position_embeddings=MAX_POSITIONS,
+        max_position_embeddings=positions,
         rope_theta=10000.0,
         tie_word_embeddings=False,
         eos_token_id=token_id(END_OF_TURN),
@@ -87,25 +93,27 @@ def model_config(size: str) -> Qwen3Config:
     )
 
 
-def make_model(size: str, seed: int, path: str | Path) -> Path:
+def make_model(size: str, seed: int, path: str | Path, positions: int = MAX_POSITIONS) -> Path:
     """Writes a model and its tokenizer to the folder `path`, and replaces a model in it.
 
-    The files (config, generation config, float32 safetensors, tokenizer) depend on `size` and `seed`
-    alone, byte for byte. Returns the folder. ConfigError for an unknown size, or when `path` holds
-    something other than a model.
+    The files (config, generation config, float32 safetensors, tokenizer) depend on `size`, `seed` and
+    `positions`, the longest sequence in tokens, alone, byte for byte. Returns the folder. ConfigError for an
+    unknown size, less than one position, or when `path` holds something other than a model.
     """
+    check_positions(positions)
     size_named(size)  # a mistake is refused before torch and transformers are imported, which takes seconds
     with replaced_folder(Path(path), marker="config.json") as folder:
-        _write_weights(model_config(size), seed, folder)
+        _write_weights(model_config(size, positions), seed, folder)
         make_tokenizer().save_pretrained(folder)
     return Path(path)
 
 
-def keep_or_make_model(size: str, seed: int, path: str | Path) -> Path:
+def keep_or_make_model(size: str, seed: int, path: str | Path, positions: int = MAX_POSITIONS) -> Path:
     """`make_model`, unless `path` has the same one already: making it takes seconds, most of them imports."""
-    made, wanted = Path(path) / MADE, {"size": size, "seed": seed, "code": _code()}
+    made = Path(path) / MADE
+    wanted = {"size": size, "seed": seed, "positions": positions, "code": _code()}
     if not made.is_file() or json.loads(made.read_text(encoding="utf-8")) != wanted:
-        make_model(size, seed, path)
+        make_model(size, seed, path, positions)
         with replaced_file(made) as temporary:
             temporary.write_text(json.dumps(wanted), encoding="utf-8")
     return Path(path)

@@ -31,6 +31,7 @@ from seamless_verl.resources.ledger import (
 
 logger = logging.getLogger(__name__)
 TRACE = ".trace.json"
+NVML_BUSY = "devices/nvml_busy"  # mean over the devices that generate; on NVIDIA's alone
 COMPUTATIONS = ("infer_batch", "train_mini_batch")  # of verl's TrainingWorker
 
 
@@ -84,6 +85,7 @@ class DeviceTime:
         self.control = Activity("trainer", self.devices)
         self.clocks: dict[str, ClockOffset] = {ray.get_runtime_context().get_node_id(): SAME_CLOCK}
         self.ledger: Ledger | None = None
+        self.nvml_busy: list[float] = []  # of the open period, a share for each device that was measured
 
     def doing(self, kind: DeviceUse, devices: Iterable[str]) -> AbstractContextManager[None]:
         return self.control.doing(kind, devices)
@@ -91,6 +93,7 @@ class DeviceTime:
     def begin(self) -> None:
         """Starts the ledger now; earlier activity is not counted."""
         list(self._reports())
+        self.nvml_busy = []
         started = time.monotonic()
         self.trace = Trace(unused_path(self.folder, "devices", TRACE), self.devices, started)
         self.ledger = Ledger(self.devices, started, observers=[self.trace])
@@ -106,7 +109,8 @@ class DeviceTime:
                 self.ledger.add(*report)
         self.ledger.close(time.monotonic(), label)
         self.ledger.check_integrity()
-        return self.ledger.metrics()
+        busy, self.nvml_busy = self.nvml_busy, []
+        return self.ledger.metrics() | ({NVML_BUSY: sum(busy) / len(busy)} if busy else {})
 
     def finish(self) -> Path | None:
         """Draws the run, with a lane for each device; returns the picture's path, None for a run that never began."""
@@ -128,6 +132,7 @@ class DeviceTime:
             if isinstance(reply, LostSource):
                 yield reply
                 continue
+            self.nvml_busy += reply.nvml_busy
             offset = self.clocks.get(reply.node)
             if offset is not SAME_CLOCK:
                 measured = ClockOffset.of_round_trip(sent, reply.report.until, received)

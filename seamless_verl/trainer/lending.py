@@ -2,8 +2,8 @@
 
 Owned state: whose devices training has, and how long hand-overs and computations took. A device is handed over only
 between two computations, in the trainer's control thread. The rollout manager has paused the replicas before the
-trainer computes. The lending policy decides from these times whether a gap between two computations is worth two
-hand-overs.
+trainer computes. The lending policy decides, from these times and what the data planes observe, whether a gap between
+two computations is worth two hand-overs, and whether the calls of a reclaimed device go on elsewhere.
 """
 
 from __future__ import annotations
@@ -12,33 +12,37 @@ import functools
 import itertools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
-from omegaconf import DictConfig
 
-from seamless_verl.config.schema import Handover
-from seamless_verl.resources.lending import Costs, Demand, DeviceView, LendingPolicy, LendingView, Tag, Use
+from seamless_verl.resources.lending import Costs, Decision, LendingPolicy, LendingView, Use
 from seamless_verl.resources.lending.marginal import moving_average
+from seamless_verl.trainer.lending_view import DeviceViews, TrainingProgress
 
 if TYPE_CHECKING:
     from seamless_verl.data_plane.client import DataPlaneClient, PlacedReplica
 
 
 class LendingStatistics:
-    """Moving averages, in seconds, of a hand-over, of a computation, and of the gap after each kind of computation."""
+    """Moving averages, in seconds: of a hand-over each way, of a mini-batch's computations, and of the gap after each
+    kind of them."""
 
     def __init__(self) -> None:
         self.switch_s = 0.0
+        self.lend_s: float | None = None  # None: as long as a switch
         self.train_s: float | None = None
         self.gaps: dict[str, float] = {}
+        self.computed_s = 0.0  # of the current mini-batch
         self.last_computation: tuple[str, float] | None = None
 
     def add_switch(self, seconds: float) -> None:
         self.switch_s = moving_average(self.switch_s or None, seconds)
+
+    def add_lend(self, seconds: float) -> None:
+        self.lend_s = moving_average(self.lend_s, seconds)
 
     def computation_began(self) -> None:
         if self.last_computation is not None:
@@ -46,12 +50,26 @@ class LendingStatistics:
             self.gaps[name] = moving_average(self.gaps.get(name), time.monotonic() - ended_at)
 
     def computation_ended(self, name: str, seconds: float) -> None:
-        self.train_s = moving_average(self.train_s, seconds)
+        self.computed_s += seconds
         self.last_computation = (name, time.monotonic())
+
+    def mini_batch_ended(self) -> None:
+        """All computations of a mini-batch have ended; without any this changes nothing."""
+        if self.computed_s:
+            self.train_s = moving_average(self.train_s, self.computed_s)
+            self.computed_s = 0.0
 
     @property
     def costs(self) -> Costs:
-        return Costs(self.switch_s, self.switch_s, self.train_s or 0.0)
+        lend_s = self.switch_s if self.lend_s is None else self.lend_s
+        return Costs(lend_s, self.switch_s, self.train_s or 0.0)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"switch_s": self.switch_s, "lend_s": self.lend_s, "train_s": self.train_s, "gaps": dict(self.gaps)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.switch_s, self.lend_s, self.train_s = state["switch_s"], state["lend_s"], state["train_s"]
+        self.gaps = dict(state["gaps"])
 
 
 T = TypeVar("T")
@@ -61,16 +79,6 @@ COMPUTATIONS = {
     "actor_rollout_wg": ("compute_log_prob", "update_actor"),
     "ref_policy_wg": ("compute_ref_log_prob",),
 }
-BOTH = frozenset({Tag.TRAIN, Tag.ROLLOUT})
-
-
-@dataclass(frozen=True)
-class TrainingProgress:
-    """How far training is: what it waits for, and how many mini-batches it has taken, in all and in this step."""
-
-    demand: Demand
-    trained: int
-    update: int
 
 
 class DeviceLending(ABC):
@@ -80,8 +88,11 @@ class DeviceLending(ABC):
         client: the data plane client.
         replicas: the replicas on the trainer's devices.
         policy: decides which devices generate between two computations.
+        views: makes what the policy sees of the devices.
         progress: returns how far training is.
+        wait_for_group: waits for a group to end; returns whether one did before its time was over.
         switching: records a hand-over in the ledger.
+        wait_for_loads: returns when no replica loads weights on these devices; raises if a load has failed.
     """
 
     def __init__(
@@ -89,16 +100,20 @@ class DeviceLending(ABC):
         client: DataPlaneClient,
         replicas: Sequence[PlacedReplica],
         policy: LendingPolicy,
+        views: DeviceViews,
         progress: Callable[[], TrainingProgress],
+        wait_for_group: Callable[[], bool],
         switching: Callable[[], AbstractContextManager[None]],
+        wait_for_loads: Callable[[], None] = lambda: None,
     ) -> None:
-        self.client, self.replicas, self.policy = client, replicas, policy
-        self.progress, self.switching = progress, switching
+        self.client, self.replicas, self.policy, self.views = client, replicas, policy, views
+        self.progress, self.wait_for_group = progress, wait_for_group
+        self.switching, self.wait_for_loads = switching, wait_for_loads
         self.ids = [replica.replica_id for replica in replicas]
         self.statistics = LendingStatistics()
         self.reclaimed: set[str] = set()  # replicas whose devices training has
         self.depth = 0
-        self.calls_at_reclaim: dict[str, int] = {}
+        self.clock_offset_s = 0.0  # a resumed run's clock goes on where the checkpoint's was
 
     @contextmanager
     def training(self, name: str) -> Iterator[None]:
@@ -110,9 +125,9 @@ class DeviceLending(ABC):
             yield
         finally:
             self.depth -= 1
-            if self.depth == 0:
-                self.statistics.computation_ended(name, time.monotonic() - began)
-                self.offer(self.statistics.gaps.get(name))
+        if self.depth == 0:  # not after an error, which would wait for a load
+            self.statistics.computation_ended(name, time.monotonic() - began)
+            self.offer(self.statistics.gaps.get(name))
 
     def offer(self, due_in_s: float | None) -> None:
         """Lends the devices that the policy decides to lend.
@@ -122,18 +137,17 @@ class DeviceLending(ABC):
         if not self.reclaimed:
             return
         decision = self.policy.decide(self.view(due_in_s))
-        lent = [
-            replica.replica_id
-            for replica in self.replicas
-            if replica.replica_id in self.reclaimed
-            and all(decision[device].use is Use.ROLLOUT for device in replica.devices)
-        ]
+        lent = [name for name in self._used_for(decision, Use.ROLLOUT) if name in self.reclaimed]
         if lent:
             self.reclaimed.difference_update(lent)
             self.lend(lent)
 
+    def before_commit(self) -> None:
+        """Called when the next computation is a batch away, and new weights are about to be loaded."""
+        self.offer(None)
+
     def on_committed(self) -> None:  # noqa: B027 - optional in a subclass
-        """Called when new weights are in all replicas."""
+        """Called when a new version is committed, and the replicas load it."""
 
     def wrap(self, name: str, computation: Callable[..., T]) -> Callable[..., T]:
         """The computation inside `training`."""
@@ -157,27 +171,22 @@ class DeviceLending(ABC):
                     setattr(group, name, self.wrap(name, getattr(group, name)))
 
     def view(self, due_in_s: float | None) -> LendingView:
-        """What the policy sees: the trainer's devices, which are all handed over together, since an update needs all.
-
-        Replicas on other devices are left out. The calls frozen on these replicas continue nowhere else, so a policy
-        must not keep them frozen because other replicas generate while training waits.
-        """
-        devices = [
-            DeviceView(
-                device,
-                BOTH,
-                Use.TRAIN if replica.replica_id in self.reclaimed else Use.ROLLOUT,
-                running=self.calls_at_reclaim.get(replica.replica_id, 0),
-            )
-            for replica in self.replicas
-            for device in replica.devices
-        ]
-        progress = self.progress()
-        demand = progress.demand
-        if due_in_s is None:  # training lacks groups, so every slot has a call or soon will
-            demand = replace(demand, waiting=sum(device.seats for device in devices))
+        """What the policy sees. The trainer's devices are all handed over together, since an update needs all."""
+        progress, now = self.progress(), time.monotonic() + self.clock_offset_s
+        devices, demand = self.views.look(self.reclaimed, progress, now)
         done = (progress.trained, progress.update)
-        return LendingView(time.monotonic(), tuple(devices), demand, self.statistics.costs, due_in_s, *done)
+        return LendingView(now, devices, demand, self.statistics.costs, due_in_s, *done)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The policy's state, what was measured, and the time on the clock of the views, as plain data."""
+        now = time.monotonic() + self.clock_offset_s
+        return {"policy": self.policy.state_dict(), "statistics": self.statistics.state_dict(), "now": now}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues with a checkpoint's state. Raises ValueError for the state of another policy; nothing changed."""
+        self.policy.load_state_dict(state["policy"])
+        self.statistics.load_state_dict(state["statistics"])
+        self.clock_offset_s = state["now"] - time.monotonic()
 
     def metrics(self) -> dict[str, float]:
         times = {"lending/switch_s": self.statistics.switch_s, "lending/train_s": self.statistics.train_s or 0.0}
@@ -185,18 +194,35 @@ class DeviceLending(ABC):
 
     def _reclaim_all(self) -> None:
         self.statistics.computation_began()
+        self.wait_for_loads()
         lent = [name for name in self.ids if name not in self.reclaimed]
         if not lent:
             return
+        decision = self._decide_to_reclaim(lent)
+        cut = [name for name in lent if any(decision[device].carry for device in self._devices(name))]
         with self.switching():
             began = time.monotonic()
-            self.calls_at_reclaim |= self.reclaim(lent)
+            self.reclaim(lent, cut)
             self.statistics.add_switch(time.monotonic() - began)
         self.reclaimed.update(lent)
 
+    def _decide_to_reclaim(self, lent: list[str]) -> Decision:
+        """The decision to take these devices; first waits for further groups, as long as the policy would."""
+        decision = self.policy.decide(self.view(0.0))
+        while set(self._used_for(decision, Use.ROLLOUT)) & set(lent) and self.wait_for_group():
+            decision = self.policy.decide(self.view(0.0))
+        return decision
+
+    def _used_for(self, decision: Decision, use: Use) -> list[str]:
+        """The replicas all of whose devices have this use."""
+        return [name for name in self.ids if all(decision[device].use is use for device in self._devices(name))]
+
+    def _devices(self, replica_id: str) -> tuple[str, ...]:
+        return self.replicas[self.ids.index(replica_id)].devices
+
     @abstractmethod
-    def reclaim(self, ids: list[str]) -> dict[str, int]:
-        """Takes the devices of these replicas for training; returns how many calls each had."""
+    def reclaim(self, ids: list[str], cut: list[str]) -> None:
+        """Takes the devices of these replicas for training; the calls of those in `cut` continue on others."""
 
     @abstractmethod
     def lend(self, ids: list[str]) -> None:
@@ -210,40 +236,50 @@ class ResidentLending(DeviceLending):
         super().__init__(*args)
         self.resuming: list[Any] = []  # replies of `resume` that were not awaited
 
-    def reclaim(self, ids: list[str]) -> dict[str, int]:
+    def reclaim(self, ids: list[str], cut: list[str]) -> None:
         ray.get(self.resuming)  # a restarted data plane may receive both commands in any order
-        return dict(self.client.execute("pause", ids))
+        self.client.execute("pause", ids, cut)
 
     def lend(self, ids: list[str]) -> None:
         self.resuming = [self.client.actor.execute.remote("resume", ids)]
 
 
 class ReleasedLending(DeviceLending):
-    """Memory holds one side at a time: replicas release weights and cache, and come back with a commit."""
+    """Replicas release memory for training: their cache, and with it their weights or not.
 
-    def __init__(self, *args: Any, sleep_replicas: Callable[[], Any]) -> None:
+    Args:
+        put_away: puts the memory of all that are released away.
+        load: takes the memory of some of them back, with the committed weights; returns those that then serve.
+    """
+
+    def __init__(self, *args: Any, put_away: Callable[[], Any], load: Callable[[list[str]], list[str]]) -> None:
         super().__init__(*args)
-        self.sleep_replicas = sleep_replicas
+        self.put_away, self.load = put_away, load
+        self.lent = 0
         self.orders = itertools.count(1)  # an order repeated after a restart of the data plane gets the same answer
 
-    def reclaim(self, ids: list[str]) -> dict[str, int]:
-        if calls := self.client.execute("release_memory", ids, next(self.orders)):
-            self.sleep_replicas()
-        return dict(calls)
+    def reclaim(self, ids: list[str], cut: list[str]) -> None:
+        """Cuts all calls: a replica without its cache keeps none."""
+        if self.client.execute("release_memory", ids, next(self.orders)):
+            self.put_away()
 
-    def offer(self, due_in_s: float | None) -> None:
-        """Lends nothing: the weights they released are old, and the next commit lends them with new ones."""
+    def before_commit(self) -> None:
+        """Lends nothing: the commit brings them back, with new weights."""
 
     def lend(self, ids: list[str]) -> None:
-        """Does nothing: the commit lends them."""
+        """Returns when they generate: the device is computing for the load, and a computation would wait for it."""
+        with self.switching():
+            began = time.monotonic()
+            serving = self.load(ids)
+            self.statistics.add_lend(time.monotonic() - began)
+        self.lent += len(serving)
+        if len(serving) < len(ids):
+            ray.get(self.client.actor.checked_metrics.remote())  # ends the run if nothing serves now
 
     def on_committed(self) -> None:
         self.reclaimed.clear()
 
-
-def handover_of(setting: Handover, config: DictConfig) -> Handover:
-    """The hand-over that a run uses, RESIDENT or RELEASED; AUTO depends on the device and on `free_cache_engine`."""
-    if setting is not Handover.AUTO:
-        return setting
-    releases = config.trainer.device != "cpu" and config.actor_rollout_ref.rollout.free_cache_engine
-    return Handover.RELEASED if releases else Handover.RESIDENT
+    def metrics(self) -> dict[str, float]:
+        """Also how many times a replica came back without a commit, in the whole run, and what it takes."""
+        own = {"lending/returned": float(self.lent), "lending/return_s": self.statistics.lend_s or 0.0}
+        return super().metrics() | own

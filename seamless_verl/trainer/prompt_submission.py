@@ -1,11 +1,14 @@
 """Submits prompts for generation as far as the staleness bound has room, and waits for finished groups.
 
-Owned state: how many mini-batches training has taken, in this step and in all. How many prompts may be submitted
-follows from these, from the outstanding prompts, which the buffer counts, and from the staleness bound.
+Owned state: how many mini-batches training has taken, in this step and in all, and how many steps' worth of prompts run
+ahead. How many prompts may be submitted follows from these, from the outstanding prompts, which the buffer counts, and
+from the staleness bound.
 """
 
 from __future__ import annotations
 
+import logging
+import time
 from typing import Any
 
 import ray
@@ -14,12 +17,17 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from seamless_verl.config.schema import SeamlessConfig
 from seamless_verl.data_plane.client import DataPlaneClient
+from seamless_verl.resources.ahead import AheadLevel
 from seamless_verl.resources.lending import Demand
 from seamless_verl.resources.staleness import StalenessBound
-from seamless_verl.trainer.lending import DeviceLending, TrainingProgress
+from seamless_verl.trainer.engine_use import EngineUse
+from seamless_verl.trainer.lending import DeviceLending
+from seamless_verl.trainer.lending_view import TrainingProgress
 from seamless_verl.trainer.replay_buffer import SeamlessReplayBuffer
 
+logger = logging.getLogger(__name__)
 POLL_S = 10.0  # only a fallback: agent loops notify the trainer
+RETRY_S = 0.25  # between two decisions while training has devices that could generate
 
 
 class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
@@ -31,6 +39,11 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
 
     def __init__(self, config: DictConfig) -> None:
         self.step_batches = self.trained = 0  # mini-batches taken, in this step and in all
+        self.ahead: AheadLevel | None = None  # None where `seamless.ahead` sets it
+        self.engine_use = EngineUse()
+        self.sampling = False  # training waits for groups, or takes them
+        self.step_began = 0.0
+        self.computing = False  # a mini-batch was taken and is not trained yet
         self.groups_seen = 0  # the count of finished groups at the last look
         self.poll_s = POLL_S  # shorter where agent loops do not notify
         super().__init__(config)
@@ -39,6 +52,8 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
         updates = self.parameter_sync_step
         batch = self.config.data.train_batch_size // updates
         self.bound = StalenessBound(self.seamless.max_staleness, batch, updates)
+        if self.seamless.ahead is None:
+            self.ahead = AheadLevel(self.seamless.max_staleness)
         return SeamlessReplayBuffer(
             bound=self.bound,
             update=lambda: self.local_trigger_step,
@@ -53,7 +68,26 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
     def _wait_for_groups(self) -> None:
         """Returns when a group has ended since the last call, or after `poll_s` seconds."""
         self.lending.offer(None)  # the policy may lend now what it did not lend before
-        self.groups_seen = ray.get(self.data_plane.actor.wait_for_groups.remote(self.groups_seen, self.poll_s))
+        self._await_group(min(self.poll_s, RETRY_S) if self.lending.reclaimed else self.poll_s)
+
+    def _await_group(self, seconds: float) -> bool:
+        """Returns when a group has ended since the last call, or after so many seconds; whether one has."""
+        seen = self.groups_seen
+        self._look_at_engines()
+        self.groups_seen = ray.get(self.data_plane.actor.wait_for_groups.remote(seen, seconds))
+        self._look_at_engines()
+        return self.groups_seen != seen
+
+    def _look_at_engines(self) -> None:
+        """While training waits, where what they lose decides how far to run ahead."""
+        if self.sampling and self.ahead is not None and not self.ahead.final and self.engine_use.due(time.monotonic()):
+            self.engine_use.look(self.data_plane.observe(), time.monotonic())
+
+    def wait_for_more(self) -> bool:
+        """Waits for a group to end, and looks at the queue again; whether one did."""
+        ended = self._await_group(self.poll_s)
+        self.replay_buffer.outstanding()
+        return ended
 
     def prepare_step(self) -> dict[str, Any]:
         """Submits one batch, or as much as the bound has room for."""
@@ -64,7 +98,22 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
 
     def room(self) -> int:
         """Prompts that may be submitted now."""
-        return self.bound.room(self.replay_buffer.outstanding(), self.seamless.batches_ahead, self.step_batches)
+        return self.bound.room(self.replay_buffer.outstanding(), self.batches_ahead, self.step_batches)
+
+    @property
+    def batches_ahead(self) -> int:
+        """Steps' worth of prompts that generate beyond those of the current step."""
+        if self.ahead is not None:
+            return self.ahead.level
+        return min(self.seamless.ahead or 0, self.seamless.max_staleness)
+
+    def choose_ahead(self) -> dict[str, float]:
+        """At a step's end: how far to run ahead from now on; returns metrics."""
+        now, lost_s = time.monotonic(), self.engine_use.take()
+        step_s, self.step_began = now - self.step_began, now
+        if self.ahead is not None and (reason := self.ahead.step_ended(step_s, lost_s)):
+            logger.info("seamless.ahead is %s from now on: %s", self.ahead.level, reason)
+        return {"seamless/ahead": float(self.batches_ahead), "seamless/ahead/lost_share": lost_s / step_s}
 
     def refill(self, at_most: int | None = None) -> None:
         """Submits as many prompts as there is room for, so that engines have work until the step ends."""
@@ -78,14 +127,36 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
             self.refill()
 
     def count_mini_batch(self) -> None:
-        self.step_batches, self.trained = self.step_batches + 1, self.trained + 1
+        self.step_batches, self.trained, self.computing = self.step_batches + 1, self.trained + 1, True
+
+    def sample_began(self) -> None:
+        self.sampling = True
+
+    def sample_ended(self) -> None:
+        self.sampling = False
+        self.engine_use.wait_ended()
+
+    def mini_batch_ended(self) -> None:
+        """The mini-batch that was taken last, if any, is trained."""
+        self.computing = False
+        self.lending.statistics.mini_batch_ended()
 
     def step_ended(self) -> None:
+        self.mini_batch_ended()
         self.step_batches = 0
 
     def progress(self) -> TrainingProgress:
-        """How far training is, and what it waits for, as of the last look at the queue."""
-        needed = self.bound.batch
-        left = needed * (self.parameter_sync_step - self.step_batches)
-        demand = Demand(ready=self.replay_buffer.finished(), needed=needed, left_in_step=left)
-        return TrainingProgress(demand, self.trained, self.step_batches)
+        """How far training is, and what it waits for, as of the last look at the queue.
+
+        A mini-batch counts as ready, and as left in the step, until it is trained.
+        """
+        needed, taken = self.bound.batch, int(self.computing)
+        left = needed * (self.parameter_sync_step - self.step_batches + taken)
+        demand = Demand(ready=self.replay_buffer.finished() + needed * taken, needed=needed, left_in_step=left)
+        return TrainingProgress(
+            demand,
+            self.trained - taken,
+            self.step_batches - taken,
+            late=self.replay_buffer.late,
+            unfinished=self.replay_buffer.unfinished() * int(self.config.actor_rollout_ref.rollout.n),
+        )

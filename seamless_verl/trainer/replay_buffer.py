@@ -7,6 +7,7 @@ from typing import Any
 
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
+from seamless_verl.journal import GroupDecided, GroupOutcome
 from seamless_verl.resources.staleness import StalenessBound
 
 TRAIN = "train"
@@ -26,6 +27,26 @@ class SeamlessReplayBuffer(ReplayBufferAsync):
         kwargs.update(max_off_policy_threshold=bound.max_staleness + 1, max_off_policy_strategy="wait")
         super().__init__(**kwargs)
         self.bound, self.update, self.wait = bound, update, wait
+        self.decided: list[GroupDecided] = []  # of groups dropped since `take_decided`
+        self.sampled: list[str] = []  # prompts whose groups were sampled since then
+        self.late: tuple[str, ...] = ()  # prompts whose groups held training back at the last look
+
+    def _evict_terminal_groups(self, global_steps: int, partition_id: str, eviction_reasons: Any) -> Any:
+        """Remembers why each group is dropped; a failed one was dropped before its hand-over."""
+        stale, filtered, failed, _ = eviction_reasons
+        for outcome, uids in (
+            (GroupOutcome.STALE, stale),
+            (GroupOutcome.FILTERED, filtered - stale),
+            (GroupOutcome.FAILED, failed),
+        ):
+            self.decided += [GroupDecided(uid, outcome, global_steps) for uid in uids]
+        return super()._evict_terminal_groups(global_steps, partition_id, eviction_reasons)
+
+    def take_decided(self, step: int, details: dict[str, Any]) -> list[GroupDecided]:
+        """What became of groups since the last call; those that were sampled were trained in `step`."""
+        trained = [GroupDecided(uid, GroupOutcome.TRAINED, step, details) for uid in self.sampled]
+        groups, self.decided, self.sampled = [*self.decided, *trained], [], []
+        return groups
 
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
         """Waits until a group has ended, where verl sleeps."""
@@ -41,8 +62,14 @@ class SeamlessReplayBuffer(ReplayBufferAsync):
         """Groups that were ready to be trained at the last look at the queue."""
         return len(self.finished_keys[TRAIN])
 
+    def unfinished(self) -> int:
+        """Groups that generated at the last look at the queue, validation's too."""
+        return sum(len(keys) for status in (self.pending_keys, self.running_keys) for keys in status.values())
+
     def _materialize_batch(self, partition_id: str, uids: list[str], snapshot: dict[str, dict[str, Any]]) -> Any:
         """A batch in the order in which its prompts were submitted, so that sums round alike whichever ended first."""
+        if partition_id == TRAIN:
+            self.sampled += uids
         order = {uid: i for i, uid in enumerate(self.prompt_global_steps[partition_id])}
 
         def submission_order(key: str) -> tuple[int, list[int]]:
@@ -62,6 +89,7 @@ class SeamlessReplayBuffer(ReplayBufferAsync):
     def _has_enough_samples(
         self, global_steps: int, partition_id: str, batch_size: int, sampleable_keys: set[str]
     ) -> bool:
+        self.late = ()
         if len(sampleable_keys) < batch_size:
             return False
         generating = self.pending_keys[partition_id] | self.running_keys[partition_id]
@@ -70,4 +98,8 @@ class SeamlessReplayBuffer(ReplayBufferAsync):
         submitted = self.prompt_global_steps[partition_id]
         finished = sorted(submitted[uid] for uid in sampleable_keys)[batch_size:]
         left_behind = [*finished, *(submitted[uid] for uid in generating)]
-        return self.bound.keeps(step=global_steps, update=self.update(), left_behind=left_behind)
+        if self.bound.keeps(step=global_steps, update=self.update(), left_behind=left_behind):
+            return True
+        oldest = min(submitted[uid] for uid in generating)
+        self.late = tuple(sorted(uid for uid in generating if submitted[uid] == oldest))
+        return False

@@ -18,20 +18,23 @@ from verl.trainer.ppo.v1 import trainer_base
 from verl.utils.config import omega_conf_to_dataclass
 
 from seamless_verl.config.checks.settings import Settings
-from seamless_verl.config.planning import plan_of
+from seamless_verl.config.planning import choose_handover, plan_of
 from seamless_verl.config.schema import Handover, KvOnUpdate, SeamlessConfig
-from seamless_verl.data_plane.client import DataPlaneClient, PlacedReplica
+from seamless_verl.data_plane.client import DataPlaneClient, PlacedReplica, living_replies
 from seamless_verl.platform.adaptation import rebound
 from seamless_verl.replica.server import SeamlessReplica
 from seamless_verl.resources.ledger import DeviceUse, NodeActivity
-from seamless_verl.resources.lending import lending_policy
+from seamless_verl.resources.lending import LendingPolicy, RecordedPolicy, lending_policy
 from seamless_verl.resources.placement import ReplicaKind
 from seamless_verl.runtime.process import BackgroundTask
+from seamless_verl.trainer.deaths import numbered
 from seamless_verl.trainer.device_time import DeviceTime, LostSource, reply_or_loss, train_device
-from seamless_verl.trainer.lending import DeviceLending, ReleasedLending, ResidentLending, handover_of
+from seamless_verl.trainer.lending import DeviceLending, ReleasedLending, ResidentLending
+from seamless_verl.trainer.lending_view import DeviceViews, RunDevices
 from seamless_verl.trainer.pools import TagPools, place_by_tags
 from seamless_verl.trainer.prompt_lengths import prompt_scans, warn_of_long_prompts
 from seamless_verl.trainer.prompt_submission import PromptSubmittingTrainer
+from seamless_verl.trainer.scheduling_checkpoint import RECORDING
 from seamless_verl.trainer.servers import FirstRanks, SeamlessServers, StartedServers
 from seamless_verl.trainer.validation_curve import ValidationCurve
 from seamless_verl.trainer.workers import SeamlessActorWorker, SeamlessCriticWorker, SeamlessWorkerGroup
@@ -48,13 +51,14 @@ class TrainerSetup(PromptSubmittingTrainer):
         self.seamless = SeamlessConfig.parse(config.get("seamless"))
         rollout = config.actor_rollout_ref.rollout
         self.layout = self.seamless.layout_for(rollout.nnodes, rollout.n_gpus_per_node)
-        accelerator = config.trainer.device != "cpu"
-        tagged = self.seamless.resources is not None
-        self.plan = plan_of(Settings.of(config, devices=None, accelerator=accelerator)) if tagged else None
+        settings = Settings.of(config, devices=None, accelerator=config.trainer.device != "cpu")
+        self.plan = None if self.seamless.resources is None else plan_of(settings)
         self.pools: TagPools | None = None
         self._enable_hybrid_replicas = self.layout.shares_devices  # read by verl's _setup
-        self.handover = handover_of(self.seamless.handover, config)
+        self.handover = choose_handover(settings).handover
         self.token_policy = make_policy(self.seamless.tokens.policy, self.seamless.tokens.older_than)
+        self.weighs_sessions = self.seamless.tokens.weigh == "session"
+        self.saved: list[int] = []  # steps whose checkpoints this run saved, and did not remove
         self.curve = ValidationCurve.beside(config.trainer.default_local_dir)
         self.commit: WeightCommit
         self.lending: DeviceLending
@@ -86,23 +90,48 @@ class TrainerSetup(PromptSubmittingTrainer):
     def _setup(self) -> None:
         self.data_plane = DataPlaneClient(self.config, self.seamless)
         SeamlessWorkerGroup.on_spawn = self._start_servers
-        started = StartedServers(self.launch_servers, released=self.handover is Handover.RELEASED)
+        started = StartedServers(
+            self.launch_servers, released=self.handover.cuts_calls, awaited=self._share_accelerators
+        )
         with rebound(trainer_base, RayWorkerGroup=SeamlessWorkerGroup, LLMServerManager=started):
             super()._setup()
         replicas = self.server_launch.result().placed
         self.data_plane.attach(replicas, keep_kv=self.seamless.weights.kv is KvOnUpdate.KEEP)
         self.device_time = self._device_time(replicas)
-        self.lending = self._lending([placed for placed in replicas if placed.shares_device])
+        self.lending = self._lending(replicas)
         self.lending.wrap_computations(self)
         self.commit = self._commit(replicas)
 
-    def _lending(self, sharing: Sequence[PlacedReplica]) -> DeviceLending:
-        shared = [device for placed in sharing for device in placed.devices]
-        switching = partial(self.device_time.doing, DeviceUse.SWITCH, shared)
-        arguments = (self.data_plane, sharing, lending_policy(self.seamless.lending), self.progress, switching)
+    def _lending(self, replicas: Sequence[PlacedReplica]) -> DeviceLending:
+        sharing = [placed for placed in replicas if placed.shares_device]
+        devices = RunDevices(
+            {placed.replica_id: placed.devices for placed in sharing},
+            {placed.replica_id: placed.devices for placed in replicas if not placed.shares_device},
+            tuple(train_device(i) for i in range(self.actor_rollout_wg.world_size)),
+        )
+        arguments = (
+            self.data_plane,
+            sharing,
+            self._lending_policy(),
+            DeviceViews(devices, self.data_plane.observe),
+            self.progress,
+            self.wait_for_more,
+            partial(
+                self.device_time.doing, DeviceUse.SWITCH, [name for own in devices.shared.values() for name in own]
+            ),
+            lambda: self.commit.wait_for_devices(),
+        )
         if self.handover is Handover.RESIDENT:
             return ResidentLending(*arguments)
-        return ReleasedLending(*arguments, sleep_replicas=self.checkpoint_manager.sleep_replicas)
+        keeps_weights = self.handover is Handover.CACHE_ONLY
+        put_away = partial(put_caches_away, sharing) if keeps_weights else self.checkpoint_manager.sleep_replicas
+        return ReleasedLending(*arguments, put_away=put_away, load=lambda ids: self.commit.lend(ids))
+
+    def _lending_policy(self) -> LendingPolicy:
+        policy = lending_policy(self.seamless.lending)
+        if not self.seamless.record_lending:
+            return policy
+        return RecordedPolicy(policy, self.seamless.lending, Path(self.config.trainer.default_local_dir, RECORDING))
 
     def _commit(self, replicas: Sequence[PlacedReplica]) -> WeightCommit:
         engine = omega_conf_to_dataclass(self.config.actor_rollout_ref.rollout.checkpoint_engine)
@@ -113,8 +142,9 @@ class TrainerSetup(PromptSubmittingTrainer):
             replicas,
             Transfer(engine, self.actor_rollout_wg, standalone) if standalone else None,
             at_once=self.seamless.weights.at_once,
-            released=self.handover is Handover.RELEASED,
+            released=self.handover.cuts_calls,
             syncing=partial(self.device_time.doing, DeviceUse.SYNC),
+            hosts=self.data_plane.hosts,
         )
 
     def _device_time(self, replicas: Sequence[PlacedReplica]) -> DeviceTime:
@@ -140,8 +170,13 @@ class TrainerSetup(PromptSubmittingTrainer):
         sharing = FirstRanks(actors.workers[: self._generating_ranks(actors.world_size)])
         self.servers = SeamlessServers(self.config, self.layout, sharing, SeamlessReplica, self.pools)
         self.servers.open_balancer()
-        if not self.layout.shares_devices or self.config.trainer.device == "cpu":
+        if not self._share_accelerators:
             self.server_launch = BackgroundTask("rollout", self.servers.launch)
+
+    @property
+    def _share_accelerators(self) -> bool:
+        """Whether replicas and trainer take memory of the same accelerators."""
+        return self.layout.shares_devices and self.config.trainer.device != "cpu"
 
     def _generating_ranks(self, world: int) -> int:
         """How many of the trainer's ranks, counted from the first, are on devices that also generate."""
@@ -162,6 +197,12 @@ class TrainerSetup(PromptSubmittingTrainer):
         servers = {placed.replica_id: placed.replica.server_handle for placed in replicas}
         return {"data plane": self.data_plane.actor, **servers}
 
+    def training_actors(self) -> dict[str, Any]:
+        """The workers that compute, by name: the run ends when one of them dies."""
+        groups = {"actor": self.actor_rollout_wg, "critic": self.critic_wg if self.use_critic else None}
+        named = (numbered(f"{role} worker", group.workers) for role, group in groups.items() if group is not None)
+        return {name: actor for workers in named for name, actor in workers.items()}
+
     def get_llm_client(self) -> Any:
         return self.servers.client()
 
@@ -171,3 +212,8 @@ class TrainerSetup(PromptSubmittingTrainer):
     def _get_n_gpus_for_throughput(self) -> int:
         standalone = (placed.replica.world_size for placed in self.servers.placed if not placed.shares_device)
         return int(self.resource_pool_manager.get_n_gpus() + sum(standalone))
+
+
+def put_caches_away(replicas: Sequence[PlacedReplica]) -> None:
+    """Puts the KV caches of these replicas away; they keep their weights. A replica that is dead has none."""
+    list(living_replies([placed.replica.server_handle.put_cache_away.remote() for placed in replicas]))

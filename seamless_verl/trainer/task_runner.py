@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -14,8 +15,10 @@ from verl.utils.logging_utils import configure_verl_logging
 
 from seamless_verl.platform.adaptation import plain_class
 from seamless_verl.runtime.process import BackgroundTask, show_log
+from seamless_verl.trainer.deaths import DeathWatch, numbered, queue_actors
 from seamless_verl.trainer.watchdog import REPLY_S, Watchdog
 
+logger = logging.getLogger(__name__)
 AGENT_LOOP_MANAGER = "seamless_verl.agent_loops.worker.SeamlessAgentLoopManager"
 POLL_S = 0.05  # between two looks at the queue with a custom agent loop manager, which does not notify
 
@@ -70,13 +73,23 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
             self.agent_loops.result()
 
     def train_watched(self, training: Callable[[], None]) -> None:
-        """Trains; raises NoProgressError when the run makes no more progress."""
+        """Trains; raises when the run makes no more progress, or will make none: an actor is lost, or a load failed."""
         plane, limit = self.trainer.data_plane.actor, self.trainer.seamless.watchdog.no_progress_s
         watchdog = Watchdog(
-            limit, lambda: ray.get(plane.progress.remote(), timeout=REPLY_S), self.trainer.watched_actors
+            limit,
+            lambda: ray.get(plane.progress.remote(), timeout=REPLY_S),
+            self.trainer.watched_actors,
+            checks=[DeathWatch(self.needed_actors).check, self.trainer.commit.raise_failed],
         )
         self.trainer.enter_stage = watchdog.enter_stage
         watchdog.train(training)
+
+    def needed_actors(self) -> dict[str, Any]:
+        """The actors without which the run waits for ever, by name."""
+        loops = getattr(self.agent_loop_manager, "agent_loop_workers", ())
+        rewards = getattr(self.trainer.reward_loop_manager, "reward_loop_workers", ())
+        named = numbered("agent loop worker", loops) | numbered("reward worker", rewards)
+        return named | queue_actors() | self.trainer.training_actors()
 
     def stop_agent_loops(self) -> None:
         """Stops the workers that call the data plane. A custom manager's are killed: its `stop` may do anything."""
@@ -100,9 +113,16 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
         if tracking is not None:
             stops.insert(0, partial(tracking.finish, exit_code=0 if succeeded else 1))
         if succeeded:  # else all of this ends with the job, and the journal has what agents received
-            stops = [self.stop_agent_loops, *stops, self.print_device_time]
+            stops = [self.await_loads, self.stop_agent_loops, *stops, self.print_device_time]
             stops += [self.trainer.data_plane.stop, self.trainer.servers.stop]
         call_all(stops)
+
+    def await_loads(self) -> None:
+        """A replica that loads the last version cannot be stopped. Training is complete also if a load fails."""
+        try:
+            self.trainer.commit.wait()
+        except Exception as error:  # whatever a load raised
+            logger.warning("the last weights were not loaded, which nothing needs any more: %s", error)
 
 
 def call_all(functions: Sequence[Callable[[], Any]]) -> None:

@@ -12,15 +12,19 @@ from typing import Any
 import torch
 import transfer_queue as tq
 
-from seamless_verl.trajectory.account import DropReason
 from seamless_verl.trajectory.policies import TokenPolicy, TokenView
+from seamless_verl.trajectory.records import Grammar
 
 FIELDS = ["weight_version", "response_mask"]
 
 
 def mask_stale(batch: Any, policy: TokenPolicy, trainer_version: int) -> tuple[int, int]:
-    """Masks in TransferQueue what the policy does not train; returns how many tokens are trained, how many masked."""
-    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=FIELDS)
+    """Masks in TransferQueue what the policy does not train; returns how many tokens are trained, how many masked.
+
+    verl's padding rows are left as they are: they have no token to train.
+    """
+    keys = own_keys(batch)
+    data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=FIELDS)
     before = list(data["response_mask"].unbind())
     after = masks(zip(data["weight_version"].unbind(), before, strict=True), policy, trainer_version)
     trained, generated = (sum(int(mask.sum()) for mask in column) for column in (after, before))
@@ -28,22 +32,13 @@ def mask_stale(batch: Any, policy: TokenPolicy, trainer_version: int) -> tuple[i
         nested = torch.nested.as_nested_tensor(after, layout=torch.jagged)
         data["response_mask"], data["loss_mask"] = nested, nested.clone()
         fields = data.select("response_mask", "loss_mask")
-        tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
+        tq.kv_batch_put(keys=keys, partition_id=batch.partition_id, fields=fields)
     return trained, generated - trained
 
 
-def drop_masked(metrics: dict[str, float], masked: int) -> dict[str, float]:
-    """The token account's metrics with `masked` tokens counted as dropped for their age, not as trained.
-
-    A gateway's sessions are counted as trained when TransferQueue has them, before their tokens are masked. `masked`
-    counts the whole run; an account that restarted with its data plane may have fewer, and never falls below zero.
-    Metrics without a token account are returned as they are.
-    """
-    trained, stale = "tokens/trained", f"tokens/dropped/{DropReason.STALE}"
-    if trained not in metrics:
-        return metrics
-    moved = min(masked, metrics[trained])
-    return metrics | {trained: metrics[trained] - moved, stale: metrics[stale] + moved}
+def own_keys(batch: Any) -> list[str]:
+    """Of the rows that are not verl's padding, whose columns of ours are another row's, and of another length."""
+    return [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
 
 
 def masks(
@@ -57,12 +52,26 @@ def masks(
     return decided
 
 
-def logprob_difference(batch: Any) -> dict[str, float]:
-    """The largest |logprob| difference of trainer and rollout over the generated tokens of a batch."""
-    fields = ["old_log_probs", "rollout_log_probs", "response_mask"]
-    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+def agreement(batch: Any) -> dict[str, float]:
+    """How far the logprobs of trainer and rollout agree over the trained tokens of a batch, by `agreement_of`."""
+    fields = ["old_log_probs", "rollout_log_probs", "response_mask", "grammar"]
+    data = tq.kv_batch_get(keys=own_keys(batch), partition_id=batch.partition_id, select_fields=fields)
     if "rollout_log_probs" not in data:
         return {}
-    old, rollout, mask = (data[field].values() for field in fields)
-    difference = (old - rollout).abs() * mask
-    return {"training/rollout_logprob_diff_max": float(difference.max())}
+    old, rollout, mask, labels = (data[field].values() for field in fields)
+    trained = mask.bool()
+    return agreement_of(old[trained], rollout[trained], labels[trained])
+
+
+def agreement_of(trainer: torch.Tensor, rollout: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
+    """Metrics of two columns of logprobs float32 [N] and their `Grammar` [N], apart for tokens under a grammar.
+
+    For each kind of which there are tokens: their number, and the mean and the largest |difference| in nats.
+    """
+    difference = (trainer - rollout).abs()
+    metrics = {"training/rollout_logprob_diff_max": float(difference.max())} if len(difference) else {}
+    for kind, of_kind in (("plain", labels == Grammar.NONE), ("grammar", labels != Grammar.NONE)):
+        if len(values := difference[of_kind]):
+            found = {"tokens": len(values), "mean": float(values.mean()), "max": float(values.max())}
+            metrics |= {f"seamless/agreement/{kind}/{name}": float(value) for name, value in found.items()}
+    return metrics

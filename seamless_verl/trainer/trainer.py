@@ -2,20 +2,34 @@
 
 It extends verl's PPOTrainer, which needs no standalone pool, so that colocated, disaggregated and multiplexed layouts
 differ in data and not in class. Owned state: the weight version, which is verl's `global_steps` at the last commit,
-the validation curve, and the count of masked tokens.
+and the validation curve.
 """
 
 from __future__ import annotations
 
+import math
+import time
+from pathlib import Path
 from typing import Any
 
+import ray
+from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.utils.debug import marked_timer
 
-from seamless_verl.runtime.checkpoint_cleanup import marked_save
+from seamless_verl.platform.adaptation import rebound
+from seamless_verl.runtime.checkpoint_cleanup import marked_save, remove_emptied
 from seamless_verl.runtime.process import freeze_imports
+from seamless_verl.trainer.corrected_update import UPDATE, update_numbers
+from seamless_verl.trainer.scheduling_checkpoint import checkpoint_of, load_scheduling, save_scheduling
+from seamless_verl.trainer.session_weight import (
+    advantage_by_session,
+    fixed_micro_batches,
+    mini_batches_of,
+    put_row_weights,
+)
 from seamless_verl.trainer.setup import TrainerSetup
-from seamless_verl.trainer.token_mask import drop_masked, logprob_difference, mask_stale
+from seamless_verl.trainer.token_mask import agreement, mask_stale
 
 TRAIN_ALL = "train_all"
 
@@ -24,10 +38,11 @@ TRAIN_ALL = "train_all"
 class SeamlessTrainer(TrainerSetup):
     """PPO with generation and training overlapped as far as `seamless.max_staleness` allows."""
 
-    masked_tokens = 0  # tokens masked for their age, in the whole run
-
     def on_init_end(self) -> None:
+        if self.global_steps:
+            load_scheduling(checkpoint_of(self.config, self.global_steps), self.lending, self.ahead)
         self.commit(self.global_steps)  # of the checkpoint just loaded, or of the initial model
+        self.commit.wait()
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
@@ -35,22 +50,32 @@ class SeamlessTrainer(TrainerSetup):
 
     def _save_checkpoint(self) -> None:
         self.enter_stage(f"saving, step {self.global_steps}")
+        self.commit.wait()
         with marked_save(self.config.trainer.default_local_dir, self.global_steps):
             super()._save_checkpoint()
+            save_scheduling(checkpoint_of(self.config, self.global_steps), self.lending, self.ahead)
+        folder = Path(self.config.trainer.default_local_dir)
+        if (folder / f"global_step_{self.global_steps}" / "actor").is_dir():  # else on another machine, or not yet
+            self.saved = remove_emptied(folder, [*self.saved, self.global_steps])
 
     def on_train_begin(self) -> None:
         self.prompt_scan.result()
         freeze_imports()
         self.device_time.begin()
-        self._add_async_warmup_batches(self.seamless.batches_ahead)
+        self.step_began = time.monotonic()
+        self._add_async_warmup_batches(self.batches_ahead)
 
     def on_sample_begin(self) -> None:
         self.enter_stage(f"waiting for groups, step {self.global_steps}")
+        self.mini_batch_ended()
+        self.sample_began()
         self.refill_for_update()
-        self.lending.offer(None)
+        if self.replay_buffer.finished() < self.bound.batch:
+            self.lending.offer(None)
 
     def on_sample_end(self) -> None:
         self.enter_stage(f"computing, step {self.global_steps}")
+        self.sample_ended()
         self.count_mini_batch()
         if self.curr_step_profile:
             self._stop_rollout_profiling()
@@ -58,22 +83,54 @@ class SeamlessTrainer(TrainerSetup):
     def on_step_end(self) -> None:
         self.enter_stage(f"committing version {self.global_steps}")
         self.step_ended()
+        gateway = self.seamless.gateway.enabled
+        details = {"policy": self.seamless.tokens.policy_text, "version": self.global_steps - 1}
+        groups = self.replay_buffer.take_decided(self.global_steps, details)
+        self.data_plane.record_groups(groups if gateway else [])
         with marked_timer("update_weights", self.timing_raw, color="red"):
-            self.lending.offer(None)  # the next computation is a batch away
-            self._pending_sync_metrics = drop_masked(self.commit(self.global_steps), self.masked_tokens)
+            self.lending.before_commit()
+            self._pending_sync_metrics = self.commit(self.global_steps)
             self.lending.on_committed()
         self._pending_sync_metrics |= self.device_time.close(f"step {self.global_steps}")
-        self._pending_sync_metrics |= self.lending.metrics()
+        self._pending_sync_metrics |= self.lending.metrics() | self.choose_ahead()
 
     def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
         if self.seamless.tokens.policy != TRAIN_ALL:
             trained, masked = mask_stale(batch, self.token_policy, self.global_steps - 1)
             metrics.update({"seamless/tokens/trained": trained, "seamless/tokens/masked_as_stale": masked})
-            self.masked_tokens += masked
+            ray.get(self.data_plane.actor.count_masked.remote(masked))
         batch = super()._compute_old_log_prob(batch, metrics)
         if not self.config.algorithm.rollout_correction.bypass_mode:  # with it, both logprobs are the same numbers
-            metrics.update(logprob_difference(batch))
+            metrics.update(agreement(batch))
         return batch
+
+    def _get_required_batch_multiple(self, dp_size: int) -> int:
+        """Rows of a batch are padded to a multiple of this; each mini-batch has as many, and each rank of each."""
+        if not self.weighs_sessions:
+            return int(super()._get_required_batch_multiple(dp_size))
+        steps = [self._steps(self.config.actor_rollout_ref.actor)]
+        steps += [self._steps(self.config.critic)] if self.use_critic else []
+        return int(dp_size * math.lcm(*steps) * math.lcm(*fixed_micro_batches(self.config)))
+
+    def _steps(self, config: Any) -> int:
+        """Optimizer steps of an update: its prompts in mini-batches of so many prompts."""
+        return max(1, self.bound.batch // int(config.ppo_mini_batch_size))
+
+    def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        if not self.weighs_sessions:
+            return super()._compute_advantage(batch, metrics)
+        with rebound(trainer_base, compute_advantage_for_multi_trajectories=advantage_by_session):
+            batch = super()._compute_advantage(batch, metrics)
+        return put_row_weights(batch)
+
+    def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        correction, update = self.seamless.correction, self.step_batches - 1
+        batch.extra_info[UPDATE] = update_numbers(correction, self.global_steps, update, self.parameter_sync_step)
+        if not self.weighs_sessions:
+            return super()._update_actor(batch, metrics)
+        rows = len(batch) // self._steps(self.config.actor_rollout_ref.actor)
+        with mini_batches_of(self.actor_rollout_wg, "update_actor", rows):
+            return super()._update_actor(batch, metrics)
 
     def _compute_values(self, batch: Any, metrics: dict[str, Any]) -> Any:
         with self.lending.training("infer_batch"):  # the critic's group returns at once, verl waits in here
@@ -81,10 +138,14 @@ class SeamlessTrainer(TrainerSetup):
 
     def _update_critic(self, batch: Any, metrics: dict[str, Any]) -> Any:
         with self.lending.training("train_mini_batch"):
-            return super()._update_critic(batch, metrics)
+            if not self.weighs_sessions:
+                return super()._update_critic(batch, metrics)
+            with mini_batches_of(self.critic_wg, "train_mini_batch", len(batch) // self._steps(self.config.critic)):
+                return super()._update_critic(batch, metrics)
 
     def _validate(self) -> dict[str, float]:
         self.enter_stage(f"validating, step {self.global_steps}")
+        self.commit.wait()
         self.lending.offer(None)
         metrics: dict[str, float] = super()._validate()
         self.enter_stage(f"validated, step {self.global_steps}")

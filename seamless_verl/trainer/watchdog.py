@@ -1,4 +1,4 @@
-"""Ends a training that makes no more progress, with an error that names the stage at which it stopped.
+"""Ends a training that lost an actor, or that makes no more progress, with an error that names the stage it was at.
 
 The trainer reports each stage that it enters, and a thread checks when it last did. Waiting for groups is progress as
 long as calls generate tokens. The training runs in a thread of its own, which may be blocked for ever. After too long
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
@@ -22,6 +22,7 @@ from seamless_verl.runtime.process import BackgroundTask, stack_report
 logger = logging.getLogger(__name__)
 REPLY_S = 10.0  # for a process to report its stacks
 CHECKS = 10  # within the time that may pass without progress
+CHECKS_S = 5.0  # between two looks for actors that died, or loads that failed
 
 
 class Watchdog:
@@ -31,6 +32,7 @@ class Watchdog:
         limit_s: seconds without progress after which the training is ended.
         progress: a count that grows while calls generate; raises if the data plane does not reply.
         actors: the actors that give a stack report, by name.
+        checks: each raises if the training waits for ever: an actor died that it needs, or no replica has its weights.
     """
 
     def __init__(
@@ -39,9 +41,11 @@ class Watchdog:
         progress: Callable[[], float],
         actors: Callable[[], Mapping[str, Any]],
         *,
+        checks: Sequence[Callable[[], None]] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limit_s, self.progress, self.actors, self.clock = limit_s, progress, actors, clock
+        self.checks = checks
         self.last_count = -1.0
         self.stage, self.last_progress = "starting", clock()
         self.failure: Future[None] = Future()
@@ -52,6 +56,8 @@ class Watchdog:
 
         Raises:
             NoProgressError: it made no progress for `limit_s`.
+            ActorLostError: an actor died without which it waits for ever.
+            WeightsNotLoadedError, ReplicaLostError: a load failed, or after the loads no replica serves.
             Exception: whatever the training, or a check of it, raises.
         """
         self.last_progress = self.clock()
@@ -72,8 +78,9 @@ class Watchdog:
     def watch(self) -> None:
         """Checks until the training has ended; an error of a check ends the training."""
         try:
-            while not self.ended.wait(self.limit_s / CHECKS):
-                self.check()
+            while not self.ended.wait(min(CHECKS_S, self.limit_s / CHECKS)):
+                for check in (*self.checks, self.check):
+                    check()
         except Exception as error:  # raised in `train`; logged too, since the training may end at this moment
             logger.critical("the watchdog ends the training: %s", error)
             self.failure.set_exception(error)

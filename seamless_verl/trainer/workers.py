@@ -6,30 +6,37 @@ for the load. Owned state of each process: the version that it has staged.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from verl.experimental.separation.engine_workers import DetachActorWorker
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.single_controller.ray import RayWorkerGroup
+from verl.utils.device import get_torch_device
 from verl.utils.import_utils import import_external_libs
 from verl.workers.engine_workers import TrainingWorker
 
+from seamless_verl.algorithms import interpolated, m2po
 from seamless_verl.resources.ledger import Activity, DeviceUse, NodeActivity
+from seamless_verl.trainer.corrected_update import CorrectedUpdates
 from seamless_verl.trainer.device_time import record_computations, train_device
 from seamless_verl.trainer.pools import TagWorkers
-from seamless_verl.weights.staging import StagedWeights, StagingMemory
-from seamless_verl.weights.transfer import bound_transfers, node_id
+from seamless_verl.trainer.weighted_loss import weighs_sessions
+from seamless_verl.weights.staging import StagedWeights, StagingMemory, StagingShare, mapped_of_host
+from seamless_verl.weights.transfer import node_id
+
+REGISTERED = (interpolated, m2po)
+"""Imported in each worker's process, for with that they register their policy losses in verl."""
 
 
 class SeamlessActorWorker(DetachActorWorker):
     """Actor, rollout and reference on one device."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        bound_transfers()
         super().__init__(*args, **kwargs)
         self.staged = StagingMemory(node_id())
+        self.ranks_of_host: list[int] = []  # set when all ranks first stage together
         self.activity = Activity(f"trainer-{self.rank}", [train_device(self.rank)])
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -38,6 +45,9 @@ class SeamlessActorWorker(DetachActorWorker):
         for worker in (getattr(self, "actor", None), getattr(self, "ref", None)):
             if worker is not None:
                 record_computations(worker, self.activity)
+        if "actor" in self.role:
+            corrected = CorrectedUpdates(self.actor).correcting(self.loss_fn)
+            self.actor.set_loss_fn(weighs_sessions(corrected))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def take_activity(self) -> NodeActivity:
@@ -45,33 +55,69 @@ class SeamlessActorWorker(DetachActorWorker):
         return NodeActivity(self.activity.take(), node_id())
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def stage_weights(self, version: int) -> StagedWeights | None:
-        """Copies the weights out of the engine, for replicas to map or to receive; all ranks call it together."""
+    def stage_weights(self, version: int) -> StagedWeights | StagingShare | None:
+        """Copies the weights out of the engine, for replicas to map or to receive; all ranks call it together.
+
+        The ranks of a host divide the copying. Its first one returns the place of the host's copy, the others their
+        share, and None those of a host that needs no copy.
+        """
         options = {"layered_summon": self.layered_summon, "base_sync_done": True} if "rollout" in self.role else {}
         with self.activity.doing(DeviceUse.SYNC):
             weights, peft = self.actor.engine.get_per_tensor_param(**options)
-            keeps = first_of_host() if options else self.rank == 0
-            if keeps:
-                self.staged.begin()
+            begun = self._begin_staging(every_host=bool(options))
             for name, weight in weights:
-                if keeps:
+                if begun:
                     self.staged.add(name, weight)
+            staged = self.staged.end(version, peft) if begun else None
             if self.actor.engine.is_param_offload_enabled:
                 self.actor.engine.to("cpu", model=True, optimizer=False, grad=False)
-            return self.staged.end(version, peft) if keeps else None
+        first = staged is None or self.ranks_of_host[0] == self.rank
+        return staged if first else StagingShare(staged.host, staged.layout)
+
+    def _begin_staging(self, *, every_host: bool) -> bool:
+        """Begins a version with the other ranks of this host; False if the host stages none.
+
+        Without `every_host`, only the host of rank 0 does.
+        """
+        if not self.ranks_of_host:
+            self.ranks_of_host = of_same_value(gathered(node_id()), self.rank)
+        ranks = self.ranks_of_host
+        begins = self.rank == ranks[0] and (every_host or self.rank == 0)
+        place = self.staged.begin(len(ranks)) if begins else None
+        if torch.distributed.get_world_size() > 1:
+            place = gathered(place)[ranks[0]]
+        if place is not None and not begins:
+            self.staged.join(place, ranks.index(self.rank), len(ranks))
+        return place is not None
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def free_cached_memory(self) -> None:
+        """Gives the device memory that torch keeps for later back, before an engine takes its own."""
+        device = get_torch_device()
+        device.synchronize()
+        device.empty_cache()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
-    async def send_staged(self, version: int) -> Any:
-        """Rank 0 sends the staged weights to the standalone replicas' workers; returns the transfer's metrics."""
-        weights = iter(self.staged.get(version).map()) if self.rank == 0 else iter(())
+    async def send_staged(self, version: int, staged: Sequence[StagedWeights]) -> Any:
+        """Rank 0 sends the staged weights to the standalone replicas' workers; returns the transfer's metrics.
+
+        Every rank of a host with staged weights walks the same ones: verl's nccl engine makes relays of those on rank
+        0's host (`multi_sender`), and each of them must count the same buckets.
+        """
+        weights = iter(mapped_of_host(staged, node_id()))
         return await self.checkpoint_engine.send_weights(weights, global_steps=version)
 
 
-def first_of_host() -> bool:
-    """Whether this rank is the first one on its host; all ranks call it together."""
-    hosts = [""] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(hosts, node_id())
-    return hosts.index(node_id()) == torch.distributed.get_rank()
+def gathered(value: Any) -> list[Any]:
+    """What each rank gave; all ranks call it together."""
+    values: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(values, value)
+    return values
+
+
+def of_same_value(values: Sequence[Any], rank: int) -> list[int]:
+    """The ranks whose value is that of `rank`, in order."""
+    return [other for other, value in enumerate(values) if value == values[rank]]
 
 
 class SeamlessCriticWorker(TrainingWorker):
@@ -82,6 +128,10 @@ class SeamlessCriticWorker(TrainingWorker):
         super().__init__(config)
         self.activity = Activity(f"critic-{self.rank}", [train_device(self.rank)])
         record_computations(self, self.activity)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def set_loss_fn(self, loss_fn: Callable[..., Any]) -> None:
+        super().set_loss_fn(weighs_sessions(loss_fn))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def take_activity(self) -> NodeActivity:

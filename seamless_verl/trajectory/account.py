@@ -14,16 +14,28 @@ class DropReason(StrEnum):
 
     STALE = "stale"
     """the staleness policy masked it"""
+    FORCED = "forced"
+    """it was sampled under a grammar that allowed no other token"""
+    GRAMMAR = "grammar"
+    """it was sampled under a grammar, of whose tokens none are trained"""
     TOO_LONG = "too_long"
-    """it is beyond the maximum response length"""
+    """it is beyond the maximum length of a sequence"""
     PROMPT_TOO_LONG = "prompt_too_long"
-    """the context before the first token to train is longer than the maximum prompt length"""
+    """the context before the first token to train is as long as a sequence may be, or longer"""
     CANCELLED = "cancelled"
     """its turn was cancelled, and no later turn replayed it: no agent acted on it"""
     FAILED = "failed"
     """its turn failed, and no later turn replayed it: no agent acted on it"""
     SESSION = "session"
-    """its whole session was dropped: failed, abandoned, expired or without a reward"""
+    """its whole session was dropped: failed, abandoned, expired, or with too few others left in its group"""
+    RUNNER_LOST = "runner_lost"
+    """its whole session was dropped: its runner was lost, and its task began again in another session"""
+    TIMED_OUT = "timed_out"
+    """its whole session was dropped: its agent was ended at its time limit"""
+    GROUP = "group"
+    """its group was dropped after it was handed over: too old, or filtered"""
+    VALIDATION = "validation"
+    """its session was of a validation, which trains nothing"""
 
 
 @dataclass(frozen=True)
@@ -52,6 +64,12 @@ class Account:
         """The same account with its trained tokens dropped for this reason."""
         return Account(self.generated, 0, {**self.dropped, reason: self.dropped.get(reason, 0) + self.trained})
 
+    def with_dropped(self, tokens: int, reason: DropReason) -> Account:
+        """The same account with so many of its trained tokens dropped for this reason."""
+        return Account(
+            self.generated, self.trained - tokens, {**self.dropped, reason: self.dropped.get(reason, 0) + tokens}
+        )
+
     def metrics(self) -> dict[str, float]:
         """Token counts by metric name; every reason is present, also with 0."""
         dropped = {f"tokens/dropped/{reason}": float(self.dropped.get(reason, 0)) for reason in DropReason}
@@ -65,3 +83,15 @@ class Account:
         accounted = self.trained + sum(self.dropped.values())
         if accounted != self.generated:
             raise IntegrityError("tokens generated against trained and dropped", self.generated, accounted)
+
+
+def drop_masked(metrics: Mapping[str, float], masked: int) -> dict[str, float]:
+    """An account's metrics with `masked` tokens counted as dropped for their age, not as trained.
+
+    Sessions are counted as trained when TransferQueue has them, before their tokens are masked. An account that began
+    again since then may hold fewer than were masked, and is never below zero. Metrics without an account are returned
+    as they are.
+    """
+    trained, stale = "tokens/trained", f"tokens/dropped/{DropReason.STALE}"
+    moved = min(masked, metrics.get(trained, 0.0))
+    return {**metrics, **({trained: metrics[trained] - moved, stale: metrics[stale] + moved} if moved else {})}

@@ -11,13 +11,13 @@ from typing import Any
 from seamless_verl.trajectory.sequences import Assembly, TrainingSequence
 from seamless_verl.trajectory.session import SessionRecord
 
-ARRAYS = ("prompt_ids", "response_ids", "response_mask", "rollout_log_probs", "weight_version")
+ARRAYS = ("prompt_ids", "response_ids", "response_mask", "rollout_log_probs", "weight_version", "grammar")
 
 
 def rows(session: SessionRecord, assembly: Assembly) -> list[dict[str, Any]]:
     """One row per training sequence; all rows of all sessions have the same columns.
 
-    Columns: uid, session_id, leaf_id, closed (str, empty while open), turn_ids (list of str), the five
+    Columns: uid, session_id, leaf_id, closed (str, empty while open), turn_ids (list of str), the six
     arrays of TrainingSequence as lists, span_turn_ids, span_starts and span_stops (one entry per
     generated run of the response), reward_names and reward_values (one entry per reward).
     """

@@ -1,4 +1,4 @@
-"""Staleness policies: which generated tokens of a sequence are fresh enough to train.
+"""Which generated tokens of a sequence are trained: staleness policies, and what is done with tokens of grammars.
 
 Staleness is the trainer's weight version minus the token's; 0 is on-policy. A policy is a frozen object
 without state. It reads a view and returns a mask, so the trainer and the simulator run the same object.
@@ -8,21 +8,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from seamless_verl.errors import ConfigError
+from seamless_verl.trajectory.records import Grammar
 
 BoolArray: TypeAlias = NDArray[np.bool_]
+
+
+class GrammarTokens(StrEnum):
+    """What is done with tokens that were sampled under a grammar (JSON schema, required or strict tool)."""
+
+    TRAIN_ALL = "train_all"
+    """they are trained like all others"""
+    MASK_FORCED = "mask_forced"
+    """those are masked for which the grammar allowed no other token: the model did not choose them"""
+    MASK_ALL = "mask_all"
+    """all of them are masked"""
+
+    def forbids(self, labels: NDArray[np.uint8]) -> BoolArray:
+        """Bool [R]: true for each token that is not trained, by its `Grammar` uint8 [R]."""
+        least = {self.TRAIN_ALL: len(Grammar), self.MASK_FORCED: Grammar.FORCED, self.MASK_ALL: Grammar.CHOSEN}
+        return labels >= least[self]
 
 
 @dataclass(frozen=True, eq=False)
 class TokenView:
     """A response as a policy sees it: versions int32 [R], generated bool [R].
 
-    A version has a meaning only where `generated` is true.
+    Tokens that are not trained for another reason do not count as generated. A version has a meaning only where
+    `generated` is true.
     """
 
     versions: NDArray[np.int32]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from typing import Any
 
 TOKEN, LOGPROB = "i", "f"  # typecodes: 4 bytes each: a generated token takes 8 bytes of memory
@@ -32,6 +32,17 @@ class Finish(StrEnum):
     """only of a request to one replica: a pause, a reclaim or a death aborted it, and its call continues elsewhere"""
 
 
+class Grammar(IntEnum):
+    """How far a grammar (JSON schema, required or strict tool) chose a token."""
+
+    NONE = 0
+    """no grammar forbade anything there"""
+    CHOSEN = 1
+    """the model chose among the tokens that the grammar allowed"""
+    FORCED = 2
+    """the grammar allowed no other token"""
+
+
 def tokens(ids: Iterable[int]) -> array[int]:
     """Token ids, int32."""
     return array(TOKEN, ids)
@@ -42,15 +53,19 @@ def logprobs(values: Iterable[float]) -> array[float]:
     return array(LOGPROB, values)
 
 
-def check_lengths(what: str, ids: Sequence[int], logprobs: Sequence[float]) -> None:
-    """Raises ValueError unless there is exactly one logprob per id."""
+def check_lengths(what: str, ids: Sequence[int], logprobs: Sequence[float], grammar: bytes | bytearray) -> None:
+    """Raises ValueError unless there is exactly one logprob per id, and one grammar label or none at all."""
     if len(ids) != len(logprobs):
         raise ValueError(f"{what}: {len(logprobs)} logprobs for {len(ids)} ids; give one per id")
+    if grammar and len(grammar) != len(ids):
+        raise ValueError(f"{what}: {len(grammar)} grammar labels for {len(ids)} ids; give one per id, or none")
 
 
 @dataclass(frozen=True)
 class Segment:
     """A maximal run of generated tokens with one weight version from one replica.
+
+    `grammar` has a `Grammar` for each id, or nothing if all are NONE.
 
     Raises:
         ValueError: it does not have exactly one logprob per id.
@@ -60,12 +75,22 @@ class Segment:
     logprobs: array[float]
     version: int
     replica: str
+    grammar: bytearray = field(default_factory=bytearray)
 
     def __post_init__(self) -> None:
-        check_lengths("segment", self.ids, self.logprobs)
+        check_lengths("segment", self.ids, self.logprobs, self.grammar)
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def part(self, start: int, stop: int) -> Segment:
+        """Its tokens from `start` to before `stop`."""
+        at = slice(start, stop)
+        return replace(self, ids=self.ids[at], logprobs=self.logprobs[at], grammar=self.grammar[at])
+
+    def chunk(self) -> TokenChunk:
+        """Its tokens as one chunk, with the same arrays."""
+        return TokenChunk(self.ids, self.logprobs, self.version, self.replica, grammar=bytes(self.grammar))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +108,8 @@ class TokenChunk:
 
     The one shape of a generated token between an engine and the journal. The last chunk of a request, and only it,
     has a `finish_reason`; `error` is the cause if that is FAILED. `top` has one entry per id if the request asked for
-    the likeliest tokens. A chunk without ids has no meaningful version and replica.
+    the likeliest tokens. `grammar` has a `Grammar` for each id, or nothing if all are NONE. A chunk without ids has no
+    meaningful version and replica.
 
     Raises:
         ValueError: it does not have exactly one logprob per id.
@@ -97,9 +123,10 @@ class TokenChunk:
     stop_reason: int | str | None = None
     top: tuple[TopLogprobs, ...] | None = None
     error: Exception | None = None
+    grammar: bytes = b""
 
     def __post_init__(self) -> None:
-        check_lengths("chunk", self.ids, self.logprobs)
+        check_lengths("chunk", self.ids, self.logprobs, self.grammar)
 
 
 def empty_chunk(finish_reason: Finish | None = None, *, version: int = 0, replica: str = "", **why: Any) -> TokenChunk:
@@ -116,10 +143,15 @@ def append_chunk(segments: list[Segment], chunk: TokenChunk | Segment) -> None:
     if not len(chunk.ids):
         return
     if segments and (segments[-1].version, segments[-1].replica) == (chunk.version, chunk.replica):
-        segments[-1].ids.extend(chunk.ids)
-        segments[-1].logprobs.extend(chunk.logprobs)
+        last = segments[-1]
+        if last.grammar or chunk.grammar:
+            last.grammar.extend(bytes(len(last) - len(last.grammar)))
+            last.grammar.extend(chunk.grammar or bytes(len(chunk.ids)))
+        last.ids.extend(chunk.ids)
+        last.logprobs.extend(chunk.logprobs)
     else:
-        segments.append(Segment(chunk.ids[:], chunk.logprobs[:], chunk.version, chunk.replica))
+        labels = bytearray(chunk.grammar)
+        segments.append(Segment(chunk.ids[:], chunk.logprobs[:], chunk.version, chunk.replica, labels))
 
 
 def merge_chunks(chunks: Sequence[TokenChunk]) -> TokenChunk:
@@ -138,6 +170,7 @@ def merge_chunks(chunks: Sequence[TokenChunk]) -> TokenChunk:
         version=merged.version,
         replica=merged.replica,
         top=top or None,
+        grammar=bytes(merged.grammar),
     )
 
 

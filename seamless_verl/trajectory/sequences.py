@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from seamless_verl.errors import ConfigError
 from seamless_verl.trajectory.account import Account, DropReason
-from seamless_verl.trajectory.policies import BoolArray, TokenPolicy, TokenView
-from seamless_verl.trajectory.records import Finish
+from seamless_verl.trajectory.policies import BoolArray, GrammarTokens, TokenPolicy, TokenView
+from seamless_verl.trajectory.records import Finish, Grammar
 from seamless_verl.trajectory.tree import Node, Tree
 
 IntArray: TypeAlias = NDArray[np.int32]
@@ -35,19 +35,21 @@ UNFINISHED = {Finish.CANCELLED: DropReason.CANCELLED, Finish.FAILED: DropReason.
 
 @dataclass(frozen=True)
 class SequenceLimits:
-    """Maximum prompt and response length in tokens; None is no limit.
+    """Maximum length of a sequence in tokens, prompt and response together; None is no limit.
+
+    Where a sequence's prompt ends depends on where its branch begins, so prompt and response have no limits of their
+    own: what a late branch has more in its prompt, it has less in its response.
 
     Raises:
-        ConfigError: a limit is below 1.
+        ConfigError: the limit is below 2.
     """
 
-    max_prompt: int | None = None
-    max_response: int | None = None
+    max_sequence: int | None = None
 
     def __post_init__(self) -> None:
-        for key, value in (("max_prompt", self.max_prompt), ("max_response", self.max_response)):
-            if value is not None and value < 1:
-                raise ConfigError(key, value, "no sequence is that short", "Give 1 or more, or leave it out")
+        if self.max_sequence is not None and self.max_sequence < 2:
+            reason = "a sequence has a token of prompt and one of response"
+            raise ConfigError("max_sequence", self.max_sequence, reason, "Give 2 or more, or leave it out")
 
 
 NO_LIMITS = SequenceLimits()
@@ -68,8 +70,8 @@ class TrainingSequence:
     """One leaf path: its response begins at the first generated token of its own; all before that is the prompt.
 
     prompt_ids int32 [P]; response_ids int32 [R]; response_mask uint8 [R], 1 to train; rollout_log_probs
-    float32 [R] in nats, 0 for context; weight_version int32 [R], -1 for context. A response begins and
-    ends with a generated token. Generated tokens with mask 0 (stale) keep logprob and version.
+    float32 [R] in nats, 0 for context; weight_version int32 [R], -1 for context; grammar uint8 [R], a `Grammar`, 0 for
+    context. A response begins and ends with a generated token. Generated tokens with mask 0 keep logprob and version.
     `leaf_id` is the turn that ends at the leaf; `spans` are the response's generated runs in order.
     """
 
@@ -79,6 +81,7 @@ class TrainingSequence:
     response_mask: NDArray[np.uint8]
     rollout_log_probs: NDArray[np.float32]
     weight_version: IntArray
+    grammar: NDArray[np.uint8]
     spans: tuple[Span, ...]
 
     @property
@@ -108,19 +111,23 @@ class HasTree(Protocol):
 
 
 def assemble(
-    source: Tree | HasTree, policy: TokenPolicy, trainer_version: int, limits: SequenceLimits = NO_LIMITS
+    source: Tree | HasTree,
+    policy: TokenPolicy,
+    trainer_version: int,
+    limits: SequenceLimits = NO_LIMITS,
+    grammar: GrammarTokens = GrammarTokens.MASK_FORCED,
 ) -> Assembly:
     """One training sequence per leaf path that has tokens to train, in the order of the tree.
 
     Each generated token that is not dropped belongs to exactly one response. The limits cut a response's end first;
-    then the policy masks the stale tokens of the remainder.
+    then tokens of grammars are masked, and then the policy masks the stale tokens of the remainder.
     """
     tree = source if isinstance(source, Tree) else source.tree
     parts = split_into_chains(tree)
     dropped: Counter[DropReason] = Counter()
     for node, reason in parts.dropped:
         dropped[reason] += len(node)
-    decisions = [mask_chain(chain, policy, trainer_version, limits) for chain in parts.chains]
+    decisions = [mask_chain(chain, policy, trainer_version, limits, grammar) for chain in parts.chains]
     for decision in decisions:
         dropped += decision.dropped
     sequences = [_make_sequence(decision.chain, decision.mask) for decision in decisions if decision.mask.any()]
@@ -136,6 +143,10 @@ class Chain:
     leaf_id: str
     prompt: list[Node]
     response: list[Node]
+
+    @property
+    def prompt_length(self) -> int:
+        return sum(map(len, self.prompt))
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,22 +230,41 @@ class ChainDecision:
 
 
 def mask_chain(
-    chain: Chain, policy: TokenPolicy, trainer_version: int, limits: SequenceLimits = NO_LIMITS
+    chain: Chain,
+    policy: TokenPolicy,
+    trainer_version: int,
+    limits: SequenceLimits = NO_LIMITS,
+    grammar: GrammarTokens = GrammarTokens.MASK_FORCED,
 ) -> ChainDecision:
-    """Applies the limits, then the policy to what they leave."""
+    """Applies the limits, then `grammar` and the policy to what they leave.
+
+    `grammar` does not mask the last token of a response in which it leaves others to train.
+    """
     nodes = chain.response
     versions = _weight_versions(nodes)
     generated: BoolArray = np.repeat([node.segment is not None for node in nodes], [len(node) for node in nodes])
     total = int(np.count_nonzero(generated))
-    if limits.max_prompt is not None and sum(map(len, chain.prompt)) > limits.max_prompt:
+    room = None if limits.max_sequence is None else limits.max_sequence - chain.prompt_length
+    if room is not None and room <= 0:
         return ChainDecision(chain, generated[:0], Counter({DropReason.PROMPT_TOO_LONG: total}))
-    within = np.flatnonzero(generated[: limits.max_response])
+    within = np.flatnonzero(generated[:room])
     size = int(within[-1]) + 1  # a response ends with a generated token
-    view = TokenView(versions[:size], generated[:size], trainer_version)
+    labels = _grammar(nodes)[:size]
+    trainable = generated[:size] & ~grammar.forbids(labels)
+    if trainable.any():
+        trainable[-1] = True  # it gets verl's reward, which some advantage estimators would not see where it is masked
+    masked = labels[generated[:size] & ~trainable]
+    forced = int(np.count_nonzero(masked == Grammar.FORCED))
+    view = TokenView(versions[:size], trainable, trainer_version)
     mask = policy.decide(view)
     assert not (mask & ~view.generated).any(), "a policy may train generated tokens only"
-    stale = len(within) - int(np.count_nonzero(mask))
-    return ChainDecision(chain, mask, Counter({DropReason.TOO_LONG: total - len(within), DropReason.STALE: stale}))
+    dropped = {
+        DropReason.TOO_LONG: total - len(within),
+        DropReason.FORCED: forced,
+        DropReason.GRAMMAR: len(masked) - forced,
+        DropReason.STALE: len(within) - len(masked) - int(np.count_nonzero(mask)),
+    }
+    return ChainDecision(chain, mask, Counter(dropped))
 
 
 def _make_sequence(chain: Chain, mask: BoolArray) -> TrainingSequence:
@@ -247,6 +277,7 @@ def _make_sequence(chain: Chain, mask: BoolArray) -> TrainingSequence:
         mask.astype(np.uint8),
         np.concatenate([_logprobs(node) for node in nodes])[:size],
         _weight_versions(nodes)[:size],
+        _grammar(nodes)[:size],
         tuple(_find_spans(nodes, size)),
     )
 
@@ -273,6 +304,12 @@ def _ids(nodes: Sequence[Node]) -> IntArray:
 
 def _logprobs(node: Node) -> NDArray[np.float32]:
     return np.zeros(len(node), np.float32) if node.segment is None else np.asarray(node.segment.logprobs)
+
+
+def _grammar(nodes: Sequence[Node]) -> NDArray[np.uint8]:
+    """Uint8 [T]: each token's `Grammar`, NONE for context."""
+    labels = (node.segment.grammar if node.segment and node.segment.grammar else bytes(len(node)) for node in nodes)
+    return np.frombuffer(b"".join(labels), np.uint8)
 
 
 def _weight_versions(nodes: Sequence[Node]) -> IntArray:

@@ -29,6 +29,10 @@ class Closed(StrEnum):
     """its lifetime was over"""
     FAILED = "failed"
     """its agent or its environment broke"""
+    TIMED_OUT = "timed_out"
+    """its agent was ended at its time limit"""
+    RUNNER_LOST = "runner_lost"
+    """the runner that worked on it was lost, or gave it up; its task begins again in another session"""
     ABANDONED = "abandoned"
     """no agent resumed it, or its prompt is no longer needed"""
 

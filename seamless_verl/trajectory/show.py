@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from seamless_verl.trajectory.drift import Decode, Drift, find_drifts
-from seamless_verl.trajectory.policies import TokenPolicy
+from seamless_verl.trajectory.policies import GrammarTokens, TokenPolicy
 from seamless_verl.trajectory.sequences import (
     NO_LIMITS,
     ChainDecision,
@@ -27,6 +27,7 @@ def format_session(
     trainer_version: int,
     limits: SequenceLimits = NO_LIMITS,
     *,
+    grammar: GrammarTokens = GrammarTokens.MASK_FORCED,
     decode: Decode | None = None,
 ) -> str:
     """The tree as it would be trained now: a line per node, forks indented, then the drift of each turn.
@@ -35,7 +36,7 @@ def format_session(
     training sequence shows the sequence's size. `decode` is for `find_drifts`.
     """
     tree = session.tree
-    annotations = _annotate(tree, policy, trainer_version, limits)
+    annotations = _annotate(tree, policy, trainer_version, limits, grammar)
     state = session.closed or "open"
     rewards = "".join(f" {name}={value:g}" for name, value in session.rewards.items())
     head = f"session {session.name} {state}{rewards}: {len(tree.turns)} turns, {tree.generated} tokens generated"
@@ -50,11 +51,13 @@ def format_drift(drift: Drift) -> str:
     )
 
 
-def _annotate(tree: Tree, policy: TokenPolicy, trainer_version: int, limits: SequenceLimits) -> Annotations:
+def _annotate(
+    tree: Tree, policy: TokenPolicy, trainer_version: int, limits: SequenceLimits, grammar: GrammarTokens
+) -> Annotations:
     parts = split_into_chains(tree)
     annotations = {node: f"trained 0/{len(node)} {reason}" for node, reason in parts.dropped}
     for chain in parts.chains:
-        annotations.update(_annotate_chain(mask_chain(chain, policy, trainer_version, limits)))
+        annotations.update(_annotate_chain(mask_chain(chain, policy, trainer_version, limits, grammar)))
     return annotations
 
 

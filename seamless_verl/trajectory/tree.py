@@ -202,17 +202,13 @@ def _split(lower: Node, at: int) -> Node:
     """Inserts a node for the first `at` tokens above this one, which keeps the rest; returns the upper node."""
     parent, segment = lower.parent, lower.segment
     assert parent is not None and 0 < at < len(lower)
-    first, rest = (None, None) if segment is None else (_slice(segment, 0, at), _slice(segment, at, len(segment)))
+    first, rest = (None, None) if segment is None else (segment.part(0, at), segment.part(at, len(segment)))
     upper = Node(lower.ids[:at] if first is None else first.ids, parent, first, lower.turn_id)
     lower.ids, lower.segment = lower.ids[at:] if rest is None else rest.ids, rest
     parent.children[parent.children.index(lower)] = upper
     upper.children.append(lower)
     lower.parent = upper
     return upper
-
-
-def _slice(segment: Segment, start: int, stop: int) -> Segment:
-    return Segment(segment.ids[start:stop], segment.logprobs[start:stop], segment.version, segment.replica)
 
 
 def _share_equal_values(new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:

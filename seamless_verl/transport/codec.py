@@ -15,7 +15,7 @@ import msgspec
 from seamless_verl.rollout.engine import EngineRequest
 from seamless_verl.trajectory.records import LOGPROB, TOKEN, Finish, TokenChunk, TopLogprobs
 
-PROTOCOL = 3
+PROTOCOL = 4
 SWAP = sys.byteorder == "big"
 
 
@@ -65,6 +65,7 @@ class Chunk(msgspec.Struct, array_like=True, tag=5, frozen=True):
     finish_reason: Finish | None
     stop_reason: int | str | None
     top: list[tuple[tuple[int, ...], tuple[float, ...], int]] | None
+    grammar: bytes = b""
 
 
 class Lost(msgspec.Struct, array_like=True, tag=6, frozen=True):
@@ -82,8 +83,10 @@ class Refused(msgspec.Struct, array_like=True, tag=7, frozen=True):
 
 Message: TypeAlias = Hello | Welcome | Generate | Drop | Abort | Chunk | Lost | Refused
 encode_message = msgspec.msgpack.Encoder().encode
-decode_frame = msgspec.msgpack.Decoder(list[Message]).decode
-"""Raises ValueError (msgspec.DecodeError) for anything but a list of messages."""
+decode_frame = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
+"""The messages of a frame, each still encoded. Raises ValueError (msgspec.DecodeError) for anything but a list."""
+decode_message = msgspec.msgpack.Decoder(Message).decode
+"""Raises ValueError (msgspec.DecodeError) for anything but a message."""
 
 
 def generate_message(call: int, request: EngineRequest) -> Generate:
@@ -100,11 +103,11 @@ def engine_request(message: Generate) -> EngineRequest:
 def chunk_message(call: int, chunk: TokenChunk) -> Chunk:
     top = chunk.top and [(entry.ids, entry.logprobs, entry.rank) for entry in chunk.top]
     ids, logprobs = pack_array(chunk.ids), pack_array(chunk.logprobs)
-    return Chunk(call, ids, logprobs, chunk.version, chunk.finish_reason, chunk.stop_reason, top or None)
+    return Chunk(call, ids, logprobs, chunk.version, chunk.finish_reason, chunk.stop_reason, top or None, chunk.grammar)
 
 
 def token_chunk(message: Chunk, replica_id: str) -> TokenChunk:
-    """Raises ValueError unless there is one logprob for each id."""
+    """Raises ValueError unless there is one logprob for each id, and one grammar label or none at all."""
     return TokenChunk(
         unpack_array(TOKEN, message.ids),
         unpack_array(LOGPROB, message.logprobs),
@@ -113,6 +116,7 @@ def token_chunk(message: Chunk, replica_id: str) -> TokenChunk:
         message.finish_reason,
         message.stop_reason,
         None if message.top is None else tuple(TopLogprobs(*entry) for entry in message.top),
+        grammar=message.grammar,
     )
 
 

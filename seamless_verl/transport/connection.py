@@ -5,7 +5,8 @@ are sent in one write, so that an engine's step costs one system call however ma
 
 Invariants:
 - Messages arrive in the order in which they were sent, each once, or the connection is lost.
-- A malformed message closes its connection with the reason; it affects no other connection.
+- A malformed message closes its connection with the reason; what came before it is received, and it affects no other
+  connection.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import asyncio
 from abc import ABC, abstractmethod
 from typing import cast
 
+from msgspec import Raw
+
 from seamless_verl.errors import WireError
-from seamless_verl.transport.codec import Message, Refused, decode_frame, encode_message
+from seamless_verl.transport.codec import Message, Refused, decode_frame, decode_message, encode_message
 
 MAX_FRAME = 64 << 20  # bytes: a prompt of 16 million tokens
 MAX_GREETING = 4096  # bytes from a peer that has not identified itself
@@ -103,11 +106,11 @@ class Connection(asyncio.Protocol, ABC):
             while (messages := self._next_frame()) is not None:
                 for message in messages:
                     if not self.closing:
-                        self.received(message)
+                        self.received(decode_message(message))
         except (ValueError, TypeError) as error:  # msgspec's own are among them
             self.refuse(f"a malformed message: {error or type(error).__name__}")
 
-    def _next_frame(self) -> list[Message] | None:
+    def _next_frame(self) -> list[Raw] | None:
         """The messages of the next whole frame; None until one has arrived."""
         if len(self._inbound) < HEADER:
             return None

@@ -1,25 +1,75 @@
 """Commits a version of the weights: staged while the replicas generate, then loaded into a few of them at a time.
 
-The trainer stages the weights once in the memory of each host. A replica pauses only for the load from there; its calls
-freeze in the engine meanwhile and continue with the new weights.
+The trainer stages the weights once in the memory of each host, and goes on. The replicas load them meanwhile: each
+pauses only for its load; its calls freeze in the engine and continue with the new weights.
+
+Owned state: the committed version with the place where it is staged, and the loads of it that are open.
+
+Invariants:
+- The staged memory is written only while no load is open: `__call__` and `lend` wait for the open ones first, and both
+  are called by the trainer's thread alone.
+- A version is staged before it is committed, and committed before a replica loads it.
 """
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import ray
 from verl.single_controller.ray import RayWorkerGroup
 
 from seamless_verl.data_plane.client import DataPlaneClient, PlacedReplica, living_replies
+from seamless_verl.weights.loads import BackgroundLoads, load_rounds
 from seamless_verl.weights.staging import StagedWeights, one_per_host
 from seamless_verl.weights.transfer import Transfer
 
-Staged = dict[bool, list[StagedWeights]]  # by whether replicas share the trainer's devices
+logger = logging.getLogger(__name__)
+Staged = list[StagedWeights]  # one for each host that has the version
+ONE_HOST = ""
+
+
+@dataclass
+class CommitTimes:
+    """What one commit took, in seconds; the loads' part is complete when all of them have ended."""
+
+    waited_s: float = 0.0
+    """for loads of the version before"""
+    stage_s: float = 0.0
+    """until the weights were in the memory of every host"""
+    trainer_s: float = 0.0
+    """from the call until the trainer went on"""
+    load_s: float = 0.0
+    """from there until the last replica had loaded"""
+    pauses_s: list[float] = field(default_factory=list)
+    """for which each replica that loaded staged weights paused; those that had released their memory are not counted,
+    since they have not generated for longer"""
+    not_loaded: int = 0
+    """replicas that could not load, and are STALE or DEAD"""
+
+    @property
+    def total_s(self) -> float:
+        return self.trainer_s - self.waited_s + self.load_s
+
+    def own_metrics(self) -> dict[str, float]:
+        """Known when the trainer goes on."""
+        return {"stage_s": self.stage_s, "waited_s": self.waited_s, "trainer_s": self.trainer_s}
+
+    def load_metrics(self) -> dict[str, float]:
+        """Known when all loads have ended. `standstill_share` is the mean share of the commit for which a replica
+        paused, `trainer_share` that for which the trainer waited."""
+        named = {"load_s": self.load_s, "standstill_max_s": max(self.pauses_s, default=0.0)}
+        named["not_loaded"] = float(self.not_loaded)
+        if self.total_s > 0:
+            named["trainer_share"] = 1 - self.load_s / self.total_s
+        if self.pauses_s:
+            named["standstill_share"] = sum(self.pauses_s) / (len(self.pauses_s) * self.total_s)
+        return named
 
 
 @dataclass
@@ -31,10 +81,10 @@ class WeightCommit:
         trainers: the workers that have the weights.
         replicas: all replicas of the job.
         transfer: to the hosts of replicas on devices of their own; None if there are none.
-        at_once: how many replicas pause together.
-        released: replicas on the trainer's devices have released their memory, and load directly from the trainer's
-            engine.
+        at_once: how many replicas of a host load together.
+        released: replicas on the trainer's devices release their memory while training computes.
         syncing: records in the ledger that these devices load.
+        hosts: the host of each replica, by its id; without them all are on one.
     """
 
     client: DataPlaneClient
@@ -44,78 +94,110 @@ class WeightCommit:
     at_once: int = 1
     released: bool = False
     syncing: Callable[[Sequence[str]], AbstractContextManager[None]] = lambda devices: nullcontext()
+    hosts: Mapping[str, str] = field(default_factory=dict)
+    committed: tuple[int, Staged] | None = None  # the version, and where it is staged until the next one is
+    loads: BackgroundLoads | None = None  # of the committed version
+    times: CommitTimes = field(default_factory=CommitTimes)  # of the committed version
 
     def __call__(self, version: int) -> dict[str, Any]:
-        """Commits `version`; returns metrics, times in seconds.
+        """Commits `version`, and starts its loads; returns metrics, of the loads those of the version before.
 
         Raises:
-            ReplicaLostError: no replica serves afterwards.
+            WeightsNotLoadedError: a load of the version before has failed.
+            ReplicaLostError: no replica served after the loads of the version before.
         """
         began = time.monotonic()
+        self.wait()
+        earlier, self.times = self.times, CommitTimes(waited_s=time.monotonic() - began)
         staged, metrics = self.stage(version)
-        staged_at = time.monotonic()
-        self.client.execute("commit", version)
-        loaded = [name for replicas in self.rounds() for name in self.load(replicas, version, staged)]
-        ended = time.monotonic()
-        metrics |= commit_metrics(self.pauses_s(loaded), staged_at - began, ended - staged_at)
-        return metrics | ray.get(self.client.actor.checked_metrics.remote())
+        self.times.stage_s = time.monotonic() - began - self.times.waited_s
+        execute, checked = self.client.actor.execute, self.client.actor.checked_metrics
+        _, of_planes = ray.get([execute.remote("commit", version), checked.remote(loading=True)])
+        self.committed, metrics = (version, staged), metrics | of_planes
+        self.times.trainer_s = time.monotonic() - began
+        self.loads = BackgroundLoads(version, self.rounds(), partial(self.load, version, staged), self.check)
+        named = self.times.own_metrics() | (earlier.load_metrics() if earlier.load_s else {})
+        return metrics | {f"seamless/commit/{name}": value for name, value in named.items()}
+
+    def wait(self, ids: Collection[str] | None = None) -> None:
+        """Returns when the open loads into these replicas, by default into all, have ended; raises what they raised."""
+        if self.loads is not None:
+            self.loads.wait(ids)
+
+    def raise_failed(self) -> None:
+        """Raises what `wait` would raise, if it is known by now; any thread may call it."""
+        if (loads := self.loads) is not None:
+            loads.raise_failed()
+
+    def wait_for_devices(self) -> None:
+        """Before training takes its devices: returns when no replica loads on them."""
+        self.wait([replica.replica_id for replica in self.replicas if replica.shares_device])
 
     def stage(self, version: int) -> tuple[Staged, dict[str, Any]]:
-        """Stages the weights for replicas on the trainer's devices and for the others; returns where, and metrics."""
-        shared = list[StagedWeights]()
-        if self.transfer is not None or not self.released:
-            shared = one_per_host(self.trainers.stage_weights(version))
-        sent, metrics = self.transfer.stage(version) if self.transfer else ([], {})
-        return {True: shared, False: sent}, metrics
+        """Stages the weights in the memory of each host that has a replica; returns where, and metrics."""
+        staged = one_per_host(self.trainers.stage_weights(version))
+        sent, metrics = self.transfer.stage(version, staged) if self.transfer else ([], {})
+        return [*staged, *sent], metrics
 
-    def rounds(self) -> list[list[PlacedReplica]]:
-        """Groups of replicas that load together: all that released their memory, then `at_once` of the others."""
-        released = [replica for replica in self.replicas if self.has_released(replica)]
-        others = [replica for replica in self.replicas if not self.has_released(replica)]
-        groups = [others[begin : begin + self.at_once] for begin in range(0, len(others), self.at_once)]
-        return [released, *groups] if released else groups
+    def rounds(self) -> list[list[str]]:
+        """Replicas that load together: all that released their memory, then `at_once` of the others on each host.
+
+        Those on the trainer's devices come first, since training waits for them, and for no other.
+        """
+        sharing = [replica for replica in self.replicas if replica.shares_device]
+        others = [replica for replica in self.replicas if not replica.shares_device]
+        if self.released and sharing:
+            return [[replica.replica_id for replica in sharing], *self._rounds(others)]
+        return [*self._rounds(sharing), *self._rounds(others)]
+
+    def _rounds(self, replicas: Sequence[PlacedReplica]) -> list[list[str]]:
+        by_host: dict[str, list[str]] = {}
+        for replica in replicas:
+            by_host.setdefault(self.hosts.get(replica.replica_id, ONE_HOST), []).append(replica.replica_id)
+        return load_rounds(list(by_host.values()), self.at_once)
 
     def has_released(self, replica: PlacedReplica) -> bool:
         """Whether the replica's memory is released while training computes."""
         return self.released and replica.shares_device
 
-    def load(self, replicas: Sequence[PlacedReplica], version: int, staged: Staged) -> list[str]:
-        """Loads into these replicas; returns those that loaded staged weights. The others are STALE or DEAD."""
-        if self.has_released(replicas[0]):
+    def load(self, version: int, staged: Staged, ids: Sequence[str]) -> None:
+        """Loads into the replicas of one round; not in the trainer's thread."""
+        began = time.monotonic()
+        replicas = [replica for replica in self.replicas if replica.replica_id in ids]
+        released = self.has_released(replicas[0])
+        if released:
             with self.syncing([device for replica in replicas for device in replica.devices]):
-                self.load_from_trainer([replica.replica_id for replica in replicas], version)
-            return []
-        loaded = list[str]()
-        for shares, weights in staged.items():
-            if ids := [replica.replica_id for replica in replicas if replica.shares_device is shares]:
-                loaded += self.client.execute("update_weights", ids, version, weights)
-        return loaded
-
-    def load_from_trainer(self, ids: Sequence[str], version: int) -> None:
-        """Loads directly from the trainer's engine, as verl does, into replicas that had released their memory."""
-        self.client.execute("reclaim_memory", ids)
-        if not (paused := self.client.execute("begin_sync", ids)):
-            return
-        try:
-            ray.get(list(self.trainers.update_weights(global_steps=version, mode="naive")))
-        except ray.exceptions.RayError as error:  # only these replicas fail; the others continue to serve
-            self.client.execute("fail_sync", paused, str(error))
+                loaded = self.load_released(ids, version, staged)
         else:
-            self.client.execute("end_sync", paused, version)
+            loaded = list(self.client.execute("update_weights", ids, version, staged))
+        self.times.load_s += time.monotonic() - began
+        if not released:
+            self.times.pauses_s += self.pauses_s(loaded)
+        if failed := [name for name in ids if name not in loaded]:
+            logger.warning("%s did not load version %d, and will not serve it", ", ".join(failed), version)
+            self.times.not_loaded += len(failed)
+
+    def check(self) -> None:
+        """Raises ReplicaLostError if no replica serves."""
+        ray.get(self.client.actor.checked_metrics.remote())
+
+    def lend(self, ids: Sequence[str]) -> list[str]:
+        """Loads the committed weights again into replicas that had released them; returns those that then serve.
+
+        The weights are still staged, so that neither the trainer nor a commit is waited for, but open loads are.
+        """
+        assert self.committed is not None, "nothing is committed yet"
+        self.wait()
+        version, staged = self.committed
+        return self.load_released(ids, version, staged)
+
+    def load_released(self, ids: Sequence[str], version: int, staged: Staged) -> list[str]:
+        """Takes back the memory of these replicas, and loads staged weights; returns those that then serve."""
+        self.trainers.free_cached_memory()
+        self.client.execute("reclaim_memory", ids)
+        return list(self.client.execute("update_weights", ids, version, staged))
 
     def pauses_s(self, loaded: Sequence[str]) -> list[float]:
         """Seconds for which each of these replicas paused."""
         servers = [replica.replica.server_handle for replica in self.replicas if replica.replica_id in loaded]
         return list(living_replies([server.last_pause_s.remote() for server in servers]))
-
-
-def commit_metrics(pauses_s: Sequence[float], stage_s: float, load_s: float) -> dict[str, float]:
-    """Metrics of a commit.
-
-    `standstill_share` is the mean share of the commit for which a replica that loaded staged weights paused. Replicas
-    that had released their memory are not counted: they have not generated for longer.
-    """
-    named: dict[str, float] = {"stage_s": stage_s, "load_s": load_s, "standstill_max_s": max(pauses_s, default=0.0)}
-    if pauses_s:
-        named["standstill_share"] = sum(pauses_s) / (len(pauses_s) * (stage_s + load_s))
-    return {f"seamless/commit/{name}": value for name, value in named.items()}

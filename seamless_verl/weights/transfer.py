@@ -1,8 +1,8 @@
-"""Transfers weights to the hosts of standalone replicas, and, with a time limit, to engines on the trainer's host.
+"""Transfers weights to the hosts of standalone replicas that have none in their memory; their engines generate
+meanwhile.
 
-verl's sender to an engine on its host waits for a receipt of each bucket. An engine that was killed meanwhile sends
-none, and verl would wait for ever, in a call that blocks the whole process. The sender here raises TimeoutError, and
-the trainer continues without that replica.
+A replica on a host where the trainer has staged the weights maps them there. To the other hosts verl's checkpoint
+engine sends them, to all at once; each keeps one copy.
 """
 
 from __future__ import annotations
@@ -11,50 +11,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
-import zmq
 from verl.checkpoint_engine import CheckpointEngineManager
 from verl.checkpoint_engine.base import CheckpointEngineWorker
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.single_controller.ray import RayClassWithInitArgs, RayWorkerGroup
 from verl.workers.rollout.utils import ensure_async_iterator
-from verl.workers.rollout.vllm_rollout import vllm_rollout
-from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
 
-from seamless_verl.errors import HostMovedError
-from seamless_verl.platform.adaptation import WRITTEN_FOR
 from seamless_verl.weights.staging import StagedWeights, StagingMemory, one_per_host
-
-SENDER = BucketedWeightSender.__name__
-
-
-class BoundedSender(BucketedWeightSender):  # type: ignore[misc]
-    """verl's sender, which gives up if the engine does not take a bucket within `bucket_timeout_s` seconds."""
-
-    bucket_timeout_s = 300.0
-
-    async def async_send_weights(self, weights: Any) -> None:
-        """Raises TimeoutError when the engine does not take a bucket."""
-        try:
-            await super().async_send_weights(weights)
-        except zmq.Again as late:
-            raise TimeoutError(f"the engine has taken no weights for {self.bucket_timeout_s:g} s") from late
-
-    def _init_socket(self) -> None:
-        super()._init_socket()
-        for option in (zmq.SNDTIMEO, zmq.RCVTIMEO):
-            self.socket.setsockopt(option, int(1000 * self.bucket_timeout_s))
-        self.socket.setsockopt(zmq.LINGER, 0)
-
-
-def bound_transfers() -> None:
-    """Makes every load of this process use the bounded sender.
-
-    Raises:
-        HostMovedError: verl's rollout has another sender.
-    """
-    if SENDER not in vars(vllm_rollout):
-        raise HostMovedError("bounded-transfers", f"{vllm_rollout.__name__}:{SENDER}", WRITTEN_FOR, "no such name")
-    setattr(vllm_rollout, SENDER, BoundedSender)
 
 
 class SeamlessReplicaWorker(CheckpointEngineWorker):  # type: ignore[misc]
@@ -64,12 +27,21 @@ class SeamlessReplicaWorker(CheckpointEngineWorker):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self.staged = StagingMemory(node_id())
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
-    async def stage_weights(self, version: int) -> StagedWeights:
-        self.staged.begin()
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def node(self) -> str:
+        """The Ray node it runs on."""
+        return node_id()
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE, blocking=False)
+    async def stage_weights(self, version: int, keeps: bool) -> StagedWeights | None:
+        """Receives the weights, and `keeps` them in the host's memory; one worker of each host does."""
+        if keeps:
+            self.staged.begin()
         async for name, weight in ensure_async_iterator(self.checkpoint_engine.receive_weights(global_steps=version)):
-            self.staged.add(name, weight)
-        return self.staged.end(version)
+            if keeps:
+                self.staged.add(name, weight)
+                self.staged.copies.finish()  # the engine receives into the same memory again
+        return self.staged.end(version) if keeps else None
 
 
 _worker = ray.remote(SeamlessReplicaWorker)
@@ -78,18 +50,39 @@ _worker = ray.remote(SeamlessReplicaWorker)
 class Transfer(CheckpointEngineManager):  # type: ignore[misc]
     """verl's transfer to standalone replicas, which ends in the memory of their hosts."""
 
-    def stage(self, version: int) -> tuple[list[StagedWeights], dict[str, Any]]:
-        """Sends what the trainer has staged; returns what the replicas' hosts then have staged, and metrics."""
-        rollout = group_of([worker for replica in self.replicas for worker in replica.workers])
+    nodes: list[str] | None = None  # of the replicas' workers, in their order
+
+    def stage(self, version: int, staged: Sequence[StagedWeights]) -> tuple[list[StagedWeights], dict[str, Any]]:
+        """Sends what the trainer has `staged` to the hosts that have nothing of it.
+
+        Returns what these then have staged, and the transfer's metrics.
+        """
+        workers = [worker for replica in self.replicas for worker in replica.workers]
+        self.nodes = self.nodes or list(group_of(workers).node())
+        without = without_weights(self.nodes, {weights.host for weights in staged})
+        if not without:
+            return [], {}
+        rollout = group_of([workers[i] for i in without])
         self.build_process_group(rollout)
-        sent = self.actor_wg.send_staged(version)
-        results = ray.get([*sent, *rollout.stage_weights(version)])
+        keeps = first_of_each([self.nodes[i] for i in without])
+        sent = self.actor_wg.send_staged(version, staged)
+        results = ray.get([*sent, *rollout.stage_weights([version] * len(without), keeps)])
         finalize = [
             group.execute_checkpoint_engine(["finalize"] * group.world_size) for group in (self.actor_wg, rollout)
         ]
         ray.get([reply for replies in finalize for reply in replies])
         metrics = {name: value for result in results[: len(sent)] for name, value in (result or {}).items()}
         return one_per_host(results[len(sent) :]), metrics
+
+
+def without_weights(nodes: Sequence[str], having: set[str]) -> list[int]:
+    """The places in `nodes` of those that have no weights."""
+    return [i for i, node in enumerate(nodes) if node not in having]
+
+
+def first_of_each(nodes: Sequence[str]) -> list[bool]:
+    """For each place whether it is the first one of its node."""
+    return [node not in nodes[:i] for i, node in enumerate(nodes)]
 
 
 def group_of(workers: Sequence[Any]) -> RayWorkerGroup:

@@ -17,7 +17,7 @@ from seamless_verl.config import SeamlessConfig, preflight, register_search_path
 
 SEAMLESS_KEYS = {
     *("layout", "max_staleness", "cpu", "gateway", "plot"),
-    *("resources", "wait_for_machines_s", "device_memory_gb"),
+    *("resources", "wait_for_machines_s", "device_memory_gb", "host_memory_gb"),
 }
 MIXED = (
     "data.train_batch_size=64",

@@ -9,6 +9,7 @@ from importlib.metadata import version
 import pytest
 from packaging.version import Version
 
+from seamless_verl.config.checks.corrections import OWN_LOSSES
 from seamless_verl.config.checks.hosts import (
     ADVANTAGES,
     DERIVED_HEAD_DIM,
@@ -30,6 +31,7 @@ from seamless_verl.config.checks.serve_options import (
     serve_options,
     server_options,
 )
+from seamless_verl.config.checks.tools import KIND, TOOL_PARSERS
 from seamless_verl.config.composing import verl_config_dir
 
 
@@ -58,7 +60,11 @@ def test_what_verl_finds_by_name() -> None:
     from verl.utils import tracking
     from verl.utils.tracking import Tracking
 
-    assert sorted(ADV_ESTIMATOR_REGISTRY) == list(ADVANTAGES) and sorted(POLICY_LOSS_REGISTRY) == list(POLICY_LOSSES)
+    from seamless_verl.trainer import workers
+
+    assert workers.REGISTERED, "its import registers our losses beside verl's"
+    assert sorted(ADV_ESTIMATOR_REGISTRY) == list(ADVANTAGES)
+    assert sorted(POLICY_LOSS_REGISTRY) == sorted((*POLICY_LOSSES, *OWN_LOSSES))
     assert {*Tracking.supported_backend, "tracking"} == set(LOGGERS)
     source = inspect.getsource(tracking)
     imported = {one for one in LOGGERS.values() if one is not None and one != "tensorboard"}  # which torch imports
@@ -69,12 +75,12 @@ def test_what_verl_finds_by_name() -> None:
 @pytest.mark.integration
 def test_vllm_serve_options() -> None:
     """Read from the source, they are the parser's own; so are the names of tool and reasoning parsers."""
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.reasoning import ReasoningParserManager
     from vllm.tool_parsers import ToolParserManager
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    parser = make_arg_parser(FlexibleArgumentParser())
+    from seamless_verl.platform.vllm_versions import serve_parser
+
+    parser = serve_parser()
     actions = parser._actions
     flags = {flag.removeprefix("--") for one in actions for flag in one.option_strings if flag.startswith("--")}
     assert {
@@ -108,6 +114,16 @@ def test_head_dim_is_derived(kind: str) -> None:
     assert (getattr(config, "head_dim", None) or 48) == 48
 
 
+def test_verl_tool_parsers() -> None:
+    """Every parser that verl registers, and the class of tools, read from their sources."""
+    folder = verl_config_dir().parents[1]
+    source = (folder / "experimental" / "agent_loop" / "tool_parser.py").read_text()
+    assert sorted(re.findall(r'@ToolParser\.register\("(.+)"\)', source)) == sorted(TOOL_PARSERS)
+    assert "class BaseTool:" in (folder / "tools" / "base_tool.py").read_text()
+    kinds = (folder / "tools" / "tool_registry.py").read_text().partition("class ToolType(Enum):")[2]
+    assert re.findall(r"^    [A-Z]+ = (.+)$", kinds, re.MULTILINE) == [f'"{KIND}"']
+
+
 def test_verl_modes() -> None:
     """Every trainer that verl 0.9.1 registers, read from its source without importing it."""
     folder = verl_config_dir().parent / "ppo" / "v1"
@@ -130,3 +146,11 @@ def test_installed_versions_were_verified() -> None:
         assert verified.newest is not None
         release = Version(Version(found).public)
         assert Version(verified.oldest) <= release <= Version(verified.newest), (name, found)
+
+
+def test_the_names_of_platforms() -> None:
+    from verl.plugin.platform.platform_manager import PlatformRegistry
+
+    from seamless_verl.config.checks.hosts import PLATFORMS
+
+    assert {*PlatformRegistry.registered_names(), "cpu"} == set(PLATFORMS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 
 import pytest
-from support.hosts import attributes, found, listed, parameters
+from support.hosts import VLLM, attributes, found, listed, parameters
 
 CLIENT = "vllm.engine.protocol:EngineClient."
 STATE = "vllm.v1.engine.output_processor:RequestState."
@@ -13,21 +13,19 @@ TEXT = "vllm.v1.engine.detokenizer:IncrementalDetokenizer."
 QUEUE = "vllm.v1.engine.output_processor:RequestOutputCollector."
 PARENT = "vllm.v1.engine.parallel_sampling:ParentRequest."
 INPUT = "vllm.v1.engine.input_processor:InputProcessor."
-ONLINE = "vllm.renderers.online_renderer:OnlineRenderer."
+ONLINE = {
+    "0.24": "vllm.entrypoints.serve.render.serving:OpenAIServingRender.",
+    "0.29": "vllm.renderers.online_renderer:OnlineRenderer.",
+}[VLLM]
+CLI = {"0.24": "vllm.entrypoints.openai.cli_args:", "0.29": "vllm.entrypoints.launchers.cli_args:"}[VLLM]
+HANDLERS = "vllm.entrypoints.serve.utils.server_utils:"
 RENDERER = "vllm.renderers.base:BaseRenderer."
 BUILDER = "verl.utils.tokenizer.continuous_token:ContinuousTokenBuilder."
 # The parameters of what we override or call, by name and in order; `*` stands before keyword-only ones.
 PARAMETERS = {
-    CLIENT + "generate": "self prompt sampling_params request_id * prompt_text lora_request tokenization_kwargs"
-    " trace_headers priority data_parallel_rank session_id reasoning_ended reasoning_parser_kwargs",
     CLIENT + "abort": "self request_id",
-    CLIENT + "check_admission": "self n request_id",
     INPUT + "__init__": "self vllm_config renderer * mm_registry",
-    INPUT + "process_inputs": "self request_id prompt params supported_tasks arrival_time lora_request"
-    " tokenization_kwargs trace_headers priority data_parallel_rank resumable session_id",
     STATE + "from_new_request": "tokenizer request prompt parent_req request_index queue log_stats stream_interval",
-    STATE + "make_request_output": "self new_token_ids pooling_output finish_reason stop_reason kv_transfer_params"
-    " ec_transfer_params",
     TEXT + "update": "self new_token_ids stop_terminated",
     TEXT + "get_next_output_text": "self finished delta",
     "vllm.v1.engine.logprobs:LogprobsProcessor.update_from_output": "self output",
@@ -38,25 +36,22 @@ PARAMETERS = {
     PARENT + "__init__": "self request",
     PARENT + "get_child_info": "self index",
     "vllm.renderers:renderer_from_config": "config **kwargs",
-    ONLINE + "__init__": "self model_config renderer * request_logger chat_template chat_template_content_format"
-    " trust_request_chat_template enable_auto_tools exclude_tools_when_tool_choice_none tool_parser reasoning_parser"
-    " default_chat_template_kwargs log_error_stack",
     ONLINE + "preprocess_chat": "self request messages default_template default_template_content_format"
     " default_template_kwargs tool_dicts parser * skip_mm_cache",
     RENDERER + "_tokenize_prompt": "self prompt params",
     RENDERER + "_tokenize_singleton_prompt_async": "self prompt params",
-    "vllm.renderers.hf:safe_apply_chat_template": "model_config tokenizer conversation * tools chat_template tokenize"
-    " return_assistant_tokens_mask **kwargs",
     "vllm.entrypoints.serve.utils.api_utils:listen_for_disconnect": "request",
-    ONLINE + "warmup": "self",
     RENDERER + "get_tokenizer": "self",
+    RENDERER + "render_chat_async": "self conversations chat_params tok_params * prompt_extras skip_mm_cache",
+    "vllm.inputs:tokens_input": "prompt_token_ids * prompt cache_salt",
+    CLI + "make_arg_parser": "parser",
+    CLI + "validate_parsed_serve_args": "args",
     "vllm.renderers.params:ChatParams.with_defaults": "self default_chat_template_kwargs default_media_io_kwargs"
     " default_mm_processor_kwargs",
     "vllm.entrypoints.chat_utils:parse_chat_messages": "messages model_config content_format media_io_kwargs"
     " mm_processor_kwargs",
     "vllm.envs:enable_envs_cache": "",
     "vllm.envs:disable_envs_cache": "",
-    "vllm.renderers.online_renderer:_reused_prompt_token_ids": "request",
     "vllm.renderers.hf:resolve_chat_template_content_format": "chat_template tools given_format tokenizer *"
     " model_config",
     "vllm.entrypoints.chat_utils:load_chat_template": "chat_template * is_literal",
@@ -64,24 +59,72 @@ PARAMETERS = {
     " supported_tasks",
     "vllm.entrypoints.openai.models.serving:OpenAIServingModels.__init__": "self engine_client base_model_paths *"
     " lora_modules",
-    "vllm.entrypoints.serve.exception_handling.register:init_exception_handler": "app",
-    "vllm.entrypoints.launchers.cli_args:make_arg_parser": "parser",
-    "vllm.entrypoints.launchers.cli_args:validate_parsed_serve_args": "args",
     "vllm.parser.abstract_parser:DelegatingParser.parse": "self model_output request enable_auto_tools"
     " model_output_token_ids",
     "verl.utils.tokenizer.continuous_token_wiring:create_continuous_token_builder": "tokenizer * model_family"
     " hf_model_type chat_template_kwargs mm_processor_kwargs processor **builder_kwargs",
     BUILDER + "merge_context_tokens": "self previous_messages updated_messages runtime_token_ids * tools",
-    "vllm.entrypoints.openai.models.serving:OpenAIServingModels.show_available_models": "self",
+    "vllm.entrypoints.openai.models.serving:OpenAIServingModels.is_base_model": "self model_name",
+    "vllm.entrypoints.openai.models.serving:OpenAIServingModels.model_name": "self lora_request",
+    "vllm.parser.abstract_parser:DelegatingParser.parse_delta": "self delta_text delta_token_ids request"
+    " prompt_token_ids * finished",
+    "vllm.parser.abstract_parser:DelegatingParser.extract_reasoning": "self model_output request",
+    "vllm.entrypoints.anthropic.serving:AnthropicServingMessages.messages_full_converter": "self generator",
+    "vllm.entrypoints.anthropic.serving:AnthropicServingMessages.message_stream_converter": "self generator",
+    "vllm.entrypoints.openai.responses.serving:OpenAIServingResponses.create_responses": "self request raw_request",
+    RENDERER + "tokenize_prompts_async": "self prompts params",
+    RENDERER + "render_cmpl_async": "self prompts tok_params * prompt_extras skip_mm_cache",
     "vllm.entrypoints.openai.models.protocol:BaseModelPath": "name model_path",
     "vllm.engine.arg_utils:AsyncEngineArgs.from_cli_args": "args",
-    "vllm.exceptions:GracefulHTTPError": "message http_status",
     "vllm.exceptions:VLLMValidationError": "message * parameter value",
     "fastapi:FastAPI.build_middleware_stack": "self",
     "fastapi._compat:ModelField.validate": "self value values * loc",
     "uvicorn:Server.startup": "self sockets",
     "uvicorn:Server.capture_signals": "self",
 }
+HANDLER_NAMES = (
+    *("http_exception_handler", "validation_exception_handler", "engine_error_handler", "generation_error_handler"),
+    "exception_handler",
+)
+# What differs between the versions; platform/vllm_versions.py hides it.
+OF_RENDERER = (
+    "request_logger chat_template chat_template_content_format trust_request_chat_template enable_auto_tools"
+    " exclude_tools_when_tool_choice_none tool_parser reasoning_parser default_chat_template_kwargs log_error_stack"
+)
+OF_TEMPLATE = "model_config tokenizer conversation * tools chat_template tokenize"
+OF_INPUTS = (
+    "self request_id prompt params supported_tasks arrival_time lora_request tokenization_kwargs trace_headers priority"
+    " data_parallel_rank resumable"
+)
+OF_OUTPUT = "self new_token_ids pooling_output finish_reason stop_reason kv_transfer_params"
+OF_GENERATE = (
+    "self prompt sampling_params request_id * prompt_text lora_request tokenization_kwargs trace_headers priority"
+    " data_parallel_rank"
+)
+OF_VERSION = {
+    "0.24": {
+        CLIENT + "generate": f"{OF_GENERATE} reasoning_ended reasoning_parser_kwargs",
+        INPUT + "process_inputs": OF_INPUTS,
+        STATE + "make_request_output": OF_OUTPUT,
+        ONLINE + "__init__": f"self model_config renderer model_registry * {OF_RENDERER}",
+        "vllm.renderers.hf:safe_apply_chat_template": f"{OF_TEMPLATE} **kwargs",
+        **{HANDLERS + name: "req exc" for name in HANDLER_NAMES},
+        "vllm.entrypoints.openai.engine.protocol:GenerationError": "message",
+    },
+    "0.29": {
+        CLIENT + "generate": f"{OF_GENERATE} session_id reasoning_ended reasoning_parser_kwargs",
+        CLIENT + "check_admission": "self n request_id",
+        INPUT + "process_inputs": f"{OF_INPUTS} session_id",
+        STATE + "make_request_output": f"{OF_OUTPUT} ec_transfer_params",
+        ONLINE + "__init__": f"self model_config renderer * {OF_RENDERER}",
+        "vllm.renderers.hf:safe_apply_chat_template": f"{OF_TEMPLATE} return_assistant_tokens_mask **kwargs",
+        ONLINE + "warmup": "self",
+        "vllm.entrypoints.serve.exception_handling.register:init_exception_handler": "app",
+        "vllm.exceptions:GenerationError": "message",
+        "vllm.exceptions:GracefulHTTPError": "message http_status",
+    },
+}
+PARAMETERS |= OF_VERSION[VLLM]
 # Objects whose being there is all that is needed.
 NAMES = (
     "vllm.entrypoints.openai.chat_completion.api_router:router",
@@ -90,7 +133,6 @@ NAMES = (
     "vllm.entrypoints.openai.models.api_router:router",
     "vllm.entrypoints.anthropic.api_router:router",
     "vllm.engine.arg_utils:AsyncEngineArgs.create_model_config",
-    "vllm.exceptions:GenerationError",
     "vllm.exceptions:VLLMNotFoundError",
     "vllm.v1.engine.exceptions:EngineGenerateError",
     "vllm.envs:VLLM_CPU_KVCACHE_SPACE",
@@ -108,6 +150,7 @@ HELD = {
     TEXT[:-1]: "output_token_ids",
     "vllm.config:StructuredOutputsConfig": "reasoning_parser",
     "vllm.config:VllmConfig": "model_config structured_outputs_config",
+    "vllm.entrypoints.anthropic.serving:AnthropicServingMessages": "_merge_inline_system",
     "verl.utils.tokenizer.continuous_token:MergeResult": "token_ids",
 }
 
@@ -134,11 +177,12 @@ def test_our_client_answers_all_that_the_protocol_demands() -> None:
 
 
 def test_the_paths_served_are_those_of_the_routers() -> None:
-    from seamless_verl.gateway.http import METHODS, REWARD_PATH
+    from seamless_verl.gateway.http import METHODS, MODELS_PATH, REWARD_PATH
     from seamless_verl.gateway.server import ROUTERS
 
     served = {(route.path, method) for router in ROUTERS for route in router.routes for method in route.methods}
-    assert {(path, method) for path, method in METHODS.items() if path != REWARD_PATH} <= served
+    ours = {(path, method) for path, methods in METHODS.items() for method in methods}
+    assert {pair for pair in ours if pair[0] not in (REWARD_PATH, MODELS_PATH)} <= served
 
 
 def test_sampling_parameters_have_the_fields_we_send() -> None:
@@ -165,12 +209,12 @@ def test_logprobs_come_in_the_order_we_build_them() -> None:
 
 
 @pytest.mark.parametrize("module", ["chat_completion", "responses"])
-def test_requests_accept_token_ids_of_a_prompt(module: str) -> None:
+def test_requests_say_how_they_are_rendered(module: str) -> None:
     import importlib
 
     name = {"chat_completion": "ChatCompletionRequest", "responses": "ResponsesRequest"}[module]
     request = getattr(importlib.import_module(f"vllm.entrypoints.openai.{module}.protocol"), name)
-    assert "kv_transfer_params" in request.model_fields and hasattr(request, "build_chat_params")
+    assert hasattr(request, "build_chat_params") and hasattr(request, "build_tok_params")
 
 
 def test_routes_have_one_cancelling_layer_around_their_function() -> None:

@@ -27,6 +27,9 @@ OVERRIDDEN = {
     BASE + "_get_n_gpus_for_throughput": "(self) -> int",
     BASE + "_compute_old_log_prob": f"(self, batch: {BATCH}, metrics: dict) -> {BATCH}",
     BASE + "_compute_values": f"(self, batch: {BATCH}, metrics: dict) -> {BATCH}",
+    BASE + "_get_required_batch_multiple": "(self, dp_size: int) -> int",
+    BASE + "_compute_advantage": f"(self, batch: {BATCH}, metrics: dict) -> {BATCH}",
+    BASE + "_update_actor": f"(self, batch: {BATCH}, metrics: dict) -> {BATCH}",
     BASE + "_update_critic": f"(self, batch: {BATCH}, metrics: dict) -> {BATCH}",
     BASE + "_validate": "(self) -> dict[str, float]",
     BASE + "_load_checkpoint": "(self)",
@@ -50,6 +53,12 @@ OVERRIDDEN = {
 # What we call, with its parameters by name and in order.
 CALLED = {
     BASE + "init": "self",
+    "verl.trainer.ppo.core_algos:agg_loss": "loss_mat loss_mask loss_agg_mode dp_size batch_num_tokens"
+    " global_batch_size loss_scale_factor",
+    "verl.trainer.ppo.v1.utils:compute_advantage_for_multi_trajectories": "data batch_keys adv_estimator gamma lam"
+    " num_repeat norm_adv_by_std_in_grpo config",
+    "verl.trainer.ppo.ray_trainer:compute_advantage": "data adv_estimator gamma lam num_repeat norm_adv_by_std_in_grpo"
+    " config",
     BASE + "fit": "self agent_loop_manager",
     BASE + "_add_async_warmup_batches": "self num_warmup_batches",
     BASE + "_add_prompts_to_generate": "self num_prompts",
@@ -97,7 +106,8 @@ HELD = {
     LOOPS + "AgentLoopMetrics": "generate_sequences",
     LOOPS + "AgentLoopOutput": "prompt_ids response_ids response_mask response_logprobs reward_score num_turns metrics"
     " extra_fields",
-    "verl.trainer.ppo.v1.agent_loop_tq:AgentLoopManagerTQ": "agent_loop_workers_class",
+    "verl.trainer.ppo.v1.agent_loop_tq:AgentLoopManagerTQ": "agent_loop_workers_class agent_loop_workers",
+    "verl.experimental.reward_loop:RewardLoopManager": "reward_loop_workers",
     "verl.trainer.main_ppo:TaskRunnerV1": "config trainer agent_loop_manager init_agent_loop_manager run",
     "verl.trainer.ppo.utils:Role": "Actor ActorRollout ActorRolloutRef RefPolicy Critic RewardModel TeacherModel",
     "transfer_queue:KVBatchMeta": "keys partition_id",
@@ -178,3 +188,8 @@ def test_the_steps_of_a_run_are_those_that_our_task_runner_repeats() -> None:
 @pytest.mark.parametrize("name", ['"latest_checkpointed_iteration.txt"', 'f"global_step_', '"data.pt"'])
 def test_a_checkpoint_is_written_under_the_names_that_we_look_for(name: str) -> None:
     assert name in inspect.getsource(found(BASE + "_save_checkpoint", "partial-checkpoints"))
+
+
+@pytest.mark.parametrize("name", ["_TQ_CONTROLLER", "_TQ_STORAGE"])
+def test_the_queue_keeps_its_actors_where_their_deaths_are_looked_for(name: str) -> None:
+    assert name in vars(found("transfer_queue:interface", "seamless-trainer"))

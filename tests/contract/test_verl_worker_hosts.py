@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.hosts import attributes, found, listed, parameters, signature
@@ -59,12 +61,17 @@ OVERRIDDEN = {
 CALLED = {
     "verl.experimental.separation.engine_workers:DetachActorWorker.__init__": "self config role distillation_config"
     " **kwargs",
-    ACTOR + "update_weights": "self global_steps mode",
+    SERVER + "sleep": "self",
+    SERVER + "wake_up": "self tags",
     ACTOR + "execute_checkpoint_engine": "self method *args **kwargs",
     MEGATRON + "get_per_tensor_param": "self base_sync_done **kwargs",
     MEGATRON + "to": "self device model optimizer grad",
     MEGATRON + "initialize": "self",
     MEGATRON + "load_checkpoint": "self local_path hdfs_path del_local_after_load **kwargs",
+    "verl.workers.engine.base:BaseEngine.train_batch": "self data loss_function",  # wrapped, and the next one
+    MEGATRON + "optimizer_step": "self",
+    "verl.workers.utils.losses:get_policy_loss_fn": "name",  # replaced
+    "verl.trainer.ppo.core_algos:register_policy_loss": "name",
     "verl.workers.engine:EngineRegistry.register": "model_type backend device vendor",
     MANAGER + "__init__": "self config actor_wg replicas",
     MANAGER + "build_process_group": "self rollout",
@@ -78,6 +85,9 @@ CALLED = {
     EXTENSION + "update_weights_from_ipc": "self peft_config base_sync_done use_shm",
     SERVER + "collective_rpc": "self method timeout args kwargs",
     "verl.workers.rollout.utils:ensure_async_iterator": "iterable",
+    "verl.workers.rollout.utils:run_uvicorn": "app server_args server_address",
+    "verl.workers.rollout.vllm_rollout.vllm_async_server:run_uvicorn": "app server_args server_address",  # replaced
+    SERVER + "run_server": "self args",
     "verl.utils.import_utils:import_external_libs": "external_libs",
     "verl.utils.ray_utils:auto_await": "func",
     "verl.utils:normalize_token_ids": "tokenized_output",
@@ -99,12 +109,13 @@ CALLED = {
 HELD = {
     ACTOR[:-1]: "actor ref role rank layered_summon rollout checkpoint_engine",
     TRAINING[:-1]: "engine rank",
-    MEGATRON[:-1]: "is_param_offload_enabled optimizer",
+    MEGATRON[:-1]: "is_param_offload_enabled optimizer get_data_parallel_rank get_data_parallel_size"
+    " is_mp_src_rank_with_outputs",
     WEIGHTS + "CheckpointEngineWorker": "checkpoint_engine",
     WEIGHTS + "TensorMeta": "offset chunk_size",
     MANAGER[:-1]: "actor_wg replicas",
     SENDER[:-1]: "socket",
-    DECORATOR + ":Dispatch": "ONE_TO_ALL",
+    DECORATOR + ":Dispatch": "ONE_TO_ALL DP_COMPUTE",
     GROUP[:-1]: "workers world_size",
     SERVERS[:-1]: "rollout_replica_class worker_group server_addresses server_handles rollout_replicas"
     " global_load_balancer",
@@ -117,7 +128,6 @@ WAITS = {
     ACTOR + "compute_log_prob": True,
     ACTOR + "compute_ref_log_prob": True,
     ACTOR + "update_actor": True,
-    ACTOR + "update_weights": False,
     ACTOR + "execute_checkpoint_engine": False,
     WEIGHTS + "CheckpointEngineWorker.execute_checkpoint_engine": False,
     TRAINING + "infer_batch": False,
@@ -146,12 +156,29 @@ def test_a_groups_method_waits_where_it_waited(symbol: str) -> None:
     assert registered["blocking"] is WAITS[symbol]
 
 
+@pytest.mark.parametrize("loss", ["vanilla", "dppo_tv", "cispo"])
+def test_a_policy_loss_is_called_with_what_ours_take(loss: str) -> None:
+    from verl.trainer.ppo.core_algos import get_policy_loss_fn
+
+    from seamless_verl.algorithms.interpolated import interpolated_loss
+    from seamless_verl.algorithms.m2po import m2po_loss
+
+    assert parameters(interpolated_loss) == parameters(m2po_loss) == parameters(get_policy_loss_fn(loss))
+
+
+def test_the_groups_of_megatrons_optimizers_are_those_that_step() -> None:
+    """So a learning rate that is set there is the one of the next step."""
+    from megatron.core.optimizer.optimizer import ChainedOptimizer, MegatronOptimizer
+
+    group = {"lr": 1.0}
+    one = SimpleNamespace(is_stub_optimizer=False, optimizer=SimpleNamespace(param_groups=[group]))
+    groups = MegatronOptimizer.param_groups.fget(one)
+    chain = SimpleNamespace(chained_optimizers=[SimpleNamespace(param_groups=groups)])
+    assert ChainedOptimizer.param_groups.fget(chain)[0] is group
+
+
 def test_the_class_rebound_for_standalone_replicas_exists() -> None:
     found("verl.workers.rollout.replica:ResourcePoolManager", "tag-pools")
-
-
-def test_the_sender_rebound_for_loads_exists() -> None:
-    found("verl.workers.rollout.vllm_rollout.vllm_rollout:BucketedWeightSender", "bounded-transfers")
 
 
 def test_a_standalone_worker_takes_the_arguments_that_ours_takes() -> None:
@@ -168,3 +195,14 @@ def test_the_caches_that_verl_clears_after_a_load_are_those_that_we_do() -> None
     source = inspect.getsource(found(SERVER + "clear_kv_cache", "seamless-workers"))
     cleared = {"reset_prefix_cache", "reset_mm_cache", "reset_encoder_cache"}
     assert set(re.findall(r"self\.engine\.(\w+)\(", source)) == cleared
+
+
+def test_nccl_relays_walk_the_weights_that_the_sender_walks() -> None:
+    """So every rank of the sender's host is given the same ones. Its module needs cupy, which only a GPU has."""
+    import verl.checkpoint_engine
+
+    source = Path(verl.checkpoint_engine.__file__).with_name("nccl_checkpoint_engine.py").read_text(encoding="utf-8")
+    assert "multi_sender: bool = True," in source
+    assert "await self._relay_weights(weights)" in source
+    relay = source[source.index("async def _relay_weights") :]
+    assert "split_weight_chunks(" in relay[: relay.index("async def receive_weights")]

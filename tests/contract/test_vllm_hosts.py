@@ -7,7 +7,7 @@ import inspect
 from typing import Any
 
 import pytest
-from support.hosts import attributes, found, listed, parameters
+from support.hosts import VLLM, attributes, found, listed, parameters
 
 from seamless_verl.rollout.engine import BESIDE_SAMPLING
 
@@ -15,11 +15,16 @@ ENGINE = "vllm.v1.engine.async_llm:AsyncLLM."
 CORE = "vllm.v1.engine.core_client:AsyncMPClient"
 PROCESSOR = "vllm.v1.engine.output_processor:OutputProcessor."
 MANAGER = "vllm.v1.structured_output:StructuredOutputManager."
+RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner."
+RUNNER_V2 = "vllm.v1.worker.gpu.model_runner:GPUModelRunner."
+SAMPLER_V2 = "vllm.v1.worker.gpu.sample.sampler:Sampler."
+GRAMMARS_V2 = "vllm.v1.worker.gpu.structured_outputs:StructuredOutputsWorker."
 COLLECTOR = "vllm.v1.engine.output_processor:RequestOutputCollector."
 # What we call, with its parameters by name and in order; `*` stands before keyword-only ones.
 CALLED = {
     ENGINE + "add_request": "self request_id prompt params arrival_time lora_request tokenization_kwargs trace_headers"
-    " priority data_parallel_rank session_id prompt_text reasoning_ended reasoning_parser_kwargs",
+    f" priority data_parallel_rank{'' if VLLM == '0.24' else ' session_id'} prompt_text reasoning_ended"
+    " reasoning_parser_kwargs",
     ENGINE + "abort": "self request_id internal",
     CORE + ".pause_scheduler_async": "self mode clear_cache",
     ENGINE + "resume_generation": "self",
@@ -37,6 +42,14 @@ CALLED = {
     "vllm.reasoning:ReasoningParser.is_reasoning_end_streaming": "self input_ids delta_ids",
     "vllm.v1.structured_output.backend_types:StructuredOutputGrammar.accept_tokens": "self request_id tokens",
     MANAGER + "_create_grammar": "self request",  # replaced
+    "vllm.v1.worker.gpu_worker:Worker.wake_up": "self tags",  # for the KV cache alone
+    "vllm.device_allocator:get_mem_allocator_instance": "",
+    RUNNER + "sample_tokens": "self grammar_output",  # replaced
+    RUNNER + "_sample": "self logits spec_decode_metadata",  # replaced
+    "vllm.v1.sample.sampler:Sampler.gather_logprobs": "logprobs num_logprobs token_ids",
+    SAMPLER_V2 + "__call__": "self logits input_batch",  # replaced
+    SAMPLER_V2 + "add_request": "self req_idx prompt_len sampling_params",  # replaced
+    GRAMMARS_V2 + "apply_grammar_bitmask": "self logits input_batch grammar_req_ids grammar_bitmask",  # replaced
 }
 # What we read of its objects, or give them by name.
 HELD = {
@@ -44,13 +57,29 @@ HELD = {
     CORE: "outputs_queue",
     PROCESSOR[:-1]: "request_states",
     COLLECTOR[:-1]: "request_id",
-    "vllm.v1.engine.output_processor:RequestState": "detokenizer",
+    "vllm.v1.engine.output_processor:RequestState": "detokenizer stream_interval",
     "vllm.outputs:RequestOutput": "finished outputs",
     "vllm.outputs:CompletionOutput": "token_ids logprobs finish_reason stop_reason",
     "vllm.logprobs:Logprob": "logprob rank",
     "vllm:TokensPrompt": "prompt_token_ids cache_salt",
-    "vllm.sampling_params:SamplingParams": "logprobs stream_interval structured_outputs detokenize output_kind"
-    " extra_args",
+    "vllm.sampling_params:SamplingParams": "logprobs structured_outputs detokenize output_kind extra_args temperature"
+    " top_p top_k min_p presence_penalty frequency_penalty repetition_penalty min_tokens logit_bias allowed_token_ids"
+    " bad_words thinking_token_budget",
+    RUNNER[:-1]: "execute_model_state input_batch requests",
+    "vllm.v1.worker.gpu_model_runner:ExecuteModelState": "scheduler_output logits",
+    "vllm.v1.worker.gpu_input_batch:InputBatch": "req_ids logitsprocs",
+    "vllm.v1.worker.gpu_input_batch:CachedRequestState": "sampling_params",
+    "vllm.v1.core.sched.output:SchedulerOutput": "scheduled_new_reqs scheduled_spec_decode_tokens",
+    "vllm.v1.core.sched.output:NewRequestData": "req_id sampling_params",
+    "vllm.v1.core.sched.output:GrammarOutput": "structured_output_request_ids grammar_bitmask",
+    "vllm.v1.sample.logits_processor:LogitsProcessors": "argmax_invariant non_argmax_invariant",
+    "vllm.v1.outputs:SamplerOutput": "sampled_token_ids logprobs_tensors",
+    "vllm.v1.outputs:LogprobsTensors": "logprob_token_ids logprobs selected_token_ranks",
+    RUNNER_V2[:-1]: "sampler structured_outputs_worker",
+    "vllm.v1.worker.gpu.input_batch:InputBatch": "req_ids idx_mapping_np num_draft_tokens",
+    "vllm.v1.worker.gpu.sample.output:SamplerOutput": "sampled_token_ids logprobs_tensors",
+    "vllm.config:ModelConfig": "logprobs_mode",
+    "vllm.v1.worker.gpu_worker:Worker": "vllm_config use_v2_model_runner model_runner",
     "vllm.v1.core.sched.scheduler:Scheduler": "structured_output_manager",
     MANAGER[:-1]: "enable_in_reasoning tokenizer",
     "vllm.v1.request:Request": "request_id prompt_token_ids sampling_params structured_output_request",
@@ -72,8 +101,10 @@ def test_its_objects_hold_what_we_read(owner: str, name: str) -> None:
 
 
 def test_a_request_is_refused_by_an_error_of_the_client() -> None:
-    refusals = found("vllm.exceptions:VLLMValidationError", "engine-source").__mro__
-    assert found("vllm.exceptions:VLLMClientError", "engine-source") in refusals
+    from seamless_verl.platform.vllm_versions import VLLMClientError
+
+    refusal = found("vllm.exceptions:VLLMValidationError", "engine-source")
+    assert issubclass(refusal, (ValueError, VLLMClientError))
 
 
 @pytest.mark.parametrize("name", BESIDE_SAMPLING)
@@ -91,14 +122,14 @@ def test_replies_are_in_a_queue_that_shows_whether_a_task_waits_for_them() -> No
     assert not asyncio.Queue()._getters  # type: ignore[attr-defined]
 
 
-def request(**sampling: Any) -> Any:
+def request() -> Any:
     from vllm.v1.engine import EngineCoreRequest
     from vllm.v1.engine.input_processor import InputProcessor
 
     from seamless_verl.replica.engine_source import sampling_params as parameters_of
 
     fields = dict.fromkeys(("mm_features", "pooling_params", "lora_request", "cache_salt", "data_parallel_rank"))
-    params = parameters_of({"max_tokens": 8, **sampling})
+    params = parameters_of({"max_tokens": 8})
     requested = EngineCoreRequest("one", [1, 2], sampling_params=params, arrival_time=0.0, **fields)
     InputProcessor.assign_request_id(requested)
     return requested
@@ -120,8 +151,27 @@ def test_a_state_counts_tokens_without_detokenizing_them() -> None:
 
 
 @pytest.mark.parametrize(("requested", "kept"), [({}, 1), ({"stream_interval": 64}, 64)])
-def test_a_request_sets_how_many_tokens_a_chunk_has(requested: dict[str, int], kept: int) -> None:
-    assert added_state(request(**requested)).stream_interval == kept
+async def test_a_request_sets_how_many_tokens_a_chunk_has(requested: dict[str, int], kept: int) -> None:
+    """Through the source, with vLLM's table of requests, and an engine that only fills it."""
+    from seamless_verl.replica.engine_source import AsyncLLMSource
+    from seamless_verl.rollout.engine import EngineRequest
+    from seamless_verl.trajectory.records import tokens
+
+    processor = found(PROCESSOR[:-1], "engine-source")(None, log_stats=False)
+
+    class Filling:
+        output_processor = processor
+
+        async def add_request(self, request_id: str, prompt: Any, params: Any, **beside: Any) -> Any:
+            added = request()
+            added.sampling_params = params
+            collector = found(COLLECTOR[:-1], "engine-source")(params.output_kind, added.request_id)
+            processor.add_request(added, None, queue=collector)
+            return collector
+
+    source = AsyncLLMSource(Filling(), 0)  # type: ignore[arg-type]
+    collector = await source._send(EngineRequest("one", tokens([1, 2]), {"max_tokens": 8, **requested}))
+    assert processor.request_states[collector.request_id].stream_interval == kept
 
 
 def test_an_engine_takes_a_function_that_makes_a_scheduler() -> None:
@@ -137,7 +187,46 @@ def test_an_engine_takes_a_function_that_makes_a_scheduler() -> None:
 
 
 def test_a_grammar_that_fails_to_compile_ends_only_its_request() -> None:
+    from seamless_verl.platform.vllm_versions import ending_its_request
+
+    def fail(failing: Any) -> Any:
+        raise ValueError(failing.request_id)
+
     init = inspect.getsource(found(MANAGER + "grammar_init", "engine-source"))
     assert "self.executor.submit(self._create_grammar, request)" in init
+    if VLLM == "0.24":  # a grammar in its place rejects the first token
+        updated = found("vllm.v1.core.sched.scheduler:Scheduler.update_from_output", "engine-source")
+        assert "grammar.accept_tokens(" in inspect.getsource(updated)
+        assert not ending_its_request(fail)(request()).accept_tokens("one", [1])
+        return
     promoted = found("vllm.v1.core.sched.scheduler:Scheduler._try_promote_blocked_waiting_request", "engine-source")
     assert "isinstance(structured_output_req.grammar, Exception)" in inspect.getsource(promoted)
+    assert ending_its_request(fail) is fail
+
+
+def test_a_grammar_masks_between_the_methods_that_we_replace() -> None:
+    steps = inspect.getsource(found(RUNNER + "sample_tokens", "own-logprobs"))
+    order = [steps.index(step) for step in ("self.execute_model_state", "apply_grammar_bitmask(", "self._sample(")]
+    assert order == sorted(order)
+    worker = inspect.getsource(found("vllm.v1.worker.gpu_worker:Worker.sample_tokens", "own-logprobs"))
+    assert "self.model_runner.sample_tokens(grammar_output)" in worker
+
+
+def test_the_second_runner_masks_and_samples_through_what_we_replace() -> None:
+    steps = inspect.getsource(found(RUNNER_V2 + "sample", "own-logprobs"))
+    masked = steps.index("self.structured_outputs_worker.apply_grammar_bitmask(")
+    assert masked < steps.index("self.sampler(logits, input_batch)")
+    processed = inspect.getsource(found(SAMPLER_V2 + "apply_sampling_params", "own-logprobs"))
+    assert "logits = torch.empty_like(logits, dtype=torch.float32).copy_(logits)" in processed
+
+
+@pytest.mark.parametrize("mode", ["processed_logprobs", "raw_logprobs"])
+def test_an_engine_has_our_modes_of_logprobs(mode: str) -> None:
+    from typing import get_args
+
+    from vllm.config.model import LogprobsMode
+
+    from seamless_verl.config.checks.modes import LOGPROBS_MODES
+    from seamless_verl.replica.own_logprobs import MODES
+
+    assert MODES == LOGPROBS_MODES and mode in MODES and mode in get_args(LogprobsMode)

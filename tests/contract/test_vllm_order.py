@@ -35,7 +35,7 @@ class Sent:
         self.client._send_input_message = self.send
         self.client._ensure_output_queue_task = lambda: None
 
-    async def send(self, message: Any, engine: bytes) -> None:
+    async def send(self, message: Any, engine: bytes, *objects: Any) -> None:
         self.methods.append(message[1][2])
 
     def reply(self, result: Any) -> None:

@@ -46,7 +46,7 @@ SESSIONS = int(os.environ.get("SEAMLESS_SESSIONS", "24"))
 TURNS = int(os.environ.get("SEAMLESS_TURNS", "5"))
 KILLED = int(os.environ.get("SEAMLESS_KILLED_REPLICAS", "1"))
 NAMES = ("replica-0", "replica-1")
-TOKEN, ADMIN = "the door's", {"authorization": "Bearer the admin's"}
+TOKEN, ADMIN = "the replicas'", {"authorization": "Bearer the admin's"}
 START_S = 240.0
 
 
@@ -185,7 +185,7 @@ class Chaos:
     async def die(self) -> None:
         name = self.choose.choice(NAMES)
         await self.replicas[name].kill()
-        while self.states()[name] is not ReplicaState.DEAD:  # noqa: ASYNC110 - the door's end is on its way
+        while self.states()[name] is not ReplicaState.DEAD:  # noqa: ASYNC110 - the end of its connection is on its way
             await asyncio.sleep(0.01)
         self.replicas[name] = await Replica.start(self.model, name, core_of(name))
         await self.attach(name)

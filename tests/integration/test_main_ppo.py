@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -58,7 +59,11 @@ def untouched_environment() -> Iterator[None]:
         ("trainer.nosuchthing=1", "is not a known key. A new key", "added as +trainer.nosuchthing=1"),
         ("seamless.layuot=auto", "is not a known key", "Did you mean seamless.layout?"),
         ("platfrom=cpu", "platfrom='cpu': is not a known key", "Did you mean platform?"),
-        ("platform=cpus", "platform='cpus': there is no such config", "Did you mean cpu? Valid: accelerator, cpu"),
+        (
+            "platform=cpus",
+            "platform='cpus': there is no such config",
+            "Did you mean cpu?",
+        ),
         ("+platform=cpu", "platform='cpu': exists already", "Write platform=cpu"),
         ("+trainer.nnodes=2", "trainer.nnodes='2': exists already", "Write trainer.nnodes=2"),
         ("trainer.nnodes=[1", "trainer.nnodes='[1': cannot be read", '\'trainer.nnodes=["...","..."]\''),
@@ -71,9 +76,9 @@ def untouched_environment() -> Iterator[None]:
     ],
 )
 def test_a_bad_override_is_named_among_good_ones(override: str, said: str, way_out: str) -> None:
-    told = composed("trainer.total_epochs=2", override, "data.seed=1")
-    assert told.startswith(override.lstrip("+~").partition("=")[0] + "=")
-    assert said in told and way_out in told
+    printed = composed("trainer.total_epochs=2", override, "data.seed=1")
+    assert printed.startswith(override.lstrip("+~").partition("=")[0] + "=")
+    assert said in printed and way_out in printed
 
 
 def test_a_config_that_is_not_there() -> None:
@@ -109,18 +114,23 @@ def test_the_users_wish_for_full_errors_stays(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("main", ["main_ppo", "check"])
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "printed"),
     [
         (["+platform=cpu"], "platform='cpu': exists already, and + only adds. Write platform=cpu"),
         (["--config-dir", str(RECIPE), "--config-name", "config"], "$DATA=None: the environment variable DATA is not"),
+        (["seamless.max_staleness=${no.such}"], "seamless.max_staleness=None: cannot be resolved"),
+        (["seamless.weights.at_once=${oc.env:NO_SUCH}"], "$NO_SUCH=None: the environment variable NO_SUCH is not"),
     ],
 )
 def test_the_whole_command_ends_with_code_2_and_leaves_nothing(
-    tmp_path: Path, arguments: list[str], told: str, main: str
+    tmp_path: Path, arguments: list[str], printed: str, main: str
 ) -> None:
     done = run(tmp_path, *arguments, main=main)
-    assert done.returncode == 2 and told in done.stderr and done.stdout == ""
-    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert done.returncode == 2 and printed in done.stderr and done.stdout == ""
+    first, *others = done.stderr.splitlines()
+    # What hydra can compose without the wrong override is checked too, and names no data.
+    assert printed in first and bool(others) == printed.startswith(("platform", "seamless")), done.stderr
+    assert not others or any(line.startswith("data.train_files=") for line in others)
     assert not list(tmp_path.iterdir())
 
 
@@ -196,6 +206,29 @@ def test_a_check_says_how_it_is_used(tmp_path: Path, asked: str) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_the_check_is_a_command_too(tmp_path: Path) -> None:
+    """With its options first, and with hydra's."""
+    command = (sys.executable, "-m", "seamless_verl.cli", "check")
+    assert "usage: python -m seamless_verl.check" in ended(tmp_path, *command, "--help").stdout
+    wrong = ("--unmade", *tiny_files(tmp_path / "files"), *TINY, "data.train_batch_size=7")
+    done, same = ended(tmp_path, *command, *wrong), run(tmp_path, *wrong, main="check")
+    assert (done.returncode, done.stdout, done.stderr) == (same.returncode, same.stdout, same.stderr)
+    assert done.returncode == 2 and "data.train_batch_size=7" in done.stderr
+    assert "check" in ended(tmp_path, *command[:-1], "--help").stdout
+
+
+def test_an_interrupted_check_is_silent_even_while_it_imports(tmp_path: Path) -> None:
+    (tmp_path / "hydra").mkdir()
+    (tmp_path / "hydra" / "__init__.py").write_text("import time\nprint('begun', flush=True)\ntime.sleep(60)")
+    env = os.environ | {"PYTHONPATH": str(tmp_path), "VERL_PLATFORM": "cpu"}
+    command = [sys.executable, "-m", "seamless_verl.check", *TINY]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as one:
+        assert one.stdout is not None and one.stdout.readline() == "begun\n"
+        one.send_signal(signal.SIGINT)
+        _, printed = one.communicate(timeout=30)
+    assert (one.returncode, printed) == (130, "")
+
+
 def test_two_runs_do_not_write_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files, folder = tiny_files(tmp_path / "files"), tmp_path / "made" / "saved"
     mine = (*files, *TINY, f"trainer.default_local_dir={folder}", "hydra.run.dir=run folder")
@@ -220,8 +253,12 @@ def test_a_check_can_come_before_data_and_model(tmp_path: Path) -> None:
     files = ("data.train_files=t.parquet", "data.val_files=v.parquet", "actor_rollout_ref.model.path=out/model")
     done = run(tmp_path, *TINY, *files, main="check", HF_HUB_OFFLINE="1")
     assert done.returncode == 2
-    for told in ("data.train_files='t.parquet'", "data.val_files='v.parquet'", "actor_rollout_ref.model.path='out/mo"):
-        assert f"\n{told}" in f"\n{done.stderr}"
+    for printed in (
+        "data.train_files='t.parquet'",
+        "data.val_files='v.parquet'",
+        "actor_rollout_ref.model.path='out/mo",
+    ):
+        assert f"\n{printed}" in f"\n{done.stderr}"
     done = run(tmp_path, "--unmade", *TINY, *files, main="check", HF_HUB_OFFLINE="1")
     assert (done.returncode, done.stderr) == (0, "")
     (tmp_path / "t.parquet").write_text("no parquet")  # what is there may be made anew
@@ -253,10 +290,11 @@ def test_a_check_takes_options_where_a_run_does(tmp_path: Path, arguments: tuple
 @pytest.mark.parametrize("recipe", [recipe.parent.name for recipe in RECIPES.glob("*/run.sh")])
 def test_a_recipe_refuses_a_wrong_setting_before_it_makes_anything(tmp_path: Path, recipe: str) -> None:
     script = str(RECIPES / recipe / "run.sh")
-    for wrong, told in (
+    for wrong, printed in (
         ("trainer.nnode=1", "Did you mean trainer.nnodes?"),
         ("data.train_batch_size=7", "multiple of"),
     ):
-        done = ended(tmp_path, script, wrong, PYTHON=sys.executable, DATA=str(tmp_path / "data"))
-        assert done.returncode == 2 and told in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+        hub = {"HF_HUB_OFFLINE": "0"}  # the recipes for clusters name models of the hub, and none is read
+        done = ended(tmp_path, script, wrong, PYTHON=sys.executable, DATA=str(tmp_path / "data"), **hub)
+        assert done.returncode == 2 and printed in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
         assert not list(tmp_path.iterdir())

@@ -35,6 +35,8 @@ PURE = (
     "simulator.__main__",
     "agents.command",
     "agents.callable",
+    "client",
+    "runner.process",
     "cli.main",
     *(f"resources.{name}" for name in ("plan", "memory_fit")),
     *(f"bench.training.{name}" for name in ("arms", "engine_baseline", "figures", "report", "running", "workloads")),

@@ -30,9 +30,9 @@ class Listed:
         return fnmatchcase(point, self.point.replace("[", "[[]"))
 
 
-BOTH = (GATEWAY, VLLM)
 UNSHAPED = "vLLM's own errors of this kind do not have the API's shape; the gateway gives them one"
-STORED = "no response is stored: a session's record is the trainer's, and vLLM keeps none unless told to"
+STORED = "vLLM's server stores no response unless told to"
+CLAMPED = "agents ask for more than is left of the context; the gateway gives what is left"
 UNBOUNDED = "vLLM's server takes as many calls at once as come"
 LISTED: tuple[Listed, ...] = (
     Listed(
@@ -77,8 +77,18 @@ LISTED: tuple[Listed, ...] = (
         "it asks for logprobs of the prompt, and replicas do not score prompts",
         (openai.BadRequestError,),
     ),
-    Listed("responses::test_a_response_can_be_asked_for_again", BOTH, STORED, (openai.NotFoundError,)),
-    Listed("responses::test_a_response_follows_another", BOTH, STORED, (openai.NotFoundError,)),
+    *(
+        Listed(f"{api}::test_a_bad_request_is_refused[a budget past the model's length]", (GATEWAY,), CLAMPED)
+        for api in ("chat", "messages")
+    ),
+    Listed(
+        "responses::test_a_response_after_one_that_is_not_known_is_not_found",
+        (GATEWAY,),
+        "the real service answers with a 400",
+        (openai.BadRequestError,),
+    ),
+    Listed("responses::test_a_response_can_be_asked_for_again", (VLLM,), STORED, (openai.NotFoundError,)),
+    Listed("responses::test_a_response_follows_another", (VLLM,), STORED, (openai.NotFoundError,)),
     Listed(
         "responses::test_one_model_is_described",
         (VLLM,),
@@ -87,13 +97,13 @@ LISTED: tuple[Listed, ...] = (
     ),
     Listed(
         "responses::test_an_incomplete_stream_ends_with_its_own_event",
-        BOTH,
+        (VLLM,),
         "vLLM's serving class ends every stream with response.completed; the response in it says `incomplete`",
     ),
-    Listed("messages::test_the_id_of_a_message_is_a_messages", BOTH, "vLLM's serving class names it as a chat's"),
+    Listed("messages::test_the_id_of_a_message_is_a_messages", (VLLM,), "vLLM's serving class names it as a chat's"),
     Listed(
         "tools::test_a_message_that_calls_ends_with_tool_use[tool]",
-        BOTH,
+        (VLLM,),
         "vLLM's serving class ends a call that was asked for by name as it does in chat completions",
     ),
 )

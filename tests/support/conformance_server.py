@@ -25,6 +25,7 @@ import openai
 import uvicorn
 
 from seamless_verl.gateway.recorder import JournalRecorder
+from seamless_verl.gateway.request_rules import RequestRules
 from seamless_verl.gateway.server import Gateway, GatewaySettings, serve_arguments
 from seamless_verl.journal import SqliteJournal
 from seamless_verl.replica.engine_source import AsyncLLMSource
@@ -44,6 +45,7 @@ OPTIONS = (
     # Reasoning is asked for by the request: an untrained model would never come to its end.
     *("--reasoning-parser", "qwen3", "--default-chat-template-kwargs", '{"enable_thinking": false}'),
 )
+RULES = RequestRules(strict_model=True)  # as vLLM's own server
 GATEWAY, VLLM = "gateway", "vllm"
 
 
@@ -129,14 +131,16 @@ class Servers:
 
 
 @asynccontextmanager
-async def gateway_over(llm: Any, model: Path, journal: Path) -> AsyncIterator[tuple[Gateway, Calls, Fleet]]:
-    source, fleet = AsyncLLMSource(llm, version=0), Fleet(policy=PrefixAffinity())
+async def gateway_over(
+    source: AsyncLLMSource, model: Path, journal: Path, *, grammars_resume: bool = False
+) -> AsyncIterator[tuple[Gateway, Calls, Fleet]]:
+    fleet = Fleet(policy=PrefixAffinity())
     fleet.commit(0)
     engine_server = await serve_engine(source, "127.0.0.1", 0, token=TOKEN, replica_id="replica-0")
     engine = await RemoteEngine.connect("127.0.0.1", engine_server.port, token=TOKEN, replica_id="replica-0")
     fleet.add("replica-0", engine=engine, control=source, capacity=MAX_RUNNING, version=0)
-    settings = GatewaySettings(str(model), ADMIN_KEY, OPTIONS, max_body=MAX_BODY, max_running=MAX_RUNNING)
-    calls = Calls(fleet)
+    settings = GatewaySettings(str(model), ADMIN_KEY, OPTIONS, max_body=MAX_BODY, max_running=MAX_RUNNING, rules=RULES)
+    calls = Calls(fleet, grammars_resume=grammars_resume)
     with SqliteJournal(journal) as kept:
         async with Gateway(settings, source=calls, recorder=JournalRecorder(kept)) as gateway:
             yield gateway, calls, fleet
@@ -169,7 +173,9 @@ async def run(
     llm: Any, folder: Path, journal: Path, up: concurrent.futures.Future[Servers], down: asyncio.Event
 ) -> None:
     async with AsyncExitStack() as stack:
-        gateway, calls, fleet = await stack.enter_async_context(gateway_over(llm, folder, journal))
+        gateway, calls, fleet = await stack.enter_async_context(
+            gateway_over(AsyncLLMSource(llm, version=0), folder, journal)
+        )
         url = await stack.enter_async_context(vllm_over(llm, folder))
         up.set_result(Servers(asyncio.get_running_loop(), llm, gateway, calls, fleet, url))
         await down.wait()

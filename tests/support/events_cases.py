@@ -81,10 +81,19 @@ class Trainer:
             await self.plane.execute.remote("resume", names)
 
     async def release_memory(self, draw: random.Random) -> None:
-        """Training takes devices and their memory, and calls are cut."""
+        """Training takes devices and their memory: calls are cut, and what they had is put away."""
         with self.hand_over():
             names = some(draw, set(NAMES) - self.away)
-            self.away |= set(await self.plane.execute.remote("release_memory", names, next(self.orders)))
+            released = set(await self.plane.execute.remote("release_memory", names, next(self.orders)))
+            for name in sorted(released):
+                await self.put_away(name, draw)
+            self.away |= released
+
+    async def put_away(self, name: str, draw: random.Random) -> None:
+        """Its cache, and with it its weights or not."""
+        server = self.world.servers[name]
+        with suppress(ray.exceptions.RayActorError):  # it is dead
+            await (server.sleep if draw.random() < 0.5 else server.put_cache_away).remote()
 
     async def reclaim_memory(self, draw: random.Random) -> None:
         with self.hand_over():

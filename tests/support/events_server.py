@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Mapping
 from itertools import islice
@@ -11,11 +12,12 @@ from typing import Any
 import torch
 from verl.workers.config import RolloutConfig
 from verl.workers.config.rollout import CheckpointEngineConfig
+from verl.workers.rollout.replica import RolloutMode
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from seamless_verl.replica.server import SeamlessServer
-from seamless_verl.replica.worker_extension import extension_name
+from seamless_verl.replica.worker_extension import KV_CACHE, extension_name
 from seamless_verl.weights.staging import StagedWeights, StagingMemory
 from support.version_weights import Weights
 from support.vllm_engine import Engine, environment, settings
@@ -24,7 +26,9 @@ SIZES = {"max_num_seqs": 64, "max_model_len": 512, "kv_cache_memory_bytes": 64 <
 
 
 class Server(SeamlessServer):
-    """One engine on one core. Its door, its pauses, its commits and its death are the product's."""
+    """One engine on one core. Its door, its pauses, its sleep, its commits and its death are the product's."""
+
+    lora_as_adapter = False
 
     def __init__(self, rank: int, model: str, core: int, host: str) -> None:
         os.environ.update(environment(str(rank), [core], [0]))
@@ -32,7 +36,8 @@ class Server(SeamlessServer):
         self.weights = Weights(Path(model))
         self.model, self.staged = Path(model), StagingMemory(host)
         bucket = CheckpointEngineConfig(update_weights_bucket_megabytes=16)
-        self.config = RolloutConfig(name="vllm", checkpoint_engine=bucket)
+        self.config = RolloutConfig(name="vllm", checkpoint_engine=bucket, free_cache_engine=True)
+        self.rollout_mode, self.updating = RolloutMode.HYBRID, asyncio.Lock()
         self.defects = list[str]()
 
     async def launch(self) -> int:
@@ -54,14 +59,22 @@ class Server(SeamlessServer):
 
     async def load(self, version: int) -> None:
         """The weights of a version, and the word that they are whole."""
+        await self.take_memory()
         await self.receive(self.weights.of(version))
         await self.set_global_steps(version)
 
     async def spoil(self, version: int) -> None:
         """Half of the weights of a version, as when the sender dies."""
         weights = self.weights.of(version)
+        await self.take_memory()
         await self.receive(dict(islice(weights.items(), len(weights) // 2)))
         raise ConnectionError("the sender died")
+
+    async def take_memory(self) -> None:
+        """What was put away is back without its contents; vLLM's wake schedules, so pause again."""
+        if self.put_away - {KV_CACHE}:
+            await self.wake_up(sorted(self.put_away - {KV_CACHE}))
+        await self.take_cache()
 
     async def receive(self, weights: Mapping[str, torch.Tensor]) -> None:
         assert self.source is not None
@@ -95,4 +108,4 @@ class Server(SeamlessServer):
         """Requests that its source has, and its engine, which has loaded whatever it could."""
         assert not self.defects, self.defects
         assert self.source is not None
-        return len(self.source.in_flight), self.engine.get_num_unfinished_requests()
+        return len(self.source.in_flight), self.engine.output_processor.get_num_unfinished_requests()

@@ -132,6 +132,9 @@ class MemoryRecorder:
     async def post_reward(self, session: Session, name: str, value: float) -> None:
         self.events.append(("rewarded", session.session_id, name, value))
 
+    def note_refusal(self, session: Session, path: str, status: int, message: str) -> None:
+        self.events.append(("refused", session.session_id, path, status, message))
+
     async def close_session(self, session: Session, reason: str) -> None:
         self.events.append(("closed", session.session_id, reason))
 

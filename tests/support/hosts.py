@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
+from importlib.metadata import version
 from typing import Any
 
 from seamless_verl.platform.adaptation import Adaptation, plain_class
 
-HOSTS = {"verl": "verl 0.9.1", "vllm": "vllm 0.29.0", "ray": "ray 2.60.0", "transfer_queue": "TransferQueue 0.1.11"}
+VLLM = ".".join(version("vllm").split(".")[:2])  # the stack under test: 0.29, or 0.24, which verl pins
+HOSTS = {"verl": "verl 0.9.1", "vllm": f"vllm {VLLM}.0", "ray": "ray 2.60.0", "transfer_queue": "TransferQueue 0.1.11"}
 TRACING = "_ray_trace_ctx"  # which Ray adds to the methods of whatever becomes an actor
 
 

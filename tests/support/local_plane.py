@@ -26,6 +26,6 @@ class LocalDataPlane(DataPlane):
     """A data plane that its creator starts."""
 
     def __init__(self, settings: PlaneSettings) -> None:
-        super().__init__(settings, store=MemoryStore())  # type: ignore[arg-type]
+        super().__init__(settings, store=MemoryStore(), paused_store=MemoryStore())  # type: ignore[arg-type]
 
     def set_up_process(self) -> None: ...

@@ -31,8 +31,8 @@ async def until(true: Callable[[], bool]) -> None:
 
 
 def call(name: str = "c", prompt: list[int] | None = None, max_tokens: int = 40, **more: Any) -> Call:
-    key = more.pop("key", "")
-    return Call(name, tokens(prompt or [1, 2, 3]), {"max_tokens": max_tokens, **more}, key)
+    key, group = more.pop("key", ""), more.pop("group", "")
+    return Call(name, tokens(prompt or [1, 2, 3]), {"max_tokens": max_tokens, **more}, key, group=group)
 
 
 @dataclass

@@ -11,8 +11,12 @@ import pytest
 
 @pytest.fixture
 def parent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An own TMPDIR, short enough."""
-    with tempfile.TemporaryDirectory(prefix="", dir="/tmp") as folder, monkeypatch.context() as patch:
-        patch.setenv("TMPDIR", folder)
-        patch.setattr(tempfile, "tempdir", None)
+    """An own TMPDIR, short enough.
+
+    The test's own changes of `tempfile.tempdir` are undone with these, in reverse: undone after them, they would leave
+    this folder, which is gone, to later tests.
+    """
+    with tempfile.TemporaryDirectory(prefix="", dir="/tmp") as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        monkeypatch.setattr(tempfile, "tempdir", None)
         yield Path(folder)

@@ -15,7 +15,16 @@ from support.paths import ROOT
 
 from seamless_verl.cli.main import main
 from seamless_verl.config.composing import HERE
-from seamless_verl.journal import HandedOver, HandOverBegun, RewardPosted, SessionClosed, SessionOpened, SqliteJournal
+from seamless_verl.journal import (
+    GroupDecided,
+    GroupOutcome,
+    HandedOver,
+    HandOverBegun,
+    RewardPosted,
+    SessionClosed,
+    SessionOpened,
+    SqliteJournal,
+)
 
 DOCS = ROOT / "docs"
 TRAJECTORIES, LAYOUTS, SETTINGS = DOCS / "trajectories.md", DOCS / "layouts.md", DOCS / "settings.md"
@@ -25,6 +34,9 @@ PAGES = [
     *sorted((ROOT / "recipes").rglob("README.md")),
     *sorted((ROOT / "seamless_verl").rglob("README.md")),
 ]
+FOLDERS = ("docker", "docs", "patches", "recipes", "requirements", "scripts", "seamless_verl", "tests")
+MARKDOWN = [*sorted(ROOT.glob("*.md")), *(page for name in FOLDERS for page in sorted((ROOT / name).rglob("*.md")))]
+PLACEHOLDER = re.compile(r"\b(SEEN|TODO|TBD|FIXME)\b")
 README_LINES = 150
 CUT, NEXT = "9f2c41d07a5be3c8", "e8d3307f4c16a952"
 OPENED = datetime.fromisoformat("2026-11-21T12:19:51+00:00").timestamp()
@@ -48,7 +60,10 @@ def recorded(journal: SqliteJournal) -> None:
         call_ended(three),
     )
     write(journal, RewardPosted(CUT, "reward", 1.0), SessionClosed(CUT, "finished"))
-    write(journal, HandOverBegun(CUT), HandedOver(CUT, OPENED + 60))
+    limits = {"limits": {"max_sequence": 1024}}
+    write(journal, HandOverBegun(CUT, limits), HandedOver(CUT, OPENED + 60, {"kept": True}))
+    trained = {"policy": "train_all", "version": 4}
+    write(journal, GroupDecided("7d1e0b9c-3f52-4a06-b1d7-20c5a94f8e63", GroupOutcome.TRAINED, 5, trained))
     write(journal, SessionOpened(NEXT, "b490d2f7-86ae-4c1b-9e35-7fd1064ba8c2", {}, OPENED + 104))
     write(journal, call_started(NEXT, f"{NEXT}.1"), chunk_appended([8] * 33, f"{NEXT}.1", 4, "replica-1"))
 
@@ -112,6 +127,12 @@ def test_links_lead_somewhere(page: Path) -> None:
     for path, part in targets:
         headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE) if part else []
         assert not part or part in map(anchor, headings), f"{path.name} has no heading #{part}"
+
+
+def test_no_page_has_a_placeholder() -> None:
+    assert set(PAGES) <= set(MARKDOWN)
+    found = {str(page.relative_to(ROOT)): PLACEHOLDER.findall(page.read_text(encoding="utf-8")) for page in MARKDOWN}
+    assert {page: words for page, words in found.items() if words} == {}
 
 
 def test_the_readme_is_short() -> None:

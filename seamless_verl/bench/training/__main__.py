@@ -25,7 +25,7 @@ from seamless_verl.errors import ConfigError, exits_on_config_error
 from seamless_verl.tiny.files import replaced_file
 
 VANILLA = "sync,colocate_async,separate_async,separate_async-switch,*-poll"
-OURS = "seamless-colocated-s1,seamless-disaggregated-s1-streamed,seamless-multiplexed-s1-streamed"
+OURS = "seamless-default,seamless-colocated-s1,seamless-disaggregated-s1-streamed,seamless-multiplexed-s1-streamed"
 LONGEST_TURN_S = 60.0
 MEASURED = "measured"
 
@@ -50,7 +50,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--workload", default="w2", help=f"{', '.join(WORKLOADS)}; w2 by default")
     parser.add_argument("--arms", default=f"{VANILLA},{OURS}", help="names or patterns, or all; see --list")
-    parser.add_argument("--list", action="store_true", help="print the names of all arms")
+    parser.add_argument("--list", action="store_true", help="print the names of the arms of `--arms all`")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=12, help="of each run")
     parser.add_argument("--skip", type=int, default=3, help="first steps that are not measured")

@@ -3,7 +3,7 @@
 An arm is data: a name, which main job runs it, and its overrides. All arms train on two devices.
 Names are `sync`, `colocate_async`, `separate_async`, `separate_async-switch`, each also with `-poll`, and
 `seamless-<layout>-s<max_staleness>`, each also with `-ahead<n>`, with `-keep` (of the KV cache at a commit) and
-with `-streamed`. Pure: strings only.
+with `-streamed`; and `seamless-default`, which sets nothing but the mode. Pure: strings only.
 """
 
 from __future__ import annotations
@@ -77,11 +77,14 @@ LAYOUTS = {
     "multiplexed": (1, separate_devices),
 }
 STALENESS = (0, 1, 4)
+DEFAULT = "seamless-default"
 OURS = re.compile(rf"seamless-({'|'.join(LAYOUTS)})-s(\d+)(?:-ahead(\d+))?(-keep)?(-streamed)?")
 
 
 def parse_our_arm(workload: Workload, name: str) -> Arm | None:
     """Our arm of that name; None for a name of another form."""
+    if name == DEFAULT:
+        return Arm(name, SEAMLESS, 2, {**shared_devices(), MODE: "seamless"})
     match = OURS.fullmatch(name)
     if match is None:
         return None
@@ -96,7 +99,8 @@ def parse_our_arm(workload: Workload, name: str) -> Arm | None:
 
 def default_arms(workload: Workload) -> list[Arm]:
     """The arms of `--arms all`. Ours take any other staleness too."""
-    names = [f"seamless-{layout}-s{n}{end}" for layout in LAYOUTS for n in STALENESS for end in ("", "-streamed")]
+    names = [DEFAULT]
+    names += [f"seamless-{layout}-s{n}{end}" for layout in LAYOUTS for n in STALENESS for end in ("", "-streamed")]
     ours = (parse_our_arm(workload, name) for name in names)
     return [*verl_arms(workload), *(arm for arm in ours if arm is not None)]
 

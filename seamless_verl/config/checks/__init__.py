@@ -13,11 +13,18 @@ from seamless_verl.config.checks.batches import (
     check_critic_batch,
     check_critic_micro_batches,
     check_lengths,
+    check_max_sequence,
     check_micro_batches,
     check_mini_batch,
     check_reference_micro_batches,
     check_train_batch,
     check_truncation,
+)
+from seamless_verl.config.checks.corrections import (
+    check_bypass,
+    check_chosen_loss,
+    check_own_losses,
+    check_staleness,
 )
 from seamless_verl.config.checks.devices import (
     check_cores,
@@ -29,18 +36,34 @@ from seamless_verl.config.checks.devices import (
     check_rollout_parallel,
     check_trainer_parallel,
 )
+from seamless_verl.config.checks.engines import check_cpu_engine, check_cpu_kernels, check_engine
 from seamless_verl.config.checks.files import check_data, check_folder, check_resume, check_reward_function, check_steps
-from seamless_verl.config.checks.gateway import check_gateway, check_journal, check_port, check_shards
-from seamless_verl.config.checks.hosts import check_loggers, check_names, check_versions
+from seamless_verl.config.checks.gateway import (
+    check_gateway,
+    check_journal,
+    check_port,
+    check_public_address,
+    check_shards,
+)
+from seamless_verl.config.checks.hosts import (
+    check_loggers,
+    check_names,
+    check_platform_name,
+    check_stack,
+    check_versions,
+)
+from seamless_verl.config.checks.lengths import check_cache, check_prompts
 from seamless_verl.config.checks.model import (
     check_adapter,
     check_bridge,
     check_critic_model,
     check_head_size,
+    check_layers,
     check_model,
     check_model_division,
 )
 from seamless_verl.config.checks.modes import (
+    check_logprobs_mode,
     check_missing,
     check_mode,
     check_numbers,
@@ -51,6 +74,8 @@ from seamless_verl.config.checks.modes import (
 )
 from seamless_verl.config.checks.serve_options import check_engine_options, check_options, check_reasoning
 from seamless_verl.config.checks.settings import Check, Problem, RefusedConfigError, Settings
+from seamless_verl.config.checks.tools import check_function_tools, check_tool_format, check_tools
+from seamless_verl.config.checks.visible import check_visible_devices
 
 __all__ = ["CHECKS", "Problem", "RefusedConfigError", "Settings", "find_problems", "preflight", "preflight_of_plan"]
 
@@ -59,34 +84,50 @@ CHECKS: tuple[Check, ...] = (
     check_mode,
     check_renamed_code,
     check_missing,
+    check_engine,
     check_seamless,
     check_unused,
+    check_chosen_loss,
+    check_own_losses,
+    check_bypass,
+    check_staleness,
     check_gateway,
     check_port,
     check_shards,
+    check_public_address,
     check_journal,
     check_options,
     check_reasoning,
     check_engine_options,
+    check_logprobs_mode,
     check_numbers,
+    check_platform_name,
     check_names,
     check_loggers,
     check_loops,
     check_default_loop,
+    check_tools,
+    check_function_tools,
+    check_tool_format,
     check_versions,
+    check_stack,
     check_model,
     check_adapter,
     check_critic_model,
     check_bridge,
+    check_layers,
     check_head_size,
     check_data,
     check_lengths,
+    check_max_sequence,
+    check_prompts,
     check_truncation,
     check_reward_function,
     check_resume,
     check_folder,
     check_steps,
     check_resources,
+    check_visible_devices,
     check_devices,
     check_cores,
     check_standalone_pool,
@@ -100,8 +141,11 @@ CHECKS: tuple[Check, ...] = (
     check_reference_micro_batches,
     check_critic_micro_batches,
     check_engine_dtype,
+    check_cpu_engine,
+    check_cpu_kernels,
     check_cpu_rollout,
     check_memory,
+    check_cache,
 )
 
 
@@ -111,19 +155,46 @@ OF_A_PLAN: tuple[Check, ...] = (
     *(check_model_division, check_memory),
 )
 
+# Those that concern the machine that starts the run, with what each finds out. They are left out where a run for
+# machines with accelerators is checked without one.
+OF_THIS_MACHINE: Mapping[Check, str] = {
+    check_versions: "installed versions",
+    check_stack: "installed versions",
+    check_bridge: "Megatron-Bridge",
+    check_layers: "Transformer Engine",
+    check_loggers: "the loggers' packages",
+    check_port: "free ports",
+    check_journal: "the journal's file",
+    check_resume: "the checkpoint to resume from",
+    check_folder: "the checkpoint folder",
+}
+
 
 def preflight(
-    config: DictConfig | Mapping[str, Any], *, devices: int | None, accelerator: bool, unmade: bool = False
+    config: DictConfig | Mapping[str, Any],
+    *,
+    devices: int | None,
+    accelerator: bool,
+    unmade: bool = False,
+    elsewhere: bool = False,
 ) -> list[str]:
     """Refuse a composed config that cannot run, before anything starts; otherwise return the warnings.
 
+    With `unmade`, none of them is about data and models that are to be made.
+
     `devices` is how many there are in all, None when only a running cluster knows; `accelerator` is
-    False on the CPU platform; `unmade` as in Settings. Imports none of torch, ray, verl, vllm and Megatron.
+    False on the CPU platform; `unmade` as in Settings, `elsewhere` as in Host. Imports none of torch, ray, verl, vllm
+    and Megatron.
 
     Raises:
         RefusedConfigError: the first problem; its text lists every problem, one a line.
     """
-    return warnings_of(find_problems(Settings.of(config, devices=devices, accelerator=accelerator, unmade=unmade)))
+    settings = Settings.of(config, devices=devices, accelerator=accelerator, unmade=unmade, elsewhere=elsewhere)
+    checks = [one for one in CHECKS if not elsewhere or one not in OF_THIS_MACHINE]
+    found = warnings_of([one for one in find_problems(settings, checks) if not (unmade and one.unmade)])
+    if not elsewhere:
+        return found
+    return [*found, f"not checked without an accelerator: {', '.join(dict.fromkeys(OF_THIS_MACHINE.values()))}"]
 
 
 def preflight_of_plan(settings: Settings) -> list[str]:
@@ -131,7 +202,7 @@ def preflight_of_plan(settings: Settings) -> list[str]:
 
     Memory that is not stated is this machine's own, and refuses no plan for other machines.
     """
-    stated = settings.seamless.device_memory_gb is not None
+    stated = settings.seamless.device_memory_gb is not None or settings.seamless.host_memory_gb is not None
     needed = [check for check in OF_A_PLAN if stated or check is not check_memory]
     warnings_of(find_problems(replace(settings, unmade=True), needed))
     problems = find_problems(settings)

@@ -17,7 +17,13 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from seamless_verl.agents.settings import CallableSettings, CommandSettings, LoopSettings, read_settings
+from seamless_verl.agents.settings import (
+    CallableSettings,
+    CommandSettings,
+    LoopSettings,
+    RunnerSettings,
+    read_settings,
+)
 from seamless_verl.config.checks.roles import brings_code
 from seamless_verl.config.checks.settings import Problem, Settings, check
 from seamless_verl.config.checks.sources import check_dotted, check_name
@@ -29,11 +35,12 @@ from seamless_verl.runtime.fields import nearest
 AGENT = "actor_rollout_ref.rollout.agent"
 LOOPS, DEFAULT = f"{AGENT}.agent_loop_config_path", f"{AGENT}.default_agent_loop"
 OURS = "seamless_verl.agent_loops.loops."
-OUR_ENGINE = "seamless_verl.platform.engine"
+OUR_ENGINES = ("seamless_verl.platform.engine", "seamless_verl.platform.engine_without_te")  # no agent loops there
 REGISTERED = ("single_turn_agent", "tool_agent")  # by verl itself
 SCHEMAS: Mapping[str, type[LoopSettings]] = {
     f"{OURS}CallableAgentLoop": CallableSettings,
     f"{OURS}CommandAgentLoop": CommandSettings,
+    f"{OURS}RunnerAgentLoop": RunnerSettings,
 }
 WAY_OUT = "Write a list of entries, each with `name` and `_target_`"
 Loop = Mapping[str, Any]
@@ -41,11 +48,16 @@ Loop = Mapping[str, Any]
 
 @check
 def check_loops(settings: Settings) -> list[Problem]:
-    """Each entry has a name, a target that can be found, and settings that its loop takes."""
-    return [
-        problem
-        for number, loop in enumerate(loops_of(settings))
-        for problem in _entry(settings, f"{LOOPS}[{number}]", loop)
+    """Each entry has a name of its own, a target that can be found, and settings that its loop takes."""
+    loops = loops_of(settings)
+    names = [loop.get("name") for loop in loops]
+    repeated = [
+        Problem(f"{LOOPS}[{number}].name", name, "is the name of an entry above, too", "Give each entry its own name")
+        for number, name in enumerate(names)
+        if name is not None and name in names[:number]
+    ]
+    return repeated + [
+        problem for number, loop in enumerate(loops) for problem in _entry(settings, f"{LOOPS}[{number}]", loop)
     ]
 
 
@@ -54,12 +66,12 @@ def check_default_loop(settings: Settings) -> list[Problem]:
     """The loop of prompts that name none is known; code of the user's own may register others."""
     name = settings.get(DEFAULT)
     own = settings.get(f"{AGENT}.agent_loop_manager_class"), settings.get("actor_rollout_ref.model.external_lib")
-    if name is None or own[0] is not None or own[1] not in (None, OUR_ENGINE):
+    if name is None or own[0] is not None or own[1] not in (None, *OUR_ENGINES):
         return []
     known = [*REGISTERED, *(str(loop["name"]) for loop in loops_of(settings) if "name" in loop)]
     if name in known:
         return []
-    way_out = f"{nearest(str(name), known)}; others are named in {LOOPS}"
+    way_out = nearest(str(name), known, then=f"Others are named in {LOOPS}")
     return [Problem(DEFAULT, name, "is not the name of an agent loop", way_out)]
 
 
@@ -69,7 +81,7 @@ def loops_of(settings: Settings) -> list[Loop]:
         return []
     value = settings.text(LOOPS)
     try:
-        loops = yaml.safe_load(_find(value).read_text(encoding="utf-8"))
+        loops = yaml.safe_load(find_file(LOOPS, value, "a YAML file of agent loops").read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         reason = f"is not YAML: {' '.join(str(error).split())}"
         raise ConfigError(LOOPS, value, reason, "Correct the file") from error
@@ -91,17 +103,17 @@ def _resolved(file: str, loops: list[Loop]) -> list[Loop]:
     return resolved
 
 
-def _find(value: str) -> Path:
-    """The file as verl looks for it: from the working directory, then from where verl is installed."""
+def find_file(key: str, value: str, what: str) -> Path:
+    """A file as verl looks for it: from the working directory, then from where verl is installed."""
     package = verl_config_dir().parents[1]
     places = [Path(value)] if os.path.isabs(value) else [Path(base, value) for base in (".", package.parent, package)]
     for place in places:
         if place.is_file():
             return place
     if any(place.is_dir() for place in places):
-        raise ConfigError(LOOPS, value, "is a folder", f"Set {LOOPS} to a YAML file of agent loops")
+        raise ConfigError(key, value, "is a folder", f"Set {key} to {what}")
     reason = f"there is no such file (looked for from {os.getcwd()})"
-    raise ConfigError(LOOPS, value, reason, f"Set {LOOPS} to a YAML file of agent loops")
+    raise ConfigError(key, value, reason, f"Set {key} to {what}")
 
 
 def _entry(settings: Settings, key: str, loop: Loop) -> list[Problem]:
@@ -164,7 +176,7 @@ def _other_file(path: Path) -> str:
 
 
 def _check_command(key: str, loop: CommandSettings) -> None:
-    if loop.folder is not None and not os.path.isdir(loop.folder):
+    if loop.folder is not None and "{" not in loop.folder and not os.path.isdir(loop.folder):
         way_out = f"Paths are taken from the working directory, {Path.cwd()}"
         raise ConfigError(f"{key}.folder", loop.folder, "there is no such folder", way_out)
     try:

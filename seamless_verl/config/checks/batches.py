@@ -185,6 +185,7 @@ def _rank_share(settings: Settings, prompts: int) -> int | None:
 
 
 LONGEST = f"{ROLLOUT_KEY}.max_model_len"
+MAX_SEQUENCE = "seamless.tokens.max_sequence"
 
 
 @check
@@ -212,6 +213,26 @@ def check_lengths(settings: Settings) -> list[Problem]:
         return []
     where = f"{PATH} has max_position_embeddings={limit}" if longest is None else f"{LONGEST}={limit}"
     return _too_long(settings, limit, where, longer=positions if longest is not None else None)
+
+
+@check
+def check_max_sequence(settings: Settings) -> list[Problem]:
+    """The longest training sequence fits a micro-batch, where verl fills those by tokens (seqlen_balancing.py)."""
+    longest = settings.seamless.tokens.max_sequence
+    if settings.mode != "seamless" or longest is None:
+        return []
+    if not settings.seamless.gateway.enabled:
+        reason = "cuts the sessions of the gateway, which is off"
+        return [Problem(MAX_SEQUENCE, longest, reason, "Leave it out: verl's agent loops have their own", warning=True)]
+    key = f"{ACTOR}.ppo_max_token_len_per_gpu"
+    if not settings.flag(f"{ACTOR}.use_dynamic_bsz") or settings.get(key) is None:
+        return []
+    parallel = settings.integer(f"{ACTOR}.megatron.context_parallel_size", 1)
+    if longest <= (room := settings.integer(key) * parallel):
+        return []
+    reason = f"is more than a micro-batch holds: {key}={room // parallel}"
+    way_out = f"Set {key}={-(-longest // parallel)}, or {MAX_SEQUENCE}={room} or less"
+    return [Problem(MAX_SEQUENCE, longest, reason, way_out)]
 
 
 def max_positions(settings: Settings) -> int | None:

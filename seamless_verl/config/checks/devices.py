@@ -23,6 +23,7 @@ from seamless_verl.config.checks.roles import (
     uses_megatron,
 )
 from seamless_verl.config.checks.settings import Problem, Settings, check
+from seamless_verl.config.checks.visible import available_devices, of_list
 from seamless_verl.resources.memory_fit import MemoryProblem, memory_problems
 from seamless_verl.resources.placement import verl_fields
 from seamless_verl.resources.tags import KEY, ROLLOUT, TRAIN, Layout, Resources
@@ -46,9 +47,10 @@ def pools(settings: Settings) -> dict[str, int]:
 @check
 def check_devices(settings: Settings) -> list[Problem]:
     """All pools together fit the available devices, when their number is known."""
-    available, resources = settings.host.devices, settings.seamless.resources
+    available, resources = available_devices(settings), settings.seamless.resources
     if by_tags(settings) and resources is not None:
-        return [] if available is None or resources.size <= available else [_too_many(settings, resources)]
+        fits = available is None or resources.size <= available
+        return [] if fits else [_too_many(settings, resources, f"{available}{of_list(settings)}")]
     asked = pools(settings)
     total = sum(asked.values())
     if available is None or total <= available:
@@ -57,7 +59,7 @@ def check_devices(settings: Settings) -> list[Problem]:
     per_node, nodes = (f"{largest}.{name}" for name in ("n_gpus_per_node", "nnodes"))
     key = nodes if settings.integer(nodes, 1) > settings.integer(per_node, 1) else per_node
     parts = " + ".join(f"{node} {size}" for node, size in asked.items())
-    reason = f"the run needs {total} devices ({parts}) and there are {available}"
+    reason = f"the run needs {total} devices ({parts}) and there are {available}{of_list(settings)}"
     return [Problem(key, settings.get(key), reason, _fewer(settings, largest))]
 
 
@@ -104,9 +106,9 @@ def _pool(settings: Settings, node: str) -> int:
     return settings.integer(f"{node}.nnodes") * settings.integer(f"{node}.n_gpus_per_node")
 
 
-def _too_many(settings: Settings, resources: Resources) -> Problem:
+def _too_many(settings: Settings, resources: Resources, available: str) -> Problem:
     sizes = " + ".join(f"{group.name} {group.size}" for group in resources.groups)
-    reason = f"its machines have {resources.size} devices ({sizes}) and there are {settings.host.devices}"
+    reason = f"its machines have {resources.size} devices ({sizes}) and there are {available}"
     more = "add devices"
     if not settings.host.accelerator:
         more = "share cores: seamless.cpu.devices=<number> seamless.cpu.pin=false"

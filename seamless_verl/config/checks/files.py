@@ -78,7 +78,7 @@ def check_data(settings: Settings) -> list[Problem]:
             problems += _columns(settings, key, path, footer)
             rows += footer.rows if key == FILE_KEYS[0] and rows >= 0 else 0
     found = problems or _enough(settings, rows)
-    return [replace(problem, warning=True) for problem in found] if settings.unmade else found
+    return [replace(problem, warning=True, unmade=True) for problem in found] if settings.unmade else found
 
 
 def required_columns(settings: Settings) -> list[str]:

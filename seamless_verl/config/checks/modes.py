@@ -8,30 +8,33 @@ start.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
 from enum import Enum
 from operator import attrgetter
 
+from seamless_verl.config import engine_kwargs
 from seamless_verl.config.checks.roles import (
     by_tags,
     has_reward_model,
     has_standalone_rollout,
     has_teacher,
     needs_critic,
-    releases_memory,
     seamless_layout,
 )
 from seamless_verl.config.checks.settings import MISSING, Problem, Settings, check, texts_of
 from seamless_verl.config.renames import renamed_code
-from seamless_verl.config.schema import SeamlessConfig
+from seamless_verl.config.schema import RequestsConfig, SeamlessConfig
 from seamless_verl.errors import ConfigError
 from seamless_verl.resources.tags import Layout
 from seamless_verl.runtime.fields import nearest
 
 VERL_MODES = ("sync", "colocate_async", "separate_async")
 MODES = (*VERL_MODES, "seamless")
+BOUNDED_POLICIES = ("mask_older_than", "drop_if_older_than")  # of seamless.tokens.policy, those with `older_than`
 MODE_KEY = "trainer.v1.trainer_mode"
 ROLLOUT = "actor_rollout_ref.rollout"
+NO_REPLAY = "disabled"
 VERL_SAMPLER = {"max_off_policy_threshold": 8, "max_off_policy_strategy": "drop"}
 
 
@@ -60,7 +63,10 @@ def check_seamless(settings: Settings) -> list[Problem]:
     _ = settings.seamless  # reading it refuses unknown and renamed settings
     if settings.mode != "seamless":
         return []
-    parts = (_unused_pool, _someone_generates, _never_lent, _ahead, _engine, _several_updates, _sampler)
+    parts = (
+        *(_unused_pool, _someone_generates, _never_lent, _ahead, _min_sessions),
+        *(_engine, _routing, _released, _sampler),
+    )
     return [problem for part in parts for problem in part(settings)]
 
 
@@ -84,7 +90,11 @@ def _pool_size(settings: Settings) -> list[Problem]:
 
 def _weight_transfer(settings: Settings) -> list[Problem]:
     key = f"{ROLLOUT}.checkpoint_engine.backend"
-    if settings.get(key, "naive") != "naive":
+    backend = settings.get(key, "naive")
+    if backend == "delta_sharded" and settings.mode == "seamless":
+        reason = "sends what has changed in each weight, but replicas load whole weights, staged in their host's memory"
+        return [Problem(key, backend, reason, f"Set {key}=nccl")]
+    if backend != "naive":
         return []
     reason = "reaches only engines on the trainer's own devices"
     return [Problem(key, "naive", reason, f"Set {key}={'nccl' if settings.host.accelerator else 'gloo'}")]
@@ -122,6 +132,26 @@ def _ahead(settings: Settings) -> list[Problem]:
     return [Problem("seamless.ahead", ahead, reason, f"Set seamless.max_staleness={ahead}, or seamless.ahead={bound}")]
 
 
+RELATIVE = (
+    *("grpo", "grpo_vectorized", "grpo_passk", "gdpo", "rloo", "rloo_vectorized", "opo", "gpg"),
+    *("reinforce_plus_plus_baseline", "optimal_token_baseline", "tir_optimal_token_baseline"),
+)
+"""Estimators that compare the sessions of a group with each other."""
+
+
+def _min_sessions(settings: Settings) -> list[Problem]:
+    """A group has as many sessions as are needed, and those that are compared are at least two."""
+    key, needed, sessions = "seamless.min_sessions", settings.seamless.min_sessions, settings.integer(f"{ROLLOUT}.n")
+    if needed is not None and needed > sessions:
+        reason = f"is more than the {ROLLOUT}.n={sessions} sessions of a group"
+        return [Problem(key, needed, reason, f"Set {key}={sessions} or less")]
+    estimator = settings.get("algorithm.adv_estimator")
+    if needed == 1 and sessions > 1 and estimator in RELATIVE:
+        reason = f"lets {estimator} train a group of one, which has no other session to be compared with"
+        return [Problem(key, needed, reason, f"Set {key}=2 or more, or leave it out")]
+    return []
+
+
 def _engine(settings: Settings) -> list[Problem]:
     key = f"{ROLLOUT}.name"
     name = settings.get(key, "vllm")
@@ -131,17 +161,28 @@ def _engine(settings: Settings) -> list[Problem]:
     return [Problem(key, name, "the seamless trainer streams from vLLM's engine", way_out)]
 
 
-def _several_updates(settings: Settings) -> list[Problem]:
-    key = "trainer.v1.seamless.parameter_sync_step"
-    updates = settings.integer(key, 1)
-    if updates == 1 or has_standalone_rollout(settings) or not releases_memory(settings):
+def _routing(settings: Settings) -> list[Problem]:
+    """verl's replay of a mixture's routing: our replicas' chunks carry no routed experts for a trainer to replay."""
+    rollout = f"{ROLLOUT}.enable_rollout_routing_replay"
+    values: dict[str, tuple[object, object]] = {rollout: (settings.flag(rollout), False)}
+    for engine in ("megatron", "veomni"):
+        key = f"actor_rollout_ref.actor.{engine}.router_replay.mode"
+        values[key] = settings.get(key, NO_REPLAY), NO_REPLAY
+    reason = "the seamless trainer replays no routing of a mixture's experts"
+    return [
+        Problem(key, value, reason, f"Set {key}={off}, or use one of verl's own trainer modes")
+        for key, (value, off) in values.items()
+        if value != off
+    ]
+
+
+def _released(settings: Settings) -> list[Problem]:
+    key, frees = "seamless.handover", f"{ROLLOUT}.free_cache_engine"
+    handover = settings.seamless.handover
+    if not handover.cuts_calls or settings.flag(frees, True):
         return []
-    reason = "needs generation between the updates of a step, and replicas that released their memory cannot generate"
-    way_out = (
-        f"Set {key}=1 and a smaller ppo_mini_batch_size, seamless.handover=resident where memory allows,"
-        f" or give generation a pool: {ROLLOUT}.nnodes=1"
-    )
-    return [Problem(key, updates, reason, way_out)]
+    reason = f"releases nothing with {frees}=False"
+    return [Problem(key, handover.value, reason, f"Set {frees}=True, or {key}=resident")]
 
 
 def _sampler(settings: Settings) -> list[Problem]:
@@ -247,36 +288,84 @@ def _whole(settings: Settings, key: str, least: int) -> Problem | None:
     return None
 
 
+LOGPROBS_MODES = ("processed_logprobs", "raw_logprobs")
+"""Of vLLM's modes those that give logprobs; replica/own_logprobs.py makes the model's own of both."""
+
+
+@check
+def check_logprobs_mode(settings: Settings) -> list[Problem]:
+    """The engines record logprobs, which the trainer uses, and not logits."""
+    overriding = engine_kwargs.given(settings.get(engine_kwargs.KEY), "logprobs_mode")
+    keys = {f"{ROLLOUT}.logprobs_mode": settings.get(f"{ROLLOUT}.logprobs_mode")}
+    keys |= {} if overriding is None else {f"{engine_kwargs.KEY}.logprobs_mode": overriding}
+    if settings.mode in VERL_MODES:
+        return []
+    return [
+        Problem(key, value, "gives no logprobs to train with", f"Set {key}={' or '.join(LOGPROBS_MODES)}")
+        for key, value in keys.items()
+        if value is not None and value not in LOGPROBS_MODES
+    ]
+
+
 UNUSED = (
     "layout",
     "wait_for_machines_s",
     "max_staleness",
     "ahead",
+    "min_sessions",
     "lending",
     "handover",
     "weights.at_once",
     "weights.kv",
     "tokens.policy",
     "tokens.older_than",
+    "tokens.weigh",
+    "tokens.max_sequence",
+    "tokens.grammar",
+    "correction.truncate",
+    "correction.m2_threshold",
+    "correction.scale_lr",
     "watchdog.transition_s",
     "watchdog.no_progress_s",
 )
 """Of the `seamless:` node, read by our trainer alone. Machines and the gateway have checks of their own."""
+OF_THE_GATEWAY = (
+    *("gateway.port", "gateway.journal", "gateway.options", "gateway.public_address"),
+    *(f"gateway.requests.{item.name}" for item in fields(RequestsConfig)),
+    *("gateway.max_calls", "gateway.max_sessions"),
+)
+"""Read only where the gateway runs. `shards` and `max_failed_groups` concern all calls and all agent loops."""
 
 
 @check
 def check_unused(settings: Settings) -> list[Problem]:
-    """A warning for each setting that was changed and that verl's own trainers do not read."""
-    if settings.mode not in VERL_MODES:
-        return []
-    given, default = settings.seamless, SeamlessConfig()
-    way_out = f"Set {MODE_KEY}=seamless, or leave it out"
+    """A warning for each setting that was changed and that nothing reads, as other settings are."""
+    given = settings.seamless
+    if settings.mode in VERL_MODES:
+        way_out = f"Set {MODE_KEY}=seamless, or leave it out"
+        return _changed(given, UNUSED, f"is not read by {MODE_KEY}={settings.mode}", way_out)
+    found: list[Problem] = []
+    if given.tokens.policy not in BOUNDED_POLICIES:
+        reason = f"is not read by seamless.tokens.policy={given.tokens.policy}"
+        way_out = f"Set seamless.tokens.policy={' or '.join(BOUNDED_POLICIES)}, or leave it out"
+        found += _changed(given, ("tokens.older_than",), reason, way_out)
+    if not given.gateway.enabled:
+        reason, way_out = "is not read while seamless.gateway.enabled=false", "Set seamless.gateway.enabled=true"
+        found += _changed(given, OF_THE_GATEWAY, reason, f"{way_out}, or leave it out")
+    return found
+
+
+def _changed(given: SeamlessConfig, names: Iterable[str], reason: str, way_out: str) -> list[Problem]:
+    """A warning for each of these settings that is not its default."""
+    default = SeamlessConfig()
     return [
-        Problem(f"seamless.{name}", plain(value), f"is not read by {MODE_KEY}={settings.mode}", way_out, warning=True)
-        for name in UNUSED
+        Problem(f"seamless.{name}", plain(value), reason, way_out, warning=True)
+        for name in names
         if (value := attrgetter(name)(given)) != attrgetter(name)(default)
     ]
 
 
 def plain(value: object) -> object:
+    if isinstance(value, tuple):
+        return list(value)
     return value.value if isinstance(value, Enum) else value

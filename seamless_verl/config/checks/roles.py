@@ -11,9 +11,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from seamless_verl.config.checks.settings import Settings
-from seamless_verl.config.schema import Handover
 from seamless_verl.resources.tags import ROLLOUT as ROLLOUT_TAG
 from seamless_verl.resources.tags import TRAIN, Layout
 
@@ -65,13 +65,6 @@ def has_hybrid_rollout(settings: Settings) -> bool:
     return settings.mode != "seamless" or seamless_layout(settings).shares_devices
 
 
-def releases_memory(settings: Settings) -> bool:
-    """Whether a device that both train and generate holds one side's memory at a time."""
-    handover = settings.seamless.handover
-    frees = settings.flag("actor_rollout_ref.rollout.free_cache_engine", True)
-    return handover is Handover.RELEASED or (handover is Handover.AUTO and settings.host.accelerator and frees)
-
-
 def by_tags(settings: Settings) -> bool:
     """Whether the run's machines are described by tags."""
     return settings.mode == "seamless" and settings.seamless.resources is not None
@@ -86,6 +79,12 @@ def seamless_layout(settings: Settings) -> Layout:
 def joins_cluster(settings: Settings) -> bool:
     """Whether the run joins a named Ray cluster, perhaps on other machines."""
     return bool(settings.get("ray_kwargs.ray_init.address")) or (os.environ.get("RAY_ADDRESS") or "local") != "local"
+
+
+def starts_cluster(settings: Settings) -> bool:
+    """Whether the run starts a Ray cluster of its own, of this machine alone; else it joins one that runs here."""
+    running = Path(os.environ.get("RAY_TMPDIR") or "/tmp", "ray", "ray_current_cluster")  # as ray.init looks for it
+    return not joins_cluster(settings) and not running.exists()
 
 
 def brings_code(settings: Settings) -> bool:

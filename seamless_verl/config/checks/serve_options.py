@@ -3,9 +3,9 @@
 Each is an option of the installed vLLM, given once, and names parsers that it has. The options are read from
 vLLM's source, because importing vLLM takes seconds.
 
-Sources: vllm/engine/arg_utils.py, vllm/entrypoints/launchers/cli_args.py (a field of its classes is an option),
-vllm/utils/argparse_utils.py `FlexibleArgumentParser`, verl/workers/rollout/vllm_rollout/vllm_async_server.py
-`launch_server`, which passes `engine_kwargs` as options of `vllm serve`.
+Sources, below vllm/: engine/arg_utils.py; entrypoints/launchers/cli_args.py or entrypoints/openai/cli_args.py, where a
+field of a class is an option; utils/argparse_utils.py `FlexibleArgumentParser`. In verl:
+workers/rollout/vllm_rollout/vllm_async_server.py `launch_server`, which passes `engine_kwargs` as options.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -28,7 +29,8 @@ from seamless_verl.runtime.fields import nearest
 
 OPTIONS_KEY = "seamless.gateway.options"
 PLUGINS, KNOWN_PLUGINS = "vllm.general_plugins", ("vllm.", "seamless_verl.")  # these add no parsers
-SOURCES = ("engine/arg_utils.py", "entrypoints/launchers/cli_args.py")
+ENGINE_SOURCE = "engine/arg_utils.py"
+SERVER_SOURCES = ("entrypoints/launchers/cli_args.py", "entrypoints/openai/cli_args.py")  # of vLLM 0.29; 0.24
 READ = ("model", "multimodal", "structured_outputs")  # groups of the engine's options that the gateway reads
 UNREAD = frozenset({"quantization", "enforce-eager", "enable-sleep-mode", "enable-cumem-allocator"})  # except these
 ALSO_READ = "structured-outputs-config"  # of another group
@@ -47,9 +49,13 @@ PARSERS = {
 def check_options(settings: Settings) -> list[Problem]:
     """Each is an option of vLLM that the gateway reads, and vLLM has the parsers that they choose."""
     gateway, known = settings.seamless.gateway, serve_options()
-    if not gateway.enabled or not known:
-        return []
     given = list(gateway.options)
+    if not gateway.enabled:
+        return []
+    if not known:
+        reason = "cannot be checked: vLLM is not installed, or its options are defined in files we do not know"
+        way_out = "Install a version of vLLM that is listed in the README"
+        return [Problem(OPTIONS_KEY, given, reason, way_out, warning=True)] if given and find_spec("vllm") else []
     if given and not given[0].startswith("-"):
         return [
             Problem(
@@ -85,18 +91,18 @@ def engines_parser(settings: Settings) -> str | None:
 @cache
 def serve_options() -> frozenset[str]:
     """Names of all options, without dashes in front; none without vLLM, or when its sources have moved."""
-    files = [file for source in SOURCES if (file := _source(source)) is not None]
-    if len(files) < len(SOURCES):
+    engine, server = _source(ENGINE_SOURCE), _source(*SERVER_SOURCES)
+    if engine is None or server is None:
         return frozenset()
-    texts = [file.read_text(encoding="utf-8") for file in files]
-    fields = {name.replace("_", "-") for name in FIELD.findall(texts[1])}
-    return frozenset(fields.union(*(OPTION.findall(text) for text in texts)))
+    text = server.read_text(encoding="utf-8")
+    fields = {name.replace("_", "-") for name in FIELD.findall(text)}
+    return frozenset(fields.union(OPTION.findall(text), OPTION.findall(engine.read_text(encoding="utf-8"))))
 
 
 @cache
 def engine_options() -> frozenset[str]:
     """Names of the options that only an engine reads; the gateway has no engine."""
-    file = _source(SOURCES[0])
+    file = _source(ENGINE_SOURCE)
     grouped = [] if file is None else GROUPED.findall(file.read_text(encoding="utf-8"))
     return frozenset(name for group, name in grouped if group not in READ and name != ALSO_READ) | UNREAD
 
@@ -104,7 +110,7 @@ def engine_options() -> frozenset[str]:
 @cache
 def server_options() -> frozenset[str]:
     """Names of the options of vLLM's own HTTP server, which the gateway replaces."""
-    file = _source(SOURCES[1])
+    file = _source(*SERVER_SOURCES)
     found = None if file is None else SERVER.search(file.read_text(encoding="utf-8"))
     return frozenset() if found is None else frozenset(name.replace("_", "-") for name in FIELD.findall(found[0]))
 
@@ -125,8 +131,8 @@ def unknown(name: str, known: frozenset[str]) -> str | None:
     """The way out where no option has that name or begins with it, which vLLM's parser allows; else None."""
     if {name, name.removeprefix("no-")} & known or any(option.startswith(name) for option in known):
         return None
-    near = nearest(name, sorted(known)).partition("? Valid")
-    hint = f"{near[0].replace('mean ', 'mean --')}? " if near[1] else ""
+    near = get_close_matches(name, sorted(known), n=1)
+    hint = f"Did you mean --{near[0]}? " if near else ""
     return f"{hint}`vllm serve --help=all` lists them"
 
 
@@ -186,10 +192,11 @@ def _keys(file: Path, table: str) -> list[str]:
     return []
 
 
-def _source(name: str) -> Path | None:
+def _source(*names: str) -> Path | None:
+    """The first of these files of vLLM that there is."""
     spec = find_spec("vllm")
     places = spec.submodule_search_locations if spec is not None else None
-    return next((file for place in places or () if (file := Path(place, name)).is_file()), None)
+    return next((file for place in places or () for name in names if (file := Path(place, name)).is_file()), None)
 
 
 @check

@@ -28,19 +28,23 @@ class AbsentError(ConfigError):
 
 @dataclass(frozen=True)
 class Problem:
-    """A setting that cannot work, in the terms of ConfigError; a warning when it may still work."""
+    """A setting that cannot work, in the terms of ConfigError; a warning when it may still work.
+
+    `unmade`: it concerns data or a model that is absent, or may be made anew before the run.
+    """
 
     key: str
     value: object
     reason: str
     way_out: str
     warning: bool = False
+    unmade: bool = False
 
     @classmethod
     def of(cls, error: ConfigError, *, unmade: bool = False) -> Problem:
         """The problem of one ConfigError: a warning for what is absent, where it may be `unmade` yet."""
-        warning = unmade and isinstance(error, AbsentError)
-        return cls(error.key, error.value, error.reason, error.way_out, warning)
+        absent = unmade and isinstance(error, AbsentError)
+        return cls(error.key, error.value, error.reason, error.way_out, warning=absent, unmade=absent)
 
     @classmethod
     def all_of(cls, error: ConfigError, *, unmade: bool = False) -> list[Problem]:
@@ -74,18 +78,23 @@ Config: TypeAlias = DictConfig | Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Host:
-    """The machine of a run: `devices` in all (None: not known), and how many cores this process may use."""
+    """The machine of a run: `devices` in all (None: not known), and how many cores this process may use.
+
+    `elsewhere`: the run is for machines with accelerators, and this one has none.
+    """
 
     devices: int | None = None
     accelerator: bool = False
     cores: int = 1
+    elsewhere: bool = False
 
 
 @dataclass(frozen=True)
 class Settings:
     """Resolved values of one config; reads raise ConfigError, never an omegaconf error.
 
-    `unmade`: data and models may be made before the run; what would be read from them is not known.
+    `unmade`: data and models may be made before the run, or be on another machine; what would be read from them is
+    not known.
     """
 
     tree: Mapping[str, Any]
@@ -93,9 +102,18 @@ class Settings:
     unmade: bool = False
 
     @classmethod
-    def of(cls, config: Config, *, devices: int | None, accelerator: bool, unmade: bool = False) -> Settings:
+    def of(
+        cls,
+        config: Config,
+        *,
+        devices: int | None,
+        accelerator: bool,
+        unmade: bool = False,
+        elsewhere: bool = False,
+    ) -> Settings:
         """Resolve every interpolation once; a broken one is a ConfigError that names its key."""
-        return cls(_resolved(config), Host(devices, accelerator, usable_cores()), unmade)
+        host = Host(devices, accelerator, usable_cores(), elsewhere)
+        return cls(resolved_tree(config), host, unmade or elsewhere)
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value at a dotted key; `default` when the key is absent or null."""
@@ -146,7 +164,8 @@ def check(body: Check) -> Check:
     return run
 
 
-def _resolved(config: Config) -> Mapping[str, Any]:
+def resolved_tree(config: Config) -> Mapping[str, Any]:
+    """The config as plain values. ConfigError that names the key of an interpolation that cannot be resolved."""
     if not isinstance(config, DictConfig):
         return config
     try:

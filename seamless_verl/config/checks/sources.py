@@ -7,7 +7,8 @@ Running user code could take minutes, import torch, or start something. Names th
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+import builtins
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
@@ -55,6 +56,45 @@ def check_dotted(key: str, value: str, dotted: str, way_out: str) -> None:
             raise ConfigError(key, value, "is a module", f"Name something in it: {dotted}.<name>")
         return  # compiled, or a namespace package: it has no source to read
     check_name(key, value, f"the module {spec.name}", spec.origin, rest[0])
+
+
+def derives_from(dotted: str, base: str) -> bool:
+    """Whether the class `dotted` is `base` or derives from it, by the sources; True where they do not show it."""
+    if dotted == base:
+        return True
+    spec, rest = find_module(dotted)
+    if spec is None or len(rest) != 1 or spec.origin is None or not spec.origin.endswith(".py"):
+        return True
+    body = ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
+    imported = {name: target for node in body for name, target in _imports(node, spec)}
+    made = {node.name: node for node in body if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
+    found = made.get(rest[0])
+    if isinstance(found, ast.ClassDef):
+        return any(_derives(ast.unparse(one), spec.name, imported, set(made), base) for one in found.bases)
+    return found is None and (rest[0] not in imported or derives_from(imported[rest[0]], base))
+
+
+def _derives(name: str, module: str, imported: Mapping[str, str], made: Collection[str], base: str) -> bool:
+    """The same for a base class as the module's source names it."""
+    first, _, attributes = name.partition(".")
+    if first in imported:  # first: a class may have the name of the imported one that it derives from
+        return derives_from(f"{imported[first]}.{attributes}".rstrip("."), base)
+    if first in made:
+        return derives_from(f"{module}.{name}", base)
+    return not hasattr(builtins, first)
+
+
+def _imports(node: ast.stmt, spec: ModuleSpec) -> Iterator[tuple[str, str]]:
+    """Each name that an import statement makes in a module, with what it stands for."""
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            name = alias.asname or alias.name.split(".")[0]
+            yield name, alias.name if alias.asname else name
+    elif isinstance(node, ast.ImportFrom):
+        above = spec.name.split(".")
+        kept = len(above) - node.level + (spec.submodule_search_locations is not None)
+        package = [*(above[:kept] if node.level else []), *([node.module] if node.module else [])]
+        yield from ((alias.asname or alias.name, ".".join([*package, alias.name])) for alias in node.names)
 
 
 def names_of(key: str, value: str, file: Path) -> Names | None:

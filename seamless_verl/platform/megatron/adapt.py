@@ -1,5 +1,7 @@
 """Adapts Megatron-core and mbridge to the host: every change that the CPU platform makes to them.
 
+What has to do with Transformer Engine alone is in `without_te.py`, and serves accelerators too.
+
 `adapt_megatron` is called in a training process before a model is built. It may be called again, since Megatron imports
 some of its modules lazily.
 """
@@ -18,9 +20,9 @@ import torch
 from seamless_verl.platform.adaptation import Adaptation
 from seamless_verl.platform.megatron.host_torch import give_host_torch
 from seamless_verl.platform.megatron.tensor_types import use_host_types
+from seamless_verl.platform.megatron.without_te import SPEC_PROVIDER, use_torch_layers
 
 MCORE = "megatron-core 0.16.1"
-SPECS = "megatron.core.models.gpt.gpt_layer_specs"
 
 HOST_TORCH = Adaptation(
     "megatron-host-torch",
@@ -43,12 +45,6 @@ TENSOR_TYPES = tuple(
         "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer.__init__",
         "megatron.core.optimizer.clip_grads:clip_grad_by_total_norm_fp32",
     )
-)
-SPEC_PROVIDER = Adaptation(
-    "megatron-spec-provider",
-    f"{SPECS}:get_gpt_layer_with_transformer_engine_spec",
-    MCORE,
-    "layers are built from Transformer Engine's provider, a name that does not exist without it",
 )
 MODULE_ON_HOST = Adaptation(
     "megatron-module-on-host",
@@ -77,10 +73,7 @@ def adapt_megatron() -> None:
     Raises:
         HostMovedError: Megatron has moved what an adaptation touches.
     """
-    from seamless_verl.platform.megatron.layers import TorchNorm, TorchSpecProvider
-
-    specs = sys.modules[SPEC_PROVIDER.verify().__module__]
-    specs.TESpecProvider, specs.TENorm, specs.HAVE_TE = TorchSpecProvider, TorchNorm, True  # type: ignore[attr-defined]
+    use_torch_layers()
     for adaptation in TENSOR_TYPES:
         use_host_types(
             adaptation.find(), adaptation=adaptation.name, symbol=adaptation.symbol, written_for=adaptation.written_for

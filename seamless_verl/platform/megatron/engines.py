@@ -1,4 +1,4 @@
-"""verl's two Megatron engines on the host: Megatron is adapted, and the process pinned to its device's core.
+"""verl's two Megatron engines on the host: those without Transformer Engine, on the core of the process's device.
 
 Megatron is adapted before the engine's state is made and again before its model is built, because verl imports more of
 Megatron in between.
@@ -9,11 +9,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import torch
-from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead, MegatronEngineWithValueHead
-
 from seamless_verl.platform.cores import CPU_CORES, VISIBLE_DEVICES, device_cores, pin_process
 from seamless_verl.platform.megatron.adapt import adapt_megatron
+from seamless_verl.platform.megatron.engines_without_te import TorchMegatronEngine, TorchMegatronValueEngine
 
 
 class HostEngineMixin:
@@ -28,49 +26,13 @@ class HostEngineMixin:
         adapt_megatron()
         return super().initialize()  # type: ignore[misc]
 
-    def load_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
-        initialize_adam_state(self.optimizer)  # type: ignore[attr-defined]
-        result = super().load_checkpoint(*args, **kwargs)  # type: ignore[misc]
-        restore_adam_steps(self.optimizer)  # type: ignore[attr-defined]
-        return result
 
-
-class HostMegatronEngine(HostEngineMixin, MegatronEngineWithLMHead):
+class HostMegatronEngine(HostEngineMixin, TorchMegatronEngine):
     """Megatron's language model engine on the host."""
 
 
-class HostMegatronValueEngine(HostEngineMixin, MegatronEngineWithValueHead):
+class HostMegatronValueEngine(HostEngineMixin, TorchMegatronValueEngine):
     """Megatron's value model engine on the host."""
-
-
-def initialize_adam_state(optimizer: Any) -> None:
-    """Give torch's Adam the state of step 0, which it would make only in its first step.
-
-    Megatron's distributed optimizer reads the step of an existing state to describe what it is about to load. A fresh
-    process has no such state; Transformer Engine's Adam keeps the step elsewhere.
-    """
-    for adam in torch_optimizers(optimizer):
-        for parameter in (p for group in adam.param_groups for p in group["params"] if p not in adam.state):
-            zeros = (torch.zeros_like(parameter) for _ in range(2))
-            adam.state[parameter] = dict(zip(("exp_avg", "exp_avg_sq"), zeros, strict=True), step=torch.tensor(0.0))
-
-
-def restore_adam_steps(optimizer: Any) -> None:
-    """Give each parameter the step that was saved, in a counter of its own.
-
-    The distributed optimizer keeps the step beside its parameter groups. Loading leaves torch's Adam
-    with the counters of `initialize_adam_state`, or with one for all parameters, counted up by each.
-    """
-    for adam in torch_optimizers(optimizer):
-        for group in adam.param_groups:
-            for state in (adam.state[p] for p in group["params"] if "step" in group):
-                state["step"] = torch.tensor(float(group["step"]))
-
-
-def torch_optimizers(optimizer: Any) -> list[torch.optim.Optimizer]:
-    """torch's optimizers inside Megatron's; none in an engine that only runs forward passes."""
-    parts = getattr(optimizer, "chained_optimizers", [optimizer])
-    return [part.optimizer for part in parts if part is not None]
 
 
 def pin_to_device() -> None:

@@ -83,9 +83,7 @@ SEEDED_BOOKKEEPING = Adaptation(
     VLLM,
     "HostModelRunner hides from it the generators that it would restore by an offset",
     "(self, scheduler_output: 'SchedulerOutput', sampler_output: vllm.v1.outputs.SamplerOutput,"
-    " logits: torch.Tensor | None, hidden_states: torch.Tensor, num_scheduled_tokens: int)"
-    " -> tuple[dict[str, int], torch.Tensor | None, vllm.v1.outputs.LogprobsLists | None, list[list[int]],"
-    " dict[str, vllm.v1.outputs.LogprobsTensors | None], list[str], dict[str, int], list[int]]",
+    " logits: torch.Tensor | None, hidden_states: torch.Tensor, num_scheduled_tokens: int)",
 )
 ADAPTATIONS = (
     KEEP_WEIGHTS,

@@ -11,8 +11,10 @@ Here the generator's whole state is restored instead, before vLLM does so.
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -27,6 +29,7 @@ from seamless_verl.platform.real_time import real_time_priority
 from seamless_verl.platform.vllm.weights import free_packed_weights
 
 SHARED_MEMORY = "/dev/shm"
+LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class HostModelRunner(CPUModelRunner):  # type: ignore[misc]
@@ -98,8 +101,46 @@ class HostWorker(CPUWorker):  # type: ignore[misc]
     def sleep(self, level: int = 1) -> None:
         """Keep everything: host memory is shared with the trainer anyway. The scheduler still pauses."""
 
+    def drop_kept_memory(self) -> None:
+        """Give weights and KV cache back to the host: what an accelerator's sleep mode does, addresses included.
+
+        Both read as zeros until the weights are loaded again.
+        """
+        model = self.model_runner.model
+        free_packed_weights(model)
+        for tensor in model.parameters():
+            drop_pages(tensor)
+        self.drop_cache()
+
+    def drop_cache(self) -> None:
+        """Give the KV cache back to the host; it reads as zeros."""
+        for tensor in tensors_in(self.model_runner.kv_caches):
+            drop_pages(tensor)
+
     def wake_up(self, tags: list[str] | None = None) -> None:
         """Nothing was put away."""
+
+
+def tensors_in(nested: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a KV cache, which is a list of tensors or of lists of them."""
+    if isinstance(nested, torch.Tensor):
+        yield nested
+    else:
+        for item in nested:
+            yield from tensors_in(item)
+
+
+def drop_pages(tensor: torch.Tensor) -> None:
+    """Give the whole pages of the tensor's private memory back to the host; they read as zeros afterwards.
+
+    Raises:
+        OSError: the host refuses.
+    """
+    storage, page = tensor.untyped_storage(), mmap.PAGESIZE
+    begin = -(-storage.data_ptr() // page) * page
+    size = (storage.data_ptr() + storage.nbytes() - begin) // page * page
+    if size > 0 and LIBC.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), mmap.MADV_DONTNEED) != 0:
+        raise OSError(ctypes.get_errno(), f"madvise of {size} bytes")
 
 
 def unlink_shared_memory(instance: str, rank: int) -> None:

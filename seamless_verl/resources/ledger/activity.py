@@ -222,7 +222,11 @@ class Activity:
 
 @dataclass(frozen=True)
 class NodeActivity:
-    """The report of a process, and the id of the Ray node whose clock it read."""
+    """The report of a process, and the id of the Ray node whose clock it read.
+
+    `nvml_busy`: of each of its devices, the share of time in which the driver saw it compute; empty if not measured.
+    """
 
     report: ActivityReport
     node: str
+    nvml_busy: tuple[float, ...] = ()

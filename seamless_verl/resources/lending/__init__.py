@@ -22,6 +22,7 @@ from seamless_verl.resources.lending.policy import (
     Tag,
     Use,
 )
+from seamless_verl.resources.lending.recording import RecordedPolicy, read_recording
 
 __all__ = (
     "POLICIES",
@@ -35,10 +36,12 @@ __all__ = (
     "LendingView",
     "Marginal",
     "Never",
+    "RecordedPolicy",
     "StepBoundary",
     "Tag",
     "Use",
     "lending_policy",
+    "read_recording",
 )
 
 POLICIES: dict[str, type[Never] | type[StepBoundary] | type[Marginal]] = {

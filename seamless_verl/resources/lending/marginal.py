@@ -2,10 +2,9 @@
 
 Gain and cost are in device-seconds. Lending a device for t seconds saves (t - switch to rollout) times its
 efficiency, the rate at the calls it would run as a share of its full rate: that much generation need not be done
-later. There is no gain when no call waits, none is frozen on the device and the staleness bound has no room for a
-prompt. The cost is the switch back, for which all train devices wait, since an update needs them together. Further
-devices switch back at the same time, at no further cost. The switch to rollout happens in time that would be idle,
-so that it only shortens t.
+later. There is no gain when no call waits or may come, and none is frozen on the device. The cost is the switch back,
+for which all train devices wait, since an update needs them together. Further devices switch back at the same time, at
+no further cost. The switch to rollout happens in time that would be idle, so that it only shortens t.
 
 `RateCurve` and `GroupInterval` learn from the views: an engine's rate by its running calls, and how fast groups
 finish.
@@ -159,7 +158,7 @@ class Marginal(BasePolicy):
         return trip > self.overhead * training and trip > lost
 
     def _keep_or_return(self, view: LendingView, device: DeviceView) -> Assignment:
-        if device.running or view.demand.waiting or view.demand.room:
+        if device.running or view.demand.waiting or view.demand.coming:
             due = view.due_in_s is not None and view.due_in_s <= view.costs.switch_to_train_s
             return Assignment(Use.ROLLOUT, LendingReason.AMORTIZE if due else LendingReason.GAIN)
         if self._changed_recently(view, device):
@@ -191,12 +190,12 @@ class Marginal(BasePolicy):
         """Why a device would not be lent, unless it is."""
         if self._changed_recently(view, device):
             return LendingReason.RECENT
-        work = device.running or view.demand.waiting or view.demand.room
+        work = device.running or view.demand.waiting or view.demand.coming
         return LendingReason.COST if work else LendingReason.EMPTY
 
     def _efficiencies(self, view: LendingView, ranked: list[DeviceView]) -> list[float]:
         """The efficiency of each with the calls it holds and an even share of those that wait, best first."""
-        spare = view.demand.waiting + view.demand.room
+        spare = view.demand.waiting + view.demand.coming
         shares = [(spare + i) // len(ranked) for i in range(len(ranked))][::-1]
         return [
             self._rate_curve.efficiency(min(d.running + more, d.seats), d.seats)

@@ -48,7 +48,7 @@ class LendingReason(StrEnum):
     NEEDED = "needed"
     """training waits for groups, and no other device generates, or the oldest are frozen on this one"""
     EMPTY = "empty"
-    """there is no call for it to run, nor room for a prompt"""
+    """there is no call for it to run, and none will come"""
     RECENT = "recent"
     """its use changed less than the dwell time ago"""
     AMORTIZE = "amortize"
@@ -90,8 +90,9 @@ class Demand:
 
     `ready` groups are finished and untrained, `needed` make the next mini-batch, `left_in_step` are still to be
     trained in this step. `held`: enough are ready, but the staleness bound waits for an older one. `waiting` counts
-    calls that no engine runs; `room` how many more could be submitted under the bound; `finished` all groups that
-    ever finished.
+    calls that no engine runs, and `coming` at most how many more there may soon be: sessions of unfinished groups that
+    have no call now, since they are about to make one, or a tool runs, or they have ended. `finished` counts all groups
+    that ever finished.
     """
 
     ready: int
@@ -99,7 +100,7 @@ class Demand:
     left_in_step: int
     held: bool = False
     waiting: int = 0
-    room: int = 0
+    coming: int = 0
     finished: int = 0
 
 

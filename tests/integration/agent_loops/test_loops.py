@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+from types import SimpleNamespace
 from typing import Any
 
 import hydra
+import numpy as np
 import pytest
 from omegaconf import OmegaConf
 from support.config import compose_ours
 
+from seamless_verl.agent_loops.loops import AgentFailedError, closing_reason, task_of
 from seamless_verl.agents.limits import CommandLimits
+from seamless_verl.agents.outcome import AgentOutcome, AgentStatus
 from seamless_verl.agents.settings import SamplingDefaults, SessionQuota
+from seamless_verl.data_plane.actor import FinishedSession
+from seamless_verl.data_plane.lease_book import LOST, UNCLAIMED, TaskState
+from seamless_verl.data_plane.runner_tasks import TaskResult
 from seamless_verl.tiny import make_tokenizer
 
 pytestmark = pytest.mark.integration
@@ -54,3 +62,47 @@ def test_an_entry_that_cannot_work_is_refused() -> None:
     with pytest.raises(hydra.errors.InstantiationException) as caught:
         make_loop(entry | {"session": {"max_turns": 0}})
     assert str(caught.value.__cause__).startswith("mine.session.max_turns=0: must be a whole number of at least 1")
+
+
+@pytest.mark.parametrize(
+    ("settings", "status", "posted", "expected"),
+    [
+        ({}, AgentStatus.TIMED_OUT, {}, 0.0),
+        ({}, AgentStatus.TIMED_OUT, {"reward": 0.5}, 0.5),
+        ({}, AgentStatus.FAILED, {"reward": 0.5}, 0.0),
+        ({"failure_reward": None}, AgentStatus.TIMED_OUT, {}, None),
+        ({"failure_reward": None}, AgentStatus.FAILED, {}, AgentFailedError),
+        ({"on_timeout": "drop"}, AgentStatus.TIMED_OUT, {"reward": 0.5}, AgentFailedError),
+        ({"on_timeout": "drop"}, AgentStatus.FAILED, {}, 0.0),
+    ],
+)
+def test_what_a_time_out_and_a_failure_are_worth(
+    settings: dict[str, Any], status: AgentStatus, posted: dict[str, float], expected: object
+) -> None:
+    entry = {"name": "mine", "_target_": f"{LOOPS}.CallableAgentLoop", "agent": "operator:add"}
+    loop, outcome = make_loop(entry | settings), AgentOutcome(status, reward=None)
+    session = FinishedSession([], posted, 1)
+    if expected is AgentFailedError:
+        with pytest.raises(AgentFailedError):
+            loop.reward(outcome, session)
+    else:
+        assert loop.reward(outcome, session) == expected
+    assert closing_reason(outcome) == status
+
+
+@pytest.mark.parametrize("state", [LOST, UNCLAIMED])
+async def test_a_task_that_no_runner_did_fails_with_its_state_and_its_reason(state: TaskState) -> None:
+    loop = make_loop({"name": "fleet", "_target_": f"{LOOPS}.RunnerAgentLoop", "agent": "coder"})
+    reply: concurrent.futures.Future[TaskResult] = concurrent.futures.Future()
+    reply.set_result(TaskResult(state, 2, error="no docker"))
+    plane = SimpleNamespace(run_task=SimpleNamespace(remote=lambda order: SimpleNamespace(future=lambda: reply)))
+    with pytest.raises(AgentFailedError, match=f"is {state}: no docker") as caught:
+        await loop.run_session(plane, "u_0", {"uid": "u"}, {})
+    assert caught.value.kind == str(state)
+
+
+def test_a_task_has_the_plain_columns_of_its_row() -> None:
+    row = {"raw_prompt": np.array([{"role": "user", "content": "q"}]), "repo": "r", "count": np.int64(3)}
+    row |= {"extra_info": {"a": np.array([1, 2])}, "image": object(), "agent_name": "mine", "session_id": 4, "uid": "u"}
+    prompt = [{"role": "user", "content": "q"}]
+    assert task_of(row) == {"prompt": prompt, "repo": "r", "count": 3, "extra_info": {"a": [1, 2]}, "uid": "u"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +15,13 @@ from verl.experimental.agent_loop import agent_loop as verls
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 
+from seamless_verl.agent_loops.group import WithoutDroppedGroups
 from seamless_verl.agent_loops.queue_writer import QueueWriter
 from seamless_verl.agent_loops.rows import Row, SessionOutputs
 from seamless_verl.agent_loops.worker import SeamlessAgentLoopWorker, loop_factory
+from seamless_verl.config.schema import SeamlessConfig
+from seamless_verl.data_plane.group_notifier import GroupCounts, GroupEnd
+from seamless_verl.data_plane.sessions import HandedNote
 from seamless_verl.platform.adaptation import plain_class
 
 pytestmark = pytest.mark.integration
@@ -72,15 +77,20 @@ class Plane:
 
     def __init__(self, put: Put) -> None:
         self.put, self.events = put, []  # type: ignore[var-annotated]
+        self.ends: list[GroupEnd] = []
+        self.notes: dict[str, HandedNote] = {}
         self.notify_group_ended = SimpleNamespace(remote=self._notified)
         self.acknowledge = SimpleNamespace(remote=self._acknowledged)
 
-    def _acknowledged(self, session_id: str, kept: bool) -> Any:
+    def _acknowledged(self, session_id: str, kept: bool, note: HandedNote) -> Any:
+        assert note.uid == "u"
+        self.notes[session_id] = note
         self.events.append((session_id, len(self.put.batches) if kept else "dropped"))
         return done(None)
 
-    def _notified(self, error: str | None) -> Any:
-        self.events.append(("group ended", error))
+    def _notified(self, end: GroupEnd) -> Any:
+        self.events.append(("group ended", end.error))
+        self.ends.append(end)
         return done(None)
 
 
@@ -116,6 +126,7 @@ def worker(kind: Any, put: Put, n: int = 1) -> Any:
     made.reward_loop_worker_handles, made.distillation_enabled, made.processor = None, False, None
     made.llm_client = made.tokenizer = made.hf_model_type = made.dataset_cls = None
     made.tools, made.loops, made.plane, made.writer = [], {}, Plane(put), QueueWriter()
+    made.seamless = SeamlessConfig()
     return made
 
 
@@ -133,8 +144,8 @@ def output(response: list[int], reward: float | None = 1.0, **more: Any) -> Agen
     )
 
 
-def run_prompt(made: Any) -> None:
-    trajectory = {"step": 7, "sample_index": 0, "rollout_n": 0, "validate": False}
+def run_prompt(made: Any, validate: bool = False) -> None:
+    trajectory = {"step": 7, "sample_index": 0, "rollout_n": 0, "validate": validate}
     prompt = {"uid": "u", "agent_name": "scripted", **KEPT}
     asyncio.run(made._run_prompt(prompt, {}, trajectory=trajectory))
 
@@ -161,7 +172,7 @@ def test_the_rows_are_those_of_verl(put: Put, scripted: dict[int, Any], sessions
     assert list(found) == list(expected)
     for key, (tag, columns) in expected.items():
         assert found[key][0] == tag
-        assert found[key][1].keys() - columns.keys() == {"weight_version"}
+        assert found[key][1].keys() - columns.keys() == {"weight_version", "grammar"}
         for name, value in columns.items():
             same = torch.equal if isinstance(value, torch.Tensor) else lambda a, b: a == b
             assert same(found[key][1][name], value), (key, name)
@@ -191,15 +202,55 @@ def test_sessions_that_await_nothing_are_put_and_acknowledged_once(put: Put, scr
 
 
 @pytest.mark.parametrize("failing", range(3))
-def test_of_a_group_with_a_failed_session_nothing_is_trained(put: Put, scripted: dict[int, Any], failing: int) -> None:
+def test_a_group_is_trained_without_its_failed_session(
+    put: Put, scripted: dict[int, Any], caplog: pytest.LogCaptureFixture, failing: int
+) -> None:
     made = worker(SeamlessAgentLoopWorker, put, 3)
     scripted |= {i: SessionOutputs([output([i])], made.plane, f"s{i}") for i in range(3)}
-    scripted[failing] = ValueError("no")
+    scripted[failing] = ValueError("no\n" * 1000)
     run_prompt(made)
     kept = [i for i in range(3) if i != failing]
-    assert put.batches == []
-    assert made.plane.events == [*((f"s{i}", "dropped") for i in kept), ("group ended", "ValueError: no")]
-    assert put.tags[-1] == ("u", "failure")
+    assert [batch["keys"] for batch in put.batches] == [[f"u_{i}_0" for i in kept]]
+    assert made.plane.events == [*((f"s{i}", 1) for i in kept), ("group ended", None)]
+    assert put.tags[-1] == ("u", "finished")
+    assert (made.plane.ends[0].failed, made.plane.ends[0].kinds) == (1, {"error": 1})
+    (line,) = caplog.messages
+    assert line.startswith(f"session {failing} of prompt u failed and is left out: ValueError: no no")
+    assert len(line) < 600 and "\n" not in line and caplog.records[0].exc_info is None
+
+
+@pytest.mark.parametrize(("needed", "kept"), [(None, False), (1, True), (2, False)])
+def test_a_group_of_too_few_sessions_is_dropped_and_says_so(
+    put: Put, scripted: dict[int, Any], caplog: pytest.LogCaptureFixture, needed: int | None, kept: bool
+) -> None:
+    made = worker(SeamlessAgentLoopWorker, put, 3)
+    made.seamless = SeamlessConfig(min_sessions=needed)
+    logging.getLogger(AgentLoopWorkerTQ.__module__).addFilter(only_here := WithoutDroppedGroups())
+    scripted |= {0: SessionOutputs([output([0])], made.plane, "s0"), 1: TimeoutError("connect"), 2: []}
+    run_prompt(made)
+    logging.getLogger(AgentLoopWorkerTQ.__module__).removeFilter(only_here)
+    assert put.tags[-1] == ("u", "finished" if kept else "failure") and len(put.batches) == kept
+    assert made.plane.events[0] == ("s0", 1 if kept else "dropped")
+    assert made.plane.notes["s0"].rewards == {"reward": 1.0, "acc": 1.0}
+    assert made.plane.notes["s0"].reason.startswith("" if kept else "prompt u is dropped: 1 of its 3 sessions")
+    counts = GroupCounts()
+    counts.add(made.plane.ends[0])
+    metrics = counts.metrics()
+    assert (metrics["groups/ended"], metrics["groups/dropped"]) == (1, not kept)
+    assert (metrics["sessions/ended"], metrics["sessions/failed"]) == (3, 2)
+    assert metrics["sessions/failed/error"] == metrics["sessions/failed/untrainable"] == 1
+    assert all(record.exc_info is None and "\n" not in record.getMessage() for record in caplog.records)
+    if not kept:
+        expected = "prompt u is dropped: 1 of its 3 sessions can be trained, and seamless.min_sessions needs 2. The "
+        assert caplog.messages[-1].startswith(expected) and made.plane.ends[0].error == caplog.messages[-1]
+
+
+def test_validation_keeps_the_one_session_that_did_not_fail(put: Put, scripted: dict[int, Any]) -> None:
+    made = worker(SeamlessAgentLoopWorker, put, 3)
+    scripted |= {0: ValueError("a"), 1: [output([1])], 2: ValueError("b")}
+    run_prompt(made, validate=True)
+    assert [(batch["partition_id"], batch["keys"]) for batch in put.batches] == [("val", ["u_1_0"])]
+    assert made.plane.ends[0].validation and made.plane.ends[0].error is None
 
 
 def test_a_put_that_fails_fails_the_group(put: Put, scripted: dict[int, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,14 +323,16 @@ def test_of_a_group_that_is_stopped_nothing_is_trained(put: Put, scripted: dict[
 def test_a_session_without_rows_is_logged(put: Put, scripted: dict[int, Any], caplog: pytest.LogCaptureFixture) -> None:
     scripted |= {0: []}
     run_prompt(worker(SeamlessAgentLoopWorker, put))
-    assert put.batches == [] and "session 0 of prompt u left nothing to train on" in caplog.text
+    assert (
+        put.batches == [] and "session 0 of prompt u failed and is left out: AgentFailedError: it left" in caplog.text
+    )
 
 
 def test_an_unknown_agent_loop_is_named(put: Put) -> None:
     made = worker(SeamlessAgentLoopWorker, put)
     run_prompt(made)
     ((_, error),) = made.plane.events
-    assert error.startswith("ConfigError: agent_name='scripted': no agent loop has that name, only [")
+    assert "The last failure: ConfigError: agent_name='scripted': no agent loop has that name, only [" in error
 
 
 def test_parts_of_a_loop_are_made_anew_for_each(scripted: dict[int, Any]) -> None:

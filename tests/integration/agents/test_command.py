@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.agents import ENDPOINT, limits, private_tmp, python, ran
 
-from seamless_verl.agents.endpoint import environment
+from seamless_verl.agents.endpoint import MODEL_VARIABLES, environment
 from seamless_verl.agents.outcome import AgentStatus
 
 pytestmark = pytest.mark.integration
@@ -36,13 +36,30 @@ def test_a_command_that_never_reads_its_input_ends_all_the_same() -> None:
 
 
 def test_it_sees_the_session_and_nothing_of_ours_but_what_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("WANDB_API_KEY", "ANTHROPIC_API_KEY", "HTTP_PROXY", "NAMED"):
+    for name in ("WANDB_API_KEY", "ANTHROPIC_API_KEY", "OPENAI_MODEL", "HTTP_PROXY", "NAMED"):
         monkeypatch.setenv(name, "of the parent")
-    env = json.loads(ran(SHOW, env={"EXTRA": "1"}, inherit=["PATH", "NAMED"]).output)
+    env = json.loads(ran(SHOW, env={"EXTRA": "1", "ANTHROPIC_MODEL": "m"}, inherit=["PATH", "NAMED"]).output)
+    assert {name: env[name] for name in MODEL_VARIABLES} == MODEL_VARIABLES | {"ANTHROPIC_MODEL": "m"}
     assert environment(ENDPOINT).items() <= env.items() and env["EXTRA"] == "1" and env["NAMED"] == "of the parent"
-    assert {"WANDB_API_KEY", "ANTHROPIC_API_KEY", "HTTP_PROXY"}.isdisjoint(env)
+    assert {"WANDB_API_KEY", "HTTP_PROXY"}.isdisjoint(env)
     work = Path(env["PWD"])
     assert Path(env["HOME"]).parent == Path(env["TMPDIR"]).parent == work.parent and work.parent.name != "tmp"
+
+
+def test_a_command_may_take_the_question_a_file_with_it_and_the_session(tmp_path: Path) -> None:
+    (tmp_path / "repo").mkdir()
+    (tmp_path / "repo" / "a.txt").write_text("of the repo")
+    question = "what's $HOME `id`?"
+    task = {
+        "prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": question}],
+        "extra": {"at": "repo"},
+    }
+    command = "printf '%s|' {question} {session} {extra.at}; cat {prompt_file} a.txt"
+    outcome = ran(command, task, folder=f"{tmp_path}/{{extra.at}}")
+    assert outcome.output == f"{question}|{ENDPOINT.session_id}|repo|{question}of the repo"
+    missing = ran("true", {"extra": {"at": "gone"}}, folder=f"{tmp_path}/{{extra.at}}")
+    assert missing.status is S.FAILED and f"{tmp_path}/gone" in missing.error
+    assert ran("echo {session}", {"session": "a column"}).output == "a column\n"
 
 
 def test_the_folder_is_a_copy_of_the_template_and_gone_afterwards(

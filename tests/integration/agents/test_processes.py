@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import select
 import signal
@@ -126,12 +127,12 @@ TELL = "open('{}', 'w').write(f'{{daemon}} {{os.getpid()}}\\n')\ntime.sleep(600)
 def test_a_cancellation_clears_everything_up_before_it_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
-    tmp, told = private_tmp(tmp_path, monkeypatch), fifo(tmp_path / "told")
+    tmp, pid_pipe = private_tmp(tmp_path, monkeypatch), fifo(tmp_path / "pid_pipe")
 
     async def main() -> str:
-        command = AgentCommand(daemon(ignore=IGNORE, after=TELL.format(told)), limits=limits(grace_s=0.2))
+        command = AgentCommand(daemon(ignore=IGNORE, after=TELL.format(pid_pipe)), limits=limits(grace_s=0.2))
         task = asyncio.create_task(run_command(command, {}, ENDPOINT))
-        pids = await line_of(told)
+        pids = await line_of(pid_pipe)
         for _ in range(times):
             task.cancel()
             await asyncio.sleep(0.02)
@@ -144,12 +145,12 @@ def test_a_cancellation_clears_everything_up_before_it_goes_on(
 
 
 def test_the_end_of_the_event_loop_is_a_cancellation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tmp, told = private_tmp(tmp_path, monkeypatch), fifo(tmp_path / "told")
+    tmp, pid_pipe = private_tmp(tmp_path, monkeypatch), fifo(tmp_path / "pid_pipe")
 
     async def main() -> int:
-        command = AgentCommand(f"trap '' TERM; echo $$ >{told}; sleep 600", limits=limits(grace_s=0.1))
+        command = AgentCommand(f"trap '' TERM; echo $$ >{pid_pipe}; sleep 600", limits=limits(grace_s=0.1))
         task = asyncio.create_task(run_command(command, {}, ENDPOINT))
-        pid = int(await line_of(told))
+        pid = int(await line_of(pid_pipe))
         assert not task.done()
         return pid
 
@@ -183,15 +184,15 @@ def mentioned(text: str) -> list[int]:
 
 
 def test_it_dies_with_us(tmp_path: Path) -> None:
-    told = fifo(tmp_path / "told")
+    pid_pipe = fifo(tmp_path / "pid_pipe")
     code = f"""
     import asyncio
     from support.agents import *
-    asyncio.run(run_command(AgentCommand("echo $$ >{told}; exec sleep 600"), {{}}, ENDPOINT))
+    asyncio.run(run_command(AgentCommand("echo $$ >{pid_pipe}; exec sleep 600"), {{}}, ENDPOINT))
     """
     env = os.environ | child_environment() | {"TMPDIR": str(tmp_path)}
     with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], env=env) as parent:
-        handle = os.pidfd_open(int(told.read_text()))
+        handle = os.pidfd_open(int(pid_pipe.read_text()))
         parent.send_signal(signal.SIGKILL)
     assert select.select([handle], [], [], 10)[0] == [handle]
     os.close(handle)
@@ -199,22 +200,23 @@ def test_it_dies_with_us(tmp_path: Path) -> None:
 
 def test_no_descriptor_is_left_open() -> None:
     ran("true")
-    before = len(os.listdir("/proc/self/fd"))
+    gc.collect()  # what earlier tests left to it would be closed meanwhile
+    before = set(os.listdir("/proc/self/fd"))
     for command in ("true", "yes", ["no-such-command"]):
         ran(command, limits=limits(output_bytes=10))
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) - before == set()
 
 
 def test_cancelled_commands_leave_nothing_and_those_beside_them_their_outcomes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tmp, told = private_tmp(tmp_path, monkeypatch), fifo(tmp_path / "told")
+    tmp, pid_pipe = private_tmp(tmp_path, monkeypatch), fifo(tmp_path / "pid_pipe")
 
     async def main() -> tuple[list[AgentOutcome | BaseException], int]:
-        texts = ["exit 0", f"echo $$ >{told}; exec sleep 600", "exit 1", "exec sleep 600"]
+        texts = ["exit 0", f"echo $$ >{pid_pipe}; exec sleep 600", "exit 1", "exec sleep 600"]
         commands = [AgentCommand(text, limits=limits()) for text in texts]
         tasks = [asyncio.create_task(run_command(command, {}, ENDPOINT)) for command in commands]
-        pid = int(await line_of(told))
+        pid = int(await line_of(pid_pipe))
         await asyncio.wait([tasks[0], tasks[2]])
         for task in tasks:
             task.cancel()

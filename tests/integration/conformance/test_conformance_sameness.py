@@ -135,6 +135,8 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
 UNCOUNTED = "replicas do not tell how much of a prompt their caches held"
 UNSCORED = "replicas do not score prompts"
 SHAPED = "vLLM's own errors of this kind do not have the API's shape; the gateway gives them one"
+REFUSED = ("error.code", "error.message", "error.param", "error.type")
+OVERFLOWN = "the gateway says it as the real service does, for clients that look for its words"
 WORDED = "the gateway says why it does not take it"
 DIFFERENT: dict[str, dict[str, str]] = {
     "chat echoed": {"*": UNSCORED + ", and vLLM scores a chat that is echoed"},
@@ -146,12 +148,27 @@ DIFFERENT: dict[str, dict[str, str]] = {
         name: "vLLM's serving class breaks at an item that its template cannot render; the gateway refuses it"
         for name in ("status", "error.code", "error.message", "error.type")
     },
+    "chat too long": {name: OVERFLOWN for name in ("error.code", "error.message", "error.param", "error.type")},
+    "chat too long streamed": {
+        name: OVERFLOWN for name in ("error.code", "error.message", "error.param", "error.type")
+    },
+    "completion too long": {name: OVERFLOWN for name in ("error.code", "error.message", "error.param", "error.type")},
+    "response after another": {
+        name: "the gateway says it as the real service does" for name in ("status", *REFUSED) if name != "error.type"
+    },
+    "response streamed": {
+        "response.completed:response.output.-.summary": "the gateway's last event has the items that were streamed"
+    },
+    "tool required streamed": {
+        "*.delta.tool_calls.-.function.arguments": "the gateway streams the arguments as a whole reply has them"
+    },
+    "message with tool": {"stop_reason": "vLLM ends a call that was asked for by name as in chat completions"},
     "message without budget": {
         **dict.fromkeys(("type", "error.type"), SHAPED),
         **dict.fromkeys(("error.code", "error.param"), SHAPED),
     },
     "message of another model": {"error.type": SHAPED},
-    "message too long": {"error.type": SHAPED},
+    "message too long": {"error.type": SHAPED, "error.message": OVERFLOWN},
 }
 """By request, the fields that differ and why; `*` for any."""
 

@@ -12,9 +12,10 @@ import ray
 from support.ends import RecoveringPlane, Replica, cluster, started
 from support.plane import Plane, plane
 
-from seamless_verl.agent_loops.loops import SessionAgentLoop
+from seamless_verl.agent_loops.loops import LocalAgentLoop
 from seamless_verl.agents.endpoint import Endpoint
 from seamless_verl.agents.outcome import AgentOutcome
+from seamless_verl.agents.own_time import PausedSeconds
 from seamless_verl.agents.settings import LoopSettings
 from seamless_verl.data_plane.client import await_reply
 from seamless_verl.journal import JournalReader, Stage
@@ -56,7 +57,7 @@ async def cancelled_calls(plane: Plane) -> None:
     assert await plane.servers[0].running.remote() == 0
 
 
-class EndlessAgentLoop(SessionAgentLoop):
+class EndlessAgentLoop(LocalAgentLoop):
     """Runs an agent that never ends."""
 
     def __init__(self, plane: Plane) -> None:
@@ -64,7 +65,7 @@ class EndlessAgentLoop(SessionAgentLoop):
         self.settings = LoopSettings(failure_reward=None)
         self.begun = asyncio.Event()
 
-    async def run_agent(self, task: Mapping[str, Any], endpoint: Endpoint) -> AgentOutcome:
+    async def run_agent(self, task: Mapping[str, Any], endpoint: Endpoint, paused: PausedSeconds) -> AgentOutcome:
         self.begun.set()
         return await asyncio.Future()
 

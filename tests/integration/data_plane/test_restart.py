@@ -17,7 +17,8 @@ from support.plane import VOCABULARY, Plane, plane
 
 from seamless_verl.data_plane.actor import FinishedSession
 from seamless_verl.data_plane.client import plane_for
-from seamless_verl.errors import GroupsFailedError, JournalOrderError
+from seamless_verl.data_plane.group_notifier import GroupEnd
+from seamless_verl.errors import GroupsFailedError, JournalOrderError, ReplicaLostError
 from seamless_verl.journal import JournalReader, Stage
 from seamless_verl.testing.stub_engine import stub_tokens
 
@@ -70,7 +71,8 @@ class Trainer:
             while not self.stopping.is_set():
                 self.version += 1
                 self.plane.commit(self.version)
-                ray.get(self.plane.first.execute.remote("pause", self.plane.names[:1]))
+                cut = self.plane.names[: self.version % 2]
+                ray.get(self.plane.first.execute.remote("pause", self.plane.names[:1], cut))
                 time.sleep(0.05)
                 ray.get(self.plane.first.execute.remote("resume", self.plane.names[:1]))
         except BaseException as error:
@@ -159,6 +161,7 @@ def check_repeated_commands(plane: Plane) -> None:
         assert ray.get(first.close_session.remote(opened["session_id"], "finished")) == given
     for _ in range(2):
         ray.get(first.acknowledge.remote(opened["session_id"]))
+    check_masked_tokens(plane)
     with pytest.raises(JournalOrderError):
         ray.get(first.close_session.remote(opened["session_id"], "finished"))
     idle = dict.fromkeys(plane.names, 0)  # no calls
@@ -170,13 +173,27 @@ def check_repeated_commands(plane: Plane) -> None:
     plane.kill(0)
     assert ray.get(first.execute.remote("release_memory", plane.names, 1)) == idle
     assert ray.get(first.execute.remote("release_memory", plane.names, 2)) == {}
+    assert ray.get(first.checked_metrics.remote())["fleet/released"] == 2, "training has them, and gives them back"
     ray.get(first.execute.remote("reclaim_memory", plane.names))
+    with pytest.raises(ReplicaLostError, match="no replica serves"):
+        ray.get(first.checked_metrics.remote())
     plane.commit(version + 1)
     for restarted in range(2):  # before and after a death
         assert ray.get(first.execute.remote("update_weights", plane.names, version + 1, [])) == plane.names
         assert [ray.get(server.status.remote()) for server in plane.servers] == [(version + 1, None)] * 2
         if not restarted:
             plane.kill(0)
+
+
+def check_masked_tokens(plane: Plane) -> None:
+    """They are dropped in the account of all data planes, also in one that began again with its process."""
+    before = ray.get(plane.first.checked_metrics.remote())
+    ray.get(plane.first.count_masked.remote(10**6))
+    after = ray.get(plane.first.checked_metrics.remote())
+    moved = before["tokens/trained"]
+    assert after["tokens/trained"] == 0 and after["tokens/dropped/stale"] == before["tokens/dropped/stale"] + moved
+    plane.kill(0)
+    assert ray.get(plane.first.checked_metrics.remote())["tokens/dropped/stale"] == 0, "of an earlier account"
 
 
 def check_connections_that_break(plane: Plane) -> None:
@@ -203,7 +220,7 @@ def check_connections_that_break(plane: Plane) -> None:
 def check_groups_that_fail(plane: Plane) -> None:
     for failure in ("one", None, "two", "three", "four"):
         count = ray.get(plane.first.wait_for_groups.remote(-1, 1.0))
-        ray.get(plane.first.notify_group_ended.remote(failure))
+        ray.get(plane.first.notify_group_ended.remote(GroupEnd(failure)))
         assert count >= 0
     with pytest.raises(GroupsFailedError, match="four") as caught:
         ray.get(plane.first.wait_for_groups.remote(-1, 1.0))

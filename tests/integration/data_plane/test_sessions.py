@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from seamless_verl.data_plane.sessions import FinishedSession, Sessions, SessionSettings
+from seamless_verl.data_plane.sessions import FinishedSession, HandedNote, Sessions, SessionSettings
 from seamless_verl.errors import JournalError, JournalOrderError
-from seamless_verl.journal import JournalReader, Stage
+from seamless_verl.journal import GroupDecided, GroupOutcome, JournalReader, Stage
 from seamless_verl.rollout.call import Calls
 from seamless_verl.rollout.fleet import Fleet
 from seamless_verl.rollout.routing import PrefixAffinity
@@ -91,6 +91,28 @@ async def test_a_session_closed_again_is_the_same_also_after_a_restart(nano: Pat
             assert (summary.stage, summary.reason) == (Stage.CLOSED, "abandoned")
 
 
+async def test_what_became_of_a_group_is_in_the_account_and_in_the_journal(nano: Path, tmp_path: Path) -> None:
+    journal = tmp_path / "journal.sqlite"
+    async with asyncio.timeout(120), sessions(nano, journal, restarted=False) as started:
+        for uid in ("trained", "stale", "validated"):
+            opened = await started.open({"uid": uid, "metadata": {"validation": uid == "validated"}})
+            await complete_chat(opened)
+            await started.close(opened["session_id"], "finished", 0)
+            note = HandedNote(uid, rewards={"reward": 0.5, "odd": float("nan")}, validation=uid == "validated")
+            await started.acknowledge(opened["session_id"], kept=True, note=note)
+        assert started.account == Account(27, 18, {DropReason.VALIDATION: 9})
+        await started.record_groups(
+            [GroupDecided("trained", GroupOutcome.TRAINED, 3), GroupDecided("stale", GroupOutcome.STALE, 3)]
+        )
+        assert started.account == Account(27, 9, {DropReason.VALIDATION: 9, DropReason.GROUP: 9})
+        assert not started.queued
+    found = JournalReader(journal).sessions()
+    assert {row.uid: row.outcome for row in found} == {"trained": "step 3", "stale": "stale", "validated": "validation"}
+    stored = JournalReader(journal).read(found[0].session_id)
+    assert stored is not None and stored.rewards == {"reward": 0.5}
+    assert stored.handing["limits"] == {"max_sequence": None}
+
+
 async def test_a_session_opened_over_http_is_recorded_and_dropped(nano: Path, tmp_path: Path) -> None:
     journal = tmp_path / "journal.sqlite"
     async with asyncio.timeout(60), sessions(nano, journal, restarted=False) as started:
@@ -105,6 +127,23 @@ async def test_a_session_opened_over_http_is_recorded_and_dropped(nano: Path, tm
         assert started.account == Account(9, 0, {DropReason.SESSION: 9})
         started.forget_finished()
         assert not started.finishing, "the gateway still knows the session"
+    assert JournalReader(journal).stage(opened["session_id"]) is Stage.HANDED
+
+
+async def test_a_session_opened_over_http_is_dropped_also_when_it_is_closed_after_a_restart(
+    nano: Path, tmp_path: Path
+) -> None:
+    journal = tmp_path / "journal.sqlite"
+    async with asyncio.timeout(120):
+        async with sessions(nano, journal, restarted=False) as first:
+            ours = await first.open({"uid": "ours"})
+            opened = await first.gateway.admin.handle("POST", "/admin/sessions", {"uid": "u"})
+            await complete_chat(opened)
+        async with sessions(nano, journal, restarted=True) as second:
+            assert list(second.closed) == [ours["session_id"]]
+            await second.gateway.admin.handle("POST", f"/admin/sessions/{opened['session_id']}/close", {})
+            await asyncio.gather(*second.discards)
+            assert second.account == Account(9, 0, {DropReason.SESSION: 9})
     assert JournalReader(journal).stage(opened["session_id"]) is Stage.HANDED
 
 

@@ -10,9 +10,11 @@ from typing import Any
 import openai
 import pytest
 from support.gateway import EOS, TOOL, TOOL_CALL, GatewayHarness, Reply, gateway_harness, user
+from support.hosts import VLLM
 
 from seamless_verl.gateway.outputs import STREAM_INTERVAL
 from seamless_verl.gateway.prefix_index import PrefixIndex
+from seamless_verl.gateway.request_rules import RequestRules
 from seamless_verl.trajectory.records import Finish, tokens
 
 pytestmark = pytest.mark.integration
@@ -164,14 +166,15 @@ async def test_a_grammar_waits_for_the_end_of_reasoning_only_where_there_is_some
         await chat(harness, response_format=schema, extra_body=extra)
         await chat(harness, extra_body=extra)
         constrained, free = (call.sampling for call in harness.source.calls)
-        assert constrained["reasoning_ended"] is not thinking
+        # 0.24 looks for its end in the prompt, where the templates of such models put it, and ours does not
+        assert constrained["reasoning_ended"] is (not thinking and VLLM != "0.24")
         parser_kwargs = constrained["reasoning_parser_kwargs"]["chat_template_kwargs"]
         assert parser_kwargs["enable_thinking"] is thinking
         assert not any(name.startswith("reasoning") for name in free)
 
 
 async def test_one_model_is_described_or_not_found(nano: Path) -> None:
-    async with gateway_harness(nano) as harness:
+    async with gateway_harness(nano, rules=RequestRules(strict_model=True)) as harness:
         assert (await harness.openai.models.retrieve("nano")).id == "nano"
         for other in ("other", "a/b", "nano/more"):
             with pytest.raises(openai.NotFoundError):

@@ -13,6 +13,8 @@ import openai
 import pytest
 from support.gateway import ADMIN_KEY, GatewayHarness, Reply, gateway_harness, user
 
+from seamless_verl.gateway.request_rules import RequestRules
+
 pytestmark = pytest.mark.integration
 CHAT = {"model": "nano", "messages": [user("hi")]}
 MESSAGE = {**CHAT, "max_tokens": 9}
@@ -161,7 +163,7 @@ BAD: dict[str, tuple[Callable[[], dict[str, Any]], int]] = {
 @pytest.mark.parametrize("path", [OPENAI, ANTHROPIC])
 @pytest.mark.parametrize("kind", BAD)
 async def test_bad_requests_are_explained(nano: Path, path: str, kind: str) -> None:
-    async with gateway_harness(nano, max_body=200000) as harness:
+    async with gateway_harness(nano, max_body=200000, rules=RequestRules(strict_model=True)) as harness:
         build, status = BAD[kind]
         reply = await post(harness, path, harness.session["key"], **{"json": None, **build()})
         assert reply.status_code == status, reply.text
@@ -213,9 +215,10 @@ async def test_rewards_are_posted_with_the_sessions_key(nano: Path) -> None:
     async with gateway_harness(nano) as harness:
         url = harness.session["base_url"] + "/session/reward"
         assert (await harness.http.post(url, json={"reward": 0.5})).status_code == 200
-        await harness.admin("POST", f"sessions/{harness.session['session_id']}/close", {})
         assert (await harness.http.post(url, json={"reward": 1, "name": "tests"})).status_code == 200
         assert (await harness.http.post(url, json={"reward": "much"})).status_code == 400
+        await harness.admin("POST", f"sessions/{harness.session['session_id']}/close", {})
+        assert (await harness.http.post(url, json={"reward": 1, "name": "late"})).status_code == 410
         given = [event[2:] for event in harness.recorder.events if event[0] == "rewarded"]
         assert given == [("reward", 0.5), ("tests", 1.0)]
 

@@ -66,7 +66,8 @@ async def test_a_different_prompt_is_rendered_again(nano: Path, rendered: list[A
 async def test_a_cached_prompt_that_is_too_long_is_refused_as_before(nano: Path) -> None:
     async def refused(harness: GatewayHarness) -> tuple[int, str]:
         with pytest.raises(openai.BadRequestError) as caught:
-            await ask(harness, max_tokens=8190)
+            await ask(harness, text="one and two " * 3000)
+        assert caught.value.code == "context_length_exceeded"
         return caught.value.status_code, str(caught.value)
 
     async with gateway_harness(nano) as harness:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -143,3 +145,41 @@ def test_a_saved_hf_model_has_the_logprobs_of_the_trainer(
     measured = torch.cat(measured_logprobs(runs[layout], step=2))
     assert (measured - expected).abs().max() < 2e-2
     assert (measured - torch.cat(measured_logprobs(runs[layout], step=0))).abs().max() > 0.1  # it was trained
+
+
+WITHOUT_TE = """
+import sys
+import torch
+from verl.workers.engine import EngineRegistry
+from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead
+from seamless_verl.platform.engine_without_te import register_engines
+
+def engine():
+    return EngineRegistry.get_engine_cls("language_model", "megatron")
+
+assert engine() is MegatronEngineWithLMHead
+register_engines()
+register_engines()
+assert engine().__name__ == "TorchMegatronEngine" and issubclass(engine(), MegatronEngineWithLMHead)
+import megatron.core.models.gpt.gpt_layer_specs as specs
+from megatron.core.transformer.module import MegatronModule
+from seamless_verl.platform.megatron.without_te import use_torch_layers
+cuda, pinned = MegatronModule.cuda, torch.Tensor.pin_memory
+use_torch_layers()
+assert specs.get_gpt_layer_with_transformer_engine_spec().submodules.self_attention is not None
+assert specs.torch is torch if hasattr(specs, "torch") else True
+assert (MegatronModule.cuda, torch.Tensor.pin_memory) == (cuda, pinned)
+host = [name for name in sys.modules if name.endswith((".megatron.adapt", ".host_torch", ".megatron.engines"))]
+assert host == [], host
+"""
+
+
+def test_on_an_accelerator_the_torch_layers_come_without_anything_of_the_host() -> None:
+    """As a training process with `platform=accelerator_without_te` does it, up to what needs the device."""
+    env = child_environment() | {
+        "VERL_ENGINE_DEVICE": "cuda",
+        "VERL_ENGINE_VENDOR": "nvidia",
+        "PATH": os.environ["PATH"],
+    }
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", WITHOUT_TE], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]

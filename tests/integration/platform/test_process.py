@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from seamless_verl.resources.memory_fit import accelerator_bytes
+from seamless_verl.resources.visible_devices import installed_devices
 
 pytestmark = pytest.mark.integration
 
@@ -86,11 +86,15 @@ def test_verl_finds_the_cpu_by_itself_only_with_a_torch_built_for_it(monkeypatch
 
 @pytest.mark.parametrize(
     ("script", "found"),
-    [("echo 81559; echo 40536", 40536 * 2**20), ("exit 9", None), ("echo no device", None)],
+    [
+        ("echo 0, GPU-a, 81559, Disabled; echo '1, GPU-b, 40536, [N/A]'", [81559 * 2**20, 40536 * 2**20]),
+        ("exit 9", []),
+        ("echo no device", []),
+    ],
 )
-def test_accelerator_memory(script: str, found: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accelerator_memory(script: str, found: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command = tmp_path / "nvidia-smi"
     command.write_text(f"#!/bin/sh\n{script}\n")
     command.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    assert accelerator_bytes() == found
+    assert [device.memory_bytes for device in installed_devices()] == found

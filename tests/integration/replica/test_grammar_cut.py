@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.hosts import VLLM
 from support.vllm_engine import Engine, started
 
 from seamless_verl.replica import scheduler
@@ -88,7 +89,8 @@ def test_tokens_of_an_earlier_process_count(engine: Engine) -> None:
 
 
 def test_tokens_that_the_grammar_does_not_allow_fail_the_call_but_not_the_engine(engine: Engine) -> None:
-    assert engine.run(generated(engine, b"abx", **AT_ONCE))[:2] == ([], Finish.FAILED)
+    ids, finish, _ = engine.run(generated(engine, b"abx", **AT_ONCE))
+    assert finish is Finish.FAILED and len(ids) <= (VLLM == "0.24"), "0.24 rejects the first token"
     assert engine.run(generated(engine, often=False, **AT_ONCE))[1] is Finish.STOP
 
 

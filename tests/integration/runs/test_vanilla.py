@@ -18,6 +18,7 @@ DETERMINISTIC: dict[str, Any] = {
     "actor_rollout_ref__rollout__agent__agent_loop_config_path": DATA / "agent_loops.yaml",
     "actor_rollout_ref__rollout__agent__default_agent_loop": "seeded",
     "actor_rollout_ref__rollout__enable_prefix_caching": False,
+    "actor_rollout_ref__rollout__max_num_seqs": 1,  # a logprob's last digits depend on what is computed beside it
     "trainer__v1__sampler__custom_sampler__path": DATA / "seeded.py",
     "trainer__v1__sampler__custom_sampler__name": "CanonicalReplayBuffer",
 }

@@ -76,3 +76,14 @@ def test_what_nohup_started_goes_on_when_the_terminal_is_closed(tmp_path: Path) 
         one.stdin.close()
         assert one.wait(30) == 0
     assert (tmp_path / "log").read_text() == "validation curve\nwent on\n"
+
+
+def test_warnings_of_the_checks_are_shown(tmp_path: Path) -> None:
+    """Once each; what other modules write is only in the log."""
+    ours = "[2026-11-23 10:00:00,000][seamless_verl.main_ppo][WARNING] - data.val_files='x': has long prompts"
+    other = "[2026-11-23 10:00:00,000][verl.utils][WARNING] - of verl's own"
+    (script := tmp_path / "run.sh").write_text(f"""printf '%s\\n' "{ours}" "{other}" "{ours}" """)
+    command = [sys.executable, str(PROGRESS), str(tmp_path / "log"), "bash", str(script)]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=30).stdout.splitlines()
+    assert [line.partition(" s  ")[2] for line in shown] == ["warning: data.val_files='x': has long prompts"]
+    assert len((tmp_path / "log").read_text().splitlines()) == 3

@@ -26,14 +26,41 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_mistake_takes_nothing_of_the_last_run_away(checkout: Path) -> None:
+def left_by_a_run(checkout: Path) -> tuple[Path, Path]:
+    """A file of its checkpoints, and its log."""
     last = checkout / "runs/quickstart"
     model, log = last / "checkpoints/seamless/global_step_80/model", last / "log.txt"
     model.parent.mkdir(parents=True)
     model.write_text("trained")
     log.write_text("the last run's")
+    return model, log
+
+
+def quickstart(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     env = {name: value for name, value in os.environ.items() if name != "DATA"}
-    command = [str(checkout / "scripts/quickstart"), "seamless.max_staleness=-1"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    command = [str(checkout / "scripts/quickstart"), *arguments]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+
+
+def test_a_mistake_takes_nothing_of_the_last_run_away(checkout: Path) -> None:
+    model, log = left_by_a_run(checkout)
+    done = quickstart(checkout, "seamless.max_staleness=-1")
     assert done.returncode == 2 and "seamless.max_staleness=-1" in done.stderr
+    assert (model.read_text(), log.read_text()) == ("trained", "the last run's")
+
+
+@pytest.mark.parametrize("option", ["--help", "-h"])
+def test_to_ask_for_help_takes_nothing_away(checkout: Path, option: str) -> None:
+    model, log = left_by_a_run(checkout)
+    done = quickstart(checkout, "trainer.total_training_steps=5", option)
+    assert done.returncode == 0 and done.stdout.startswith("usage: scripts/quickstart") and not done.stderr
+    assert (model.read_text(), log.read_text()) == ("trained", "the last run's")
+
+
+@pytest.mark.parametrize("options", [("--cfg", "job"), ("--info",), ("--hydra-help",), ("-m",)])
+def test_options_of_hydra_are_refused_before_anything_is_removed(checkout: Path, options: tuple[str, ...]) -> None:
+    model, log = left_by_a_run(checkout)
+    done = quickstart(checkout, *options)
+    assert done.returncode == 2 and done.stderr.startswith(f"{options[0]}: ")
+    assert f"recipes/arithmetic_grpo/run.sh {options[0]}" in done.stderr
     assert (model.read_text(), log.read_text()) == ("trained", "the last run's")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 from pyarrow import parquet
 from support.paths import RECIPES
 
+from seamless_verl.errors import ConfigError
+from seamless_verl.tiny import make_model
 from seamless_verl.tiny.__main__ import main
 
 pytestmark = pytest.mark.integration
@@ -38,6 +41,14 @@ def test_the_command_writes_model_and_data(tmp_path: Path) -> None:
     assert [parquet.read_table(tmp_path / file).num_rows for file in SPLITS] == [8, 4]
 
 
+def test_a_model_has_the_positions_that_are_asked_for(tmp_path: Path) -> None:
+    assert main(["--out", str(tmp_path), "--positions", "65536"]) == 0
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    assert config["max_position_embeddings"] == 65536
+    with pytest.raises(ConfigError, match="positions=0"):
+        make_model("nano", 0, tmp_path / "model", positions=0)
+
+
 def test_the_recipe_script_answers_without_loading_a_model() -> None:
     help_text = subprocess.run(
         [sys.executable, str(RECIPE / "data.py"), "--help"], check=True, capture_output=True, text=True, timeout=60
@@ -46,7 +57,7 @@ def test_the_recipe_script_answers_without_loading_a_model() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "printed"),
     [
         (["--out", "file"], "--out='file': {folder}/file is a file. Name a folder; it is made if missing"),
         (["--out", "file/sub"], "--out='file/sub': {folder}/file is a file. Name a folder; it is made if missing"),
@@ -54,11 +65,11 @@ def test_the_recipe_script_answers_without_loading_a_model() -> None:
         (["--out", "new", "--val", "-3"], "--val=-3: there must be at least one question. Give --val 1 or more"),
     ],
 )
-def test_the_recipe_script_refuses_before_it_makes_anything(tmp_path: Path, arguments: list[str], told: str) -> None:
+def test_the_recipe_script_refuses_before_it_makes_anything(tmp_path: Path, arguments: list[str], printed: str) -> None:
     (tmp_path / "file").touch()
     command = [sys.executable, str(RECIPE / "data.py"), *arguments]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (2, told.format(folder=tmp_path) + "\n")
+    assert (done.returncode, done.stderr) == (2, printed.format(folder=tmp_path) + "\n")
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
 

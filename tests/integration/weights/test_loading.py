@@ -17,7 +17,7 @@ import torch
 from support.vllm_engine import Engine, largest_error, no_generation, processes, redrawn, started
 
 from seamless_verl.replica.load_plan import PlanCache
-from seamless_verl.replica.worker_extension import MappedReceiver, extension_name
+from seamless_verl.replica.worker_extension import MappedReceiver, check_replies, extension_name
 from seamless_verl.weights.staging import StagingMemory
 
 pytestmark = [
@@ -57,10 +57,10 @@ async def load(
     for name, weight in weights.items():
         memory.add(name, weight)
     staged = pickle.dumps([memory.end(1)])
-    await engine.llm.collective_rpc("map_staged", args=(staged,))
+    check_replies(await engine.llm.collective_rpc("map_staged", args=(staged,)))
     async with no_generation(engine, "keep"):
         began = time.perf_counter()
-        await engine.llm.collective_rpc("load_staged", args=(1, 16 << 20))
+        check_replies(await engine.llm.collective_rpc("load_staged", args=(1, 16 << 20)))
         await engine.llm.reset_prefix_cache()
         took = time.perf_counter() - began
         loaded()
@@ -117,11 +117,11 @@ def test_many_loads_leak_no_memory_and_take_milliseconds(engine: Engine, loaded:
 def test_weights_whose_writer_is_gone_are_an_error_that_the_engine_survives(engine: Engine, loaded: Any) -> None:
     memory = StagingMemory("here")
     engine.run(load(engine, memory, dict(loaded.named_parameters())))
-    lost = pickle.dumps([memory.get(1)])
+    lost = pickle.dumps([memory.weights])
     memory.begin()
 
     async def asked(method: str, *args: Any) -> None:
-        await engine.llm.collective_rpc(method, args=args)
+        check_replies(await engine.llm.collective_rpc(method, args=args))
 
     with pytest.raises(Exception, match="has no weights in its memory"):
         engine.run(asked("map_staged", lost))
@@ -140,3 +140,37 @@ def test_more_than_a_bucket_comes_in_several_and_the_last_is_marked() -> None:
     receiver = MappedReceiver(memory.end(1).map(), 100, PlanCache(), [], "", torch.device("cpu"), True)
     receiver.receive_weights(lambda bucket, last: got.append(([name for name, _ in bucket], last)))
     assert got == [(["0", "1"], False), (["2", "3"], False), (["4"], False), (["large"], True)]
+
+
+def test_weights_and_cache_that_were_dropped_come_back_by_a_load(engine: Engine, loaded: Any) -> None:
+    """As a released replica does it: everything is put away, and the same version is loaded again."""
+    memory, (renewed, weights) = StagingMemory("here"), redrawn(loaded, seed=4)
+    engine.run(load(engine, memory, weights))
+    worker = (processes("VLLM::Worker") or processes("EngineCore"))[0]
+
+    def largest_weight(worker: Any) -> float:
+        """The largest in pages that are wholly a parameter's; small ones share theirs with others."""
+        large = [parameter for parameter in worker.model_runner.model.parameters() if parameter.nbytes > 1 << 16]
+        return max(float(parameter.detach().flatten()[1024:-1024].abs().max()) for parameter in large)
+
+    def put_away_and_load() -> tuple[int, set[float]]:
+        async def drop() -> set[float]:
+            await engine.llm.sleep(level=2)
+            await engine.llm.collective_rpc("drop_memory")
+            return set(await engine.llm.collective_rpc(largest_weight))
+
+        before = worker.memory_info().rss
+        largest = engine.run(drop())
+        freed = before - worker.memory_info().rss
+        engine.run(engine.llm.wake_up())
+        engine.run(load(engine, memory, weights))
+        return freed, largest
+
+    engine.run(engine.samples(PROMPTS, 48))  # fills blocks of the cache
+    freed, largest = put_away_and_load()
+    size = sum(weight.nbytes for weight in weights.values())
+    assert freed > size // 2 // len(processes("VLLM::Worker") or [worker]), f"{freed} of {size} bytes"
+    assert largest == {0.0}, "not all weights were dropped"
+    assert all(engine.run(planned(engine))), "addresses have changed"
+    samples = engine.run(engine.samples(PROMPTS, 48))
+    assert largest_error(renewed, samples) < CLOSE

@@ -84,10 +84,11 @@ def test_neither_side_can_change_what_the_other_sees() -> None:
 READ = "import array, sys; print(sum(array.array('f', open(sys.argv[1], 'rb').read(int(sys.argv[2]))[64:])))"
 
 
-def test_another_process_reads_them_and_what_is_mapped_outlives_the_next_version() -> None:
+def test_another_process_reads_them_and_a_late_reader_finds_out() -> None:
+    """The next version is written over the earlier one; who still loads that one learns it when it has loaded."""
     import torch
 
-    from seamless_verl.weights.staging import StagingMemory
+    from seamless_verl.weights.staging import MappedMemory, StagingMemory
 
     memory = StagingMemory("a")
     staged = written(memory, {"w": torch.full((1 << 16,), 0.5)})
@@ -95,23 +96,68 @@ def test_another_process_reads_them_and_what_is_mapped_outlives_the_next_version
         [sys.executable, "-c", READ, staged.path, str(staged.size)], capture_output=True, check=True
     )
     assert float(reader.stdout) == 1 << 15
-    mapped = dict(staged.map())
-    written(memory, {"w": torch.zeros(4)}, version=2)
-    assert mapped["w"].sum() == 1 << 15
-    assert dict(memory.get(2).map())["w"].tolist() == [0.0] * 4
+    late, reader_memory = MappedMemory(), MappedMemory()
+    late.map(staged)
+    late.check(staged)
+    memory.begin()
+    with pytest.raises(OSError, match=r"version 1 was overwritten in .* while it was loaded"):
+        late.check(staged)
+    memory.add("w", torch.zeros(4))
+    second = memory.end(2)
+    assert dict(reader_memory.map(second))["w"].tolist() == [0.0] * 4
+    reader_memory.check(second)
 
 
-def test_only_the_staged_version_is_given() -> None:
+def test_the_memory_and_its_mappings_stay_where_they_are() -> None:
     import torch
 
-    from seamless_verl.weights.staging import StagingMemory
+    from seamless_verl.weights.staging import MappedMemory, StagingMemory
 
-    memory = StagingMemory("a")
-    with pytest.raises(AssertionError, match="version 3 is requested, none is staged"):
-        memory.get(3)
-    written(memory, {"w": torch.zeros(1)}, version=2)
-    with pytest.raises(AssertionError, match="version 3 is requested, 2 is staged"):
-        memory.get(3)
+    memory, mapped = StagingMemory("a"), MappedMemory()
+    places = set()
+    for version in range(4):
+        staged = written(memory, {"a": torch.full((5,), float(version)), "b": torch.arange(9) + version}, version)
+        weights = dict(mapped.map(staged))
+        assert weights["a"].tolist() == [float(version)] * 5 and weights["b"].tolist() == [*range(version, version + 9)]
+        places.add((staged.path, weights["a"].data_ptr()))
+    assert len(places) == 1
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(SHAPES, min_size=2, max_size=4), st.integers(1, 3))
+def test_ranks_of_a_host_divide_versions_of_any_size(versions: list[list[tuple[int, ...]]], ranks: int) -> None:
+    import torch
+
+    from seamless_verl.weights.staging import MappedMemory, StagingMemory, StagingShare, one_per_host
+
+    memories, mapped = [StagingMemory("a") for _ in range(ranks)], MappedMemory()
+    for version, shapes in enumerate(versions):
+        weights = drawn(shapes, torch.float32, version)
+        place = memories[0].begin(ranks)
+        for index in range(1, ranks):
+            memories[index].join(place, index, ranks)
+        ended = []
+        for memory in reversed(memories):  # whoever is first
+            for name, weight in weights.items():
+                memory.add(name, weight)
+            ended.append(memory.end(version))
+        shares = [StagingShare("a", staged.layout) for staged in ended[:-1]]
+        (staged,) = one_per_host([*shares, ended[-1]])
+        read = dict(mapped.map(staged))
+        assert all(torch.equal(read[name], weight) for name, weight in weights.items())
+    for memory in memories:
+        memory.close()
+
+
+def test_ranks_that_export_different_weights_are_refused() -> None:
+    import torch
+
+    from seamless_verl.weights.staging import StagingMemory, StagingShare, one_per_host
+
+    staged = written(StagingMemory("a"), {"w": torch.zeros(2)})
+    other = written(StagingMemory("a"), {"w": torch.zeros(3)})
+    with pytest.raises(RuntimeError, match="ranks on node a export different weights"):
+        one_per_host([staged, StagingShare("a", other.layout), None])
 
 
 def test_a_version_that_is_gone_is_not_mistaken_for_its_successor() -> None:
@@ -146,4 +192,41 @@ def test_nothing_is_left_of_versions_that_nobody_maps() -> None:
     for version in range(5):
         assert dict(written(memory, {"w": torch.zeros(9)}, version).map())["w"].sum() == 0
     gc.collect()
-    assert mapped() == 0 and len(os.listdir("/proc/self/fd")) == before + 1
+    assert mapped() == 1 and len(os.listdir("/proc/self/fd")) == before + 1, "its own mapping, to write the next one"
+    memory.close()
+    assert mapped() == 0 and len(os.listdir("/proc/self/fd")) == before
+
+
+def test_the_weights_of_a_host_are_found_and_elsewhere_there_are_none() -> None:
+    """What each rank sends or relays: verl's relays must walk the same weights as its sender."""
+    import torch
+
+    from seamless_verl.weights.staging import StagingMemory, mapped_of_host
+
+    here, there = StagingMemory("here"), StagingMemory("there")
+    staged = [written(here, {"a": torch.ones(3)}), written(there, {"a": torch.zeros(3)})]
+    for _ in range(2):  # by two ranks of the host
+        ((name, weight),) = mapped_of_host(staged, "here")
+        assert name == "a" and weight.tolist() == [1.0] * 3
+    assert mapped_of_host(staged, "elsewhere") == []
+
+
+def test_a_staged_version_is_as_large_as_the_memory_plan_says(nano: Path) -> None:
+    import json
+
+    import torch
+    from safetensors.torch import load_file
+
+    from seamless_verl.resources.host_memory import staged_bytes
+    from seamless_verl.resources.model_facts import ModelFacts
+    from seamless_verl.weights.staging import ALIGNED, StagingMemory
+
+    facts = ModelFacts.read(json.loads((nano / "model" / "config.json").read_text()))
+    assert facts is not None
+    tensors = load_file(nano / "model" / "model.safetensors")
+    memory = StagingMemory("a")
+    for version in (1, 2):  # the second one over the first
+        staged = written(memory, {name: weight.to(torch.bfloat16) for name, weight in tensors.items()}, version)
+        assert memory.file is not None and os.fstat(memory.file).st_size == staged.size
+        assert 0 <= staged.size - staged_bytes(facts) <= ALIGNED * (len(tensors) + 1)
+    memory.close()

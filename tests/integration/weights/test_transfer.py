@@ -1,57 +1,97 @@
-"""A load into an engine that is absent, or dies during it, fails, where verl's own would wait for ever."""
+"""Which hosts the weights are sent to, and who keeps them there."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
-from pathlib import Path
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-import torch
-import zmq
-from verl.workers.rollout.vllm_rollout import bucketed_weight_transfer as transfer
 
-from seamless_verl.weights.transfer import BoundedSender, bound_transfers
-
-SEGMENTS = Path("/dev/shm")
+pytestmark = pytest.mark.integration
+NODES = ["a", "a", "b", "b", "c"]  # of five workers
 
 
-def die_after(buckets: int, handle: str) -> None:
-    """A receiver that takes its buffer and so many buckets, and then is silent."""
-    with zmq.Context() as context, context.socket(zmq.REP) as socket:
-        socket.connect(handle)
-        for count in range(buckets + 2):
-            socket.recv()
-            if count <= buckets:
-                socket.send(b"")
+class FakeGroup:
+    """A worker group whose replies are results."""
+
+    def __init__(self, places: list[int], calls: list[Any]) -> None:
+        self.places, self.calls, self.world_size = places, calls, len(places)
+
+    def node(self) -> list[str]:
+        return [NODES[place] for place in self.places]
+
+    def stage_weights(self, versions: list[int], keeps: list[bool]) -> list[Any]:
+        self.calls.append(("receive", self.places, versions, keeps))
+        return [
+            SimpleNamespace(host=NODES[place]) if keep else None for place, keep in zip(self.places, keeps, strict=True)
+        ]
+
+    def send_staged(self, version: int, staged: Any) -> list[Any]:
+        self.calls.append(("send", version))
+        return [{"bytes": 7.0}, None]
+
+    def execute_checkpoint_engine(self, methods: list[str]) -> list[Any]:
+        return methods
 
 
-@pytest.mark.parametrize("buckets", [None, 0, 1])
-def test_a_bucket_that_nobody_takes_ends_the_load(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buckets: int | None
+@pytest.mark.parametrize(
+    ("having", "received", "keeps"),
+    [(["a"], [2, 3, 4], [True, False, True]), (["t"], [0, 1, 2, 3, 4], [True, False, True, False, True])],
+)
+def test_hosts_without_weights_are_sent_them_all_at_once_and_one_worker_of_each_keeps_them(
+    monkeypatch: pytest.MonkeyPatch, having: list[str], received: list[int], keeps: list[bool]
 ) -> None:
-    monkeypatch.setattr(BoundedSender, "bucket_timeout_s", 0.5)
-    handle, made = f"ipc://{tmp_path}/weights.sock", list[str]()
-    create = transfer.create_shared_memory
-    monkeypatch.setattr(transfer, "create_shared_memory", lambda size, name: (made.append(name), create(size, name))[1])
-    weights = [(f"w{i}", torch.zeros(200_000)) for i in range(3)]
-    receiver = threading.Thread(target=die_after, args=(buckets, handle))
-    if buckets is not None:
-        receiver.start()
-    with pytest.raises(TimeoutError, match=r"taken no weights for 0\.5 s"):
-        asyncio.run(BoundedSender(handle, bucket_size_mb=1, use_shm=True).async_send_weights(iter(weights)))
-    if buckets is not None:
-        receiver.join()
-    assert not (tmp_path / "weights.sock").exists()
-    (name,) = made
-    forgotten = buckets is None  # verl forgets what it could not announce, until its process ends
-    assert (SEGMENTS / name).exists() == forgotten
+    from seamless_verl.weights import transfer as module
+
+    calls: list[Any] = []
+    monkeypatch.setattr(module, "group_of", lambda workers: FakeGroup(list(workers), calls))
+    monkeypatch.setattr(module, "ray", SimpleNamespace(get=list))
+    monkeypatch.setattr(module, "one_per_host", lambda reports: [one.host for one in reports if one is not None])
+    made: Any = object.__new__(module.Transfer)
+    made.actor_wg, made.replicas = (
+        FakeGroup([0], calls),
+        [SimpleNamespace(workers=[0, 1, 2]), SimpleNamespace(workers=[3, 4])],
+    )
+    made.build_process_group = lambda rollout: calls.append(("group", rollout.places))
+    staged, metrics = made.stage(5, [SimpleNamespace(host=host) for host in having])
+    assert staged == [node for node in dict.fromkeys(NODES) if node not in having] and metrics == {"bytes": 7.0}
+    assert calls == [("group", received), ("send", 5), ("receive", received, [5] * len(received), keeps)]
 
 
-def test_every_load_of_the_process_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    from verl.workers.rollout.vllm_rollout import vllm_rollout
+def test_nothing_is_sent_where_every_host_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    from seamless_verl.weights import transfer as module
 
-    monkeypatch.setattr(vllm_rollout, "BucketedWeightSender", vllm_rollout.BucketedWeightSender)
-    bound_transfers()
-    bound_transfers()
-    assert vllm_rollout.BucketedWeightSender is BoundedSender
+    calls: list[Any] = []
+    monkeypatch.setattr(module, "group_of", lambda workers: FakeGroup(list(workers), calls))
+    made: Any = object.__new__(module.Transfer)
+    made.actor_wg, made.replicas = None, [SimpleNamespace(workers=[0, 1]), SimpleNamespace(workers=[2])]
+    assert made.stage(5, [SimpleNamespace(host="a"), SimpleNamespace(host="b")]) == ([], {}) and calls == []
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_worker_that_keeps_nothing_still_receives_all(keeps: bool) -> None:
+    import torch
+
+    from seamless_verl.weights.staging import StagingMemory
+    from seamless_verl.weights.transfer import SeamlessReplicaWorker
+
+    buffer, received = torch.zeros(4), list[str]()
+
+    async def receive(global_steps: int) -> AsyncIterator[tuple[str, torch.Tensor]]:
+        for name in ("x", "y"):
+            buffer.fill_(float(ord(name)))
+            received.append(name)
+            yield name, buffer
+
+    worker: Any = object.__new__(SeamlessReplicaWorker)
+    worker.staged, worker.checkpoint_engine = StagingMemory("here"), SimpleNamespace(receive_weights=receive)
+    for version in (1, 2):  # the second is written in place
+        staged = asyncio.run(worker.stage_weights(version, keeps))
+        assert received == ["x", "y"] * version
+        if keeps:
+            assert {name: set(weight.tolist()) for name, weight in staged.map()} == {"x": {120.0}, "y": {121.0}}
+        else:
+            assert staged is None and worker.staged.file is None
+    worker.staged.close()

@@ -52,3 +52,13 @@ async def asked(task: dict[str, Any], endpoint: Any, **options: Any) -> float:
             messages += [{"role": "assistant", "content": reply.choices[0].message.content or ""}]
             messages += [{"role": "user", "content": complaint}] if complaint else []
     return sum(character.isdigit() for character in said) / max(1, len(said))
+
+
+async def branching(task: dict[str, Any], endpoint: Any) -> None:
+    """Asks two questions that share no more than their beginning, so that it has two training sequences; one session
+    in five or so raises after its first answer. It leaves its reward to the reward function."""
+    async with AsyncOpenAI(base_url=f"{endpoint.base_url}/v1", api_key=endpoint.session_key, max_retries=0) as client:
+        for question in (list(task["prompt"]), [{"role": "user", "content": "2+2="}]):
+            reply = await client.chat.completions.create(model="policy", messages=question, max_tokens=6)
+            if sum(map(ord, endpoint.session_id)) % 5 == 0:
+                raise ConnectionError(f"the tool of {reply.id} took too long to connect")

@@ -58,7 +58,10 @@ def test_a_malformed_reward_is_a_failure_that_says_so(value: Any) -> None:
     assert outcome.status == AgentStatus.FAILED and "returned no reward" in outcome.error
 
 
-@pytest.mark.parametrize("error", [ValueError("boom"), TimeoutError("boom"), SystemExit("boom"), StopIteration("boom")])
+ERRORS = [error("boom") for error in (ValueError, TimeoutError, SystemExit, StopIteration, KeyboardInterrupt)]
+
+
+@pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize("blocking", [False, True])
 def test_what_it_raises_is_a_failure_with_its_traceback(error: BaseException, blocking: bool) -> None:
     def agent(task: Task, endpoint: Endpoint) -> float:

@@ -19,6 +19,7 @@ def test_public_clients_find_the_session_by_their_own_variables() -> None:
         "OPENAI_BASE_URL": "http://127.0.0.1:8000/v1",
         "OPENAI_API_KEY": "sk-secret",
         "ANTHROPIC_BASE_URL": "http://127.0.0.1:8000",
+        "ANTHROPIC_API_KEY": "sk-secret",
         "ANTHROPIC_AUTH_TOKEN": "sk-secret",
         "SEAMLESS_SESSION_ID": "group/7",
         "SEAMLESS_REWARD_URL": "http://127.0.0.1:8000/v1/session/reward",

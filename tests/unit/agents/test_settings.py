@@ -64,7 +64,7 @@ def test_a_command_has_the_limits_of_its_entry(tmp_path: Path) -> None:
     settings = read_settings(CommandSettings, entry | {"folder": str(tmp_path), "env": {"A": "1"}}, key="mine")
     command = settings.agent_command
     assert command.limits == CommandLimits(wall_s=60, cpu_s=30, file_bytes=10485760)
-    assert (command.command, command.folder, command.env) == (["sleep", "1"], tmp_path, {"A": "1"})
+    assert (command.command, command.folder, command.env) == (["sleep", "1"], str(tmp_path), {"A": "1"})
 
 
 def test_what_is_set_elsewhere_is_refused_with_the_place() -> None:

@@ -87,7 +87,8 @@ def test_the_tables_types_are_those_of_the_arrays(tmp_path: Path) -> None:
     assert main(["trajectories", "export", journal_file(tmp_path), "--out", str(out), "--format", "parquet"]) == 0
     schema = pyarrow.parquet.read_schema(out)
     record = session(turn("a", [1], [2]))
-    assert schema.names == list(rows(record, assemble(record, TrainAll(), 0))[0])
+    columns = list(rows(record, assemble(record, TrainAll(), 0))[0])
+    assert schema.names == [*columns, "outcome", "step", "validation"]
     types = {name: str(schema.field(name).type.value_type) for name in ("response_mask", "rollout_log_probs")}
     assert types == {"response_mask": "uint8", "rollout_log_probs": "float"}
 

@@ -24,7 +24,9 @@ def test_what_is_no_journal(tmp_path: Path, capsys: Capture) -> None:
         assert f"JOURNAL='{path}'" in message and "cannot be read as a journal" in message
         assert message.endswith("trajectories.sqlite beside its checkpoints, or seamless.gateway.journal")
     missing = tmp_path / "missing"
-    assert f"JOURNAL='{missing}': there is no such file" in error_line(capsys, "show", str(missing), "s")
+    message = error_line(capsys, "show", str(missing), "s")
+    assert f"JOURNAL='{missing}': there is no such file" in message
+    assert message.endswith("A run without seamless.gateway.enabled=true has none")
     assert not missing.exists()
 
 

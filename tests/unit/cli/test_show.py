@@ -30,14 +30,14 @@ def totals_line(lines: list[str]) -> str:
 
 def test_ls_has_a_line_for_each_session_and_the_totals(tmp_path: Path, capsys: Capture) -> None:
     header, first, second, third, totals, no_writer = output_lines(capsys, "ls", journal_file(tmp_path))
-    assert header.split() == ["SESSION", "UID", "STAGE", "REASON", "CALLS", "TOKENS", "OPENED", "AGE"]
-    assert first.split()[:6] == ["aaa1", "u0", "closed", "finished", "3", "6"]
-    assert second.split()[:6] == ["aab2", "u1", "open", "-", "1", "1"]
-    assert third.split()[:6] == ["b3", "u1", "handed", "failed", "1", "2"]
-    at = datetime.fromisoformat(first.split()[6])
+    assert header.split() == ["SESSION", "UID", "STAGE", "REASON", "OUTCOME", "CALLS", "TOKENS", "OPENED", "AGE"]
+    assert first.split()[:7] == ["aaa1", "u0", "closed", "finished", "-", "3", "6"]
+    assert second.split()[:7] == ["aab2", "u1", "open", "-", "-", "1", "1"]
+    assert third.split()[:7] == ["b3", "u1", "handed", "failed", "-", "1", "2"]
+    at = datetime.fromisoformat(first.split()[7])
     assert at.utcoffset() is not None and at.timestamp() == 1.0
     days = int((time.time() - 1.5) // 86400)
-    assert first.split()[7].startswith(f"{days}d")
+    assert first.split()[8].startswith(f"{days}d")
     assert totals == "3 sessions (1 open, 1 closed, 1 handed): 5 calls, 9 tokens generated"
     assert no_writer.startswith("No run writes this journal now. What is open was cut off with its run")
 

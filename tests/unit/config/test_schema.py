@@ -12,8 +12,10 @@ from support.config import compose_ours
 
 from seamless_verl.config import CpuConfig, GatewayConfig, Layout, SeamlessConfig, usable_cores
 from seamless_verl.config.schema import (
+    GRAMMAR_POLICIES,
     LENDING_POLICIES,
     TOKEN_POLICIES,
+    CorrectionConfig,
     Handover,
     KvOnUpdate,
     TokensConfig,
@@ -22,7 +24,7 @@ from seamless_verl.config.schema import (
 )
 from seamless_verl.errors import ConfigError, ConfigErrors
 from seamless_verl.resources import lending
-from seamless_verl.trajectory.policies import POLICIES
+from seamless_verl.trajectory.policies import POLICIES, GrammarTokens
 
 
 def test_each_shard_has_a_journal() -> None:
@@ -38,6 +40,7 @@ def test_yaml_and_dataclass_have_the_same_defaults() -> None:
 
 def test_the_policies_are_those_there_are() -> None:
     assert set(TOKEN_POLICIES) == set(POLICIES)
+    assert set(GRAMMAR_POLICIES) == set(GrammarTokens)
     assert set(LENDING_POLICIES) == set(lending.POLICIES)
 
 
@@ -45,15 +48,17 @@ def test_values_are_read() -> None:
     gateway = {"enabled": True, "port": 8000, "journal": "j.sqlite", "options": ["--tool-call-parser=hermes"]}
     gateway |= {"shards": 2, "max_failed_groups": 5}
     node = {"layout": "disaggregated", "max_staleness": 0, "cpu": {"devices": 3, "pin": False}, "plot": True}
-    parsed_gateway = GatewayConfig(True, 8000, "j.sqlite", ("--tool-call-parser=hermes",), 2, 5)
+    parsed_gateway = GatewayConfig(True, 8000, "j.sqlite", ("--tool-call-parser=hermes",), 2, max_failed_groups=5)
     node |= {"gateway": gateway, "handover": "resident", "weights": {"at_once": 2, "kv": "keep"}}
     node["watchdog"] = {"transition_s": 5, "no_progress_s": 60}
     node["tokens"] = {"policy": "mask_older_than", "older_than": 2}
-    watchdog = WatchdogConfig(5, 60)
+    node["correction"] = {"loss": "dppo", "truncate": 5, "m2_threshold": 0.1, "scale_lr": True}
+    watchdog, correction = WatchdogConfig(5, 60), CorrectionConfig("dppo", 5.0, 0.1, True)
     weights, tokens = WeightsConfig(2, KvOnUpdate.KEEP), TokensConfig("mask_older_than", 2)
-    node |= {"ahead": 0, "lending": "never"}
-    first, last = (Layout.DISAGGREGATED, 0, 0, "never", Handover.RESIDENT), (CpuConfig(3, False), parsed_gateway, True)
-    parsed = SeamlessConfig(*first, weights, tokens, watchdog, *last)
+    node |= {"ahead": 0, "lending": "never", "min_sessions": 3}
+    first = (Layout.DISAGGREGATED, 0, 0, 3, "never", Handover.RESIDENT)
+    last = (CpuConfig(3, False), parsed_gateway, True)
+    parsed = SeamlessConfig(*first, weights, tokens, correction, watchdog, *last)
     assert SeamlessConfig.parse(node) == SeamlessConfig.parse(OmegaConf.create(node)) == parsed
     assert pickle.loads(pickle.dumps(parsed)) == parsed
 
@@ -81,11 +86,12 @@ def test_all_mistakes_are_refused_at_once() -> None:
 @pytest.mark.parametrize(
     ("node", "key", "way_out"),
     [
-        ({"layuot": "auto"}, "seamless.layuot", "Did you mean seamless.layout? Valid: seamless.layout, seamless.max_"),
-        ({"cpu": {"device": 2}}, "seamless.cpu.device", "Did you mean seamless.cpu.devices? Valid: seamless.cpu.dev"),
+        ({"layuot": "auto"}, "seamless.layuot", "Did you mean seamless.layout?"),
+        ({"cpu": {"device": 2}}, "seamless.cpu.device", "Did you mean seamless.cpu.devices?"),
         ({"foo": 1}, "seamless.foo", "Valid: seamless.layout, seamless.max_staleness, "),
         ({"layout": "colocate"}, "seamless.layout", "Did you mean colocated?"),
-        ({"layout": ["auto"]}, "seamless.layout", "Valid: auto, colocated, disaggregated, multiplexed"),
+        ({"layout": ["auto"]}, "seamless.layout", "Did you mean auto?"),
+        ({"layout": "any"}, "seamless.layout", "Valid: auto, colocated, disaggregated, multiplexed"),
         ({"max_staleness": -1}, "seamless.max_staleness", "Set seamless.max_staleness=0"),
         ({"max_staleness": True}, "seamless.max_staleness", "Set seamless.max_staleness=0"),
         ({"max_staleness": "???"}, "seamless.max_staleness", "Set seamless.max_staleness=0"),

@@ -1,15 +1,12 @@
-"""The admin API: mistakes in its bodies, and the file that names its address and key."""
+"""The admin API: mistakes in its bodies, rewards, and its bound."""
 
 from __future__ import annotations
 
-import json
-import stat
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from seamless_verl.gateway.admin import Admin, remove_admin_file, write_admin_file
+from seamless_verl.gateway.admin import Admin
 from seamless_verl.gateway.api_errors import ApiError, ErrorCode
 from seamless_verl.gateway.protocols import NullRecorder
 from seamless_verl.gateway.session import SamplingParameters, SessionLimits, SessionSampling
@@ -103,26 +100,33 @@ async def test_a_reward_that_is_not_valid_is_refused(body: dict[str, Any], param
     }
 
 
-def test_the_admin_file_is_its_owners_only_and_replaces_an_old_one(tmp_path: Path) -> None:
-    path = tmp_path / "journal.admin.json"
-    path.write_text("an old one")
-    path.chmod(0o644)
-    with path.open() as old:
-        write_admin_file(path, url="http://127.0.0.1:80", key="k")
-        assert old.read() == "an old one", "it was written into, not replaced"
-    assert json.loads(path.read_text()) == {"url": "http://127.0.0.1:80", "key": "k"}
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert list(tmp_path.iterdir()) == [path], "a temporary file is left"
-    remove_admin_file(path)
-    remove_admin_file(path)
-    assert not list(tmp_path.iterdir())
+async def test_a_session_takes_one_reward_of_a_name_while_it_is_open() -> None:
+    admin, table = make_admin()
+    session, _ = table.open("u")
+    path = f"/admin/sessions/{session.session_id}/reward"
+    for _ in range(2):
+        assert (await admin.handle("POST", path, {"reward": 1}))["reward"] == 1.0
+    await admin.reward(session, {"reward": 0.5, "name": "tests"})
+    with pytest.raises(ApiError, match=r"has the reward .* already") as caught:
+        await admin.reward(session, {"reward": 0.5})
+    assert caught.value.status == 409
+    table.close(session.session_id, "finished")
+    with pytest.raises(ApiError, match="takes no reward any more") as caught:
+        await admin.reward(session, {"reward": 1})
+    assert caught.value.status == 410
 
 
-def test_an_admin_file_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: Any) -> None:
-        raise OSError("read only")
-
-    monkeypatch.setattr("os.replace", refuse)
-    with pytest.raises(OSError, match="read only"):
-        write_admin_file(tmp_path / "journal.admin.json", url="u", key="k")
-    assert not list(tmp_path.iterdir())
+async def test_no_more_sessions_are_opened_from_outside_than_may_be_open() -> None:
+    table = SessionTable(max_open=2)
+    admin = Admin(table, NullRecorder(), cancel=cancel)
+    first = await admin.handle("POST", "/admin/sessions", {"uid": "u"})
+    await admin.handle("POST", "/admin/sessions", {"uid": "u"})
+    with pytest.raises(ApiError, match="2 sessions are open of at most 2") as caught:
+        await admin.handle("POST", "/admin/sessions", {"uid": "u"})
+    assert caught.value.status == 429 and caught.value.retry_after == 1
+    assert len((await admin.handle("GET", "/admin/sessions", {}))["sessions"]) == 2
+    await admin.open({"uid": "of an agent loop"})
+    for _ in range(2):
+        table.close(first["session_id"], "finished")
+        first = {"session_id": next(s.session_id for s in table if s.state == "open")}
+    await admin.handle("POST", "/admin/sessions", {"uid": "u"})

@@ -6,6 +6,7 @@ import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,14 @@ from hypothesis import strategies as st
 from support.rollout import until
 
 from seamless_verl.errors import JournalError
+from seamless_verl.gateway.api_errors import ApiError
 from seamless_verl.gateway.protocols import SessionCall
 from seamless_verl.gateway.recorder import JournalRecorder
 from seamless_verl.gateway.recovery import GatewayRecovery, repeatable_attempts
 from seamless_verl.gateway.retries import MAX_ATTEMPTS, Attempt, Attempts
 from seamless_verl.gateway.session import SamplingParameters, Session, SessionLimits, SessionSampling
 from seamless_verl.gateway.sessions import SessionTable
-from seamless_verl.journal import SqliteJournal, Stage, StoredCall
+from seamless_verl.journal import RequestRefused, SqliteJournal, Stage, StoredCall
 from seamless_verl.journal.recovery import read_closed_session
 from seamless_verl.trajectory.records import Finish, Segment, TokenChunk, logprobs, tokens
 
@@ -216,3 +218,51 @@ def test_interrupted_calls_are_never_forgotten_and_of_the_others_the_latest_are_
 def stored_call(number: int, finish: Finish | None) -> StoredCall:
     own = {"gateway": {"attempt": number, "place": 0, "max_tokens": 9}}
     return StoredCall(f"s.{number}", "d", tokens([1]), (), finish, own, {})
+
+
+async def test_a_stored_response_can_be_continued_after_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "add"},
+        {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{}"}}]},
+        {"role": "tool", "tool_call_id": "c", "content": "5"},
+    ]
+    with SqliteJournal(path) as journal:
+        recorder = JournalRecorder(journal)
+        session, _ = SessionTable().open("u")
+        await recorder.open_session(session)
+        response = {"id": "resp_1", "model": "m", "instructions": True}
+        call = replace(make_call(session, [1]), request={"messages": messages}, response=response)
+        await recorder.start_call(call)
+        await recorder.record_chunk(call, make_chunk([2], finish=Finish.STOP))
+        await recorder.end_call(call, Finish.STOP, {"message": REPLY})
+    table = SessionTable()
+    with SqliteJournal(path) as journal:
+        await GatewayRecovery(journal, JournalRecorder(journal)).restore_into(table)
+    stored = table.get(session.session_id).responses.get("resp_1")
+    assert stored is not None and stored.body["output"][0]["content"][0]["text"] == "a reply"
+    user, made, result, reply = stored.items
+    assert (user["content"], made.name, result["output"], reply["content"]) == ("add", "f", "5", "a reply")
+
+
+async def test_what_a_caller_sends_does_not_stop_the_journal(tmp_path: Path) -> None:
+    with SqliteJournal(tmp_path / "journal.sqlite") as journal:
+        recorder = JournalRecorder(journal)
+        session, _ = SessionTable().open("u")
+        await recorder.open_session(session)
+        with pytest.raises(UnicodeEncodeError):
+            await recorder.post_reward(session, "\ud800", 1.0)
+        with pytest.raises(OverflowError):
+            await journal.append(RequestRefused(session.session_id, "/", 1 << 64, "", 0.0))
+        recorder.note_refusal(session, "/v1/\ud800", 400, "x" * 5000)
+        await recorder.post_reward(session, "reward", 0.5)
+        await recorder.post_reward(session, "reward", 0.75)
+        await recorder.close_session(session, "finished")
+        stored = journal.read(session.session_id)
+        assert stored is not None and stored.rewards == {"reward": 0.75}, "the last one of a name counts"
+        (refused,) = stored.refused
+        assert (refused.path, refused.status, len(refused.message)) == ("/v1/?", 400, 1000)
+        recorder.take(session.session_id)
+        with pytest.raises(ApiError, match="handed over"):
+            await recorder.post_reward(session, "reward", 1.0)

@@ -95,7 +95,7 @@ def test_only_an_ended_session_is_forgotten() -> None:
     table.close(session.session_id, "done")
     refused(ErrorCode.CLOSED, table.admit, session)
     table.forget(session.session_id)
-    refused(ErrorCode.UNKNOWN_KEY, table.by_key, key)
+    refused(ErrorCode.CLOSED, table.by_key, key)
     refused(ErrorCode.NOT_FOUND, table.get, session.session_id)
     table.check_integrity()
 
@@ -190,3 +190,14 @@ def test_every_error_has_a_status_and_both_forms(code: ErrorCode) -> None:
     assert one.status == other.status == STATUS[code] and one.headers == {"retry-after": "3"}
     assert one.body["error"]["code"] == code and other.body["type"] == "error"
     assert one.body["error"]["message"] == other.body["error"]["message"] == "why"
+
+
+def test_a_lifetime_does_not_count_the_time_in_which_calls_waited() -> None:
+    clock = Clock()
+    table = SessionTable(clock=clock)
+    table.paused_s = lambda session_id: 5.0
+    session, _ = table.open("u", limits=SessionLimits(lifetime=10))
+    clock.now += 14
+    assert not table.expire() and session.state is SessionState.OPEN
+    clock.now += 1
+    assert table.expire() == [session] and session.state is SessionState.EXPIRED

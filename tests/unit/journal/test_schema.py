@@ -1,4 +1,5 @@
-"""The file format of version 1, spelled out: a journal that an earlier release wrote is read, and is still written so.
+"""The file format, spelled out: a journal of version 1, which an earlier release wrote, is read and continued, and new
+ones are written as version 2, which has one more column.
 
 Nothing here is imported from the schema. If a test fails, the format has changed: then give it a new version, keep
 reading the old one, and leave these tests as they are.
@@ -23,6 +24,8 @@ from seamless_verl.journal import (
     HandedOver,
     HandOverBegun,
     JournalReader,
+    OutsideEvent,
+    RequestRefused,
     RewardPosted,
     SessionClosed,
     SessionOpened,
@@ -49,7 +52,7 @@ CREATE INDEX deltas_by ON deltas (call);
 CREATE INDEX rewards_by ON rewards (session);
 CREATE INDEX stages_by ON stages (stage, at);
 """
-TABLES = ("sessions", "calls", "replicas", "deltas", "endings", "rewards", "stages")
+ADDED = "outside_events"  # by a later release, without another version: earlier ones ignore it
 
 PROMPT = [*range(256)]  # 1024 bytes, the smallest part of a sequence that a later call refers to
 LATER = [*PROMPT, 7, 8, 9, 10]
@@ -192,7 +195,10 @@ def test_a_journal_of_version_1_is_continued(earlier: Path) -> None:
     with SqliteJournal(earlier) as journal:
         journal.submit(chunk("c2", [12], [-0.5], 4, "r1"), CallEnded("c2", Finish.STOP)).result(timeout=30)
         journal.submit(HandedOver("handing", 11.5)).result(timeout=30)
+        refused = RequestRefused("open", "/v1/messages", 400, "prompt is too long", 7.5)
+        journal.submit(refused).result(timeout=30)
         session = journal.read("open")
+        assert session is not None and session.refused == (refused,)
         assert journal.stage("handing") is Stage.HANDED
         journal.check_integrity()
     assert session is not None and session.calls[0] == C1
@@ -200,21 +206,46 @@ def test_a_journal_of_version_1_is_continued(earlier: Path) -> None:
     assert session.calls[1].finish is Finish.STOP and session.calls[1].prompt_ids == array("i", LATER)
 
 
-def test_a_journal_is_written_as_version_1(earlier: Path, tmp_path: Path) -> None:
+def test_a_journal_is_written_as_one_of_version_1_that_was_continued(earlier: Path, tmp_path: Path) -> None:
     """The same tables, and for the same events the same rows; only the times of stages are the clock's."""
+    SqliteJournal(earlier).close()
     path = tmp_path / "new.sqlite"
     with SqliteJournal(path) as journal:
         journal.submit(*EVENTS).result(timeout=30)
+        labelled = TokenChunk(tokens([12, 13]), logprobs([-1, -2]), 4, "r1", grammar=b"\x01\x02")
+        journal.submit(ChunkAppended("c2", labelled)).result(timeout=30)
     with closing(sqlite3.connect(path)) as new, closing(sqlite3.connect(earlier)) as old:
         for pragma in ("application_id", "user_version"):
             assert new.execute(f"PRAGMA {pragma}").fetchall() == old.execute(f"PRAGMA {pragma}").fetchall()
         assert _definitions(new) == _definitions(old)
-        rows = {table: new.execute(f"SELECT * FROM {table}").fetchall() for table in TABLES}
+        rows = {table: new.execute(f"SELECT * FROM {table}").fetchall() for table in ROWS}
+        assert new.execute("SELECT COUNT(*) FROM group_outcomes").fetchone() == (0,)
     stages = [stage[:3] for stage in rows.pop("stages")]
     assert stages == [stage[:3] for stage in ROWS["stages"]]
-    assert rows == {table: ROWS[table] for table in TABLES if table != "stages"}
+    deltas = [*((*row, None) for row in ROWS["deltas"]), (6, 2, 4, 2, int32(12, 13), MINUS_1 + MINUS_2, b"\x01\x02")]
+    assert rows == {table: ROWS[table] for table in ROWS if table != "stages"} | {"deltas": deltas}
+
+
+def test_labels_of_grammars_are_added_to_a_journal_of_version_1(earlier: Path) -> None:
+    labelled = TokenChunk(tokens([12]), logprobs([-0.5]), 4, "r1", grammar=b"\x02")
+    with SqliteJournal(earlier) as journal:
+        journal.submit(ChunkAppended("c2", labelled)).result(timeout=30)
+    session = JournalReader(earlier).read("open")
+    assert session is not None and session.calls[0] == C1
+    (segment,) = session.calls[1].segments
+    assert (segment.ids, segment.grammar) == (tokens([11, 12]), b"\x00\x02")
+
+
+def test_a_journal_of_an_earlier_release_takes_the_events_of_outside(earlier: Path) -> None:
+    event = OutsideEvent("refused", "session", {"code": "reward_exists"}, 5.0)
+    assert JournalReader(earlier).outside_events() == ()
+    with SqliteJournal(earlier) as journal:
+        journal.submit(event).result(timeout=30)
+    assert JournalReader(earlier).outside_events() == (event,)
 
 
 def _definitions(db: sqlite3.Connection) -> list[tuple[str, ...]]:
-    found = db.execute("SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY type, name")
+    """Without what the first release of version 1 did not record."""
+    query = "SELECT type, name, tbl_name, sql FROM sqlite_master WHERE tbl_name NOT IN (?, ?) ORDER BY type, name"
+    found = db.execute(query, ("refused", ADDED))
     return [(*names, " ".join(str(sql).split())) for *names, sql in found]

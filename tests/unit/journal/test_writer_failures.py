@@ -6,6 +6,7 @@ import asyncio
 import pickle
 import resource
 import sqlite3
+import stat
 from array import array
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -17,6 +18,7 @@ from support.journal import call_started, chunk_appended, generated_ids, open_jo
 
 from seamless_verl.errors import ConfigError, JournalError, JournalOrderError
 from seamless_verl.journal import ChunkAppended, JournalReader, SqliteJournal
+from seamless_verl.journal.schema import check_file
 from seamless_verl.trajectory.records import TokenChunk
 
 
@@ -75,10 +77,15 @@ def test_another_programs_database_is_refused_and_left_as_it_is(tmp_path: Path) 
 
 def test_a_newer_releases_journal_is_refused(tmp_path: Path) -> None:
     open_journal(tmp_path).close()
-    with closing(sqlite3.connect(tmp_path / "journal.sqlite")) as db:
+    path = tmp_path / "journal.sqlite"
+    with closing(sqlite3.connect(path)) as db:
         db.execute("PRAGMA user_version=99")
+    before = path.read_bytes()
     with pytest.raises(ConfigError, match="format is 99"):
         open_journal(tmp_path)
+    with pytest.raises(ConfigError, match="format is 99"):
+        check_file(path)
+    assert path.read_bytes() == before, "it was changed before it was refused"
     with pytest.raises(ConfigError, match="format is 99"):
         JournalReader(tmp_path / "journal.sqlite").restore()
 
@@ -147,3 +154,32 @@ def test_arrays_of_other_types_are_refused_and_number_types_of_others_are_taken(
                 write(journal, wrong)
         write(journal, ChunkAppended("c", TokenChunk(array("i", [1]), array("f", [0]), Fraction(3), "r")))
         assert generated_ids(journal) == [[1]]
+
+
+def test_what_people_said_is_read_by_its_owner_alone(tmp_path: Path) -> None:
+    with open_journal(tmp_path) as journal:
+        write(journal, session_opened())
+        modes = {stat.S_IMODE(one.stat().st_mode) for one in tmp_path.glob("journal.sqlite*") if "lock" not in one.name}
+    assert modes == {0o600}
+
+
+@pytest.mark.parametrize("damage", ["cut", "holes"])
+def test_a_damaged_journal_is_found_before_a_run_and_not_changed(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "journal.sqlite"
+    with open_journal(tmp_path) as journal:
+        write(journal, *(session_opened(f"session-{number}") for number in range(400)))
+    check_file(path)
+    whole = path.read_bytes()
+    assert len(whole) > 6 * 4096
+    damaged = whole[: len(whole) // 2] if damage == "cut" else whole[:4096] + bytes(4096) * 3 + whole[4 * 4096 :]
+    path.write_bytes(damaged)
+    with pytest.raises(JournalError, match=r"journal\.sqlite"):
+        check_file(path)
+    assert path.read_bytes() == damaged
+
+
+def test_no_journal_and_an_empty_one_are_new_ones(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    check_file(tmp_path / "empty")
+    check_file(tmp_path / "none")
+    assert not (tmp_path / "none").exists()

@@ -113,17 +113,31 @@ def test_the_engine_takes_its_share_or_what_it_was_given() -> None:
 def test_a_shared_device_peaks_in_the_phase_that_has_most() -> None:
     facts, roles = memory_facts(80), DeviceRoles(trains=True, generates=True)
     unsplit_peak = device_peak(facts, roles, ONE, 1, ReplicaSizes(1))
-    assert unsplit_peak.phase == "generate" and dict(unsplit_peak.parts)["optimizer"] == 12 * facts.actor.parameters
+    parts = dict(unsplit_peak.parts)
+    assert unsplit_peak.phase == "switch" and parts["optimizer"] == 12 * facts.actor.parameters
+    assert "KV cache" in parts and parts["buckets"] == facts.bucket_bytes  # it generates while weights are staged
+    cache_later = replace(facts, engine=replace(facts.engine, cache_in_switch=False))  # verl's own modes
+    assert device_peak(cache_later, roles, ONE, 1, ReplicaSizes(1)).phase == "generate"
     away = replace(facts.training, param_offload=True, optimizer_offload=True)
     offloaded = device_peak(replace(facts, training=away), roles, ONE, 1, ReplicaSizes(1))
     assert offloaded.phase == "train" and "KV cache" not in dict(offloaded.parts)
-    awake = replace(facts.engine, sleeps=False)
+    awake = replace(facts.engine, released=False)
     kept = device_peak(replace(facts, training=away, engine=awake), roles, ONE, 1, ReplicaSizes(1))
     assert kept.phase == "train" and "KV cache" in dict(kept.parts)
+    weights_only = replace(facts.engine, weights_stay=True)
+    cache_away = device_peak(replace(facts, training=away, engine=weights_only), roles, ONE, 1, ReplicaSizes(1))
+    assert cache_away.certain == offloaded.certain + 2 * facts.actor.parameters and cache_away.phase == "train"
     on_host = device_peak(replace(facts, training=away, shared=True), roles, ONE, 1, ReplicaSizes(1))
     assert on_host.certain == unsplit_peak.certain  # there is nowhere to offload to
     only = device_peak(facts, DeviceRoles(trains=False, generates=True), ONE, 1, ReplicaSizes(1))
-    assert dict(only.parts).keys() == {"processes", "engine weights", "KV cache"}
+    assert dict(only.parts).keys() == {"processes", "engine weights", "KV cache", "buckets"}
+    receiver = DeviceRoles(trains=False, generates=True, transfers=True)
+    received = device_peak(cache_later, receiver, ONE, 1, ReplicaSizes(1))
+    assert received.phase == "switch" and dict(received.parts)["buckets"] == 2 * facts.bucket_bytes
+    assert "KV cache" in dict(received.parts)  # it is never released
+    sender = DeviceRoles(trains=True, generates=False, transfers=True)
+    with_buckets = device_peak(replace(facts, training=away, bucket_bytes=2**40), sender, ONE, 1, ReplicaSizes(1))
+    assert dict(with_buckets.parts)["buckets"] == 2**41 and with_buckets.phase == "switch"
     with_critic = device_peak(replace(facts, critic=facts.actor), replace(roles, critic=True), ONE, 1, ReplicaSizes(1))
     assert dict(with_critic.parts)["critic"] == 18 * facts.actor.parameters
     assert device_peak(facts, DeviceRoles(False, False), ONE, 1, ReplicaSizes(1)).parts == ()
@@ -133,7 +147,7 @@ def test_what_does_not_fit_is_said_with_its_largest_part() -> None:
     tight = plan(group(1, 1, *BOTH), memory=memory_facts(80))
     (problem,) = memory_problems(tight)
     assert problem.certain and problem.key.endswith("tensor_model_parallel_size")
-    assert "a device of group group0 would need 188.5 GB in phase generate (optimizer 98.3 GB" in problem.reason
+    assert "a device of group group0 would need 190.7 GB in phase switch (optimizer 98.3 GB" in problem.reason
     wide = plan(group(1, 8, *BOTH), sizes=ParallelSizes(tensor=4), memory=memory_facts(80))
     assert memory_problems(wide) == []
     cache = memory_facts(80, engine=EngineMemory(utilization=0.95))

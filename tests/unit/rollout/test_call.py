@@ -13,6 +13,7 @@ from support.rollout import World, call, check_prefix, check_whole, ids_of, run,
 from seamless_verl.errors import CallGrammarError, CallLossesError, CallRefusedError
 from seamless_verl.rollout.call import Calls, derived_seed
 from seamless_verl.rollout.engine import EngineRequest, PauseMode
+from seamless_verl.rollout.observation import ReplicaLoad, RolloutObservation
 from seamless_verl.rollout.routing import PrefixAffinity
 from seamless_verl.testing.stub_engine import StubEngine, stub_tokens
 from seamless_verl.trajectory.records import Finish, TokenChunk, logprobs, tokens
@@ -376,3 +377,26 @@ async def test_calls_frozen_on_a_replica_that_leaves_continue_elsewhere(how: str
         begun += await rest(chunks)
         check_whole(wanted, begun)
         assert {chunk.replica for chunk in begun} == {"a", "b"}
+
+
+async def test_what_runs_where_is_observed() -> None:
+    async with world() as w:
+        await w.start("a", capacity=2, version=0)
+        first = w.calls.stream(call("one", max_tokens=40, group="u"))
+        second = w.calls.stream(call("two", max_tokens=30, group="v"))
+        await take(first, 3)
+        await take(second, 1)
+        third = asyncio.create_task(rest(w.calls.stream(call("three", max_tokens=5, group="u"))))
+        await settle()
+        seen = w.calls.observe({"u"}, 7)
+        assert seen == RolloutObservation((ReplicaLoad("a", 2, 1, 2, 4, 3.0),), waiting=1, finished=7)
+        await w.fleet.pause(["a"], PauseMode.KEEP)
+        assert w.calls.observe({"u"}, 7).replicas[0].running == 2, "frozen calls are on it"
+        ends = asyncio.gather(rest(first), rest(second))
+        await w.fleet.release(["a"])
+        await settle()
+        [released] = w.calls.observe({"u"}, 7).replicas
+        assert (released.running, released.urgent, released.longest) == (0, 0, 0.0)
+        assert w.calls.observe({"u"}, 7).waiting == 3
+        ends.cancel()
+        third.cancel()

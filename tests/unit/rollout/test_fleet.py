@@ -242,7 +242,7 @@ class AgainstAModel(RuleBasedStateMachine):
             assert replica.load == len(attached)
         for lease in self.model.leases:
             if id(lease) not in before and lease.attached:
-                assert lease.replica.state is SERVING
+                assert lease.replica.state is SERVING and lease.replica.version == self.fleet.committed
 
 
 TestAgainstAModel = AgainstAModel.TestCase
@@ -324,6 +324,23 @@ async def test_weights_that_are_not_the_committed_ones_are_not_served() -> None:
     assert await fleet.end_sync(["a"], 1) == ["a"] and fleet.view[0].version == 1
     with pytest.raises(ValueError, match="older"):
         fleet.commit(0)
+
+
+async def test_a_replica_that_waits_for_its_update_keeps_its_calls_and_takes_no_others() -> None:
+    fleet, _ = fleet_of("a", "b", capacity=4)
+    before = [await fleet.acquire(f"k{number}", number) for number in range(4)]
+    fleet.commit(1)
+    later = [asyncio.create_task(fleet.acquire(f"k{number}", number)) for number in range(4, 7)]
+    await settle()
+    assert all(lease.attached for lease in before) and not any(task.done() for task in later)
+    fleet.check_integrity()
+    assert await fleet.update_weights(["b"], 1, "weights") == ["b"]
+    for lease in before:
+        lease.release()
+    assert {(await task).replica.replica_id for task in later} == {"b"}
+    assert [(view.outdated, view.has_room) for view in fleet.view] == [(True, False), (False, True)]
+    assert await fleet.update_weights(["a"], 1, "weights") == ["a"] and fleet.view[0].has_room
+    fleet.check_integrity()
 
 
 async def test_weights_that_cannot_be_loaded_leave_a_replica_that_is_not_routed_to() -> None:

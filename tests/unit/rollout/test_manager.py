@@ -206,23 +206,22 @@ class TrainerCommands(RuleBasedStateMachine):
             self.do(self.world.call(plane, "quiesce", ()))
         return result
 
-    COMMITTING = st.sampled_from(["update_weights", "load_from_trainer"])
     TROUBLES = st.lists(st.tuples(st.integers(0, 30), TROUBLE, st.sampled_from(NAMES)), max_size=3)
 
-    @rule(troubles=TROUBLES, committing=COMMITTING)
-    def commit(self, troubles: list[tuple[int, str, str]], committing: str) -> None:
+    @rule(troubles=TROUBLES)
+    def commit(self, troubles: list[tuple[int, str, str]]) -> None:
         self.version += 1
         self.released = False
-        assert self.execute(troubles, getattr(self, committing)(self.version, None)) == set(NAMES)
+        assert self.execute(troubles, self.update_weights(self.version, None)) == set(NAMES)
         self.updated = set(NAMES)
         self.check()
 
-    @rule(troubles=TROUBLES, committing=COMMITTING, name=st.sampled_from(NAMES))
-    def commit_that_fails_on_one(self, troubles: list[tuple[int, str, str]], committing: str, name: str) -> None:
+    @rule(troubles=TROUBLES, name=st.sampled_from(NAMES))
+    def commit_that_fails_on_one(self, troubles: list[tuple[int, str, str]], name: str) -> None:
         self.version += 1
         self.released = False
         self.updated = set(NAMES) - {name}
-        assert self.execute(troubles, getattr(self, committing)(self.version, name)) == self.updated
+        assert self.execute(troubles, self.update_weights(self.version, name)) == self.updated
         self.check()
 
     async def update_weights(self, version: int, failing: str | None) -> set[str]:
@@ -234,27 +233,25 @@ class TrainerCommands(RuleBasedStateMachine):
             done.update(await self.world.call("first", "update_weights", [name], version, set(NAMES) - {failing}))
         return done
 
-    async def load_from_trainer(self, version: int, failing: str | None) -> set[str]:
-        """As WeightCommit does it with replicas that had released their memory."""
-        done: set[str] = set()
-        await self.world.call("first", "commit", version)
-        for name in NAMES:
-            await self.world.call("first", "reclaim_memory", [name])
-            for paused in await self.world.call("first", "begin_sync", [name]):
-                server = self.world.servers[paused]
-                assert server.paused is not None or server.version == 0, "loaded while it generates"
-                await settle(3)
-                server.version = version
-                if name == failing:
-                    await self.world.call("first", "fail_sync", [name], "no reason")
-                else:
-                    done.update(await self.world.call("first", "end_sync", [name], version))
-        return done
-
     @rule(troubles=TROUBLES)
-    def pause(self, troubles: list[tuple[int, str, str]]) -> None:
+    def lend_what_released_its_memory(self, troubles: list[tuple[int, str, str]]) -> None:
+        """Without a commit: the committed weights are loaded again, all at once."""
+        if self.version:
+            self.released = False
+            serving = self.execute(troubles, self.reload())
+            assert serving == set(SHARED)
+            self.updated |= set(SHARED)
+            self.check()
+
+    async def reload(self) -> set[str]:
+        """As WeightCommit does it with replicas that had released their memory."""
+        await self.world.call("first", "reclaim_memory", SHARED)
+        return set(await self.world.call("first", "update_weights", SHARED, self.version, set(NAMES)))
+
+    @rule(troubles=TROUBLES, cut=st.sampled_from([(), SHARED[:1], SHARED]))
+    def pause(self, troubles: list[tuple[int, str, str]], cut: list[str]) -> None:
         self.training = True
-        self.execute(troubles, self.world.call("first", "pause", SHARED))
+        self.execute(troubles, self.world.call("first", "pause", SHARED, cut))
         self.check()
 
     @rule(troubles=TROUBLES)
@@ -293,6 +290,16 @@ class TrainerCommands(RuleBasedStateMachine):
 
 TrainerCommands.TestCase.settings = settings(max_examples=120, stateful_step_count=12, deadline=None, phases=PHASES)
 TestDataPlanesThatDie = TrainerCommands.TestCase
+
+
+@pytest.mark.parametrize(("cut", "paused"), [((), PauseMode.KEEP), (SHARED, PauseMode.ABORT)])
+async def test_a_pause_freezes_the_calls_or_cuts_them(cut: list[str], paused: PauseMode) -> None:
+    world = World()
+    await world.call("first", "commit", 1)
+    await world.call("first", "update_weights", NAMES, 1, set(NAMES))
+    await world.call("first", "pause", SHARED, cut)
+    assert [world.servers[name].paused for name in NAMES] == [paused, paused, None]
+    assert await world.call("first", "resume", SHARED) == SHARED
 
 
 async def test_a_repeated_order_has_the_same_result() -> None:

@@ -113,6 +113,10 @@ async def finish(w: World) -> None:
         if replica.state is STALE:
             await update_weights(w, replica.replica_id, PauseMode.KEEP)
     assert all(replica.state is SERVING for replica in w.fleet.view)
+    for replica in w.fleet.view:  # as after every commit, those that have not had their turn
+        if replica.outdated:
+            await w.fleet.pause([replica.replica_id], PauseMode.KEEP)
+            await w.sync([replica.replica_id], w.fleet.committed)
 
 
 async def run_schedule(over_wire: bool, stubs: list[dict[str, int]], steps: list[Step]) -> None:

@@ -21,6 +21,7 @@ from seamless_verl.runtime.checkpoint_cleanup import (
     marked_save,
     refreshing_marker,
     register_run,
+    remove_emptied,
 )
 from seamless_verl.runtime.checkpoint_marker import (
     EXPIRY_S,
@@ -276,3 +277,12 @@ def test_afterwards_the_tracker_names_the_newest_of_this_run(
     named = [*sorted(old), *this][-1:]
     if named:  # else nothing was ever saved whole
         assert tracker(folder) == str(named[0])
+
+
+def test_a_checkpoint_whose_actor_was_removed_is_removed(tmp_path: Path) -> None:
+    for step in (1, 2, 3, 4):
+        (tmp_path / f"global_step_{step}" / "transfer_queue").mkdir(parents=True)
+    for step in (3, 4):
+        (tmp_path / f"global_step_{step}" / "actor").mkdir()
+    assert remove_emptied(tmp_path, [2, 3, 4, 5]) == [3, 4]
+    assert saved_steps(tmp_path) == {1, 3, 4}, "the first is another run's"

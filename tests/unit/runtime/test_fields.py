@@ -83,16 +83,16 @@ def test_what_is_left_out_or_null_has_its_default() -> None:
         ("limit_s", 0, "must be a number above 0", "Set x.limit_s=60, or null"),
         ("limit_s", math.inf, "must be a number above 0", "Set x.limit_s=60, or null"),
         ("limit_s", math.nan, "must be a number above 0", "Set x.limit_s=60, or null"),
-        ("colour", "rad", "is not known", "Did you mean red? Valid: red, blue"),
-        ("colour", ["red"], "is not known", "Did you mean red? Valid: red, blue"),
-        ("how", "slowly", "is not known", "Did you mean slow? Valid: fast, slow"),
+        ("colour", "rad", "is not known", "Did you mean red?"),
+        ("colour", ["red"], "is not known", "Did you mean red?"),
+        ("how", "slowly", "is not known", "Did you mean slow?"),
         ("on", 1, "must be true or false", "Set x.on=true or x.on=false"),
         ("words", "b", "must be a list of texts", "Set x.words to one"),
         ("words", ["b", 1], "must be a list of texts", "Set x.words to one"),
         ("line", [1.5], "must be a text or a list of texts or whole numbers", "Set x.line to one"),
         ("variables", {"E": 1}, "must be a node of texts", "Set x.variables to one"),
         ("inner", 3, "must be a node with keys", "Valid: size, share"),
-        ("colours", 3, "is not a known key", "Did you mean x.colour? Valid: x.name, x.count"),
+        ("colours", 3, "is not a known key", "Did you mean x.colour?"),
     ],
 )
 def test_a_mistake_has_key_value_reason_and_way_out(name: str, value: object, reason: str, way_out: str) -> None:
@@ -129,7 +129,7 @@ def test_what_was_renamed_is_refused_with_the_new_name() -> None:
 def test_names_within_a_list_are_suggested_alone() -> None:
     with pytest.raises(ConfigError) as caught:
         fields.read(Inner, {"sizes": 1}, key="x[0]")
-    assert (caught.value.key, caught.value.way_out) == ("x[0].sizes", "Did you mean size? Valid: size, share")
+    assert (caught.value.key, caught.value.way_out) == ("x[0].sizes", "Did you mean size?")
 
 
 def test_an_instance_that_was_made_in_code_is_checked() -> None:

@@ -22,6 +22,7 @@ class Run:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.clock, self.lost, self.silent = Clock(), False, False
+        self.nvml_busy: tuple[float, ...] = ()
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=self.clock))
         monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: NODE))
         self.replica = Activity(REPLICA, [DEVICE], clock=self.clock)
@@ -33,7 +34,7 @@ class Run:
     def collect(self) -> Iterable[NodeActivity | LostSource]:
         if self.lost:
             return [LostSource(REPLICA)]
-        return [] if self.silent else [NodeActivity(self.replica.take(), NODE)]
+        return [] if self.silent else [NodeActivity(self.replica.take(), NODE, self.nvml_busy)]
 
     def close(self, now: float) -> dict[DeviceUse, float]:
         """Closes a step at this time; returns the seconds of each kind so far."""
@@ -86,3 +87,13 @@ def test_a_resumed_run_keeps_its_earlier_files(tmp_path: Path) -> None:
         path = unused_path(tmp_path, "devices", ".json")
         assert path.name == name
         path.touch()
+
+
+def test_the_drivers_account_is_a_metric_of_its_own(run: Run) -> None:
+    run.nvml_busy = (0.5, 1.0)
+    run.clock.now = 10.0
+    metrics = run.device_time.close("one")
+    assert metrics["devices/nvml_busy"] == 0.75 and metrics["seamless/device/rollout_share"] == 1.0
+    run.nvml_busy = ()
+    run.clock.now = 20.0
+    assert "devices/nvml_busy" not in run.device_time.close("two")

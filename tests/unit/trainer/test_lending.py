@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from contextlib import nullcontext
+from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any
 
-from seamless_verl.resources.lending import Assignment, Decision, Demand, LendingReason, LendingView, Use
-from seamless_verl.trainer.lending import DeviceLending, TrainingProgress
+import pytest
+
+from seamless_verl.resources.lending import (
+    Assignment,
+    Decision,
+    Demand,
+    LendingReason,
+    LendingView,
+    Marginal,
+    StepBoundary,
+    Use,
+)
+from seamless_verl.rollout.observation import ReplicaLoad, RolloutObservation
+from seamless_verl.simulator.scenario import BOTH as SIMULATED_BOTH
+from seamless_verl.simulator.scenario import Scenario, Scheduler, workload_named
+from seamless_verl.simulator.simulate import Simulation
+from seamless_verl.trainer.lending import DeviceLending, ReleasedLending
+from seamless_verl.trainer.lending_view import DeviceViews, RunDevices, TrainingProgress
 
 
 class FixedPolicy:
@@ -30,27 +49,42 @@ class FixedPolicy:
     def load_state_dict(self, state: Any) -> None: ...
 
 
-class RecordedLending(DeviceLending):
-    """Devices whose hand-overs are only recorded."""
+class ToldLending(DeviceLending):
+    """Devices whose hand-overs are only kept."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.orders_given: list[tuple[str, list[str]]] = []
+        self.cut = list[str]()
 
-    def reclaim(self, ids: list[str]) -> dict[str, int]:
+    def reclaim(self, ids: list[str], cut: list[str]) -> None:
         self.orders_given.append(("reclaim", sorted(ids)))
-        return dict.fromkeys(ids, 7)
+        self.cut = sorted(cut)
 
     def lend(self, ids: list[str]) -> None:
         self.orders_given.append(("lend", sorted(ids)))
 
 
 START = TrainingProgress(Demand(ready=0, needed=4, left_in_step=16), trained=0, update=0)
+SHARED = {f"replica-{i}": (f"train-{i}",) for i in range(2)}
+SEEN = RolloutObservation((ReplicaLoad("replica-0", running=7, seats=8), ReplicaLoad("replica-1", running=5, seats=8)))
 
 
-def devices(policy: FixedPolicy, progress: TrainingProgress = START) -> RecordedLending:
-    replicas: Any = [SimpleNamespace(replica_id=f"replica-{i}", devices=(f"train-{i}",)) for i in range(2)]
-    return RecordedLending(None, replicas, policy, lambda: progress, nullcontext)
+def parts(
+    policy: Any,
+    progress: TrainingProgress = START,
+    rollout: dict[str, tuple[str, ...]] | None = None,
+    groups: Iterable[bool] = (),
+) -> Any:
+    """What makes a DeviceLending, but for the client: two replicas on the trainer's devices."""
+    ending = iter(groups)
+    replicas: Any = [SimpleNamespace(replica_id=name, devices=devices) for name, devices in SHARED.items()]
+    views = DeviceViews(RunDevices(SHARED, rollout or {}, ("train-0", "train-1")), lambda late: SEEN)
+    return replicas, policy, views, lambda: progress, lambda: next(ending, False), nullcontext
+
+
+def devices(*args: Any, **more: Any) -> ToldLending:
+    return ToldLending(None, *parts(*args, **more))
 
 
 def test_a_computation_takes_all_devices_and_gives_back_what_the_policy_lends() -> None:
@@ -64,16 +98,53 @@ def test_a_computation_takes_all_devices_and_gives_back_what_the_policy_lends() 
     assert lending.orders_given[2:] == [("reclaim", ["replica-1"]), ("lend", ["replica-1"])]
 
 
-def test_the_policy_sees_where_training_is_and_what_the_engines_had() -> None:
+def test_the_policy_sees_where_training_is_and_what_the_engines_have() -> None:
     policy = FixedPolicy()
-    lending = devices(policy, TrainingProgress(Demand(ready=3, needed=4, left_in_step=8), trained=6, update=2))
+    demand = Demand(ready=3, needed=4, left_in_step=8)
+    lending = devices(policy, TrainingProgress(demand, trained=6, update=2, late=("a",), unfinished=20))
     with lending.training("update_actor"):
         pass
     lending.offer(None)
-    between, waiting = policy.seen
+    reclaiming, between, waiting = policy.seen
+    assert reclaiming.due_in_s == 0 and {one.use for one in reclaiming.devices} == {Use.ROLLOUT}
     assert between.due_in_s is None, "nothing is known yet of what comes after this computation"
-    assert (waiting.trained, waiting.update, waiting.demand.left_in_step, waiting.demand.ready) == (6, 2, 8, 3)
-    assert waiting.demand.waiting > 0 and [one.running for one in waiting.devices] == [7, 7]
+    assert (waiting.trained, waiting.update) == (6, 2)
+    assert waiting.demand == replace(demand, held=True, coming=20 - 7 - 5)
+    assert [(one.running, one.seats, one.use) for one in waiting.devices] == [(7, 8, Use.TRAIN), (5, 8, Use.TRAIN)]
+
+
+def test_a_policy_that_waits_for_more_groups_is_waited_for_as_long_as_groups_end() -> None:
+    policy = FixedPolicy("train-0")
+    lending = devices(policy, groups=[True, True, False])
+    with lending.training("update_actor"):
+        assert lending.reclaimed == {"replica-0", "replica-1"}, "in vain: no further group ended"
+        assert [view.due_in_s for view in policy.seen] == [0, 0, 0]
+
+
+def test_calls_move_to_a_device_that_goes_on_generating() -> None:
+    lending = devices(Marginal(), rollout={"replica-2": ("rollout-0",)})
+    with lending.training("update_actor"):
+        assert lending.cut == ["replica-0", "replica-1"]
+    alone = devices(Marginal())
+    with alone.training("update_actor"):
+        assert alone.cut == []
+
+
+def test_state_is_what_was_measured_on_a_clock_that_goes_on() -> None:
+    first = devices(Marginal())
+    first.statistics.add_switch(0.5)
+    for _ in range(2):
+        with first.training("update_actor"):
+            pass
+        first.statistics.mini_batch_ended()
+    state = json.loads(json.dumps(first.state_dict()))
+    second = devices(Marginal())
+    second.load_state_dict(state)
+    assert second.statistics.state_dict() == first.statistics.state_dict()
+    assert second.policy.state_dict() == first.policy.state_dict()
+    assert 0 <= second.view(None).now - state["now"] < 60
+    with pytest.raises(ValueError, match="StepBoundary was given the state of Marginal"):
+        devices(StepBoundary()).load_state_dict(state)
 
 
 def test_the_pause_after_a_computation_is_known_the_second_time() -> None:
@@ -82,8 +153,8 @@ def test_the_pause_after_a_computation_is_known_the_second_time() -> None:
     for _ in range(3):
         with lending.training("compute_log_prob"):
             pass
-    due = [view.due_in_s for view in policy.seen]
-    assert due[0] is None and due[1] is not None and due[1] >= 0
+    due = [view.due_in_s for view in policy.seen if view.due_in_s != 0]
+    assert due[0] is None and due[1] is not None and due[1] > 0
 
 
 def test_nothing_is_offered_that_training_does_not_have() -> None:
@@ -91,3 +162,94 @@ def test_nothing_is_offered_that_training_does_not_have() -> None:
     lending = devices(policy)
     lending.offer(None)
     assert not policy.seen and not lending.orders_given
+
+
+class StubClient:
+    """A data plane that has released what it is told to, once for each order, and has a fault of its own or not."""
+
+    def __init__(self) -> None:
+        self.calls = list[str]()
+        self.actor = SimpleNamespace(checked_metrics=SimpleNamespace(remote=lambda: self.calls.append("checked")))
+
+    def execute(self, command: str, ids: list[str], order: int) -> dict[str, int]:
+        self.calls.append(f"{command} {' '.join(sorted(ids))} {order}")
+        return dict.fromkeys(ids, 3)
+
+
+def releasing(client: StubClient, monkeypatch: pytest.MonkeyPatch, serving: list[str]) -> ReleasedLending:
+    """Devices whose memory is released; a load leaves `serving` serving."""
+    monkeypatch.setattr("seamless_verl.trainer.lending.ray.get", lambda reply: reply)
+
+    def load(ids: list[str]) -> list[str]:
+        client.calls.append(f"load {' '.join(ids)}")
+        return serving
+
+    policy = FixedPolicy("train-0", "train-1")
+    return ReleasedLending(client, *parts(policy), put_away=lambda: client.calls.append("put away"), load=load)
+
+
+def test_memory_is_put_away_for_a_computation_and_taken_back_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = StubClient()
+    lending = releasing(client, monkeypatch, ["replica-0", "replica-1"])
+    for order in (1, 2):
+        with lending.training("update_actor"):
+            assert client.calls == [f"release_memory replica-0 replica-1 {order}", "put away"]
+        assert client.calls[2:] == ["load replica-0 replica-1"]
+        client.calls.clear()
+    assert lending.metrics()["lending/returned"] == 4
+
+
+def test_a_lend_after_which_a_replica_does_not_serve_is_checked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = StubClient()
+    lending = releasing(client, monkeypatch, ["replica-1"])
+    with lending.training("update_actor"):
+        client.calls.clear()
+    assert client.calls == ["load replica-0 replica-1", "checked"]
+    assert lending.metrics()["lending/returned"] == 1
+
+
+def test_what_a_commit_brings_back_is_not_lent_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = StubClient()
+    lending = releasing(client, monkeypatch, [])
+    lending.reclaimed = {"replica-0", "replica-1"}
+    lending.before_commit()
+    assert client.calls == [] and lending.reclaimed
+    lending.on_committed()
+    assert lending.reclaimed == set()
+
+
+def varied(views: Iterable[LendingView]) -> set[str]:
+    """The fields that have another value than their default in one of these views, by their paths."""
+    found = set[str]()
+    for shown in views:
+        for part in (shown, shown.demand, shown.costs, *shown.devices):
+            for item in fields(part):
+                if getattr(part, item.name) != item.default:
+                    found.add(f"{type(part).__name__}.{item.name}")
+    return found
+
+
+def test_no_field_of_a_view_is_set_by_the_simulator_and_not_by_the_trainer() -> None:
+    seen = FixedPolicy()
+
+    class Watched(Marginal):
+        def decide(self, view: LendingView) -> Decision:
+            seen.seen.append(view)
+            return super().decide(view)
+
+    scheduler = Scheduler(max_staleness=1, ahead=1)
+    scenario = Scenario(workload=workload_named("w2"), devices=(SIMULATED_BOTH, SIMULATED_BOTH), scheduler=scheduler)
+    Simulation(scenario, policy=Watched()).run()
+    simulated = varied(seen.seen)
+    assert {"DeviceView.urgent", "DeviceView.longest_s", "Demand.held", "Demand.coming"} <= simulated
+
+    loads = tuple(ReplicaLoad(name, 4, 2, 8, 100, 50.0) for name in (*SHARED, "replica-2"))
+    progress = TrainingProgress(Demand(1, 4, 8), trained=3, update=1, late=("u",), unfinished=40)
+    replicas, policy, _, _, *rest = parts(FixedPolicy())
+    devices = RunDevices(SHARED, {"replica-2": ("rollout-0",)}, ("train-0", "train-1"))
+    views = DeviceViews(devices, lambda late: RolloutObservation(loads, waiting=5, finished=7))
+    live = ToldLending(None, replicas, policy, views, lambda: progress, *rest)
+    live.view(0.0)
+    loads = tuple(replace(load, generated=500) for load in loads)
+    live.clock_offset_s += 1.0
+    assert varied([live.view(0.5)]) >= simulated

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.ledger import Clock
 
-from seamless_verl.errors import NoProgressError
+from seamless_verl.errors import NoProgressError, WeightsNotLoadedError
 from seamless_verl.trainer.watchdog import Watchdog
 
 LIMIT_S = 0.2
@@ -107,4 +107,23 @@ def test_an_error_of_a_check_is_logged_and_ends_the_training(caplog: pytest.LogC
     with pytest.raises(KeyError, match="replica-7"):
         watched.train(training)
     assert "the watchdog ends the training: 'replica-7'" in caplog.text and not watching()
+    released.set()
+
+
+def test_what_a_further_check_finds_ends_a_training_that_waits_while_tokens_come() -> None:
+    released, failing = threading.Event(), threading.Event()
+
+    def check() -> None:
+        if failing.is_set():
+            raise WeightsNotLoadedError("replica-1", 3, "the host is gone")
+
+    def training() -> None:
+        released.wait()
+
+    counts = (float(i) for i in count())
+    watched = Watchdog(LIMIT_S, counts.__next__, dict, checks=[lambda: None, check])
+    threading.Timer(LIMIT_S, failing.set).start()
+    with pytest.raises(WeightsNotLoadedError, match="could not load version 3"):
+        watched.train(training)
+    assert failing.is_set() and not watching()
     released.set()

@@ -102,26 +102,40 @@ def test_a_failed_turn_and_its_retry() -> None:
 
 def test_a_long_response_loses_its_tail_and_does_not_end_in_context() -> None:
     record = session(turn("a", [1], [2, 3]), turn("b", [1, 2, 3, 4, 5], [6, 7]))
-    assembly = assemble(record, ALL, 0, SequenceLimits(max_response=4))
+    assembly = assemble(record, ALL, 0, SequenceLimits(5))
     assert [sequence.response_ids.tolist() for sequence in assembly.sequences] == [[2, 3]]
     assert assembly.account == Account(4, 2, {DropReason.TOO_LONG: 2})
 
 
 def test_a_long_prompt_drops_the_sequence() -> None:
-    assembly = assemble(session(turn("a", [1, 1, 1], [2])), ALL, 0, SequenceLimits(max_prompt=2))
+    assembly = assemble(session(turn("a", [1, 1, 1], [2])), ALL, 0, SequenceLimits(3))
     assert not assembly.sequences and assembly.account == Account(1, 0, {DropReason.PROMPT_TOO_LONG: 1})
-    assert assemble(session(turn("a", [1, 1], [2])), ALL, 0, SequenceLimits(max_prompt=2)).account.trained == 1
+    assert assemble(session(turn("a", [1, 1], [2])), ALL, 0, SequenceLimits(3)).account.trained == 1
+
+
+def test_a_late_branch_is_trained_where_the_whole_sequence_fits() -> None:
+    long = turn("a", [1], [2, 3, 4, 5, 6])
+    late = turn("b", [1, 2, 3, 4, 9], [7, 8])
+    record = session(long, late)
+    assembly = assemble(record, ALL, 0, SequenceLimits(7))
+    assert [len(sequence.prompt_ids) for sequence in assembly.sequences] == [1, 5]
+    assert assembly.account == Account(7, 7)
+    assert assemble(record, ALL, 0, SequenceLimits(6)).account == Account(7, 6, {DropReason.TOO_LONG: 1})
+    assert assemble(record, ALL, 0, SequenceLimits(5)).account.dropped == {
+        DropReason.TOO_LONG: 1,
+        DropReason.PROMPT_TOO_LONG: 2,
+    }
 
 
 def test_what_is_too_long_is_not_held_against_what_is_left() -> None:
     record = session(turn("a", [1], [segment([2, 3], 5), segment([4], 1)]))
-    assembly = assemble(record, DropIfOlderThan(0), 5, SequenceLimits(max_response=2))
+    assembly = assemble(record, DropIfOlderThan(0), 5, SequenceLimits(3))
     assert assembly.account == Account(3, 2, {DropReason.TOO_LONG: 1})
 
 
 def test_a_limit_of_nothing_is_refused() -> None:
-    with pytest.raises(ConfigError, match="max_response=0"):
-        SequenceLimits(max_response=0)
+    with pytest.raises(ConfigError, match="max_sequence=1"):
+        SequenceLimits(1)
 
 
 @settings(max_examples=400, deadline=None)
@@ -160,20 +174,17 @@ def test_a_sequence_is_the_beginning_of_what_its_last_turn_read_and_wrote(model:
     model=sessions(),
     policy=st.sampled_from(POLICIES),
     version=st.integers(0, 5),
-    longest=st.tuples(*[st.none() | st.integers(1, 12)] * 2),
+    longest=st.none() | st.integers(2, 20),
 )
-def test_the_account_closes(
-    model: SessionModel, policy: TokenPolicy, version: int, longest: tuple[int | None, int | None]
-) -> None:
-    limits = SequenceLimits(*longest)
+def test_the_account_closes(model: SessionModel, policy: TokenPolicy, version: int, longest: int | None) -> None:
+    limits = SequenceLimits(longest)
     assembly = assemble(model.record(), policy, version, limits)
     assembly.account.check_integrity()
     assert assembly.account.generated == model.generated
     assert assembly.account.trained == trained_tokens(assembly).total()
     assert not trained_tokens(assembly) - recorded_tokens(model)
     for sequence in assembly.sequences:
-        assert len(sequence.prompt_ids) <= (limits.max_prompt or 1000)
-        assert 0 < len(sequence.response_ids) <= (limits.max_response or 1000)
+        assert 0 < len(sequence.response_ids) <= (limits.max_sequence or 1000) - len(sequence.prompt_ids)
         inside = np.zeros(len(sequence.response_ids), bool)
         for span in sequence.spans:
             inside[span.start : span.stop] = True

@@ -30,6 +30,7 @@ from seamless_verl.transport.codec import (
     Welcome,
     chunk_message,
     decode_frame,
+    decode_message,
     engine_request,
     generate_message,
     token_chunk,
@@ -83,20 +84,28 @@ class Scripted:
 
 TOP = st.builds(TopLogprobs, st.tuples(INT32, INT32), st.tuples(FLOAT32, FLOAT32), st.integers(1, 99))
 CHUNK = st.builds(
-    lambda pairs, version, finish, reason, top: TokenChunk(
-        tokens(i for i, _ in pairs), logprobs(p for _, p in pairs), version, "", finish, reason, top
+    lambda pairs, version, finish, reason, top, grammar: TokenChunk(
+        tokens(i for i, _ in pairs),
+        logprobs(p for _, p in pairs),
+        version,
+        "",
+        finish,
+        reason,
+        top,
+        grammar=grammar[: len(pairs)],
     ),
     st.lists(st.tuples(INT32, FLOAT32), max_size=5),
     st.integers(0, 1 << 40),
     st.none() | st.sampled_from(Finish),
     st.none() | INT32 | st.text(max_size=5),
     st.none() | st.lists(TOP, max_size=3).map(tuple),
+    st.just(b"") | st.binary(min_size=5, max_size=5),
 )
 
 
 def arrived(message: Message) -> Message:
     (found,) = decode_frame(msgspec.msgpack.encode([message]))
-    return found
+    return decode_message(found)
 
 
 @given(chunk=CHUNK)
@@ -319,7 +328,7 @@ async def reply(server: EngineServer, *sent: bytes) -> list[Message]:
     raw, messages_read = await reader.read(), []
     while raw:
         end = 4 + int.from_bytes(raw[:4], "big")
-        messages_read += decode_frame(raw[4:end])
+        messages_read += map(decode_message, decode_frame(raw[4:end]))
         raw = raw[end:]
     writer.close()
     return messages_read
@@ -359,6 +368,12 @@ async def test_a_malformed_message_closes_its_connection_with_the_reason(sent: b
         assert await ids_of(engine, request("3", 3)) == stub_tokens([1, 2], 3)
         assert len(server.connections) == 1 and stub.running == 0
         engine.close()
+
+
+async def test_what_came_before_a_malformed_message_of_the_same_frame_is_received() -> None:
+    async with served(StubEngine("a")) as server:
+        welcome, refused = await asyncio.wait_for(reply(server, framed(Hello(PROTOCOL, TOKEN), 5)), 10)
+        assert welcome == Welcome("a") and isinstance(refused, Refused) and "got `int`" in refused.reason
 
 
 @settings(max_examples=150, deadline=None)

@@ -93,3 +93,10 @@ def test_hydra_takes_the_overrides_of_an_arm_with_settings() -> None:
 def test_a_run_with_too_few_validations_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--steps", "10", "--every", "5"]) == 2
     assert "--steps=10: holds fewer than 3 validations" in capsys.readouterr().err
+
+
+def test_an_arm_of_many_settings_has_a_folder_that_a_file_system_takes() -> None:
+    arms = [f"seamless:{'data.seed=1:' * 40}seamless.ahead={ahead}" for ahead in (1, 2)]
+    names = [folder_name(arm) for arm in arms]
+    assert names[0] != names[1] and all(len(f"{name}-seed100") <= 255 for name in names)
+    assert folder_name("seamless:seamless.ahead=1") == "seamless_seamless.ahead_1"

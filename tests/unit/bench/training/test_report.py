@@ -174,4 +174,4 @@ def test_a_finished_run_is_not_made_again(tmp_path: Path) -> None:
 def test_the_defaults_name_arms_that_are_there() -> None:
     options: argparse.Namespace = command.make_parser().parse_args([])
     names = [arm.name for arm in arms_named(W3, options.arms.split(","))]
-    assert len(names) == len(set(names)) == 11
+    assert len(names) == len(set(names)) == 12

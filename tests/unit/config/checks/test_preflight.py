@@ -6,16 +6,17 @@ import pickle
 from pathlib import Path
 
 import pytest
-from omegaconf import DictConfig
-from support.config import assert_refused, refused, tiny_run
+from omegaconf import DictConfig, OmegaConf
+from support.config import assert_refused, compose_ours, refused, tiny_run
 
 from seamless_verl.config import RefusedConfigError, preflight, usable_cores
 from seamless_verl.config.checks import Problem, Settings, find_problems
-from seamless_verl.config.checks.model import check_adapter
+from seamless_verl.config.checks.model import check_adapter, check_layers
 from seamless_verl.errors import ConfigError
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 PATH = "actor_rollout_ref.model.path"
+TORCH_LAYERS = "actor_rollout_ref.model.external_lib=seamless_verl.platform.engine_without_te"
 POOL = (f"{ROLLOUT}.nnodes=1", f"{ROLLOUT}.n_gpus_per_node=1", f"{ROLLOUT}.checkpoint_engine.backend=gloo")
 SEPARATE = (
     "trainer.v1.trainer_mode=separate_async",
@@ -53,6 +54,18 @@ def test_a_standalone_pool_passes_on_two_devices(tmp_path: Path, overrides: tupl
     ("overrides", "key", "value", "way_out"),
     [
         ("trainer.v1.trainer_mode=sinc", "trainer.v1.trainer_mode", "sinc", "Did you mean sync?"),
+        (
+            f"{ROLLOUT}.logprobs_mode=raw_logits",
+            f"{ROLLOUT}.logprobs_mode",
+            "raw_logits",
+            f"Set {ROLLOUT}.logprobs_mode=processed_logprobs or raw_logprobs",
+        ),
+        (
+            f"+{ROLLOUT}.engine_kwargs.vllm.logprobs-mode=processed_logits",
+            f"{ROLLOUT}.engine_kwargs.vllm.logprobs_mode",
+            "processed_logits",
+            "processed_logprobs or raw_logprobs",
+        ),
         (
             "trainer.v1.trainer_mode=x",
             "trainer.v1.trainer_mode",
@@ -130,6 +143,12 @@ def test_refused(tmp_path: Path, overrides: str, key: str, value: object, way_ou
             f"{ROLLOUT}.checkpoint_engine.backend",
             "naive",
             "backend=gloo",
+        ),
+        (
+            (*POOL, f"{ROLLOUT}.checkpoint_engine.backend=delta_sharded"),
+            f"{ROLLOUT}.checkpoint_engine.backend",
+            "delta_sharded",
+            "backend=nccl",
         ),
         (("seamless.layout=disaggregated", *POOL[1:]), f"{ROLLOUT}.nnodes", 0, f"Set {ROLLOUT}.nnodes=1"),
         (
@@ -273,8 +292,52 @@ def test_all_problems_come_at_once_and_survive_pickling(tmp_path: Path) -> None:
 
 
 def test_engines_that_only_verl_places_are_refused(tmp_path: Path) -> None:
-    config = tiny_run(tmp_path, f"{ROLLOUT}.name=trtllm")
-    assert_refused(config, f"{ROLLOUT}.name", "trtllm", f"{ROLLOUT}.name=vllm", accelerator=True, devices=None)
+    for name in ("trtllm", "sglang"):
+        config = tiny_run(tmp_path, f"{ROLLOUT}.name={name}", TORCH_LAYERS)
+        assert_refused(config, f"{ROLLOUT}.name", name, f"{ROLLOUT}.name=vllm", accelerator=True, devices=None)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "off"),
+    [
+        (f"{ROLLOUT}.enable_rollout_routing_replay", True, "False"),
+        (f"{ACTOR}.megatron.router_replay.mode", "R2", "disabled"),
+        (f"{ACTOR}.megatron.router_replay.mode", "R3", "disabled"),
+    ],
+)
+def test_routing_of_experts_is_replayed_by_verls_own_modes_alone(
+    tmp_path: Path, key: str, value: object, off: str
+) -> None:
+    assert_refused(tiny_run(tmp_path, f"{key}={value}"), key, value, f"Set {key}={off}, or use one of verl's own")
+    assert (
+        preflight(tiny_run(tmp_path, f"{key}={value}", "trainer.v1.trainer_mode=sync"), devices=1, accelerator=False)
+        == []
+    )
+
+
+def test_an_accelerator_has_transformer_engine_or_layers_in_plain_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def layers(*overrides: str) -> list[Problem]:
+        settings = Settings.of(tiny_run(tmp_path, *overrides), devices=1, accelerator=True)
+        return find_problems(settings, [check_layers])
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    for there in (True, False):
+        monkeypatch.setattr("seamless_verl.config.checks.model.find_spec", lambda name, there=there: there or None)
+        problems = layers()
+        assert [problem.key for problem in problems] == [] if there else ["platform"]
+    assert problems[0].way_out == "Install it, or set platform=accelerator_without_te"
+    assert layers(TORCH_LAYERS) == layers("ray_kwargs.ray_init.address=auto") == []
+
+
+def test_both_platforms_without_transformer_engine_tell_megatron_the_same() -> None:
+    with_torch, on_cpu = (compose_ours(f"platform={name}") for name in ("accelerator_without_te", "cpu"))
+    for node in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"):
+        assert OmegaConf.select(with_torch, f"{node}.megatron") == OmegaConf.select(on_cpu, f"{node}.megatron")
+    for node in ("actor_rollout_ref", "critic"):
+        assert f"{node}.model.external_lib={with_torch[node].model.external_lib}".endswith(TORCH_LAYERS.split("=")[1])
+    assert with_torch.trainer.device == compose_ours("platform=accelerator").trainer.device
 
 
 def test_somebody_is_always_left_to_generate(tmp_path: Path) -> None:
@@ -293,13 +356,17 @@ def test_what_runs_ahead_can_be_trained(tmp_path: Path) -> None:
     assert_refused(far, "seamless.ahead", 3, "seamless.max_staleness=3")
 
 
-def test_several_updates_a_step_need_replicas_that_keep_their_memory(tmp_path: Path) -> None:
-    key = "trainer.v1.seamless.parameter_sync_step"
-    several = (f"{key}=2", "actor_rollout_ref.actor.ppo_mini_batch_size=4")
-    released = tiny_run(tmp_path, *several, "seamless.handover=released")
-    assert_refused(released, key, 2, "seamless.handover=resident")
-    assert_refused(tiny_run(tmp_path, *several), key, 2, "a pool", accelerator=True, devices=None)
-    assert preflight(tiny_run(tmp_path, *several), devices=1, accelerator=False) == []
+@pytest.mark.parametrize("handover", ["released", "cache_only"])
+def test_memory_is_released_only_where_the_engine_frees_it(tmp_path: Path, handover: str) -> None:
+    kept = tiny_run(tmp_path, f"seamless.handover={handover}", "actor_rollout_ref.rollout.free_cache_engine=False")
+    assert_refused(kept, "seamless.handover", handover, "seamless.handover=resident")
+
+
+@pytest.mark.parametrize("handover", ["resident", "cache_only", "released"])
+def test_several_updates_a_step_generate_between_them_with_each_hand_over(tmp_path: Path, handover: str) -> None:
+    several = ("trainer.v1.seamless.parameter_sync_step=2", "actor_rollout_ref.actor.ppo_mini_batch_size=4")
+    config = tiny_run(tmp_path, *several, f"seamless.handover={handover}")
+    assert preflight(config, devices=1, accelerator=False) == []
 
 
 def test_several_updates_a_step_must_divide_the_batch(tmp_path: Path) -> None:
@@ -312,7 +379,8 @@ def test_several_updates_a_step_must_divide_the_batch(tmp_path: Path) -> None:
     ("setting", "said"),
     [
         ("seamless.weights.kv=keep", "seamless.weights.kv='keep'"),
-        ("seamless.max_staleness=4", "seamless.max_staleness=4"),
+        ("seamless.max_staleness=0", "seamless.max_staleness=0"),
+        ("seamless.correction.scale_lr=True", "seamless.correction.scale_lr=True"),
         ("seamless.watchdog.no_progress_s=60", "seamless.watchdog.no_progress_s=60"),
     ],
 )
@@ -322,6 +390,37 @@ def test_what_only_our_trainer_reads_brings_a_warning_in_other_modes(
     (warning,) = preflight(tiny_run(tmp_path, f"trainer.v1.trainer_mode={mode}", setting), devices=1, accelerator=False)
     assert f"{said}: is not read by trainer.v1.trainer_mode={mode}" in warning
     assert preflight(tiny_run(tmp_path, setting), devices=1, accelerator=False) == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("seamless.gateway.port=8000", "seamless.gateway.port=8000"),
+        ("seamless.gateway.options=['--enable-auto-tool-choice']", "options=['--enable-auto-tool-choice']"),
+        ("seamless.gateway.requests.strict_model=true", "seamless.gateway.requests.strict_model=True"),
+        ("seamless.gateway.max_calls=4", "seamless.gateway.max_calls=4"),
+    ],
+)
+def test_settings_of_a_gateway_that_is_off_bring_a_warning(tmp_path: Path, setting: str, said: str) -> None:
+    (warning,) = preflight(tiny_run(tmp_path, setting), devices=1, accelerator=False)
+    assert f"{said}: is not read while seamless.gateway.enabled=false" in warning
+    on = preflight(tiny_run(tmp_path, setting, "seamless.gateway.enabled=true"), devices=1, accelerator=False)
+    assert not [line for line in on if "is not read" in line]
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1:8000", "ftp://host"])
+def test_a_public_address_is_a_host_or_the_url_of_a_server(tmp_path: Path, address: str) -> None:
+    config = tiny_run(tmp_path, "seamless.gateway.enabled=true", f"seamless.gateway.public_address='{address}'")
+    assert_refused(config, "seamless.gateway.public_address", address, "Set seamless.gateway.public_address=")
+
+
+def test_a_bound_that_the_policy_does_not_read_brings_a_warning(tmp_path: Path) -> None:
+    bound = "seamless.tokens.older_than=2"
+    (warning,) = preflight(tiny_run(tmp_path, bound), devices=1, accelerator=False)
+    assert "seamless.tokens.older_than=2: is not read by seamless.tokens.policy=train_all" in warning
+    assert "mask_older_than or drop_if_older_than" in warning
+    read = tiny_run(tmp_path, bound, "seamless.tokens.policy=mask_older_than")
+    assert preflight(read, devices=1, accelerator=False) == []
 
 
 def test_samplings_that_our_bound_replaces_bring_a_warning(tmp_path: Path) -> None:
@@ -354,7 +453,7 @@ def find_adapter(config: DictConfig) -> list[Problem]:
 def test_the_gateway_needs_our_trainer_and_vllm(tmp_path: Path) -> None:
     mode = tiny_run(tmp_path, "seamless.gateway.enabled=true", "trainer.v1.trainer_mode=sync")
     assert_refused(mode, "seamless.gateway.enabled", True, "trainer.v1.trainer_mode=seamless")
-    engine = tiny_run(tmp_path, "seamless.gateway.enabled=true", f"{ROLLOUT}.name=sglang")
+    engine = tiny_run(tmp_path, "seamless.gateway.enabled=true", f"{ROLLOUT}.name=sglang", TORCH_LAYERS)
     assert_refused(engine, f"{ROLLOUT}.name", "sglang", f"{ROLLOUT}.name=vllm", accelerator=True, devices=None)
 
 

@@ -91,13 +91,13 @@ def test_the_dwell_time_does_not_keep_training_waiting_for_groups() -> None:
     assert uses(policy, view("BB", now=now + 0.002, trained=2, finished=59)) == "RR"
 
 
-def test_marginal_lends_nothing_when_no_call_waits_and_the_bound_has_no_room() -> None:
+def test_marginal_lends_nothing_when_no_call_waits_and_none_will_come() -> None:
     policy = Marginal()
     now = observe_group_interval(policy, 0.5)
     shown = view("BR", now=now, trained=1, finished=59, waiting=0)
     assert policy.decide(shown)["B0"].reason is LendingReason.EMPTY
-    with_room = replace(shown, demand=replace(shown.demand, room=32))
-    assert uses(policy, with_room) == "RR"
+    coming = replace(shown, demand=replace(shown.demand, coming=32))
+    assert uses(policy, coming) == "RR"
 
 
 def test_marginal_lends_only_as_many_as_have_calls() -> None:

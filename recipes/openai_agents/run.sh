@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Make the agents' environment, the model and the data in $DATA, then train with $PYTHON (.venv of the
+# checkout, or python). Further arguments are hydra overrides. AGENTS is the folder with a `python` that has the SDK.
+set -euo pipefail
+RECIPE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+VENV="$RECIPE/../../.venv/bin/python"
+export PYTHON="${PYTHON:-$([ -x "$VENV" ] && echo "$VENV" || echo python)}"
+export RECIPE DATA="${DATA:-$PWD/runs/$(basename "$RECIPE")}"
+GIVEN="${AGENTS:-}"
+export AGENTS="${AGENTS:-$(cd "$RECIPE/../.." && pwd)/.venv-agents/bin}" # the second is where scripts/agents puts them
+if [ -n "$GIVEN" ] && ! "$AGENTS/python" -Pc 'import importlib.util as u, sys; sys.exit(u.find_spec("agents") is None)' 2>/dev/null; then
+  echo "AGENTS=$AGENTS: there is no python with the OpenAI Agents SDK in this folder. Leave AGENTS out, and scripts/agents installs it" >&2
+  exit 2
+fi
+export HF_HUB_OFFLINE="${HF_HUB_OFFLINE:-1}"
+
+ARGUMENTS=(--config-dir "$RECIPE" --config-name config
+  "hydra.searchpath=[pkg://seamless_verl.config]" "hydra.run.dir=$DATA/outputs" "$@")
+
+"$PYTHON" -m seamless_verl.check --unmade "${ARGUMENTS[@]}" # refuse a setting that cannot work before anything else
+[ -n "$GIVEN" ] || "$RECIPE/../../scripts/agents" >/dev/null
+"$PYTHON" "$RECIPE/data.py" --out "$DATA"
+exec "$PYTHON" -m seamless_verl.main_ppo "${ARGUMENTS[@]}"

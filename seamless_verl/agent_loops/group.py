@@ -1,0 +1,114 @@
+"""The group of a prompt's sessions in an agent loop worker: what of it is trained, and how it ended.
+
+A session that fails, or leaves nothing to train, is left out of its group. A group in which fewer sessions than
+`needed` are left is dropped as a whole, and verl replaces its prompt by another.
+
+Invariants:
+- Each session ends once, and the last one hands the group over: all its rows are put, or none.
+- Each session of the gateway is acknowledged once, as kept or as dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from contextvars import ContextVar
+from dataclasses import KW_ONLY, dataclass, field
+
+from seamless_verl.agent_loops.queue_writer import QueueWriter
+from seamless_verl.agent_loops.rows import Row, SessionOutputs
+from seamless_verl.data_plane.group_notifier import GroupEnd
+from seamless_verl.errors import GroupDroppedError, shorten
+
+logger = logging.getLogger(__name__)
+ERROR, UNTRAINABLE = "error", "untrainable"
+"""Kinds of failed sessions, beside the values of AgentStatus, and of TaskState for tasks that no runner did."""
+MAX_ERROR_CHARS = 4000  # characters of an error that are passed on
+
+
+@dataclass
+class SessionGroup:
+    """The `total` sessions of the prompt `uid`, of which `needed` must have something to train."""
+
+    writer: QueueWriter
+    uid: str
+    _: KW_ONLY
+    total: int
+    needed: int
+    partition: str = "train"
+    ended: int = 0
+    trainable: int = 0
+    cancelled: bool = False
+    kept: bool | None = None  # None until it was handed over
+    errors: list[str] = field(default_factory=list)
+    failed: Counter[str] = field(default_factory=Counter)  # sessions by kind, rewarded ones among them
+    rows: list[Row] = field(default_factory=list)
+    sessions: list[SessionOutputs] = field(default_factory=list)
+
+    @property
+    def validation(self) -> bool:
+        return self.partition == "val"
+
+    def add(self, outputs: SessionOutputs | None, rows: list[Row]) -> None:
+        """A session has ended with these rows; `outputs` if it is one of the gateway."""
+        if outputs is not None:
+            self.sessions.append(outputs)
+        self.rows += rows
+        self.trainable += bool(rows)
+
+    def session_failed(self, session: object, error: BaseException, kind: str) -> None:
+        """Counts a session that is left out of its group, and logs why, in one line."""
+        self.failed[kind] += 1
+        text = f"{type(error).__name__}: {error}"
+        self.errors.append(text[-MAX_ERROR_CHARS:])
+        logger.warning("session %s of prompt %s failed and is left out: %s", session, self.uid, shorten(text))
+
+    async def session_ended(self) -> None:
+        """The last session hands the group over; raises GroupDroppedError if too few of its sessions can be trained."""
+        self.ended += 1
+        if self.ended == self.total:
+            await self.hand_over()
+
+    async def hand_over(self) -> None:
+        """Writes the rows, each once, or drops them; acknowledges the sessions to their data planes."""
+        rows, self.rows, sessions, self.sessions = self.rows, [], self.sessions, []
+        self.kept = False
+        try:
+            if self.cancelled:
+                return
+            if self.trainable < self.needed:
+                last = shorten(self.errors[-1]) if self.errors else "none failed"
+                raise GroupDroppedError(self.uid, self.trainable, self.total, self.needed, last)
+            if rows:
+                await self.writer.put(rows, self.partition)
+            self.kept = True
+        except GroupDroppedError as error:
+            logger.warning("%s", error)
+            self.errors.append(str(error))
+            raise
+        except Exception as error:  # raised again; the journal's notes of the sessions have it, too
+            self.errors.append(f"{type(error).__name__}: {error}"[-MAX_ERROR_CHARS:])
+            raise
+        finally:
+            reason = "" if self.kept else shorten(self.errors[-1] if self.errors else "its group was stopped")
+            handed_notes = [session.note(self.uid, reason, validation=self.validation) for session in sessions]
+            acknowledged = zip(sessions, handed_notes, strict=True)
+            await asyncio.gather(*(session.acknowledge(bool(self.kept), note) for session, note in acknowledged))
+
+    def end(self) -> GroupEnd:
+        """How the group ended, for the data plane."""
+        failed = sum(self.failed.values())
+        error = None if self.kept else (self.errors[-1] if self.errors else "it was stopped")
+        return GroupEnd(error, self.total, failed, dict(self.failed), validation=self.validation)
+
+
+GROUP: ContextVar[SessionGroup] = ContextVar("group")
+"""The group of the prompt that this task, or the one that started it, belongs to."""
+
+
+class WithoutDroppedGroups(logging.Filter):
+    """Leaves out verl's traceback of a dropped group, which is logged in one line where it is dropped."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (record.exc_info and isinstance(record.exc_info[1], GroupDroppedError))

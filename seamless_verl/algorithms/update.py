@@ -1,0 +1,64 @@
+"""What verl's policy losses are not given, and the corrections need: how old each token is, and where the update is.
+
+verl calls a registered loss with logprobs, advantages and a mask. The trainer's worker says the rest here, around
+that call, in the one thread that computes it.
+
+Versions are counted in weight versions and may be fractions. In step g the trainer begins with the weights of version
+g - 1 and commits version g. It makes U updates in a step (`parameter_sync_step`), each of K optimizer steps
+(mini-batches times epochs). Before optimizer step k (from 0) of update u (from 0)
+
+- the proximal policy, PPO's old one, has the weights at the beginning of the update: version g - 1 + u / U;
+- the policy that is trained is k / K of an update further: version g - 1 + (u + k / K) / U.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+import torch
+
+CONTEXT = -1
+"""The version of a token that no engine generated."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """One call of a policy loss.
+
+    `versions` is int64 [rows, response], the weights that generated each token, CONTEXT where none did. `proximal`
+    and `current` are the versions of the two policies of the trainer, of which `current` is at least `proximal`.
+    """
+
+    versions: torch.Tensor
+    proximal: float
+    current: float
+    truncate: float
+    m2_threshold: float
+
+    def staleness(self) -> torch.Tensor:
+        """How many versions each token is behind the proximal policy: float32 [rows, response], 0 or more."""
+        return (self.proximal - self.versions.to(torch.float32)).clamp(min=0.0)
+
+
+_update: ContextVar[Update | None] = ContextVar("update", default=None)
+
+
+@contextmanager
+def during(update: Update) -> Iterator[None]:
+    """In the block, losses find `update`."""
+    token = _update.set(update)
+    try:
+        yield
+    finally:
+        _update.reset(token)
+
+
+def this_update() -> Update:
+    """Of the call that runs. Settings that would lead here in another trainer mode are refused before the run."""
+    update = _update.get()
+    if update is None:
+        raise RuntimeError("this policy loss needs the versions of tokens: only trainer mode seamless gives them")
+    return update

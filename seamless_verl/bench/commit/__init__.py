@@ -1,0 +1,1 @@
+"""Measures what a weight commit costs; see `__main__`."""

@@ -1,0 +1,107 @@
+"""`seamless-verl runner`: runs agents for a run, anywhere from where the run's gateway can be reached."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+from pathlib import Path
+from socket import gethostname
+
+from seamless_verl.agents.callable import load_agent
+from seamless_verl.agents.command import AgentCommand
+from seamless_verl.client.admin_file import AdminFile
+from seamless_verl.errors import ConfigError
+from seamless_verl.runner.connection import RunConnection
+from seamless_verl.runner.process import RunAgent, Runner, command_agent, function_agent, run_until_stopped
+
+KEY_VARIABLE = "SEAMLESS_RUNNER_KEY"
+DEFAULT = "default"
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("runner", help="run agents on tasks of a run that uses RunnerAgentLoop")
+    parser.add_argument("--connect", metavar="URL", help="the gateway's address, or that of a proxy before it")
+    parser.add_argument(
+        "--admin-file",
+        metavar="FILE",
+        help=f"the run's <journal>.admin.json: address and key; without it the key is in ${KEY_VARIABLE}",
+    )
+    parser.add_argument(
+        "--agent",
+        action="append",
+        default=[],
+        metavar="[NAME=]PLACE:FUNCTION",
+        help=f"a function agent(task, endpoint), as package.module:run or path/agent.py:run; else NAME is {DEFAULT!r}",
+    )
+    parser.add_argument(
+        "--command",
+        action="append",
+        default=[],
+        metavar="[NAME=]TEXT",
+        help="an agent that is a command line for /bin/sh; {field} stands for a value of the task",
+    )
+    parser.add_argument("--folder", help="copied to be the working folder of each command")
+    parser.add_argument("--slots", type=int, default=1, help="tasks at a time")
+    parser.add_argument("--tasks", type=int, metavar="N", help="end after N tasks; without it, at SIGINT or SIGTERM")
+    parser.add_argument("--name", default=f"{gethostname()}-{os.getpid()}", help="how the run names this runner")
+    parser.add_argument(
+        "--ca-file", metavar="PEM", help="certificates to trust for https, besides none of the system's"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Runs until it is stopped; raises ConfigError for options that cannot work, OutsideApiError if it is refused."""
+    url, key = place_of(args)
+    agents = agents_of(args)
+    if args.slots < 1:
+        raise ConfigError("--slots", args.slots, "must be at least 1", "Leave it out for one task at a time")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    asyncio.run(work(url, key, agents, args))
+
+
+async def work(url: str, key: str, agents: dict[str, RunAgent], args: argparse.Namespace) -> None:
+    async with RunConnection(url, key, runner=args.name, ca_file=args.ca_file) as connection:
+        await run_until_stopped(Runner(connection, agents, slots=args.slots), max_tasks=args.tasks)
+
+
+def place_of(args: argparse.Namespace) -> tuple[str, str]:
+    """The run's address and the key."""
+    found = None if args.admin_file is None else AdminFile.read(Path(args.admin_file), key="--admin-file")
+    url = args.connect or (found and found.url)
+    given = os.environ.get(KEY_VARIABLE)
+    key = given or (found and found.runner_key)
+    if not url:
+        raise ConfigError("--connect", None, "is missing", "Give the gateway's address, or --admin-file")
+    if not key:
+        way_out = "Set it to runner_key of the admin file, or give --admin-file"
+        raise ConfigError(KEY_VARIABLE, given, "is not set" if given is None else "is empty", way_out)
+    return url, key
+
+
+def agents_of(args: argparse.Namespace) -> dict[str, RunAgent]:
+    """The agents by name; raises ConfigError for one that cannot be loaded, and for none."""
+    agents: dict[str, RunAgent] = {}
+    for option, values in (("--agent", args.agent), ("--command", args.command)):
+        for value in values:
+            name, place = split_name(value)
+            if name in agents:
+                raise ConfigError(option, value, f"there is another agent {name!r}", "Give each a NAME= of its own")
+            if option == "--agent":
+                agents[name] = function_agent(load_agent(place, key=option))
+            else:
+                agents[name] = command_agent(AgentCommand(place, folder=args.folder))
+    if not agents:
+        raise ConfigError("--agent", None, "is missing", "Name one as package.module:run, or give a --command")
+    return agents
+
+
+def split_name(value: str) -> tuple[str, str]:
+    """NAME=rest; a NAME has only letters, digits, `-` and `_`, as a command line rarely begins."""
+    name, equals, rest = value.partition("=")
+    if equals and name and name.replace("-", "").replace("_", "").isalnum():
+        return name, rest
+    return DEFAULT, value

@@ -1,0 +1,85 @@
+"""The file beside the journal by which programs of the same user find a run: address, keys and process.
+
+It is removed at each end of a run that can be handled. One that a killed run left is recognized: the run held the
+journal's lock, which the kernel releases however a process ends.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from socket import gethostname
+
+import msgspec
+
+from seamless_verl.errors import ConfigError
+from seamless_verl.runtime.locks import is_locked
+
+SUFFIX = ".admin.json"
+
+
+class AdminFile(msgspec.Struct, frozen=True):
+    """`key` opens the admin API, `runner_key` only what runners need; `host` and `pid` are the gateway's."""
+
+    url: str
+    key: str
+    runner_key: str = ""
+    host: str = ""
+    pid: int = 0
+
+    @staticmethod
+    def beside(journal: str | Path) -> Path:
+        return Path(f"{journal}{SUFFIX}")
+
+    @classmethod
+    def read(cls, path: str | Path, *, key: str = "file") -> AdminFile:
+        """The content of the file; raises ConfigError if it is missing, or was left by a run that has ended.
+
+        `key`: what names the file, for the message.
+        """
+        path = Path(path)
+        try:
+            found = msgspec.json.decode(path.read_bytes(), type=cls)
+        except OSError as error:
+            way_out = "Name the file that the run's log names; a run without seamless.gateway.enabled has none"
+            raise ConfigError(key, str(path), f"cannot be read: {error.strerror}", way_out) from error
+        except msgspec.DecodeError as error:
+            raise ConfigError(key, str(path), f"is no file of a run: {error}", "Name the run's own file") from error
+        if found.is_stale(path):
+            reason = f"the run that wrote it has ended (process {found.pid} on {found.host})"
+            raise ConfigError(key, str(path), reason, "Start the run again; it replaces the file")
+        return found
+
+    def is_stale(self, path: Path) -> bool:
+        """Whether the run that wrote it has ended, as far as that shows: on another host, only by its address."""
+        if self.host != gethostname():
+            return False
+        journal = Path(str(path).removesuffix(SUFFIX))
+        try:
+            return not is_locked(journal)
+        except OSError:  # a file system without locks
+            return not Path(f"/proc/{self.pid}").exists()
+
+    def write(self, path: Path) -> None:
+        """Writes the file, readable by its owner only; a reader never sees half of one."""
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # its mode is 0600
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(msgspec.json.encode(self))
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+
+
+def remove_stale(path: Path) -> bool:
+    """Removes the file if it is of a run that has ended on this host; whether it did."""
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=AdminFile)
+    except (OSError, msgspec.DecodeError):
+        return False
+    if found.host == gethostname() and found.is_stale(path):
+        path.unlink(missing_ok=True)
+        return True
+    return False

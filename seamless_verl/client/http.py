@@ -1,0 +1,161 @@
+"""Clients of the admin API, for programs with and without an event loop: open, look, reward and close sessions."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import httpx
+import msgspec
+
+from seamless_verl.client.admin_file import AdminFile
+from seamless_verl.client.messages import OpenedSession, SessionView
+from seamless_verl.errors import ConfigError, OutsideApiError
+
+TIMEOUT_S = 60.0
+T = TypeVar("T")
+
+
+def read_reply(reply: httpx.Response, kind: type[T]) -> T:
+    """The body as a message; raises OutsideApiError for an error, with what the run says."""
+    if reply.is_success:
+        return msgspec.json.decode(reply.content, type=kind)
+    try:
+        error = msgspec.json.decode(reply.content)["error"]
+        code, message = str(error["code"]), str(error["message"])
+    except (msgspec.DecodeError, KeyError, TypeError):  # a proxy's own page
+        code, message = "no_json", reply.text[:500]
+    wait = reply.headers.get("retry-after", "")
+    raise OutsideApiError(reply.status_code, code, message, float(wait) if wait.isdecimal() else None)
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def checked_url(url: str) -> str:
+    """The address without a slash at its end; raises ConfigError for what is no http address."""
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError("url", url, "is no http address", "Write it as http://host:port or https://host")
+    return url.rstrip("/")
+
+
+def tls(url: str, ca_file: str | None) -> ssl.SSLContext | bool:
+    """Which certificates are trusted: the system's, or those of a file; raises ConfigError if it cannot be read."""
+    if url.startswith("http://"):
+        return False  # spares reading all certificates of the system
+    try:
+        return True if ca_file is None else ssl.create_default_context(cafile=ca_file)
+    except OSError as error:
+        raise ConfigError("ca_file", ca_file, f"cannot be read: {error}", "Name a file of PEM certificates") from error
+
+
+def opening(uid: str, limits: Mapping[str, Any], sampling: Mapping[str, Any], metadata: Mapping[str, Any]) -> Any:
+    return {"uid": uid, "limits": dict(limits), "sampling": dict(sampling), "metadata": dict(metadata)}
+
+
+class Client:
+    """A client without an event loop; also a context manager.
+
+    Every method raises OutsideApiError for what the run refuses, and httpx.TransportError if it cannot be reached.
+    """
+
+    def __init__(self, url: str, key: str, *, ca_file: str | None = None) -> None:
+        self._http = httpx.Client(
+            base_url=checked_url(url), headers=bearer(key), timeout=TIMEOUT_S, verify=tls(url, ca_file)
+        )
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Self:
+        """Of the run whose admin file this is; raises ConfigError if there is none, or the run has ended."""
+        found = AdminFile.read(path)
+        return cls(found.url, found.key)
+
+    def open(
+        self,
+        uid: str,
+        *,
+        limits: Mapping[str, Any] = {},
+        sampling: Mapping[str, Any] = {},
+        metadata: Mapping[str, Any] = {},
+    ) -> OpenedSession:
+        """Opens a session on the prompt `uid`; docs/agents.md has what `limits` and `sampling` take."""
+        body = opening(uid, limits, sampling, metadata)
+        return read_reply(self._http.post("/admin/sessions", json=body), OpenedSession)
+
+    def look(self, session_id: str) -> SessionView:
+        return read_reply(self._http.get(f"/admin/sessions/{session_id}"), SessionView)
+
+    def reward(self, session_id: str, reward: float, name: str = "reward") -> None:
+        """Gives an open session a reward; each name takes one."""
+        body = {"reward": reward, "name": name}
+        read_reply(self._http.post(f"/admin/sessions/{session_id}/reward", json=body), dict[str, Any])
+
+    def close_session(self, session_id: str, reason: str = "finished") -> SessionView:
+        """Ends a session; its running calls are cancelled."""
+        return read_reply(self._http.post(f"/admin/sessions/{session_id}/close", json={"reason": reason}), SessionView)
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class AsyncClient:
+    """The same for an event loop; its methods raise what those of Client raise."""
+
+    def __init__(self, url: str, key: str, *, ca_file: str | None = None) -> None:
+        self._http = httpx.AsyncClient(
+            base_url=checked_url(url), headers=bearer(key), timeout=TIMEOUT_S, verify=tls(url, ca_file)
+        )
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Self:
+        """See Client.from_file."""
+        found = AdminFile.read(path)
+        return cls(found.url, found.key)
+
+    async def open(
+        self,
+        uid: str,
+        *,
+        limits: Mapping[str, Any] = {},
+        sampling: Mapping[str, Any] = {},
+        metadata: Mapping[str, Any] = {},
+    ) -> OpenedSession:
+        """See Client.open."""
+        body = opening(uid, limits, sampling, metadata)
+        return read_reply(await self._http.post("/admin/sessions", json=body), OpenedSession)
+
+    async def look(self, session_id: str) -> SessionView:
+        return read_reply(await self._http.get(f"/admin/sessions/{session_id}"), SessionView)
+
+    async def reward(self, session_id: str, reward: float, name: str = "reward") -> None:
+        """See Client.reward."""
+        body = {"reward": reward, "name": name}
+        read_reply(await self._http.post(f"/admin/sessions/{session_id}/reward", json=body), dict[str, Any])
+
+    async def close_session(self, session_id: str, reason: str = "finished") -> SessionView:
+        """See Client.close_session."""
+        reply = await self._http.post(f"/admin/sessions/{session_id}/close", json={"reason": reason})
+        return read_reply(reply, SessionView)
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

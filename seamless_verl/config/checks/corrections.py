@@ -1,0 +1,93 @@
+"""Checks of corrections for tokens of older weights: settings that no one reads, and staleness that nothing corrects.
+
+verl's V1 trainers read `algorithm.rollout_correction` in `_compute_old_log_prob` and `_compute_advantage`. With
+`bypass_mode` the first takes the engine's logprobs for PPO's old ones, and the second leaves out all the rest. verl's
+legacy trainer, `trainer.use_v1=False`, hands the rest to its loss.
+"""
+
+from __future__ import annotations
+
+from seamless_verl.config.checks.settings import Problem, Settings, check
+
+CORRECTION = "algorithm.rollout_correction"
+POLICY_LOSS = "actor_rollout_ref.actor.policy_loss"
+LOSS_MODE = f"{POLICY_LOSS}.loss_mode"
+OWN_LOSSES = ("interpolated", "m2po")
+"""Policy losses of this package; they need the versions of tokens, which our trainer gives."""
+CORRECTING_LOSSES = ("dppo_tv", "dppo_kl", "cispo", *OWN_LOSSES)
+"""Policy losses that train a token by how far the policy is from the one that generated it, without PPO's clip."""
+HARMLESS_STALENESS = 1
+"""Versions that a token may be behind the trainer without a correction: bench/rewards/README.md has what it costs."""
+IGNORED_BY_BYPASS = {"rollout_is": None, "rollout_rs": None, "loss_type": "ppo_clip"}
+"""Of `rollout_correction`, with the values of verl that ask for nothing."""
+
+
+@check
+def check_own_losses(settings: Settings) -> list[Problem]:
+    """A loss of this package runs in our mode, on the engine's own logprobs where it needs them."""
+    loss = settings.get(LOSS_MODE, "vanilla")
+    if loss not in OWN_LOSSES:
+        return []
+    if settings.mode != "seamless":
+        way_out = f"Set trainer.v1.trainer_mode=seamless, or {LOSS_MODE}=dppo_tv"
+        return [Problem(LOSS_MODE, loss, "needs the weight version of each token, which only seamless has", way_out)]
+    if loss == "interpolated" and not settings.flag(f"{CORRECTION}.bypass_mode"):
+        reason = "interpolates what bypass_mode=False computes with a forward pass"
+        way_out = f"Set {CORRECTION}.bypass_mode=True, or {LOSS_MODE}=vanilla with {CORRECTION}.rollout_is=token"
+        return [Problem(LOSS_MODE, loss, reason, way_out)]
+    return []
+
+
+@check
+def check_chosen_loss(settings: Settings) -> list[Problem]:
+    """`seamless.correction.loss` and what verl's fields say are one."""
+    chosen, loss = settings.seamless.correction.loss, settings.get(LOSS_MODE, "vanilla")
+    bypass = settings.flag(f"{CORRECTION}.bypass_mode")
+    if settings.mode != "seamless" or chosen is None or (loss == "dppo_tv" and bypass):
+        return []
+    reason = f"contradicts {LOSS_MODE}={loss} with {CORRECTION}.bypass_mode={bypass}"
+    return [Problem("seamless.correction.loss", chosen, reason, "Leave these out, or seamless.correction.loss")]
+
+
+@check
+def check_bypass(settings: Settings) -> list[Problem]:
+    """With `bypass_mode`, no correction is asked for that a V1 trainer leaves out: refused in our mode."""
+    if not settings.flag(f"{CORRECTION}.bypass_mode") or not settings.flag("trainer.use_v1", True):
+        return []
+    reason = "is left out by verl's V1 trainers while bypass_mode=True"
+    found: list[Problem] = []
+    for name, default in IGNORED_BY_BYPASS.items():
+        if (value := settings.get(f"{CORRECTION}.{name}", default)) != default:
+            other = f"{LOSS_MODE}=bypass_mode with +{POLICY_LOSS}.rollout_correction.{name}={value}"
+            way_out = f"Set {CORRECTION}.bypass_mode=False" if name != "loss_type" else "Remove it"
+            warning = settings.mode != "seamless"
+            found.append(Problem(f"{CORRECTION}.{name}", value, reason, f"{way_out}, or {other}", warning=warning))
+    return found
+
+
+@check
+def check_staleness(settings: Settings) -> list[Problem]:
+    """Old tokens are corrected for, or masked; else a warning that names the corrections."""
+    bound = settings.seamless.max_staleness
+    if settings.mode != "seamless" or bound <= HARMLESS_STALENESS or _corrects(settings) or _masks(settings):
+        return []
+    loss = settings.get(LOSS_MODE, "vanilla")
+    reason = f"trains tokens that are {bound} versions old with loss_mode={loss}, which does not correct for that"
+    way_out = (
+        f"Set seamless.correction.loss=dppo, or {LOSS_MODE}=interpolated or m2po, or {CORRECTION}.bypass_mode=False "
+        f"with {CORRECTION}.rollout_is=token, or seamless.max_staleness={HARMLESS_STALENESS} (see docs/algorithms.md)"
+    )
+    return [Problem("seamless.max_staleness", bound, reason, way_out, warning=True)]
+
+
+def _corrects(settings: Settings) -> bool:
+    loss = settings.get(LOSS_MODE, "vanilla")
+    if loss == "bypass_mode":
+        return bool(settings.get(f"{POLICY_LOSS}.rollout_correction.loss_type") == "reinforce")
+    asked = any(settings.get(f"{CORRECTION}.{name}") is not None for name in ("rollout_is", "rollout_rs"))
+    return loss in CORRECTING_LOSSES or (asked and not settings.flag(f"{CORRECTION}.bypass_mode"))
+
+
+def _masks(settings: Settings) -> bool:
+    tokens = settings.seamless.tokens
+    return tokens.policy != "train_all" and tokens.older_than <= HARMLESS_STALENESS

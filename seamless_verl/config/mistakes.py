@@ -1,0 +1,287 @@
+"""Finds every mistake of a command line that hydra cannot compose: hydra stops at the first one.
+
+The choices of configs (`model_engine=dp`) are composed first, with our own config in place of one that does not exist.
+Then every other override is applied by itself, those
+that follow a wrong one as if it were right, and the config that comes out is checked like one without mistakes. Keys of
+another of verl's training engines are one mistake: the choice of the engine.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from seamless_verl.config.composing import HERE, config_error, verl_config_dir
+from seamless_verl.errors import ConfigError
+
+ENGINE = "model_engine"
+DEFAULT_ENGINE = "dp"  # verl's own default, FSDP, whose file has no engine in its name
+MACHINES = ("seamless.resources", "seamless.layout", "seamless.cpu")
+LISTED = 6  # keys in a message, at most
+CONFIG_NAME = "--config-name"
+ASYNCHRONOUS = "fully_async"  # begins the names of the configs of verl's experimental trainer
+REPLACED = {  # its own keys, with what the `seamless` trainer has for them
+    "async_training.staleness_threshold": "seamless.max_staleness, a number of versions",
+    "async_training.trigger_parameter_sync_step": "trainer.v1.seamless.parameter_sync_step",
+    "async_training.require_batches": "data.train_batch_size",
+    "async_training.partial_rollout": "nothing: calls always continue over an update",
+    "rollout.nnodes": "actor_rollout_ref.rollout.nnodes",
+    "rollout.n_gpus_per_node": "actor_rollout_ref.rollout.n_gpus_per_node",
+    "rollout.total_rollout_steps": "trainer.total_training_steps, which counts updates",
+}
+Compose = Callable[[Sequence[str]], DictConfig]
+"""Composes a new config of options and choices, to be changed; ConfigError where hydra cannot."""
+Inspect = Callable[[DictConfig, Sequence[str]], object]
+"""Checks a config, given the overrides that it was made with; raises its mistakes as a ConfigError."""
+
+
+def find_mistakes(arguments: Sequence[str], compose: Compose, inspect: Inspect) -> list[ConfigError]:
+    """The mistakes of the arguments, and of the config that they make; none where it would be run."""
+    given = get_args_parser().parse_args(list(arguments))
+    options = [text for text in arguments if text not in given.overrides]
+    readable, mistakes = _parse(given.overrides)
+    chosen = [override.input_line or "" for override in readable if _is_choice(override)]
+    config, options, kept, refused = _compose_most(options, chosen, compose)
+    mistakes += refused
+    if config is None:
+        return mistakes
+    values = [override for override in readable if not _is_choice(override)]
+    found = _apply_all(values, config)
+    engine = _engine_of(found, kept, str(config.get(ENGINE)))
+    if engine is None:
+        _name_engines(found, str(config.get(ENGINE)))
+    else:
+        keys = found.keys_of(engine)
+        mistakes.append(_wrong_engine(engine, config, sorted(keys)))
+        if config.trainer.device == "cpu":  # only Megatron trains there
+            found.unknown = {key: one for key, one in found.unknown.items() if key not in keys}
+        else:
+            found = _apply_all(values, compose([*options, *kept, f"{ENGINE}={engine}"]))
+    _name_replaced(found)
+    mistakes += [*found.unknown.values(), *found.others]
+    try:
+        inspect(found.config, [*kept, *(override.input_line or "" for override in values)])
+    except ConfigError as error:
+        mistakes += error.mistakes
+    return mistakes
+
+
+def without_settings(config: DictConfig, wrong: Sequence[ConfigError]) -> DictConfig | None:
+    """A config with the defaults of `seamless:` in place of wrong settings there, to find what else is wrong.
+
+    None where another setting is wrong, too, or one on which the machines depend: all sizes follow from these.
+    """
+    rest = copy.deepcopy(config)
+    for mistake in wrong:
+        node, _, name = mistake.key.rpartition(".")
+        inner = OmegaConf.select(rest, node) if node.startswith("seamless") else None
+        if not isinstance(inner, DictConfig) or mistake.key.startswith(MACHINES):
+            return None
+        with open_dict(inner):
+            if name in list(inner.keys()):  # `in` and `pop` would resolve an interpolation, which may be what is wrong
+                del inner[name]
+    return rest
+
+
+def beside(wrong: Sequence[ConfigError], others: Sequence[ConfigError]) -> list[ConfigError]:
+    """Those of the other mistakes that are outside of the `seamless:` node and do not follow from the wrong ones."""
+    keys = [mistake.key for mistake in wrong]
+    return [one for one in others if not one.key.startswith("seamless.") and not any(key in str(one) for key in keys)]
+
+
+def only_composes(arguments: Sequence[str]) -> bool:
+    """Whether hydra is asked for one run of the job, and for nothing else."""
+    given = get_args_parser().parse_args(list(arguments))
+    return not (given.multirun or given.cfg or given.info or given.hydra_help or given.help)
+
+
+@dataclass
+class _Applied:
+    """A config with the overrides that it takes, and the mistakes: of keys that it lacks, and others."""
+
+    config: DictConfig
+    unknown: dict[str, ConfigError] = field(default_factory=dict)
+    others: list[ConfigError] = field(default_factory=list)
+
+    def keys_of(self, engine: str) -> set[str]:
+        """Those of the unknown keys that another engine has."""
+        return set(self.unknown) & engine_keys(engine)
+
+
+def _parse(overrides: Sequence[str]) -> tuple[list[Override], list[ConfigError]]:
+    parser, readable, mistakes = OverridesParser.create(), list[Override](), list[ConfigError]()
+    for text in overrides:
+        try:
+            readable += parser.parse_overrides([text])
+        except OverrideParseException as error:
+            mistakes.append(config_error(error, overrides))
+    return readable, mistakes
+
+
+def _is_choice(override: Override) -> bool:
+    """Whether hydra must have it when it composes: a config of a group, a setting of hydra's own, or a sweep."""
+    key = override.key_or_group
+    return "." not in key or override.package is not None or key.startswith("hydra") or override.is_sweep_override()
+
+
+def _compose_most(
+    options: list[str], chosen: list[str], compose: Compose
+) -> tuple[DictConfig | None, list[str], list[str], list[ConfigError]]:
+    """The config of those options and choices that can be composed, these, and the mistakes of the others."""
+    kept, mistakes = list(chosen), list[ConfigError]()
+    while True:
+        try:
+            return compose([*options, *kept]), options, kept, mistakes
+        except ConfigError as error:
+            if error.key == CONFIG_NAME:
+                mistakes.append(_other_trainer(error) if str(error.value).startswith(ASYNCHRONOUS) else error)
+                wrong, options = options, []
+            else:
+                mistakes.append(error)
+                wrong = [text for text in kept if error.key in (_key(text), _key(text).partition("@")[0])]
+                kept = [text for text in kept if text not in wrong[-1:]]
+            if not wrong:
+                return None, options, kept, mistakes
+
+
+def _other_trainer(error: ConfigError) -> ConfigError:
+    reason = "is the config of another of verl's programs, its experimental asynchronous trainer"
+    way_out = (
+        "Leave --config-name and --config-path out: the seamless trainer is asynchronous, within seamless.max_staleness"
+    )
+    return ConfigError(CONFIG_NAME, error.value, reason, way_out)
+
+
+def _apply_all(values: Iterable[Override], config: DictConfig) -> _Applied:
+    done, added = _Applied(config), set[str]()
+    for override in values:
+        key, text = override.key_or_group, override.input_line or ""
+        try:
+            ConfigLoaderImpl._apply_overrides_to_config([override], config)
+        except HydraException as error:
+            mistake = config_error(error, [text])
+            if override.is_add():
+                OmegaConf.update(config, key, override.value(), merge=True, force_add=True)
+                if key in added:
+                    mistake = ConfigError(key, mistake.value, "is added more than once", f"Write {text} once")
+            if override.is_add() or override.is_delete() or OmegaConf.select(config, key) is not None:
+                done.others.append(mistake)
+            else:
+                done.unknown[key] = mistake
+        if override.is_add() or override.is_force_add():
+            added.add(key)
+    return done
+
+
+def _engine_of(found: _Applied, kept: Sequence[str], current: str) -> str | None:
+    """The engine that has most of the unknown keys, when the command line chooses none and one has any."""
+    if any(_key(text).partition("@")[0] in (ENGINE, "actor", "ref", "critic") for text in kept):
+        return None
+    counts = {engine: len(found.keys_of(engine)) for engine in engines() if engine != current}
+    best = max(counts, key=lambda engine: counts[engine], default=None)
+    return best if best is not None and counts[best] else None
+
+
+def _wrong_engine(engine: str, config: DictConfig, keys: Sequence[str]) -> ConfigError:
+    more = f" and {len(keys) - LISTED} more" if len(keys) > LISTED else ""
+    default = ", verl's default engine" if engine == DEFAULT_ENGINE else ""
+    reason = f"has none of these keys, which {ENGINE}={engine} has{default}: {', '.join(keys[:LISTED])}{more}"
+    way_out = f"Add {ENGINE}={engine}"
+    if config.trainer.device == "cpu":
+        way_out += " on machines with accelerators (checked anywhere with `--platform accelerator`). On the CPU "
+        way_out += "platform, which trains with Megatron only, leave these keys out"
+    return ConfigError(ENGINE, config.get(ENGINE), reason, way_out)
+
+
+def _name_engines(found: _Applied, current: str) -> None:
+    """Say of each unknown key which other engine has it."""
+    for key, mistake in found.unknown.items():
+        others = [engine for engine in engines() if key in engine_keys(engine)]
+        if others:
+            reason = f"is a key of {ENGINE}={others[0]}, and the engine is {current}"
+            found.unknown[key] = ConfigError(key, mistake.value, reason, f"Leave it out, or write {ENGINE}={others[0]}")
+
+
+def _name_replaced(found: _Applied) -> None:
+    """Say of each key of verl's experimental asynchronous trainer what replaces it."""
+    for key in found.unknown.keys() & REPLACED.keys():
+        value, reason = found.unknown[key].value, "is a key of verl's experimental asynchronous trainer"
+        found.unknown[key] = ConfigError(key, value, reason, f"The seamless trainer has {REPLACED[key]}")
+
+
+def _key(text: str) -> str:
+    return text.lstrip("+~").partition("=")[0]
+
+
+@cache
+def engines() -> tuple[str, ...]:
+    """The names of verl's training engines; the default one first."""
+    names = sorted(file.stem for file in (verl_config_dir() / ENGINE).glob("*.yaml"))
+    return tuple(sorted(names, key=lambda name: name != DEFAULT_ENGINE))
+
+
+@cache
+def engine_keys(engine: str) -> frozenset[str]:
+    """Every key of verl's config with that engine, as verl itself keeps it beside its parts."""
+    return frozenset(_leaves(_engine_config(engine)))
+
+
+def own_keys() -> frozenset[str]:
+    """Keys that only this package's platform files set: verl lacks them, or has no value there."""
+    verls = dict(_items(_engine_config("megatron"), ""))
+    files = (HERE / "platform").glob("*.yaml")
+    ours = (key for file in files for key, value in _items(_read(file), "") if not isinstance(value, Mapping))
+    return frozenset(key for key in ours if verls.get(key) is None)
+
+
+def with_own_keys(arguments: Sequence[str]) -> list[str]:
+    """The arguments with `++key` for the first `+key` of each key that only our platform files set.
+
+    verl takes such an override, and hydra would refuse it because of our file.
+    """
+    if not any(text.startswith("+") for text in arguments):
+        return list(arguments)
+    ours, changed = own_keys(), []
+    for text in arguments:
+        key = _key(text)
+        if text.startswith("+") and not text.startswith("++") and key in ours:
+            ours -= {key}
+            text = f"+{text}"
+        changed.append(text)
+    return changed
+
+
+@cache
+def _engine_config(engine: str) -> Mapping[str, Any]:
+    name = "" if engine == DEFAULT_ENGINE else f"_{engine}"
+    return _read(verl_config_dir() / f"_generated_ppo{name}_trainer.yaml")
+
+
+def _read(file: Path) -> Mapping[str, Any]:
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    tree = yaml.load(file.read_text(encoding="utf-8"), loader)
+    return tree if isinstance(tree, Mapping) else {}
+
+
+def _items(node: Mapping[str, Any], prefix: str) -> Iterable[tuple[str, Any]]:
+    for name, value in node.items():
+        key = f"{prefix}.{name}".lstrip(".")
+        yield key, value
+        if isinstance(value, Mapping):
+            yield from _items(value, key)
+
+
+def _leaves(node: Mapping[str, Any]) -> Iterable[str]:
+    return (key for key, _ in _items(node, ""))

@@ -1,0 +1,273 @@
+"""The lease book: which task which runner works on, as a pure state machine that is given the time.
+
+Agent loops submit tasks; runners, which are processes outside of the run, lease them, extend their leases, and
+complete them. The data plane owns the book and applies its consequences: sessions are opened and closed by it.
+
+Invariants:
+- A task is in one state, and changes it only by an operation of `LEGAL`. A terminal state is final.
+- A task that is LEASED has one lease, and no other task has any. A lease's id is used once.
+- A task is DONE by one lease, which had not expired then.
+- Tasks submitted = queued + leased + ended, in each state, until a task is forgotten.
+- Among tasks that one runner may take, those that were submitted first are leased first, also after a lost lease.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Container, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from seamless_verl.errors import IntegrityError, LeaseError
+
+REMEMBERED = 65_536  # leases that have ended, whose late requests get the reason
+
+
+class TaskState(StrEnum):
+    """Where a task is."""
+
+    QUEUED = "queued"
+    """it waits for a runner"""
+    LEASED = "leased"
+    """a runner works on it"""
+    DONE = "done"
+    """a runner gave its result"""
+    LOST = "lost"
+    """its runners were lost, or refused it, as often as it may be tried"""
+    UNCLAIMED = "unclaimed"
+    """no runner took it in time"""
+    WITHDRAWN = "withdrawn"
+    """whoever submitted it no longer wants it"""
+
+
+QUEUED, LEASED, DONE, LOST, UNCLAIMED, WITHDRAWN = TaskState
+
+# (from, to): the operations that lead there
+LEGAL: dict[tuple[TaskState, TaskState], frozenset[str]] = {
+    (QUEUED, LEASED): frozenset({"lease"}),
+    (QUEUED, UNCLAIMED): frozenset({"expire"}),
+    (QUEUED, WITHDRAWN): frozenset({"withdraw"}),
+    (LEASED, DONE): frozenset({"complete"}),
+    (LEASED, QUEUED): frozenset({"expire", "refuse", "give back"}),
+    (LEASED, LOST): frozenset({"expire", "refuse"}),
+    (LEASED, WITHDRAWN): frozenset({"withdraw"}),
+}
+TERMINAL = frozenset({DONE, LOST, UNCLAIMED, WITHDRAWN})
+
+
+@dataclass(frozen=True)
+class LeaseTerms:
+    """How a task may be leased, in seconds: `lease_s` without a sign of life end a lease, `claim_s` in the queue the
+    task (None: it waits for ever). It is tried at most `max_attempts` times. `agent` is what a runner must offer."""
+
+    agent: str
+    lease_s: float
+    claim_s: float | None
+    max_attempts: int
+
+
+@dataclass
+class LeasedTask:
+    """A task in the book. `place` is its place in the queue, `since` when it entered its state, `deadline` when it
+    leaves it at the latest; `lease_id` and `runner` are those of its last lease."""
+
+    task_id: str
+    terms: LeaseTerms
+    place: int
+    state: TaskState
+    since: float
+    deadline: float | None
+    attempts: int = 0
+    lease_id: str = ""
+    runner: str = ""
+
+    def has(self, lease_id: str) -> bool:
+        """Whether a runner works on it under this lease."""
+        return self.state is LEASED and self.lease_id == lease_id
+
+    def move(self, state: TaskState, operation: str) -> None:
+        assert operation in LEGAL.get((self.state, state), ()), (
+            f"{self.task_id}: {self.state} to {state} by {operation}"
+        )
+        self.state = state
+
+
+@dataclass(frozen=True)
+class EndedLease:
+    """What became of a task by the end of a lease, or of its time in the queue; `lease_id` is empty for the second."""
+
+    task_id: str
+    lease_id: str
+    runner: str
+    state: TaskState
+
+
+class LeaseBook:
+    """All tasks of one data plane."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, LeasedTask] = {}
+        self._by_lease: dict[str, LeasedTask] = {}
+        self._ended: OrderedDict[str, str] = OrderedDict()  # reasons, by lease
+        self._places = self._submitted = self._forgotten = 0
+        self._counts: Counter[TaskState] = Counter()
+
+    def __contains__(self, task_id: str) -> bool:
+        return task_id in self._tasks
+
+    def __getitem__(self, task_id: str) -> LeasedTask:
+        return self._tasks[task_id]
+
+    def __iter__(self) -> Iterator[LeasedTask]:
+        return iter(self._tasks.values())
+
+    def submit(self, task_id: str, terms: LeaseTerms, now: float) -> None:
+        """Queues a task; raises ValueError if the book has it already."""
+        if task_id in self._tasks:
+            raise ValueError(f"task_id={task_id!r} is in the book; give each task its own")
+        deadline = None if terms.claim_s is None else now + terms.claim_s
+        self._tasks[task_id] = LeasedTask(task_id, terms, self._places, QUEUED, now, deadline)
+        self._places, self._submitted = self._places + 1, self._submitted + 1
+        self._counts[QUEUED] += 1
+
+    def next_for(self, agents: Collection[str], ready: Container[str] | None = None) -> str | None:
+        """The queued task that a runner with these agents is to take, of those that are `ready`; None if there is none.
+
+        Without `ready` all of them are.
+        """
+        queued = [task for task in self if task.state is QUEUED and task.terms.agent in agents]
+        fits = [task for task in queued if ready is None or task.task_id in ready]
+        return min(fits, key=lambda task: task.place).task_id if fits else None
+
+    def lease(self, task_id: str, lease_id: str, runner: str, now: float) -> None:
+        """Gives the queued task to a runner."""
+        task = self._tasks[task_id]
+        assert lease_id not in self._by_lease and lease_id not in self._ended, "a lease's id is used once"
+        self._move(task, LEASED, "lease", now)
+        task.attempts, task.lease_id, task.runner = task.attempts + 1, lease_id, runner
+        task.deadline = now + task.terms.lease_s
+        self._by_lease[lease_id] = task
+
+    def extend(self, lease_id: str, now: float) -> LeasedTask:
+        """A sign of life of the runner: the lease lasts `lease_s` from now on; raises LeaseError if it has ended."""
+        task = self._live(lease_id, now)
+        task.deadline = now + task.terms.lease_s
+        return task
+
+    def complete(self, lease_id: str, now: float) -> LeasedTask:
+        """The task is done, by this lease; raises LeaseError if the lease has ended, also by an earlier completion."""
+        task = self._live(lease_id, now)
+        self._end_lease(task, "done", "its result was accepted before")
+        self._move(task, DONE, "complete", now)
+        return task
+
+    def give_back(self, lease_id: str, now: float) -> LeasedTask:
+        """The runner stops: the task is queued again, and this attempt does not count."""
+        task = self._live(lease_id, now)
+        self._end_lease(task, "given back", "its runner gave it back")
+        self._requeue(task, "give back", now)
+        task.attempts -= 1
+        return task
+
+    def refuse(self, lease_id: str, now: float) -> LeasedTask:
+        """The runner cannot do the task: it is queued again if it may be tried again, else LOST."""
+        task = self._live(lease_id, now)
+        self._end_lease(task, "refused", "its runner refused the task")
+        self._retry(task, "refuse", now)
+        return task
+
+    def withdraw(self, task_id: str, now: float) -> EndedLease | None:
+        """Nobody wants the task any more; None if it has ended before. Its lease ends."""
+        task = self._tasks[task_id]
+        if task.state in TERMINAL:
+            return None
+        lease_id = task.lease_id if task.state is LEASED else ""
+        if lease_id:
+            self._end_lease(task, "withdrawn", "the run no longer wants the task")
+        self._move(task, WITHDRAWN, "withdraw", now)
+        return EndedLease(task_id, lease_id, task.runner, task.state)
+
+    def expire(self, now: float) -> list[EndedLease]:
+        """Ends the leases, and the times in the queue, that are over; returns what became of their tasks."""
+        ended = []
+        for task in [task for task in self if task.deadline is not None and now >= task.deadline]:
+            if task.state is LEASED:
+                ended_lease = task.lease_id
+                self._end_lease(task, "expired", f"no sign of life for {task.terms.lease_s:g} s")
+                self._retry(task, "expire", now)
+                ended.append(EndedLease(task.task_id, ended_lease, task.runner, task.state))
+            else:
+                self._move(task, UNCLAIMED, "expire", now)
+                ended.append(EndedLease(task.task_id, "", "", task.state))
+        return ended
+
+    def next_deadline(self) -> float | None:
+        """When `expire` has something to do next; None: not before another operation."""
+        return min((task.deadline for task in self if task.deadline is not None), default=None)
+
+    def restore(self, task_id: str, terms: LeaseTerms, lease_id: str, runner: str, attempts: int, now: float) -> None:
+        """A task that was leased when an earlier process of the data plane ended; its lease lasts from now on."""
+        self.submit(task_id, terms, now)
+        self.lease(task_id, lease_id, runner, now)
+        self._tasks[task_id].attempts = attempts
+
+    def forget(self, task_id: str) -> None:
+        """Drops a task that has ended; late requests of its leases still get their reason."""
+        task = self._tasks[task_id]
+        assert task.state in TERMINAL, f"{task_id} is {task.state}"
+        del self._tasks[task_id]
+        self._counts[task.state] -= 1
+        self._forgotten += 1
+
+    def metrics(self) -> dict[str, float]:
+        """Tasks by state."""
+        return {f"runner_tasks/{state}": float(self._counts[state]) for state in TaskState}
+
+    def check_integrity(self) -> None:
+        """Raises IntegrityError where an invariant does not hold."""
+        _check_equal("tasks submitted", self._submitted, self._counts.total() + self._forgotten)
+        for state in TaskState:
+            _check_equal(f"tasks {state}", self._counts[state], sum(task.state is state for task in self))
+        leased = {task.lease_id: task for task in self if task.state is LEASED}
+        _check_equal("leases of leased tasks", len(self._by_lease), self._counts[LEASED])
+        _check_equal(
+            "leases by id", len(leased), sum(self._by_lease.get(name) is task for name, task in leased.items())
+        )
+        timed = sum(task.deadline is not None for task in self if task.state in TERMINAL)
+        _check_equal("ended tasks with a deadline", 0, timed)
+
+    def _live(self, lease_id: str, now: float) -> LeasedTask:
+        task = self._by_lease.get(lease_id)
+        if task is not None and task.deadline is not None and now < task.deadline:
+            return task
+        if task is not None:
+            raise LeaseError(lease_id, "expired", f"no sign of life for {task.terms.lease_s:g} s")
+        how, _, reason = self._ended.get(lease_id, "unknown: no such lease was given").partition(": ")
+        raise LeaseError(lease_id, how, reason)
+
+    def _end_lease(self, task: LeasedTask, how: str, reason: str) -> None:
+        del self._by_lease[task.lease_id]
+        self._ended[task.lease_id] = f"{how}: {reason}"
+        while len(self._ended) > REMEMBERED:
+            self._ended.popitem(last=False)
+
+    def _retry(self, task: LeasedTask, operation: str, now: float) -> None:
+        if task.attempts >= task.terms.max_attempts:
+            self._move(task, LOST, operation, now)
+        else:
+            self._requeue(task, operation, now)
+
+    def _requeue(self, task: LeasedTask, operation: str, now: float) -> None:
+        self._move(task, QUEUED, operation, now)
+        task.deadline = None if task.terms.claim_s is None else now + task.terms.claim_s
+
+    def _move(self, task: LeasedTask, state: TaskState, operation: str, now: float) -> None:
+        self._counts[task.state] -= 1
+        task.move(state, operation)
+        self._counts[state] += 1
+        task.since, task.deadline = now, None
+
+
+def _check_equal(law: str, expected: int, found: int) -> None:
+    if expected != found:
+        raise IntegrityError(law, expected, found)

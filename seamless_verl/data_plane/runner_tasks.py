@@ -1,0 +1,429 @@
+"""Tasks for runners: processes outside of the run that lease tasks over HTTP and run agents on them.
+
+Owned state: the lease book, the task and the result of each of its tasks, and the session of each lease. A session is
+opened when its task is leased. It ends with its lease: a completed one is left to the agent loop, any other is closed
+and dropped, and its task is queued again.
+
+Invariants:
+- A lease is in the journal before a runner receives it, and a result before its runner gets a reply. So a restarted
+  data plane continues with the leases of the earlier one, and knows the results that it accepted.
+- The end of a lease is in the journal before the next lease of its task.
+- Between two awaits a task may be withdrawn: what follows an await looks whether the task is still there.
+- A task's result is returned as often as its agent loop asks for it, until its session is acknowledged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+
+from seamless_verl.client.messages import (
+    PROTOCOL,
+    WAIT_S,
+    Heartbeat,
+    LeaseReply,
+    LeaseRequest,
+    TaskCompletion,
+    TaskLease,
+    TaskReturn,
+)
+from seamless_verl.data_plane.lease_book import (
+    DONE,
+    LEASED,
+    LOST,
+    TERMINAL,
+    UNCLAIMED,
+    EndedLease,
+    LeaseBook,
+    LeasedTask,
+    LeaseTerms,
+    TaskState,
+)
+from seamless_verl.data_plane.sessions import Sessions
+from seamless_verl.errors import JournalError, LeaseError, shorten
+from seamless_verl.gateway.api_errors import ApiError, ErrorCode
+from seamless_verl.journal import BEGUN, OutsideEvent
+from seamless_verl.trajectory.account import DropReason
+from seamless_verl.trajectory.session import Closed
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+LEASE_CODES = {"expired": ErrorCode.LEASE_EXPIRED, "unknown": ErrorCode.LEASE_UNKNOWN}  # others: LEASE_ENDED
+TASK = "runner_task"  # in a session's metadata
+# Why a session is dropped.
+NO_RUNNER = (Closed.RUNNER_LOST, DropReason.RUNNER_LOST, "no runner works on it any more")
+UNWANTED = (Closed.ABANDONED, DropReason.SESSION, "its task is no longer wanted")
+
+
+@dataclass(frozen=True)
+class TaskOrder:
+    """A task as its agent loop submits it: what the agent gets, and what its session is opened with."""
+
+    task_id: str
+    task: dict[str, Any]
+    opening: dict[str, Any]
+    time_limit_s: float
+    terms: LeaseTerms
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """How a task ended. It has a session, which is still open, and an outcome if its `state` is DONE."""
+
+    state: TaskState
+    attempts: int
+    session_id: str = ""
+    outcome: dict[str, Any] = field(default_factory=dict)  # the fields of a TaskCompletion
+    error: str = ""
+
+
+class RunnerTasks:
+    """The tasks of one data plane; `now` is a clock in seconds, `on_failure` gets the error that ends their expiry."""
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        *,
+        now: Callable[[], float] = time.monotonic,
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self.sessions, self.leases, self._now, self._on_failure = sessions, LeaseBook(), now, on_failure
+        self._orders: dict[str, TaskOrder] = {}
+        self._results: dict[str, asyncio.Future[TaskResult]] = {}
+        self._sessions: dict[str, str] = {}  # of the leases, by lease
+        self._changed, self._started = asyncio.Condition(), asyncio.Event()
+        self._expiry: asyncio.Task[None] | None = None
+        self._working = set[asyncio.Future[None]]()
+
+    async def start(self, *, restarted: bool) -> None:
+        """Continues with the leases of an earlier process of this run."""
+        if restarted:
+            await self._restore()
+        else:
+            await self._record(event(BEGUN, "", {}))
+        self._started.set()
+        self._expiry = asyncio.create_task(self._expire(), name="expiry of leases")
+        self._expiry.add_done_callback(self._expiry_ended)
+
+    async def stop(self) -> None:
+        """Ends the expiry; leases that runners still hold are of no use to them."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+            await asyncio.wait({self._expiry, *self._working})
+
+    # The agent loops' side
+
+    async def run(self, order: TaskOrder) -> TaskResult:
+        """Has the task done by a runner; returns how it ended. Cancelled, the task is withdrawn.
+
+        Repeated for a task that is in the book, it waits for the same result.
+        """
+        task_id = order.task_id
+        self._orders[task_id] = order
+        if task_id not in self.leases:
+            self.leases.submit(task_id, order.terms, self._now())
+        result = self._results.setdefault(task_id, asyncio.get_running_loop().create_future())
+        await self._notify()
+        try:
+            return await asyncio.shield(result)
+        except asyncio.CancelledError:
+            await self._withdraw(task_id)
+            raise
+
+    def forget(self, session_id: str) -> None:
+        """The result of a task was stored, or dropped."""
+        for task in [task for task in self.leases if task.state is DONE]:
+            if self._sessions.get(task.lease_id) == session_id:
+                self._forget(task)
+
+    def metrics(self) -> dict[str, float]:
+        """Tasks by state, after a check of the book."""
+        self.leases.check_integrity()
+        return self.leases.metrics()
+
+    # The runners' side
+
+    async def handle(self, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """A runner's request; raises ApiError. It waits until the leases of an earlier process are known."""
+        await self._started.wait()
+        match method, path.strip("/").split("/")[1:]:
+            case "POST", ["lease"]:
+                reply: msgspec.Struct | None = await self._lease(read_body(body, LeaseRequest))
+            case "POST", ["leases", lease_id, "heartbeat"]:
+                reply = self._heartbeat(lease_id)
+            case "POST", ["leases", lease_id, "complete"]:
+                reply = await self._whole(self._complete(lease_id, read_body(body, TaskCompletion)))
+            case "POST", ["leases", lease_id, "return"]:
+                reply = await self._whole(self._take_back(lease_id, read_body(body, TaskReturn)))
+            case _:
+                raise ApiError(ErrorCode.NOT_FOUND, f"Nothing is served at {method} {path}")
+        built: dict[str, Any] = {} if reply is None else msgspec.to_builtins(reply)
+        return built
+
+    async def _whole(self, work: Coroutine[Any, Any, None]) -> None:
+        """Does all of it, also if the runner disconnects meanwhile."""
+        task = asyncio.ensure_future(work)
+        self._working.add(task)
+        task.add_done_callback(self._working.discard)
+        await asyncio.shield(task)
+
+    async def refused(self, subject: str, error: ApiError) -> None:
+        """Records that a program outside of the run was refused."""
+        detail = {"code": str(error.code), "message": shorten(error.message)}  # it may repeat a whole body
+        await self._record(event("refused", shorten(subject), detail))
+
+    async def _lease(self, request: LeaseRequest) -> LeaseReply:
+        if request.protocol != PROTOCOL:
+            message = f"The runner speaks version {request.protocol}, this run {PROTOCOL}. Install the run's release"
+            raise ApiError(ErrorCode.PROTOCOL, message, param="protocol")
+        task_id = await self._next_task(request)
+        if task_id is None:
+            return LeaseReply(None)
+        lease_id = secrets.token_hex(16)
+        self.leases.lease(task_id, lease_id, request.runner, self._now())
+        beginning = asyncio.ensure_future(self._begin(self._orders[task_id], self.leases[task_id], lease_id))
+        try:
+            lease = await asyncio.shield(beginning)
+        except BaseException:  # the runner left, or the session cannot be opened: nobody works on the task
+            await asyncio.wait({beginning})  # what is in the journal cannot be taken back, only ended
+            await self._end_attempt(lease_id, lambda: self.leases.give_back(lease_id, self._now()))
+            raise
+        self._wake_expiry()
+        return LeaseReply(lease)
+
+    async def _next_task(self, request: LeaseRequest) -> str | None:
+        agents = frozenset(request.agents)
+        try:
+            async with asyncio.timeout(min(request.wait_s, WAIT_S)), self._changed:
+                # One without an order is of an earlier process: its agent loop has not asked for it yet.
+                while (task_id := self.leases.next_for(agents, self._orders)) is None:
+                    await self._changed.wait()
+                self.sessions.gateway.table.check_room()
+                return task_id
+        except TimeoutError:
+            return None
+
+    async def _begin(self, order: TaskOrder, task: LeasedTask, lease_id: str) -> TaskLease | None:
+        """Opens the session of a lease and records both; None if the lease ends meanwhile."""
+        opening = {**order.opening, "metadata": {**order.opening.get("metadata", {}), TASK: order.task_id}}
+        opened = await self.sessions.open(opening)
+        if not task.has(lease_id):  # nobody who ended it knew of this session
+            await self.sessions.drop(opened["session_id"], *UNWANTED)
+            return None
+        self._sessions[lease_id] = opened["session_id"]
+        detail = {
+            "task": order.task_id,
+            "session": opened["session_id"],
+            "runner": task.runner,
+            "attempt": task.attempts,
+            "terms": asdict(order.terms),
+        }
+        await self._record(event("leased", lease_id, detail))
+        if not task.has(lease_id):
+            return None
+        return TaskLease(
+            lease_id,
+            order.task_id,
+            order.terms.agent,
+            task.attempts,
+            order.task,
+            opened["session_id"],
+            opened["key"],
+            order.time_limit_s,
+            order.terms.lease_s,
+        )
+
+    def _heartbeat(self, lease_id: str) -> Heartbeat:
+        task = self._on_lease(lambda: self.leases.extend(lease_id, self._now()))
+        return Heartbeat(task.terms.lease_s, self.sessions.calls.paused_time.seconds(self._sessions.get(lease_id, "")))
+
+    async def _complete(self, lease_id: str, completion: TaskCompletion) -> None:
+        task = self._on_lease(lambda: self.leases.complete(lease_id, self._now()))
+        outcome, session_id = msgspec.to_builtins(completion), self._sessions[lease_id]
+        await self._record(event("done", lease_id, {"task": task.task_id, "outcome": outcome}))
+        if not self._is_current(task):
+            raise ApiError(ErrorCode.LEASE_ENDED, "The run no longer wants the task", param="lease_id")
+        self._resolve(task, TaskResult(DONE, task.attempts, session_id, outcome))
+
+    async def _take_back(self, lease_id: str, body: TaskReturn) -> None:
+        operation = self.leases.refuse if body.refused else self.leases.give_back
+        task = self._on_lease(lambda: operation(lease_id, self._now()))
+        kind = "task refused" if body.refused else "given back"
+        ended = EndedLease(task.task_id, lease_id, task.runner, task.state)
+        await self._attempts_ended([(kind, ended)], body.reason)
+
+    def _on_lease(self, operation: Callable[[], LeasedTask]) -> LeasedTask:
+        try:
+            return operation()
+        except LeaseError as error:
+            raise ApiError(LEASE_CODES.get(error.how, ErrorCode.LEASE_ENDED), str(error), param="lease_id") from error
+
+    # Ends of leases
+
+    async def _expire(self) -> None:
+        """Ends leases at their deadlines."""
+        while True:
+            if expired := self.leases.expire(self._now()):
+                await self._attempts_ended([("lost" if ended.lease_id else "unclaimed", ended) for ended in expired])
+            deadline = self.leases.next_deadline()
+            try:
+                async with asyncio.timeout(None if deadline is None else max(0.0, deadline - self._now())):
+                    async with self._changed:
+                        await self._changed.wait()
+            except TimeoutError:
+                pass  # it is the time of a deadline
+
+    async def _attempts_ended(self, ends: Sequence[tuple[str, EndedLease]], reason: str = "") -> None:
+        """Records ends of leases without a result, each with its kind, drops their sessions, and offers their tasks
+        again or fails them.
+
+        All are recorded before anything else: as soon as this waits, a runner may lease one of the tasks again.
+        """
+        tasks = [self.leases[ended.task_id] for _, ended in ends]
+        events = []
+        for kind, ended in ends:
+            logger.warning(
+                "the task %s of runner %s: %s, now %s. %s", ended.task_id, ended.runner, kind, ended.state, reason
+            )
+            detail = {"task": ended.task_id, "runner": ended.runner, "state": str(ended.state), "reason": reason}
+            events.append(event(kind, ended.lease_id or ended.task_id, detail))
+        await self._record(*events)
+        await self._notify()
+        for (_, ended), task in zip(ends, tasks, strict=True):
+            await self._drop_session(ended.lease_id)
+            if self._is_current(task) and task.state is ended.state:
+                self._apply_end(task, reason)
+
+    def _apply_end(self, task: LeasedTask, reason: str) -> None:
+        """Fails a task that is not tried again, and drops one that nobody asks for."""
+        if task.state is LOST:
+            last = f"; the last one refused it: {reason}" if reason else ""
+            error = f"{task.attempts} runners one after another were lost with it, or refused it{last}"
+            self._resolve(task, TaskResult(LOST, task.attempts, error=error))
+        elif task.state is UNCLAIMED:
+            agent, claim_s = task.terms.agent, task.terms.claim_s
+            way_out = f"Start one with --agent {agent}=module:run"
+            error = f"no runner that offers the agent {agent!r} took it for {claim_s:g} s. {way_out}"
+            self._resolve(task, TaskResult(UNCLAIMED, task.attempts, error=error))
+        elif task.task_id not in self._orders:  # of an earlier process, and no agent loop asked for it since
+            self.leases.withdraw(task.task_id, self._now())
+            self._forget(task)
+
+    def _is_current(self, task: LeasedTask) -> bool:
+        """Whether it is still in the book; it is not if it was withdrawn meanwhile."""
+        return task.task_id in self.leases and self.leases[task.task_id] is task
+
+    async def _end_attempt(self, lease_id: str, operation: Callable[[], LeasedTask]) -> None:
+        try:
+            task = operation()
+        except LeaseError:  # it was withdrawn, or expired, meanwhile: that ended its session
+            await self._drop_session(lease_id)
+            return
+        await self._attempts_ended([("given back", EndedLease(task.task_id, lease_id, task.runner, task.state))])
+
+    async def _withdraw(self, task_id: str) -> None:
+        if task_id not in self.leases:
+            return
+        task, was = self.leases[task_id], self.leases[task_id].state
+        ended = self.leases.withdraw(task_id, self._now())
+        if ended is not None or was is DONE:
+            lease_id = task.lease_id if was in (LEASED, DONE) else ""
+            await self._record(event("withdrawn", lease_id or task_id, {"task": task_id, "runner": task.runner}))
+        await self._drop_session(task.lease_id, UNWANTED)
+        if self._is_current(task):
+            self._forget(task)
+
+    async def _drop_session(self, lease_id: str, why: tuple[Closed, DropReason, str] = NO_RUNNER) -> None:
+        if (session_id := self._sessions.pop(lease_id, None)) is not None:
+            await self.sessions.drop(session_id, *why)
+
+    def _resolve(self, task: LeasedTask, result: TaskResult) -> None:
+        """Gives the result to whoever asks for it; one without a session is not asked for again."""
+        future = self._results.setdefault(task.task_id, asyncio.get_running_loop().create_future())
+        if not future.done():
+            future.set_result(result)
+        if result.state is not DONE:
+            self._forget(task)
+
+    def _forget(self, task: LeasedTask) -> None:
+        assert task.state in TERMINAL, task
+        self.leases.forget(task.task_id)
+        self._sessions.pop(task.lease_id, None)
+        self._orders.pop(task.task_id, None)
+        self._results.pop(task.task_id, None)
+
+    def _wake_expiry(self) -> None:
+        """The expiry task has a new deadline to wait for."""
+        waking = asyncio.ensure_future(self._notify())
+        waking.add_done_callback(lambda done: done.exception())
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    def _expiry_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._on_failure(error)
+
+    # The journal
+
+    async def _record(self, *events: OutsideEvent) -> None:
+        """Events take their places in the journal's order before this first waits."""
+        try:
+            await self.sessions.journal.append(*events)
+        except JournalError as error:
+            self._on_failure(error)
+            raise
+
+    async def _restore(self) -> None:
+        """The leases and results of this run's earlier processes, and the end of sessions that belong to no lease."""
+        events = await asyncio.to_thread(self.sessions.journal.outside_events)
+        begun = max((number for number, found in enumerate(events) if found.kind == BEGUN), default=-1)
+        live = dict[str, dict[str, Any]]()
+        results = dict[str, dict[str, Any]]()
+        for found in events[begun + 1 :]:
+            if found.kind == "leased":
+                live[found.subject] = found.detail
+            elif found.kind == "done":
+                results[found.subject] = found.detail["outcome"]
+            elif found.kind != "refused":
+                live.pop(found.subject, None)
+        newest = {detail["task"]: lease_id for lease_id, detail in live.items()}  # a task has one lease, the last
+        for lease_id, detail in ((lease_id, live[lease_id]) for lease_id in newest.values()):
+            if detail["session"] in self.sessions.closed:  # else it was handed over
+                self._restore_lease(lease_id, detail, results.get(lease_id))
+        of_leases = set(self._sessions.values())
+        for session_id in [name for name in self.sessions.closed if name not in of_leases]:
+            if TASK in self.sessions.gateway.table.get(session_id).metadata:
+                await self.sessions.drop(session_id, *NO_RUNNER)
+
+    def _restore_lease(self, lease_id: str, detail: dict[str, Any], outcome: dict[str, Any] | None) -> None:
+        task_id, terms = detail["task"], LeaseTerms(**detail["terms"])
+        self.leases.restore(task_id, terms, lease_id, detail["runner"], detail["attempt"], self._now())
+        self._sessions[lease_id] = detail["session"]
+        if outcome is not None:
+            task = self.leases.complete(lease_id, self._now())
+            self._resolve(task, TaskResult(DONE, task.attempts, detail["session"], outcome))
+
+
+def event(kind: str, subject: str, detail: dict[str, Any]) -> OutsideEvent:
+    """An event of now."""
+    return OutsideEvent(kind, subject, detail, time.time())
+
+
+def read_body(body: dict[str, Any], kind: type[T]) -> T:
+    """The body as a message; raises ApiError, with the place of the mistake."""
+    try:
+        return msgspec.convert(body, kind)
+    except msgspec.ValidationError as error:
+        raise ApiError(ErrorCode.MALFORMED, f"The body cannot be read: {error}") from error
+
+
+__all__ = ["LEASED", "RunnerTasks", "TaskOrder", "TaskResult"]

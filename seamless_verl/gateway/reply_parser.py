@@ -1,0 +1,245 @@
+"""Parses replies so that a streamed one says what a whole one says: vLLM's parsers, with one meaning for both.
+
+vLLM has two parsers of each format: one for a whole reply, one for a stream of it. They disagree about tool calls that
+cannot be read. Here the whole reply's parser decides. A stream gives reasoning and text as they arrive, and the tool
+calls at its end.
+
+Invariants:
+- Streamed parts, put together, are the whole reply's reasoning, text and calls; both are what the recorder keeps.
+- A reply whose tool calls cannot all be read has none: what the model wrote is its text, nothing vanishes.
+- Without tools in the request there are no calls.
+- The arguments of a call are a JSON object in Unicode.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from vllm.entrypoints.chat_utils import make_tool_call_id
+from vllm.parser.abstract_parser import DelegatingParser
+
+from seamless_verl.platform.vllm_versions import DeltaFunctionCall, DeltaMessage, DeltaToolCall
+
+logger = logging.getLogger(__name__)
+PARSER_MODULES = ("vllm.tool_parsers", "vllm.parser", "vllm.reasoning")
+_errors: ContextVar[list[str] | None] = ContextVar("errors of a parser", default=None)
+
+
+@dataclass(frozen=True)
+class ParsedReply:
+    """The parts of a reply; `malformed` says why its tool calls were taken for text, if they were."""
+
+    reasoning: str | None
+    content: str | None
+    calls: Sequence[Any]
+    malformed: str | None = None
+
+
+@lru_cache
+def consistent_parser(base: type[Any]) -> type[Any]:
+    """A parser class of vLLM whose streams say what its whole replies say."""
+    for cls in base.__mro__:
+        _collect_errors(cls)
+    for name in ("reasoning_parser_cls", "tool_parser_cls"):
+        for cls in getattr(getattr(base, name, None), "__mro__", ()):
+            _collect_errors(cls)
+    return type(f"Consistent{base.__name__}", (_ConsistentParser, base), {"base": base})
+
+
+class _ConsistentParser:
+    """Mixed in before a parser class of vLLM, `base`, of which it makes new ones for whole replies."""
+
+    base: type[Any]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._arguments = args, kwargs
+        self._texts: list[str] = []
+        self._ids: list[int] = []
+        self._sent_reasoning = self._sent_content = self._held = ""
+
+    def parse_reply(self, text: str, request: Any, ids: Sequence[int], *, auto_tools: bool = True) -> ParsedReply:
+        """A whole reply, whatever was streamed of it."""
+        if not offers_tools(request):
+            return self._as_text(text, request)
+        with _collected_errors() as errors:
+            try:
+                reasoning, content, calls = self._new().parse(
+                    text, request, enable_auto_tools=auto_tools, model_output_token_ids=ids
+                )
+                calls = [_checked(call) for call in calls or ()]
+            except Exception as error:  # a parser may fail in any way at what a model wrote
+                return self._as_text(text, request, f"{type(error).__name__}: {error}")
+        if getattr(request, "parallel_tool_calls", None) is False:
+            calls = calls[:1]
+        if calls:
+            return ParsedReply(reasoning, content, calls)
+        reply = self._as_text(text, request, errors[0] if errors else None)
+        if not reply.malformed and _requires_call(request) and (reply.content or "").strip():
+            return ParsedReply(reply.reasoning, reply.content, (), "a call was required, and none can be read")
+        return reply
+
+    def parse(
+        self,
+        model_output: str,
+        request: Any,
+        enable_auto_tools: bool = False,
+        model_output_token_ids: Sequence[int] = (),
+    ) -> tuple[str | None, str | None, list[Any] | None]:
+        reply = self.parse_reply(model_output, request, model_output_token_ids, auto_tools=enable_auto_tools)
+        return reply.reasoning, reply.content, list(reply.calls) or None
+
+    def parse_delta(
+        self,
+        delta_text: str,
+        delta_token_ids: list[int],
+        request: Any,
+        prompt_token_ids: list[int] | None = None,
+        *,
+        finished: bool,
+    ) -> Any:
+        self._texts.append(delta_text)
+        self._ids.extend(delta_token_ids)
+        if not offers_tools(request):
+            self.tool_parser = None
+        with _collected_errors():
+            try:
+                delta = super().parse_delta(  # type: ignore[misc]
+                    delta_text, delta_token_ids, request, prompt_token_ids, finished=finished
+                )
+            except Exception as error:  # the end of the stream gives what the whole reply's parser finds
+                logger.debug("streamed later: %s", error)
+                delta = None
+        reasoning = (delta.reasoning if delta is not None else None) or ""
+        content = self._visible((delta.content if delta is not None else None) or "", request)
+        self._sent_reasoning += reasoning
+        self._sent_content += content
+        if finished:
+            return self._finished(reasoning, content, request)
+        shown = _delta(reasoning, content)
+        return DeltaMessage(content="") if shown is None and getattr(request, "logprobs", None) else shown
+
+    def _visible(self, content: str, request: Any) -> str:
+        """The text but for white space that is not known yet to be the whole reply's: at its beginning, of which vLLM
+        0.24 loses some after thoughts, and at its end, which does not count before a tool call."""
+        content, self._held = self._held + content, ""
+        if not self._sent_content:
+            if not content.strip():
+                self._held = content
+                return ""
+            whole = self._as_text("".join(self._texts), request).content or ""
+            content = whole[: len(whole) - len(whole.lstrip())] + content.lstrip()
+        if not offers_tools(request):
+            return content
+        visible = content.rstrip()
+        self._held = content[len(visible) :]
+        return visible
+
+    def _finished(self, reasoning: str, content: str, request: Any) -> Any:
+        whole = self.parse_reply("".join(self._texts), request, self._ids)
+        if getattr(request, "include_reasoning", True):
+            reasoning += _remaining(whole.reasoning, self._sent_reasoning)
+        content += _remaining(whole.content, self._sent_content)
+        return _delta(reasoning, content, whole.calls)
+
+    def _as_text(self, text: str, request: Any, malformed: str | None = None) -> ParsedReply:
+        if issubclass(self.base, DelegatingParser) and self.base.reasoning_parser_cls is None:
+            return ParsedReply(None, text, (), malformed)
+        reasoning, content = self._new().extract_reasoning(text, request)
+        return ParsedReply(reasoning, content, (), malformed)
+
+    def _new(self) -> Any:
+        args, kwargs = self._arguments
+        return self.base(*args, **kwargs)
+
+
+def offers_tools(request: Any) -> bool:
+    return bool(request.tools) and request.tool_choice != "none"
+
+
+def _requires_call(request: Any) -> bool:
+    return request.tool_choice not in (None, "auto", "none")
+
+
+def _delta(reasoning: str, content: str, calls: Sequence[Any] = ()) -> Any:
+    """A part of a stream; None for an empty one."""
+    if not (reasoning or content or calls):
+        return None
+    fields: dict[str, Any] = {"reasoning": reasoning} if reasoning else {}
+    if content:
+        fields["content"] = content
+    if calls:
+        fields["tool_calls"] = [_whole_call(index, call) for index, call in enumerate(calls)]
+    return DeltaMessage(**fields)
+
+
+def _whole_call(index: int, call: Any) -> Any:
+    function = DeltaFunctionCall(name=call.name, arguments=call.arguments)
+    identity = getattr(call, "id", None) or make_tool_call_id()
+    return DeltaToolCall(index=index, id=identity, type="function", function=function)
+
+
+def _remaining(whole: str | None, sent: str) -> str:
+    """What was not sent of the whole; parsers differ in white space at the beginning."""
+    whole = whole or ""
+    if whole.startswith(sent):
+        return whole[len(sent) :]
+    if (stripped := whole.lstrip()).startswith(sent.lstrip()):
+        return stripped[len(sent.lstrip()) :]
+    logger.warning("a stream gave %d characters that are no beginning of the whole reply", len(sent))
+    return ""
+
+
+def _checked(call: Any) -> Any:
+    """The call; raises ValueError unless its arguments are a JSON object in Unicode."""
+    if not call.arguments or not call.arguments.strip():
+        call.arguments = "{}"
+    call.name.encode()
+    call.arguments.encode()
+    arguments = json.loads(call.arguments, parse_constant=_refuse_constant)
+    if not call.name or not isinstance(arguments, dict):
+        raise ValueError(f"the arguments of {call.name!r} are no JSON object")
+    return call
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON number")
+
+
+@contextmanager
+def _collected_errors() -> Iterator[list[str]]:
+    """Collects the errors that vLLM's parsers would log with a traceback."""
+    errors: list[str] = []
+    token = _errors.set(errors)
+    try:
+        yield errors
+    finally:
+        _errors.reset(token)
+
+
+class _ErrorFilter(logging.Filter):
+    """Takes errors of a reply out of the log, where its parsing is under way."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        errors = _errors.get()
+        if errors is None or not record.exc_info:
+            return True
+        error = record.exc_info[1]
+        errors.append(f"{type(error).__name__}: {error}")
+        return False
+
+
+_FILTER = _ErrorFilter()
+
+
+def _collect_errors(cls: type[Any]) -> None:
+    if cls.__module__.startswith(PARSER_MODULES) and cls.__module__ in sys.modules:
+        logging.getLogger(cls.__module__).addFilter(_FILTER)  # adding it again changes nothing

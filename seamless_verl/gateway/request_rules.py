@@ -1,0 +1,198 @@
+"""What a request may ask for: bounds, hosted tools and output tokens, checked before vLLM's serving classes see it.
+
+Agents send what the real services accept: tools that a service would run itself, and more output tokens than a model
+has room for. The gateway takes such requests in, and changes the body that vLLM gets; the recorded request is the
+agent's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from seamless_verl.gateway.api_errors import ApiError, ErrorCode
+from seamless_verl.runtime.fields import Positive, check
+
+HostedTools: TypeAlias = Literal["drop", "refuse"]
+OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+"""Names under which the APIs bound the output tokens of a call."""
+SCHEMA_FIELDS = ("tools", "response_format", "structured_outputs", "output_config", "text")
+"""Fields with JSON schemas, which become grammars."""
+CLIENT_TOOLS = frozenset({None, "function", "custom"})
+"""Types of tools that the agent runs; Anthropic's API has none, or `custom`."""
+NAMESPACE = "namespace"
+"""The type of a group of tools under one name; the agent runs those of them that are functions, as Codex does its
+sub-agents."""
+
+
+@dataclass(frozen=True)
+class RequestRules:
+    """Bounds of one request; `strict_model` refuses model names that are not served.
+
+    `max_choices` bounds the calls of a request: its choices, for each of its prompts. `max_nesting` bounds how deep
+    objects and lists are nested in tools and schemas. `max_stored` is the number of responses that a session keeps.
+
+    Raises:
+        ConfigError: a bound is not a whole number above 0.
+    """
+
+    strict_model: bool = False
+    hosted_tools: HostedTools = "drop"
+    max_choices: Positive = 128
+    max_nesting: Positive = 64
+    max_stored: Positive = 64
+
+    def __post_init__(self) -> None:
+        check(self, key="requests")
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What vLLM gets instead of a body: `overrides` replace fields, and fields in `removed` are left out.
+
+    `dropped_tools` are the hosted tools that are left out, by their places in the list: their types.
+    """
+
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    removed: frozenset[str] = frozenset()
+    dropped_tools: Mapping[int, str] = field(default_factory=dict)
+
+    def apply(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The changed body, a new dict."""
+        changed = {**body, **self.overrides}
+        if self.dropped_tools:
+            changed["tools"] = [tool for place, tool in enumerate(body["tools"]) if place not in self.dropped_tools]
+        for name in self.removed:
+            changed.pop(name, None)
+        return changed
+
+
+def count_calls(body: Mapping[str, Any], rules: RequestRules) -> int:
+    """The request's calls: its choices, for each of its prompts. Values of a wrong type are for vLLM to refuse.
+
+    Raises:
+        ApiError: they are more than `max_choices`.
+    """
+    prompt = body.get("prompt")
+    several = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
+    prompts = len(prompt) if several and isinstance(prompt, list) else 1
+    calls = _whole_number(body.get("n")) * prompts
+    if calls > rules.max_choices:
+        message = f"{_shown(calls)} choices in one request: at most {rules.max_choices} are served"
+        raise ApiError(ErrorCode.OUT_OF_BOUNDS, message, param="prompt" if prompts > rules.max_choices else "n")
+    return calls
+
+
+def _whole_number(value: object) -> int:
+    """The number that vLLM would read, which takes digits in a text for a number, too; at least 1."""
+    if not isinstance(value, (int, float, str)):
+        return 1
+    try:
+        return max(int(value), 1)
+    except (ValueError, OverflowError):
+        return 1
+
+
+def _shown(number: int) -> str:
+    return str(number) if number < 1_000_000_000 else "More than a billion"
+
+
+def changes_for(
+    body: Mapping[str, Any],
+    rules: RequestRules,
+    context: int,
+    sampling: Mapping[str, Any] | None = None,
+    *,
+    namespaces: bool = False,
+) -> Changes:
+    """The changes of a request's body for a model with room for `context` tokens; `sampling` is the session's.
+
+    `namespaces`: the API that is called, in this version of vLLM, takes namespaces of tools.
+
+    Raises:
+        ApiError: a schema is no object, or nested too deeply, or a hosted tool is refused.
+    """
+    check_schemas(body, rules.max_nesting)
+    overrides: dict[str, Any] = dict(sampling or {})
+    for name in OUTPUT_LIMITS:
+        limit = body.get(name)
+        if isinstance(limit, int) and limit > context:
+            overrides[name] = context
+    tools = body.get("tools")
+    if not isinstance(tools, list):
+        return Changes(overrides)
+    dropped = {place: tool["type"] for place, tool in enumerate(tools) if _is_hosted(tool, namespaces)}
+    if not dropped:
+        return Changes(overrides)
+    if rules.hosted_tools == "refuse":
+        types = ", ".join(dict.fromkeys(dropped.values()))
+        message = f"Tools of type {types} are not served here: the agent runs its tools. Leave them out"
+        raise ApiError(ErrorCode.UNSUPPORTED, message, param="tools")
+    kept = [tool for place, tool in enumerate(tools) if place not in dropped]
+    return Changes(overrides, _fields_without_tools(body.get("tool_choice"), kept, dropped), dropped)
+
+
+def _is_hosted(tool: object, namespaces: bool) -> bool:
+    """Whether a service would run the tool itself; anything that is no tool is for vLLM to refuse."""
+    kind = tool.get("type") if isinstance(tool, Mapping) else None
+    if kind == NAMESPACE and namespaces and _functions(tool):
+        return False
+    return isinstance(kind, str) and kind not in CLIENT_TOOLS
+
+
+def _functions(tool: object) -> list[Mapping[str, Any]]:
+    """The functions of a namespace."""
+    inner = tool.get("tools") if isinstance(tool, Mapping) else None
+    members = inner if isinstance(inner, list) else []
+    return [member for member in members if isinstance(member, Mapping) and member.get("type") == "function"]
+
+
+def _fields_without_tools(choice: object, kept: Sequence[Any], dropped: Mapping[int, str]) -> frozenset[str]:
+    """The fields that mean nothing without the dropped tools."""
+    if not kept:
+        return frozenset({"tools", "tool_choice", "parallel_tool_calls"})
+    if not isinstance(choice, Mapping):
+        return frozenset()
+    named = choice.get("name")
+    gone = choice.get("type") in dropped.values() or (named is not None and named not in set(_names(kept)))
+    return frozenset({"tool_choice"}) if gone else frozenset()
+
+
+def _names(tools: Iterable[Any]) -> Iterable[str]:
+    for tool in tools:
+        yield from _names(_functions(tool))
+        if isinstance(tool, Mapping):
+            function = tool.get("function")
+            name = (function if isinstance(function, Mapping) else tool).get("name")
+            if isinstance(name, str):
+                yield name
+
+
+def check_schemas(body: Mapping[str, Any], limit: int) -> None:
+    """Raises ApiError when objects and lists in a field with schemas are nested deeper than `limit`.
+
+    `structured_outputs` must be an object: vLLM's own check of it fails at anything else.
+    """
+    if not isinstance(body.get("structured_outputs"), dict | None):
+        raise ApiError(ErrorCode.MALFORMED, "structured_outputs must be an object", param="structured_outputs")
+    for name in SCHEMA_FIELDS:
+        value = body.get(name)
+        if isinstance(value, (dict, list)) and is_deeper(value, limit):
+            message = f"{name} has objects and lists nested more than {limit} deep. Use a flatter schema"
+            raise ApiError(ErrorCode.OUT_OF_BOUNDS, message, param=name)
+
+
+def is_deeper(value: object, limit: int) -> bool:
+    """Whether objects and lists in a JSON value are nested more than `limit` deep. Looks at each value once."""
+    level = [value]
+    for _ in range(limit + 1):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if type(outer) is dict else outer)  # type: ignore[attr-defined]
+            if type(inner) is dict or type(inner) is list
+        ]
+        if not level:
+            return False
+    return True

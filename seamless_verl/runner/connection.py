@@ -1,0 +1,94 @@
+"""A runner's connection to a run: it asks for tasks, gives signs of life, and reports how agents ended.
+
+A run may be started again, or be unreachable for a while. So a request that got no reply, or that the run was too busy
+for, is repeated. What the run refuses for good is raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import httpx
+import msgspec
+
+from seamless_verl.client.http import bearer, checked_url, read_reply, tls
+from seamless_verl.client.messages import (
+    PROTOCOL,
+    WAIT_S,
+    Heartbeat,
+    LeaseReply,
+    LeaseRequest,
+    TaskCompletion,
+    TaskLease,
+    TaskReturn,
+)
+from seamless_verl.errors import OutsideApiError
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+TIMEOUT_S = 30.0  # of a reply, besides the wait for a task
+TRIES = 3  # of a request, until a warning says that the run cannot be reached
+LONGEST_PAUSE_S = 10.0  # between two tries
+TEMPORARY = {408, 425, 429, 500, 502, 503, 504}  # of the run, or of a proxy before it
+
+
+class RunConnection:
+    """The connection of one runner to the run at `url`; an async context manager."""
+
+    def __init__(self, url: str, key: str, *, runner: str, ca_file: str | None = None) -> None:
+        self.url, self.runner = checked_url(url), runner
+        self._warned = False  # that the run cannot be reached: once for all slots, until it can
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+        timeout = httpx.Timeout(TIMEOUT_S, read=WAIT_S + TIMEOUT_S)
+        self._http = httpx.AsyncClient(
+            base_url=self.url, headers=bearer(key), timeout=timeout, limits=limits, verify=tls(url, ca_file)
+        )
+
+    async def lease(self, agents: list[str]) -> TaskLease | None:
+        """A task of one of these agents; None if there is none for a while."""
+        request = LeaseRequest(PROTOCOL, self.runner, agents)
+        return (await self._post("/runner/lease", request, LeaseReply)).lease
+
+    async def heartbeat(self, lease: TaskLease) -> Heartbeat:
+        """Extends the lease; raises OutsideApiError when it has ended."""
+        return await self._post(f"/runner/leases/{lease.lease_id}/heartbeat", None, Heartbeat)
+
+    async def complete(self, lease: TaskLease, completion: TaskCompletion) -> None:
+        """Reports how the agent ended; raises OutsideApiError when the lease has ended."""
+        await self._post(f"/runner/leases/{lease.lease_id}/complete", completion, dict[str, Any])
+
+    async def give_back(self, lease: TaskLease, body: TaskReturn) -> None:
+        """Returns the task; raises OutsideApiError when the lease has ended."""
+        await self._post(f"/runner/leases/{lease.lease_id}/return", body, dict[str, Any])
+
+    async def _post(self, path: str, body: msgspec.Struct | None, kind: type[T]) -> T:
+        content, tries = b"{}" if body is None else msgspec.json.encode(body), 0
+        while True:
+            try:
+                reply = read_reply(await self._http.post(path, content=content), kind)
+                self._warned = False
+                return reply
+            except OutsideApiError as error:
+                if error.status not in TEMPORARY:
+                    raise
+                reason, wait = str(error), error.retry_after
+            except httpx.TransportError as error:
+                reason, wait = f"{type(error).__name__}: {error}", None
+            tries += 1
+            if tries >= TRIES and not self._warned:
+                self._warned = True
+                logger.warning("%s cannot be reached, tried %s times: %s", self.url, tries, reason)
+            # Runners that lost the run together do not come back together.
+            await asyncio.sleep(wait or random.uniform(0.1, min(LONGEST_PAUSE_S, 0.2 * 2**tries)))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._http.aclose()

@@ -1,0 +1,137 @@
+"""Weighs a session once, however many training sequences it has: in the loss, in a group's statistics, in mini-batches.
+
+verl's modes of `loss_agg_mode` and its estimators count rows. A session with branches or compactions has several, so
+what verl counts in rows is counted in sessions here:
+
+- *seq-mean-token-mean* averages over the tokens of each row, then over rows. Each row's mean is weighted with the
+  row's share of its session's trained tokens, so that the session's rows together weigh what one row would. The other
+  modes add tokens up, and divide by what does not depend on rows (tokens, or the configured batch).
+- *Mini-batches* have a fixed number of sessions, not of rows: the number of optimizer steps, and the share of a
+  session in each, do not depend on how many rows there are.
+- *Estimators* that compare the outcomes of a group take one row of each session, and give the result to all its rows.
+
+Together they make the law: a loss over sessions that are split into rows is the loss over the same sessions unsplit.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import transfer_queue as tq
+from omegaconf import OmegaConf
+from tensordict import TensorDict
+from verl.trainer.ppo.core_algos import AdvantageEstimator
+from verl.trainer.ppo.ray_trainer import compute_advantage
+from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
+
+from seamless_verl.trainer.weighted_loss import WEIGHT
+
+BY_OUTCOME = frozenset(
+    {
+        AdvantageEstimator.GRPO,
+        AdvantageEstimator.GRPO_VECTORIZED,
+        AdvantageEstimator.GRPO_PASSK,
+        AdvantageEstimator.RLOO,
+        AdvantageEstimator.RLOO_VECTORIZED,
+        AdvantageEstimator.GPG,
+        AdvantageEstimator.REINFORCE_PLUS_PLUS_BASELINE,
+    }
+)
+"""Estimators that give all trained tokens of a row one number, which depends on the rewards of the group alone."""
+
+
+def session_of(key: str) -> str:
+    """The session of a row, of its key `{uid}_{session}_{row}` in TransferQueue."""
+    return key.rpartition("_")[0]
+
+
+def row_weights(keys: Sequence[str], trained: Sequence[int]) -> list[float]:
+    """Each row's share of its session's trained tokens; 1 where the session has none or one row."""
+    totals: Counter[str] = Counter()
+    for key, tokens in zip(keys, trained, strict=True):
+        totals[session_of(key)] += tokens
+    shares = zip(keys, trained, strict=True)
+    return [tokens / total if (total := totals[session_of(key)]) else 1.0 for key, tokens in shares]
+
+
+def put_row_weights(batch: Any) -> Any:
+    """Writes the column WEIGHT for the batch's final masks, if it is needed; returns the batch."""
+    if not has_split_sessions(batch.keys):
+        return batch
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask"])
+    weights = row_weights(batch.keys, [int(mask.sum()) for mask in data["response_mask"].unbind()])
+    fields = TensorDict({WEIGHT: torch.tensor(weights)[:, None]}, batch_size=len(batch))
+    return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
+
+
+def has_split_sessions(keys: Sequence[str]) -> bool:
+    """Whether a session has more than one row."""
+    return len({session_of(key) for key in keys}) < len(keys)
+
+
+def advantage_by_session(data: Any, batch_keys: Sequence[str], adv_estimator: Any, **arguments: Any) -> Any:
+    """`compute_advantage_for_multi_trajectories` of verl, with each session counted once for all of BY_OUTCOME.
+
+    A session's row is the last one with a token to train. verl takes the last row, and gives a session of which the
+    last row was masked whole the advantage 0; it counts each row for estimators other than GRPO.
+    """
+    if adv_estimator not in BY_OUTCOME or not has_split_sessions(batch_keys):
+        return compute_advantage_for_multi_trajectories(
+            data, batch_keys=batch_keys, adv_estimator=adv_estimator, **arguments
+        )
+    mask = data.batch["response_mask"]
+    rows = defaultdict[str, list[int]](list)
+    for i, key in enumerate(batch_keys):
+        rows[session_of(key)].append(i)
+    chosen = [_outcome_row(batch_keys, mask, of_session) for of_session in rows.values()]
+    outcome = compute_advantage(data.select_idxs(chosen), adv_estimator=adv_estimator, **arguments)
+    first = outcome.batch["response_mask"].argmax(dim=1)
+    advantages = torch.zeros_like(data.batch["token_level_rewards"])
+    for number, of_session in enumerate(rows.values()):
+        advantages[of_session] = outcome.batch["advantages"][number, first[number]] * mask[of_session]
+    data.batch["advantages"] = data.batch["returns"] = advantages
+    return data
+
+
+def _outcome_row(keys: Sequence[str], mask: torch.Tensor, rows: Sequence[int]) -> int:
+    """The session's last row with a token to train; the last one if there is none."""
+    return max(rows, key=lambda i: (bool(mask[i].any()), int(keys[i].rpartition("_")[2])))
+
+
+MICRO_BATCHES = (
+    ("actor_rollout_ref.actor.use_dynamic_bsz", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"),
+    ("actor_rollout_ref.actor.use_dynamic_bsz", "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu"),
+    ("actor_rollout_ref.ref.log_prob_use_dynamic_bsz", "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu"),
+    ("critic.use_dynamic_bsz", "critic.ppo_micro_batch_size_per_gpu"),
+    ("critic.use_dynamic_bsz", "critic.forward_micro_batch_size_per_gpu"),
+)
+
+
+def fixed_micro_batches(config: Any) -> list[int]:
+    """The sizes of micro-batches that do not follow from tokens: a rank's rows must be a multiple of each."""
+    sizes = [OmegaConf.select(config, key) for dynamic, key in MICRO_BATCHES if not OmegaConf.select(config, dynamic)]
+    return [int(size) for size in sizes if size] or [1]
+
+
+@contextmanager
+def mini_batches_of(group: Any, method: str, rows: int) -> Iterator[None]:
+    """In the block, `method` of a worker group updates with mini-batches of `rows` rows, whatever verl asks for.
+
+    What a loss is divided by, verl's `global_batch_size`, stays the configured number of sessions.
+    """
+    update = getattr(group, method)
+    setattr(group, method, partial(_update, update, rows))
+    try:
+        yield
+    finally:
+        setattr(group, method, update)
+
+
+def _update(update: Callable[[Any], Any], rows: int, batch: Any) -> Any:
+    batch.extra_info["mini_batch_size"] = rows
+    return update(batch)

@@ -1,0 +1,163 @@
+"""The server's own book of what is put away, over an engine that keeps the same book and refuses what vLLM would."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from verl.workers.config import RolloutConfig
+from verl.workers.rollout.replica import RolloutMode
+
+from seamless_verl.replica.server import SeamlessServer
+from seamless_verl.rollout.engine import PauseMode
+
+pytestmark = pytest.mark.integration
+BOTH = {"weights", "kv_cache"}
+
+
+class StubEngine:
+    """Memory by its tag, and the version of what is in it. `fails` is the method that fails when it is called next."""
+
+    def __init__(self) -> None:
+        self.mapped, self.version, self.asleep, self.running = set(BOTH), 0, set[str](), True
+        self.loads, self.fails = 0, ""
+        self.staged: int | None = None
+
+    async def sleep(self, level: int) -> None:
+        assert not self.asleep, "vLLM puts away everything at once"
+        assert self.mapped == BOTH, "it would be unmapped twice"
+        self.running, self.asleep, self.mapped, self.version = False, set(BOTH), set(), -1
+
+    async def wake_up(self, tags: list[str]) -> None:
+        assert set(tags) <= self.asleep, "vLLM does not know that it is away"
+        self.asleep -= set(tags)
+        self.mapped |= set(tags)
+        self.running = not self.asleep
+
+    async def reset_prefix_cache(self, **_: Any) -> bool:
+        return True
+
+    async def reset_encoder_cache(self) -> None: ...
+
+    async def collective_rpc(self, method: str, args: tuple[Any, ...] = ()) -> list[Any]:
+        if method == self.fails:
+            self.fails = ""
+            if method == "load_staged":
+                self.version = -1  # half of the weights are new
+            return ["RuntimeError: no luck"]
+        return [getattr(self, method)(*args)]
+
+    def map_staged(self, pickled: bytes) -> None: ...
+
+    def load_staged(self, version: int, bucket_bytes: int) -> float:
+        assert "weights" in self.mapped, "loaded into memory that is not there"
+        self.version, self.loads = version, self.loads + 1
+        return 0.0
+
+    def put_cache_away(self) -> None:
+        assert not self.asleep
+        self.mapped.discard("kv_cache")
+
+    def take_cache_back(self) -> None:
+        assert not self.asleep, "vLLM maps it"
+        self.mapped.add("kv_cache")
+
+    def drop_memory(self) -> None: ...
+
+    def clock(self) -> float:
+        return 0.0
+
+
+class StubSource:
+    """Pauses of the engine."""
+
+    def __init__(self, engine: StubEngine) -> None:
+        self.engine, self.paused, self.in_flight = engine, None, ()
+
+    async def pause(self, mode: PauseMode) -> None:
+        self.engine.running, self.paused = False, mode
+
+    async def resume(self) -> None:
+        self.engine.running, self.paused = True, None
+
+    async def commit(self, version: int) -> None:
+        assert not self.engine.running, "it generates while its weights change"
+
+
+class BookedServer(SeamlessServer):
+    """The product's server without verl's set-up."""
+
+    lora_as_adapter = False
+
+    def __init__(self) -> None:
+        self.engine = StubEngine()
+        self.source, self.updating, self.put_away = StubSource(self.engine), asyncio.Lock(), frozenset()
+        self.rollout_mode, self.node_rank, self.global_steps = RolloutMode.HYBRID, 0, 0
+        self.config = RolloutConfig(name="vllm", free_cache_engine=True)
+        self.activity = SimpleNamespace(doing=lambda use: nullcontext())
+
+    async def clear_kv_cache(self) -> None: ...
+
+
+class ServerMemory(RuleBasedStateMachine):
+    """Commands in any order, as the rollout manager would repeat them; some loads fail."""
+
+    @initialize()
+    def start(self) -> None:
+        self.server, self.version = BookedServer(), 1
+        self.engine = self.server.engine
+        self.released = False
+
+    def released_now(self) -> None:
+        """What the manager does before memory is put away: all calls are cut."""
+        asyncio.run(self.server.source.pause(PauseMode.ABORT))
+        self.released = True
+
+    @rule()
+    def sleep(self) -> None:
+        self.released_now()
+        asyncio.run(self.server.sleep())
+        assert self.engine.mapped == set()
+
+    @rule(fails=st.booleans())
+    def put_cache_away(self, fails: bool) -> None:
+        self.released_now()
+        self.engine.fails = "put_cache_away" if fails and not self.server.put_away else ""
+        if self.engine.fails:
+            with pytest.raises(RuntimeError, match="no luck"):
+                asyncio.run(self.server.put_cache_away())
+        else:
+            asyncio.run(self.server.put_cache_away())
+            assert "kv_cache" not in self.engine.mapped
+
+    @rule(new=st.booleans(), fails=st.sampled_from(["", "", "map_staged", "load_staged", "take_cache_back"]))
+    def load(self, new: bool, fails: str) -> None:
+        self.version += new
+        self.engine.fails, before, had = fails, self.engine.loads, self.engine.version
+        known = self.server.loaded == self.version and "weights" not in self.server.put_away
+        try:
+            asyncio.run(self.server.update_weights(self.version, []))
+        except RuntimeError as error:
+            assert "no luck" in str(error) and fails
+            assert not self.engine.running or self.engine.version == had, "it serves what failed to load"
+        else:
+            self.released = False
+            assert self.engine.running and self.engine.mapped == BOTH and self.engine.version == self.version
+            assert self.engine.loads == before + (not known), "weights that are there are loaded again, or not at all"
+        self.engine.fails = ""
+
+    @invariant()
+    def generates_only_with_everything_in_its_place(self) -> None:
+        assert not self.engine.running or self.engine.mapped == BOTH
+        assert frozenset(BOTH) - self.engine.mapped <= self.server.put_away, "something is away that it believes here"
+        assert self.engine.asleep <= self.server.put_away
+
+
+ServerMemory.TestCase.settings = settings(max_examples=100, stateful_step_count=20, deadline=None)
+TestServerMemory = ServerMemory.TestCase

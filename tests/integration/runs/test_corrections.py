@@ -1,0 +1,30 @@
+"""Runs whose tokens are old, with each of the corrections of this package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.job import run
+
+pytestmark = [pytest.mark.integration]
+
+
+@pytest.mark.parametrize(("loss", "metric"), [("interpolated", "interpolation"), ("m2po", "second_moment")])
+def test_old_tokens_are_corrected_in_the_trainers_workers(nano: Path, tmp_path: Path, loss: str, metric: str) -> None:
+    options = {
+        "actor_rollout_ref__actor__policy_loss__loss_mode": loss,
+        "actor_rollout_ref__actor__ppo_mini_batch_size": 4,
+        "algorithm__rollout_correction__bypass_mode": True,
+        "seamless__max_staleness": 2,
+        "seamless__correction__scale_lr": loss == "m2po",
+        "trainer__total_training_steps": 2,
+    }
+    first, second = run(tmp_path, nano, **options).metrics().values()
+    assert first["actor/grad_norm"] > 0 and second["actor/grad_norm"] > 0
+    assert second[f"actor/{metric}"] > 0
+    if loss == "interpolated":
+        assert first[f"actor/{metric}"] == 0, "the first step's tokens are of its own weights"
+        assert 0.25 < second[f"actor/{metric}"] < 1, "those of the second are one version old: 1, then 1 / 1.5"
+    else:
+        assert 0 < second["actor/ess_ratio"] < 1 and 0 < second["actor/lr_scale"] < 1

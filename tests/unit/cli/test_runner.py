@@ -1,0 +1,102 @@
+"""`seamless-verl runner`: what it is given on the command line, and what it refuses."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import logging
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from support.cli import Capture
+from support.paths import DATA
+
+from seamless_verl.cli.main import main
+from seamless_verl.cli.runner import agents_of, place_of, split_name
+from seamless_verl.client import AdminFile
+from seamless_verl.errors import ConfigError
+
+AGENT = f"{DATA / 'runner_agent.py'}:run"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("pkg.module:run", ("default", "pkg.module:run")),
+        ("coder=pkg.module:run", ("coder", "pkg.module:run")),
+        ("a-b_2=python x.py --n=3", ("a-b_2", "python x.py --n=3")),
+        ("python x.py --n=3", ("default", "python x.py --n=3")),
+        ("=x", ("default", "=x")),
+    ],
+)
+def test_an_agent_may_have_a_name(value: str, expected: tuple[str, str]) -> None:
+    assert split_name(value) == expected
+
+
+def options(**given: object) -> argparse.Namespace:
+    defaults = {"agent": [], "command": [], "folder": None, "connect": None, "admin_file": None}
+    return argparse.Namespace(**defaults | given)
+
+
+def test_agents_are_loaded_by_name() -> None:
+    assert agents_of(options(agent=[AGENT, f"b={AGENT}"], command=["c=echo {question}"])).keys() == {
+        "default",
+        "b",
+        "c",
+    }
+    for wrong in (options(), options(agent=[AGENT, AGENT]), options(agent=["no.such.module:run"])):
+        with pytest.raises(ConfigError, match="--agent"):
+            agents_of(wrong)
+
+
+def test_address_and_key_are_those_of_the_file_unless_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "journal.admin.json"
+    AdminFile("http://h:1", "k", "r", "another-host", 1).write(path)
+    monkeypatch.delenv("SEAMLESS_RUNNER_KEY", raising=False)
+    assert place_of(options(admin_file=str(path))) == ("http://h:1", "r")
+    monkeypatch.setenv("SEAMLESS_RUNNER_KEY", "mine")
+    assert place_of(options(admin_file=str(path), connect="https://proxy")) == ("https://proxy", "mine")
+    monkeypatch.delenv("SEAMLESS_RUNNER_KEY")
+    for wrong in (options(), options(connect="http://h:1")):
+        with pytest.raises(ConfigError):
+            place_of(wrong)
+
+
+def test_what_is_wrong_is_named_as_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEAMLESS_RUNNER_KEY", "")
+    with pytest.raises(ConfigError, match="SEAMLESS_RUNNER_KEY='': is empty"):
+        place_of(options(connect="http://h:1"))
+    monkeypatch.delenv("SEAMLESS_RUNNER_KEY")
+    with pytest.raises(ConfigError, match="SEAMLESS_RUNNER_KEY=None: is not set"):
+        place_of(options(connect="http://h:1"))
+    with pytest.raises(ConfigError, match=f"--admin-file='{tmp_path / 'no'}': cannot be read"):
+        place_of(options(admin_file=str(tmp_path / "no")))
+
+
+def test_a_run_that_cannot_be_reached_is_one_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of all slots together; and one that had no tasks gives none back."""
+    monkeypatch.setenv("SEAMLESS_RUNNER_KEY", "mine")
+    pauses = itertools.count(1)
+
+    def pause(shortest: float, longest: float) -> float:
+        if next(pauses) == 60:  # each slot has tried several times
+            os.kill(os.getpid(), signal.SIGINT)
+        return 0.01
+
+    monkeypatch.setattr("seamless_verl.runner.connection.random.uniform", pause)
+    with caplog.at_level(logging.INFO, logger="seamless_verl"):
+        assert main(["runner", "--connect", "http://127.0.0.1:9", "--slots", "8", "--command", "true"]) == 0
+    lines = [record.getMessage() for record in caplog.records if record.name.startswith("seamless_verl.runner")]
+    assert len(lines) == 2 and lines[0].startswith("http://127.0.0.1:9 cannot be reached, tried 3 times")
+    assert lines[1] == "stopped; it had no tasks"
+
+
+def test_mistakes_are_one_line(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEAMLESS_RUNNER_KEY", "mine")
+    assert main(["runner", "--connect", "http://h:1"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("seamless-verl: --agent=None: is missing")

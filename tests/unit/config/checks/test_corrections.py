@@ -1,0 +1,75 @@
+"""Corrections that no one would read are refused, and staleness without one brings a warning."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.config import tiny_run
+
+from seamless_verl.config.checks import Settings
+from seamless_verl.config.checks.corrections import HARMLESS_STALENESS, check_bypass, check_own_losses, check_staleness
+from seamless_verl.config.checks.settings import Problem
+
+BYPASS = "algorithm.rollout_correction.bypass_mode=True"
+IS = "algorithm.rollout_correction.rollout_is"
+LOSS = "actor_rollout_ref.actor.policy_loss.loss_mode"
+STALE = "seamless.max_staleness=4"
+
+
+def found(tmp_path: Path, *overrides: str) -> list[Problem]:
+    settings = Settings.of(tiny_run(tmp_path, *overrides), devices=1, accelerator=False)
+    return [problem for one in (check_own_losses, check_bypass, check_staleness) for problem in one(settings)]
+
+
+@pytest.mark.parametrize(
+    ("setting", "way_out"),
+    [
+        (f"{IS}=token", "Set algorithm.rollout_correction.bypass_mode=False, or "),
+        ("algorithm.rollout_correction.rollout_rs=token_k1", "Set algorithm.rollout_correction.bypass_mode=False, or "),
+        ("algorithm.rollout_correction.loss_type=reinforce", f"Remove it, or {LOSS}=bypass_mode with "),
+    ],
+)
+def test_what_bypass_mode_leaves_out_is_refused(tmp_path: Path, setting: str, way_out: str) -> None:
+    (problem,) = found(tmp_path, BYPASS, setting)
+    assert f"{problem.key}={problem.value}" == setting and not problem.warning
+    assert "verl's V1 trainers" in problem.reason and problem.way_out.startswith(way_out)
+    assert found(tmp_path, setting) == []
+    (warned,) = found(tmp_path, BYPASS, setting, "trainer.v1.trainer_mode=sync")
+    assert warned.warning and warned.key == problem.key
+    assert found(tmp_path, BYPASS, setting, "trainer.v1.trainer_mode=sync", "trainer.use_v1=False") == []
+
+
+@pytest.mark.parametrize(
+    "corrected",
+    [
+        *((BYPASS, f"{LOSS}={loss}") for loss in ("dppo_tv", "dppo_kl", "interpolated", "m2po")),
+        (f"{IS}=token",),
+        (f"{LOSS}=bypass_mode", "+actor_rollout_ref.actor.policy_loss.rollout_correction.loss_type=reinforce"),
+        ("seamless.tokens.policy=mask_older_than", f"seamless.tokens.older_than={HARMLESS_STALENESS}"),
+        ("seamless.max_staleness=1",),
+    ],
+)
+def test_staleness_brings_a_warning_that_names_the_corrections(tmp_path: Path, corrected: tuple[str, ...]) -> None:
+    (warning,) = found(tmp_path, STALE, BYPASS)
+    assert warning.warning and (warning.key, warning.value) == ("seamless.max_staleness", 4)
+    for name in ("correction.loss=dppo", "interpolated", "m2po", "bypass_mode=False", "rollout_is=token"):
+        assert name in warning.way_out
+    assert found(tmp_path, STALE, *corrected) == []
+
+
+def test_a_mask_of_older_tokens_than_are_harmless_is_none(tmp_path: Path) -> None:
+    mask = ("seamless.tokens.policy=mask_older_than", f"seamless.tokens.older_than={HARMLESS_STALENESS + 1}")
+    assert [problem.key for problem in found(tmp_path, STALE, *mask)] == ["seamless.max_staleness"]
+
+
+@pytest.mark.parametrize("loss", ["interpolated", "m2po"])
+def test_a_loss_of_ours_needs_our_mode(tmp_path: Path, loss: str) -> None:
+    (problem,) = found(tmp_path, f"{LOSS}={loss}", BYPASS, "trainer.v1.trainer_mode=colocate_async")
+    assert (problem.key, problem.value) == (LOSS, loss) and "trainer_mode=seamless" in problem.way_out
+
+
+def test_nothing_is_interpolated_that_is_computed(tmp_path: Path) -> None:
+    (problem,) = found(tmp_path, f"{LOSS}=interpolated")
+    assert problem.key == LOSS and "bypass_mode=True" in problem.way_out and not problem.warning
+    assert found(tmp_path, f"{LOSS}=m2po") == []

@@ -1,0 +1,171 @@
+"""Runners' tasks while everything happens at once: no request fails, and a kill at any event can be continued."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import chain, cycle, repeat
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.runner_sessions import MemorySessions, RunnersAndLoops
+
+from seamless_verl.data_plane.lease_book import DONE, LEASED
+
+ACTION = st.one_of(
+    st.tuples(st.just("submit"), st.integers(1, 3)),
+    st.tuples(st.just("cancel"), st.integers(0, 9)),
+    st.tuples(st.just("lease"), st.integers(1, 3)),
+    st.tuples(st.sampled_from(["complete", "return", "give back", "heartbeat"]), st.integers(0, 9)),
+    st.tuples(st.just("advance"), st.sampled_from([4, 11])),
+    st.tuples(st.just("turns"), st.integers(1, 20)),
+)
+
+
+async def act(world: RunnersAndLoops, action: str, number: int) -> None:
+    match action:
+        case "submit":
+            claim_s = None if number == 1 else 12.0
+            world.submit(f"t{len(world.loops)}", max_attempts=number, claim_s=claim_s)
+        case "cancel" if world.loops:
+            world.loops[number % len(world.loops)].cancel()
+        case "lease":
+            for _ in range(number):
+                world.lease()
+        case "complete" | "return" | "give back" | "heartbeat":
+            world.end(number, action)
+        case "advance":
+            await world.advance(float(number))
+        case "turns":
+            await world.settle(number)
+
+
+async def check_continuation(world: RunnersAndLoops) -> None:
+    """A process that was killed after any event can be continued: each task has its newest lease or none."""
+    kept = world.sessions.kept
+    for count, open_sessions in enumerate(kept.open_sessions, 1):
+        sessions = MemorySessions(repeat(0), tuple(kept.events[:count]), **open_sessions)
+        later = RunnersAndLoops(sessions)
+        await later.tasks.start(restarted=True)
+        later.tasks.leases.check_integrity()
+        leased = {event.detail["task"]: event.subject for event in kept.events[:count] if event.kind == "leased"}
+        held = {task.task_id: task.lease_id for task in later.tasks.leases}
+        assert held.items() <= leased.items()
+        assert set(sessions.closed) == {later.tasks._sessions[lease_id] for lease_id in held.values()}
+        await later.advance(11.0)
+        await later.settle()
+        await later.stop()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(ACTION, min_size=5, max_size=30), st.lists(st.integers(0, 6), min_size=1, max_size=12))
+def test_whatever_happens_at_once_no_request_fails_and_a_kill_can_be_continued(
+    actions: list[tuple[str, int]], steps: list[int]
+) -> None:
+    async def scenario() -> None:
+        world = RunnersAndLoops(MemorySessions(cycle(steps)))
+        await world.tasks.start(restarted=False)
+        for action, number in actions:
+            await act(world, action, number)
+        await world.settle(200)
+        world.tasks.leases.check_integrity()
+        working = [task for task in world.tasks.leases if task.state in (LEASED, DONE)]
+        assert set(world.sessions.closed) == {world.tasks._sessions[task.lease_id] for task in working}
+        await world.stop()
+        await check_continuation(world)
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+async def world_of(*steps: int, tasks: int = 1, **terms: Any) -> RunnersAndLoops:
+    """With so many tasks, each leased; the last of the steps is repeated."""
+    world = RunnersAndLoops(MemorySessions(chain(steps, repeat(steps[-1]))))
+    await world.tasks.start(restarted=False)
+    for number in range(tasks):
+        world.submit(f"t{number}", **terms)
+        world.lease()
+    await world.settle()
+    assert len(world.leases) == tasks
+    return world
+
+
+def kinds(world: RunnersAndLoops) -> list[str]:
+    return [f"{event.kind} {event.detail.get('task', '')}".strip() for event in world.sessions.kept.events]
+
+
+async def test_all_leases_of_a_dead_runner_end_on_record_before_one_of_their_tasks_is_leased_again() -> None:
+    world = await world_of(3, tasks=3)
+    for _ in range(3):
+        world.lease()
+    await world.settle()
+    await world.advance(11.0)
+    await world.settle(200)
+    assert kinds(world)[-6:] == [*(f"lost t{n}" for n in range(3)), *(f"leased t{n}" for n in range(3))]
+    await world.stop()
+
+
+async def test_a_task_that_is_withdrawn_while_its_lease_expires_ends_quietly() -> None:
+    world = await world_of(5, tasks=2)
+    await world.advance(11.0)
+    await world.settle(2)
+    for loop in world.loops:
+        loop.cancel()
+    await world.settle(200)
+    assert not list(world.tasks.leases) and not world.sessions.closed
+    await world.stop()
+
+
+async def test_a_task_that_is_withdrawn_while_its_result_is_recorded_is_refused_to_its_runner() -> None:
+    world = await world_of(1, 1, 1, 30, 1)  # the result's append is slow
+    world.end(0, "complete")
+    await world.settle(2)
+    world.loops[0].cancel()
+    await world.settle(200)
+    assert world.codes == ["lease_ended"] and not list(world.tasks.leases) and not world.sessions.closed
+    assert kinds(world)[-2:] == ["done t0", "withdrawn t0"]
+    await world.stop()
+
+
+async def test_a_task_that_is_withdrawn_while_its_session_is_opened_leaves_none_open() -> None:
+    world = await world_of(1, tasks=0)
+    world.sessions.steps = chain([30], repeat(1))  # the opening is slow
+    loop = world.submit("t0")
+    world.lease()
+    await world.settle(12)
+    assert [task.state for task in world.tasks.leases] == [LEASED]
+    loop.cancel()
+    await world.settle(200)
+    assert not world.sessions.closed and not world.leases and "leased t0" not in kinds(world)
+    await world.stop()
+
+
+async def test_a_restored_task_is_leased_again_only_when_its_agent_loop_has_asked_for_it() -> None:
+    first = await world_of(1)
+    later = RunnersAndLoops(MemorySessions(repeat(6), tuple(first.sessions.kept.events), **first.sessions.metadata))
+    await later.tasks.start(restarted=True)
+    later.leases = list(first.leases)
+    later.end(0, "give back")
+    await later.settle(3)
+    later.lease()
+    await later.settle(200)
+    assert not later.codes and not list(later.tasks.leases) and not later.sessions.closed
+    later.submit("t0")
+    await later.settle(200)
+    assert len(later.leases) == 2, "the runner that waited has it"
+    await later.stop()
+    await first.stop()
+
+
+async def test_of_a_task_with_two_leases_on_record_the_newest_is_continued() -> None:
+    """As an earlier release left it, when it was killed between a new lease and the end of the old one."""
+    first = await world_of(1)
+    await first.advance(11.0)
+    first.lease()
+    await first.settle()
+    events = [event for event in first.sessions.kept.events if event.kind != "lost"]
+    later = RunnersAndLoops(MemorySessions(repeat(1), tuple(events), **first.sessions.metadata))
+    await later.tasks.start(restarted=True)
+    assert [task.lease_id for task in later.tasks.leases] == [first.leases[1]]
+    assert list(later.sessions.closed) == ["s1"]
+    await later.stop()
+    await first.stop()

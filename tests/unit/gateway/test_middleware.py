@@ -1,0 +1,80 @@
+"""What the middleware records of requests that it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from seamless_verl.gateway import middleware
+from seamless_verl.gateway.admin import Admin
+from seamless_verl.gateway.api_errors import ApiError, ErrorCode
+from seamless_verl.gateway.middleware import SessionMiddleware
+from seamless_verl.gateway.protocols import NullRecorder
+from seamless_verl.gateway.request_rules import RequestRules
+from seamless_verl.gateway.sessions import SessionTable
+
+
+class Outside:
+    """Refuses every request of a runner, and keeps what it is told of refusals."""
+
+    def __init__(self) -> None:
+        self.subjects: list[str] = []
+
+    async def handle(self, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        raise ApiError(ErrorCode.MALFORMED, "no")
+
+    async def refused(self, subject: str, error: ApiError) -> None:
+        self.subjects.append(subject)
+
+
+async def no_calls(session_id: str) -> None: ...
+
+
+class Served:
+    """The middleware, without an application behind it."""
+
+    def __init__(self) -> None:
+        self.table, self.outside = SessionTable(), Outside()
+        admin = Admin(self.table, NullRecorder(), cancel=no_calls)
+        self.middleware = SessionMiddleware(
+            None,  # type: ignore[arg-type]
+            table=self.table,
+            admin=admin,
+            admin_key="the admin's",
+            models=None,  # type: ignore[arg-type]
+            rules=RequestRules(),
+            on_refusal=lambda *refusal: None,
+            outside=self.outside,
+        )
+
+    async def post(self, path: str, key: str = "", body: bytes = b"{}") -> int:
+        headers = [(b"authorization", f"Bearer {key}".encode())] if key else []
+        scope = {"type": "http", "method": "POST", "path": path, "headers": headers}
+        sent: list[Any] = []
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await self.middleware(scope, receive, send)
+        return int(sent[0]["status"])
+
+
+async def test_an_agent_that_repeats_a_mistake_fills_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(middleware, "MAX_REFUSED", 3)
+    monkeypatch.setattr(middleware, "MAX_REFUSED_OUTSIDE", 4)
+    served = Served()
+    (one, key), (other, other_key) = served.table.open("u"), served.table.open("u")
+    for _ in range(5):
+        assert await served.post(f"/s/{key}/v1/session/reward") == 400
+        assert await served.post("/v1/session/reward", other_key) == 400
+        assert await served.post(f"/s/{key}/v1/session/reward", other_key) == 403
+        assert await served.post("/admin/nothing", "the admin's") == 404
+        assert await served.post("/admin/nothing", "a guess") == 401
+    assert served.outside.subjects.count(one.session_id) == 3
+    assert served.outside.subjects.count(other.session_id) == 3, "its key was in the header"
+    assert served.outside.subjects.count("/admin/nothing") == 4
+    assert len(served.outside.subjects) == 10

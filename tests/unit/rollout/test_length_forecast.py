@@ -1,0 +1,39 @@
+"""What a call still has to generate, foreseen from calls that have ended."""
+
+from __future__ import annotations
+
+from statistics import mean
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seamless_verl.rollout.length_forecast import REMEMBERED, LengthForecast
+
+
+def forecast(*lengths: int) -> LengthForecast:
+    found = LengthForecast()
+    for length in lengths:
+        found.add(length)
+    return found
+
+
+def test_it_is_the_mean_of_what_longer_calls_had_still_to_go() -> None:
+    lengths = forecast(10, 20, 60)
+    assert lengths.remaining(0) == 30.0
+    assert lengths.remaining(10) == 30.0, "of 20 and 60"
+    assert lengths.remaining(59) == 1.0
+    assert lengths.remaining(60) == 60.0, "longer than all: half done"
+    assert lengths.remaining(10, limit=12) == 12
+    assert forecast().remaining(7) == 7.0
+
+
+def test_old_lengths_are_forgotten() -> None:
+    lengths = forecast(1_000_000, *[5] * REMEMBERED)
+    assert lengths.remaining(0) == 5.0
+
+
+@given(st.lists(st.integers(1, 50), min_size=1), st.integers(0, 60))
+def test_it_is_that_mean_for_any_lengths(lengths: list[int], produced: int) -> None:
+    longer = [length - produced for length in lengths if length > produced]
+    assert forecast(*lengths).remaining(produced) == pytest.approx(mean(longer) if longer else produced)

@@ -1,0 +1,106 @@
+"""A result that the run does not take costs one task, and not its runner; a restart of the run costs no time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from seamless_verl.errors import OutsideApiError
+from seamless_verl.runner.connection import RunConnection
+from seamless_verl.runner.process import Runner, TaskRefusedError, function_agent
+
+LEASE = {
+    "lease_id": "l",
+    "task_id": "t",
+    "agent": "default",
+    "attempt": 1,
+    "task": {},
+    "session_id": "s",
+    "key": "k",
+    "time_limit_s": 60,
+    "lease_s": 60,
+}
+
+
+class Run:
+    """A run's replies: one task after another, and `refusals` of the first completions, as status and code."""
+
+    def __init__(self, *refusals: tuple[int, str], **lease: Any) -> None:
+        self.refusals, self.said = list(refusals), list[tuple[str, Any]]()
+        self.lease, self.paused_s = LEASE | lease, [0.0]
+
+    def handle(self, request: httpx.Request) -> httpx.Response:
+        what = request.url.path.rpartition("/")[2]
+        if what == "lease":
+            return httpx.Response(200, json={"lease": self.lease})
+        if what == "heartbeat":
+            paused_s = self.paused_s.pop(0) if len(self.paused_s) > 1 else self.paused_s[0]
+            return httpx.Response(200, json={"lease_s": 60, "paused_s": paused_s})
+        self.said.append((what, json.loads(request.content)))
+        if what == "complete" and self.refusals:
+            status, code = self.refusals.pop(0)
+            return httpx.Response(status, json={"error": {"code": code, "message": "why"}})
+        return httpx.Response(200, json={})
+
+
+async def ran(run: Run, agent: Any, *, tasks: int = 1) -> Runner:
+    connection = RunConnection("http://run", "key", runner="r")
+    connection._http = httpx.AsyncClient(transport=httpx.MockTransport(run.handle), base_url="http://run")
+    async with connection:
+        runner = Runner(connection, {"default": function_agent(agent)})
+        await runner.run(max_tasks=tasks)
+    return runner
+
+
+async def test_a_result_that_is_not_taken_fails_its_task_and_the_runner_goes_on() -> None:
+    run = Run((413, "request_too_large"))
+    runner = await ran(run, lambda task, endpoint: {"reward": 1.0, "much": "x"}, tasks=2)
+    (_, first), (_, second), (_, third) = run.said
+    assert (first["status"], second["status"], third["status"]) == ("finished", "failed", "finished")
+    assert second["reward_info"] == {} and second["reward"] is None
+    assert "413 request_too_large: why" in second["error"]
+    assert runner.done == 2
+
+
+async def test_a_task_whose_failure_is_not_taken_either_is_refused() -> None:
+    run = Run((400, "malformed_request"), (400, "malformed_request"))
+    runner = await ran(run, lambda task, endpoint: 1.0)
+    assert [what for what, _ in run.said] == ["complete", "complete", "return"]
+    assert run.said[-1][1] == {"reason": "400 malformed_request: why", "refused": True} and runner.done == 0
+
+
+@pytest.mark.parametrize("refusal", [(401, "invalid_api_key"), (401, "no_json"), (400, "protocol_version")])
+async def test_a_refusal_of_the_runner_ends_it(refusal: tuple[int, str]) -> None:
+    with pytest.raises(OutsideApiError):
+        await ran(Run(refusal), lambda task, endpoint: 1.0)
+
+
+async def test_text_that_is_no_unicode_is_sent() -> None:
+    def failing(task: Any, endpoint: Any) -> float:
+        raise ValueError("half \ud800")
+
+    def refusing(task: Any, endpoint: Any) -> float:
+        raise TaskRefusedError("half \ud800")
+
+    run = Run()
+    await ran(run, failing)
+    await ran(run, refusing)
+    (_, failed), (_, refused) = run.said
+    assert failed["status"] == "failed" and "half ?" in failed["error"]
+    assert refused == {"reason": "half ?", "refused": True}
+
+
+async def test_what_a_heartbeat_said_of_waiting_is_known_after_a_restart_of_the_run() -> None:
+    run = Run(time_limit_s=0.1)
+    run.paused_s = [5.0, 0.0]  # of a heartbeat, and of the question when the limit is over
+
+    async def agent(task: Any, endpoint: Any) -> float:
+        await asyncio.sleep(0.4)
+        return 1.0
+
+    await ran(run, agent)
+    assert run.said[0][1]["status"] == "finished"

@@ -1,0 +1,46 @@
+"""What engines lose while training waits."""
+
+from __future__ import annotations
+
+import pytest
+
+from seamless_verl.rollout.observation import ReplicaLoad, RolloutObservation
+from seamless_verl.trainer.engine_use import EngineUse
+
+
+def seen(*engines: tuple[int, int]) -> RolloutObservation:
+    """Engines of 8 seats by their running calls and their tokens."""
+    return RolloutObservation(tuple(ReplicaLoad(f"r{i}", n, 0, 8, tokens) for i, (n, tokens) in enumerate(engines)))
+
+
+def test_an_engine_with_few_calls_loses_what_a_full_one_would_generate_more() -> None:
+    use = EngineUse()
+    use.look(seen((8, 0)), 0.0)
+    use.look(seen((8, 800)), 1.0)
+    assert use.take() == 0.0, "every seat is taken"
+    use.wait_ended()
+    use.look(seen((1, 900)), 10.0)
+    assert use.take() == 0.0, "between two waits nothing is counted"
+    use.look(seen((1, 1100)), 12.0)
+    assert use.take() == pytest.approx(2.0 * (1 - 100 / 800))
+
+
+def test_an_idle_engine_loses_everything_and_engines_count_alike() -> None:
+    use = EngineUse()
+    use.look(seen((8, 0), (0, 0)), 0.0)
+    use.look(seen((8, 800), (0, 0)), 1.0)
+    assert use.take() == pytest.approx(0.5)
+
+
+def test_tokens_of_a_restarted_data_plane_are_no_rate() -> None:
+    use = EngineUse()
+    for now, tokens in ((0.0, 0), (1.0, 800), (2.0, 8)):
+        use.look(seen((8, tokens)), now)
+    assert use.curve.at(8) == pytest.approx(800)
+
+
+def test_looks_are_apart() -> None:
+    use = EngineUse()
+    assert use.due(5.0)
+    use.look(seen((8, 0)), 5.0)
+    assert not use.due(5.1) and use.due(5.3)

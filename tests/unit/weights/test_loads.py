@@ -1,0 +1,129 @@
+"""Loads in the background: their order, who waits for what, and where an error comes to light."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seamless_verl.errors import ReplicaLostError, WeightsNotLoadedError
+from seamless_verl.weights.loads import BackgroundLoads, load_rounds
+
+HOSTS = st.lists(st.integers(0, 5), max_size=4)
+LIMIT_S = 30
+
+
+class Gate:
+    """Loads that go on one at a time, when they are let."""
+
+    def __init__(self) -> None:
+        self.begun, self.loaded = list[tuple[str, ...]](), list[str]()
+        self.go, self.changed = threading.Semaphore(0), threading.Condition()
+        self.failing: set[str] = set()
+
+    def load(self, ids: Sequence[str]) -> None:
+        with self.changed:
+            self.begun.append(tuple(ids))
+            self.changed.notify_all()
+        assert self.go.acquire(timeout=LIMIT_S)
+        if self.failing & set(ids):
+            raise ConnectionError("the host is gone")
+        self.loaded += ids
+
+    def wait_begun(self, count: int) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: len(self.begun) == count, LIMIT_S)
+
+
+@given(HOSTS, st.integers(1, 4))
+def test_no_host_loads_more_than_its_share_at_once_and_hosts_do_not_wait_for_each_other(
+    sizes: list[int], at_once: int
+) -> None:
+    hosts = [[f"{host}-{i}" for i in range(size)] for host, size in enumerate(sizes)]
+    rounds = load_rounds(hosts, at_once)
+    assert sorted(name for ids in rounds for name in ids) == sorted(name for host in hosts for name in host)
+    assert len(rounds) == -(-max(sizes, default=0) // at_once)
+    for host in hosts:
+        assert all(len(set(ids) & set(host)) <= at_once for ids in rounds)
+        assert [name for ids in rounds for name in ids if name in host] == host
+
+
+def test_the_caller_goes_on_and_waits_only_for_the_replicas_that_it_names() -> None:
+    gate = Gate()
+    loads = BackgroundLoads(1, [["a"], ["b", "c"]], gate.load)
+    gate.wait_begun(1)
+    assert loads.open and gate.loaded == []
+    loads.wait([])
+    gate.go.release()
+    loads.wait(["a"])
+    gate.wait_begun(2)
+    assert gate.loaded == ["a"] and loads.open
+    gate.go.release()
+    loads.wait()
+    assert gate.loaded == ["a", "b", "c"] and gate.begun == [("a",), ("b", "c")] and not loads.open
+
+
+def test_an_error_is_raised_with_the_replicas_names_at_every_later_wait() -> None:
+    gate = Gate()
+    gate.failing = {"b"}
+    loads = BackgroundLoads(7, [["a"], ["b", "c"], ["d"]], gate.load)
+    gate.go.release()
+    gate.go.release()
+    for ids in (None, ["d"], ["a"], []):
+        with pytest.raises(
+            WeightsNotLoadedError, match="replica b, c could not load version 7: ConnectionError: the host"
+        ):
+            loads.wait(ids)
+    assert gate.begun == [("a",), ("b", "c")], "no round begins after an error"
+
+
+def test_an_error_is_known_without_waiting_while_nothing_waits_for_the_loads() -> None:
+    gate = Gate()
+    gate.failing = {"b"}
+    loads = BackgroundLoads(7, [["a"], ["b"], ["c"]], gate.load)
+    gate.wait_begun(1)
+    loads.raise_failed()  # returns while the first round is open
+    gate.go.release()
+    gate.wait_begun(2)
+    loads.raise_failed()
+    gate.go.release()
+    with pytest.raises(WeightsNotLoadedError):
+        loads.wait()
+    with pytest.raises(WeightsNotLoadedError, match="replica b could not load version 7"):
+        loads.raise_failed()
+
+
+def test_who_waited_before_the_error_learns_of_it_too() -> None:
+    gate = Gate()
+    gate.failing = {"a"}
+    loads, errors = BackgroundLoads(1, [["a"], ["b"]], gate.load), list[BaseException]()
+
+    def wait() -> None:
+        try:
+            loads.wait(["b"])
+        except WeightsNotLoadedError as error:
+            errors.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    gate.go.release()
+    waiting.join(LIMIT_S)
+    assert [str(error) for error in errors] == ["replica a could not load version 1: ConnectionError: the host is gone"]
+
+
+def test_a_fleet_that_cannot_go_on_is_known_after_the_last_load() -> None:
+    gate = Gate()
+
+    def check() -> None:
+        assert gate.loaded == ["a"]
+        raise ReplicaLostError("a", "no replica serves version 1")
+
+    loads = BackgroundLoads(1, [["a"]], gate.load, check)
+    gate.go.release()
+    with pytest.raises(ReplicaLostError, match="no replica serves version 1"):
+        loads.wait()
+    with pytest.raises(ReplicaLostError):
+        loads.wait(["a"])
