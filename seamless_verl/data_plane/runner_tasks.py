@@ -19,7 +19,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import msgspec
@@ -46,6 +46,7 @@ from seamless_verl.data_plane.lease_book import (
     LeaseTerms,
     TaskState,
 )
+from seamless_verl.data_plane.lease_events import LiveLease, event, leased, live_leases
 from seamless_verl.data_plane.sessions import Sessions
 from seamless_verl.errors import JournalError, LeaseError, shorten
 from seamless_verl.gateway.api_errors import ApiError, ErrorCode
@@ -218,14 +219,7 @@ class RunnerTasks:
             await self.sessions.drop(opened["session_id"], *UNWANTED)
             return None
         self._sessions[lease_id] = opened["session_id"]
-        detail = {
-            "task": order.task_id,
-            "session": opened["session_id"],
-            "runner": task.runner,
-            "attempt": task.attempts,
-            "terms": asdict(order.terms),
-        }
-        await self._record(event("leased", lease_id, detail))
+        await self._record(leased(lease_id, task, opened["session_id"]))
         if not task.has(lease_id):
             return None
         return TaskLease(
@@ -385,37 +379,20 @@ class RunnerTasks:
     async def _restore(self) -> None:
         """The leases and results of this run's earlier processes, and the end of sessions that belong to no lease."""
         events = await asyncio.to_thread(self.sessions.journal.outside_events)
-        begun = max((number for number, found in enumerate(events) if found.kind == BEGUN), default=-1)
-        live = dict[str, dict[str, Any]]()
-        results = dict[str, dict[str, Any]]()
-        for found in events[begun + 1 :]:
-            if found.kind == "leased":
-                live[found.subject] = found.detail
-            elif found.kind == "done":
-                results[found.subject] = found.detail["outcome"]
-            elif found.kind != "refused":
-                live.pop(found.subject, None)
-        newest = {detail["task"]: lease_id for lease_id, detail in live.items()}  # a task has one lease, the last
-        for lease_id, detail in ((lease_id, live[lease_id]) for lease_id in newest.values()):
-            if detail["session"] in self.sessions.closed:  # else it was handed over
-                self._restore_lease(lease_id, detail, results.get(lease_id))
+        for live in live_leases(events):
+            if live.session_id in self.sessions.closed:  # else it was handed over
+                self._restore_lease(live)
         of_leases = set(self._sessions.values())
         for session_id in [name for name in self.sessions.closed if name not in of_leases]:
             if TASK in self.sessions.gateway.table.get(session_id).metadata:
                 await self.sessions.drop(session_id, *NO_RUNNER)
 
-    def _restore_lease(self, lease_id: str, detail: dict[str, Any], outcome: dict[str, Any] | None) -> None:
-        task_id, terms = detail["task"], LeaseTerms(**detail["terms"])
-        self.leases.restore(task_id, terms, lease_id, detail["runner"], detail["attempt"], self._now())
-        self._sessions[lease_id] = detail["session"]
-        if outcome is not None:
-            task = self.leases.complete(lease_id, self._now())
-            self._resolve(task, TaskResult(DONE, task.attempts, detail["session"], outcome))
-
-
-def event(kind: str, subject: str, detail: dict[str, Any]) -> OutsideEvent:
-    """An event of now."""
-    return OutsideEvent(kind, subject, detail, time.time())
+    def _restore_lease(self, live: LiveLease) -> None:
+        self.leases.restore(live.task_id, live.terms, live.lease_id, live.runner, live.attempt, self._now())
+        self._sessions[live.lease_id] = live.session_id
+        if live.outcome is not None:
+            task = self.leases.complete(live.lease_id, self._now())
+            self._resolve(task, TaskResult(DONE, task.attempts, live.session_id, live.outcome))
 
 
 def read_body(body: dict[str, Any], kind: type[T]) -> T:

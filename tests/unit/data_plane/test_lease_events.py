@@ -1,0 +1,50 @@
+"""Which leases are live, by the events in the journal."""
+
+from __future__ import annotations
+
+import pytest
+
+from seamless_verl.data_plane.lease_book import LEASED, LeasedTask, LeaseTerms
+from seamless_verl.data_plane.lease_events import event, leased, live_leases
+from seamless_verl.journal import BEGUN, OutsideEvent
+
+TERMS = LeaseTerms("solver", 10.0, None, 3)
+
+
+def lease(name: str, task_id: str, attempt: int = 1) -> OutsideEvent:
+    task = LeasedTask(task_id, TERMS, 0, LEASED, 0.0, None)
+    task.runner, task.attempts = "r1", attempt
+    return leased(name, task, f"session of {name}")
+
+
+def end(kind: str, subject: str) -> OutsideEvent:
+    return event(kind, subject, {"task": "t", "runner": "r1"})
+
+
+def test_a_lease_without_an_end_is_live_with_what_it_began_with() -> None:
+    (live,) = live_leases([lease("a", "t", attempt=2)])
+    assert (live.lease_id, live.task_id, live.session_id) == ("a", "t", "session of a")
+    assert (live.runner, live.attempt, live.terms, live.outcome) == ("r1", 2, TERMS, None)
+
+
+@pytest.mark.parametrize("kind", ["lost", "given back", "task refused", "withdrawn"])
+def test_an_ended_lease_is_not(kind: str) -> None:
+    assert live_leases([lease("a", "t"), end(kind, "a")]) == []
+
+
+def test_a_refused_request_ends_no_lease() -> None:
+    assert [live.lease_id for live in live_leases([lease("a", "t"), end("refused", "a")])] == ["a"]
+
+
+def test_a_completed_lease_has_its_outcome() -> None:
+    outcome = {"reward": 1.0}
+    (live,) = live_leases([lease("a", "t"), event("done", "a", {"task": "t", "outcome": outcome})])
+    assert live.outcome == outcome
+
+
+def test_a_task_has_its_last_lease_alone() -> None:
+    assert [live.lease_id for live in live_leases([lease("a", "t"), lease("b", "t"), lease("c", "u")])] == ["b", "c"]
+
+
+def test_leases_of_an_earlier_run_are_not_of_this_one() -> None:
+    assert live_leases([event(BEGUN, "", {}), lease("a", "t"), event(BEGUN, "", {})]) == []
