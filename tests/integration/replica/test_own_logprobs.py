@@ -46,7 +46,7 @@ ALTERED: dict[str, dict[str, Any]] = {
     "min_tokens": {"min_tokens": 20, "ignore_eos": False, "stop_token_ids": list(range(40, 250))},
     "presence_penalty": {"presence_penalty": 2.0},
     "frequency_penalty": {"frequency_penalty": 2.0},
-    "repetition_penalty": {"repetition_penalty": 1.8},
+    "repetition_penalty": {"repetition_penalty": 1.8, "max_tokens": 200},  # so many that some repeat, whatever is drawn
 }
 PLAIN: dict[str, dict[str, Any]] = {
     "plain": {},
