@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
-from seamless_verl.errors import ConfigError
+from msgspec import Meta
+
+from seamless_verl.errors import ConfigError, shorten
 from seamless_verl.gateway.api_errors import ApiError, ErrorCode
 from seamless_verl.gateway.protocols import Recorder
 from seamless_verl.gateway.session import Session, SessionLimits, SessionSampling, SessionState
@@ -16,6 +18,7 @@ T = TypeVar("T")
 CancelCalls: TypeAlias = Callable[[str], Awaitable[None]]
 """Cancels the running calls of a session; returns when they are on record as cancelled."""
 
+Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=200)]
 OPEN_FIELDS = ("uid", "limits", "sampling", "metadata")
 
 
@@ -92,7 +95,7 @@ class Admin:
         """Records `reward`, a finite number, under `name`, which takes one; the same again changes nothing."""
         reader = _BodyReader(body)
         value = reader.value(float, "reward", way_out="Give a finite number")
-        name = reader.value(Text, "name", default="reward", way_out="Give a name, or leave it out")
+        name = reader.value(Name, "name", default="reward", way_out="Give 1 to 200 characters, or leave it out")
         reader.refuse_mistakes()
         if session.state is not SessionState.OPEN:
             code = ErrorCode.EXPIRED if session.state is SessionState.EXPIRED else ErrorCode.CLOSED
@@ -138,5 +141,5 @@ class _BodyReader:
     def refuse_mistakes(self) -> None:
         """Raises one ApiError with all mistakes; its `param` is the first."""
         if self._mistakes:
-            message = "\n".join(str(mistake) for mistake in self._mistakes)
+            message = "\n".join(shorten(mistake) for mistake in self._mistakes)  # a value may be a whole body
             raise ApiError(ErrorCode.MALFORMED, message, param=self._mistakes[0].key)

@@ -7,6 +7,7 @@ responses pass through watchers, which give its errors Anthropic's form where th
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -16,10 +17,12 @@ from typing import Any, TypeAlias
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
+from seamless_verl.errors import shorten
 from seamless_verl.gateway.api_errors import Api, ApiError, ErrorCode, anthropic_error, error_response
 from seamless_verl.gateway.overflow import STATUS as OVERFLOW_STATUS
 from seamless_verl.gateway.overflow import failed_response_events, openai_overflow
 from seamless_verl.gateway.request_context import RequestContext, digest_of
+from seamless_verl.gateway.request_rules import is_deeper
 
 UNSUPPORTED_PARAMETERS = {
     "use_beam_search": "beam search tries tokens that no reply contains",
@@ -46,6 +49,7 @@ SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 """An escaped half of a surrogate pair: only a text with one may be no Unicode."""
 
 MAX_DIGITS = 18  # of a length; Python refuses to read a number of thousands of digits
+MAX_DEPTH = 200  # of objects and lists in a body: what can be read must also be written, and read again
 Body: TypeAlias = dict[str, Any]
 
 
@@ -133,7 +137,7 @@ class ClientGoneError(Exception):
 def parse_body(data: bytes) -> Body:
     """The body as a JSON object; raises ApiError for anything else."""
     try:
-        body = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
+        body = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant, parse_float=_finite_float)
     except UnicodeDecodeError as error:
         raise _malformed(f"it is no UTF-8 at byte {error.start}") from error
     except RecursionError as error:
@@ -142,6 +146,8 @@ def parse_body(data: bytes) -> Body:
         raise _malformed(f"it is no JSON: {error}") from error
     if not isinstance(body, dict):
         raise _malformed("it is no JSON object")
+    if data.count(b"[") + data.count(b"{") > MAX_DEPTH and is_deeper(body, MAX_DEPTH):
+        raise _malformed(f"it is nested more than {MAX_DEPTH} deep")
     if SURROGATE.search(data) is not None:
         _check_characters(body)
     return body
@@ -173,6 +179,13 @@ def _too_large(limit: int) -> ApiError:
 
 def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is no JSON number")
+
+
+def _finite_float(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):  # it would be stored, and sent again, as a number that JSON does not have
+        raise ValueError(f"the number {shorten(text)} is too large")
+    return value
 
 
 def _malformed(why: str) -> ApiError:

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 from msgspec import Meta
 
@@ -39,6 +39,9 @@ class SessionLimits:
         check(self, key="limits")
 
 
+Seed: TypeAlias = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]  # vLLM's bounds
+
+
 @dataclass(frozen=True)
 class SamplingParameters:
     """The sampling parameters that a session can set, named as in vLLM; None is not set."""
@@ -50,7 +53,7 @@ class SamplingParameters:
     repetition_penalty: Annotated[float, Meta(ge=0)] | None = None
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    seed: int | None = None
+    seed: Seed | None = None
 
     def as_dict(self) -> dict[str, float]:
         """Those that are set."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import isnan
 from time import time
 from typing import Any
 
@@ -35,6 +36,7 @@ from seamless_verl.journal.schema import TABLES, pack, to_json
 STAGES = tuple(Stage)  # a stage is stored as its index in this order
 
 SMALLEST, LARGEST = -(1 << 63), (1 << 63) - 1  # of SQLite's integers
+LONGEST = 256 << 20  # bytes or characters of one value: SQLite refuses a row of 10^9 bytes
 
 Rows = dict[str, list[tuple[Any, ...]]]
 
@@ -215,12 +217,9 @@ class Validator:
         return self._last_numbers[table]
 
     def _add_row(self, table: str, *row: Any) -> None:
-        """Raises ValueError for a text that is not Unicode, and OverflowError for a number of more than 64 bits."""
+        """Raises TypeError, ValueError or OverflowError for a value that SQLite would refuse, or change."""
         for value in row:
-            if type(value) is str:
-                value.encode()
-            elif type(value) is int and not SMALLEST <= value <= LARGEST:
-                raise OverflowError(f"{value.bit_length()} bits are more than a row can hold")
+            _check_value(value)
         self._rows[table].append(row)
         self._undo.append(self._rows[table].pop)
 
@@ -239,6 +238,22 @@ class Validator:
         del self._calls[call_id], call.session.calls[call_id]
         self._undo.append(lambda: self._calls.__setitem__(call_id, call))
         self._undo.append(lambda: call.session.calls.__setitem__(call_id, call))
+
+
+def _check_value(value: object) -> None:
+    if isinstance(value, (bytes, str)):
+        if len(value) > LONGEST:
+            raise ValueError(f"a value of {len(value)} bytes or characters is longer than a row can hold")
+        if isinstance(value, str):
+            value.encode()  # raises for what is not Unicode
+    elif isinstance(value, int):
+        if not SMALLEST <= value <= LARGEST:
+            raise OverflowError(f"{value.bit_length()} bits are more than a row can hold")
+    elif isinstance(value, float):
+        if isnan(value):
+            raise ValueError("NaN would be stored as nothing")
+    elif value is not None:
+        raise TypeError(f"a row cannot hold a {type(value).__name__}")
 
 
 def _note(note: dict[str, Any]) -> str | None:

@@ -46,6 +46,7 @@ async def refusal(body: dict[str, Any]) -> ApiError:
         ("sampling", {"defaults": {"top_k": -2}}, "sampling.defaults.top_k=-2"),
         ("sampling", {"defaults": 3}, "sampling.defaults=3"),
         ("sampling", {"max_tokens": 0}, "sampling.max_tokens=0"),
+        ("sampling", {"overrides": {"seed": 1 << 63}}, "sampling.overrides.seed=9223372036854775808"),
         ("metadata", [1], "metadata=[1]"),
         ("uid", "", "uid=''"),
         ("colour", "red", "colour='red'"),
@@ -85,7 +86,12 @@ async def test_settings_that_are_valid_are_the_sessions() -> None:
 
 @pytest.mark.parametrize(
     ("body", "params"),
-    [({}, ["reward"]), ({"reward": True}, ["reward"]), ({"reward": float("inf"), "name": ""}, ["reward", "name"])],
+    [
+        ({}, ["reward"]),
+        ({"reward": True}, ["reward"]),
+        ({"reward": float("inf"), "name": ""}, ["reward", "name"]),
+        ({"reward": 10**400, "name": "n" * 201}, ["reward", "name"]),
+    ],
 )
 async def test_a_reward_that_is_not_valid_is_refused(body: dict[str, Any], params: list[str]) -> None:
     admin, table = make_admin()

@@ -9,6 +9,7 @@ import pytest
 from seamless_verl.gateway import middleware
 from seamless_verl.gateway.admin import Admin
 from seamless_verl.gateway.api_errors import ApiError, ErrorCode
+from seamless_verl.gateway.http import parse_body
 from seamless_verl.gateway.middleware import SessionMiddleware
 from seamless_verl.gateway.protocols import NullRecorder
 from seamless_verl.gateway.request_rules import RequestRules
@@ -78,3 +79,26 @@ async def test_an_agent_that_repeats_a_mistake_fills_no_table(monkeypatch: pytes
     assert served.outside.subjects.count(other.session_id) == 3, "its key was in the header"
     assert served.outside.subjects.count("/admin/nothing") == 4
     assert len(served.outside.subjects) == 10
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        (b'{"a": 1e999}', "too large"),
+        (b'{"a": -1' + b"0" * 400 + b".0}", "too large"),
+        (b'{"a": NaN}', "no JSON number"),
+        (b'{"a": "\\ud800"}', "surrogate"),
+        (b'{"a": ' + b"[" * 201 + b"]" * 201 + b"}", "200 deep"),
+        (b'{"a": ' + b'{"a": ' * 5000 + b"1" + b"}" * 5001, "nested"),
+    ],
+)
+def test_what_is_no_value_of_json_is_refused_where_it_is_read(body: bytes, named: str) -> None:
+    with pytest.raises(ApiError, match=named) as caught:
+        parse_body(body)
+    assert caught.value.status == 400 and len(str(caught.value)) < 1000
+
+
+def test_what_is_a_value_of_json_is_read() -> None:
+    deep = b"[" * 199 + b"]" * 199
+    body = parse_body(b'{"a": 1e300, "b": 1' + b"0" * 400 + b', "c": "\\ud83d\\ude42", "d": ' + deep + b"}")
+    assert body["a"] == 1e300 and body["b"] == 10**400 and body["c"] == "\U0001f642"

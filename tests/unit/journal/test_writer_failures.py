@@ -11,13 +11,24 @@ from array import array
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from fractions import Fraction
+from math import nan
 from pathlib import Path
 
 import pytest
 from support.journal import call_started, chunk_appended, generated_ids, open_journal, session_opened, write
 
 from seamless_verl.errors import ConfigError, JournalError, JournalOrderError
-from seamless_verl.journal import ChunkAppended, JournalReader, SqliteJournal
+from seamless_verl.journal import (
+    ChunkAppended,
+    Event,
+    JournalReader,
+    RequestRefused,
+    RewardPosted,
+    SessionClosed,
+    SessionOpened,
+    SqliteJournal,
+    validator,
+)
 from seamless_verl.journal.schema import check_file
 from seamless_verl.trajectory.records import TokenChunk
 
@@ -154,6 +165,32 @@ def test_arrays_of_other_types_are_refused_and_number_types_of_others_are_taken(
                 write(journal, wrong)
         write(journal, ChunkAppended("c", TokenChunk(array("i", [1]), array("f", [0]), Fraction(3), "r")))
         assert generated_ids(journal) == [[1]]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        SessionOpened("t", "\ud800", {}, 1.0),
+        SessionOpened("t", "u", {}, nan),
+        RewardPosted("s", "\udfff", 1.0),
+        RewardPosted("s", "r", nan),
+        RewardPosted("s", {}, 1.0),  # type: ignore[arg-type]
+        RequestRefused("s", "/", 1 << 63, "", 1.0),
+        RequestRefused("s", "/", 400, "m" * 101, 1.0),
+        SessionClosed("s", "half a pair \ud800"),
+    ],
+)
+def test_a_value_that_a_row_cannot_hold_is_refused_and_the_writer_goes_on(
+    tmp_path: Path, event: Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(validator, "LONGEST", 100)
+    with open_journal(tmp_path) as journal:
+        write(journal, session_opened())
+        with pytest.raises((ValueError, TypeError, OverflowError)):
+            write(journal, event)
+        write(journal, RewardPosted("s", "r", 1.0))
+        (stored,) = journal.restore()
+    assert stored.rewards == {"r": 1.0}
 
 
 def test_what_people_said_is_read_by_its_owner_alone(tmp_path: Path) -> None:
