@@ -7,6 +7,7 @@ agent's.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -19,11 +20,15 @@ OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 """Names under which the APIs bound the output tokens of a call."""
 SCHEMA_FIELDS = ("tools", "response_format", "structured_outputs", "output_config", "text")
 """Fields with JSON schemas, which become grammars."""
+SCHEMAS_IN_TEXTS = ("json", "structural_tag")
+"""Fields of `structured_outputs` that may hold JSON in a text."""
 CLIENT_TOOLS = frozenset({None, "function", "custom"})
 """Types of tools that the agent runs; Anthropic's API has none, or `custom`."""
 NAMESPACE = "namespace"
 """The type of a group of tools under one name; the agent runs those of them that are functions, as Codex does its
 sub-agents."""
+MAX_VALUES, MAX_TEXT = 20_000, 1 << 20
+"""Values and characters in one field with schemas: the gateway compiles as many in about a second."""
 
 
 @dataclass(frozen=True)
@@ -170,17 +175,54 @@ def _names(tools: Iterable[Any]) -> Iterable[str]:
 
 
 def check_schemas(body: Mapping[str, Any], limit: int) -> None:
-    """Raises ApiError when objects and lists in a field with schemas are nested deeper than `limit`.
+    """Raises ApiError when objects and lists in a field with schemas are nested deeper than `limit`, or are too many.
 
     `structured_outputs` must be an object: vLLM's own check of it fails at anything else.
     """
     if not isinstance(body.get("structured_outputs"), dict | None):
         raise ApiError(ErrorCode.MALFORMED, "structured_outputs must be an object", param="structured_outputs")
     for name in SCHEMA_FIELDS:
-        value = body.get(name)
+        value = _with_read_texts(body.get(name)) if name == "structured_outputs" else body.get(name)
         if isinstance(value, (dict, list)) and is_deeper(value, limit):
             message = f"{name} has objects and lists nested more than {limit} deep. Use a flatter schema"
             raise ApiError(ErrorCode.OUT_OF_BOUNDS, message, param=name)
+        if isinstance(value, (dict, list)) and _is_larger(value):
+            message = f"{name} has more than {MAX_VALUES} values, or {MAX_TEXT} characters. Use a smaller schema"
+            raise ApiError(ErrorCode.OUT_OF_BOUNDS, message, param=name)
+
+
+def _with_read_texts(value: object) -> object:
+    """With the schemas that are texts of JSON as objects, since vLLM reads them too.
+
+    Raises:
+        ApiError: one is no JSON.
+    """
+    if not isinstance(value, dict):
+        return value
+    texts = {name: value[name] for name in SCHEMAS_IN_TEXTS if isinstance(value.get(name), str)}
+    try:
+        return value | {name: json.loads(text) for name, text in texts.items()}
+    except RecursionError as error:
+        raise ApiError(ErrorCode.OUT_OF_BOUNDS, "a schema is nested too deeply", param="structured_outputs") from error
+    except ValueError as error:
+        message = f"a schema in a text is no JSON: {error}"
+        raise ApiError(ErrorCode.MALFORMED, message, param="structured_outputs") from error
+
+
+def _is_larger(value: object) -> bool:
+    """Whether a JSON value has more than MAX_VALUES values, or its texts more than MAX_TEXT characters."""
+    values, text, open_ones = 0, 0, [value]
+    while open_ones and values <= MAX_VALUES and text <= MAX_TEXT:
+        one = open_ones.pop()
+        values += 1
+        if isinstance(one, str):
+            text += len(one)
+        elif isinstance(one, dict):
+            text += sum(map(len, one))
+            open_ones.extend(one.values())
+        elif isinstance(one, list):
+            open_ones.extend(one)
+    return values > MAX_VALUES or text > MAX_TEXT
 
 
 def is_deeper(value: object, limit: int) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 
 import ray
 from verl.single_controller.ray import RayClassWithInitArgs
+from verl.utils.tracking import RLInsightLogger
 from verl.workers.rollout.replica import RolloutMode
 from verl.workers.rollout.utils import run_uvicorn
 from verl.workers.rollout.vllm_rollout import vllm_async_server
@@ -41,6 +42,7 @@ logger = logging.getLogger(__name__)
 WEIGHTS = "weights"
 PARTS = (WEIGHTS, KV_CACHE)  # tags of vLLM's sleep mode
 HTTP_PATHS = frozenset(("/health", "/metrics"))  # for a monitor, such as verl's `rollout.prometheus`
+LOOPBACK = "127.0.0.1"
 END_S = 10.0  # for an engine's processes to end by themselves
 REAL_TIME_PRIORITY = "real_time_priority"  # of a platform whose processes share cores: a context manager
 
@@ -66,11 +68,14 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
 
     async def run_server(self, args: Any) -> None:
-        """Starts the engine, and of vLLM's HTTP API only what does not generate.
+        """Starts the engine, and of vLLM's HTTP API only what a monitor asks for, on the loopback address.
 
         verl serves all of it on the node's address without a key: past sessions, the journal and the gateway's limits.
+        Where verl has a monitor set up, that asks from another machine.
         """
-        with rebound(vllm_async_server, run_uvicorn=partial(serve_only, HTTP_PATHS)):
+        monitored = self.config.prometheus.enable or RLInsightLogger.enabled()
+        serve = partial(serve_only, HTTP_PATHS, None if monitored else LOOPBACK)
+        with rebound(vllm_async_server, run_uvicorn=serve):
             await super().run_server(args)
 
     async def listen(self, token: str, devices: Sequence[str], keep_kv: bool = False) -> tuple[str, int]:
@@ -282,10 +287,10 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
         return extension_name()
 
 
-async def serve_only(paths: frozenset[str], app: Any, *arguments: Any) -> Any:
-    """Serves the app, as verl does, without its other paths."""
+async def serve_only(paths: frozenset[str], host: str | None, app: Any, server_args: Any, server_address: str) -> Any:
+    """Serves the app, as verl does, without its other paths, and at `host` where it is not None."""
     app.router.routes = [route for route in app.router.routes if getattr(route, "path", "") in paths]
-    return await run_uvicorn(app, *arguments)
+    return await run_uvicorn(app, server_args, server_address if host is None else host)
 
 
 async def gather_all(*awaitables: Awaitable[Any]) -> list[Any]:

@@ -88,6 +88,7 @@ CALLED = {
     "verl.workers.rollout.utils:run_uvicorn": "app server_args server_address",
     "verl.workers.rollout.vllm_rollout.vllm_async_server:run_uvicorn": "app server_args server_address",  # replaced
     SERVER + "run_server": "self args",
+    "verl.utils.tracking:RLInsightLogger.enabled": "",
     "verl.utils.import_utils:import_external_libs": "external_libs",
     "verl.utils.ray_utils:auto_await": "func",
     "verl.utils:normalize_token_ids": "tokenized_output",
@@ -120,7 +121,7 @@ HELD = {
     SERVERS[:-1]: "rollout_replica_class worker_group server_addresses server_handles rollout_replicas"
     " global_load_balancer",
     CLIENT[:-1]: "config",
-    SERVER[:-1]: "replica_rank engine global_steps _server_address node_rank",
+    SERVER[:-1]: "replica_rank engine global_steps _server_address node_rank config",
     REPLICA[:-1]: "server_class config model_config replica_rank world_size workers server_handle",
 }
 # Whether a group's method returns what its workers returned, or replies that are still to come.

@@ -128,6 +128,28 @@ def test_structured_outputs_are_an_object(value: Any) -> None:
         changes_for({"structured_outputs": value}, RULES, 50)
 
 
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"structured_outputs": {"choice": [str(number) for number in range(20_001)]}}, "20000 values"),
+        ({"structured_outputs": {"regex": "a" * ((1 << 20) + 1)}}, "1048576 characters"),
+        ({"tools": [{"name": "f", "input_schema": {"a" * ((1 << 20) + 1): 1}}]}, "1048576 characters"),
+        ({"structured_outputs": {"json": json.dumps([[[[[[1]]]]]])}}, "5 deep"),
+        ({"structured_outputs": {"json": "[" * 100_000}}, "nested too deeply"),
+        ({"structured_outputs": {"structural_tag": "{"}}, "no JSON"),
+    ],
+)
+def test_a_schema_that_would_take_seconds_to_compile_is_refused(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(ApiError, match=named) as caught:
+        changes_for(fields, RULES, 100)
+    assert caught.value.status == 400 and caught.value.param == next(iter(fields))
+
+
+def test_a_schema_of_a_sane_size_is_taken() -> None:
+    fields = {"structured_outputs": {"json": '{"type": "integer"}', "choice": [str(number) for number in range(9000)]}}
+    assert not changes_for(fields, RULES, 100).overrides
+
+
 def test_bounds_are_above_zero() -> None:
     with pytest.raises(ConfigError, match="max_choices"):
         RequestRules(max_choices=0)
