@@ -35,6 +35,7 @@ from seamless_verl.rollout.fleet import Fleet
 from seamless_verl.rollout.manager import COMMANDS, FleetSnapshot, RolloutManager
 from seamless_verl.rollout.observation import RolloutObservation
 from seamless_verl.rollout.replica_state import DEAD, PAUSED, RELEASED, SERVING, ReplicaState
+from seamless_verl.rollout.restarts import LossReason, ReplicaLoss
 from seamless_verl.rollout.routing import PrefixAffinity, ReplicaView
 from seamless_verl.runtime.process import freeze_imports, show_log, stack_report
 from seamless_verl.trajectory.account import drop_masked
@@ -52,9 +53,10 @@ class PlaneSettings:
     """Settings of one data plane.
 
     It runs at most `capacity` calls at once on one replica. The replicas' servers require `token`. A replica that does
-    not pause or resume within `transition_s` is given up. With `grammars_resume` the engines resume a grammar where a
-    call was cut. If several data planes share the replicas, `others` of the first one names the rest, each of which is
-    a `mirror`. Without `sessions` there is no gateway.
+    not pause or resume within `transition_s` is given up. With `restarts` the trainer starts lost replicas again, until
+    it abandons them: calls wait for one even if none is left. With `grammars_resume` the engines resume a grammar where
+    a call was cut. If several data planes share the replicas, `others` of the first one names the rest, each of which
+    is a `mirror`. Without `sessions` there is no gateway.
     """
 
     name: str
@@ -64,6 +66,7 @@ class PlaneSettings:
     mirror: bool = False
     max_failed_groups: int = 32
     transition_s: float | None = None
+    restarts: bool = False
     grammars_resume: bool = True
     sessions: SessionSettings | None = None
 
@@ -193,11 +196,24 @@ class DataPlane:
     # The trainer's side
 
     async def attach(self, replica_id: str, host: str, port: int, server: Any) -> None:
-        """Connects to a replica that listens; it serves after the next commit."""
+        """Connects to a replica that listens, also in the place of a dead one; it serves after its next update."""
         await self.ensure_started()
         async with self.manager.exclusive():
             await self.connections.attach(ReplicaAddress(replica_id, host, port, server))
             await self._on_others("attach", replica_id, host, port, server)
+
+    async def given_up(self) -> dict[str, ReplicaLoss]:
+        """The replicas that were given up, until another server is attached in their place."""
+        await self.ensure_started()
+        return dict(self.connections.given_up)
+
+    async def abandon(self, replica_id: str) -> None:
+        """This lost replica is not started again; if no other one is left, the data plane fails."""
+        await self.ensure_started()
+        async with self.manager.exclusive():
+            self.manager.snapshot.abandoned.add(replica_id)
+            await self._on_others("abandon", replica_id)
+        self._ensure_reconnecting()
 
     async def execute(self, command: str, *arguments: Any) -> Any:
         """Executes a command of the rollout manager, by name; RolloutManager says what it returns and raises."""
@@ -208,7 +224,7 @@ class DataPlane:
     async def checked_metrics(self, loading: bool = False) -> dict[str, float]:
         """Metrics of all data planes, after their conservation laws were checked and a replica was found to serve.
 
-        While replicas are `loading`, or training has the devices of some, none need serve.
+        While replicas are `loading` or are started again, or training has the devices of some, none need serve.
 
         Raises:
             IntegrityError: a law does not hold.
@@ -218,7 +234,8 @@ class DataPlane:
         async with self.manager.exclusive():
             self.check_integrity()
             paused = self.manager.in_state(self.manager.snapshot.training, PAUSED)
-            if not loading and not paused and not self.manager.in_state(self.fleet, SERVING, RELEASED):
+            serving = self.manager.in_state(self.fleet, SERVING, RELEASED)
+            if not (loading or paused or serving or self._awaited()):
                 raise ReplicaLostError(", ".join(self.fleet), f"no replica serves version {self.fleet.committed}")
             metrics = sum_metrics([await self.metrics(), *await self._on_others("checked_metrics", loading)])
             return drop_masked(metrics, self.masked)
@@ -346,7 +363,7 @@ class DataPlane:
     def _replica_changed(self, view: ReplicaView, why: str) -> None:
         if view.state is DEAD and why != "restored" and not self.stopping:
             if self.fleet.timed_out(view.replica_id):
-                logger.error("%s is given up: %s (seamless.watchdog.transition_s)", view.replica_id, why)
+                self.connections.give_up(view.replica_id, LossReason.LATE, f"{why} (seamless.watchdog.transition_s)")
             else:
                 self.connections.lost.add(view.replica_id)
             self._ensure_reconnecting()
@@ -362,8 +379,13 @@ class DataPlane:
             async with self.manager.exclusive():
                 pass
         states = {view.state for view in self.fleet.view}
-        if states == {DEAD} and not self.stopping:
+        if states == {DEAD} and not self.stopping and not self._awaited():
             raise ReplicaLostError(", ".join(self.fleet), "no replica is left, so that every call would wait for ever")
+
+    def _awaited(self) -> list[str]:
+        """The dead replicas that are started again."""
+        dead = self.manager.in_state(self.fleet, DEAD) if self.settings.restarts else []
+        return [name for name in dead if name not in self.manager.snapshot.abandoned]
 
     def _background_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

@@ -1,7 +1,8 @@
 """The data plane's connections to the replicas, and the reconnecting after a lost connection or its own restart.
 
 A replica whose server's actor is alive is only unreachable: the data plane retries until `RECONNECT_S` have passed. A
-replica whose server's actor is dead stays dead.
+replica whose server's actor is dead is given up at once. One that was given up stays dead until another server is
+attached in its place.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from typing import Any
 
 import ray
 
-from seamless_verl.errors import ReplicaLostError, WeightsNotLoadedError
+from seamless_verl.errors import ReplicaLostError, WeightsNotLoadedError, shorten
 from seamless_verl.rollout.engine import EngineRequest, PauseMode
 from seamless_verl.rollout.fleet import Fleet
 from seamless_verl.rollout.manager import FleetSnapshot
 from seamless_verl.rollout.replica_state import DEAD, STALE, ReplicaState
+from seamless_verl.rollout.restarts import LossReason, ReplicaLoss
 from seamless_verl.transport import RemoteEngine
 
 logger = logging.getLogger(__name__)
@@ -93,8 +95,8 @@ class ReplicaAddress:
 class ReplicaConnections:
     """Owns the connections; `addresses` has all replicas that were ever attached.
 
-    `lost` replicas are to be reconnected, and `reconnecting` ones are being reconnected now. Neither has been given
-    up.
+    `lost` replicas are to be reconnected, and `reconnecting` ones are being reconnected now. Neither is among those
+    that were `given_up`.
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class ReplicaConnections:
         self.fleet, self.snapshot, self.addresses = fleet, snapshot, addresses
         self.token, self.capacity, self.mirror = token, capacity, mirror
         self.lost, self.reconnecting = set(addresses), set[str]()
+        self.given_up: dict[str, ReplicaLoss] = {}
 
     @property
     def missing(self) -> set[str]:
@@ -117,7 +120,9 @@ class ReplicaConnections:
         return self.lost | self.reconnecting
 
     async def attach(self, address: ReplicaAddress) -> None:
-        """Connects to a replica that listens; a second call changes nothing. It serves after the next commit.
+        """Connects to a replica that listens; a second call changes nothing. It serves after its next update.
+
+        A server at another address takes the place of the one that was attached before, which is lost.
 
         Raises:
             WireError: the server refuses the connection.
@@ -127,8 +132,12 @@ class ReplicaConnections:
         if self.addresses.get(name) == address and name in self.fleet:
             return
         engine = await self._connect(address)
+        if name in self.fleet:
+            self.fleet.lost(name, "another server takes its place")
         self.fleet.add(name, engine=engine, control=self._control(address), capacity=self.capacity)
         self.addresses[name] = address
+        self.lost.discard(name)
+        self.given_up.pop(name, None)
 
     async def reconnect(self) -> bool:
         """Reconnects to the lost replicas, or gives them up; whether there was one. Never runs twice at once."""
@@ -147,7 +156,8 @@ class ReplicaConnections:
         limit = asyncio.get_running_loop().time() + RECONNECT_S
         while (problem := await self._try_once(address)) is not None:
             if asyncio.get_running_loop().time() > limit:
-                self._give_up(address, f"unreachable for {RECONNECT_S:g} s: {problem}")
+                detail = f"no connection for {RECONNECT_S:g} s: {problem}"
+                self.give_up(address.replica_id, LossReason.UNREACHABLE, detail)
                 return
             await asyncio.sleep(RETRY_S)  # nothing notifies of a server that listens again
 
@@ -167,7 +177,7 @@ class ReplicaConnections:
         except ray.exceptions.ActorUnavailableError as error:
             return str(error)
         except (ray.exceptions.RayActorError, ReplicaLostError) as error:
-            self._give_up(address, f"its server is dead: {error}")
+            self.give_up(address.replica_id, LossReason.DIED, f"its server is dead: {error}")
             return None
         except OSError as error:
             return await self._check_server(address, error)
@@ -182,14 +192,16 @@ class ReplicaConnections:
         except ray.exceptions.ActorUnavailableError:
             pass
         except ray.exceptions.RayActorError as dead:
-            self._give_up(address, f"its server is dead: {dead}")
+            self.give_up(address.replica_id, LossReason.DIED, f"its server is dead: {dead}")
             return None
         return f"{type(error).__name__}: {error}"
 
-    def _give_up(self, address: ReplicaAddress, reason: str) -> None:
-        logger.error("replica %s is given up: %s", address.replica_id, reason)
-        if address.replica_id not in self.fleet:  # after a restart: the fleet lists it as dead
-            self._restore(address, DeadEngine(address.replica_id), DEAD, None)
+    def give_up(self, name: str, reason: LossReason, detail: str) -> None:
+        """Reconnects to this replica no more."""
+        logger.error("replica %s is given up (%s): %s", name, reason, shorten(detail))
+        self.given_up[name] = ReplicaLoss(reason, shorten(detail))
+        if name not in self.fleet:  # after a restart: the fleet lists it as dead
+            self._restore(self.addresses[name], DeadEngine(name), DEAD, None)
 
     def _restore(self, address: ReplicaAddress, engine: Any, state: ReplicaState, version: int | None) -> None:
         self.fleet.restore(

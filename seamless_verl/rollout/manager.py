@@ -55,12 +55,13 @@ class FleetSnapshot:
     A replica's server reports the version of its weights and whether it is paused. It does not know the rest, which is
     here: the state that commands brought it to, and why it is paused. `training` replicas are paused because training
     has their device, `quiesced` ones because another data plane is about to stop them. `last_release` is the number of
-    the last order to release memory, and its result.
+    the last order to release memory, and its result. `abandoned` replicas are dead and not started again.
     """
 
     committed: int = 0
     training: set[str] = field(default_factory=set)
     quiesced: set[str] = field(default_factory=set)
+    abandoned: set[str] = field(default_factory=set)
     last_release: tuple[int, dict[str, int]] = (0, {})
     replicas: dict[str, ReplicaSnapshot] = field(default_factory=dict)
 

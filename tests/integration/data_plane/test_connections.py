@@ -13,7 +13,8 @@ import ray
 from support.local_plane import LocalDataPlane
 
 from seamless_verl.data_plane.actor import PlaneSettings
-from seamless_verl.rollout.replica_state import DEAD
+from seamless_verl.rollout.replica_state import DEAD, SERVING, STALE, ReplicaState
+from seamless_verl.rollout.restarts import LossReason
 from seamless_verl.testing.stub_engine import StubEngine
 from seamless_verl.transport import EngineServer, serve_engine
 
@@ -27,7 +28,7 @@ class Actor:
     dead = False
 
     def __init__(self) -> None:
-        self.status = self.pause = self.resume = SimpleNamespace(remote=self.reply)
+        self.status = self.pause = self.resume = self.update_weights = SimpleNamespace(remote=self.reply)
 
     async def reply(self, *_: Any) -> tuple[int, None]:
         if self.dead:
@@ -36,8 +37,11 @@ class Actor:
 
 
 @asynccontextmanager
-async def data_plane() -> AsyncIterator[tuple[LocalDataPlane, EngineServer, Actor]]:
-    plane, actor = LocalDataPlane(PlaneSettings("local", TOKEN)), Actor()
+async def data_plane(
+    *, restarts: bool = False, transition_s: float | None = None
+) -> AsyncIterator[tuple[LocalDataPlane, EngineServer, Actor]]:
+    settings = PlaneSettings("local", TOKEN, restarts=restarts, transition_s=transition_s)
+    plane, actor = LocalDataPlane(settings), Actor()
     server = await serve_engine(StubEngine(NAME), "127.0.0.1", 0, token=TOKEN, replica_id=NAME)
     await plane.start()
     await plane.attach(NAME, "127.0.0.1", server.port, actor)
@@ -74,3 +78,63 @@ async def test_giving_up_the_last_replica_fails_the_data_plane() -> None:
         await reconnected(plane)
         assert plane.failed is not None
         assert "ReplicaLostError" in str(plane.failed) and "no replica is left" in str(plane.failed)
+
+
+@asynccontextmanager
+async def another_server() -> AsyncIterator[EngineServer]:
+    """A server started in the place of a dead one."""
+    server = await serve_engine(StubEngine(NAME), "127.0.0.1", 0, token=TOKEN, replica_id=NAME)
+    yield server
+    await server.close()
+
+
+async def test_a_server_attached_in_the_place_of_a_dead_one_serves_after_an_update() -> None:
+    async with data_plane(restarts=True) as (plane, server, actor), another_server() as other:
+        await plane.execute("commit", 1)
+        actor.dead = True
+        await server.close()
+        lose(plane)
+        await reconnected(plane)
+        assert plane.failed is None, "it waits for the replica's restart"
+        (loss,) = (await plane.given_up()).values()
+        assert loss.reason is LossReason.DIED and "its server is dead" in loss.detail
+        await plane.checked_metrics()
+        for _ in range(2):  # Ray repeats a call that had no reply
+            await plane.attach(NAME, "127.0.0.1", other.port, Actor())
+        assert await plane.given_up() == {} and states(plane) == [STALE]
+        await plane.execute("update_weights", [NAME], 1, [])
+        assert states(plane) == [SERVING] and plane.fleet.view[0].version == 1
+        plane.check_integrity()
+
+
+async def test_a_server_takes_the_place_of_one_whose_loss_was_not_seen() -> None:
+    async with data_plane() as (plane, _, _), another_server() as other:
+        await plane.attach(NAME, "127.0.0.1", other.port, Actor())
+        assert states(plane) == [STALE]
+        await reconnected(plane)
+        assert states(plane) == [STALE] and plane.failed is None and plane.connections.missing == set()
+
+
+async def test_a_replica_that_is_late_is_given_up_with_its_reason() -> None:
+    async with data_plane(restarts=True, transition_s=0.1) as (plane, _, actor):
+        await plane.execute("commit", 1)
+        actor.update_weights = SimpleNamespace(remote=lambda *_: asyncio.Event().wait())
+        assert await plane.execute("update_weights", [NAME], 1, []) == []
+        (loss,) = (await plane.given_up()).values()
+        assert loss.reason is LossReason.LATE and "seamless.watchdog.transition_s" in loss.detail
+
+
+async def test_abandoning_the_last_replica_fails_the_data_plane() -> None:
+    async with data_plane(restarts=True) as (plane, server, actor):
+        actor.dead = True
+        await server.close()
+        lose(plane)
+        await reconnected(plane)
+        assert plane.failed is None
+        await plane.abandon(NAME)
+        await reconnected(plane)
+        assert "no replica is left" in str(plane.failed)
+
+
+def states(plane: LocalDataPlane) -> list[ReplicaState]:
+    return [view.state for view in plane.fleet.view]
