@@ -23,7 +23,7 @@ from typing import Any
 
 import ray
 
-from seamless_verl.data_plane.connections import ReplicaAddress, ReplicaConnections
+from seamless_verl.data_plane.connections import LOSS_METRICS, ReplicaAddress, ReplicaConnections
 from seamless_verl.data_plane.group_notifier import ConsecutiveFailures, GroupCounts, GroupEnd, GroupNotifier
 from seamless_verl.data_plane.restart import StateStore
 from seamless_verl.data_plane.runner_tasks import RunnerTasks, TaskOrder, TaskResult
@@ -45,7 +45,7 @@ __all__ = ["DataPlane", "FinishedSession", "Generated", "PlaneSettings"]
 logger = logging.getLogger(__name__)
 PAUSED_SAVE_S = 5.0  # a kill makes a session's lifetime shorter by so many paused seconds at most
 STREAM_INTERVAL = 64  # tokens in a chunk of a call whose reader waits for the end
-STATE_METRICS = {f"fleet/{state}" for state in ReplicaState}  # the same in every data plane
+STATE_METRICS = {f"fleet/{state}" for state in ReplicaState} | LOSS_METRICS  # the same in every data plane
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,12 @@ class DataPlane:
         self.settings = settings
         self.store = store or StateStore(settings.name)
         self.paused_store = paused_store or StateStore(f"{settings.name}-paused")
-        self.fleet = Fleet(policy=PrefixAffinity(), deadline_s=settings.transition_s, on_change=self._replica_changed)
+        self.fleet = Fleet(
+            policy=PrefixAffinity(),
+            deadline_s=settings.transition_s,
+            on_change=self._replica_changed,
+            on_late_reply=self._replica_replied,
+        )
         self.calls = Calls(self.fleet, grammars_resume=settings.grammars_resume)
         self.notifier, self.failures = GroupNotifier(), ConsecutiveFailures(settings.max_failed_groups)
         self.groups = GroupCounts()
@@ -100,6 +105,7 @@ class DataPlane:
         self.runner_tasks: RunnerTasks
         self.starting: asyncio.Task[None] | None = None
         self.reconnecting: asyncio.Task[None] | None = None
+        self.returning: asyncio.Task[None] | None = None
         self.saving: asyncio.Task[None] | None = None
         self.failed: PlaneFailedError | None = None
         self.stopping = False
@@ -150,7 +156,13 @@ class DataPlane:
         settings = self.settings
         self.fleet.commit(snapshot.committed)
         self.connections = ReplicaConnections(
-            self.fleet, snapshot, addresses, token=settings.token, capacity=settings.capacity, mirror=settings.mirror
+            self.fleet,
+            snapshot,
+            addresses,
+            token=settings.token,
+            capacity=settings.capacity,
+            mirror=settings.mirror,
+            reply_s=settings.transition_s,
         )
         self.manager = RolloutManager(
             self.fleet,
@@ -188,6 +200,8 @@ class DataPlane:
             await self.sessions.stop()
             self.sessions = None
         self.stopping = True
+        if self.returning is not None:
+            self.returning.cancel()
         for replica_id in list(self.fleet):
             await self.fleet.remove(replica_id)
         self.store.clear()
@@ -250,6 +264,7 @@ class DataPlane:
     async def metrics(self) -> dict[str, float]:
         """Metrics of this data plane alone."""
         metrics = self.fleet.metrics() | self.calls.metrics() | self.groups.metrics()
+        metrics |= {name: float(count) for name, count in self.connections.counts.items()}
         if self.sessions is None:
             return metrics
         return metrics | await self.sessions.checked_metrics() | self.runner_tasks.metrics()
@@ -368,9 +383,19 @@ class DataPlane:
                 self.connections.lost.add(view.replica_id)
             self._ensure_reconnecting()
 
+    def _replica_replied(self, replica_id: str) -> None:
+        """A replica that was given up for being late is taken back, unless another server is started in its place."""
+        if not (self.stopping or self.settings.restarts) and self.connections.take_back(replica_id, LossReason.LATE):
+            self._ensure_reconnecting()
+
+    async def _await_returns(self) -> None:
+        """Looks for replicas that were unreachable and are no longer."""
+        while await self.connections.await_return():
+            self._ensure_reconnecting()
+
     def _ensure_reconnecting(self) -> None:
         """Reconnects to lost replicas also while no command is executed."""
-        if self.reconnecting is None or self.reconnecting.done():
+        if not is_running(self.reconnecting):
             self.reconnecting = asyncio.create_task(self._reconnect(), name="reconnecting")
             self.reconnecting.add_done_callback(self._background_ended)
 
@@ -381,6 +406,9 @@ class DataPlane:
         states = {view.state for view in self.fleet.view}
         if states == {DEAD} and not self.stopping and not self._awaited():
             raise ReplicaLostError(", ".join(self.fleet), "no replica is left, so that every call would wait for ever")
+        if self.connections.unreachable and not self.settings.restarts and not is_running(self.returning):
+            self.returning = asyncio.create_task(self._await_returns(), name="waiting for replicas")
+            self.returning.add_done_callback(self._background_ended)
 
     def _awaited(self) -> list[str]:
         """The dead replicas that are started again."""
@@ -400,6 +428,10 @@ class DataPlane:
         """Calls a method of the other data planes, if there are any; returns their replies."""
         others = [ray.get_actor(name) for name in self.settings.others]
         return list(await asyncio.gather(*(getattr(other, method).remote(*arguments) for other in others)))
+
+
+def is_running(task: asyncio.Task[None] | None) -> bool:
+    return task is not None and not task.done()
 
 
 def sum_metrics(metrics: list[dict[str, float]]) -> dict[str, float]:

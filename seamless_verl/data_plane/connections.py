@@ -2,13 +2,14 @@
 
 A replica whose server's actor is alive is only unreachable: the data plane retries until `RECONNECT_S` have passed. A
 replica whose server's actor is dead is given up at once. One that was given up stays dead until another server is
-attached in its place.
+attached in its place, or until its own replies again (`take_back`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +18,17 @@ import ray
 from seamless_verl.errors import ReplicaLostError, WeightsNotLoadedError, shorten
 from seamless_verl.rollout.engine import EngineRequest, PauseMode
 from seamless_verl.rollout.fleet import Fleet
-from seamless_verl.rollout.manager import FleetSnapshot
-from seamless_verl.rollout.replica_state import DEAD, STALE, ReplicaState
+from seamless_verl.rollout.manager import FleetSnapshot, ReplicaSnapshot
+from seamless_verl.rollout.replica_state import DEAD, SERVING, STALE, ReplicaState
 from seamless_verl.rollout.restarts import LossReason, ReplicaLoss
 from seamless_verl.transport import RemoteEngine
 
 logger = logging.getLogger(__name__)
 RECONNECT_S = 30.0  # for all attempts, while commands wait
+TAKEN_BACK = "fleet/taken_back"
+LOSS_METRICS = frozenset({TAKEN_BACK, *(f"fleet/given_up/{reason}" for reason in LossReason)})
+"""How many replicas were given up, by the reason, and how many of them were taken back."""
+RETURN_S = 10.0  # between two looks for replicas that were given up as unreachable
 RETRY_S = 0.2  # between two attempts: nothing notifies of a port that opens
 
 
@@ -96,7 +101,7 @@ class ReplicaConnections:
     """Owns the connections; `addresses` has all replicas that were ever attached.
 
     `lost` replicas are to be reconnected, and `reconnecting` ones are being reconnected now. Neither is among those
-    that were `given_up`.
+    that were `given_up`. A server that is connected to replies within `reply_s`, or is given up.
     """
 
     def __init__(
@@ -108,11 +113,13 @@ class ReplicaConnections:
         token: str,
         capacity: int,
         mirror: bool,
+        reply_s: float | None = None,
     ) -> None:
         self.fleet, self.snapshot, self.addresses = fleet, snapshot, addresses
-        self.token, self.capacity, self.mirror = token, capacity, mirror
+        self.token, self.capacity, self.mirror, self.reply_s = token, capacity, mirror, reply_s
         self.lost, self.reconnecting = set(addresses), set[str]()
         self.given_up: dict[str, ReplicaLoss] = {}
+        self.counts = Counter(dict.fromkeys(LOSS_METRICS, 0))
 
     @property
     def missing(self) -> set[str]:
@@ -154,12 +161,22 @@ class ReplicaConnections:
 
     async def _reconnect(self, address: ReplicaAddress) -> None:
         limit = asyncio.get_running_loop().time() + RECONNECT_S
-        while (problem := await self._try_once(address)) is not None:
+        while (problem := await self._try_in_time(address)) is not None:
             if asyncio.get_running_loop().time() > limit:
                 detail = f"no connection for {RECONNECT_S:g} s: {problem}"
                 self.give_up(address.replica_id, LossReason.UNREACHABLE, detail)
                 return
             await asyncio.sleep(RETRY_S)  # nothing notifies of a server that listens again
+
+    async def _try_in_time(self, address: ReplicaAddress) -> str | None:
+        """`_try_once`, but for a server that hangs: commands wait meanwhile."""
+        try:
+            async with asyncio.timeout(self.reply_s) as limit:
+                return await self._try_once(address)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            return f"its server has not replied for {self.reply_s} s"
 
     async def _try_once(self, address: ReplicaAddress) -> str | None:
         """Tries to reconnect; returns the problem if it is to be tried again."""
@@ -199,9 +216,50 @@ class ReplicaConnections:
     def give_up(self, name: str, reason: LossReason, detail: str) -> None:
         """Reconnects to this replica no more."""
         logger.error("replica %s is given up (%s): %s", name, reason, shorten(detail))
+        self.counts[f"fleet/given_up/{reason}"] += 1
         self.given_up[name] = ReplicaLoss(reason, shorten(detail))
         if name not in self.fleet:  # after a restart: the fleet lists it as dead
             self._restore(self.addresses[name], DeadEngine(name), DEAD, None)
+
+    def take_back(self, name: str, reason: LossReason) -> bool:
+        """Reconnects to a replica that was given up for this reason, and replies again; whether it was.
+
+        It is STALE: a command that it did not carry out in time may have changed its weights.
+        """
+        if name not in self.given_up or self.given_up[name].reason is not reason:
+            return False
+        logger.warning("replica %s replies again, and serves after its next weight update", name)
+        self.counts[TAKEN_BACK] += 1
+        del self.given_up[name]
+        stored = self.snapshot.replicas.get(name)
+        if stored is not None and stored.state is SERVING:
+            self.snapshot.replicas[name] = ReplicaSnapshot(STALE, lost=True)
+        self.lost.add(name)
+        return True
+
+    @property
+    def unreachable(self) -> list[str]:
+        """The replicas that were given up because they could not be connected to."""
+        return [name for name, loss in self.given_up.items() if loss.reason is LossReason.UNREACHABLE]
+
+    async def await_return(self) -> bool:
+        """Takes back unreachable ones as soon as one can be connected to; False if none is unreachable any more."""
+        while names := self.unreachable:
+            await asyncio.sleep(RETURN_S)  # nothing notifies of a network that is whole again
+            reached = [name for name in names if await self._reaches(self.addresses[name])]
+            if any([self.take_back(name, LossReason.UNREACHABLE) for name in reached]):
+                return True
+        return False
+
+    async def _reaches(self, address: ReplicaAddress) -> bool:
+        """Whether its port and its actor reply: commands would wait for one of them that hangs."""
+        try:
+            async with asyncio.timeout(RETURN_S):
+                (await self._connect(address)).close()
+                await address.server.status.remote()
+        except (OSError, ray.exceptions.RayError):  # OSError is also that of the time limit
+            return False
+        return True
 
     def _restore(self, address: ReplicaAddress, engine: Any, state: ReplicaState, version: int | None) -> None:
         self.fleet.restore(

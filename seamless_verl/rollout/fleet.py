@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
+from functools import partial
 from typing import Any, TypeAlias
 
 from seamless_verl.errors import IntegrityError, ReplicaLostError, ReplicaVersionError
@@ -44,7 +45,8 @@ RESUME_S = 1.0  # the longest that calls wait for the resume of their preferred 
 class Fleet:
     """The replicas and the slots on them. A replica whose control takes more than `deadline_s` is lost.
 
-    `on_change` is called after each change of a replica's state. A waiting call is overtaken by no call that came more
+    `on_change` is called after each change of a replica's state, and `on_late_reply` when the control of a replica that
+    was lost for being late has replied after all. A waiting call is overtaken by no call that came more
     than `overtaking` calls later.
 
     An operation takes ids, checks all of them before it changes one, and returns those on which it succeeded. A
@@ -61,8 +63,10 @@ class Fleet:
         on_change: OnChange | None = None,
         overtaking: int = 256,
         deadline_s: float | None = None,
+        on_late_reply: Callable[[str], None] | None = None,
     ) -> None:
         self._policy, self._committed, self._on_change, self._deadline_s = policy, committed, on_change, deadline_s
+        self._on_late_reply = on_late_reply
         self._replicas: dict[str, Replica] = {}
         self._queue = WaitQueue(overtaking)
         self._granted = self._given_back = self._dropped = 0
@@ -158,6 +162,8 @@ class Fleet:
         async with replica.lock:
             if replica.state is not DEAD and await self._cut(replica):
                 self._lose(replica, "removed")
+        if replica.late is not None:
+            replica.late.cancel()
         if self._replicas.get(replica_id) is replica:
             del self._replicas[replica_id]
 
@@ -324,6 +330,9 @@ class Fleet:
             done, _ = await asyncio.wait({replica.command}, timeout=self._deadline_s)
             if not done:
                 replica.timed_out = True
+                replica.late, replica.command = replica.command, None
+                replica.late.set_name("late command")
+                replica.late.add_done_callback(partial(self._late_command_ended, replica))
                 reason = f"{replica.state}: its control has not replied for {self._deadline_s} s"
                 self.lost(replica.replica_id, reason, engine=replica.engine)
                 return False
@@ -332,9 +341,17 @@ class Fleet:
             if replica.state is not DEAD:
                 replica.command.result()
         finally:
-            replica.command.cancel()
-            replica.command = None
+            if replica.command is not None:
+                replica.command.cancel()
+                replica.command = None
         return replica.state is not DEAD
+
+    def _late_command_ended(self, replica: Replica, command: asyncio.Task[Any]) -> None:
+        """Whether it succeeded is not known to anybody who could act on it; that the replica replies, is."""
+        if command.cancelled() or isinstance(command.exception(), ReplicaLostError):
+            return
+        if self._on_late_reply is not None and self._replicas.get(replica.replica_id) is replica:
+            self._on_late_reply(replica.replica_id)
 
     async def _each(
         self,
@@ -372,6 +389,8 @@ class Fleet:
             raise ValueError(f"replica {name}: capacity={capacity}; give room for one call at least")
         if (existing := self._replicas.get(name)) is not None and existing.state is not DEAD:
             raise ValueError(f"replica {name} exists already, {existing.state}; remove it or take another id")
+        if existing is not None and existing.late is not None:
+            existing.late.cancel()
         replica.outdated = replica.version not in (None, self._committed)
         self._replicas[name] = replica
         self._changed(replica, reason)

@@ -66,10 +66,11 @@ class Replica:
     pauses: int = 0
     resuming: bool = False  # its control is executing a resume
     outdated: bool = False  # it waits for its turn in a weight update: a newer version is committed
-    timed_out: bool = False  # its control did not reply in time: it may be alive, but is not reconnected
+    timed_out: bool = False  # its control did not reply in time: it may be alive
     leases: set[Lease] = field(default_factory=set)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     command: asyncio.Task[Any] | None = None
+    late: asyncio.Task[Any] | None = None  # the command that did not end in time; its end is a sign of life
 
     @property
     def view(self) -> ReplicaView:

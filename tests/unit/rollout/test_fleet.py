@@ -519,3 +519,42 @@ async def test_a_control_that_does_not_reply_in_time_loses_its_replica_and_names
     assert [fleet.timed_out(name) for name in ("good", "hung")] == [False, True]
     lease.release()
     fleet.check_integrity()
+
+
+@pytest.mark.parametrize("died", [False, True])
+async def test_a_late_reply_is_a_sign_of_life_unless_it_says_that_the_replica_died(died: bool) -> None:
+    replied: list[str] = []
+    fleet = Fleet(policy=PrefixAffinity(), deadline_s=0.05, on_late_reply=replied.append)
+    device, done = Device("a"), asyncio.Event()
+    fleet.add("a", engine=device, control=device, capacity=2, version=0)
+
+    async def slow(mode: PauseMode) -> None:
+        await done.wait()
+        if died:
+            raise ReplicaLostError("a", "its server died")
+
+    device.pause = slow  # type: ignore[method-assign]
+    assert await fleet.pause(["a"], PauseMode.KEEP) == [] and fleet.timed_out("a")
+    assert fleet.view[0].state is DEAD and not replied
+    done.set()
+    await settle()
+    assert replied == ([] if died else ["a"])
+
+
+async def test_a_late_reply_of_a_replica_that_was_replaced_or_removed_says_nothing() -> None:
+    replied: list[str] = []
+    fleet = Fleet(policy=PrefixAffinity(), deadline_s=0.05, on_late_reply=replied.append)
+    for end in ("replaced", "removed"):
+        device, done = Device("a"), asyncio.Event()
+        fleet.add("a", engine=device, control=device, capacity=2, version=0)
+        device.pause = lambda mode, done=done: done.wait()  # type: ignore[misc,method-assign]
+        await fleet.pause(["a"], PauseMode.KEEP)
+        if end == "replaced":
+            fleet.add("a", engine=(other := Device("a")), control=other, capacity=2, version=0)
+            assert not fleet.timed_out("a")
+            fleet.lost("a", "for the next case")
+        else:
+            await fleet.remove("a")
+        done.set()
+        await settle()
+    assert replied == []

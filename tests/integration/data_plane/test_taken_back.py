@@ -1,0 +1,135 @@
+"""A replica that was given up, and replies again, is taken back: it serves after its next weight update."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.local_plane import LocalDataPlane
+
+from seamless_verl.data_plane import connections
+from seamless_verl.data_plane.actor import PlaneSettings
+from seamless_verl.rollout.replica_state import DEAD, SERVING, STALE, ReplicaState
+from seamless_verl.rollout.restarts import LossReason
+from seamless_verl.testing.stub_engine import StubEngine
+from seamless_verl.transport import EngineServer, serve_engine
+
+pytestmark = pytest.mark.integration
+NAMES, TOKEN = ("replica-0", "replica-1"), "the replicas'"
+FIRST = NAMES[0]
+LATE_S = 0.5
+
+
+class Server:
+    """The actor of a replica's server, which replies at once; a test replaces one of its methods."""
+
+    def __init__(self) -> None:
+        self.status = self.pause = self.resume = self.update_weights = SimpleNamespace(remote=self.reply)
+
+    async def reply(self, *_: Any) -> tuple[int, None]:
+        return 1, None
+
+
+def listen(name: str, port: int = 0) -> Any:
+    return serve_engine(StubEngine(name), "127.0.0.1", port, token=TOKEN, replica_id=name)
+
+
+@asynccontextmanager
+async def data_plane(**settings: Any) -> AsyncIterator[tuple[LocalDataPlane, EngineServer, Server]]:
+    """A data plane with two replicas that serve version 1; with it the first one's listener and server."""
+    plane = LocalDataPlane(PlaneSettings("local", TOKEN, **settings))
+    listeners, servers = [await listen(name) for name in NAMES], [Server() for _ in NAMES]
+    await plane.start()
+    for name, listener, server in zip(NAMES, listeners, servers, strict=True):
+        await plane.attach(name, "127.0.0.1", listener.port, server)
+    await plane.execute("commit", 1)
+    await plane.execute("update_weights", NAMES, 1, [])
+    assert states(plane) == [SERVING, SERVING]
+    yield plane, listeners[0], servers[0]
+    await plane.stop()
+    for listener in listeners:
+        await listener.close()
+
+
+def states(plane: LocalDataPlane) -> list[ReplicaState]:
+    return [view.state for view in plane.fleet.view]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 a replica's state has no event
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("late", ["pause", "update_weights"])
+async def test_a_late_replica_is_taken_back_when_it_replies(late: str) -> None:
+    async with data_plane(transition_s=LATE_S) as (plane, _, server):
+        replies, in_time = asyncio.Event(), getattr(server, late)
+        setattr(server, late, SimpleNamespace(remote=lambda *_: replies.wait()))
+        await plane.execute(late, [FIRST], *([1, []] if late == "update_weights" else []))
+        assert states(plane) == [DEAD, SERVING]
+        metrics, loss = await plane.metrics(), (await plane.given_up())[FIRST]
+        assert loss.reason is LossReason.LATE and "seamless.watchdog.transition_s" in loss.detail
+        assert (metrics["fleet/given_up/late"], metrics["fleet/taken_back"]) == (1, 0)
+        setattr(server, late, in_time)
+        replies.set()
+        await until(lambda: states(plane)[0] is STALE)
+        assert await plane.given_up() == {} and (await plane.metrics())["fleet/taken_back"] == 1
+        await plane.execute("resume", [FIRST])
+        assert states(plane) == [STALE, SERVING], "its weights are not known"
+        await plane.execute("update_weights", [FIRST], 1, [])
+        assert states(plane) == [SERVING, SERVING]
+        plane.check_integrity()
+
+
+async def test_a_late_replica_that_another_server_will_replace_is_not_taken_back() -> None:
+    async with data_plane(transition_s=LATE_S, restarts=True) as (plane, _, server):
+        replies = asyncio.Event()
+        server.pause = SimpleNamespace(remote=lambda *_: replies.wait())
+        await plane.execute("pause", [FIRST])
+        replies.set()
+        await asyncio.gather(*(task for task in asyncio.all_tasks() if task.get_name() == "late command"))
+        assert states(plane)[0] is DEAD and FIRST in await plane.given_up()
+
+
+async def test_an_unreachable_replica_is_taken_back_when_it_can_be_connected_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connections, "RECONNECT_S", 0.1)
+    monkeypatch.setattr(connections, "RETURN_S", 0.1)
+    async with data_plane() as (plane, listener, _):
+        port = listener.port
+        await listener.close()
+        plane.fleet.lost(FIRST, "the network failed")
+        await until(lambda: FIRST in plane.connections.given_up)
+        assert (await plane.metrics())["fleet/given_up/unreachable"] == 1
+        again = await listen(FIRST, port)
+        await until(lambda: states(plane)[0] is STALE)
+        await plane.execute("update_weights", [FIRST], 1, [])
+        assert states(plane) == [SERVING, SERVING] and not plane.connections.given_up
+        await again.close()
+
+
+async def test_a_server_that_hangs_while_it_is_connected_to_again_holds_no_command_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connections, "RECONNECT_S", 0.1)
+    monkeypatch.setattr(connections, "RETURN_S", 0.1)
+    async with data_plane(transition_s=LATE_S) as (plane, _, server):
+        asked: list[asyncio.Event] = []
+
+        async def hang() -> None:
+            asked.append(asyncio.Event())
+            await asked[-1].wait()
+
+        server.status = SimpleNamespace(remote=hang)
+        plane.fleet.lost(FIRST, "the network failed")
+        await asyncio.wait_for(plane.execute("commit", 2), 60)
+        loss = (await plane.given_up())[FIRST]
+        assert loss.reason is LossReason.UNREACHABLE and "has not replied" in loss.detail
+        await until(lambda: len(asked) > 3)  # by the looks for its return
+        assert FIRST in plane.connections.given_up and not plane.connections.missing
