@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from seamless_verl.errors import JournalError
+from seamless_verl.errors import ConfigError, JournalError, shorten
 from seamless_verl.journal.events import GroupOutcome, OutsideEvent, RequestRefused
 from seamless_verl.journal.protocol import (
     SessionSummary,
@@ -25,6 +25,7 @@ from seamless_verl.journal.protocol import (
     outcome_of,
 )
 from seamless_verl.journal.schema import (
+    WAY_OUT,
     check_version,
     from_json,
     has_grammar,
@@ -68,11 +69,11 @@ class JournalReader:
     """The journal in the file `path`, for reading only.
 
     Every method raises JournalError if the file is missing or cannot be read as a journal, and ConfigError if a
-    newer release made it.
+    newer release made it. With `unwritten` no process may write the file meanwhile; reading leaves no file beside it.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, *, unwritten: bool = False) -> None:
+        self.path, self._unwritten = path, unwritten
 
     def restore(self) -> tuple[StoredSession, ...]:
         """All open sessions, oldest first."""
@@ -142,12 +143,17 @@ class JournalReader:
     def _snapshot(self) -> Iterator[sqlite3.Connection]:
         db: sqlite3.Connection | None = None
         try:
-            db = read_only(self.path)
+            db = read_only(self.path, unwritten=self._unwritten)
             db.execute("BEGIN")
             check_version(db, self.path)
             yield db
         except sqlite3.Error as error:
             raise journal_error(self.path, error) from error
+        except ConfigError:
+            raise
+        except (ValueError, LookupError, TypeError, AttributeError) as error:  # of rows that no journal wrote
+            reason = f"it has a row that cannot be read: {type(error).__name__}: {shorten(error)}"
+            raise JournalError(str(self.path), reason, WAY_OUT) from error
         finally:
             if db is not None:
                 db.close()

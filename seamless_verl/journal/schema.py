@@ -56,7 +56,6 @@ INDEXES = {
 }
 
 PRIVATE = 0o600  # the mode of a new file; SQLite gives its log the same
-WHOLE_BYTES = 256 << 20  # up to this size `check_file` reads everything
 PAGE_BYTES = 4096  # measured no slower than 8192 and 16384, and a commit writes whole pages
 CHECKPOINT_PAGES = 8000  # of log, 32 MB, before they move into the file: that flushes the disk and delays appends
 GROWING_KEYS = ("messages", "input")  # a conversation grows at its end; stored last, so that requests share a prefix
@@ -91,41 +90,16 @@ def open_for_writing(path: Path) -> Iterator[sqlite3.Connection]:
             db.close()
 
 
-def check_file(path: Path) -> None:
-    """Reads the journal of an earlier run, as far as seconds allow, and changes nothing; an empty file is a new one.
+def read_only(path: Path, *, unwritten: bool = False) -> sqlite3.Connection:
+    """A connection that cannot change the file.
 
-    Raises:
-        ConfigError: a newer release made it.
-        JournalError: it is another program's database, or damaged.
+    Where no process writes it (`unwritten`), it leaves no file beside it either: SQLite makes two for readers, unless
+    it is told that the file cannot change. It cannot where there is no log of a writer that was killed.
     """
-    if not path.exists() or path.stat().st_size == 0:
-        return
-    db = read_only(path)
-    try:
-        check_version(db, path)
-        if path.stat().st_size <= WHOLE_BYTES:
-            found = [row[0] for row in db.execute("PRAGMA quick_check(1)") if row[0] != "ok"]
-        else:  # what a cut takes away is at the end of each table
-            found = [
-                str(row) for table in tables_of(db) for row in db.execute(f"SELECT max(rowid) FROM {table}") if not row
-            ]
-    except sqlite3.Error as error:
-        raise journal_error(path, error) from error
-    finally:
-        db.close()
-    if found:
-        raise JournalError(str(path), found[0], WAY_OUT)
-
-
-def tables_of(db: sqlite3.Connection) -> list[str]:
-    """Those of TABLES that the file has; one of an earlier release lacks the later ones."""
-    present = {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type='table'")}
-    return [table for table in TABLES if table in present]
-
-
-def read_only(path: Path) -> sqlite3.Connection:
-    """A connection that cannot change the file."""
-    return sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, isolation_level=None)
+    log = Path(f"{path}-wal")
+    complete = unwritten and not (log.exists() and log.stat().st_size)
+    options = "mode=ro&immutable=1" if complete else "mode=ro"
+    return sqlite3.connect(f"file:{quote(str(path))}?{options}", uri=True, isolation_level=None)
 
 
 def _prepare(db: sqlite3.Connection, path: Path) -> None:

@@ -16,7 +16,7 @@ from seamless_verl.config.checks.roles import joins_cluster
 from seamless_verl.config.checks.settings import Problem, Settings, check
 from seamless_verl.config.schema import JOURNAL as JOURNAL_NAME
 from seamless_verl.errors import ConfigError, JournalError
-from seamless_verl.journal.schema import check_file
+from seamless_verl.journal.checking import check_file
 from seamless_verl.runtime.locks import is_locked, lock_file
 
 ENABLED = "seamless.gateway.enabled"

@@ -29,7 +29,7 @@ from seamless_verl.journal import (
     SqliteJournal,
     validator,
 )
-from seamless_verl.journal.schema import check_file
+from seamless_verl.journal.checking import check_file
 from seamless_verl.trajectory.records import TokenChunk
 
 
@@ -210,9 +210,52 @@ def test_a_damaged_journal_is_found_before_a_run_and_not_changed(tmp_path: Path,
     assert len(whole) > 6 * 4096
     damaged = whole[: len(whole) // 2] if damage == "cut" else whole[:4096] + bytes(4096) * 3 + whole[4 * 4096 :]
     path.write_bytes(damaged)
+    before = sorted(tmp_path.iterdir())
     with pytest.raises(JournalError, match=r"journal\.sqlite"):
         check_file(path)
-    assert path.read_bytes() == damaged
+    assert path.read_bytes() == damaged and sorted(tmp_path.iterdir()) == before
+
+
+def test_a_row_that_cannot_be_read_is_found_before_a_run(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    with open_journal(tmp_path) as journal:
+        write(journal, session_opened(), call_started())
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("UPDATE sessions SET settings=x'7b22c6'")
+        db.commit()
+    with pytest.raises(JournalError, match=r"a row that cannot be read: UnicodeDecodeError"):
+        check_file(path)
+
+
+def test_what_is_checked_gets_no_file_beside_it(tmp_path: Path) -> None:
+    """Neither a journal nor another program's database, which has a log of its own too."""
+    open_journal(tmp_path).close()
+    with closing(sqlite3.connect(tmp_path / "theirs.sqlite")) as db:
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("CREATE TABLE theirs (x)")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    check_file(tmp_path / "journal.sqlite")
+    with pytest.raises(JournalError, match="some other program"):
+        check_file(tmp_path / "theirs.sqlite")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_the_log_of_a_writer_that_was_killed_is_checked_too(tmp_path: Path) -> None:
+    killed = tmp_path / "killed"
+    killed.mkdir()
+    with open_journal(tmp_path) as journal:
+        write(journal, *(session_opened(f"s{number}") for number in range(400)))
+        for file in tmp_path.glob("journal.sqlite*"):
+            (killed / file.name).write_bytes(file.read_bytes())
+    path = killed / "journal.sqlite"
+    assert path.with_name("journal.sqlite-wal").stat().st_size > 4096
+    check_file(path)
+    assert len(JournalReader(path).sessions()) == 400
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("UPDATE sessions SET settings=x'7b22c6'")
+        db.commit()
+        with pytest.raises(JournalError, match="a row that cannot be read"):
+            check_file(path)
 
 
 def test_no_journal_and_an_empty_one_are_new_ones(tmp_path: Path) -> None:

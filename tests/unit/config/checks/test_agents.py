@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import socket
-from contextlib import suppress
+import sqlite3
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from support.config import assert_refused, refused, tiny_plain
 
 from seamless_verl.config import preflight
 from seamless_verl.config.checks.serve_options import name_of, serve_options
+from seamless_verl.journal import SqliteJournal
 
 AGENT = "actor_rollout_ref.rollout.agent"
 LOOPS, DEFAULT = f"{AGENT}.agent_loop_config_path", f"{AGENT}.default_agent_loop"
@@ -204,6 +206,33 @@ def test_the_journal(folder: Path) -> None:
     for bad, said in [(".", "is a folder"), ("file/journal", "no folder can be made"), ("file", "is no journal")]:
         (problem,) = refused(tiny_plain(folder, ON, f"{key}={bad}"))
         assert (problem.key, problem.value) == (key, bad) and said in problem.reason and key in problem.way_out
+
+
+@pytest.mark.parametrize(
+    ("spoil", "named"),
+    [
+        ("PRAGMA user_version=99", "its format is 99"),
+        ("PRAGMA application_id=7", "some other program"),
+        ("INSERT INTO sessions VALUES (1, 's', 'u', x'c6', 0)", "a row that cannot be read"),
+        (None, "journal.sqlite"),
+    ],
+)
+def test_a_journal_that_cannot_be_continued_is_refused_and_not_changed(
+    folder: Path, spoil: str | None, named: str
+) -> None:
+    own = folder / "own"
+    path = own / "journal.sqlite"
+    SqliteJournal(path).close()
+    if spoil is None:
+        path.write_bytes(path.read_bytes()[:8192])
+    else:
+        with closing(sqlite3.connect(path)) as db:
+            db.execute(spoil)
+            db.commit()
+    before = {file.name: file.read_bytes() for file in own.iterdir()}
+    (problem,) = refused(tiny_plain(folder, ON, f"{GATEWAY}.journal={path}"))
+    assert problem.key == f"{GATEWAY}.journal" and named in problem.reason
+    assert {file.name: file.read_bytes() for file in own.iterdir()} == before
 
 
 def test_a_journal_that_may_not_be_written(folder: Path) -> None:
