@@ -37,6 +37,7 @@ from seamless_verl.journal import (
     SessionClosed,
     SqliteJournal,
     Stage,
+    StoredSession,
 )
 from seamless_verl.journal.recovery import read_closed_session
 from seamless_verl.rollout.call import Calls
@@ -154,10 +155,8 @@ class Sessions:
         self.recorder = JournalRecorder(self.journal, on_closed=self._session_closed)
         if restarted:
             self.closed = {session.session_id: asyncio.Event() for session in open_sessions if is_awaited(session)}
-        else:  # sessions of an earlier run, whose agents have ended with it
-            for session in open_sessions:
-                cut = [CallEnded(call.call_id, Finish.CANCELLED) for call in session.calls if call.interrupted]
-                await self.journal.append(*cut, SessionClosed(session.session_id, Closed.ABANDONED))
+        else:
+            await self._end_earlier_run(open_sessions)
         settings = self.settings
         options = GatewaySettings(
             settings.model,
@@ -186,6 +185,20 @@ class Sessions:
             self.admin_file
         )
         logger.info("The gateway's admin API: address and key are in %s", self.admin_file)
+
+    async def _end_earlier_run(self, open_sessions: Sequence[StoredSession]) -> None:
+        """Ends what an earlier run left, whose agents and agent loops have ended with it, so that it can be compacted.
+
+        A session whose hand-over has begun may be in that run's checkpoint: what becomes of it is not known here.
+        """
+        for session in open_sessions:
+            cut = [CallEnded(call.call_id, Finish.CANCELLED) for call in session.calls if call.interrupted]
+            await self.journal.append(*cut, SessionClosed(session.session_id, Closed.ABANDONED))
+        note = HandedNote(reason="its run ended before it").as_dict(kept=False)
+        for session_id, stage in await asyncio.to_thread(self.journal.not_handed_over):
+            begun = [self._hand_over_begun(session_id)] if stage is Stage.CLOSED else []
+            ended = HandedOver(session_id, time.time(), note if stage is Stage.CLOSED else {})
+            await self.journal.append(*begun, ended)
 
     async def _open_journal(self) -> SqliteJournal:
         limit = time.monotonic() + LOCKED_S

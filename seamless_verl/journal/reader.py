@@ -81,6 +81,13 @@ class JournalReader:
             query = f"SELECT session_id FROM sessions WHERE {STAGE}=0 ORDER BY n"
             return tuple(_read_session(db, row[0]) for row in db.execute(query).fetchall())
 
+    def not_handed_over(self) -> tuple[tuple[str, Stage], ...]:
+        """The ids of closed sessions whose hand-over has not ended, oldest first, each with its stage."""
+        with self._snapshot() as db:
+            between = f"BETWEEN {STAGES.index(Stage.CLOSED)} AND {STAGES.index(Stage.HANDING)}"
+            rows = db.execute(f"SELECT session_id, {STAGE} AS stage FROM sessions WHERE stage {between} ORDER BY n")
+            return tuple((session_id, STAGES[stage]) for session_id, stage in rows)
+
     def stage(self, session_id: str) -> Stage | None:
         """The session's stage; None if it is unknown or deleted."""
         with self._snapshot() as db:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -85,10 +86,17 @@ async def test_a_session_closed_again_is_the_same_also_after_a_restart(nano: Pat
             await second.acknowledge(still_open, kept=False)
             assert second.account == Account(18, 9, {DropReason.SESSION: 9}), "nothing of a failed session is trained"
             orphan = (await second.open({"uid": "u"}))["session_id"]
+            untaken, begun = [(await second.open({"uid": "u"}))["session_id"] for _ in range(2)]
+            await second._close(untaken, "finished")
+            await second.close(begun, "finished", 0)
         async with sessions(nano, journal, restarted=False) as other_run:
             assert orphan not in other_run.closed
-            (summary,) = [row for row in reader.sessions() if row.session_id == orphan]
-            assert (summary.stage, summary.reason) == (Stage.CLOSED, "abandoned")
+            rows = {row.session_id: row for row in reader.sessions()}
+            assert {row.stage for row in rows.values()} == {Stage.HANDED}, "it would be kept for ever"
+            assert [rows[name].reason for name in (orphan, untaken, begun)] == ["abandoned", "finished", "finished"]
+            assert [rows[name].outcome for name in (orphan, untaken, begun)] == ["dropped", "dropped", "-"]
+            await other_run.journal.compact(time.time() + 1)
+            assert reader.sessions() == ()
 
 
 async def test_what_became_of_a_group_is_in_the_account_and_in_the_journal(nano: Path, tmp_path: Path) -> None:
