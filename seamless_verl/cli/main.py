@@ -12,22 +12,25 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from seamless_verl.cli import check, plan, runner, trajectories
+from seamless_verl.cli import check, doctor, plan, runner, trajectories
 from seamless_verl.errors import ConfigError, JournalError, OutsideApiError
 
 PROG = "seamless-verl"
 USER_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141  # the last two as a shell reports death by SIGINT and SIGPIPE
-COMMANDS = (check.add_command, trajectories.add_command, plan.add_command, runner.add_command)
+COMMANDS = (check.add_command, doctor.add_command, trajectories.add_command, plan.add_command, runner.add_command)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns the exit code. A user's mistake is 2, with one line per mistake on stderr."""
+    """Runs one command; returns the exit code. A user's mistake is 2, with one line per mistake on stderr.
+
+    A command's function may return a code of its own; None is 0.
+    """
     arguments = sys.argv[1:] if argv is None else list(argv)
     if arguments[:1] == [check.NAME]:
         check.become_check(arguments[1:])
     args = make_parser().parse_args(arguments)
     try:
-        args.run(args)
+        code: int | None = args.run(args)
         sys.stdout.flush()
     except (ConfigError, JournalError, OutsideApiError) as error:
         mistakes = error.mistakes if isinstance(error, ConfigError) else (error,)  # a config may have several
@@ -40,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return BROKEN_PIPE
     except KeyboardInterrupt:
         return INTERRUPTED
-    return 0
+    return code or 0
 
 
 class Parser(argparse.ArgumentParser):
@@ -53,7 +56,7 @@ class Parser(argparse.ArgumentParser):
 def make_parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
     parser: argparse.ArgumentParser = Parser(
-        prog=PROG, description="Check, plan or inspect a seamless_verl run, or run agents for it."
+        prog=PROG, description="Check, plan or inspect a seamless_verl run or its machine, or run agents for it."
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for add_command in COMMANDS:

@@ -38,6 +38,7 @@ PURE = (
     "client",
     "runner.process",
     "cli.main",
+    "doctor.gather",
     *(f"resources.{name}" for name in ("plan", "memory_fit")),
     *(f"bench.training.{name}" for name in ("arms", "engine_baseline", "figures", "report", "running", "workloads")),
 )

@@ -48,9 +48,10 @@ BELOW = {
         *("rollout", "data_plane", "weights", "replica", "agent_loops", "algorithms"),
     },
     "simulator": {"errors", "runtime", "resources"},
+    "doctor": {"errors", "runtime", "config", "resources", "platform"},
     "cli": {
         *("errors", "runtime", "trajectory", "journal", "config", "resources", "platform"),
-        *("agents", "client", "runner"),
+        *("agents", "client", "runner", "doctor"),
     },
     "bench": {
         *("errors", "tiny", "trajectory", "journal", "rollout", "transport", "testing", "gateway"),

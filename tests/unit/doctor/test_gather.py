@@ -1,0 +1,35 @@
+"""What the doctor reads of the system's files."""
+
+from __future__ import annotations
+
+from seamless_verl.doctor.gather import chosen_of, mount_of, processor_flags, reserved_huge_bytes
+
+MOUNTS = r"""/dev/vda / ext4 rw,relatime 0 0
+tmpfs /tmp tmpfs rw,noexec 0 0
+server:/x /tmp/shared\040data nfs4 rw 0 0
+tmpfs /temporary tmpfs rw 0 0
+broken
+"""
+
+
+def test_the_mount_of_a_path_is_the_innermost() -> None:
+    assert mount_of(MOUNTS, "/home/u") == ("ext4", frozenset({"rw", "relatime"}))
+    assert mount_of(MOUNTS, "/tmp/a/b") == ("tmpfs", frozenset({"rw", "noexec"}))
+    assert mount_of(MOUNTS, "/tmp/shared data") == ("nfs4", frozenset({"rw"}))
+    assert mount_of(MOUNTS, "/") == ("ext4", frozenset({"rw", "relatime"}))
+    assert mount_of("", "/tmp") == ("", frozenset())
+
+
+def test_a_later_mount_hides_an_earlier_one() -> None:
+    assert mount_of(f"{MOUNTS}overlay /tmp overlay rw 0 0\n", "/tmp/a")[0] == "overlay"
+
+
+def test_words_and_numbers_of_the_kernel() -> None:
+    assert chosen_of("always [madvise] never\n") == "madvise"
+    assert chosen_of("") is None
+    meminfo = "MemTotal: 64000 kB\nHugePages_Total:      12\nHugepagesize:       2048 kB\n"
+    assert reserved_huge_bytes(meminfo) == 12 * 2048 * 1024
+    assert reserved_huge_bytes("MemTotal: 64000 kB\n") == 0
+    cpuinfo = "processor\t: 0\nflags\t\t: fpu avx2 avx512f\n\nprocessor\t: 1\nflags\t\t: fpu\n"
+    assert processor_flags(cpuinfo) == {"fpu", "avx2", "avx512f"}
+    assert processor_flags("Features : neon") == set()
