@@ -1,1 +1,1 @@
-"""Corrections for tokens of older weights: losses, masks and step sizes beside verl's own, one method a file."""
+"""Methods beside verl's own, one a file: corrections for tokens of older weights, and advantage estimators."""

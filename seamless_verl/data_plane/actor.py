@@ -38,7 +38,7 @@ from seamless_verl.rollout.replica_state import DEAD, PAUSED, RELEASED, SERVING,
 from seamless_verl.rollout.restarts import LossReason, ReplicaLoss
 from seamless_verl.rollout.routing import PrefixAffinity, ReplicaView
 from seamless_verl.runtime.process import freeze_imports, show_log, stack_report
-from seamless_verl.trajectory.account import drop_masked
+from seamless_verl.trajectory.account import DropReason, drop_masked
 from seamless_verl.trajectory.records import Finish
 
 __all__ = ["DataPlane", "FinishedSession", "Generated", "PlaneSettings"]
@@ -109,7 +109,7 @@ class DataPlane:
         self.saving: asyncio.Task[None] | None = None
         self.failed: PlaneFailedError | None = None
         self.stopping = False
-        self.masked = 0  # tokens masked for their age
+        self.masked: Counter[DropReason] = Counter()  # tokens that the trainer masked
         self.set_up_process()
 
     def set_up_process(self) -> None:
@@ -252,14 +252,16 @@ class DataPlane:
             if not (loading or paused or serving or self._awaited()):
                 raise ReplicaLostError(", ".join(self.fleet), f"no replica serves version {self.fleet.committed}")
             metrics = sum_metrics([await self.metrics(), *await self._on_others("checked_metrics", loading)])
-            return drop_masked(metrics, self.masked)
+            for reason, tokens in self.masked.items():
+                metrics = drop_masked(metrics, tokens, reason)
+            return metrics
 
-    def count_masked(self, tokens: int) -> None:
-        """Counts tokens that the trainer masked for their age; called on the first data plane, for those of all.
+    def count_masked(self, tokens: int, reason: DropReason = DropReason.STALE) -> None:
+        """Counts tokens that the trainer masked; called on the first data plane, for those of all.
 
         The count begins again when the first data plane does.
         """
-        self.masked += tokens
+        self.masked[reason] += tokens
 
     async def metrics(self) -> dict[str, float]:
         """Metrics of this data plane alone."""

@@ -84,16 +84,32 @@ def advantage_by_session(data: Any, batch_keys: Sequence[str], adv_estimator: An
         return compute_advantage_for_multi_trajectories(
             data, batch_keys=batch_keys, adv_estimator=adv_estimator, **arguments
         )
-    mask = data.batch["response_mask"]
+    sessions = rows_of_sessions(batch_keys)
+    chosen = outcome_rows(batch_keys, data.batch["response_mask"], sessions)
+    outcome = compute_advantage(data.select_idxs(chosen), adv_estimator=adv_estimator, **arguments)
+    return put_advantages(data, sessions, outcome)
+
+
+def rows_of_sessions(batch_keys: Sequence[str]) -> list[list[int]]:
+    """The rows of each session, sessions in the order of their first rows."""
     rows = defaultdict[str, list[int]](list)
     for i, key in enumerate(batch_keys):
         rows[session_of(key)].append(i)
-    chosen = [_outcome_row(batch_keys, mask, of_session) for of_session in rows.values()]
-    outcome = compute_advantage(data.select_idxs(chosen), adv_estimator=adv_estimator, **arguments)
+    return list(rows.values())
+
+
+def outcome_rows(keys: Sequence[str], mask: torch.Tensor, sessions: Sequence[Sequence[int]]) -> list[int]:
+    """Of each session the row that stands for it; `mask` is that of the responses, [rows, response]."""
+    return [_outcome_row(keys, mask, rows) for rows in sessions]
+
+
+def put_advantages(data: Any, sessions: Sequence[Sequence[int]], outcome: Any) -> Any:
+    """Gives the advantage of each session's row in `outcome` to all its trained tokens in `data`; returns `data`."""
+    mask = data.batch["response_mask"]
     first = outcome.batch["response_mask"].argmax(dim=1)
     advantages = torch.zeros_like(data.batch["token_level_rewards"])
-    for number, of_session in enumerate(rows.values()):
-        advantages[of_session] = outcome.batch["advantages"][number, first[number]] * mask[of_session]
+    for number, rows in enumerate(sessions):
+        advantages[list(rows)] = outcome.batch["advantages"][number, first[number]] * mask[list(rows)]
     data.batch["advantages"] = data.batch["returns"] = advantages
     return data
 

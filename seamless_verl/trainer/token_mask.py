@@ -1,4 +1,4 @@
-"""Masks the generated tokens of a batch that are too old to train, by their weight versions.
+"""Masks generated tokens of a batch that are not trained: too old by their weight versions, or of rows left out.
 
 The mask is decided once, when the batch is taken, since the trainer's version is known only then. Masked tokens are
 counted as dropped in the run's token account.
@@ -6,11 +6,12 @@ counted as dropped in the run's token account.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 import transfer_queue as tq
+from tensordict import TensorDict
 
 from seamless_verl.trajectory.policies import TokenPolicy, TokenView
 from seamless_verl.trajectory.records import Grammar
@@ -29,11 +30,23 @@ def mask_stale(batch: Any, policy: TokenPolicy, trainer_version: int) -> tuple[i
     after = masks(zip(data["weight_version"].unbind(), before, strict=True), policy, trainer_version)
     trained, generated = (sum(int(mask.sum()) for mask in column) for column in (after, before))
     if trained < generated:
-        nested = torch.nested.as_nested_tensor(after, layout=torch.jagged)
-        data["response_mask"], data["loss_mask"] = nested, nested.clone()
-        fields = data.select("response_mask", "loss_mask")
-        tq.kv_batch_put(keys=keys, partition_id=batch.partition_id, fields=fields)
+        put_masks(batch, keys, after)
     return trained, generated - trained
+
+
+def mask_rows(batch: Any, keys: Sequence[str]) -> int:
+    """Masks these rows whole in TransferQueue; returns how many tokens of theirs would have been trained."""
+    data = tq.kv_batch_get(keys=list(keys), partition_id=batch.partition_id, select_fields=["response_mask"])
+    before = list(data["response_mask"].unbind())
+    put_masks(batch, keys, [torch.zeros_like(mask) for mask in before])
+    return sum(int(mask.sum()) for mask in before)
+
+
+def put_masks(batch: Any, keys: Sequence[str], masks: Sequence[torch.Tensor]) -> None:
+    """Writes these rows' masks, [R] each, for verl's two names of them."""
+    nested = torch.nested.as_nested_tensor(list(masks), layout=torch.jagged)
+    fields = TensorDict({"response_mask": nested, "loss_mask": nested.clone()}, batch_size=len(keys))
+    tq.kv_batch_put(keys=list(keys), partition_id=batch.partition_id, fields=fields)
 
 
 def own_keys(batch: Any) -> list[str]:

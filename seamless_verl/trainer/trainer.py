@@ -17,10 +17,12 @@ from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.utils.debug import marked_timer
 
+from seamless_verl.config.checks.estimators import OWN_ESTIMATORS
 from seamless_verl.platform.adaptation import rebound
 from seamless_verl.runtime.checkpoint_cleanup import marked_save, remove_emptied
 from seamless_verl.runtime.process import freeze_imports
 from seamless_verl.trainer.corrected_update import UPDATE, update_numbers
+from seamless_verl.trainer.own_estimators import OwnEstimate
 from seamless_verl.trainer.scheduling_checkpoint import checkpoint_of, load_scheduling, save_scheduling
 from seamless_verl.trainer.session_weight import (
     advantage_by_session,
@@ -29,7 +31,8 @@ from seamless_verl.trainer.session_weight import (
     put_row_weights,
 )
 from seamless_verl.trainer.setup import TrainerSetup
-from seamless_verl.trainer.token_mask import agreement, mask_stale
+from seamless_verl.trainer.token_mask import agreement, mask_rows, mask_stale
+from seamless_verl.trajectory.account import DropReason
 
 TRAIN_ALL = "train_all"
 
@@ -117,11 +120,26 @@ class SeamlessTrainer(TrainerSetup):
         return max(1, self.bound.batch // int(config.ppo_mini_batch_size))
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        if not self.weighs_sessions:
+        if self.config.algorithm.adv_estimator in OWN_ESTIMATORS:
+            batch = self._own_advantage(batch, metrics)
+        elif self.weighs_sessions:
+            with rebound(trainer_base, compute_advantage_for_multi_trajectories=advantage_by_session):
+                batch = super()._compute_advantage(batch, metrics)
+        else:
             return super()._compute_advantage(batch, metrics)
-        with rebound(trainer_base, compute_advantage_for_multi_trajectories=advantage_by_session):
+        return put_row_weights(batch) if self.weighs_sessions else batch
+
+    def _own_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        """By an estimator of this package; masks the rows that it leaves out of training."""
+        estimate = OwnEstimate()
+        with rebound(trainer_base, compute_advantage_for_multi_trajectories=estimate):
             batch = super()._compute_advantage(batch, metrics)
-        return put_row_weights(batch)
+        metrics.update(estimate.metrics)
+        if estimate.untrained:
+            masked = mask_rows(batch, estimate.untrained)
+            metrics["seamless/tokens/masked_as_pivot"] = masked
+            ray.get(self.data_plane.actor.count_masked.remote(masked, DropReason.PIVOT))
+        return batch
 
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
         correction, update = self.seamless.correction, self.step_batches - 1

@@ -34,6 +34,8 @@ class DropReason(StrEnum):
     """its whole session was dropped: its agent was ended at its time limit"""
     GROUP = "group"
     """its group was dropped after it was handed over: too old, or filtered"""
+    PIVOT = "pivot"
+    """its session was the median of its group, by which an advantage estimator measures the others"""
     VALIDATION = "validation"
     """its session was of a validation, which trains nothing"""
 
@@ -85,13 +87,13 @@ class Account:
             raise IntegrityError("tokens generated against trained and dropped", self.generated, accounted)
 
 
-def drop_masked(metrics: Mapping[str, float], masked: int) -> dict[str, float]:
-    """An account's metrics with `masked` tokens counted as dropped for their age, not as trained.
+def drop_masked(metrics: Mapping[str, float], masked: int, reason: DropReason = DropReason.STALE) -> dict[str, float]:
+    """An account's metrics with `masked` tokens counted as dropped for this reason, not as trained.
 
     Sessions are counted as trained when TransferQueue has them, before their tokens are masked. An account that began
     again since then may hold fewer than were masked, and is never below zero. Metrics without an account are returned
     as they are.
     """
-    trained, stale = "tokens/trained", f"tokens/dropped/{DropReason.STALE}"
+    trained, dropped = "tokens/trained", f"tokens/dropped/{reason}"
     moved = min(masked, metrics.get(trained, 0.0))
-    return {**metrics, **({trained: metrics[trained] - moved, stale: metrics[stale] + moved} if moved else {})}
+    return {**metrics, **({trained: metrics[trained] - moved, dropped: metrics[dropped] + moved} if moved else {})}

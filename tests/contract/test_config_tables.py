@@ -10,6 +10,7 @@ import pytest
 from packaging.version import Version
 
 from seamless_verl.config.checks.corrections import OWN_LOSSES
+from seamless_verl.config.checks.estimators import OWN_ESTIMATORS
 from seamless_verl.config.checks.hosts import (
     ADVANTAGES,
     DERIVED_HEAD_DIM,
@@ -60,10 +61,11 @@ def test_what_verl_finds_by_name() -> None:
     from verl.utils import tracking
     from verl.utils.tracking import Tracking
 
-    from seamless_verl.trainer import workers
+    from seamless_verl.trainer import own_estimators, workers
 
     assert workers.REGISTERED, "its import registers our losses beside verl's"
-    assert sorted(ADV_ESTIMATOR_REGISTRY) == list(ADVANTAGES)
+    assert own_estimators.REGISTERED, "its import registers our estimators"
+    assert sorted(ADV_ESTIMATOR_REGISTRY) == sorted((*ADVANTAGES, *OWN_ESTIMATORS))
     assert sorted(POLICY_LOSS_REGISTRY) == sorted((*POLICY_LOSSES, *OWN_LOSSES))
     assert {*Tracking.supported_backend, "tracking"} == set(LOGGERS)
     source = inspect.getsource(tracking)

@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from packaging.version import Version
 
 from seamless_verl.config.checks.corrections import LOSS_MODE, OWN_LOSSES
+from seamless_verl.config.checks.estimators import ESTIMATOR, OWN_ESTIMATORS
 from seamless_verl.config.checks.roles import MEGATRON, ROLLOUT_KEY, joins_cluster, uses_megatron
 from seamless_verl.config.checks.settings import Problem, Settings, check
 from seamless_verl.runtime.fields import nearest
@@ -198,7 +199,7 @@ def _used(settings: Settings) -> list[str]:
 
 
 TABLES: Mapping[str, tuple[str, ...]] = {
-    "algorithm.adv_estimator": ADVANTAGES,
+    ESTIMATOR: (*ADVANTAGES, *OWN_ESTIMATORS),
     "algorithm.kl_ctrl.type": ("adaptive", "fixed"),
     LOSS_MODE: (*POLICY_LOSSES, *OWN_LOSSES),
 }

@@ -14,6 +14,7 @@ from enum import Enum
 from operator import attrgetter
 
 from seamless_verl.config import engine_kwargs
+from seamless_verl.config.checks.estimators import OWN_ESTIMATORS
 from seamless_verl.config.checks.roles import (
     by_tags,
     has_reward_model,
@@ -134,7 +135,7 @@ def _ahead(settings: Settings) -> list[Problem]:
 
 RELATIVE = (
     *("grpo", "grpo_vectorized", "grpo_passk", "gdpo", "rloo", "rloo_vectorized", "opo", "gpg"),
-    *("reinforce_plus_plus_baseline", "optimal_token_baseline", "tir_optimal_token_baseline"),
+    *("reinforce_plus_plus_baseline", "optimal_token_baseline", "tir_optimal_token_baseline", *OWN_ESTIMATORS),
 )
 """Estimators that compare the sessions of a group with each other."""
 

@@ -21,6 +21,12 @@ def test_masked_tokens_are_dropped_and_the_account_still_adds_up(masked: int) ->
     assert before == ACCOUNT.metrics() | {"fleet/serving": 2.0}, "the caller's metrics changed"
 
 
+def test_what_is_masked_for_two_reasons_is_dropped_for_both() -> None:
+    metrics = drop_masked(drop_masked(ACCOUNT.metrics(), 30), 20, DropReason.PIVOT)
+    assert metrics["tokens/trained"] == 30
+    assert metrics["tokens/dropped/stale"] == 35 and metrics["tokens/dropped/pivot"] == 20
+
+
 @pytest.mark.parametrize("masked", [81, 1000])
 def test_an_account_that_restarted_with_its_data_plane_is_never_below_zero(masked: int) -> None:
     metrics = drop_masked(ACCOUNT.metrics(), masked)

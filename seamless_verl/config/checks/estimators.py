@@ -1,0 +1,32 @@
+"""Checks of the advantage estimators of this package: the mode that they need, and the size of a group."""
+
+from __future__ import annotations
+
+from seamless_verl.config.checks.settings import Problem, Settings, check
+
+ESTIMATOR = "algorithm.adv_estimator"
+SESSIONS = "actor_rollout_ref.rollout.n"
+MEDIAN = "mc_grpo"
+OWN_ESTIMATORS = (MEDIAN, "grpo_novelty")
+"""They compare the sessions of a group, which our trainer tells apart."""
+
+
+@check
+def check_own_estimators(settings: Settings) -> list[Problem]:
+    """An estimator of this package runs in our mode, on groups in which sessions can be compared."""
+    estimator = settings.get(ESTIMATOR)
+    if estimator not in OWN_ESTIMATORS:
+        return []
+    if settings.mode != "seamless":
+        way_out = f"Set trainer.v1.trainer_mode=seamless, or {ESTIMATOR}=grpo"
+        return [Problem(ESTIMATOR, estimator, "is registered by the seamless trainer alone", way_out)]
+    sessions = settings.integer(SESSIONS)
+    if sessions == 1:
+        alone = "it is its own pivot, which is not trained" if estimator == MEDIAN else "nothing to compare it with"
+        reason = f"has groups of {SESSIONS}=1 session: {alone}"
+        least = 3 if estimator == MEDIAN else 2
+        return [Problem(ESTIMATOR, estimator, reason, f"Set {SESSIONS}={least} or more, or another estimator")]
+    if estimator == MEDIAN and sessions % 2 == 0:
+        reason = f"has no pivot in groups of {SESSIONS}={sessions}, an even number: the median is between two sessions"
+        return [Problem(ESTIMATOR, estimator, reason, f"Set {SESSIONS}={sessions + 1}", warning=True)]
+    return []

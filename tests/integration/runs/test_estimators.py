@@ -1,0 +1,33 @@
+"""Runs with each advantage estimator of this package, of agents whose tokens are on the run's account."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.job import AGENT, run
+
+pytestmark = [pytest.mark.integration, pytest.mark.long]
+
+
+@pytest.mark.parametrize("name", ["mc_grpo", "grpo_novelty"])
+def test_an_estimator_trains_and_every_token_is_accounted_for(nano: Path, tmp_path: Path, name: str) -> None:
+    options = AGENT | {
+        "algorithm__adv_estimator": name,
+        "actor_rollout_ref__rollout__n": 3,
+        "trainer__total_training_steps": 2,
+    }
+    steps = run(tmp_path, nano, **options).metrics()
+    assert steps.keys() == {1, 2}
+    for metrics in steps.values():
+        assert metrics["actor/grad_norm"] > 0
+        assert metrics["critic/advantages/min"] < 0 < metrics["critic/advantages/max"] <= 3
+    last = steps[2]
+    dropped = {key: value for key, value in last.items() if key.startswith("tokens/dropped/")}
+    assert last["tokens/generated"] == last["tokens/trained"] + sum(dropped.values())
+    pivots = sum(metrics.get("seamless/tokens/masked_as_pivot", 0) for metrics in steps.values())
+    assert dropped["tokens/dropped/pivot"] == pivots
+    if name == "mc_grpo":
+        assert pivots >= 2 * 8, "each step has eight groups, with a pivot of one token or more each"
+    else:
+        assert pivots == 0 and last["seamless/novelty/bonus"] >= 0

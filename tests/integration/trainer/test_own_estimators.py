@@ -1,0 +1,73 @@
+"""This package's estimators in the place of verl's: one row of each session, and what is left out of training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.integration
+KEYS = ["u_0_0", "u_0_1", "u_1_0", "u_2_0", "u_2_1"]  # sessions of two rows, of one and of two
+MASKS = [[1, 1], [1, 0], [1, 1], [1, 0], [0, 0]]
+REWARDS = [0.0, 0.0, 1.0, 0.5, 0.5]
+LOG_PROBS = [[-1.0, -1.0], [-4.0, -9.0], [-2.5, -2.5], [-2.0, -9.0], [-9.0, -9.0]]  # means -2, -2.5 and -2
+
+
+def estimate(name: str, keys: list[str], rewards: list[float], masks: list[list[int]]) -> tuple[Any, list[list[float]]]:
+    """The call, and the advantages of rows of which each has its reward on its last token."""
+    import numpy as np
+    import torch
+    from verl import DataProto
+
+    from seamless_verl.trainer.own_estimators import OwnEstimate
+
+    mask = torch.tensor(masks)
+    scores = torch.zeros(mask.shape)
+    scores[:, -1] = torch.tensor(rewards)
+    columns = {
+        "response_mask": mask,
+        "token_level_rewards": scores,
+        "old_log_probs": torch.tensor(LOG_PROBS[: len(keys)]),
+    }
+    groups = {"uid": np.array([key.split("_")[0] for key in keys], dtype=object)}
+    own = OwnEstimate()
+    made = own(DataProto.from_dict(columns, groups), batch_keys=keys, adv_estimator=name, gamma=1.0, lam=1.0, config={})
+    assert made.batch["returns"] is made.batch["advantages"]
+    return own, made.batch["advantages"].tolist()
+
+
+def test_the_median_is_of_sessions_and_all_rows_of_the_pivot_are_left_out() -> None:
+    """Of the rewards 0, 0.5 and 1 the median session has a second row without a token to train."""
+    own, found = estimate("mc_grpo", KEYS, REWARDS, MASKS)
+    loses, wins = -0.5 / 0.501 * 3 / 2, 0.5 / 0.501 * 3 / 2
+    assert found[0] == pytest.approx([loses, loses]) and found[1] == pytest.approx([loses, 0.0])
+    assert found[2] == pytest.approx([wins, wins]) and found[3] == found[4] == [0.0, 0.0]
+    assert own.untrained == ["u_2_0"]
+
+
+def test_a_pivot_of_two_rows_is_left_out_whole() -> None:
+    own, _ = estimate("mc_grpo", KEYS, [0.6, 0.6, 1.0, 0.5, 0.5], MASKS)
+    assert own.untrained == ["u_0_0", "u_0_1"]
+
+
+def test_verls_padding_is_no_pivot() -> None:
+    own, _ = estimate("mc_grpo", ["u_0_0", "u_1_0", "u_2_0", "pad_0_0"], [0.0, 0.5, 1.0, 0.0], [*[[1, 1]] * 3, [0, 0]])
+    assert own.untrained == ["u_1_0"]
+
+
+def test_the_logprob_of_a_session_is_of_all_its_trained_tokens() -> None:
+    """GRPO has 0.5, 0, -0.5 of a deviation of 0.5; the winner's mean is -2.5, the group's -6.5 / 3: eta = e^(-1/3)."""
+    own, found = estimate("grpo_novelty", KEYS, REWARDS, MASKS)
+    bonus = min(2.5 * (1 - 2.718281828 ** (-1 / 3)), 0.5)
+    assert bonus == 0.5, "which is the bound"
+    assert found[2] == pytest.approx([1.5, 1.5], rel=1e-4) and found[0] == pytest.approx([-1.0, -1.0], rel=1e-4)
+    assert own.metrics == {"seamless/novelty/bonus": pytest.approx(0.5, rel=1e-4)} and own.untrained == []
+
+
+def test_the_mean_logprobs() -> None:
+    import torch
+
+    from seamless_verl.trainer.own_estimators import mean_log_probs
+
+    found = mean_log_probs(torch.tensor(LOG_PROBS), torch.tensor(MASKS), [[0, 1], [2], [3, 4], [4]])
+    assert found[:3].tolist() == pytest.approx([-2.0, -2.5, -2.0]) and found[3].isnan()

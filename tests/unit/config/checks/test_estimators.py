@@ -1,0 +1,51 @@
+"""Estimators of this package are refused where they cannot compare sessions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.config import tiny_run
+
+from seamless_verl.config.checks import Settings, find_problems
+from seamless_verl.config.checks.estimators import OWN_ESTIMATORS, check_own_estimators
+from seamless_verl.config.checks.hosts import check_names
+from seamless_verl.config.checks.modes import check_seamless
+from seamless_verl.config.checks.settings import Problem
+
+NAME, SESSIONS = "algorithm.adv_estimator", "actor_rollout_ref.rollout.n"
+
+
+def found(tmp_path: Path, *overrides: str) -> list[Problem]:
+    settings = Settings.of(tiny_run(tmp_path, *overrides), devices=1, accelerator=False)
+    return find_problems(settings, [check_own_estimators, check_names, check_seamless])
+
+
+@pytest.mark.parametrize("name", OWN_ESTIMATORS)
+def test_it_runs_on_groups_of_sessions_in_our_mode(tmp_path: Path, name: str) -> None:
+    assert found(tmp_path, f"{NAME}={name}", f"{SESSIONS}=5") == []
+    (problem,) = found(tmp_path, f"{NAME}={name}", f"{SESSIONS}=5", "trainer.v1.trainer_mode=colocate_async")
+    assert (problem.key, problem.value) == (NAME, name) and not problem.warning
+    assert problem.way_out == f"Set trainer.v1.trainer_mode=seamless, or {NAME}=grpo"
+
+
+@pytest.mark.parametrize(
+    ("name", "reason", "least"),
+    [("mc_grpo", "it is its own pivot, which is not trained", 3), ("grpo_novelty", "nothing to compare it with", 2)],
+)
+def test_a_group_of_one_is_refused(tmp_path: Path, name: str, reason: str, least: int) -> None:
+    (problem,) = found(tmp_path, f"{NAME}={name}", f"{SESSIONS}=1")
+    assert (problem.key, problem.value) == (NAME, name) and reason in problem.reason and not problem.warning
+    assert problem.way_out.startswith(f"Set {SESSIONS}={least} or more")
+
+
+def test_an_even_group_has_no_pivot(tmp_path: Path) -> None:
+    (problem,) = found(tmp_path, f"{NAME}=mc_grpo", f"{SESSIONS}=4")
+    assert problem.warning and "no pivot" in problem.reason and problem.way_out == f"Set {SESSIONS}=5"
+    assert found(tmp_path, f"{NAME}=grpo_novelty", f"{SESSIONS}=4") == []
+
+
+@pytest.mark.parametrize("name", OWN_ESTIMATORS)
+def test_failed_sessions_may_not_leave_a_group_of_one(tmp_path: Path, name: str) -> None:
+    (problem,) = found(tmp_path, f"{NAME}={name}", f"{SESSIONS}=5", "seamless.min_sessions=1")
+    assert problem.key == "seamless.min_sessions" and f"lets {name} train a group of one" in problem.reason
