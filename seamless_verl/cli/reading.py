@@ -119,6 +119,8 @@ def recorded(
         dropped = DropReason.GROUP
     elif stored.group is not None and stored.stage in (Stage.OPEN, Stage.CLOSED):  # it was trained without this one
         dropped = DropReason.RUNNER_LOST if stored.reason == Closed.RUNNER_LOST else DropReason.SESSION
+    elif "pivot" in details and stored.settings.get("metadata", {}).get("session") == details["pivot"]:
+        dropped = DropReason.PIVOT
     queued = stored.outcome == "queued"
     policy = policy or details.get("policy", TRAIN_ALL)
     tokens = GrammarTokens(grammar or stored.handing.get("grammar", GrammarTokens.MASK_FORCED))

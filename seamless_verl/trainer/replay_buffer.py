@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
@@ -42,9 +42,13 @@ class SeamlessReplayBuffer(ReplayBufferAsync):
             self.decided += [GroupDecided(uid, outcome, global_steps) for uid in uids]
         return super()._evict_terminal_groups(global_steps, partition_id, eviction_reasons)
 
-    def take_decided(self, step: int, details: dict[str, Any]) -> list[GroupDecided]:
-        """What became of groups since the last call; those that were sampled were trained in `step`."""
-        trained = [GroupDecided(uid, GroupOutcome.TRAINED, step, details) for uid in self.sampled]
+    def take_decided(self, step: int, details: dict[str, Any], pivots: Mapping[str, str]) -> list[GroupDecided]:
+        """What became of groups since the last call; those that were sampled were trained in `step`.
+
+        `pivots` names by prompt the session of its group that was not.
+        """
+        own = {uid: {"pivot": pivots[uid]} if uid in pivots else {} for uid in self.sampled}
+        trained = [GroupDecided(uid, GroupOutcome.TRAINED, step, details | own[uid]) for uid in self.sampled]
         groups, self.decided, self.sampled = [*self.decided, *trained], [], []
         return groups
 

@@ -58,6 +58,7 @@ class TrainerSetup(PromptSubmittingTrainer):
         self.handover = choose_handover(settings).handover
         self.token_policy = make_policy(self.seamless.tokens.policy, self.seamless.tokens.older_than)
         self.weighs_sessions = self.seamless.tokens.weigh == "session"
+        self.pivots: dict[str, str] = {}  # by prompt, the session of this step that an estimator left out of training
         self.saved: list[int] = []  # steps whose checkpoints this run saved, and did not remove
         self.curve = ValidationCurve.beside(config.trainer.default_local_dir)
         self.commit: WeightCommit

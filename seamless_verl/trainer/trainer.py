@@ -88,7 +88,8 @@ class SeamlessTrainer(TrainerSetup):
         self.step_ended()
         gateway = self.seamless.gateway.enabled
         details = {"policy": self.seamless.tokens.policy_text, "version": self.global_steps - 1}
-        groups = self.replay_buffer.take_decided(self.global_steps, details)
+        pivots, self.pivots = self.pivots, {}
+        groups = self.replay_buffer.take_decided(self.global_steps, details, pivots)
         self.data_plane.record_groups(groups if gateway else [])
         with marked_timer("update_weights", self.timing_raw, color="red"):
             self.lending.before_commit()
@@ -137,6 +138,7 @@ class SeamlessTrainer(TrainerSetup):
         metrics.update(estimate.metrics)
         if estimate.untrained:
             masked = mask_rows(batch, estimate.untrained)
+            self.pivots |= {uid: session for uid, session, _ in (key.rsplit("_", 2) for key in estimate.untrained)}
             metrics["seamless/tokens/masked_as_pivot"] = masked
             ray.get(self.data_plane.actor.count_masked.remote(masked, DropReason.PIVOT))
         return batch

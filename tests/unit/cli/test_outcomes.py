@@ -128,6 +128,20 @@ def test_a_session_that_was_never_handed_over_was_not_trained_with_its_group(
     assert account == f"account: 6 generated = 4 trained + 2 dropped (2 {dropped})"
 
 
+@pytest.mark.parametrize(
+    ("pivot", "account"), [("0", "0 trained + 4 dropped (4 pivot)"), ("1", "4 trained + 0 dropped")]
+)
+def test_the_pivot_of_a_trained_group_was_not_trained(
+    tmp_path: Path, capsys: Capture, pivot: str, account: str
+) -> None:
+    with open_journal(tmp_path) as journal:
+        write_session(journal, "u", NOTE)
+        details = {"policy": "train_all", "version": 3, "pivot": pivot}
+        write(journal, GroupDecided("u", GroupOutcome.TRAINED, 4, details))
+    printed = output_lines(capsys, "export", str(journal.path), "--out", str(tmp_path / "rows.jsonl"))[1]
+    assert printed == f"account: 4 generated = {account}"
+
+
 async def test_outcomes_are_deleted_with_the_last_session_of_their_prompt(run_of: str) -> None:
     import sqlite3
 
