@@ -34,7 +34,7 @@ from seamless_verl.rollout.call import Call, Calls
 from seamless_verl.rollout.fleet import Fleet
 from seamless_verl.rollout.manager import COMMANDS, FleetSnapshot, RolloutManager
 from seamless_verl.rollout.observation import RolloutObservation
-from seamless_verl.rollout.replica_state import DEAD, PAUSED, RELEASED, SERVING, ReplicaState
+from seamless_verl.rollout.replica_state import DEAD, PAUSED, RELEASED, SERVING, SYNCING, ReplicaState
 from seamless_verl.rollout.restarts import LossReason, ReplicaLoss
 from seamless_verl.rollout.routing import PrefixAffinity, ReplicaView
 from seamless_verl.runtime.process import freeze_imports, show_log, stack_report
@@ -238,7 +238,9 @@ class DataPlane:
     async def checked_metrics(self, loading: bool = False) -> dict[str, float]:
         """Metrics of all data planes, after their conservation laws were checked and a replica was found to serve.
 
-        While replicas are `loading` or are started again, or training has the devices of some, none need serve.
+        While replicas are `loading` or are started again, or training has the devices of some, none need serve. Nor
+        where the first data plane was killed within a command that had stopped the routing here: its successor, which
+        asks, looks at its own replicas, and the command is repeated.
 
         Raises:
             IntegrityError: a law does not hold.
@@ -248,8 +250,9 @@ class DataPlane:
         async with self.manager.exclusive():
             self.check_integrity()
             paused = self.manager.in_state(self.manager.snapshot.training, PAUSED)
+            stopped = self.settings.mirror and self.manager.in_state(self.fleet, PAUSED, SYNCING)
             serving = self.manager.in_state(self.fleet, SERVING, RELEASED)
-            if not (loading or paused or serving or self._awaited()):
+            if not (loading or paused or stopped or serving or self._awaited()):
                 raise ReplicaLostError(", ".join(self.fleet), f"no replica serves version {self.fleet.committed}")
             metrics = sum_metrics([await self.metrics(), *await self._on_others("checked_metrics", loading)])
             for reason, tokens in self.masked.items():

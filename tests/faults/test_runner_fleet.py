@@ -91,5 +91,8 @@ async def test_a_third_of_the_runners_is_killed(nano: Path, tmp_path: Path) -> N
     assert {session.stage for session in on_record} == {Stage.HANDED}
     assert metrics["tokens/generated"] == sum(session.tokens for session in on_record)
     assert metrics["tokens/trained"] == sum(int(s.response_mask.sum()) for each in sessions for s in each.sequences)
-    assert metrics["tokens/trained"] + metrics["tokens/dropped/runner_lost"] == metrics["tokens/generated"]
+    # a runner that is killed while it waits for a reply cancels that call: its tokens have a reason of their own
+    dropped = {name: tokens for name, tokens in metrics.items() if name.startswith("tokens/dropped/") and tokens}
+    assert dropped.keys() <= {"tokens/dropped/runner_lost", "tokens/dropped/cancelled"}, dropped
+    assert metrics["tokens/trained"] + sum(dropped.values()) == metrics["tokens/generated"]
     sys.stdout.write(f"\n{dict(kinds)} attempts {dict(attempts)} {metrics}\n")

@@ -135,6 +135,8 @@ def test_kills_under_load_only_delay_all_clients(nano: Path, tmp_path: Path, sha
         assert (metrics["fleet/serving"], metrics["fleet/dead"]) == (2, 0) and metrics["fleet/attached"] == 0
         assert ray.get([server.running.remote() for server in running.servers]) == [0, 0]
         check(running, tmp_path, shards, ids, queue, trainer.version)
+        if shards == 2:
+            check_a_stop_that_was_not_followed(running)
         if shards == 1:
             check_repeated_commands(running)
             check_connections_that_break(running)
@@ -183,6 +185,18 @@ def check_repeated_commands(plane: Plane) -> None:
         assert [ray.get(server.status.remote()) for server in plane.servers] == [(version + 1, None)] * 2
         if not restarted:
             plane.kill(0)
+
+
+def check_a_stop_that_was_not_followed(plane: Plane) -> None:
+    """The first data plane was killed after the other one had stopped routing, and before it did anything itself."""
+    first, second = plane.client.actors
+    ray.get(second.execute.remote("quiesce", plane.names))
+    assert ray.get(first.checked_metrics.remote())["fleet/serving"] == 2
+    ray.get(second.execute.remote("begin_sync", plane.names))
+    assert ray.get(first.checked_metrics.remote())["fleet/serving"] == 2
+    version = ray.get(plane.servers[0].status.remote())[0]
+    assert ray.get(first.execute.remote("update_weights", plane.names, version, [])) == plane.names  # repeated
+    assert ray.get(second.checked_metrics.remote())["fleet/serving"] == 2
 
 
 def check_masked_tokens(plane: Plane) -> None:
