@@ -1,4 +1,5 @@
-"""What the gateway's own OpenAPI schema allows, and nearly allows: no request breaks it, and none is left behind."""
+"""What the gateway's own OpenAPI schema allows, and nearly allows: no request breaks it, or stops its journal, and none
+is left behind."""
 
 from __future__ import annotations
 
@@ -17,11 +18,13 @@ from hypothesis import strategies as some
 from support.gateway import GatewayHarness, gateway_harness
 
 from seamless_verl.gateway.http import COUNT_TOKENS_PATH, GENERATION_PATHS
+from seamless_verl.gateway.recorder import JournalRecorder
 from seamless_verl.gateway.server import ROUTERS
+from seamless_verl.journal import OutsideEvent, SqliteJournal
 
 pytestmark = pytest.mark.integration
 EXAMPLES, DEPTH = 60, 4
-TEXT = some.text(string.printable + "é漢🙂\x00", max_size=12)
+TEXT = some.text(string.printable + "é漢🙂\x00", max_size=12) | some.sampled_from(["", "\ud800"])
 ANYTHING = some.recursive(
     some.none() | some.booleans() | some.integers(-3, 1 << 65) | some.floats(allow_nan=False) | TEXT,
     lambda inner: some.lists(inner, max_size=3) | some.dictionaries(TEXT, inner, max_size=3),
@@ -113,11 +116,18 @@ class Schemas:
 
 
 @pytest.fixture(scope="module")
-def running(nano: Path) -> Iterator[tuple[asyncio.Runner, GatewayHarness, dict[str, Any]]]:
+def journal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqliteJournal]:
+    with SqliteJournal(tmp_path_factory.mktemp("fuzz") / "journal.sqlite") as journal:
+        yield journal
+
+
+@pytest.fixture(scope="module")
+def running(nano: Path, journal: SqliteJournal) -> Iterator[tuple[asyncio.Runner, GatewayHarness, dict[str, Any]]]:
     """A gateway whose replicas say one thing, the loop it lives on, and its OpenAPI document."""
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
-        harness = runner.run(stack.enter_async_context(gateway_harness(nano, limit_s=None, max_running=8)))
+        options = {"limit_s": None, "max_running": 8, "recorder": JournalRecorder(journal)}
+        harness = runner.run(stack.enter_async_context(gateway_harness(nano, **options)))
         app = FastAPI()
         for router in ROUTERS:
             app.include_router(router)
@@ -131,7 +141,9 @@ def refused_well(path: str, text: str) -> bool:
 
 
 @pytest.mark.parametrize("path", sorted({*GENERATION_PATHS, COUNT_TOKENS_PATH}))
-def test_no_body_breaks_it(running: tuple[asyncio.Runner, GatewayHarness, dict[str, Any]], path: str) -> None:
+def test_no_body_breaks_it(
+    running: tuple[asyncio.Runner, GatewayHarness, dict[str, Any]], path: str, journal: SqliteJournal
+) -> None:
     runner, harness, document = running
     seen: set[int] = set()
 
@@ -151,10 +163,15 @@ def test_no_body_breaks_it(running: tuple[asyncio.Runner, GatewayHarness, dict[s
         runner.run(harness.drain())
         table = harness.gateway.table
         assert table.running == 0 and table.get(harness.session["session_id"]).running == 0
+        journal.submit(OutsideEvent("probe", path, {}, 0.0)).result(timeout=60)  # its writer is alive
 
     run_case()
     assert {200, 400} <= seen, "the schema is not what is asked"
     harness.gateway.table.check_integrity()
+    journal.check_integrity()
+    (stored,) = journal.restore()
+    calls = [call for call in stored.calls if not call.interrupted]
+    assert len(calls) == len(stored.calls) and (calls or path == COUNT_TOKENS_PATH)
 
 
 def test_the_document_has_every_path(running: tuple[asyncio.Runner, GatewayHarness, dict[str, Any]]) -> None:

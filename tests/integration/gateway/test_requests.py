@@ -317,6 +317,9 @@ ATTACKS: dict[str, tuple[str, Any]] = {
     "structured outputs in a list": (CHAT, {"structured_outputs": [1]}),
     "structured outputs in a number": (PLAIN, {"structured_outputs": 3}),
     "a deep schema": (CHAT, {"structured_outputs": {"json": nested(300)}}),
+    "a deep schema in a text": (CHAT, {"structured_outputs": {"json": json.dumps(nested(90))}}),
+    "a wide schema": (CHAT, {"structured_outputs": {"json": {"enum": list(range(30_000))}}}),
+    "many deep schemas": (CHAT, {"structured_outputs": {"json": {"anyOf": [nested(25)] * 1000}}}),
     "a deep response format": (
         CHAT,
         {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": nested(300)}}},
