@@ -149,7 +149,7 @@ class ActorLostError(SeamlessError, RuntimeError):
         self.actors, self.reason = actors, reason
 
     def __str__(self) -> str:
-        return f"{self.actors} died: {self.reason}\nThe same command goes on from the last checkpoint"
+        return f"{self.actors} died: {self.reason}\nThe same command goes on from the last checkpoint (trainer.save_freq)"
 
 
 class SessionClosedError(SeamlessError, RuntimeError):

@@ -21,7 +21,11 @@ END_S = 60.0  # with the end of all other processes; the death itself is seen wi
 
 @pytest.mark.parametrize(
     ("process", "named"),
-    [("AgentLoopWorker", "agent loop worker 0"), ("SimpleStorageUnit", "TransferQueue storage 0")],
+    [
+        ("AgentLoopWorker", "agent loop worker 0"),
+        ("SimpleStorageUnit", "TransferQueue storage 0"),
+        ("TransferQueueController", "TransferQueue controller"),
+    ],
 )
 def test_a_run_ends_with_the_name_of_what_it_lost(nano: Path, tmp_path: Path, process: str, named: str) -> None:
     job = Job(tmp_path, nano, SEAMLESS, STEPS, {})
