@@ -149,7 +149,8 @@ class ActorLostError(SeamlessError, RuntimeError):
         self.actors, self.reason = actors, reason
 
     def __str__(self) -> str:
-        return f"{self.actors} died: {self.reason}\nThe same command goes on from the last checkpoint (trainer.save_freq)"
+        way_out = "The same command goes on from the last checkpoint (trainer.save_freq)"
+        return f"{self.actors} died: {self.reason}\n{way_out}"
 
 
 class SessionClosedError(SeamlessError, RuntimeError):
