@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from hypothesis import example, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as some
 from support.journal import session_opened
 
@@ -192,7 +192,9 @@ def test_no_body_stops_the_writer(tmp_path: Path) -> None:
         await asyncio.wait({waiting})
         await served.journal.append(session_opened(f"probe {number}"))  # by the writer, which is alive
 
-    @settings(max_examples=EXAMPLES, deadline=None, derandomize=True, database=None)
+    @settings(
+        max_examples=EXAMPLES, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+    )
     @given(some.tuples(OPENING, REWARD, CLOSING, LEASING, ENDS, JSON_OF_INFINITY))
     @example(bodies_with(inf, "1e999"))
     @example(bodies_with("\ud800"))
