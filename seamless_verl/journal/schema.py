@@ -79,7 +79,7 @@ def open_for_writing(path: Path) -> Iterator[sqlite3.Connection]:
             raise ConfigError("journal", str(path), "another journal writes to it", way_out) from error
         except OSError as error:
             raise JournalError(str(path), f"{type(error).__name__}: {error}", WAY_OUT) from error
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE))  # it holds what people said
+        _make_private(path)
         db = sqlite3.connect(path, isolation_level=None, cached_statements=256)
         try:
             _prepare(db, path)
@@ -88,6 +88,16 @@ def open_for_writing(path: Path) -> Iterator[sqlite3.Connection]:
             raise journal_error(path, error) from error
         finally:
             db.close()
+
+
+def _make_private(path: Path) -> None:
+    """Makes the file, or takes an empty one: it will hold what people said. The mode of an older one is its owner's."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE)
+    try:
+        if os.fstat(descriptor).st_size == 0:
+            os.fchmod(descriptor, PRIVATE)
+    finally:
+        os.close(descriptor)
 
 
 def read_only(path: Path, *, unwritten: bool = False) -> sqlite3.Connection:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -19,6 +20,7 @@ from seamless_verl.errors import ConfigError, JournalError
 from seamless_verl.journal.checking import check_file
 from seamless_verl.runtime.locks import is_locked, lock_file
 
+OTHERS = 0o077  # of a file's mode: what its group and all others may do
 ENABLED = "seamless.gateway.enabled"
 PORT, JOURNAL = "seamless.gateway.port", "seamless.gateway.journal"
 SHARDS, CALLS = "seamless.gateway.shards", "actor_rollout_ref.rollout.max_num_seqs"
@@ -99,9 +101,20 @@ def check_journal(settings: Settings) -> list[Problem]:
         return []
     key = JOURNAL if gateway.journal else "trainer.default_local_dir"
     value = gateway.journal or settings.text(key)
-    for shard in range(gateway.shards):
-        _check_journal_file(key, value, gateway.journal_of(shard, value))
-    return []
+    paths = [gateway.journal_of(shard, value) for shard in range(gateway.shards)]
+    for path in paths:
+        _check_journal_file(key, value, path)
+    return [_read_by_others(key, value, path) for path in paths if _mode(path) & OTHERS]
+
+
+def _mode(path: Path) -> int:
+    """The mode of a journal that is continued; 0 of one that is made."""
+    return stat.S_IMODE(path.stat().st_mode) if path.exists() and path.stat().st_size else 0
+
+
+def _read_by_others(key: str, value: str, path: Path) -> Problem:
+    reason = f"others can read the journal {path} (mode {_mode(path):o}), which has what agents and people wrote"
+    return Problem(key, value, reason, f"Make it yours alone: chmod 600 {path}", warning=True)
 
 
 def _check_journal_file(key: str, value: str, path: Path) -> None:

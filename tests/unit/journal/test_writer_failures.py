@@ -194,6 +194,7 @@ def test_a_value_that_a_row_cannot_hold_is_refused_and_the_writer_goes_on(
 
 
 def test_what_people_said_is_read_by_its_owner_alone(tmp_path: Path) -> None:
+    (tmp_path / "journal.sqlite").touch(0o666)  # as `touch` makes it
     with open_journal(tmp_path) as journal:
         write(journal, session_opened())
         modes = {stat.S_IMODE(one.stat().st_mode) for one in tmp_path.glob("journal.sqlite*") if "lock" not in one.name}

@@ -208,6 +208,16 @@ def test_the_journal(folder: Path) -> None:
         assert (problem.key, problem.value) == (key, bad) and said in problem.reason and key in problem.way_out
 
 
+def test_a_journal_that_others_can_read_is_warned_of(folder: Path) -> None:
+    path = folder / "own" / "journal.sqlite"
+    SqliteJournal(path).close()
+    config = tiny_plain(folder, ON, f"{GATEWAY}.journal={path}")
+    assert preflight(config, devices=1, accelerator=False) == []
+    path.chmod(0o640)
+    (warning,) = preflight(config, devices=1, accelerator=False)
+    assert "mode 640" in warning and f"chmod 600 {path}" in warning
+
+
 @pytest.mark.parametrize(
     ("spoil", "named"),
     [
