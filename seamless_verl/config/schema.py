@@ -357,6 +357,14 @@ class SeamlessConfig:
     cpu: CpuConfig = field(default_factory=CpuConfig)
     gateway: GatewayConfig = field(default_factory=GatewayConfig)
     plot: Annotated[bool, Doc("end with a text plot of the validation reward")] = False
+    replica_restarts: Annotated[
+        NotNegative,
+        Doc(
+            "how many times in a row a replica whose server or engine died, or that was given up, is started again on "
+            "its devices; it serves when it has the committed weights. The first start follows at once, the next ones "
+            "after growing waits, and they count anew once it has served for ten minutes. `0` starts none again"
+        ),
+    ] = 0
     record_lending: Annotated[
         bool,
         Doc("write what the lending policy saw and decided to `lending.jsonl` beside the checkpoints"),

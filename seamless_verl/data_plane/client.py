@@ -89,7 +89,7 @@ class DataPlaneClient:
         return merged(ray.get([actor.observe.remote(urgent) for actor in self.actors]))
 
     def attach(self, replicas: Sequence[PlacedReplica], *, keep_kv: bool) -> None:
-        """Makes the replicas' servers listen and the data planes connect; replicas serve after the next commit."""
+        """Makes the replicas' servers listen and the data planes connect; replicas serve after their next update."""
         servers = [placed.replica.server_handle for placed in replicas]
         listening = [
             server.listen.remote(self.token, placed.devices, keep_kv)
@@ -97,9 +97,12 @@ class DataPlaneClient:
         ]
         names = [placed.replica_id for placed in replicas]
         addresses = ray.get(listening)
-        self.hosts = {name: host for name, (host, _) in zip(names, addresses, strict=True)}
+        self.hosts.update((name, host) for name, (host, _) in zip(names, addresses, strict=True))
         listeners = zip(names, servers, addresses, strict=True)
         ray.get([self.actor.attach.remote(name, *address, server) for name, server, address in listeners])
+
+    def log_addresses(self) -> None:
+        """Logs where the gateway listens, when it does; nothing without a gateway."""
         if urls := [url for url in ray.get(self.urls) if url is not None]:
             logger.info("The gateway listens at %s", ", ".join(urls))
 
@@ -135,6 +138,7 @@ def plane_settings(
         mirror=shard > 0,
         max_failed_groups=seamless.gateway.max_failed_groups,
         transition_s=seamless.watchdog.transition_s,
+        restarts=seamless.replica_restarts > 0,
         grammars_resume=engine_kwargs.given(OmegaConf.select(config, engine_kwargs.KEY), "scheduler_cls") is None,
         sessions=sessions,
     )

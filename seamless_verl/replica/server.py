@@ -34,6 +34,7 @@ from seamless_verl.replica.scheduler import SCHEDULER_CLS
 from seamless_verl.replica.worker_extension import KV_CACHE, check_replies, extension_name
 from seamless_verl.resources.ledger import Activity, DeviceUse, NodeActivity
 from seamless_verl.rollout.engine import PauseMode
+from seamless_verl.runtime.checkpoint_marker import system_id
 from seamless_verl.runtime.process import freeze_imports, show_log, stack_report
 from seamless_verl.transport import EngineServer, serve_engine
 from seamless_verl.weights.transfer import SeamlessReplicaWorker, node_id
@@ -96,6 +97,7 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
                 own_logprobs=True,
                 of_drafts=all(recording),
             )
+            check_replies(await self.engine.collective_rpc("end_with", args=(os.getpid(), system_id())))
             self.engine_server = await serve_engine(self.source, self._server_address, 0, token=token, replica_id=name)
             self.engine.output_handler.add_done_callback(self.engine_died)
             self.utilization = utilization_sampler(pynvml) if current_platform.is_cuda() else None

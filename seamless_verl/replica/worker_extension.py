@@ -23,6 +23,8 @@ from seamless_verl.platform.adaptation import rebound
 from seamless_verl.platform.vllm_versions import discard_memory
 from seamless_verl.replica.load_plan import PlanCache
 from seamless_verl.replica.own_logprobs import LogprobRecorder, LogprobRecorderV2, record_own_logprobs
+from seamless_verl.runtime.checkpoint_marker import system_id
+from seamless_verl.runtime.process import end_with_process
 from seamless_verl.weights.host_copies import HostCopies
 from seamless_verl.weights.staging import MappedMemory, StagedWeights, map_on_this_host
 
@@ -80,6 +82,16 @@ class SeamlessWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc
         if it returns True. A second call changes nothing."""
         self.own_logprobs = self.own_logprobs or record_own_logprobs(self)
         return self.own_logprobs.covers_drafts or self.vllm_config.speculative_config is None
+
+    @returning_errors
+    def end_with(self, server: int, system: str | None) -> None:
+        """From now on this process ends with the server's process, which has this id within `system`.
+
+        An engine whose server was killed would keep its device's memory, which the next one needs. Another system is
+        that of an engine's worker on another host.
+        """
+        if system is not None and system == system_id():
+            end_with_process(server)
 
     @returning_errors
     def map_staged(self, staged: bytes) -> None:

@@ -6,6 +6,7 @@
   of an idle core and several of a busy one, in which the process answers no call. `freeze_imports` spares them.
 - Background tasks: most of a start-up is one process at a time importing, so that independent launches run at once.
 - Stack report: where every thread and asyncio task of this process is.
+- A process without which this one is of no use: this one ends with it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import asyncio
 import gc
 import logging
 import os
+import select
 import sys
 import threading
 import traceback
@@ -42,6 +44,22 @@ def freeze_imports() -> None:
     """Exempt all objects that this process has now from later collections. A second call adds those made since."""
     gc.collect()  # or garbage would stay, too
     gc.freeze()
+
+
+def end_with_process(pid: int) -> None:
+    """From now on this process ends, at once and with code 1, when the process with this id has ended."""
+    try:
+        other = os.pidfd_open(pid)
+    except ProcessLookupError:
+        os._exit(1)
+    threading.Thread(target=_end_after, args=(other,), name=f"ends with process {pid}", daemon=True).start()
+
+
+def _end_after(other: int) -> None:
+    ends = select.poll()  # `select` takes no descriptor above 1023
+    ends.register(other, select.POLLIN)
+    ends.poll()
+    os._exit(1)
 
 
 T = TypeVar("T")

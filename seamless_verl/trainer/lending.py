@@ -149,6 +149,9 @@ class DeviceLending(ABC):
     def on_committed(self) -> None:  # noqa: B027 - optional in a subclass
         """Called when a new version is committed, and the replicas load it."""
 
+    def on_started(self, ids: Sequence[str]) -> None:  # noqa: B027 - optional in a subclass
+        """Called when these replicas, whose devices training does not use now, were started again and have loaded."""
+
     def wrap(self, name: str, computation: Callable[..., T]) -> Callable[..., T]:
         """The computation inside `training`."""
 
@@ -278,6 +281,10 @@ class ReleasedLending(DeviceLending):
 
     def on_committed(self) -> None:
         self.reclaimed.clear()
+
+    def on_started(self, ids: Sequence[str]) -> None:
+        """They have memory, which training takes before it computes."""
+        self.reclaimed.difference_update(ids)
 
     def metrics(self) -> dict[str, float]:
         """Also how many times a replica came back without a commit, in the whole run, and what it takes."""

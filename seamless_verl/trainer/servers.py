@@ -1,4 +1,4 @@
-"""Launches the replicas of a job behind a load balancer that exists before them.
+"""Launches the replicas of a job behind a load balancer that exists before them, and starts lost ones again.
 
 verl starts the engines, then the load balancer, and only then its clients. Here the empty balancer comes first, so
 that clients need not wait for the engines; replicas are added when they serve.
@@ -6,8 +6,11 @@ that clients need not wait for the engines; replicas are added when they serve.
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +31,8 @@ from seamless_verl.trainer.pools import TagPools
 
 logger = logging.getLogger(__name__)
 STOP_S = 30.0
+START_S = 1800.0  # for a lost replica's new engine, which reads a model from disk
+GONE_S = 60.0  # for Ray to say that an actor that was killed is dead, which frees its name
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,34 @@ class SeamlessServers(LLMServerManager):
             devices = range(i * replica.world_size, (i + 1) * replica.world_size)
             self.placed.append(PlacedReplica(replica, shares_device, tuple(map(name, devices))))
 
+    def start_again(self, placed: PlacedReplica) -> RolloutReplica:
+        """Starts a server with its engine in the place of a lost one, on the same devices; any thread may call it.
+
+        Returns the replica with the new server, which `replace` puts in the place of the lost one. What is left of the
+        lost server is ended first. A start that fails leaves no server.
+
+        Raises:
+            TimeoutError: the lost server did not end within `GONE_S`, or the start took more than `START_S`.
+            ray.exceptions.RayError: the node, or the processes that hold the devices, are gone; or the start failed.
+        """
+        end_actors(placed.replica.servers)
+        replica: RolloutReplica = copy.copy(placed.replica)
+        replica.servers = []
+        try:
+            auto_await(launch_within)(replica, START_S)
+        except BaseException:
+            end_actors(replica.servers)
+            raise
+        return replica
+
+    def replace(self, placed: PlacedReplica, started: RolloutReplica) -> None:
+        """Puts the started server in the place of the lost one, also in the balancer."""
+        lost, replica = placed.replica.server_address, placed.replica
+        ray.get(self.global_load_balancer.remove_servers.remote([lost]))
+        ray.get(self.global_load_balancer.add_servers.remote({started.server_address: started.server_handle}))
+        replica.servers, replica._server_handle = started.servers, started.server_handle
+        replica._server_address = started.server_address
+
     def stop(self) -> None:
         """Ends every engine; one that does not end in time, for example after it was given up, ends with the job."""
         ending = {placed.replica.server_handle.end.remote(): placed.replica_id for placed in self.placed}
@@ -97,6 +130,34 @@ class SeamlessServers(LLMServerManager):
     def client(self) -> SeamlessClient:
         """The client by which agent loops generate."""
         return self.get_client(client_cls=SeamlessClient)
+
+
+async def launch_within(replica: RolloutReplica, seconds: float) -> None:
+    """Launches the replica's servers; raises TimeoutError if they do not serve within these seconds."""
+    async with asyncio.timeout(seconds):
+        await replica.launch_servers()
+
+
+def end_actors(actors: Sequence[ray.actor.ActorHandle]) -> None:
+    """Kills these actors; returns when Ray knows that they are dead. Raises TimeoutError if that takes too long."""
+    for actor in actors:
+        ray.kill(actor)
+    deadline = time.monotonic() + GONE_S
+    for actor in actors:
+        while not is_dead(actor, deadline - time.monotonic()):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{actor} still runs {GONE_S:g} s after it was killed")
+
+
+def is_dead(actor: ray.actor.ActorHandle, seconds: float) -> bool:
+    """Whether Ray says within so many seconds that the actor is dead; one that was just killed may still reply."""
+    try:
+        ray.get(actor.__ray_ready__.remote(), timeout=max(0.0, seconds))
+    except ray.exceptions.RayActorError:
+        return True
+    except ray.exceptions.GetTimeoutError:
+        return False
+    return False
 
 
 class StartedServers:

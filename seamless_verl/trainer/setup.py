@@ -6,6 +6,8 @@ is made once for a run: the data plane client, the replicas, the lending of devi
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,6 +18,7 @@ from omegaconf import DictConfig
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import trainer_base
 from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.ray_utils import auto_await
 
 from seamless_verl.config.checks.settings import Settings
 from seamless_verl.config.planning import choose_handover, plan_of
@@ -34,6 +37,7 @@ from seamless_verl.trainer.lending_view import DeviceViews, RunDevices
 from seamless_verl.trainer.pools import TagPools, place_by_tags
 from seamless_verl.trainer.prompt_lengths import prompt_scans, warn_of_long_prompts
 from seamless_verl.trainer.prompt_submission import PromptSubmittingTrainer
+from seamless_verl.trainer.replica_starts import ReplicaStarter
 from seamless_verl.trainer.scheduling_checkpoint import RECORDING
 from seamless_verl.trainer.servers import FirstRanks, SeamlessServers, StartedServers
 from seamless_verl.trainer.validation_curve import ValidationCurve
@@ -41,6 +45,7 @@ from seamless_verl.trainer.workers import SeamlessActorWorker, SeamlessCriticWor
 from seamless_verl.trajectory.policies import make_policy
 from seamless_verl.weights.commit import Transfer, WeightCommit
 
+logger = logging.getLogger(__name__)
 ACTOR_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy)
 
 
@@ -65,6 +70,7 @@ class TrainerSetup(PromptSubmittingTrainer):
         self.lending: DeviceLending
         self.device_time: DeviceTime
         self.servers: SeamlessServers
+        self.starter: ReplicaStarter
         self.data_plane: DataPlaneClient
         self.server_launch: BackgroundTask[SeamlessServers]
         self.enter_stage: Callable[[str], None] = lambda stage: None  # of the watchdog, set by the task runner
@@ -97,7 +103,17 @@ class TrainerSetup(PromptSubmittingTrainer):
         with rebound(trainer_base, RayWorkerGroup=SeamlessWorkerGroup, LLMServerManager=started):
             super()._setup()
         replicas = self.server_launch.result().placed
-        self.data_plane.attach(replicas, keep_kv=self.seamless.weights.kv is KvOnUpdate.KEEP)
+        keep_kv = self.seamless.weights.kv is KvOnUpdate.KEEP
+        self.data_plane.attach(replicas, keep_kv=keep_kv)
+        self.data_plane.log_addresses()
+        self.starter = ReplicaStarter(
+            self.servers,
+            self.data_plane,
+            limit=self.seamless.replica_restarts,
+            keep_kv=keep_kv,
+            must_wait=lambda placed: placed.shares_device and self._share_accelerators,
+            free_memory=lambda: self.actor_rollout_wg.free_cached_memory(),
+        )
         self.device_time = self._device_time(replicas)
         self.lending = self._lending(replicas)
         self.lending.wrap_computations(self)
@@ -125,7 +141,7 @@ class TrainerSetup(PromptSubmittingTrainer):
         if self.handover is Handover.RESIDENT:
             return ResidentLending(*arguments)
         keeps_weights = self.handover is Handover.CACHE_ONLY
-        put_away = partial(put_caches_away, sharing) if keeps_weights else self.checkpoint_manager.sleep_replicas
+        put_away = partial(put_caches_away if keeps_weights else put_to_sleep, sharing)
         return ReleasedLending(*arguments, put_away=put_away, load=lambda ids: self.commit.lend(ids))
 
     def _lending_policy(self) -> LendingPolicy:
@@ -213,6 +229,17 @@ class TrainerSetup(PromptSubmittingTrainer):
     def _get_n_gpus_for_throughput(self) -> int:
         standalone = (placed.replica.world_size for placed in self.servers.placed if not placed.shares_device)
         return int(self.resource_pool_manager.get_n_gpus() + sum(standalone))
+
+
+@auto_await  # type: ignore[untyped-decorator]
+async def put_to_sleep(replicas: Sequence[PlacedReplica]) -> None:
+    """Puts weights and KV caches of these replicas away. A replica that is dead has none."""
+    ends = await asyncio.gather(*(placed.replica.sleep() for placed in replicas), return_exceptions=True)
+    for placed, end in zip(replicas, ends, strict=True):
+        if isinstance(end, ray.exceptions.RayActorError):
+            logger.warning("%s is dead, and has no memory to put away: %s", placed.replica_id, end)
+        elif end is not None and isinstance(end, BaseException):
+            raise end
 
 
 def put_caches_away(replicas: Sequence[PlacedReplica]) -> None:

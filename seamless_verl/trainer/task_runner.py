@@ -114,7 +114,7 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
             stops.insert(0, partial(tracking.finish, exit_code=0 if succeeded else 1))
         if succeeded:  # else all of this ends with the job, and the journal has what agents received
             stops = [self.await_loads, self.stop_agent_loops, *stops, self.print_device_time]
-            stops += [self.trainer.data_plane.stop, self.trainer.servers.stop]
+            stops += [self.trainer.starter.close, self.trainer.data_plane.stop, self.trainer.servers.stop]
         call_all(stops)
 
     def await_loads(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,7 @@ class SeamlessTrainer(TrainerSetup):
         self.prompt_scan.result()
         freeze_imports()
         self.device_time.begin()
+        self.starter.begin()
         self.step_began = time.monotonic()
         self._add_async_warmup_batches(self.batches_ahead)
 
@@ -75,6 +77,14 @@ class SeamlessTrainer(TrainerSetup):
         self.refill_for_update()
         if self.replay_buffer.finished() < self.bound.batch:
             self.lending.offer(None)
+
+    def _wait_for_groups(self) -> None:
+        self.starter.while_waiting(self._load_started)
+        super()._wait_for_groups()
+
+    def _load_started(self, ids: Sequence[str]) -> None:
+        self.commit.load_started(ids)
+        self.lending.on_started(ids)
 
     def on_sample_end(self) -> None:
         self.enter_stage(f"computing, step {self.global_steps}")
@@ -93,10 +103,11 @@ class SeamlessTrainer(TrainerSetup):
         self.data_plane.record_groups(groups if gateway else [])
         with marked_timer("update_weights", self.timing_raw, color="red"):
             self.lending.before_commit()
+            self.starter.before_commit()
             self._pending_sync_metrics = self.commit(self.global_steps)
             self.lending.on_committed()
         self._pending_sync_metrics |= self.device_time.close(f"step {self.global_steps}")
-        self._pending_sync_metrics |= self.lending.metrics() | self.choose_ahead()
+        self._pending_sync_metrics |= self.lending.metrics() | self.starter.metrics() | self.choose_ahead()
 
     def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
         if self.seamless.tokens.policy != TRAIN_ALL:

@@ -191,6 +191,19 @@ class WeightCommit:
         version, staged = self.committed
         return self.load_released(ids, version, staged)
 
+    def load_started(self, ids: Sequence[str]) -> list[str]:
+        """Loads the committed weights into replicas that have just started; returns those that then serve.
+
+        The weights are still staged, and open loads are waited for.
+        """
+        assert self.committed is not None, "nothing is committed yet"
+        self.wait()
+        version, staged = self.committed
+        loaded = list(self.client.execute("update_weights", ids, version, staged))
+        if failed := [name for name in ids if name not in loaded]:
+            logger.warning("%s did not load version %d, and waits for the next one", ", ".join(failed), version)
+        return loaded
+
     def load_released(self, ids: Sequence[str], version: int, staged: Staged) -> list[str]:
         """Takes back the memory of these replicas, and loads staged weights; returns those that then serve."""
         self.trainers.free_cached_memory()

@@ -75,7 +75,6 @@ CALLED = {
     "verl.workers.engine:EngineRegistry.register": "model_type backend device vendor",
     MANAGER + "__init__": "self config actor_wg replicas",
     MANAGER + "build_process_group": "self rollout",
-    MANAGER + "sleep_replicas": "self",
     MANAGER + "update_weights": "self global_steps",
     WEIGHTS + "CheckpointEngineWorker.__init__": "self rollout_config model_config server_adapter *args **kwargs",
     WEIGHTS + "CheckpointEngineWorker.execute_checkpoint_engine": "self method *args **kwargs",
@@ -101,6 +100,9 @@ CALLED = {
     SERVERS + "_init_global_load_balancer": "self",
     SERVERS + "get_client": "self client_cls **kwargs",
     "verl.workers.rollout.router:GlobalRequestLoadBalancer.add_servers": "self servers",
+    "verl.workers.rollout.router:GlobalRequestLoadBalancer.remove_servers": "self server_ids",
+    REPLICA + "launch_servers": "self",
+    REPLICA + "sleep": "self",
     "verl.workers.rollout.replica:TokenOutput": "* token_ids log_probs routed_experts stop_reason num_preempted"
     " extra_fields",
     REPLICA + "__init__": "self replica_rank config model_config gpus_per_node is_reward_model is_teacher_model"
@@ -122,7 +124,8 @@ HELD = {
     " global_load_balancer",
     CLIENT[:-1]: "config",
     SERVER[:-1]: "replica_rank engine global_steps _server_address node_rank config",
-    REPLICA[:-1]: "server_class config model_config replica_rank world_size workers server_handle",
+    REPLICA[:-1]: "server_class config model_config replica_rank world_size workers server_handle"
+    " servers server_address _server_handle _server_address",
 }
 # Whether a group's method returns what its workers returned, or replies that are still to come.
 WAITS = {
@@ -149,6 +152,15 @@ def test_what_we_call_takes_what_it_took(symbol: str) -> None:
 @pytest.mark.parametrize(("owner", "name"), listed(HELD))
 def test_its_objects_hold_what_we_read(owner: str, name: str) -> None:
     assert name in attributes(found(owner, "seamless-workers"))
+
+
+def test_a_replica_can_be_launched_again_beside_its_workers() -> None:
+    """`SeamlessServers.start_again` gives a copy of the replica an empty list, which the launch fills."""
+    source = inspect.getsource(found(REPLICA + "launch_servers", "seamless-workers"))
+    changed = set(re.findall(r"self\.(\w+) = |self\.(\w+)\.append\(", source))
+    assert {attribute or listed_in for attribute, listed_in in changed} == {
+        *("servers", "_server_handle", "_server_address")
+    }
 
 
 @pytest.mark.parametrize("symbol", WAITS)

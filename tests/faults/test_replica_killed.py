@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import signal
-from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
 from support.job import SEAMLESS, Job
+from support.replicas import engines, servers
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 STEPS = {"trainer.n_gpus_per_node": 2, "trainer.total_training_steps": 5, "seamless.max_staleness": 0}
@@ -37,19 +36,3 @@ def test_a_run_without_replicas_ends_and_says_why(nano: Path, tmp_path: Path) ->
         process.send_signal(signal.SIGKILL)
     with pytest.raises(AssertionError, match="replica-0, replica-1 is lost"):
         job.finish()
-
-
-def servers(job: Job) -> list[psutil.Process]:
-    return [one for one in job.descendants() if "SeamlessServer" in words(one)]
-
-
-def engines(job: Job) -> list[psutil.Process]:
-    """Forked from the process that has imported the stack, whose command line they keep."""
-    forked = [one for one in job.descendants() if "forkserver/server.py" in words(one)]
-    return [one for one in forked if one.ppid() in {other.pid for other in forked}]
-
-
-def words(process: psutil.Process) -> str:
-    with suppress(psutil.NoSuchProcess):
-        return " ".join(process.cmdline())
-    return ""

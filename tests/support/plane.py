@@ -71,7 +71,10 @@ class StubServer:
 class Plane:
     """A data plane with its replicas; a test calls its methods in the place of the trainer."""
 
-    def __init__(self, model: Path, folder: Path, *, shards: int, replicas: int, delay_s: float) -> None:
+    def __init__(
+        self, model: Path, folder: Path, *, shards: int, replicas: int, delay_s: float, restarts: int = 0
+    ) -> None:
+        gateway = {"enabled": True, "shards": shards, "max_failed_groups": 3}
         self.config: DictConfig = OmegaConf.create(
             {
                 "actor_rollout_ref": {
@@ -85,7 +88,7 @@ class Plane:
                     },
                 },
                 "trainer": {"default_local_dir": str(folder)},
-                "seamless": {"gateway": {"enabled": True, "shards": shards, "max_failed_groups": 3}},
+                "seamless": {"gateway": gateway, "replica_restarts": restarts},
             }
         )
         self.servers = [ray.remote(StubServer).options(num_cpus=0).remote(i, delay_s) for i in range(replicas)]
@@ -93,11 +96,11 @@ class Plane:
         seamless = SeamlessConfig.parse(self.config.seamless)
         self.gateway, self.client = seamless.gateway, DataPlaneClient(self.config, seamless)
         self.first = self.client.actor
-        placed = [
+        self.placed = [
             PlacedReplica(SimpleNamespace(server_handle=server, replica_rank=i), False, (f"rollout-{i}",))  # type: ignore[arg-type]
             for i, server in enumerate(self.servers)
         ]
-        self.client.attach(placed, keep_kv=False)
+        self.client.attach(self.placed, keep_kv=False)
 
     def commit(self, version: int) -> None:
         """One replica after the other, as WeightCommit does it."""
@@ -128,9 +131,11 @@ def state(pid: int) -> str:
 
 
 @contextmanager
-def plane(model: Path, folder: Path, *, shards: int = 1, replicas: int = 2, delay_s: float = 0.02) -> Iterator[Plane]:
+def plane(
+    model: Path, folder: Path, *, shards: int = 1, replicas: int = 2, delay_s: float = 0.02, restarts: int = 0
+) -> Iterator[Plane]:
     ray.init(num_cpus=2, include_dashboard=False, runtime_env={"env_vars": child_environment()}, log_to_driver=True)
     try:
-        yield Plane(model, folder, shards=shards, replicas=replicas, delay_s=delay_s)
+        yield Plane(model, folder, shards=shards, replicas=replicas, delay_s=delay_s, restarts=restarts)
     finally:
         ray.shutdown()

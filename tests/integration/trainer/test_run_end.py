@@ -80,7 +80,8 @@ class Parts:
         return end
 
     def trainer(self) -> Any:
-        parts = {"logger": "finish", "device_time": "finish", "data_plane": "stop", "servers": "stop"}
+        parts = {"logger": "finish", "device_time": "finish", "starter": "close"}
+        parts |= {"data_plane": "stop", "servers": "stop"}
         return SimpleNamespace(**{name: SimpleNamespace(**{end: self.part(name)}) for name, end in parts.items()})
 
 
@@ -102,8 +103,8 @@ def test_every_part_of_a_run_is_ended_even_if_others_raise(monkeypatch: pytest.M
     manager = object.__new__(SeamlessAgentLoopManager)
     manager.agent_loop_workers = ["no actor"]
     raised = close_errors(parts, monkeypatch, manager, succeeded=True)
-    assert parts.ended == ["logger", "queue", "device_time", "data_plane", "servers"]
-    assert raised[:5] == parts.ended[::-1] and "no attribute 'stop'" in raised[5]
+    assert parts.ended == ["logger", "queue", "device_time", "starter", "data_plane", "servers"]
+    assert raised[:6] == parts.ended[::-1] and "no attribute 'stop'" in raised[6]
 
 
 def test_a_failed_run_ends_what_outlives_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,93 @@
+"""A replica that dies in a training run is started again: the run ends with as many replicas as it began, and with
+every token accounted for.
+
+With its only replica dead a run waits until it is back, so that nothing here depends on how fast the machine is.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from support.job import AGENT, POOL, SEAMLESS, Job, check_record
+from support.paths import DATA
+from support.replicas import engines, servers
+
+pytestmark = [pytest.mark.integration, pytest.mark.long]
+STEPS = 4
+OPTIONS = AGENT | {
+    "trainer__total_training_steps": STEPS,
+    "seamless__max_staleness": 0,
+    "seamless__replica_restarts": 3,
+}
+
+
+def job_of(folder: Path, data: Path, **options: Any) -> Job:
+    overrides = {key.replace("__", "."): value for key, value in (OPTIONS | options).items()}
+    return Job(folder, data, SEAMLESS, overrides, {})
+
+
+CASES = {
+    "own device": ("server", POOL),
+    "own device, engine": ("engine", POOL),
+    "trainer's device": ("server", {}),
+    "trainer's device, released": ("server", {"seamless__handover": "released"}),
+}
+
+
+@pytest.mark.parametrize("whose, layout", CASES.values(), ids=CASES)
+def test_a_replica_that_died_comes_back(nano: Path, tmp_path: Path, whose: str, layout: dict[str, Any]) -> None:
+    """On a device of its own, and on the trainer's."""
+    job = job_of(tmp_path, nano, **layout)
+    job.start()
+    job.wait_for("step:1 ")
+    ending = servers(job) + engines(job)
+    (killed,) = servers(job) if whose == "server" else engines(job)
+    killed.send_signal(signal.SIGKILL)
+    assert not psutil.wait_procs(ending, timeout=120)[1], "what is left of it keeps its device's memory"
+    steps = job.finish().metrics()
+    assert steps.keys() == set(range(1, STEPS + 1))
+    last = steps[STEPS]
+    assert last["fleet/dead"] == 0 and last["fleet/serving"] + last["fleet/paused"] + last["fleet/released"] == 1
+    assert (last["replicas/lost/died"], last["replicas/returned"], last["replicas/abandoned"]) == (1, 1, 0)
+    device = "rollout-0" if layout is POOL else "train-0"
+    assert last[f"seamless/device/{device}/rollout_share"] > 0, "the ledger does not see the replica again"
+    assert re.search(r"replica-0 is lost \(died: .*\); its next start is in 0 s", job.log())
+    for metrics in steps.values():
+        assert metrics["training/rollout_logprob_diff_max"] < 2e-2
+        assert metrics["training/off_policy/trajectory_staleness_worst/max"] == 0
+        assert metrics["calls/failed"] == 0
+        assert metrics["tokens/generated"] == metrics["tokens/trained"] + metrics["tokens/dropped/too_long"] > 0
+    assert not re.search(r"rewarded 0\.0|Error in _run_prompt", job.log()), "an agent noticed"
+    check_record(job, sessions=STEPS * 8 * 4)
+
+
+def test_the_others_serve_until_a_replica_is_back(nano: Path, tmp_path: Path) -> None:
+    """One of two on the trainer's devices; no reward comes before it is back, so that the run does not end earlier."""
+    held = tmp_path / "held"
+    options = {
+        "trainer.n_gpus_per_node": 2,
+        "trainer.total_training_steps": 5,
+        "seamless.max_staleness": 0,
+        "seamless.replica_restarts": 1,
+        "reward.custom_reward_function.path": DATA / "held_reward.py",
+    }
+    job = Job(tmp_path, nano, SEAMLESS, options, {"HELD_WHILE_EXISTS": str(held)}).start()
+    job.wait_for("step:1 ")
+    held.touch()
+    servers(job)[0].send_signal(signal.SIGKILL)
+    job.wait_for("is back after")
+    held.unlink()
+    steps = job.finish().metrics()
+    assert steps.keys() == {1, 2, 3, 4, 5}
+    assert (steps[1]["fleet/dead"], steps[5]["fleet/dead"], steps[5]["replicas/returned"]) == (0, 0, 1)
+    assert steps[5]["fleet/serving"] + steps[5]["fleet/paused"] == 2
+    assert all(steps[5][f"seamless/device/train-{i}/rollout_share"] > 0 for i in range(2))
+    for metrics in steps.values():
+        assert metrics["training/rollout_logprob_diff_max"] < 2e-2
+        assert metrics["training/off_policy/trajectory_staleness_worst/max"] == 0
+        assert metrics["calls/failed"] == 0
