@@ -27,7 +27,7 @@ from seamless_verl.trainer.replay_buffer import SeamlessReplayBuffer
 
 logger = logging.getLogger(__name__)
 POLL_S = 10.0  # only a fallback: agent loops notify the trainer
-RETRY_S = 0.25  # between two decisions while training has devices that could generate
+RETRY_S = 0.25  # between two decisions while training has devices that could generate, or a replica starts again
 
 
 class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
@@ -68,7 +68,11 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
     def _wait_for_groups(self) -> None:
         """Returns when a group has ended since the last call, or after `poll_s` seconds."""
         self.lending.offer(None)  # the policy may lend now what it did not lend before
-        self._await_group(min(self.poll_s, RETRY_S) if self.lending.reclaimed else self.poll_s)
+        self._await_group(min(self.poll_s, RETRY_S) if self.looks_often() else self.poll_s)
+
+    def looks_often(self) -> bool:
+        """Whether something else than a group may end the wait."""
+        return bool(self.lending.reclaimed)
 
     def _await_group(self, seconds: float) -> bool:
         """Returns when a group has ended since the last call, or after so many seconds; whether one has."""

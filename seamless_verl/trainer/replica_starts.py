@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 LOOK_S = 2.0  # between two looks for replicas that were given up
 REPLY_S = 10.0  # for the data plane's reply; it may be starting again itself
 SETTING = "seamless.replica_restarts"
+ABOUT_TO_CONNECT = frozenset({RestartStage.STARTING, RestartStage.STARTED})
 
 
 class ReplicaStarter:
@@ -141,6 +142,12 @@ class ReplicaStarter:
         """As before a commit, but `load` then loads the committed weights."""
         if connected := self._connect():
             load(connected)
+
+    @property
+    def starting(self) -> bool:
+        """Whether a replica is about to be connected."""
+        with self.lock:
+            return any(self.restarts.stage(name) in ABOUT_TO_CONNECT for name in self.placed)
 
     def _connect(self) -> list[str]:
         for name, number in self._begin_due(between_computations=True).items():

@@ -82,6 +82,9 @@ class SeamlessTrainer(TrainerSetup):
         self.starter.while_waiting(self._load_started)
         super()._wait_for_groups()
 
+    def looks_often(self) -> bool:
+        return super().looks_often() or self.starter.starting
+
     def _load_started(self, ids: Sequence[str]) -> None:
         self.commit.load_started(ids)
         self.lending.on_started(ids)
