@@ -349,6 +349,7 @@ class DataPlane:
         """Has a runner do the task; returns how it ended. A repetition returns the same, until its session is
         acknowledged; a cancellation withdraws the task."""
         async with self._journaling():
+            self.calls.group_began(str(order.opening.get("uid", "")))  # however late a runner takes it
             return await self.runner_tasks.run(order)
 
     async def record_groups(self, groups: Sequence[GroupDecided]) -> None:

@@ -254,6 +254,7 @@ class Sessions:
         """Opens a session. One whose reply was lost with an earlier process expires, since no agent has its key."""
         opened = await self.gateway.admin.open(body, awaited=True)
         self.closed[opened["session_id"]] = asyncio.Event()
+        self.calls.group_began(str(body["uid"]))
         return opened
 
     def forget_finished(self) -> None:

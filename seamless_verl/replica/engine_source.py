@@ -163,7 +163,9 @@ class AsyncLLMSource:
         if self.own_logprobs and not self.of_drafts and self._alters(params):
             raise ValueError(DRAFTS)
         try:
-            collector = await self.engine.add_request(request.request_id, prompt, params, **reasoning)
+            collector = await self.engine.add_request(
+                request.request_id, prompt, params, priority=request.priority, **reasoning
+            )
         except asyncio.CancelledError:  # the engine may have the request already
             await self.engine.abort(request.request_id)
             raise

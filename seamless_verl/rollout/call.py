@@ -5,7 +5,8 @@
 Invariants:
 - Every call that began is running or has exactly one outcome; one whose client left is CANCELLED.
 - A call holds a slot from before its request is sent until the engine has ended it or it was aborted.
-- Calls wait in order of their conversation's age, also after a cut: older conversations end before newer ones begin.
+- Calls wait in the order of precedence.py, also after a cut: of prompts of equal age, older conversations end before
+  newer ones begin.
 - `produced` has the ids of all chunks in order, after those that the call began with. The prompt of each request is
   the call's prompt and `produced`, and its budgets are those of the call less what is produced.
 - A call's `finish` is set once.
@@ -26,9 +27,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from hashlib import blake2b
-from itertools import count
 from typing import Any
 
 from seamless_verl.errors import (
@@ -44,12 +43,12 @@ from seamless_verl.rollout.fleet import Fleet
 from seamless_verl.rollout.length_forecast import LengthForecast
 from seamless_verl.rollout.observation import ReplicaLoad, RolloutObservation
 from seamless_verl.rollout.paused_time import PausedTime, WaitingCall
+from seamless_verl.rollout.precedence import CallOrder, Precedence
 from seamless_verl.rollout.replica import Lease
 from seamless_verl.rollout.replica_state import SERVING
 from seamless_verl.trajectory.records import Finish, TokenChunk, empty_chunk, tokens
 
 AFFINITY_TOKENS = 256  # tokens of the prompt that identify it: system prompt and tools distinguish agents
-REMEMBERED = 16_384  # conversations whose age is known; a forgotten one counts as new
 SILENT_CUT = empty_chunk(Finish.CUT)  # for an engine that ends its stream without a finish reason
 
 
@@ -79,8 +78,8 @@ class Call:
 class CallProgress:
     """The state of one call: what it has produced, and what its next request to a replica is."""
 
-    def __init__(self, call: Call, *, max_losses: int, grammars_resume: bool) -> None:
-        self.call = call
+    def __init__(self, call: Call, place: Precedence, *, max_losses: int, grammars_resume: bool) -> None:
+        self.call, self._place = call, place
         self.produced = call.produced[:]
         self.finish: Finish | None = None
         self._max_losses, self._grammars_resume = max_losses, grammars_resume
@@ -88,14 +87,19 @@ class CallProgress:
         self._replica = ""
         self.holds = ""  # the replica on which it has a slot
 
+    @property
+    def place(self) -> Precedence:
+        """Its place where it waits next."""
+        return self._place.continuing() if self.produced else self._place
+
     def next_request(self) -> EngineRequest:
         """The next request: the prompt with all that is produced, and the remaining budget."""
         name = f"{self.call.call_id}#{self._attempts}"
         self._attempts, self._resumed_tokens = self._attempts + 1, len(self.produced)
+        beside = (len(self.produced), self.call.key, self.place.priority)
         if not self.produced:
-            return EngineRequest(name, self.call.prompt_ids, self.call.sampling, conversation=self.call.key)
-        prompt = self.call.prompt_ids + self.produced
-        return EngineRequest(name, prompt, self._remaining_sampling(), len(self.produced), self.call.key)
+            return EngineRequest(name, self.call.prompt_ids, self.call.sampling, *beside)
+        return EngineRequest(name, self.call.prompt_ids + self.produced, self._remaining_sampling(), *beside)
 
     def add(self, chunk: TokenChunk) -> TokenChunk | None:
         """Adds an engine's chunk; returns the chunk for the caller, None if it has nothing for the caller."""
@@ -169,8 +173,7 @@ class Calls:
 
     def __init__(self, fleet: Fleet, *, max_losses: int = 8, grammars_resume: bool = False) -> None:
         self._fleet, self._max_losses, self._grammars_resume = fleet, max_losses, grammars_resume
-        self._tickets = count()
-        self._ticket = lru_cache(maxsize=REMEMBERED)(lambda key: next(self._tickets))
+        self._order = CallOrder()
         self._running: set[CallProgress] = set()
         self._begun = self._tokens = 0
         self._tokens_of: Counter[str] = Counter()  # by replica
@@ -184,8 +187,9 @@ class Calls:
         Closing the generator ends the call as CANCELLED. Other errors than a lost replica, such as a defect of an
         engine, are raised, and the call counts as FAILED.
         """
-        progress = CallProgress(call, max_losses=self._max_losses, grammars_resume=self._grammars_resume)
-        ticket = self._ticket(call.key) if call.key else next(self._tickets)
+        version = self._fleet.committed
+        place, prompt = self._order.enter(call.prompt_ids, key=call.key, group=call.group, version=version)
+        progress = CallProgress(call, place, max_losses=self._max_losses, grammars_resume=self._grammars_resume)
         waiting = self.paused_time.begin(call.key) if call.timed else None
         self._begun += 1
         self._running.add(progress)
@@ -193,7 +197,7 @@ class Calls:
             if (last := progress.end_if_complete()) is not None:
                 yield last
             while progress.finish is None:
-                async with aclosing(self._attempt(progress, ticket, waiting)) as chunks:
+                async with aclosing(self._attempt(progress, prompt, waiting)) as chunks:
                     async for chunk in chunks:
                         self._tokens += len(chunk.ids)
                         self._tokens_of[chunk.replica] += len(chunk.ids)
@@ -206,6 +210,10 @@ class Calls:
             self._ended[progress.finish or Finish.FAILED] += 1
             if progress.finish in (Finish.STOP, Finish.LENGTH):
                 self._lengths.add(len(progress.produced))
+
+    def group_began(self, group: str) -> None:
+        """A session of this group was opened: its calls are as old as the version that is committed now."""
+        self._order.group_began(group, self._fleet.committed)
 
     def metrics(self) -> dict[str, float]:
         ended = {f"calls/{finish}": float(self._ended[finish]) for finish in Finish if finish is not Finish.CUT}
@@ -244,8 +252,14 @@ class Calls:
         if self._begun != (accounted := len(self._running) + self._ended.total()):
             raise IntegrityError("calls running + ended", self._begun, accounted)
 
+    def _foresee(self, progress: CallProgress, prompt: str) -> None:
+        """Before a call gives its slot back: others that begin with its `prompt`, "" for none, may be as long."""
+        if prompt and progress.finish in (Finish.STOP, Finish.LENGTH):
+            self._order.lengths.add(prompt, len(progress.produced))
+            self._fleet.foresee(prompt, self._order.lengths.foresee(prompt))
+
     async def _attempt(
-        self, progress: CallProgress, ticket: int, waiting: WaitingCall | None
+        self, progress: CallProgress, prompt: str, waiting: WaitingCall | None
     ) -> AsyncGenerator[TokenChunk, None]:
         """The chunks of one replica, until the call's end or a cut; `waiting` counts its waiting time."""
         lease: Lease | None = None
@@ -253,7 +267,7 @@ class Calls:
         try:
             if waiting is not None:
                 waiting.set(True)
-            lease = await self._fleet.acquire(progress.call.affinity, ticket)
+            lease = await self._fleet.acquire(progress.call.affinity, progress.place, prompt)
             if waiting is not None:
                 waiting.set(lease.replica.state is not SERVING)
                 lease.on_pause = waiting.set
@@ -263,12 +277,14 @@ class Calls:
             async with aclosing(lease.engine.generate(progress.next_request())) as chunks:
                 while finish_reason is None:
                     chunk = await anext(chunks, SILENT_CUT)
+                    visible = progress.add(chunk)
                     if (finish_reason := chunk.finish_reason) is not None:
+                        self._foresee(progress, prompt)
                         replica = lease.replica.replica_id
                         unexplained = f"cut by replica {replica}, which was not paused" if lease.unexplained else None
                         progress.holds = ""
                         lease.release()  # a slow reader holds no slot
-                    if (visible := progress.add(chunk)) is not None:
+                    if visible is not None:
                         yield visible
         except ReplicaLostError as loss:
             assert lease is not None

@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 
 from seamless_verl.errors import IntegrityError, ReplicaLostError, ReplicaVersionError
 from seamless_verl.rollout.engine import Engine, PauseMode, ReplicaControl
+from seamless_verl.rollout.precedence import Precedence
 from seamless_verl.rollout.replica import Lease, Replica
 from seamless_verl.rollout.replica_state import (
     DEAD,
@@ -46,8 +47,8 @@ class Fleet:
     """The replicas and the slots on them. A replica whose control takes more than `deadline_s` is lost.
 
     `on_change` is called after each change of a replica's state, and `on_late_reply` when the control of a replica that
-    was lost for being late has replied after all. A waiting call is overtaken by no call that came more
-    than `overtaking` calls later.
+    was lost for being late has replied after all. A waiting call is overtaken by no call of a prompt of its age or
+    younger that came more than `overtaking` calls later.
 
     An operation takes ids, checks all of them before it changes one, and returns those on which it succeeded. A
     replica that dies meanwhile is DEAD and left out. An operation raises ReplicaStateError if the state of a replica
@@ -169,11 +170,18 @@ class Fleet:
 
     # Slots
 
-    async def acquire(self, key: str, ticket: int) -> Lease:
-        """A slot on a serving replica; waits until there is one. `ticket` is the call's age in the queue."""
+    async def acquire(self, key: str, place: Precedence, prompt: str = "") -> Lease:
+        """A slot on a serving replica; waits until there is one, among the others at its `place`.
+
+        Calls of one `prompt`, a name, get their places anew when `foresee` is called for it.
+        """
         if (lease := self._grant(key)) is not None:  # then no waiting call could take it
             return lease
-        return await self._queue.wait(key, ticket)
+        return await self._queue.wait(key, place, prompt)
+
+    def foresee(self, prompt: str, tokens: float) -> None:
+        """Calls of this prompt are expected to have so many tokens."""
+        self._queue.foresee(prompt, tokens)
 
     def _grant_waiting(self) -> None:
         """Grants slots to waiting calls."""

@@ -15,7 +15,7 @@ import msgspec
 from seamless_verl.rollout.engine import EngineRequest
 from seamless_verl.trajectory.records import LOGPROB, TOKEN, Finish, TokenChunk, TopLogprobs
 
-PROTOCOL = 4
+PROTOCOL = 5
 SWAP = sys.byteorder == "big"
 
 
@@ -41,6 +41,7 @@ class Generate(msgspec.Struct, array_like=True, tag=2, frozen=True):
     sampling: dict[str, Any]
     resumed_tokens: int
     conversation: str
+    priority: int
 
 
 class Drop(msgspec.Struct, array_like=True, tag=3, frozen=True):
@@ -91,13 +92,15 @@ decode_message = msgspec.msgpack.Decoder(Message).decode
 
 def generate_message(call: int, request: EngineRequest) -> Generate:
     prompt, sampling = pack_array(request.prompt_ids), dict(request.sampling)
-    return Generate(call, request.request_id, prompt, sampling, request.resumed_tokens, request.conversation)
+    beside = (request.resumed_tokens, request.conversation, request.priority)
+    return Generate(call, request.request_id, prompt, sampling, *beside)
 
 
 def engine_request(message: Generate) -> EngineRequest:
     """Raises ValueError unless the prompt is whole tokens."""
     prompt = unpack_array(TOKEN, message.prompt)
-    return EngineRequest(message.request_id, prompt, message.sampling, message.resumed_tokens, message.conversation)
+    beside = (message.resumed_tokens, message.conversation, message.priority)
+    return EngineRequest(message.request_id, prompt, message.sampling, *beside)
 
 
 def chunk_message(call: int, chunk: TokenChunk) -> Chunk:

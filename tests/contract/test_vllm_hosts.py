@@ -10,6 +10,7 @@ import pytest
 from support.hosts import VLLM, attributes, found, listed, parameters
 
 from seamless_verl.rollout.engine import BESIDE_SAMPLING
+from seamless_verl.rollout.precedence import Precedence
 
 ENGINE = "vllm.v1.engine.async_llm:AsyncLLM."
 CORE = "vllm.v1.engine.core_client:AsyncMPClient"
@@ -20,6 +21,12 @@ RUNNER_V2 = "vllm.v1.worker.gpu.model_runner:GPUModelRunner."
 SAMPLER_V2 = "vllm.v1.worker.gpu.sample.sampler:Sampler."
 GRAMMARS_V2 = "vllm.v1.worker.gpu.structured_outputs:StructuredOutputsWorker."
 COLLECTOR = "vllm.v1.engine.output_processor:RequestOutputCollector."
+PLACES = {
+    "young": Precedence(1 << 20, True, -100.0, 1),
+    "old": Precedence(3, True, -5.0, 2),
+    "old and long": Precedence(3, True, -80.0, 3),
+    "old and begun": Precedence(3, False, 0.0, 4),
+}
 # What we call, with its parameters by name and in order; `*` stands before keyword-only ones.
 CALLED = {
     ENGINE + "add_request": "self request_id prompt params arrival_time lora_request tokenization_kwargs trace_headers"
@@ -85,7 +92,7 @@ HELD = {
     "vllm.v1.request:Request": "request_id prompt_token_ids sampling_params structured_output_request",
     "vllm.v1.structured_output.request:StructuredOutputRequest": "reasoning_ended",
     "vllm.tokenizers:TokenizerLike": "get_added_vocab",
-    "vllm.config:SchedulerConfig": "scheduler_cls async_scheduling",
+    "vllm.config:SchedulerConfig": "scheduler_cls async_scheduling policy",
     "vllm.sampling_params:RequestOutputKind": "DELTA",
 }
 
@@ -184,6 +191,41 @@ def test_an_engine_takes_a_function_that_makes_a_scheduler() -> None:
     core = inspect.getsource(found("vllm.v1.engine.core:EngineCore.__init__", "engine-source"))
     assert "Scheduler = vllm_config.scheduler_config.get_scheduler_cls()" in core
     assert "= Scheduler(\n            vllm_config=vllm_config,\n" in core
+
+
+def test_an_engine_orders_requests_by_priority_where_its_policy_says_so() -> None:
+    """The smaller number goes first, and the largest loses its cache where memory is short."""
+    from typing import get_args
+
+    from vllm.config.scheduler import SchedulerPolicy
+    from vllm.v1.core.sched.request_queue import SchedulingPolicy, create_request_queue
+    from vllm.v1.request import Request
+
+    assert "priority" in get_args(SchedulerPolicy)
+    queue = create_request_queue(SchedulingPolicy("priority"))
+    for name, place in PLACES.items():
+        added = request()
+        added.priority = place.priority
+        queue.add_request(Request.from_engine_core_request(added, None))
+        assert queue.peek_request().priority <= place.priority, name
+    assert [queue.pop_request().priority for _ in PLACES] == sorted(place.priority for place in PLACES.values())
+    schedule = inspect.getsource(found("vllm.v1.core.sched.scheduler:Scheduler.schedule", "engine-source"))
+    assert "key=lambda r: (r.priority, r.arrival_time)" in schedule
+
+
+def test_a_priority_arrives_in_the_engine_s_process() -> None:
+    from vllm.v1.engine import EngineCoreRequest
+    from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+    sent = request()
+    sent.priority = PLACES["young"].priority
+    assert sent.priority > 1 << 40
+    assert MsgpackDecoder(EngineCoreRequest).decode(MsgpackEncoder().encode(sent)).priority == sent.priority
+
+
+def test_verl_has_a_setting_for_it() -> None:
+    server = inspect.getsource(found("verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMHttpServer", "server"))
+    assert '"scheduling_policy": self.config.scheduling_policy' in server
 
 
 def test_a_grammar_that_fails_to_compile_ends_only_its_request() -> None:

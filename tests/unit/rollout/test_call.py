@@ -14,6 +14,7 @@ from seamless_verl.errors import CallGrammarError, CallLossesError, CallRefusedE
 from seamless_verl.rollout.call import Calls, derived_seed
 from seamless_verl.rollout.engine import EngineRequest, PauseMode
 from seamless_verl.rollout.observation import ReplicaLoad, RolloutObservation
+from seamless_verl.rollout.precedence import Precedence
 from seamless_verl.rollout.routing import PrefixAffinity
 from seamless_verl.testing.stub_engine import StubEngine, stub_tokens
 from seamless_verl.trajectory.records import Finish, TokenChunk, logprobs, tokens
@@ -35,7 +36,8 @@ async def test_a_call_runs_to_its_budget(over_wire: bool) -> None:
         await w.start("a", version=0)
         wanted = call(max_tokens=9)
         check_whole(wanted, await run(w.calls, wanted))
-        assert w.stubs["a"].seen == [EngineRequest("c#0", wanted.prompt_ids, wanted.sampling)]
+        place = Precedence(version=0, begins=True, shortness=0.0, ticket=0)
+        assert w.stubs["a"].seen == [EngineRequest("c#0", wanted.prompt_ids, wanted.sampling, priority=place.priority)]
         assert w.calls.metrics()["calls/length"] == 1
 
 
@@ -400,3 +402,58 @@ async def test_what_runs_where_is_observed() -> None:
         assert w.calls.observe({"u"}, 7).waiting == 3
         ends.cancel()
         third.cancel()
+
+
+async def test_calls_of_older_prompts_and_longer_ones_get_the_next_seat() -> None:
+    async with world() as w:
+        stub = await w.start("a", capacity=1)
+        for prompt, tokens_of in (([7], 30), ([8], 5)):  # what is known of both prompts
+            await run(w.calls, call("earlier", prompt, tokens_of))
+        w.calls.group_began("late")  # its agent makes its first call after the commit
+        w.fleet.commit(1)
+        await w.fleet.pause(["a"], PauseMode.KEEP)
+        await w.sync(["a"], 1)
+        running = w.calls.stream(call("first", max_tokens=500))
+        await take(running, 1)
+        waiting = []
+        for name, prompt, group in (("short", [8], "new"), ("long", [7], "new"), ("old", [8], "late")):
+            waiting.append(asyncio.create_task(run(w.calls, call(name, prompt, 3, group=group))))
+            await settle()
+        await running.aclose()
+        await asyncio.gather(*waiting)
+        assert [request.request_id for request in stub.seen[3:]] == ["old#0", "long#0", "short#0"]
+        priorities = [request.priority for request in stub.seen[3:]]
+        assert priorities == sorted(set(priorities)), "and in this order in an engine"
+
+
+async def test_a_group_s_finished_sample_says_that_its_others_are_long() -> None:
+    async with world() as w:
+        stub = await w.start("a", capacity=2)
+        await run(w.calls, call("known", [8], 20))
+        blocking = w.calls.stream(call("blocks", max_tokens=9_000))
+        sibling = w.calls.stream(call("sibling", [7], 40))
+        for running in (blocking, sibling):
+            await take(running, 1)
+        waiting = []
+        for name, prompt in (("shorter", [8]), ("sibling's", [7])):
+            waiting.append(asyncio.create_task(run(w.calls, call(name, prompt, 3))))
+            await settle()
+        ended = len(await rest(sibling))  # it had 40 tokens, which nobody knew when the others came
+        await asyncio.gather(*waiting)
+        await blocking.aclose()
+        assert ended and [request.request_id for request in stub.seen[3:]] == ["sibling's#0", "shorter#0"]
+
+
+async def test_a_call_that_was_cut_precedes_those_of_its_age_that_begin() -> None:
+    async with world() as w:
+        stub = await w.start("a", capacity=1)
+        chunks = w.calls.stream(call("cut", [5], 40))
+        await take(chunks, 2)
+        remaining = asyncio.create_task(rest(chunks))
+        waiting = asyncio.create_task(run(w.calls, call("begins", [6], 2)))
+        await w.fleet.pause(["a"], PauseMode.ABORT)
+        await settle()
+        await w.fleet.resume(["a"])
+        await asyncio.gather(remaining, waiting)
+        assert [request.request_id for request in stub.seen] == ["cut#0", "cut#1", "begins#0"]
+        assert stub.seen[1].priority < stub.seen[0].priority, "nothing of what it produced is at stake"

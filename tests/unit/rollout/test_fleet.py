@@ -16,6 +16,7 @@ from support.rollout import settle
 from seamless_verl.errors import ReplicaLostError, ReplicaStateError, ReplicaVersionError, WeightsNotLoadedError
 from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.rollout.fleet import Fleet
+from seamless_verl.rollout.precedence import Precedence
 from seamless_verl.rollout.replica import Lease
 from seamless_verl.rollout.replica_state import DEAD, LEGAL, PAUSED, RELEASED, SERVING, STALE, SYNCING, check_transition
 from seamless_verl.rollout.routing import PrefixAffinity
@@ -60,6 +61,11 @@ class Device(StubEngine):
         if self.stuck:
             await asyncio.Event().wait()
         self._check_alive()
+
+
+def aged(ticket: int, version: int = 0) -> Precedence:
+    """The place of a call that continues a conversation of this age."""
+    return Precedence(version, False, 0.0, ticket)
 
 
 @dataclass
@@ -196,7 +202,7 @@ class AgainstAModel(RuleBasedStateMachine):
     def call(self, key: int, number: int) -> None:
         for _ in range(number):
             self.tickets += 1
-            task = self.loop.create_task(self.fleet.acquire(f"session {key % 5}", self.tickets))
+            task = self.loop.create_task(self.fleet.acquire(f"session {key % 5}", aged(self.tickets)))
             self.model.waiting.append(Waiting(task, self.tickets))
         self.collect_granted()
 
@@ -282,7 +288,7 @@ async def test_one_illegal_replica_and_none_is_touched() -> None:
 async def test_a_death_interrupts_what_is_being_done_to_a_replica() -> None:
     fleet, devices = fleet_of("a", "b")
     devices["a"].stuck = True
-    lease = await fleet.acquire("k", 1)
+    lease = await fleet.acquire("k", aged(1))
     pausing = asyncio.create_task(fleet.pause(["a", "b"], PauseMode.ABORT))
     await settle()
     assert not pausing.done()
@@ -328,9 +334,9 @@ async def test_weights_that_are_not_the_committed_ones_are_not_served() -> None:
 
 async def test_a_replica_that_waits_for_its_update_keeps_its_calls_and_takes_no_others() -> None:
     fleet, _ = fleet_of("a", "b", capacity=4)
-    before = [await fleet.acquire(f"k{number}", number) for number in range(4)]
+    before = [await fleet.acquire(f"k{number}", aged(number)) for number in range(4)]
     fleet.commit(1)
-    later = [asyncio.create_task(fleet.acquire(f"k{number}", number)) for number in range(4, 7)]
+    later = [asyncio.create_task(fleet.acquire(f"k{number}", aged(number))) for number in range(4, 7)]
     await settle()
     assert all(lease.attached for lease in before) and not any(task.done() for task in later)
     fleet.check_integrity()
@@ -370,8 +376,8 @@ async def test_each_change_is_reported() -> None:
 
 async def test_a_client_that_leaves_at_the_moment_of_its_grant_gives_the_slot_back() -> None:
     fleet, _ = fleet_of("a", capacity=1)
-    first = await fleet.acquire("k", 1)
-    second, third = (asyncio.create_task(fleet.acquire("k", ticket)) for ticket in (2, 3))
+    first = await fleet.acquire("k", aged(1))
+    second, third = (asyncio.create_task(fleet.acquire("k", aged(ticket))) for ticket in (2, 3))
     await settle()
     first.release()
     assert not second.done() and fleet.view[0].load == 1
@@ -389,11 +395,11 @@ def keys_at(fleet: Fleet, replica_id: str) -> list[str]:
 async def test_a_slot_goes_to_the_oldest_call_that_prefers_the_replica_and_no_call_is_overtaken_for_ever() -> None:
     fleet, _ = fleet_of("a", "b", capacity=1, overtaking=3)
     on_a, on_b = keys_at(fleet, "a")[0], keys_at(fleet, "b")[0]
-    lease, kept = await fleet.acquire(on_a, 1), await fleet.acquire(on_b, 2)
+    lease, kept = await fleet.acquire(on_a, aged(1)), await fleet.acquire(on_b, aged(2))
     order = list[str]()
 
     async def queued(key: str, ticket: int) -> Lease:
-        lease = await fleet.acquire(key, ticket)
+        lease = await fleet.acquire(key, aged(ticket))
         order.append(f"{ticket} on {lease.replica.replica_id}")
         return lease
 
@@ -421,12 +427,14 @@ async def test_replicas_that_start_together_share_the_queue() -> None:
     fleet, devices = fleet_of("a", "b", capacity=4)
     preferring_a, others = keys_at(fleet, "a")[:3], keys_at(fleet, "b")[:3]
     await fleet.pause(["a", "b"], PauseMode.KEEP)
-    waiting = {key: asyncio.create_task(fleet.acquire(key, ticket)) for ticket, key in enumerate(others + preferring_a)}
+    waiting = {
+        key: asyncio.create_task(fleet.acquire(key, aged(ticket))) for ticket, key in enumerate(others + preferring_a)
+    }
     devices["b"].stuck = True
     resuming = asyncio.create_task(fleet.resume(["a", "b"]))
     await settle()
     assert [waiting[key].done() for key in preferring_a + others] == [True] * 3 + [False] * 3
-    newcomer = asyncio.create_task(fleet.acquire(keys_at(fleet, "b")[3], 9))
+    newcomer = asyncio.create_task(fleet.acquire(keys_at(fleet, "b")[3], aged(9)))
     await settle()
     assert not newcomer.done()
     fleet.check_integrity()
@@ -446,14 +454,14 @@ async def test_a_starting_preferred_replica_is_not_awaited_if(why: str, monkeypa
     fleet, devices = fleet_of("a", "b", capacity=2)
     preferring_a = keys_at(fleet, "a")
     if why == "it is full":
-        for lease in [await fleet.acquire(preferring_a[0], ticket) for ticket in range(4)]:
+        for lease in [await fleet.acquire(preferring_a[0], aged(ticket)) for ticket in range(4)]:
             if lease.replica.replica_id == "b":
                 lease.release()
     await fleet.pause(["a"], PauseMode.KEEP)
     devices["a"].stuck = True
     resuming = asyncio.create_task(fleet.resume(["a"]))
     await settle()
-    lease = await asyncio.wait_for(fleet.acquire(preferring_a[2], 9), 10)
+    lease = await asyncio.wait_for(fleet.acquire(preferring_a[2], aged(9)), 10)
     assert lease.replica.replica_id == "b"
     fleet.check_integrity()
     fleet.lost("a", "over")
@@ -462,7 +470,7 @@ async def test_a_starting_preferred_replica_is_not_awaited_if(why: str, monkeypa
 
 async def test_clients_that_left_the_queue_are_forgotten() -> None:
     fleet, _ = fleet_of()
-    waiting = [asyncio.create_task(fleet.acquire("k", ticket)) for ticket in range(3)]
+    waiting = [asyncio.create_task(fleet.acquire("k", aged(ticket))) for ticket in range(3)]
     await settle()
     for task in waiting:
         task.cancel()
@@ -493,11 +501,11 @@ async def test_operations_on_one_replica_follow_each_other() -> None:
 
 async def test_a_cut_is_explained_by_a_pause_since_the_grant_even_when_it_is_over() -> None:
     fleet, _ = fleet_of("a")
-    before = await fleet.acquire("k", 1)
+    before = await fleet.acquire("k", aged(1))
     assert before.unexplained
     await fleet.pause(["a"], PauseMode.ABORT)
     await fleet.resume(["a"])
-    after = await fleet.acquire("k", 2)
+    after = await fleet.acquire("k", aged(2))
     assert (before.unexplained, after.unexplained) == (False, True)
 
 
@@ -512,7 +520,7 @@ async def test_a_control_that_does_not_reply_in_time_loses_its_replica_and_names
         device = Device(name)
         device.stuck = name == "hung"
         fleet.add(name, engine=device, control=device, capacity=2, version=0)
-    lease = await fleet.acquire("", 0)
+    lease = await fleet.acquire("", aged(0))
     assert await fleet.pause(["good", "hung"], PauseMode.KEEP) == ["good"]
     assert {view.replica_id: view.state for view in fleet.view} == {"good": PAUSED, "hung": DEAD}
     assert any(name == "hung" and "paused" in why and "0.05 s" in why for name, why in changes)

@@ -152,7 +152,7 @@ async def test_a_reader_that_is_behind_reads_waiting_chunks_as_one_for_each_vers
     sampling=st.dictionaries(st.text(max_size=4), st.none() | FLOAT32 | st.dictionaries(INT32, FLOAT32, max_size=2)),
 )
 def test_a_request_arrives_as_it_was(ids: list[int], sampling: dict[str, Any]) -> None:
-    sent = EngineRequest("name", array("i", ids), sampling, len(ids), "conversation")
+    sent = EngineRequest("name", array("i", ids), sampling, len(ids), "conversation", 7)
     message = arrived(generate_message(7, sent))
     assert isinstance(message, Generate) and message.call == 7 and engine_request(message) == sent
 
@@ -335,7 +335,7 @@ async def reply(server: EngineServer, *sent: bytes) -> list[Message]:
 
 
 HELLO = framed(Hello(PROTOCOL, TOKEN))
-GENERATE = Generate(0, "c", b"\0" * 4, {"max_tokens": 10**9}, 0, "")
+GENERATE = Generate(0, "c", b"\0" * 4, {"max_tokens": 10**9}, 0, "", 0)
 
 
 @pytest.mark.parametrize(
@@ -352,11 +352,12 @@ GENERATE = Generate(0, "c", b"\0" * 4, {"max_tokens": 10**9}, 0, "")
         (HELLO + framed([99, 1]), "Invalid value 99"),
         (HELLO + HELLO, "Hello is not expected"),
         (HELLO + framed(GENERATE, GENERATE), "Generate is not expected"),
-        (HELLO + framed(Generate(0, "c", b"123", {}, 0, "")), "malformed"),
-        (HELLO + framed([2, 0, "c", 5, {}, 0, ""]), "Expected `bytes`, got `int`"),
-        (HELLO + framed([2, 0, 7, b"", {}, 0, ""]), "Expected `str`, got `int`"),
-        (HELLO + framed([2, 0, "c", b"", {}, 0, 7]), "Expected `str`, got `int`"),
-        (HELLO + framed([2, 0, "c", b"", {}, 0]), "Expected `array` of at least length 7, got 6"),
+        (HELLO + framed(Generate(0, "c", b"123", {}, 0, "", 0)), "malformed"),
+        (HELLO + framed([2, 0, "c", 5, {}, 0, "", 0]), "Expected `bytes`, got `int`"),
+        (HELLO + framed([2, 0, 7, b"", {}, 0, "", 0]), "Expected `str`, got `int`"),
+        (HELLO + framed([2, 0, "c", b"", {}, 0, 7, 0]), "Expected `str`, got `int`"),
+        (HELLO + framed([2, 0, "c", b"", {}, 0, "", ""]), "Expected `int`, got `str`"),
+        (HELLO + framed([2, 0, "c", b"", {}, 0]), "Expected `array` of at least length 8, got 6"),
     ],
 )
 async def test_a_malformed_message_closes_its_connection_with_the_reason(sent: bytes, reason: str) -> None:

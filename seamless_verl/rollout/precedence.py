@@ -1,0 +1,122 @@
+"""Which calls go first: those of older prompts, and of equal age those that are expected to be the longest.
+
+Training waits for its oldest prompts (staleness), and a step for its longest sample. The age of a prompt is the weight
+version that was committed when its group was first seen, so that data planes agree on it without asking each other.
+
+Invariants:
+- A call waits for calls of older prompts, of which there is an end, and of its own age. None of a younger prompt
+  precedes it.
+- Of equal age, a call that continues a conversation precedes one that begins one, whatever their lengths.
+"""
+
+from __future__ import annotations
+
+from array import array
+from hashlib import blake2b
+from itertools import count
+from typing import Generic, NamedTuple, TypeVar
+
+T = TypeVar("T")
+REMEMBERED = 16_384  # groups, conversations and prompts, of each; a forgotten one counts as new
+LENGTHS = 1 << 24  # tokens foreseen, of which an engine's priority tells fewer apart
+RECENT = 8  # calls of a prompt that its mean length follows: lengths change while a model learns
+
+
+class Precedence(NamedTuple):
+    """The place of a call among those that wait; the smallest goes first.
+
+    `version` is the age of its prompt. `begins`: it is the first of its conversation. `shortness` is minus the tokens
+    that it is expected to have, 0 unless it begins. `ticket` is its conversation's age in this process.
+    """
+
+    version: int
+    begins: bool
+    shortness: float
+    ticket: int
+
+    def continuing(self) -> Precedence:
+        """The same call after it has begun: how long it will be orders it no more."""
+        return self._replace(begins=False, shortness=0.0)
+
+    def expecting(self, tokens: float) -> Precedence:
+        """The same call with another forecast, if it has not begun."""
+        return self._replace(shortness=-tokens) if self.begins else self
+
+    @property
+    def priority(self) -> int:
+        """For vLLM, where the smaller one goes first; without the ticket, for which vLLM has the time of arrival."""
+        expected = min(max(int(-self.shortness), 0), LENGTHS - 2)
+        return self.version * LENGTHS + (LENGTHS - 1 - expected if self.begins else 0)
+
+
+class Remembered(Generic[T]):
+    """The last `limit` keys that were used, with a value each."""
+
+    def __init__(self, limit: int = REMEMBERED) -> None:
+        self._limit = limit
+        self._values: dict[str, T] = {}  # in order of use
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._values
+
+    def get(self, key: str, default: T) -> T:
+        return self._values.get(key, default)
+
+    def put(self, key: str, value: T) -> None:
+        self._values.pop(key, None)
+        self._values[key] = value
+        if len(self._values) > self._limit:
+            del self._values[next(iter(self._values))]
+
+    def first(self, key: str, value: T) -> T:
+        """The key's value, which is `value` if it has none yet."""
+        self.put(key, found := self._values.get(key, value))
+        return found
+
+
+class LengthsByPrompt:
+    """How long a call is expected to be, from those of the same prompt that have ended: of its group, and earlier."""
+
+    def __init__(self) -> None:
+        self._means = Remembered[tuple[float, int]]()
+        self._mean, self._count = 0.0, 0  # of all prompts
+
+    def add(self, prompt: str, length: int) -> None:
+        """A call of this prompt has ended with so many tokens."""
+        mean, seen = self._means.get(prompt, (0.0, 0))
+        self._means.put(prompt, (mean + (length - mean) / min(seen + 1, RECENT), seen + 1))
+        self._count = min(self._count + 1, REMEMBERED)
+        self._mean += (length - self._mean) / self._count
+
+    def foresee(self, prompt: str) -> float:
+        """Tokens of a call of this prompt; of one that was never seen, the mean of all."""
+        return self._means.get(prompt, (self._mean, 0))[0]
+
+
+class CallOrder:
+    """Gives calls their precedence. Owned state: the ages of groups and conversations, and the lengths of prompts."""
+
+    def __init__(self) -> None:
+        self.lengths = LengthsByPrompt()
+        self._tickets = count()
+        self._groups = Remembered[int]()
+        self._conversations = Remembered[int]()
+
+    def group_began(self, group: str, version: int) -> int:
+        """The age of a group, of which this may be the first sign; `version` is the committed one."""
+        return self._groups.first(group, version) if group else version
+
+    def enter(self, ids: array[int], *, key: str, group: str, version: int) -> tuple[Precedence, str]:
+        """The place of a call, and the name of its prompt if it begins a conversation, else "".
+
+        `ids` int32 [P] is its prompt, `key` its conversation, "" for a call by itself; `version` is the committed one.
+        A conversation without a group has an age of its own.
+        """
+        begins, ticket = not key or key not in self._conversations, next(self._tickets)
+        if key:
+            ticket = self._conversations.first(key, ticket)
+        age = self.group_began(group or key, version)
+        if not begins:
+            return Precedence(age, False, 0.0, ticket), ""
+        prompt = blake2b(ids.tobytes(), digest_size=8).hexdigest()
+        return Precedence(age, True, -self.lengths.foresee(prompt), ticket), prompt

@@ -1,0 +1,183 @@
+"""Which calls go first, and that none waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from array import array
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.rollout import settle
+
+from seamless_verl.errors import ReplicaLostError
+from seamless_verl.rollout.precedence import LENGTHS, RECENT, CallOrder, LengthsByPrompt, Precedence, Remembered
+from seamless_verl.rollout.replica import Lease
+from seamless_verl.rollout.wait_queue import WaitQueue
+
+PLACES = st.builds(
+    Precedence,
+    version=st.integers(0, 1 << 30),
+    begins=st.booleans(),
+    shortness=st.integers(-3000, 0).map(float),
+    ticket=st.integers(0, 9),
+).map(lambda place: place if place.begins else place.continuing())
+
+
+def enter(order: CallOrder, prompt: list[int], **names: str | int) -> Precedence:
+    named = {"key": "", "group": "", "version": 0, **names}
+    return order.enter(array("i", prompt), **named)[0]  # type: ignore[arg-type]
+
+
+@given(PLACES, PLACES)
+def test_an_older_prompt_precedes_a_younger_one_whatever_their_lengths(one: Precedence, other: Precedence) -> None:
+    if one.version < other.version:
+        assert one < other and one.priority < other.priority
+    if one.priority < other.priority:
+        assert one < other, "an engine and the queue have the same order"
+
+
+@given(PLACES, st.floats(0, 1e12))
+def test_a_priority_fits_vllm_s_message_and_its_prompt_s_age(place: Precedence, tokens: float) -> None:
+    priority = place.expecting(tokens).priority
+    assert place.version * LENGTHS <= priority < (place.version + 1) * LENGTHS < 1 << 63
+
+
+def test_of_equal_age_conversations_that_began_precede_and_then_the_longest() -> None:
+    began, long, short = (Precedence(3, False, 0.0, 9), Precedence(3, True, -50.0, 8), Precedence(3, True, -5.0, 1))
+    assert sorted([short, long, began]) == [began, long, short]
+    assert short.expecting(80) < long and began.expecting(1e9) == began and short.continuing() < long
+
+
+def test_a_group_keeps_the_age_at_which_it_was_first_seen() -> None:
+    order = CallOrder()
+    order.group_began("g", 4)
+    assert enter(order, [1], group="g", version=6).version == 4
+    assert enter(order, [1], group="other", version=6).version == 6
+    assert enter(order, [1], key="talk", version=6).version == 6
+    later = enter(order, [1, 2], key="talk", version=9)
+    assert (later.version, later.begins) == (6, False), "of a conversation without a group too"
+    assert enter(order, [1], version=9).version == 9
+
+
+def test_a_conversation_keeps_its_ticket() -> None:
+    order = CallOrder()
+    first, other = enter(order, [1], key="a"), enter(order, [1], key="b")
+    again = enter(order, [1, 2], key="a")
+    assert first.begins and not again.begins
+    assert again.ticket == first.ticket < other.ticket
+    assert enter(order, [1]).ticket != enter(order, [1]).ticket
+
+
+def test_a_prompt_s_length_is_that_of_its_last_calls_and_of_an_unknown_one_the_mean() -> None:
+    lengths = LengthsByPrompt()
+    assert lengths.foresee("never") == 0
+    lengths.add("a", 10)
+    lengths.add("a", 20)
+    lengths.add("b", 60)
+    assert lengths.foresee("a") == pytest.approx(15)
+    assert lengths.foresee("b") == 60
+    assert lengths.foresee("never") == pytest.approx(30)
+    for _ in range(12 * RECENT):
+        lengths.add("a", 1000)
+    assert lengths.foresee("a") > 990, "it follows what changes"
+
+
+def test_what_was_used_longest_ago_is_forgotten() -> None:
+    ages = Remembered[int](limit=2)
+    for key in ("a", "b", "a", "c"):
+        ages.first(key, 1)
+    assert [key in ages for key in "abc"] == [True, False, True]
+    assert ages.first("a", 9) == 1 and ages.get("b", 7) == 7
+
+
+class OneSlot:
+    """A queue in front of one slot; `served` are the calls in the order in which they got it."""
+
+    def __init__(self, overtaking: int) -> None:
+        self.queue = WaitQueue(overtaking)
+        self.served: list[int] = []
+        self.tasks: list[asyncio.Task[Lease]] = []
+
+    async def enter(self, place: Precedence) -> None:
+        number = len(self.tasks)
+        self.tasks.append(asyncio.create_task(self.queue.wait(str(number), place, f"prompt {number % 3}")))
+        await settle(2)
+
+    async def serve(self, preferred: Callable[[str], bool]) -> None:
+        free = [True]
+
+        def grant(key: str) -> Lease | None:
+            if not free[0]:
+                return None
+            free[0] = False
+            self.served.append(int(key))
+            return NO_LEASE
+
+        self.queue.grant_slots(grant, preferred, lambda: free[0])
+        await settle(2)
+
+
+class NoLease:
+    def release(self) -> None:
+        raise ReplicaLostError("none", "a call that was served does not leave")
+
+
+NO_LEASE: Lease = NoLease()  # type: ignore[assignment]
+ARRIVALS = st.lists(
+    st.tuples(st.booleans(), st.booleans(), st.integers(0, 500), st.sampled_from(["stay", "commit"])),
+    min_size=1,
+    max_size=40,
+)
+
+
+@given(ARRIVALS, st.sets(st.integers(0, 40)))
+def test_no_call_waits_for_ever(arrivals: list[tuple[bool, bool, int, str]], preferring: set[int]) -> None:
+    """With a newcomer before each grant, as long as may be: each call is overtaken by few of its age or younger."""
+    overtaking = 4
+
+    async def scenario() -> None:
+        queue, version, places = OneSlot(overtaking), 0, list[Precedence]()
+        for ticket, (begins, serves, tokens, step) in enumerate(arrivals):
+            version += step == "commit"
+            place = Precedence(version, begins, -float(tokens) if begins else 0.0, ticket)
+            places.append(place)
+            await queue.enter(place)
+            queue.queue.foresee(f"prompt {ticket % 3}", tokens)
+            if serves:
+                await queue.serve(lambda key: int(key) in preferring)
+        while len(queue.served) < len(places):
+            await queue.serve(lambda key: int(key) in preferring)
+        for position, number in enumerate(queue.served):
+            before = queue.served[:position]
+            younger = [
+                one for one in before if one > number + overtaking and places[one].version >= places[number].version
+            ]
+            assert not younger, "it was overdue when they came"
+        assert len(queue.queue) == 0
+
+    asyncio.run(scenario())
+
+
+@given(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 500)), min_size=1, max_size=30), st.integers(0, 5))
+def test_an_engine_that_orders_by_priority_serves_every_call_of_a_version_before_those_of_the_next(
+    waves: list[tuple[int, int]], served_each: int
+) -> None:
+    """Each wave is of the next version, as under a staleness bound: what is younger never delays what is older."""
+    heap: list[tuple[int, int, int]] = []
+    served: list[int] = []
+    arrived = 0
+    for version, (calls, tokens) in enumerate(waves):
+        for _ in range(calls):
+            arrived += 1
+            heapq.heappush(
+                heap, (Precedence(version, True, -float(tokens * arrived % 700), 0).priority, arrived, version)
+            )
+        for _ in range(min(served_each, len(heap))):
+            served.append(heapq.heappop(heap)[2])
+            assert all(other >= served[-1] for _, _, other in heap), "an older call waits"
+    while heap:
+        served.append(heapq.heappop(heap)[2])
+    assert len(served) == arrived
