@@ -256,7 +256,7 @@ class Calls:
         """Before a call gives its slot back: others that begin with its `prompt`, "" for none, may be as long."""
         if prompt and progress.finish in (Finish.STOP, Finish.LENGTH):
             self._order.lengths.add(prompt, len(progress.produced))
-            self._fleet.foresee(prompt, self._order.lengths.foresee(prompt))
+            self._fleet.foresee(prompt, self._order.lengths.shortness(prompt))
 
     async def _attempt(
         self, progress: CallProgress, prompt: str, waiting: WaitingCall | None

@@ -179,9 +179,9 @@ class Fleet:
             return lease
         return await self._queue.wait(key, place, prompt)
 
-    def foresee(self, prompt: str, tokens: float) -> None:
-        """Calls of this prompt are expected to have so many tokens."""
-        self._queue.foresee(prompt, tokens)
+    def foresee(self, prompt: str, shortness: int) -> None:
+        """Calls of this prompt are expected to be so short (precedence.py)."""
+        self._queue.foresee(prompt, shortness)
 
     def _grant_waiting(self) -> None:
         """Grants slots to waiting calls."""

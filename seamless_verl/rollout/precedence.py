@@ -7,6 +7,8 @@ Invariants:
 - A call waits for calls of older prompts, of which there is an end, and of its own age. None of a younger prompt
   precedes it.
 - Of equal age, a call that continues a conversation precedes one that begins one, whatever their lengths.
+- Calls of equal age that are expected to be about as long stay in the order in which they came, so that the samples of
+  a group stay together: lengths are compared by powers of two, and an unknown one counts as the mean.
 """
 
 from __future__ import annotations
@@ -14,39 +16,41 @@ from __future__ import annotations
 from array import array
 from hashlib import blake2b
 from itertools import count
+from math import log2
 from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
 REMEMBERED = 16_384  # groups, conversations and prompts, of each; a forgotten one counts as new
-LENGTHS = 1 << 24  # tokens foreseen, of which an engine's priority tells fewer apart
+DOUBLINGS = 6  # of the mean length, and halvings: what is longer or shorter counts as so long
+LEVELS = 2 * DOUBLINGS + 2  # of an engine's priority in one version
 RECENT = 8  # calls of a prompt that its mean length follows: lengths change while a model learns
 
 
 class Precedence(NamedTuple):
     """The place of a call among those that wait; the smallest goes first.
 
-    `version` is the age of its prompt. `begins`: it is the first of its conversation. `shortness` is minus the tokens
-    that it is expected to have, 0 unless it begins. `ticket` is its conversation's age in this process.
+    `version` is the age of its prompt. `begins`: it is the first of its conversation. `shortness` says how often the
+    tokens that it is expected to have must double to be the mean, at most `DOUBLINGS` times, 0 unless it begins.
+    `ticket` is its conversation's age in this process.
     """
 
     version: int
     begins: bool
-    shortness: float
+    shortness: int
     ticket: int
 
     def continuing(self) -> Precedence:
         """The same call after it has begun: how long it will be orders it no more."""
-        return self._replace(begins=False, shortness=0.0)
+        return self._replace(begins=False, shortness=0)
 
-    def expecting(self, tokens: float) -> Precedence:
+    def expecting(self, shortness: int) -> Precedence:
         """The same call with another forecast, if it has not begun."""
-        return self._replace(shortness=-tokens) if self.begins else self
+        return self._replace(shortness=shortness) if self.begins else self
 
     @property
     def priority(self) -> int:
         """For vLLM, where the smaller one goes first; without the ticket, for which vLLM has the time of arrival."""
-        expected = min(max(int(-self.shortness), 0), LENGTHS - 2)
-        return self.version * LENGTHS + (LENGTHS - 1 - expected if self.begins else 0)
+        return self.version * LEVELS + (1 + DOUBLINGS + self.shortness if self.begins else 0)
 
 
 class Remembered(Generic[T]):
@@ -75,7 +79,10 @@ class Remembered(Generic[T]):
 
 
 class LengthsByPrompt:
-    """How long a call is expected to be, from those of the same prompt that have ended: of its group, and earlier."""
+    """How long a call is expected to be, from those of the same prompt that have ended: of its group, and earlier.
+
+    Lengths are tokens.
+    """
 
     def __init__(self) -> None:
         self._means = Remembered[tuple[float, int]]()
@@ -88,9 +95,12 @@ class LengthsByPrompt:
         self._count = min(self._count + 1, REMEMBERED)
         self._mean += (length - self._mean) / self._count
 
-    def foresee(self, prompt: str) -> float:
-        """Tokens of a call of this prompt; of one that was never seen, the mean of all."""
-        return self._means.get(prompt, (self._mean, 0))[0]
+    def shortness(self, prompt: str) -> int:
+        """How often the expected length of a call of this prompt must double to be the mean of all; 0 if unknown."""
+        expected, _ = self._means.get(prompt, (self._mean, 0))
+        if not expected or not self._mean:
+            return DOUBLINGS if self._mean else 0
+        return max(-DOUBLINGS, min(DOUBLINGS, round(log2(self._mean / expected))))
 
 
 class CallOrder:
@@ -117,6 +127,6 @@ class CallOrder:
             ticket = self._conversations.first(key, ticket)
         age = self.group_began(group or key, version)
         if not begins:
-            return Precedence(age, False, 0.0, ticket), ""
+            return Precedence(age, False, 0, ticket), ""
         prompt = blake2b(ids.tobytes(), digest_size=8).hexdigest()
-        return Precedence(age, True, -self.lengths.foresee(prompt), ticket), prompt
+        return Precedence(age, True, self.lengths.shortness(prompt), ticket), prompt

@@ -71,11 +71,11 @@ class WaitQueue:
                 waiter.granted.result().release()
             raise
 
-    def foresee(self, prompt: str, tokens: float) -> None:
-        """Calls of this prompt are expected to have so many tokens: those that wait are put in their new places."""
+    def foresee(self, prompt: str, shortness: int) -> None:
+        """Calls of this prompt are expected to be so short: those that wait are put in their new places."""
         if siblings := [waiter for waiter in self._waiters if waiter.prompt == prompt]:
             for waiter in siblings:
-                waiter.place = waiter.place.expecting(tokens)
+                waiter.place = waiter.place.expecting(shortness)
             self._waiters.sort(key=PLACE)
 
     def grant_slots(

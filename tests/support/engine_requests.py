@@ -17,11 +17,18 @@ class RunningRequest:
     """One request that runs in a task of its own; `chunks` grows meanwhile."""
 
     def __init__(
-        self, source: AsyncLLMSource, name: str, prompt: list[int], tokens: int, conversation: str = "", **extra: Any
+        self,
+        source: AsyncLLMSource,
+        name: str,
+        prompt: list[int],
+        tokens: int,
+        conversation: str = "",
+        priority: int = 0,
+        **extra: Any,
     ) -> None:
         self.prompt, self.chunks, self.grew = prompt, list[TokenChunk](), asyncio.Condition()
         fields = {"temperature": 1.0, "max_tokens": tokens, "ignore_eos": True, "seed": len(name), **extra}
-        request = EngineRequest(name, array("i", prompt), fields, conversation=conversation)
+        request = EngineRequest(name, array("i", prompt), fields, conversation=conversation, priority=priority)
         self.task = asyncio.create_task(self.run(source, request))
 
     async def run(self, source: AsyncLLMSource, request: EngineRequest) -> None:

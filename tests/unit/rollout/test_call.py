@@ -36,7 +36,7 @@ async def test_a_call_runs_to_its_budget(over_wire: bool) -> None:
         await w.start("a", version=0)
         wanted = call(max_tokens=9)
         check_whole(wanted, await run(w.calls, wanted))
-        place = Precedence(version=0, begins=True, shortness=0.0, ticket=0)
+        place = Precedence(version=0, begins=True, shortness=0, ticket=0)
         assert w.stubs["a"].seen == [EngineRequest("c#0", wanted.prompt_ids, wanted.sampling, priority=place.priority)]
         assert w.calls.metrics()["calls/length"] == 1
 
@@ -431,14 +431,14 @@ async def test_a_group_s_finished_sample_says_that_its_others_are_long() -> None
         stub = await w.start("a", capacity=2)
         await run(w.calls, call("known", [8], 20))
         blocking = w.calls.stream(call("blocks", max_tokens=9_000))
-        sibling = w.calls.stream(call("sibling", [7], 40))
+        sibling = w.calls.stream(call("sibling", [7], 400))
         for running in (blocking, sibling):
             await take(running, 1)
         waiting = []
         for name, prompt in (("shorter", [8]), ("sibling's", [7])):
             waiting.append(asyncio.create_task(run(w.calls, call(name, prompt, 3))))
             await settle()
-        ended = len(await rest(sibling))  # it had 40 tokens, which nobody knew when the others came
+        ended = len(await rest(sibling))  # it had 400 tokens, which nobody knew when the others came
         await asyncio.gather(*waiting)
         await blocking.aclose()
         assert ended and [request.request_id for request in stub.seen[3:]] == ["sibling's#0", "shorter#0"]

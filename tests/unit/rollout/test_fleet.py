@@ -65,7 +65,7 @@ class Device(StubEngine):
 
 def aged(ticket: int, version: int = 0) -> Precedence:
     """The place of a call that continues a conversation of this age."""
-    return Precedence(version, False, 0.0, ticket)
+    return Precedence(version, False, 0, ticket)
 
 
 @dataclass

@@ -7,13 +7,20 @@ import heapq
 from array import array
 from collections.abc import Callable
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.rollout import settle
 
 from seamless_verl.errors import ReplicaLostError
-from seamless_verl.rollout.precedence import LENGTHS, RECENT, CallOrder, LengthsByPrompt, Precedence, Remembered
+from seamless_verl.rollout.precedence import (
+    DOUBLINGS,
+    LEVELS,
+    RECENT,
+    CallOrder,
+    LengthsByPrompt,
+    Precedence,
+    Remembered,
+)
 from seamless_verl.rollout.replica import Lease
 from seamless_verl.rollout.wait_queue import WaitQueue
 
@@ -21,7 +28,7 @@ PLACES = st.builds(
     Precedence,
     version=st.integers(0, 1 << 30),
     begins=st.booleans(),
-    shortness=st.integers(-3000, 0).map(float),
+    shortness=st.integers(-DOUBLINGS, DOUBLINGS),
     ticket=st.integers(0, 9),
 ).map(lambda place: place if place.begins else place.continuing())
 
@@ -39,16 +46,16 @@ def test_an_older_prompt_precedes_a_younger_one_whatever_their_lengths(one: Prec
         assert one < other, "an engine and the queue have the same order"
 
 
-@given(PLACES, st.floats(0, 1e12))
-def test_a_priority_fits_vllm_s_message_and_its_prompt_s_age(place: Precedence, tokens: float) -> None:
-    priority = place.expecting(tokens).priority
-    assert place.version * LENGTHS <= priority < (place.version + 1) * LENGTHS < 1 << 63
+@given(PLACES, st.integers(-DOUBLINGS, DOUBLINGS))
+def test_a_priority_fits_vllm_s_message_and_its_prompt_s_age(place: Precedence, shortness: int) -> None:
+    priority = place.expecting(shortness).priority
+    assert place.version * LEVELS <= priority < (place.version + 1) * LEVELS < 1 << 63
 
 
 def test_of_equal_age_conversations_that_began_precede_and_then_the_longest() -> None:
-    began, long, short = (Precedence(3, False, 0.0, 9), Precedence(3, True, -50.0, 8), Precedence(3, True, -5.0, 1))
+    began, long, short = (Precedence(3, False, 0, 9), Precedence(3, True, -3, 8), Precedence(3, True, 1, 1))
     assert sorted([short, long, began]) == [began, long, short]
-    assert short.expecting(80) < long and began.expecting(1e9) == began and short.continuing() < long
+    assert short.expecting(-4) < long and began.expecting(-6) == began and short.continuing() < long
 
 
 def test_a_group_keeps_the_age_at_which_it_was_first_seen() -> None:
@@ -71,18 +78,34 @@ def test_a_conversation_keeps_its_ticket() -> None:
     assert enter(order, [1]).ticket != enter(order, [1]).ticket
 
 
-def test_a_prompt_s_length_is_that_of_its_last_calls_and_of_an_unknown_one_the_mean() -> None:
-    lengths = LengthsByPrompt()
-    assert lengths.foresee("never") == 0
-    lengths.add("a", 10)
-    lengths.add("a", 20)
-    lengths.add("b", 60)
-    assert lengths.foresee("a") == pytest.approx(15)
-    assert lengths.foresee("b") == 60
-    assert lengths.foresee("never") == pytest.approx(30)
-    for _ in range(12 * RECENT):
-        lengths.add("a", 1000)
-    assert lengths.foresee("a") > 990, "it follows what changes"
+def lengths(**of: list[int]) -> LengthsByPrompt:
+    found = LengthsByPrompt()
+    for prompt, tokens in of.items():
+        for length in tokens:
+            found.add(prompt, length)
+    return found
+
+
+def test_a_prompt_s_length_is_compared_with_the_mean_by_powers_of_two() -> None:
+    found = lengths(long=[400] * 2, even=[110, 90] * 2, half=[50] * 12, short=[1], empty=[0])  # 90 on the mean
+    expected = {"long": -2, "even": 0, "half": 1, "short": DOUBLINGS, "empty": DOUBLINGS, "never seen": 0}
+    assert {prompt: found.shortness(prompt) for prompt in expected} == expected
+
+
+def test_where_nothing_is_known_calls_stay_in_their_order() -> None:
+    found = lengths()
+    before = found.shortness("a")
+    found.add("b", 1000)
+    assert before == found.shortness("a") == 0, "also when others become known meanwhile"
+    assert lengths(a=[0]).shortness("a") == 0
+
+
+def test_a_length_follows_what_changes() -> None:
+    found = lengths(a=[10] * 50, b=[100] * 50)
+    assert found.shortness("a") == 2
+    for _ in range(3 * RECENT):
+        found.add("a", 100)
+    assert found.shortness("a") == found.shortness("b") == -1, "the mean of all is 64"
 
 
 def test_what_was_used_longest_ago_is_forgotten() -> None:
@@ -127,7 +150,7 @@ class NoLease:
 
 NO_LEASE: Lease = NoLease()  # type: ignore[assignment]
 ARRIVALS = st.lists(
-    st.tuples(st.booleans(), st.booleans(), st.integers(0, 500), st.sampled_from(["stay", "commit"])),
+    st.tuples(st.booleans(), st.booleans(), st.integers(-DOUBLINGS, DOUBLINGS), st.sampled_from(["stay", "commit"])),
     min_size=1,
     max_size=40,
 )
@@ -140,12 +163,12 @@ def test_no_call_waits_for_ever(arrivals: list[tuple[bool, bool, int, str]], pre
 
     async def scenario() -> None:
         queue, version, places = OneSlot(overtaking), 0, list[Precedence]()
-        for ticket, (begins, serves, tokens, step) in enumerate(arrivals):
+        for ticket, (begins, serves, shortness, step) in enumerate(arrivals):
             version += step == "commit"
-            place = Precedence(version, begins, -float(tokens) if begins else 0.0, ticket)
+            place = Precedence(version, begins, shortness if begins else 0, ticket)
             places.append(place)
             await queue.enter(place)
-            queue.queue.foresee(f"prompt {ticket % 3}", tokens)
+            queue.queue.foresee(f"prompt {ticket % 3}", shortness)
             if serves:
                 await queue.serve(lambda key: int(key) in preferring)
         while len(queue.served) < len(places):
@@ -161,7 +184,10 @@ def test_no_call_waits_for_ever(arrivals: list[tuple[bool, bool, int, str]], pre
     asyncio.run(scenario())
 
 
-@given(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 500)), min_size=1, max_size=30), st.integers(0, 5))
+@given(
+    st.lists(st.tuples(st.integers(1, 6), st.integers(-DOUBLINGS // 2, DOUBLINGS // 2)), min_size=1, max_size=30),
+    st.integers(0, 5),
+)
 def test_an_engine_that_orders_by_priority_serves_every_call_of_a_version_before_those_of_the_next(
     waves: list[tuple[int, int]], served_each: int
 ) -> None:
@@ -169,12 +195,11 @@ def test_an_engine_that_orders_by_priority_serves_every_call_of_a_version_before
     heap: list[tuple[int, int, int]] = []
     served: list[int] = []
     arrived = 0
-    for version, (calls, tokens) in enumerate(waves):
+    for version, (calls, shortness) in enumerate(waves):
         for _ in range(calls):
             arrived += 1
-            heapq.heappush(
-                heap, (Precedence(version, True, -float(tokens * arrived % 700), 0).priority, arrived, version)
-            )
+            place = Precedence(version, arrived % 3 > 0, shortness * (arrived % 3), arrived)
+            heapq.heappush(heap, (place.priority, arrived, version))
         for _ in range(min(served_each, len(heap))):
             served.append(heapq.heappop(heap)[2])
             assert all(other >= served[-1] for _, _, other in heap), "an older call waits"
