@@ -4,8 +4,8 @@ Training waits for its oldest prompts (staleness), and a step for its longest sa
 version that was committed when its group was first seen, so that data planes agree on it without asking each other.
 
 Invariants:
-- A call waits for calls of older prompts, of which there is an end, and of its own age. None of a younger prompt
-  precedes it.
+- By its place a call waits for calls of older prompts, of which there is an end, and of its own age. None of a younger
+  prompt precedes it.
 - Of equal age, a call that continues a conversation precedes one that begins one, whatever their lengths.
 - Calls of equal age that are expected to be about as long stay in the order in which they came, so that the samples of
   a group stay together: lengths are compared by powers of two, and an unknown one counts as the mean.
