@@ -16,7 +16,7 @@ from seamless_verl.agents.command import AgentCommand
 from seamless_verl.agents.limits import CommandLimits
 from seamless_verl.errors import ConfigError, refuse
 from seamless_verl.runtime import fields
-from seamless_verl.runtime.fields import Doc, Positive, PositiveNumber, Text
+from seamless_verl.runtime.fields import Doc, Positive, PositiveNumber, Seed, Text
 
 TRAINERS = {
     **{name: f"Set actor_rollout_ref.rollout.{name} instead" for name in ("temperature", "top_p", "top_k")},
@@ -47,7 +47,7 @@ class SamplingDefaults:
     presence_penalty: Annotated[Penalty | None, Doc(DEFAULT)] = None
     frequency_penalty: Annotated[Penalty | None, Doc(DEFAULT)] = None
     seed: Annotated[
-        int | None,
+        Seed | None,
         Doc(
             f"{DEFAULT}; the trainer's own `temperature`, `top_p`, `top_k` and `repetition_penalty` hold in every "
             "call and cannot be set here",

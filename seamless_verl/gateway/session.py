@@ -9,14 +9,14 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from enum import StrEnum
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any
 
 from msgspec import Meta
 
 from seamless_verl.gateway.prefix_index import PrefixIndex
 from seamless_verl.gateway.retries import Attempts
 from seamless_verl.gateway.stored_responses import StoredResponses
-from seamless_verl.runtime.fields import Positive, PositiveNumber, check
+from seamless_verl.runtime.fields import Positive, PositiveNumber, Seed, check
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,6 @@ class SessionLimits:
 
     def __post_init__(self) -> None:
         check(self, key="limits")
-
-
-Seed: TypeAlias = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]  # vLLM's bounds
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ Positive: TypeAlias = Annotated[int, Meta(ge=1)]
 PositiveNumber: TypeAlias = Annotated[float, Meta(gt=0)]
 NotNegativeNumber: TypeAlias = Annotated[float, Meta(ge=0)]
 Text: TypeAlias = Annotated[str, Meta(min_length=1)]
+Seed: TypeAlias = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]  # of sampling: what vLLM takes
 
 
 @dataclass(frozen=True)
