@@ -50,7 +50,7 @@ def train(model: Any, drawn: Iterator[list[Example]], steps: int) -> None:
 
 
 def batches(tokenizer: PreTrainedTokenizerBase, draw: random.Random) -> Iterator[list[Example]]:
-    """Examples of similar length, as many as TOKENS has room for, one at least; long ones are drawn as often as short."""
+    """Examples of similar length, as many as TOKENS has room for; a batch begins at any of them, long or short."""
     while True:
         pool = sorted((example(tokenizer, draw) for _ in range(POOL)), key=length)
         first = draw.randrange(POOL)
