@@ -23,8 +23,8 @@ pytestmark = [
     # vLLM's client leaves its socket context to the garbage collector.
     pytest.mark.filterwarnings("ignore:Unclosed context:ResourceWarning"),
 ]
-BLOCK, BLOCKS, LONGEST = 32, 20, 512
-YOUNG, OLD = 440, 84  # tokens: three calls of 14 or 15 blocks, three of 3 or 4
+BLOCK, BLOCKS, LONGEST = 32, 12, 320
+YOUNG, OLD = 270, 80  # tokens: three calls of 9 or 10 blocks, three of 3 or 4
 OPTIONS = {
     "scheduler_cls": scheduler.SCHEDULER_CLS,
     "scheduling_policy": "priority",
