@@ -34,7 +34,7 @@ from seamless_verl.rollout.call import Call, Calls
 from seamless_verl.rollout.fleet import Fleet
 from seamless_verl.rollout.manager import COMMANDS, FleetSnapshot, RolloutManager
 from seamless_verl.rollout.observation import RolloutObservation
-from seamless_verl.rollout.replica_state import DEAD, PAUSED, RELEASED, SERVING, SYNCING, ReplicaState
+from seamless_verl.rollout.replica_state import DEAD, PAUSED, RELEASED, SERVING, STALE, SYNCING, ReplicaState
 from seamless_verl.rollout.restarts import LossReason, ReplicaLoss
 from seamless_verl.rollout.routing import PrefixAffinity, ReplicaView
 from seamless_verl.runtime.process import freeze_imports, show_log, stack_report
@@ -107,6 +107,7 @@ class DataPlane:
         self.reconnecting: asyncio.Task[None] | None = None
         self.returning: asyncio.Task[None] | None = None
         self.saving: asyncio.Task[None] | None = None
+        self.unloaded = set[str]()  # replicas that were taken back, and that the trainer was not told of
         self.failed: PlaneFailedError | None = None
         self.stopping = False
         self.masked: Counter[DropReason] = Counter()  # tokens that the trainer masked
@@ -220,6 +221,13 @@ class DataPlane:
         """The replicas that were given up, until another server is attached in their place."""
         await self.ensure_started()
         return dict(self.connections.given_up)
+
+    async def taken_back(self) -> list[str]:
+        """The replicas that reply again and wait for weights, each once: the trainer may load them before a commit."""
+        await self.ensure_started()
+        waiting = self.manager.in_state(self.unloaded, STALE)
+        self.unloaded.difference_update(waiting)
+        return waiting
 
     async def abandon(self, replica_id: str) -> None:
         """This lost replica is not started again; if no other one is left, the data plane fails."""
@@ -382,6 +390,8 @@ class DataPlane:
     # Replicas that are lost
 
     def _replica_changed(self, view: ReplicaView, why: str) -> None:
+        if view.state is SERVING:
+            self.connections.unproved.discard(view.replica_id)
         if view.state is DEAD and why != "restored" and not self.stopping:
             if self.fleet.timed_out(view.replica_id):
                 self.connections.give_up(view.replica_id, LossReason.LATE, f"{why} (seamless.watchdog.transition_s)")
@@ -391,12 +401,18 @@ class DataPlane:
 
     def _replica_replied(self, replica_id: str) -> None:
         """A replica that was given up for being late is taken back, unless another server is started in its place."""
-        if not (self.stopping or self.settings.restarts) and self.connections.take_back(replica_id, LossReason.LATE):
+        if self._takes_back() and self.connections.take_back(replica_id, LossReason.LATE):
+            self.unloaded.add(replica_id)
             self._ensure_reconnecting()
+
+    def _takes_back(self) -> bool:
+        """Not where the trainer starts lost replicas again, which it does by what the first data plane gave up."""
+        return not self.stopping and (self.settings.mirror or not self.settings.restarts)
 
     async def _await_returns(self) -> None:
         """Looks for replicas that were unreachable and are no longer."""
-        while await self.connections.await_return():
+        while names := await self.connections.await_return():
+            self.unloaded.update(names)
             self._ensure_reconnecting()
 
     def _ensure_reconnecting(self) -> None:
@@ -412,7 +428,7 @@ class DataPlane:
         states = {view.state for view in self.fleet.view}
         if states == {DEAD} and not self.stopping and not self._awaited():
             raise ReplicaLostError(", ".join(self.fleet), "no replica is left, so that every call would wait for ever")
-        if self.connections.unreachable and not self.settings.restarts and not is_running(self.returning):
+        if self.connections.unreachable and self._takes_back() and not is_running(self.returning):
             self.returning = asyncio.create_task(self._await_returns(), name="waiting for replicas")
             self.returning.add_done_callback(self._background_ended)
 

@@ -101,7 +101,8 @@ class ReplicaConnections:
     """Owns the connections; `addresses` has all replicas that were ever attached.
 
     `lost` replicas are to be reconnected, and `reconnecting` ones are being reconnected now. Neither is among those
-    that were `given_up`. A server that is connected to replies within `reply_s`, or is given up.
+    that were `given_up`. A server that is connected to replies within `reply_s`, or is given up. A replica that was
+    taken back is `unproved` until it serves, and is not taken back again before: each attempt holds commands up.
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class ReplicaConnections:
         self.token, self.capacity, self.mirror, self.reply_s = token, capacity, mirror, reply_s
         self.lost, self.reconnecting = set(addresses), set[str]()
         self.given_up: dict[str, ReplicaLoss] = {}
+        self.unproved = set[str]()
         self.counts = Counter(dict.fromkeys(LOSS_METRICS, 0))
 
     @property
@@ -144,6 +146,7 @@ class ReplicaConnections:
         self.fleet.add(name, engine=engine, control=self._control(address), capacity=self.capacity)
         self.addresses[name] = address
         self.lost.discard(name)
+        self.unproved.discard(name)
         self.given_up.pop(name, None)
 
     async def reconnect(self) -> bool:
@@ -222,15 +225,16 @@ class ReplicaConnections:
             self._restore(self.addresses[name], DeadEngine(name), DEAD, None)
 
     def take_back(self, name: str, reason: LossReason) -> bool:
-        """Reconnects to a replica that was given up for this reason, and replies again; whether it was.
+        """Reconnects to a replica that was given up for this reason, and replies again; whether it does.
 
         It is STALE: a command that it did not carry out in time may have changed its weights.
         """
-        if name not in self.given_up or self.given_up[name].reason is not reason:
+        if name in self.unproved or name not in self.given_up or self.given_up[name].reason is not reason:
             return False
         logger.warning("replica %s replies again, and serves after its next weight update", name)
         self.counts[TAKEN_BACK] += 1
         del self.given_up[name]
+        self.unproved.add(name)
         stored = self.snapshot.replicas.get(name)
         if stored is not None and stored.state is SERVING:
             self.snapshot.replicas[name] = ReplicaSnapshot(STALE, lost=True)
@@ -239,17 +243,18 @@ class ReplicaConnections:
 
     @property
     def unreachable(self) -> list[str]:
-        """The replicas that were given up because they could not be connected to."""
-        return [name for name, loss in self.given_up.items() if loss.reason is LossReason.UNREACHABLE]
+        """The replicas that were given up because they could not be connected to, and may be taken back."""
+        found = [name for name, loss in self.given_up.items() if loss.reason is LossReason.UNREACHABLE]
+        return [name for name in found if name not in self.unproved]
 
-    async def await_return(self) -> bool:
-        """Takes back unreachable ones as soon as one can be connected to; False if none is unreachable any more."""
+    async def await_return(self) -> list[str]:
+        """Takes back unreachable ones as soon as one can be connected to; empty if none is unreachable any more."""
         while names := self.unreachable:
             await asyncio.sleep(RETURN_S)  # nothing notifies of a network that is whole again
             reached = [name for name in names if await self._reaches(self.addresses[name])]
-            if any([self.take_back(name, LossReason.UNREACHABLE) for name in reached]):
-                return True
-        return False
+            if taken := [name for name in reached if self.take_back(name, LossReason.UNREACHABLE)]:
+                return taken
+        return []
 
     async def _reaches(self, address: ReplicaAddress) -> bool:
         """Whether its port and its actor reply: commands would wait for one of them that hangs."""

@@ -78,6 +78,7 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
         serve = partial(serve_only, HTTP_PATHS, None if monitored else LOOPBACK)
         with rebound(vllm_async_server, run_uvicorn=serve):
             await super().run_server(args)
+        check_replies(await self.engine.collective_rpc("end_with", args=(os.getpid(), system_id())))
 
     async def listen(self, token: str, devices: Sequence[str], keep_kv: bool = False) -> tuple[str, int]:
         """Serves the engine over TCP to clients with the token; returns host and port. A second call changes nothing.
@@ -97,7 +98,6 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
                 own_logprobs=True,
                 of_drafts=all(recording),
             )
-            check_replies(await self.engine.collective_rpc("end_with", args=(os.getpid(), system_id())))
             self.engine_server = await serve_engine(self.source, self._server_address, 0, token=token, replica_id=name)
             self.engine.output_handler.add_done_callback(self.engine_died)
             self.utilization = utilization_sampler(pynvml) if current_platform.is_cuda() else None

@@ -24,6 +24,7 @@ from concurrent.futures import Future
 from types import CoroutineType, FrameType
 from typing import Any, Generic, TypeVar
 
+logger = logging.getLogger(__name__)
 PACKAGE = __name__.partition(".")[0]
 COROUTINE_WRAPPER = "coroutine_wrapper"  # CPython's type of a coroutine's `__await__()`
 
@@ -47,11 +48,17 @@ def freeze_imports() -> None:
 
 
 def end_with_process(pid: int) -> None:
-    """From now on this process ends, at once and with code 1, when the process with this id has ended."""
+    """From now on this process ends, at once and with code 1, when the process with this id has ended.
+
+    Where the system gives out no handles of processes, it goes on by itself, and says so in the log.
+    """
     try:
         other = os.pidfd_open(pid)
     except ProcessLookupError:
         os._exit(1)
+    except OSError as error:  # a kernel before 5.3, or a container that forbids it
+        logger.warning("this process does not end with process %d: pidfd_open: %s", pid, error)
+        return
     threading.Thread(target=_end_after, args=(other,), name=f"ends with process {pid}", daemon=True).start()
 
 

@@ -68,6 +68,7 @@ class ReplicaStarter:
         self.lock = threading.Lock()  # of `restarts`, `returns` and `started`
         self.closed = threading.Event()
         self.threads: list[threading.Thread] = []
+        self.error: BaseException | None = None
 
     def begin(self) -> None:
         """From now on losses are looked for."""
@@ -77,10 +78,18 @@ class ReplicaStarter:
     # Its own threads
 
     def _watch(self) -> None:
-        while not self.closed.wait(LOOK_S):
-            self.look()
-            for name, number in self._begin_due(between_computations=False).items():
-                self._run(partial(self._start, name, number), f"start of {name}")
+        try:
+            while not self.closed.wait(LOOK_S):
+                self.look()
+                for name, number in self._begin_due(between_computations=False).items():
+                    self._run(partial(self._start, name, number), f"start of {name}")
+        except BaseException as error:
+            self.error = error
+
+    def raise_failed(self) -> None:
+        """Raises what ended the looking for losses, if something did: lost replicas would be waited for in vain."""
+        if self.error is not None:
+            raise self.error
 
     def look(self) -> None:
         """Asks the data plane for losses. One that does not reply now is asked again."""
@@ -117,7 +126,7 @@ class ReplicaStarter:
             self.started[name] = started
             self.restarts.started(name)
         if self.closed.is_set():
-            end_actors(started.servers)
+            end_or_warn(started.servers)
 
     def _failed(self, name: str, error: Exception) -> None:
         with self.lock:
@@ -161,7 +170,7 @@ class ReplicaStarter:
             try:
                 self.client.attach([replace(placed, replica=replica)], keep_kv=self.keep_kv)
             except ray.exceptions.RayError as error:  # it died since it started
-                end_actors(replica.servers)
+                end_or_warn(replica.servers)
                 self._failed(name, error)
                 continue
             self.servers.replace(placed, replica)
@@ -193,3 +202,11 @@ class ReplicaStarter:
         self.threads = [thread for thread in self.threads if thread.is_alive()]
         self.threads.append(threading.Thread(target=target, name=name, daemon=True))
         self.threads[-1].start()
+
+
+def end_or_warn(servers: Sequence[Any]) -> None:
+    """Ends these servers; one that does not end in time makes the next start fail, and ends with the job."""
+    try:
+        end_actors(servers)
+    except TimeoutError as error:
+        logger.warning("%s", error)

@@ -32,6 +32,7 @@ from seamless_verl.trainer.pools import TagPools
 logger = logging.getLogger(__name__)
 STOP_S = 30.0
 START_S = 1800.0  # for a lost replica's new engine, which reads a model from disk
+ASK_S = 0.05  # between two questions whether an actor is dead
 GONE_S = 60.0  # for Ray to say that an actor that was killed is dead, which frees its name
 
 
@@ -147,12 +148,15 @@ def end_actors(actors: Sequence[ray.actor.ActorHandle]) -> None:
         while not is_dead(actor, deadline - time.monotonic()):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{actor} still runs {GONE_S:g} s after it was killed")
+            time.sleep(ASK_S)  # Ray notifies of no death
 
 
 def is_dead(actor: ray.actor.ActorHandle, seconds: float) -> bool:
     """Whether Ray says within so many seconds that the actor is dead; one that was just killed may still reply."""
     try:
         ray.get(actor.__ray_ready__.remote(), timeout=max(0.0, seconds))
+    except ray.exceptions.ActorUnavailableError:  # its process may live
+        return False
     except ray.exceptions.RayActorError:
         return True
     except ray.exceptions.GetTimeoutError:

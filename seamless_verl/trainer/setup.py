@@ -236,6 +236,8 @@ async def put_to_sleep(replicas: Sequence[PlacedReplica]) -> None:
     """Puts weights and KV caches of these replicas away. A replica that is dead has none."""
     ends = await asyncio.gather(*(placed.replica.sleep() for placed in replicas), return_exceptions=True)
     for placed, end in zip(replicas, ends, strict=True):
+        if isinstance(end, ray.exceptions.ActorUnavailableError):
+            raise end  # its process may live, and keep the memory
         if isinstance(end, ray.exceptions.RayActorError):
             logger.warning("%s is dead, and has no memory to put away: %s", placed.replica_id, end)
         elif end is not None and isinstance(end, BaseException):

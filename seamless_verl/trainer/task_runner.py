@@ -79,7 +79,11 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
             limit,
             lambda: ray.get(plane.progress.remote(), timeout=REPLY_S),
             self.trainer.watched_actors,
-            checks=[DeathWatch(self.needed_actors).check, self.trainer.commit.raise_failed],
+            checks=[
+                DeathWatch(self.needed_actors).check,
+                self.trainer.commit.raise_failed,
+                self.trainer.starter.raise_failed,
+            ],
         )
         self.trainer.enter_stage = watchdog.enter_stage
         watchdog.train(training)

@@ -24,6 +24,7 @@ from seamless_verl.runtime.checkpoint_cleanup import marked_save, remove_emptied
 from seamless_verl.runtime.process import freeze_imports
 from seamless_verl.trainer.corrected_update import UPDATE, update_numbers
 from seamless_verl.trainer.own_estimators import OwnEstimate
+from seamless_verl.trainer.replica_starts import LOOK_S
 from seamless_verl.trainer.scheduling_checkpoint import checkpoint_of, load_scheduling, save_scheduling
 from seamless_verl.trainer.session_weight import (
     advantage_by_session,
@@ -47,6 +48,9 @@ class SeamlessTrainer(TrainerSetup):
             load_scheduling(checkpoint_of(self.config, self.global_steps), self.lending, self.ahead)
         self.commit(self.global_steps)  # of the checkpoint just loaded, or of the initial model
         self.commit.wait()
+        self.starter.begin()
+
+    looked_for_returns = 0.0  # when, for replicas that were given up and reply again
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
@@ -66,7 +70,6 @@ class SeamlessTrainer(TrainerSetup):
         self.prompt_scan.result()
         freeze_imports()
         self.device_time.begin()
-        self.starter.begin()
         self.step_began = time.monotonic()
         self._add_async_warmup_batches(self.batches_ahead)
 
@@ -80,6 +83,10 @@ class SeamlessTrainer(TrainerSetup):
 
     def _wait_for_groups(self) -> None:
         self.starter.while_waiting(self._load_started)
+        if time.monotonic() - self.looked_for_returns >= LOOK_S:
+            self.looked_for_returns = time.monotonic()
+            if names := ray.get(self.data_plane.actor.taken_back.remote()):
+                self._load_started(names)
         super()._wait_for_groups()
 
     def looks_often(self) -> bool:

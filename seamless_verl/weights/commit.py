@@ -192,9 +192,12 @@ class WeightCommit:
         return self.load_released(ids, version, staged)
 
     def load_started(self, ids: Sequence[str]) -> list[str]:
-        """Loads the committed weights into replicas that have just started; returns those that then serve.
+        """Loads the committed weights into replicas that have none of them yet; returns those that then serve.
 
         The weights are still staged, and open loads are waited for.
+
+        Raises:
+            ReplicaLostError: some could not load, and none serves.
         """
         assert self.committed is not None, "nothing is committed yet"
         self.wait()
@@ -202,6 +205,7 @@ class WeightCommit:
         loaded = list(self.client.execute("update_weights", ids, version, staged))
         if failed := [name for name in ids if name not in loaded]:
             logger.warning("%s did not load version %d, and waits for the next one", ", ".join(failed), version)
+            self.check()
         return loaded
 
     def load_released(self, ids: Sequence[str], version: int, staged: Staged) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -86,14 +87,56 @@ async def test_a_late_replica_is_taken_back_when_it_replies(late: str) -> None:
         plane.check_integrity()
 
 
-async def test_a_late_replica_that_another_server_will_replace_is_not_taken_back() -> None:
-    async with data_plane(transition_s=LATE_S, restarts=True) as (plane, _, server):
-        replies = asyncio.Event()
-        server.pause = SimpleNamespace(remote=lambda *_: replies.wait())
-        await plane.execute("pause", [FIRST])
-        replies.set()
-        await asyncio.gather(*(task for task in asyncio.all_tasks() if task.get_name() == "late command"))
+async def late_once(plane: LocalDataPlane, server: Server, *command: Any) -> None:
+    """The command comes too late for the first replica, and is then done."""
+    replies, in_time = asyncio.Event(), getattr(server, command[0])
+    setattr(server, command[0], SimpleNamespace(remote=lambda *_: replies.wait()))
+    await plane.execute(*command)
+    setattr(server, command[0], in_time)
+    replies.set()
+    await asyncio.gather(*(task for task in asyncio.all_tasks() if task.get_name() == "late command"))
+
+
+async def test_a_replica_that_is_late_again_before_it_serves_is_not_taken_back() -> None:
+    """Each commit would wait for it as long as it may take."""
+    async with data_plane(transition_s=LATE_S) as (plane, _, server):
+        await late_once(plane, server, "pause", [FIRST])
+        await until(lambda: states(plane)[0] is STALE)
+        await late_once(plane, server, "update_weights", [FIRST], 1, [])
         assert states(plane)[0] is DEAD and FIRST in await plane.given_up()
+        assert (await plane.metrics())["fleet/taken_back"] == 1
+
+
+async def test_a_replica_that_served_meanwhile_is_taken_back_each_time() -> None:
+    async with data_plane(transition_s=LATE_S) as (plane, _, server):
+        for times in (1, 2):
+            await late_once(plane, server, "pause", [FIRST])
+            await until(lambda: states(plane)[0] is STALE)
+            assert (await plane.metrics())["fleet/taken_back"] == times
+            await plane.execute("resume", [FIRST])
+            await plane.execute("update_weights", [FIRST], 1, [])
+            assert states(plane)[0] is SERVING
+
+
+async def test_the_trainer_is_told_once_of_one_that_waits_for_weights() -> None:
+    async with data_plane(transition_s=LATE_S) as (plane, _, server):
+        assert await plane.taken_back() == []
+        await late_once(plane, server, "pause", [FIRST])
+        await until(lambda: states(plane)[0] is STALE)
+        assert await plane.taken_back() == [FIRST]
+        assert await plane.taken_back() == []
+
+
+@pytest.mark.parametrize("mirror", [False, True])
+async def test_a_late_replica_that_another_server_will_replace_is_not_taken_back(mirror: bool) -> None:
+    """The trainer starts what the first data plane gave up; the others have to see to themselves."""
+    async with data_plane(transition_s=LATE_S, restarts=True) as (plane, _, server):
+        plane.settings = replace(plane.settings, mirror=mirror)
+        await late_once(plane, server, "pause", [FIRST])
+        if mirror:
+            await until(lambda: states(plane)[0] is STALE)
+        else:
+            assert states(plane)[0] is DEAD and FIRST in await plane.given_up()
 
 
 async def test_an_unreachable_replica_is_taken_back_when_it_can_be_connected_to(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import subprocess
 import sys
@@ -9,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+
+from seamless_verl.runtime.process import end_with_process
 
 pytestmark = pytest.mark.integration
 DEPENDENT = """
@@ -36,6 +40,17 @@ def test_it_ends_when_the_other_process_is_killed(how: int) -> None:
         assert dependent.poll() is None
         other.send_signal(how)
         assert dependent.wait(60) == 1
+
+
+def test_it_goes_on_where_the_system_has_no_handles_of_processes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(pid: int) -> int:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "pidfd_open", refused)
+    end_with_process(os.getpid())
+    assert "pidfd_open" in caplog.text and str(os.getpid()) in caplog.text
 
 
 def test_it_ends_at_once_where_the_other_process_has_ended() -> None:

@@ -258,3 +258,16 @@ def test_released_replicas_are_lent_with_the_committed_weights_after_the_open_lo
         made.lend()
         made.check_loaded()
         assert [made.engines[name].loads for name in SHARED] == [3, 3]
+
+
+def test_a_replica_that_was_started_again_and_cannot_load_is_checked_for_at_once() -> None:
+    """No commit may come: where none serves, the run would wait for groups for ever."""
+    with job() as made:
+        checks: list[int] = []
+        made.commit.check = lambda: checks.append(made.version)  # type: ignore[method-assign]
+        made.commit_next()
+        made.commit.wait()
+        checks.clear()
+        assert made.commit.load_started(["replica-2"]) == ["replica-2"] and not checks
+        made.engines["replica-3"].failing = True
+        assert made.commit.load_started(["replica-3"]) == [] and checks == [1]
