@@ -219,7 +219,9 @@ def test_the_check_is_a_command_too(tmp_path: Path) -> None:
 
 def test_an_interrupted_check_is_silent_even_while_it_imports(tmp_path: Path) -> None:
     (tmp_path / "hydra").mkdir()
-    (tmp_path / "hydra" / "__init__.py").write_text("import time\nprint('begun', flush=True)\ntime.sleep(60)")
+    # many short sleeps: a signal that comes just before a sleep begins is handled only when that one has ended
+    slow = "import time\nprint('begun', flush=True)\nfor _ in range(600):\n    time.sleep(0.1)"
+    (tmp_path / "hydra" / "__init__.py").write_text(slow)
     env = os.environ | {"PYTHONPATH": str(tmp_path), "VERL_PLATFORM": "cpu"}
     command = [sys.executable, "-m", "seamless_verl.check", *TINY]
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as one:

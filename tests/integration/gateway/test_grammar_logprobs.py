@@ -38,12 +38,14 @@ ARGUMENTS = {
 }
 TOOL = {"type": "function", "function": {"name": "measure", "parameters": ARGUMENTS, "strict": True}}
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "m", "schema": ARGUMENTS, "strict": True}}
+# The parser of vLLM 0.24 takes a reply for thoughts until they end, which an untrained model does by chance alone.
+ENDS_THOUGHTS = {"logit_bias": {str(token_id("</think>")): 9}}
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     # an untrained model calls no tool by itself
     "strict tools": {"tools": [TOOL], "logit_bias": {str(token_id("<tool_call>")): 9}},
-    "required tool": {"tools": [TOOL], "tool_choice": "required"},
-    "json schema": {"response_format": SCHEMA},
+    "required tool": {"tools": [TOOL], "tool_choice": "required", **ENDS_THOUGHTS},
+    "json schema": {"response_format": SCHEMA, **ENDS_THOUGHTS},
 }
 CALLS, CUTS, MOST = 6, 6, 64
 THOUGHTS_END = (token_id("</think>"), token_id("<tool_call>"))

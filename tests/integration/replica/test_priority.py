@@ -35,7 +35,10 @@ OPTIONS = {
 
 
 async def scenario(source: AsyncLLMSource) -> tuple[list[str], dict[str, RunningRequest]]:
-    """The young ones run already when the old ones come; returns the order in which they ended."""
+    """The young ones run already when the old ones come; returns the order in which they ended.
+
+    It is begun again where one ended before: this process was held up for longer than a call takes.
+    """
     ended: list[str] = []
     calls: dict[str, RunningRequest] = {}
 
@@ -47,6 +50,10 @@ async def scenario(source: AsyncLLMSource) -> tuple[list[str], dict[str, Running
         start(f"young {number}", prompt, YOUNG, 2)
     await asyncio.gather(*(call.produced(1) for call in calls.values()))
     await source.pause(PauseMode.KEEP)
+    if ended:
+        await source.resume()
+        await asyncio.gather(*(call.task for call in calls.values()))
+        return await scenario(source)
     for number, prompt in enumerate(PROMPTS[:3]):
         start(f"old {number}", prompt, OLD, 1)
     while len(source.in_flight) < len(calls):  # noqa: ASYNC110
