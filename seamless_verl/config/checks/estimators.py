@@ -24,8 +24,8 @@ def check_own_estimators(settings: Settings) -> list[Problem]:
     if sessions == 1:
         alone = "it is its own pivot, which is not trained" if estimator == MEDIAN else "nothing to compare it with"
         reason = f"has groups of {SESSIONS}=1 session: {alone}"
-        least = 3 if estimator == MEDIAN else 2
-        return [Problem(ESTIMATOR, estimator, reason, f"Set {SESSIONS}={least} or more, or another estimator")]
+        least = "3 or another odd number" if estimator == MEDIAN else "2 or more"
+        return [Problem(ESTIMATOR, estimator, reason, f"Set {SESSIONS}={least}, or another estimator")]
     if estimator == MEDIAN and sessions % 2 == 0:
         reason = f"has no pivot in groups of {SESSIONS}={sessions}, an even number: the median is between two sessions"
         return [Problem(ESTIMATOR, estimator, reason, f"Set {SESSIONS}={sessions + 1}", warning=True)]

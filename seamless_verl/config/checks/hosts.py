@@ -223,7 +223,7 @@ def check_names(settings: Settings) -> list[Problem]:
     given = ((key, settings.get(key), list(names)) for key, names in TABLES.items())
     more = f"{OWN_CODE} can add others"
     return [
-        Problem(key, value, "is none of verl's own", nearest(str(value), names, then=more), own)
+        Problem(key, value, "is known neither to verl nor to this package", nearest(str(value), names, then=more), own)
         for key, value, names in given
         if value is not None and value not in names
     ]

@@ -316,6 +316,7 @@ UNUSED = (
     "min_sessions",
     "lending",
     "handover",
+    "replica_restarts",
     "weights.at_once",
     "weights.kv",
     "tokens.policy",

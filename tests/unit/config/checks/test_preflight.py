@@ -382,6 +382,7 @@ def test_several_updates_a_step_must_divide_the_batch(tmp_path: Path) -> None:
         ("seamless.max_staleness=0", "seamless.max_staleness=0"),
         ("seamless.correction.scale_lr=True", "seamless.correction.scale_lr=True"),
         ("seamless.watchdog.no_progress_s=60", "seamless.watchdog.no_progress_s=60"),
+        ("seamless.replica_restarts=1", "seamless.replica_restarts=1"),
     ],
 )
 def test_what_only_our_trainer_reads_brings_a_warning_in_other_modes(
@@ -478,7 +479,7 @@ def test_code_of_a_users_own_may_add_to_what_is_found_by_name(tmp_path: Path, mo
     assert refused(tiny_run(tmp_path, "algorithm.adv_estimator=mine", ours)), "this package adds nothing to the table"
     named = tiny_run(tmp_path, "algorithm.adv_estimator=mine", "actor_rollout_ref.model.external_lib=my_estimators")
     (warning,) = preflight(named, devices=1, accelerator=False)
-    assert "algorithm.adv_estimator='mine': is none of verl's own" in warning
+    assert "algorithm.adv_estimator='mine': is known neither to verl nor to this package" in warning
     monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "my_estimators")
     assert len(preflight(config, devices=1, accelerator=False)) == 1
 
