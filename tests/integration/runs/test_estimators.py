@@ -25,9 +25,10 @@ def test_an_estimator_trains_and_every_token_is_accounted_for(nano: Path, tmp_pa
     }
     steps = run(tmp_path, nano, **options).metrics()
     assert steps.keys() == {1, 2}
-    for metrics in steps.values():
-        assert metrics["actor/grad_norm"] > 0
-        assert metrics["critic/advantages/min"] < 0 < metrics["critic/advantages/max"] <= 3
+    # which rewards an untrained model gets is chance: a median may have none below it in all groups of a step
+    ends = [metrics[f"critic/advantages/{end}"] for metrics in steps.values() for end in ("min", "max")]
+    assert -3 <= min(ends) <= 0 <= max(ends) <= 3 and any(ends)
+    assert any(metrics["actor/grad_norm"] > 0 for metrics in steps.values())
     last = steps[2]
     dropped = {key: value for key, value in last.items() if key.startswith("tokens/dropped/")}
     assert last["tokens/generated"] == last["tokens/trained"] + sum(dropped.values())
