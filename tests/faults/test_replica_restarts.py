@@ -66,31 +66,6 @@ def test_a_replica_that_died_comes_back(nano: Path, tmp_path: Path, whose: str, 
     check_record(job, sessions=STEPS * 8 * 4)
 
 
-def test_a_replica_that_stood_still_is_taken_back(nano: Path, tmp_path: Path) -> None:
-    """One of two on the trainer's devices, without restarts; while it stands still the other one serves."""
-    held = tmp_path / "held"
-    options = {
-        "trainer.n_gpus_per_node": 2,
-        "trainer.total_training_steps": 4,
-        "seamless.max_staleness": 0,
-        "seamless.watchdog.transition_s": 10,
-        "reward.custom_reward_function.path": DATA / "held_reward.py",
-    }
-    job = Job(tmp_path, nano, SEAMLESS, options, {"HELD_WHILE_EXISTS": str(held)}).start()
-    job.wait_for("step:1 ")
-    stopped = servers(job)[0]
-    stopped.suspend()
-    job.wait_for("is given up (late")
-    held.touch()
-    stopped.resume()
-    job.wait_for("replies again")
-    held.unlink()
-    last = job.finish().metrics()[4]
-    assert (last["fleet/given_up/late"], last["fleet/taken_back"], last["fleet/dead"]) == (1, 1, 0)
-    assert last["fleet/serving"] + last["fleet/paused"] == 2
-    assert last["calls/failed"] == 0 and last["training/off_policy/trajectory_staleness_worst/max"] == 0
-
-
 def test_the_others_serve_until_a_replica_is_back(nano: Path, tmp_path: Path) -> None:
     """One of two on the trainer's devices; no reward comes before it is back, so that the run does not end earlier."""
     held = tmp_path / "held"
