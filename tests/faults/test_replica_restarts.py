@@ -18,7 +18,7 @@ from support.paths import DATA
 from support.replicas import engines, servers
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
-STEPS = 4
+STEPS = 8  # so that the kill, which takes a look at all processes, comes long before the end
 OPTIONS = AGENT | {
     "trainer__total_training_steps": STEPS,
     "seamless__max_staleness": 0,
