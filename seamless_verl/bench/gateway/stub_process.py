@@ -18,14 +18,19 @@ from seamless_verl.testing.stub_engine import StubEngine
 from seamless_verl.trajectory.records import TokenChunk, tokens
 from seamless_verl.transport import serve_engine
 
-TOKEN, REPLICA = "of the bench", "stub"
+TOKEN = "of the bench"
 PROMPT = tokens(range(64))
 STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
+def replica_name(number: int) -> str:
+    return f"stub-{number}"
+
+
 async def serve() -> None:
-    engine = StubEngine(REPLICA, vocabulary=VOCABULARY)
-    engine_server = await serve_engine(engine, "127.0.0.1", 0, token=TOKEN, replica_id=REPLICA)
+    replica = replica_name(0)
+    engine = StubEngine(replica, vocabulary=VOCABULARY)
+    engine_server = await serve_engine(engine, "127.0.0.1", 0, token=TOKEN, replica_id=replica)
     openai_server = await asyncio.get_running_loop().create_server(lambda: _StubHandler(engine), "127.0.0.1", 0)
     announce_ports(engine_server.port, openai_server.sockets[0].getsockname()[1])
     await wait_for_parent()
