@@ -26,7 +26,8 @@ STAGES = (
     ("ready to fit", "ready to train"),
 )
 CURVE = "validation curve"  # the first words of what the run prints at its end
-STEP = re.compile(r"step:(\d+) - ")
+LINE = re.compile(r"step:\d+ of .+")  # the seamless trainer's one line a step, which is a summary already
+STEP = re.compile(r"step:(\d+) - ")  # verl's
 FIGURES = (
     ("reward", r"critic/score/mean:([-\d.e]+)"),
     ("validation", r"val-[a-z]+/[^ ]*/reward/mean@\d+:(?:np\.float64\()?([-\d.e]+)"),
@@ -45,6 +46,8 @@ def summarize(line: str) -> str | None:
             return meaning
     if (warning := WARNING.search(line)) is not None:
         return f"warning: {warning[1]}"
+    if (own := LINE.search(line)) is not None:
+        return own[0]
     step = STEP.search(line)
     if step is None:
         return None

@@ -26,6 +26,7 @@ TokenPolicy: TypeAlias = Literal["train_all", "mask_older_than", "drop_if_older_
 GrammarPolicy: TypeAlias = Literal["train_all", "mask_forced", "mask_all"]
 Weigh: TypeAlias = Literal["session", "sequence"]
 CorrectionLoss: TypeAlias = Literal["dppo"]
+Console: TypeAlias = Literal["line", "verl"]
 LENDING_POLICIES: tuple[str, ...] = get_args(Lending)
 TOKEN_POLICIES: tuple[str, ...] = get_args(TokenPolicy)  # those of trajectory/policies.py
 GRAMMAR_POLICIES: tuple[str, ...] = get_args(GrammarPolicy)  # its GrammarTokens
@@ -357,6 +358,14 @@ class SeamlessConfig:
     cpu: CpuConfig = field(default_factory=CpuConfig)
     gateway: GatewayConfig = field(default_factory=GatewayConfig)
     plot: Annotated[bool, Doc("end with a text plot of the validation reward")] = False
+    console: Annotated[
+        Console,
+        Doc(
+            "what `console` in `trainer.logger` prints of a step: `line`: one line with its reward, speed, idle time, "
+            "staleness and longest wait; `verl`: verl's own, with every metric. All metrics are in `metrics.jsonl` "
+            "beside the checkpoints"
+        ),
+    ] = "line"
     replica_restarts: Annotated[
         NotNegative,
         Doc(

@@ -30,6 +30,7 @@ from seamless_verl.resources.ledger import DeviceUse, NodeActivity
 from seamless_verl.resources.lending import LendingPolicy, RecordedPolicy, lending_policy
 from seamless_verl.resources.placement import ReplicaKind
 from seamless_verl.runtime.process import BackgroundTask
+from seamless_verl.runtime.step_metrics import StepMetrics
 from seamless_verl.trainer.deaths import numbered
 from seamless_verl.trainer.device_time import DeviceTime, LostSource, reply_or_loss, train_device
 from seamless_verl.trainer.lending import DeviceLending, ReleasedLending, ResidentLending
@@ -66,6 +67,7 @@ class TrainerSetup(PromptSubmittingTrainer):
         self.pivots: dict[str, str] = {}  # by prompt, the session of this step that an estimator left out of training
         self.saved: list[int] = []  # steps whose checkpoints this run saved, and did not remove
         self.curve = ValidationCurve.beside(config.trainer.default_local_dir)
+        self.step_metrics = StepMetrics.beside(config.trainer.default_local_dir)
         self.commit: WeightCommit
         self.lending: DeviceLending
         self.device_time: DeviceTime

@@ -33,6 +33,7 @@ from seamless_verl.trainer.session_weight import (
     put_row_weights,
 )
 from seamless_verl.trainer.setup import TrainerSetup
+from seamless_verl.trainer.step_log import logging_of
 from seamless_verl.trainer.token_mask import agreement, mask_rows, mask_stale
 from seamless_verl.trajectory.account import DropReason
 
@@ -50,11 +51,17 @@ class SeamlessTrainer(TrainerSetup):
         self.commit.wait()
         self.starter.begin()
 
+    def fit(self, agent_loop_manager: Any) -> None:
+        lines = self.seamless.console == "line"
+        with logging_of(self.step_metrics, lambda: int(self.total_training_steps), lines=lines):
+            super().fit(agent_loop_manager)
+
     looked_for_returns = 0.0  # when, for replicas that were given up and reply again
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
         self.curve.truncate_after(self.global_steps)
+        self.step_metrics.resume_at(self.global_steps)
 
     def _save_checkpoint(self) -> None:
         self.enter_stage(f"saving, step {self.global_steps}")

@@ -34,6 +34,7 @@ OVERRIDDEN = {
     BASE + "_validate": "(self) -> dict[str, float]",
     BASE + "_load_checkpoint": "(self)",
     BASE + "_save_checkpoint": "(self)",
+    BASE + "fit": "(self, agent_loop_manager: verl.experimental.agent_loop.agent_loop.AgentLoopManager)",
     BASE + "prepare_step": "(self) -> dict",
     BASE + "on_init_end": "(self)",
     BASE + "on_train_begin": "(self)",
@@ -46,6 +47,7 @@ OVERRIDDEN = {
     " partition_snapshot: dict[str, dict]) -> transfer_queue.metadata.KVBatchMeta",
     BUFFER + "_stale_terminal_keys": "(self, global_steps: int, partition_id: str) -> set[str]",
     BUFFER + "_wait_for_next_poll": "(self, partition_id: str, last_debug_time: float) -> float",
+    "verl.utils.tracking:Tracking.log": "(self, data, step, backend=None)",
     LOOPS + "AgentLoopBase.run": "(self, sampling_params: dict[str, typing.Any], **kwargs)"
     " -> verl.experimental.agent_loop.agent_loop.AgentLoopOutput",
     LOOPS + "AgentLoopOutput.as_dict": "(self) -> dict[str, typing.Any]",
@@ -59,7 +61,6 @@ CALLED = {
     " num_repeat norm_adv_by_std_in_grpo config",
     "verl.trainer.ppo.ray_trainer:compute_advantage": "data adv_estimator gamma lam num_repeat norm_adv_by_std_in_grpo"
     " config",
-    BASE + "fit": "self agent_loop_manager",
     BASE + "_add_async_warmup_batches": "self num_warmup_batches",
     BASE + "_add_prompts_to_generate": "self num_prompts",
     BASE + "_resolve_filter_groups_metric": "self",
@@ -89,6 +90,7 @@ CALLED = {
     "verl.utils.logging_utils:configure_verl_logging": "",
     "verl.utils.rollout_trace:rollout_trace_attr": "sample_index step rollout_n name validate trace",
     "verl.utils.tensordict_utils:list_of_dict_to_tensordict": "list_of_dicts",
+    "verl.utils.tracking:Tracking.__init__": "self project_name experiment_name default_backend config",
     "verl.utils.tracking:Tracking.finish": "self exit_code",
     "transfer_queue:init": "conf",
     "transfer_queue:close": "",
@@ -149,8 +151,10 @@ def test_verls_worker_of_agent_loops_has_what_ours_overrides(name: str, expected
     assert parameters(getattr(worker, name)) == expected
 
 
-@pytest.mark.parametrize("name", ["RayWorkerGroup", "LLMServerManager", "register_trainer"])
-def test_the_names_rebound_during_set_up_exist(name: str) -> None:
+@pytest.mark.parametrize(
+    "name", [*("RayWorkerGroup", "LLMServerManager", "register_trainer"), *("Tracking", "tqdm", "pprint")]
+)
+def test_the_names_rebound_during_set_up_and_training_exist(name: str) -> None:
     assert name in vars(inspect.getmodule(found(BASE[:-1], "seamless-trainer")))
 
 
@@ -159,6 +163,16 @@ def test_what_set_up_calls_on_the_server_manager() -> None:
     assert set(re.findall(r"\bLLMServerManager\.(\w+)\(", source)) == {"create", "create_empty"}
     assert set(re.findall(r"llm_server_manager\.(\w+)", source)) == {"get_replicas", "get_client"}
     assert '"_enable_hybrid_replicas"' in source
+
+
+def test_each_step_is_logged_once_and_nothing_else_is_printed_that_the_file_has() -> None:
+    source = inspect.getsource(found(BASE + "fit", "seamless-trainer"))
+    logged = re.findall(r"self\.logger\.log\(data=(\w+), step=self\.global_steps\)", source)
+    assert logged == ["val_metrics", "metrics"]
+    assert set(re.findall(r'pprint\(f"(\w+ validation metrics)', source)) == {
+        "Initial validation metrics",
+        "Final validation metrics",
+    }
 
 
 def test_the_trainer_calls_no_other_computation() -> None:

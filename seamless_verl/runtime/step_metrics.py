@@ -1,0 +1,96 @@
+"""The step metrics of a run: the file `metrics.jsonl` beside its checkpoints, one JSON object a line.
+
+    {"step": 12, "time": 1764000000.123, "metrics": {"critic/score/mean": 0.25, ...}}
+
+`time` is in seconds since 1970, when the step was logged. Metrics are what verl's loggers get: numbers, null for one
+that is not finite, text for anything else. A step may have two lines, as when a resumed run validates again first; read
+together, the later value of a metric counts.
+
+Invariants: each line is written whole and flushed before the trainer goes on; a resumed run continues the file after
+dropping what lies beyond its checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+FILE = "metrics.jsonl"
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """The metrics that were logged for `step` at `time`, in seconds since 1970."""
+
+    step: int
+    time: float
+    metrics: Mapping[str, object] = field(default_factory=dict)
+
+    def number(self, name: str) -> float | None:
+        """A metric as a number; None when the step does not have it, or it is not finite."""
+        value = self.metrics.get(name)
+        return float(value) if isinstance(value, int | float) else None
+
+
+class StepMetrics:
+    """The file of one run; `path` is its only state."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def beside(cls, checkpoints: str) -> StepMetrics:
+        return cls(Path(checkpoints) / FILE)
+
+    def add(self, step: int, metrics: Mapping[str, object]) -> None:
+        """Appends a step's line, in one write."""
+        row = {"step": step, "time": time.time(), "metrics": {name: plain(value) for name, value in metrics.items()}}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a") as file:
+            file.write(json.dumps(row, allow_nan=False) + "\n")
+
+    def resume_at(self, step: int) -> None:
+        """Drops the lines after `step`, the one whose checkpoint was loaded; all of them for 0, a run from nothing."""
+        if not self.path.exists():
+            return
+        lines = self.path.read_text().splitlines(keepends=True)
+        kept = [line for line in lines if step > 0 and line.endswith("\n") and json.loads(line)["step"] <= step]
+        if kept != lines:
+            partial = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
+            partial.write_text("".join(kept))
+            partial.replace(self.path)
+
+    def rows(self) -> list[StepRow]:
+        """All steps in order, each once."""
+        return read_steps(self.path.read_text().splitlines(keepends=True)) if self.path.exists() else []
+
+
+def read_steps(lines: Iterable[str]) -> list[StepRow]:
+    """The steps of a file's lines in order, each once; a last line that is still being written is left out."""
+    found: dict[int, StepRow] = {}
+    for row in _whole_rows(lines):
+        earlier = found.get(row.step)
+        found[row.step] = row if earlier is None else StepRow(row.step, row.time, {**earlier.metrics, **row.metrics})
+    return [found[step] for step in sorted(found)]
+
+
+def _whole_rows(lines: Iterable[str]) -> Iterator[StepRow]:
+    for line in lines:
+        if line.endswith("\n"):
+            values = json.loads(line)
+            yield StepRow(values["step"], values["time"], values["metrics"])
+
+
+def plain(value: object) -> object:
+    """A metric as JSON has it; scalars of NumPy and of torch as numbers."""
+    item = getattr(value, "item", None)
+    if callable(item) and getattr(value, "ndim", 0) == 0:
+        value = item()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, bool | int | str) else str(value)

@@ -1,0 +1,69 @@
+"""The file of a run's step metrics: what is written, what a resumed run keeps, and what is read of a growing file."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from seamless_verl.runtime.step_metrics import StepMetrics, plain, read_steps
+
+
+def test_a_step_is_a_line_with_its_time(tmp_path: Path) -> None:
+    file = StepMetrics.beside(str(tmp_path / "checkpoints"))
+    assert file.rows() == []
+    before = time.time()
+    file.add(1, {"critic/score/mean": np.float32(0.5), "note": "text", "count": 3})
+    values = json.loads((tmp_path / "checkpoints" / "metrics.jsonl").read_text())
+    assert values["step"] == 1 and values["metrics"] == {"critic/score/mean": 0.5, "note": "text", "count": 3}
+    assert before <= values["time"] <= time.time()
+
+
+def test_numbers_that_json_does_not_have_are_null_and_read_as_none(tmp_path: Path) -> None:
+    file = StepMetrics(tmp_path / "m.jsonl")
+    file.add(1, {"a": float("nan"), "b": np.float64("inf"), "c": 2})
+    (row,) = file.rows()
+    assert (row.number("a"), row.number("b"), row.number("c"), row.number("d")) == (None, None, 2.0, None)
+    assert "NaN" not in file.path.read_text() and "Infinity" not in file.path.read_text()
+
+
+def test_a_resumed_run_continues_behind_its_checkpoint(tmp_path: Path) -> None:
+    file = StepMetrics(tmp_path / "m.jsonl")
+    file.resume_at(3)
+    assert not file.path.exists()
+    for step in range(5):
+        file.add(step, {"x": step})
+    with file.path.open("a") as partly:
+        partly.write('{"step": 5, "ti')  # the run was killed while it wrote
+    file.resume_at(2)
+    file.add(3, {"x": 30})
+    assert [(row.step, row.number("x")) for row in file.rows()] == [(0, 0), (1, 1), (2, 2), (3, 30)]
+    assert [path.name for path in tmp_path.iterdir()] == ["m.jsonl"]
+
+
+def test_a_run_from_nothing_keeps_none_of_an_earlier_ones_steps(tmp_path: Path) -> None:
+    file = StepMetrics(tmp_path / "m.jsonl")
+    file.add(0, {"x": 1})
+    file.resume_at(0)
+    assert file.rows() == []
+
+
+def test_two_lines_of_a_step_are_one_step_with_the_later_values() -> None:
+    lines = [
+        '{"step": 2, "time": 9.0, "metrics": {"loss": 1.0, "val": 0.1}}\n',
+        '{"step": 2, "time": 20.0, "metrics": {"val": 0.2}}\n',
+        '{"step": 3, "time": 21.0, "metri',
+    ]
+    (row,) = read_steps(lines)
+    assert (row.step, row.time, dict(row.metrics)) == (2, 20.0, {"loss": 1.0, "val": 0.2})
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(np.int64(3), 3), (np.array(1.5), 1.5), (True, True), (None, None), ([1, 2], "[1, 2]"), (np.ones(2), "[1. 1.]")],
+)
+def test_a_metric_of_any_kind_is_something_that_json_has(value: object, expected: object) -> None:
+    assert plain(value) == expected

@@ -1,0 +1,37 @@
+"""The line of a step: which figures it has, and which wait it names."""
+
+from __future__ import annotations
+
+import pytest
+
+from seamless_verl.trainer.step_line import WAITS, longest_wait, step_line
+
+STEP = {
+    "critic/score/mean": 0.2314,
+    "perf/total_num_tokens": 1664,
+    "perf/time_per_step": 2.0,
+    "seamless/device/idle_share": 0.234,
+    "training/off_policy/trajectory_staleness_worst/max": 1,
+    "timing_s/gen": 0.42,
+    "timing_s/update_weights": 0.06,
+}
+
+
+def test_a_step_is_one_line_with_its_figures() -> None:
+    line = "step:12 of 80  reward 0.231  832 tokens/s  2.0 s  idle 23%  staleness 1  waited 0.4 s for groups"
+    assert step_line(12, 80, STEP) == line
+
+
+def test_a_validation_before_the_first_step_has_only_its_reward() -> None:
+    metrics = {"val-aux/sums/reward/mean@4": 0.125, "val-core/sums/acc/mean@4": 0.9}
+    assert step_line(0, 80, metrics) == "step:0 of 80  validation 0.125"
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_the_longest_wait_is_named(name: str) -> None:
+    (text,) = longest_wait({**dict.fromkeys(WAITS, 0.5), name: 1.0})
+    assert text == f"waited 1.0 s {WAITS[name]}"
+
+
+def test_a_step_that_hardly_waited_names_no_wait() -> None:
+    assert longest_wait({"timing_s/gen": 0.04}) == []
