@@ -21,4 +21,4 @@ ARGUMENTS=(--config-dir "$RECIPE" --config-name config
 "$PYTHON" -m seamless_verl.check --unmade "${ARGUMENTS[@]}" # refuse a setting that cannot work before anything else
 [ -n "$GIVEN" ] || "$RECIPE/../../scripts/agents" >/dev/null
 "$PYTHON" "$RECIPE/../swe_agent/data.py" --out "$DATA" --positions 65536
-exec "$PYTHON" -m seamless_verl.main_ppo "${ARGUMENTS[@]}"
+exec "$PYTHON" -m "${MAIN:-seamless_verl.main_ppo}" "${ARGUMENTS[@]}"

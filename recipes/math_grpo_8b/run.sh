@@ -16,4 +16,4 @@ ARGUMENTS=(--config-dir "$RECIPE" --config-name config
 
 "$PYTHON" -m seamless_verl.check --unmade "${ARGUMENTS[@]}" # refuse a setting that cannot work before anything else
 "$PYTHON" "$RECIPE/data.py" --out "$DATA"
-exec "$PYTHON" -m seamless_verl.main_ppo "${ARGUMENTS[@]}"
+exec "$PYTHON" -m "${MAIN:-seamless_verl.main_ppo}" "${ARGUMENTS[@]}"

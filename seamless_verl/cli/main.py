@@ -12,12 +12,15 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from seamless_verl.cli import check, doctor, plan, runner, trajectories
+from seamless_verl.cli import check, compare, doctor, plan, runner, trajectories
 from seamless_verl.errors import ConfigError, JournalError, OutsideApiError
 
 PROG = "seamless-verl"
 USER_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141  # the last two as a shell reports death by SIGINT and SIGPIPE
-COMMANDS = (check.add_command, doctor.add_command, trajectories.add_command, plan.add_command, runner.add_command)
+COMMANDS = (
+    *(check.add_command, doctor.add_command, plan.add_command, compare.add_command),
+    *(trajectories.add_command, runner.add_command),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,7 +59,8 @@ class Parser(argparse.ArgumentParser):
 def make_parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
     parser: argparse.ArgumentParser = Parser(
-        prog=PROG, description="Check, plan or inspect a seamless_verl run or its machine, or run agents for it."
+        prog=PROG,
+        description="Check, plan, compare or inspect seamless_verl runs or their machine, or run agents for them.",
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for add_command in COMMANDS:

@@ -51,11 +51,12 @@ BELOW = {
     "doctor": {"errors", "runtime", "config", "resources", "platform"},
     "cli": {
         *("errors", "runtime", "trajectory", "journal", "config", "resources", "platform"),
-        *("agents", "client", "runner", "doctor"),
+        *("agents", "client", "runner", "doctor", "compare"),
     },
+    "compare": {"errors", "runtime", "config", "platform", "tiny", "main_ppo"},
     "bench": {
         *("errors", "tiny", "trajectory", "journal", "rollout", "transport", "testing", "gateway"),
-        *("resources", "config", "platform", "runtime", "data_plane", "weights", "replica"),
+        *("resources", "config", "platform", "runtime", "data_plane", "weights", "replica", "compare"),
     },
     "main_ppo": {"errors", "client", "config", "platform", "trainer", "runtime"},
     "check": {"errors", "config", "runtime", "main_ppo"},

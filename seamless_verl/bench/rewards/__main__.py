@@ -9,7 +9,6 @@ Each run has a folder `OUT/<arm>-seed<seed>`; one that is finished there is not 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import re
@@ -20,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from seamless_verl.bench.rewards.validation_curves import LAST, read_validation_curve, report_lines
-from seamless_verl.bench.training.running import exit_on_signals, managed_process
+from seamless_verl.compare.arms import folder_name
+from seamless_verl.compare.processes import exit_on_signals, managed_process
 from seamless_verl.config.checks.modes import MODES
 from seamless_verl.errors import ConfigError, exits_on_config_error
 
-LONGEST_NAME = 200  # of 255 letters that file systems take, some of which are left for the seed
 METRICS, LOG, DONE = "metrics.jsonl", "log.txt", "done"
 
 
@@ -104,14 +103,6 @@ def parse_arms(text: str) -> list[str]:
     if len({folder_name(arm) for arm in arms}) < len(arms):
         raise ConfigError("--arms", text, "names one twice", "Name each once")
     return arms
-
-
-def folder_name(arm: str) -> str:
-    """A name for an arm's folder that hydra takes in an override, and a file system as a name."""
-    name = re.sub(r"[^\w.-]+", "_", arm)
-    return (
-        name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}-{hashlib.sha256(arm.encode()).hexdigest()[:8]}"
-    )
 
 
 def run_to_end(run: SeedRun, recipe: Path, data: Path) -> bool:

@@ -1,47 +1,26 @@
 """Validation rewards of an arm's runs, and whether two arms differ by more than their seeds do. Pure.
 
 A validation curve is the mean reward by step. What a run has learned is the mean of its last `LAST` validations,
-since a single one has few samples. Two arms are within noise when zero is in the 95% confidence interval of the
-difference of their means over seeds, by Welch's t test (B. L. Welch, Biometrika 34, 1947): there are few runs, and
-their variances differ.
+since a single one has few samples. Whether two arms are within noise is `seamless_verl.compare.statistics`'.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from math import sqrt
-from statistics import mean, variance
+from statistics import mean
 
+from seamless_verl.compare.statistics import MeanOfRuns
 from seamless_verl.runtime.tables import text_table
 
 LAST = 3
 MAX_NAME = 24  # characters of an arm's name above its column
-QUANTILES = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 10: 2.23, 15: 2.13, 30: 2.04}
-"""Student's t, two-sided 95%, by degrees of freedom; for those between, the next lower ones."""
 ValidationCurve = Mapping[int, float]
 ArmCurves = Mapping[str, Sequence[ValidationCurve]]
 
 
-@dataclass(frozen=True)
-class LearnedReward:
-    """What an arm has learned: the mean over its runs, the variance of that mean, and the number of runs."""
-
-    mean: float
-    mean_variance: float
-    runs: int
-
-    @classmethod
-    def of(cls, validation_curves: Sequence[ValidationCurve]) -> LearnedReward:
-        rewards = [learned_reward(validation_curve) for validation_curve in validation_curves]
-        return cls(mean(rewards), variance(rewards) / len(rewards), len(rewards))
-
-    def difference(self, other: LearnedReward) -> tuple[float, float]:
-        """This reward less the other, and half the width of that difference's 95% confidence interval."""
-        both = self.mean_variance + other.mean_variance
-        each = (arm.mean_variance**2 / (arm.runs - 1) for arm in (self, other))
-        freedom = both**2 / sum(each) if both else 1.0
-        return self.mean - other.mean, QUANTILES[max(n for n in QUANTILES if n <= max(freedom, 1) + 1e-9)] * sqrt(both)
+def learned_rewards(validation_curves: Sequence[ValidationCurve]) -> MeanOfRuns:
+    """What an arm has learned, over its runs."""
+    return MeanOfRuns.of([learned_reward(validation_curve) for validation_curve in validation_curves])
 
 
 def learned_reward(validation_curve: ValidationCurve) -> float:
@@ -68,7 +47,7 @@ def report_lines(arms: ArmCurves) -> Iterator[str]:
     header, *rows = text_table(("step  ", *heads), _rows(arms), align="<>").splitlines()
     yield f"{header}   (mean over seeds, lowest-highest below)"
     yield from rows
-    (baseline, learned), *others = ((name, LearnedReward.of(curves)) for name, curves in arms.items())
+    (baseline, learned), *others = ((name, learned_rewards(curves)) for name, curves in arms.items())
     yield f"{baseline}: {learned.mean:.3f} in the last {LAST} validations"
     for name, other in others:
         more, noise = other.difference(learned)

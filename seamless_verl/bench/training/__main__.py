@@ -11,16 +11,19 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from seamless_verl.bench.training.arms import Arm, arms_named, default_arms
 from seamless_verl.bench.training.engine_baseline import with_tool_time
-from seamless_verl.bench.training.figures import check_skip, figures
+from seamless_verl.bench.training.figures import figures
 from seamless_verl.bench.training.report import RESULT_FILE, make_report, report_text, write_result
-from seamless_verl.bench.training.running import RunFailedError, exit_on_signals, run
+from seamless_verl.bench.training.running import run
 from seamless_verl.bench.training.settings import BenchPlan, bench_cores, make_data
 from seamless_verl.bench.training.workloads import WORKLOADS, Workload, workload_named
+from seamless_verl.compare.arms import interleaved
+from seamless_verl.compare.figures import check_skip
+from seamless_verl.compare.processes import RunFailedError, exit_on_signals
 from seamless_verl.errors import ConfigError, exits_on_config_error
 from seamless_verl.tiny.files import replaced_file
 
@@ -128,13 +131,6 @@ def keep_settings(folder: Path, settings: dict[str, object]) -> None:
         raise ConfigError("--out", str(folder), f"holds runs with {found}", "Give those settings, or another --out")
     with replaced_file(file) as temporary:
         temporary.write_text(json.dumps(settings))
-
-
-def interleaved(arms: Sequence[Arm], rounds: int) -> Iterator[tuple[int, Arm]]:
-    """(round, arm) of all runs; every second round is in reverse order, so that no arm always comes first."""
-    for number in range(1, rounds + 1):
-        for arm in arms if number % 2 else reversed(arms):
-            yield number, arm
 
 
 def run_once(plan: BenchPlan, number: int, *, skip: int, timeout_s: float) -> bool:

@@ -23,9 +23,9 @@ from typing import Any
 
 from seamless_verl.bench.training.arms import Arm
 from seamless_verl.bench.training.report import RATES_FILE, read_rates
-from seamless_verl.bench.training.running import managed_process
 from seamless_verl.bench.training.settings import DEVICES, KV_CACHE_BYTES, BenchPlan, bench_cores
 from seamless_verl.bench.training.workloads import PROMPT_TOKENS, Workload, workload_named
+from seamless_verl.compare.processes import managed_process
 from seamless_verl.errors import ConfigError
 from seamless_verl.platform.cores import CPU_CORES, VISIBLE_DEVICES
 from seamless_verl.tiny.files import replaced_file

@@ -26,6 +26,8 @@ from statistics import mean, median
 from typing import Any
 
 from seamless_verl.bench.training.workloads import Workload
+from seamless_verl.compare.figures import check_skip
+from seamless_verl.compare.statistics import median_or_none
 from seamless_verl.errors import ConfigError
 
 
@@ -196,13 +198,6 @@ def figures(workload: Workload, steps: Steps, *, skip: int, trains: int) -> Figu
     )
 
 
-def check_skip(skip: int, steps: int) -> None:
-    """ConfigError unless a measured step is left, and one before it: the first step's beginning is not logged."""
-    if not 1 <= skip < steps:
-        way_out = f"Give --skip from 1 to {steps - 1}" if steps > 1 else "Give --steps 2 or more"
-        raise ConfigError("--skip", skip, f"of {steps} steps, none can be measured", way_out)
-
-
 def values_of(name: str, rows: Iterable[Mapping[str, float]]) -> list[float]:
     """The values of a metric in the steps that have it."""
     return [row[name] for row in rows if name in row]
@@ -211,12 +206,6 @@ def values_of(name: str, rows: Iterable[Mapping[str, float]]) -> list[float]:
 def generated(workload: Workload, row: Mapping[str, float]) -> int:
     """Tokens of a step that engines generated: its responses without the tools' part."""
     return round(row["response_length/mean"] * workload.step_samples) - workload.tool_tokens_of_step
-
-
-def median_or_none(values: Iterable[float]) -> float | None:
-    """The median; None without values."""
-    found = list(values)
-    return median(found) if found else None
 
 
 def reward_curve(steps: Steps) -> list[float]:

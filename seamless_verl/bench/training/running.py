@@ -1,72 +1,14 @@
-"""Runs one job in a process, and records when each of its steps was logged.
-
-verl's file logger writes a line at the very end of a step, unbuffered. The file is polled every `POLL_INTERVAL_S`, so
-a step's end is known to that accuracy, and the time between two ends includes everything, logging too.
-"""
+"""Runs one job of the bench in a folder of its own."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
-from types import FrameType
-from typing import Any
 
-from seamless_verl.bench.training.settings import LOG_FILE, STEPS_FILE, BenchPlan, bench_cores
-
-POLL_INTERVAL_S = 0.02
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
-GRACE_S = 60.0  # from asking a run to stop until it is killed; its supervisor needs up to half of it
+from seamless_verl.bench.training.settings import STEPS_FILE, BenchPlan, bench_cores
+from seamless_verl.compare.running import Step, run_logged
 
 
-class RunFailedError(RuntimeError):
-    """A run ended with an error, or not in time; the text is the end of its log."""
-
-
-@dataclass
-class Tail:
-    """A growing file of lines. Invariant: `read` gives each whole line once, with the time it was first seen."""
-
-    path: Path
-    offset: int = 0
-    rest: bytes = b""
-
-    def read(self) -> list[tuple[float, bytes]]:
-        if not self.path.exists() or self.path.stat().st_size <= self.offset:
-            return []
-        now = time.monotonic()
-        with self.path.open("rb") as file:
-            file.seek(self.offset)
-            text = file.read()
-        self.offset += len(text)
-        *lines, self.rest = (self.rest + text).split(b"\n")
-        return [(now, line) for line in lines]
-
-
-@dataclass
-class RunningJob:
-    """A running job and what it has logged: {"step", "at" in seconds since its start, "data"}."""
-
-    process: subprocess.Popen[bytes]
-    metrics: Tail
-    began: float
-    steps: list[dict[str, Any]] = field(default_factory=list)
-
-    def poll(self) -> None:
-        """Reads the steps logged since the last call."""
-        for at, line in self.metrics.read():
-            self.steps.append({"at": round(at - self.began, 4), **json.loads(line)})
-
-
-def run(plan: BenchPlan, timeout_s: float) -> list[dict[str, Any]]:
+def run(plan: BenchPlan, timeout_s: float) -> list[Step]:
     """Run a plan to its end; returns what it logged, and writes that to `steps.jsonl` in its folder.
 
     Raises:
@@ -74,85 +16,14 @@ def run(plan: BenchPlan, timeout_s: float) -> list[dict[str, Any]]:
     """
     plan.folder.mkdir(parents=True, exist_ok=True)
     plan.write_loops()
-    with (plan.folder / LOG_FILE).open("wb") as log:
-        popen_options: dict[str, Any] = {
-            "cwd": plan.folder,
-            "env": plan.environment(),
-            "stdout": log,
-            "stderr": subprocess.STDOUT,
-        }
-        pin = partial(os.sched_setaffinity, 0, bench_cores())  # and the processes it starts
-        with managed_process(plan.command(), **popen_options, preexec_fn=pin) as process:
-            job = RunningJob(process, Tail(plan.folder / "metrics.jsonl"), time.monotonic())
-            for _ in poll_until_end(process, timeout_s):
-                job.poll()
-    job.poll()
-    if process.returncode != 0 or len(job.steps) < plan.steps:
-        end = (plan.folder / LOG_FILE).read_text(errors="replace")[-3000:]
-        raise RunFailedError(f"code {process.returncode}, {len(job.steps)} of {plan.steps} steps\n{end}")
-    text = "".join(json.dumps(step) + "\n" for step in job.steps)
-    (plan.folder / STEPS_FILE).write_text(text)
-    return job.steps
-
-
-def poll_until_end(process: subprocess.Popen[bytes], timeout_s: float) -> Iterator[None]:
-    """Every `POLL_INTERVAL_S` until the process ends or the time is up."""
-    deadline = time.monotonic() + timeout_s
-    while process.poll() is None and time.monotonic() < deadline:
-        yield
-        time.sleep(POLL_INTERVAL_S)  # watching the file more closely would take time from the run's cores
-
-
-@contextmanager
-def managed_process(
-    command: Sequence[str], *, group: bool = False, **options: Any
-) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that is stopped with the block; with `group` the whole process group that it leads."""
-    process: subprocess.Popen[bytes] | None = None
-    try:
-        with deferred_signals():
-            process = subprocess.Popen(command, **options)
-        yield process
-    finally:
-        if process is not None:
-            stop(process, group=group)
-
-
-@contextmanager
-def deferred_signals() -> Iterator[None]:
-    """Signals that arrive in the block are raised at its end, so that no started process is left without an owner."""
-    received = list[int]()
-    before = {number: signal.signal(number, lambda number, _: received.append(number)) for number in SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        for arrived in received:
-            signal.raise_signal(arrived)
-
-
-def stop(process: subprocess.Popen[bytes], *, group: bool = False) -> None:
-    """Terminate a process that still runs, with `group` the whole group that it leads, and wait for it."""
-    if process.poll() is not None:
-        return
-    if group:
-        os.killpg(process.pid, signal.SIGTERM)
-    else:
-        process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(GRACE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-def exit_on_signals() -> None:
-    """On a signal, exit and stop the current run; Ctrl-C too where a script started us with `&`, which ignores it."""
-    for number in SIGNALS:
-        signal.signal(number, exit_on_signal)
-
-
-def exit_on_signal(number: int, _: FrameType | None) -> None:
-    """Signal handler: raises SystemExit."""
-    sys.exit(128 + number)
+    steps = run_logged(
+        plan.command(),
+        plan.folder,
+        plan.environment(),
+        steps=plan.steps,
+        timeout_s=timeout_s,
+        cores=bench_cores(),
+        cwd=plan.folder,
+    )
+    (plan.folder / STEPS_FILE).write_text("".join(json.dumps(step) + "\n" for step in steps))
+    return steps

@@ -14,9 +14,10 @@ import pytest
 
 from seamless_verl.bench.training import running
 from seamless_verl.bench.training.arms import Arm
-from seamless_verl.bench.training.running import RunFailedError, exit_on_signal, run
+from seamless_verl.bench.training.running import run
 from seamless_verl.bench.training.settings import BenchPlan, bench_cores
 from seamless_verl.bench.training.workloads import WORKLOADS
+from seamless_verl.compare.processes import RunFailedError, exit_on_signal
 
 JOB = """
 import json, os, sys, time

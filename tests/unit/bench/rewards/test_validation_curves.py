@@ -8,8 +8,8 @@ import pytest
 
 from seamless_verl.bench.rewards.__main__ import SeedRun, folder_name, main, parse_arms, parse_seeds
 from seamless_verl.bench.rewards.validation_curves import (
-    LearnedReward,
     learned_reward,
+    learned_rewards,
     read_validation_curve,
     report_lines,
 )
@@ -43,10 +43,10 @@ def test_arms_differ_or_are_within_noise() -> None:
 
 def test_noise_is_that_of_welchs_test() -> None:
     """Variances 0.01 and 0.0004 of two and three runs: 1.05 degrees of freedom, of which one counts."""
-    first = LearnedReward.of([{5: 0.4}, {5: 0.4 + 0.02**0.5}])
-    other = LearnedReward.of([{5: value} for value in (0.48, 0.5, 0.52)])
+    first = learned_rewards([{5: 0.4}, {5: 0.4 + 0.02**0.5}])
+    other = learned_rewards([{5: value} for value in (0.48, 0.5, 0.52)])
     assert first.difference(other)[1] == pytest.approx(12.71 * (0.01 / 2 + 0.0004 / 3) ** 0.5)
-    same = LearnedReward.of([{5: 0.5}, {5: 0.5}])
+    same = learned_rewards([{5: 0.5}, {5: 0.5}])
     assert same.difference(same) == (0, 0)
 
 

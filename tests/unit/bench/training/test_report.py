@@ -14,8 +14,8 @@ from seamless_verl.bench.training import __main__ as command
 from seamless_verl.bench.training.arms import arms_named
 from seamless_verl.bench.training.figures import count_common, differences, figures, read_samples
 from seamless_verl.bench.training.report import baseline_of, bound_of, make_report, report_text, write_result
-from seamless_verl.bench.training.running import Tail
 from seamless_verl.bench.training.workloads import WORKLOADS
+from seamless_verl.compare.processes import Tail
 from seamless_verl.errors import ConfigError
 
 W3 = WORKLOADS["w3"]

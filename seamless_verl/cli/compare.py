@@ -1,0 +1,149 @@
+"""The command `seamless-verl compare`: verl's trainers and ours on one job, interleaved, with a report."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from seamless_verl.cli.text import write
+from seamless_verl.compare.arms import DEFAULT_ARMS, Arm, JobFacts, parse_arms
+from seamless_verl.compare.job import Job, job_named
+from seamless_verl.compare.outcome import RunState
+from seamless_verl.compare.plan import SKIP, STEPS, Options
+from seamless_verl.compare.probing import probe_arms, probe_job
+from seamless_verl.compare.processes import exit_on_signals
+from seamless_verl.compare.report import Comparison, verdicts
+from seamless_verl.compare.session import Session
+from seamless_verl.errors import ConfigError
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+ABOUT = "verl's trainers and ours on one job, interleaved, with a report"
+DESCRIPTION = """Runs the same job with several trainers, one run after the other, and reports how fast they are, how
+much of their devices' time is idle, how stale their tokens are, and whether they learn alike.
+
+The job is a recipe (its name or its folder), a config file of verl's (.yaml), or KEY=VALUE alone; further KEY=VALUE
+hold in every arm. A run that is finished in the output folder is not made again. Exit code 0; 1 when an arm did not
+finish; 2 for a setting that cannot work; 130 after Ctrl-C, with a report of what there is."""
+ARMS_HELP = (
+    "separated by commas, the first is the baseline: sync, colocate_async, separate_async (verl's), seamless (ours), "
+    "each with settings as in seamless:seamless.max_staleness=4, or ours by another name as in "
+    f"far:seamless.max_staleness=4; by default {','.join(DEFAULT_ARMS)}, the second one where there are two devices"
+)
+PARTS = ("plotly", "pyarrow")
+OVERRIDE = re.compile(r"[+~]*[\w.@/-]+(=|$)")
+
+
+def add_command(commands: Commands) -> None:
+    """Adds the command to the tree of subcommands."""
+    parser = commands.add_parser(
+        "compare", help=ABOUT, description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("job", nargs="*", metavar="CONFIG|RECIPE KEY=VALUE", help="what is compared")
+    parser.add_argument("--arms", help=ARMS_HELP)
+    parser.add_argument("--seeds", default="1,2", help="of the data's order; 1,2 by default")
+    parser.add_argument("--rounds", type=int, default=1, help="how often each seed is run; 1 by default")
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"of each run; {STEPS} by default")
+    parser.add_argument("--skip", type=int, default=SKIP, help=f"first steps that are not measured; {SKIP} by default")
+    parser.add_argument(
+        "--validate",
+        type=int,
+        default=0,
+        metavar="N",
+        help="validate every N steps; by default the reward is training's",
+    )
+    parser.add_argument("--devices", type=int, metavar="N", help="of every arm, by default as many as the job has")
+    parser.add_argument("--out", type=Path, help="folder of the report; runs/compare/<job> by default")
+    parser.add_argument("--timeout", type=float, default=3600.0, metavar="SECONDS", help="of one run")
+    parser.set_defaults(run=compare)
+
+
+def compare(args: argparse.Namespace) -> int:
+    """Raises ConfigError for settings that cannot work, before anything runs."""
+    needs_parts()
+    target, overrides = split_job(args.job)
+    options = Options(
+        args.steps, args.skip, parse_seeds(args.seeds), args.rounds, args.validate, args.devices, args.timeout
+    )
+    options.check()
+    arms = parse_arms(args.arms) if args.arms else None
+    exit_on_signals()
+    out = (args.out or Path("runs/compare") / job_named(target, overrides, Path()).name).absolute()
+    try:
+        session = prepared(job_named(target, overrides, out), arms, options, out)
+    except SystemExit as end:  # a signal before anything ran
+        return int(end.code or 0)
+    return make(session)
+
+
+def prepared(job: Job, arms: Sequence[Arm] | None, options: Options, out: Path) -> Session:
+    """The comparison, with each arm checked; ConfigError when there is nothing to compare."""
+    sys.stderr.write(f"{job.name}: checking the job and its arms\n")
+    wanted = arms or [one for text in DEFAULT_ARMS for one in parse_arms(text)]
+    splits = any(arm.mode == "separate_async" for arm in wanted)
+    facts, _ = probe_job(job, options, out, splits=splits)
+    chosen = [arm for arm in wanted if arms or fits(arm, facts)]
+    probed = probe_arms(job, chosen, facts, options, out)
+    for one in probed:
+        if one.config is None:
+            sys.stderr.write(f"{one.arm.name} cannot run here: {one.reason}\n")
+    return Session(job, probed, options, facts.machines.total, out, command_line())
+
+
+def fits(arm: Arm, facts: JobFacts) -> bool:
+    """Whether there are devices for an arm that nobody asked for by name."""
+    if arm.mode != "separate_async" or facts.machines.total > 1:
+        return True
+    sys.stderr.write("separate_async is left out: it needs two devices, and there is one\n")
+    return False
+
+
+def make(session: Session) -> int:
+    """Make the runs; the exit code. After a signal, what there is is reported."""
+    try:
+        session.make()
+    except SystemExit as end:
+        session.interrupt()
+        write(ending(session))
+        return int(end.code or 0)
+    write(ending(session))
+    return int(any(run.state is not RunState.FINISHED for run in session.runs))
+
+
+def ending(session: Session) -> str:
+    comparison: Comparison = session.comparison()
+    return "\n".join([*verdicts(comparison), f"The report is in {session.out / 'report.html'}, and as text beside it."])
+
+
+def needs_parts() -> None:
+    """ConfigError where a library of the report is not installed."""
+    for name in PARTS:
+        if importlib.util.find_spec(name) is None:
+            raise ConfigError("compare", name, "is not installed, and makes the report", f"pip install {name}")
+
+
+def split_job(words: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The config or recipe, if there is one, and the overrides; ConfigError for a word that is neither."""
+    target, overrides = (words[0], list(words[1:])) if words and "=" not in words[0] else (None, list(words))
+    if target is None and not overrides:
+        raise ConfigError("CONFIG|RECIPE", None, "there is nothing to compare", "Give one, as in arithmetic_grpo")
+    for word in overrides:
+        if OVERRIDE.match(word) is None or ("=" not in word and not word.startswith("~")):
+            raise ConfigError("KEY=VALUE", word, "is no setting", "Write it as key=value")
+    return target, overrides
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"\d+(,\d+)*", text):
+        raise ConfigError("--seeds", text, "are not numbers", "Write them as --seeds 1,2,3")
+    return tuple(map(int, text.split(",")))
+
+
+def command_line() -> str:
+    """This command, to be given again."""
+    return shlex.join(["seamless-verl", *sys.argv[1:]])

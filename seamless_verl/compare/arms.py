@@ -1,0 +1,183 @@
+"""The arms of a comparison: a trainer mode each, its devices, and settings of its own. Pure: strings and numbers.
+
+An arm is written `MODE`, `MODE:key=value:key=value`, or `NAME:seamless.key=value`, which is ours under that name. Every
+arm has all devices of the comparison: `sync` and `colocate_async` train and generate on all of them, `separate_async`
+trains on one half and generates on the other, and ours does as its settings say.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from seamless_verl.errors import ConfigError
+
+VERL_MODES = ("sync", "colocate_async", "separate_async")
+OURS = "seamless"
+MODES = (*VERL_MODES, OURS)
+DEFAULT_ARMS = ("sync", "separate_async", OURS)
+MODE = "trainer.v1.trainer_mode"
+ROLLOUT = "actor_rollout_ref.rollout"
+SETTING = re.compile(r"[+~]*[\w.@/]+(=|$)")
+LONGEST_NAME = 200  # of 255 letters that file systems take, some of which are left for seed and round
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A trainer mode under some settings; `text` is how it was written, and `name` what it is called in the report."""
+
+    text: str
+    name: str
+    mode: str
+    settings: tuple[str, ...] = ()
+
+    @property
+    def is_ours(self) -> bool:
+        return self.mode == OURS
+
+
+@dataclass(frozen=True)
+class Machines:
+    """`count` machines with `devices` devices each; `accelerator` is false on the CPU platform."""
+
+    count: int
+    devices: int
+    accelerator: bool
+
+    @property
+    def total(self) -> int:
+        return self.count * self.devices
+
+
+@dataclass(frozen=True)
+class JobFacts:
+    """What the overrides of an arm follow from: the machines, and prompts of a step and of an optimizer's step.
+
+    `pool_backend` sends weights to a pool of its own; `by_tags` says that `seamless.resources` describes the machines,
+    and `own_layout` that the job as it was given has devices that only generate.
+    """
+
+    machines: Machines
+    batch: int
+    mini_batch: int
+    pool_backend: str
+    by_tags: bool = False
+    own_layout: bool = False
+
+
+def parse_arm(text: str) -> Arm:
+    """The arm of that text; ConfigError for one of another form."""
+    name, *settings = split_settings(text)
+    complete = all("=" in setting for setting in settings)
+    if complete and name in MODES:
+        return Arm(text, text if settings else name, name, tuple(settings))
+    if complete and re.fullmatch(r"[\w.-]+", name) and any(s.lstrip("+").startswith("seamless.") for s in settings):
+        return Arm(text, name, OURS, tuple(settings))
+    way_out = f"Write it as one of {', '.join(MODES)}, with settings as in seamless:seamless.ahead=1, "
+    way_out += "or with a name of its own as in far:seamless.max_staleness=4"
+    raise ConfigError("--arms", text, "is no trainer mode with settings", way_out)
+
+
+def parse_arms(text: str) -> list[Arm]:
+    """Arms separated by commas; ConfigError for one of another form, or one that comes twice."""
+    arms = [parse_arm(part) for part in split_arms(text)]
+    if len({folder_name(arm.name) for arm in arms}) < len(arms):
+        raise ConfigError("--arms", text, "names one twice", "Name each once")
+    return arms
+
+
+def split_arms(text: str) -> list[str]:
+    """The parts between commas that are outside of brackets."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "[{(") - (letter in ")}]")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
+
+
+def split_settings(text: str) -> list[str]:
+    """An arm's name and its settings; a colon within a value, as of an address, separates nothing."""
+    parts = text.split(":")
+    found = parts[:1]
+    for part in parts[1:]:
+        if SETTING.match(part) or len(found) == 1:
+            found.append(part)
+        else:
+            found[-1] += f":{part}"
+    return found
+
+
+def folder_name(arm: str) -> str:
+    """A name for an arm's folder that hydra takes in an override, and a file system as a name."""
+    name = re.sub(r"[^\w.-]+", "_", arm)
+    return (
+        name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}-{hashlib.sha256(arm.encode()).hexdigest()[:8]}"
+    )
+
+
+def arm_overrides(arm: Arm, facts: JobFacts) -> list[str]:
+    """The mode, the devices and the arm's own settings, as hydra's overrides.
+
+    Raises:
+        ConfigError: the mode cannot use these devices, or this batch.
+    """
+    mode = [f"{MODE}={arm.mode}"]
+    if arm.is_ours and (facts.by_tags or facts.own_layout):
+        return [*mode, *arm.settings]
+    untagged = ["seamless.resources=null"] if facts.by_tags else []
+    if arm.mode != "separate_async":
+        return [*mode, *untagged, *shared_devices(facts.machines), *arm.settings]
+    pool = separate_devices(facts.machines)
+    backend = f"{ROLLOUT}.checkpoint_engine.backend={facts.pool_backend}"
+    updates = f"trainer.v1.separate_async.parameter_sync_step={updates_of(facts)}"
+    return [*mode, *untagged, *pool, backend, updates, *arm.settings]
+
+
+def shared_devices(machines: Machines) -> list[str]:
+    """All devices train and generate."""
+    return [
+        f"trainer.nnodes={machines.count}",
+        f"trainer.n_gpus_per_node={machines.devices}",
+        f"{ROLLOUT}.nnodes=0",
+        f"{ROLLOUT}.n_gpus_per_node=0",
+    ]
+
+
+def separate_devices(machines: Machines) -> list[str]:
+    """One half of the machines, or of the one machine's devices, trains; the rest generates in a pool of its own."""
+    if machines.total < 2:
+        reason = "trains and generates on devices of their own, and this comparison has one"
+        raise ConfigError("--devices", machines.total, f"separate_async {reason}", "Give --devices 2 or more")
+    if machines.count == 1:
+        train, generate = (1, machines.devices - machines.devices // 2), (1, machines.devices // 2)
+    else:
+        train, generate = ((n, machines.devices) for n in (machines.count - machines.count // 2, machines.count // 2))
+    return [
+        f"trainer.nnodes={train[0]}",
+        f"trainer.n_gpus_per_node={train[1]}",
+        f"{ROLLOUT}.nnodes={generate[0]}",
+        f"{ROLLOUT}.n_gpus_per_node={generate[1]}",
+    ]
+
+
+def updates_of(facts: JobFacts) -> int:
+    """Optimizer steps between two weight updates of separate_async, which takes one mini-batch at a time."""
+    if facts.batch % facts.mini_batch:
+        key = "actor_rollout_ref.actor.ppo_mini_batch_size"
+        reason = f"does not divide data.train_batch_size={facts.batch}, as separate_async needs it"
+        raise ConfigError(key, facts.mini_batch, reason, f"Set {key} to a divisor")
+    return facts.batch // facts.mini_batch
+
+
+def interleaved(arms: Sequence[T], rounds: int) -> Iterator[tuple[int, T]]:
+    """(round, arm) of all runs; every second round is in reverse order, so that no arm always comes first."""
+    for number in range(1, rounds + 1):
+        for arm in arms if number % 2 else reversed(arms):
+            yield number, arm

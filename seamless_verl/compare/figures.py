@@ -1,0 +1,188 @@
+"""The figures of a run, from the steps that it logged and from what was seen of its devices. Pure.
+
+Times are between the logged ends of two steps; a step's time is without its validation and its checkpoint. The first
+`skip` steps are left out: in them engines warm up, and asynchronous modes fill their queues. Tokens are those of the
+responses that were trained, tools' answers included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean, median
+from typing import Any
+
+from seamless_verl.errors import ConfigError
+
+TOKENS, RESPONSE, PROMPT = "perf/total_num_tokens", "response_length/mean", "prompt_length/mean"
+REWARD, VALIDATION = "critic/score/mean", "/reward/mean@"
+STALENESS_MEAN = "training/off_policy/trajectory_staleness/mean"
+STALENESS_MAX = "training/off_policy/trajectory_staleness_worst/max"
+EVICTED = "training/off_policy/evicted_samples"  # groups, whatever its name says
+MASKED = ("seamless/tokens/masked_as_stale", "seamless/tokens/masked_as_pivot")
+OWN_IDLE = "seamless/device/idle_share"
+NOT_TRAINING = ("timing_s/testing", "timing_s/save_checkpoint")
+LAST = 3  # validations, or that many times as many steps, whose mean reward is what a run has learned
+TRAINED_LAST = 5  # steps, where nothing was validated
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class StepFigures:
+    """A step: seconds since the run's start at its end, its own seconds, response tokens trained, samples so far.
+
+    `idle` is the devices' idle share as seen from outside, `own_idle` as the seamless trainer's ledger has it.
+    """
+
+    step: int
+    at_s: float
+    seconds: float | None
+    tokens: float
+    samples: int
+    reward: float | None
+    validation: float | None
+    staleness_mean: float | None
+    staleness_max: float | None
+    dropped_tokens: float
+    idle: float | None
+    own_idle: float | None
+
+
+@dataclass(frozen=True)
+class RunFigures:
+    """A run after its first steps: `staleness_updates` in optimizer updates, at the last update of a step."""
+
+    tokens_per_s: float
+    step_s: float
+    idle: float | None
+    own_idle: float | None
+    staleness_mean: float | None
+    staleness_max: float | None
+    staleness_updates: float | None
+    dropped_tokens: float
+    reward: float | None
+    reward_of: str
+    start_s: float
+    seconds: float
+    tokens: float
+
+
+@dataclass(frozen=True)
+class StepSize:
+    """What a step is in every arm: samples, sessions of a group, and optimizer steps."""
+
+    samples: int
+    group: int
+    updates: int
+
+
+def step_figures(
+    steps: Sequence[Mapping[str, Any]], size: StepSize, idle: Callable[[float, float], float | None]
+) -> list[StepFigures]:
+    """The steps in order, a validation before the first as step 0; `idle` gives the share between two times."""
+    found: list[StepFigures] = []
+    before: float | None = None
+    for logged in steps:
+        step, at, row = int(logged["step"]), float(logged["at"]), logged["data"]
+        apart = sum(values_of(NOT_TRAINING, row))
+        found.append(
+            StepFigures(
+                step=step,
+                at_s=at,
+                seconds=None if before is None or step == 0 else max(0.0, at - before - apart),
+                tokens=response_tokens(row),
+                samples=step * size.samples,
+                reward=number(row, REWARD),
+                validation=validation_reward(row),
+                staleness_mean=number(row, STALENESS_MEAN),
+                staleness_max=number(row, STALENESS_MAX),
+                dropped_tokens=dropped_tokens(row, size),
+                idle=None if before is None else idle(before, at),
+                own_idle=number(row, OWN_IDLE),
+            )
+        )
+        before = at
+    return found
+
+
+def run_figures(steps: Sequence[StepFigures], size: StepSize, *, skip: int, idle: float | None) -> RunFigures:
+    """The figures of a run; `idle` is its devices' share after the first steps. ConfigError if `skip` leaves none."""
+    check_skip(skip, max((step.step for step in steps), default=0))
+    kept = [step for step in steps if step.step > skip and step.seconds is not None]
+    seconds = [step.seconds for step in kept if step.seconds is not None]
+    tokens, oldest = sum(step.tokens for step in kept), highest(step.staleness_max for step in kept)
+    reward, reward_of = learned(steps)
+    return RunFigures(
+        tokens_per_s=tokens / sum(seconds),
+        step_s=median(seconds),
+        idle=idle,
+        own_idle=time_mean((step.own_idle, step.seconds) for step in kept),
+        staleness_mean=mean_or_none(step.staleness_mean for step in kept),
+        staleness_max=oldest,
+        staleness_updates=None if oldest is None else oldest * size.updates + size.updates - 1,
+        dropped_tokens=sum(step.dropped_tokens for step in steps),
+        reward=reward,
+        reward_of=reward_of,
+        start_s=next(step.at_s for step in steps if step.step > 0),
+        seconds=sum(seconds),
+        tokens=tokens,
+    )
+
+
+def learned(steps: Sequence[StepFigures]) -> tuple[float | None, str]:
+    """What a run has learned, and of what it is the mean: of its last validations, or of its last steps' samples."""
+    validations = [step.validation for step in steps if step.step > 0 and step.validation is not None]
+    if len(validations) >= LAST:
+        return mean(validations[-LAST:]), f"the last {LAST} validations"
+    trained = [step.reward for step in steps if step.reward is not None][-TRAINED_LAST:]
+    return (mean(trained) if trained else None), f"the samples of the last {TRAINED_LAST} steps"
+
+
+def check_skip(skip: int, steps: int) -> None:
+    """ConfigError unless a measured step is left, and one before it: the first step's beginning is not logged."""
+    if not 1 <= skip < steps:
+        way_out = f"Give --skip from 1 to {steps - 1}" if steps > 1 else "Give --steps 2 or more"
+        raise ConfigError("--skip", skip, f"of {steps} steps, none can be measured", way_out)
+
+
+def response_tokens(row: Row) -> float:
+    """Response tokens of a step: its tokens by the mean lengths of prompts and responses."""
+    tokens, response, prompt = (number(row, name) or 0.0 for name in (TOKENS, RESPONSE, PROMPT))
+    return tokens * response / (response + prompt) if response + prompt else 0.0
+
+
+def dropped_tokens(row: Row, size: StepSize) -> float:
+    """Response tokens that were not trained: evicted groups at the step's mean length, and tokens masked one by one."""
+    evicted = (number(row, EVICTED) or 0.0) * size.group * (number(row, RESPONSE) or 0.0)
+    return evicted + sum(values_of(MASKED, row))
+
+
+def validation_reward(row: Row) -> float | None:
+    """The mean reward of a validation, None in a step without one."""
+    names = [name for name in row if VALIDATION in name]
+    return number(row, min(names)) if names else None
+
+
+def number(row: Row, name: str) -> float | None:
+    value = row.get(name)
+    return float(value) if isinstance(value, int | float) else None
+
+
+def values_of(names: Iterable[str], row: Row) -> list[float]:
+    """The values of the metrics that a step has."""
+    return [value for name in names if (value := number(row, name)) is not None]
+
+
+def highest(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def mean_or_none(values: Iterable[float | None]) -> float | None:
+    found = [value for value in values if value is not None]
+    return mean(found) if found else None
+
+
+def time_mean(values: Iterable[tuple[float | None, float | None]]) -> float | None:
+    """The mean of values over time: each with its seconds, those without a value left out."""
+    found = [(value, seconds) for value, seconds in values if value is not None and seconds]
+    return sum(value * seconds for value, seconds in found) / sum(s for _, s in found) if found else None

@@ -1,0 +1,130 @@
+"""What came of a comparison: the runs of each arm, and what follows from them in pairs. Pure.
+
+Every run that was asked for has one state. A pair are two runs of the same seed and round, which were made close to
+each other in time; a ratio is of such a pair, so that a machine whose speed drifts changes both alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from seamless_verl.compare.figures import RunFigures, StepFigures
+from seamless_verl.compare.statistics import LEAST_RUNS, MeanOfRuns, Spread, pair_ratios
+
+
+class RunState(StrEnum):
+    """What became of a run."""
+
+    FINISHED = "finished"
+    """It made all of its steps."""
+    FAILED = "failed"
+    """It ended with an error, or not in time."""
+    REFUSED = "refused"
+    """Its settings cannot work here, and it was not started."""
+    NOT_MADE = "not made"
+    """The comparison was interrupted before or while it ran."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of an arm; `figures` is there if it finished, `reason` and `log` say why it did not."""
+
+    arm: str
+    seed: int
+    round: int
+    state: RunState
+    steps: tuple[StepFigures, ...] = ()
+    figures: RunFigures | None = None
+    reason: str = ""
+    log: str = ""
+
+    @property
+    def pair(self) -> tuple[int, int]:
+        return self.seed, self.round
+
+
+@dataclass(frozen=True)
+class RewardTest:
+    """The reward of an arm less that of the baseline, and half the width of the difference's 95% interval."""
+
+    difference: float
+    half_width: float
+
+    @property
+    def equal(self) -> bool:
+        return abs(self.difference) <= self.half_width
+
+
+@dataclass(frozen=True)
+class ArmSummary:
+    """An arm over its runs; a ratio is to the baseline, in pairs; None where no run has the figure."""
+
+    arm: str
+    finished: int
+    runs: int
+    tokens_per_s: Spread | None
+    ratio: Spread | None
+    step_s: Spread | None
+    step_ratio: Spread | None
+    idle: Spread | None
+    own_idle: Spread | None
+    staleness_mean: Spread | None
+    staleness_max: Spread | None
+    staleness_updates: Spread | None
+    dropped_tokens: Spread | None
+    reward: Spread | None
+    reward_of: str
+    reward_test: RewardTest | None
+    reasons: tuple[tuple[str, str], ...]
+    """Why runs did not finish, and their logs, each once."""
+
+
+def summarize(runs: Sequence[Run], baseline: str) -> list[ArmSummary]:
+    """A summary of each arm, in the order in which they first come."""
+    return [arm_summary(name, runs, baseline) for name in dict.fromkeys(run.arm for run in runs)]
+
+
+def arm_summary(name: str, runs: Sequence[Run], baseline: str) -> ArmSummary:
+    own, base = figures_by_pair(runs, name), figures_by_pair(runs, baseline)
+    found = list(own.values())
+    reasons = dict.fromkeys((run.reason, run.log) for run in runs if run.arm == name and run.reason)
+
+    def ratio(of: str) -> Spread | None:
+        if name == baseline:
+            return None
+        return Spread.of(
+            pair_ratios({p: getattr(f, of) for p, f in own.items()}, {p: getattr(f, of) for p, f in base.items()})
+        )
+
+    return ArmSummary(
+        arm=name,
+        finished=len(found),
+        runs=sum(run.arm == name for run in runs),
+        ratio=ratio("tokens_per_s"),
+        step_ratio=ratio("step_s"),
+        reward_of=found[0].reward_of if found else "",
+        reward_test=None if name == baseline else reward_test(found, list(base.values())),
+        reasons=tuple(reasons),
+        **{figure: Spread.of(getattr(run, figure) for run in found) for figure in SPREADS},
+    )
+
+
+SPREADS = (
+    *("tokens_per_s", "step_s", "idle", "own_idle", "staleness_mean", "staleness_max", "staleness_updates"),
+    *("dropped_tokens", "reward"),
+)
+
+
+def figures_by_pair(runs: Sequence[Run], arm: str) -> dict[tuple[int, int], RunFigures]:
+    """The figures of an arm's finished runs by seed and round."""
+    return {run.pair: run.figures for run in runs if run.arm == arm and run.figures is not None}
+
+
+def reward_test(arm: Sequence[RunFigures], baseline: Sequence[RunFigures]) -> RewardTest | None:
+    """Whether an arm's reward differs from the baseline's by more than runs do; None with too few runs of either."""
+    own, other = ([run.reward for run in runs if run.reward is not None] for runs in (arm, baseline))
+    if min(len(own), len(other)) < LEAST_RUNS:
+        return None
+    return RewardTest(*MeanOfRuns.of(own).difference(MeanOfRuns.of(other)))

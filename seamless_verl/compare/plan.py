@@ -1,0 +1,77 @@
+"""What a comparison will do: the user's options, and its runs in the order in which they are made. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from seamless_verl.compare.arms import Arm, folder_name, interleaved
+from seamless_verl.compare.figures import LAST, check_skip
+from seamless_verl.errors import ConfigError
+
+STEPS, SKIP = 20, 4
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked for. `validate` is the steps from a validation to the next, 0 for none."""
+
+    steps: int = STEPS
+    skip: int = SKIP
+    seeds: tuple[int, ...] = (1, 2)
+    rounds: int = 1
+    validate: int = 0
+    devices: int | None = None
+    timeout_s: float = 3600.0
+
+    def check(self) -> None:
+        """ConfigError for what cannot work."""
+        check_skip(self.skip, self.steps)
+        if self.rounds < 1:
+            raise ConfigError("--rounds", self.rounds, "makes no run", "Give --rounds 1 or more")
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ConfigError("--seeds", list(self.seeds), "names one twice", "Name each once; --rounds repeats them")
+        if self.validate < 0 or self.steps < LAST * self.validate:
+            way_out = f"Give --steps {LAST * max(self.validate, 1)} or more, or a smaller --validate"
+            reason = f"{self.steps} steps hold fewer than {LAST} validations"
+            raise ConfigError("--validate", self.validate, reason, way_out)
+        if self.devices is not None and self.devices < 1:
+            raise ConfigError("--devices", self.devices, "is no number of devices", "Give 1 or more")
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run that is to be made, in a folder of its own."""
+
+    arm: Arm
+    seed: int
+    round: int
+    folder: Path
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        return self.arm.name, self.seed, self.round
+
+
+def shared_overrides(options: Options, seed: int, folder: Path) -> list[str]:
+    """What every arm has alike, and the places of one run."""
+    return [
+        f"trainer.total_training_steps={options.steps}",
+        f"trainer.test_freq={options.validate or -1}",
+        f"trainer.val_before_train={options.validate > 0}",
+        "trainer.save_freq=-1",
+        "trainer.resume_mode=disable",
+        "trainer.logger=[console,file]",
+        f"data.seed={seed}",
+        f"trainer.default_local_dir={folder}/checkpoints",
+        f"hydra.run.dir={folder}/hydra",
+    ]
+
+
+def planned_runs(arms: Sequence[Arm], options: Options, out: Path) -> Iterator[PlannedRun]:
+    """All runs in the order in which they are made: every arm once for a seed, every second time in reverse order."""
+    pairs = [(seed, number) for number in range(1, options.rounds + 1) for seed in options.seeds]
+    for index, arm in interleaved(arms, len(pairs)):
+        seed, number = pairs[index - 1]
+        yield PlannedRun(arm, seed, number, out / f"{folder_name(arm.name)}-seed{seed}-r{number}")

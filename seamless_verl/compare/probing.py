@@ -1,0 +1,98 @@
+"""Looks at the job and at each arm before any run: is it refused here, which devices has it, is its budget the same?"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from seamless_verl.compare.arms import Arm, JobFacts, arm_overrides, folder_name
+from seamless_verl.compare.budget import budget_of, check_same_budget, facts_of
+from seamless_verl.compare.job import Job
+from seamless_verl.compare.plan import Options, shared_overrides
+from seamless_verl.compare.processes import managed_process
+from seamless_verl.errors import ConfigError, shorten
+
+FOLDER, RESULT_FILE, LOG_FILE = "probes", "config.json", "log.txt"
+PROBE_S = 900.0  # a recipe makes its model and its data first
+REASON_CHARS = 1500
+
+
+@dataclass(frozen=True)
+class Probed:
+    """A composed config that its run would not be refused for, and the devices of the CPU platform here."""
+
+    config: Mapping[str, Any]
+    cores: int | None
+
+
+@dataclass(frozen=True)
+class ProbedArm:
+    """An arm with its overrides; `reason` says why it cannot run here, `config` is there if it can."""
+
+    arm: Arm
+    overrides: tuple[str, ...]
+    config: Mapping[str, Any] | None
+    reason: str = ""
+    log: str = ""
+
+
+def probe(job: Job, overrides: Sequence[str], folder: Path) -> Probed:
+    """Compose and check a config in a process of its own.
+
+    Raises:
+        ConfigError: the run would be refused, or what the recipe does before it failed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    result, log = folder / RESULT_FILE, folder / LOG_FILE
+    result.unlink(missing_ok=True)
+    command, env = job.probe(overrides), job.probe_environment(folder, result)
+    with log.open("wb") as file:
+        options: dict[str, Any] = {"stdout": file, "stderr": subprocess.STDOUT, "start_new_session": True}
+        with managed_process(command, group=True, env=env, **options) as process:
+            try:
+                code = process.wait(PROBE_S)
+            except subprocess.TimeoutExpired:
+                code = -1
+    if code != 0 or not result.is_file():
+        text = log.read_text(errors="replace").strip()
+        raise ConfigError("settings", job.name, shorten(text, REASON_CHARS), f"See {log}")
+    found = json.loads(result.read_text())
+    return Probed(found["config"], found["cores"])
+
+
+def probe_job(job: Job, options: Options, out: Path, *, splits: bool) -> tuple[JobFacts, Probed]:
+    """The job as it was given, and what the arms' overrides follow from; ConfigError when it cannot run here."""
+    folder = out / FOLDER / "job"
+    found = probe(job, shared_overrides(options, options.seeds[0], folder), folder)
+    return facts_of(found.config, devices=options.devices, on_machine=found.cores, splits=splits), found
+
+
+def probe_arms(job: Job, arms: Sequence[Arm], facts: JobFacts, options: Options, out: Path) -> list[ProbedArm]:
+    """Each arm as its run would be, or why it cannot run here.
+
+    Raises:
+        ConfigError: arms that can run have different budgets, or none can.
+    """
+    found = [probe_arm(job, arm, facts, options, out / FOLDER) for arm in arms]
+    budgets = {one.arm.name: budget_of(one.config) for one in found if one.config is not None}
+    if not budgets:
+        raise ConfigError("--arms", [arm.name for arm in arms], f"none can run here: {found[0].reason}", "See above")
+    check_same_budget(budgets)
+    return found
+
+
+def probe_arm(job: Job, arm: Arm, facts: JobFacts, options: Options, folder: Path) -> ProbedArm:
+    place = folder / folder_name(arm.name)
+    try:
+        overrides = arm_overrides(arm, facts)
+    except ConfigError as error:
+        return ProbedArm(arm, (), None, str(error))
+    try:
+        found = probe(job, [*shared_overrides(options, options.seeds[0], place), *overrides], place)
+    except ConfigError as error:
+        return ProbedArm(arm, tuple(overrides), None, error.reason, str(place / LOG_FILE))
+    return ProbedArm(arm, tuple(overrides), found.config)

@@ -1,0 +1,169 @@
+"""The report in Markdown, the table of the terminal, and the words that both have in common with the page. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from seamless_verl.compare.outcome import ArmSummary, Run, RunState, summarize
+from seamless_verl.compare.statistics import Spread
+from seamless_verl.runtime.tables import text_table
+
+HEADER = (
+    *("arm", "runs", "tokens/s", "to baseline", "step s", "idle", "staleness", "in updates", "dropped", "reward"),
+    "reward to baseline",
+)
+ABSENT = "-"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All that a report says. `conditions` are lines about machine, job and budget; `command` makes it again."""
+
+    title: str
+    baseline: str
+    runs: tuple[Run, ...]
+    steps: int
+    skip: int
+    conditions: tuple[str, ...]
+    command: str
+    interrupted: bool = False
+
+    @property
+    def summaries(self) -> list[ArmSummary]:
+        return summarize(self.runs, self.baseline)
+
+
+def table(summaries: Sequence[ArmSummary]) -> str:
+    """The arms as a text table, for the terminal."""
+    return text_table(HEADER, [cells(summary) for summary in summaries], align="<>")
+
+
+def cells(summary: ArmSummary) -> list[str]:
+    """The row of an arm, in the order of HEADER: medians, and lowest to highest where there are several runs."""
+    return [
+        summary.arm,
+        f"{summary.finished}/{summary.runs}",
+        spread(summary.tokens_per_s, ",.0f"),
+        spread(summary.ratio, ".2f"),
+        spread(summary.step_s, ".2f"),
+        spread(summary.idle, ".0%"),
+        staleness(summary),
+        spread(summary.staleness_updates, ".0f", alone=True),
+        spread(summary.dropped_tokens, ",.0f", alone=True),
+        spread(summary.reward, ".3f"),
+        reward_words(summary),
+    ]
+
+
+def spread(values: Spread | None, form: str, *, alone: bool = False) -> str:
+    """The median, and the lowest and highest if there are several and not `alone`."""
+    if values is None:
+        return ABSENT
+    text = f"{values.median:{form}}"
+    return text if alone or values.values < 2 else f"{text} ({values.lowest:{form}}-{values.highest:{form}})"
+
+
+def staleness(summary: ArmSummary) -> str:
+    """Mean and highest staleness, in weight versions."""
+    if summary.staleness_max is None:
+        return ABSENT
+    mean = ABSENT if summary.staleness_mean is None else f"{summary.staleness_mean.median:.1f}"
+    return f"{mean}, at most {summary.staleness_max.highest:.0f}"
+
+
+def reward_words(summary: ArmSummary) -> str:
+    test = summary.reward_test
+    if test is None:
+        return ABSENT
+    return f"{test.difference:+.3f} +- {test.half_width:.3f}: {'within noise' if test.equal else 'differs'}"
+
+
+def verdicts(comparison: Comparison) -> Iterator[str]:
+    """A sentence for each arm but the baseline: how fast it is, and whether it learned alike."""
+    for summary in comparison.summaries:
+        if summary.arm == comparison.baseline:
+            continue
+        if (ratio := summary.ratio) is None:
+            yield f"{summary.arm}: no pair of runs to compare."
+            continue
+        pairs = "one pair" if ratio.values == 1 else f"{ratio.values} pairs, {ratio.lowest:.2f} to {ratio.highest:.2f}"
+        learned = "the reward was not tested: that needs two runs of each arm"
+        if (test := summary.reward_test) is not None:
+            alike = "within noise" if test.equal else "more than noise"
+            learned = f"the reward differs by {test.difference:+.3f} +- {test.half_width:.3f}, {alike}"
+        yield f"{summary.arm}: {ratio.median:.2f} times the tokens/s of {comparison.baseline} ({pairs}); {learned}."
+
+
+EXPLANATIONS = (
+    "Medians over an arm's runs, in brackets the lowest and the highest. A ratio is of two runs of the same seed and "
+    "round; the table has the median of these.",
+    "tokens/s: response tokens that were trained, by the time between the ends of steps, validations and checkpoints "
+    "left out. The first steps of each run are not measured.",
+    "idle: the share of time for which a device was seen to do nothing, from outside, alike for every arm: by NVML on "
+    "GPUs; on the CPU platform by the scheduler's account of the processes that are pinned to the device's core, where "
+    "one that polls counts as busy.",
+    "staleness: of the trained samples, in weight versions behind the trainer, mean and highest; in updates: optimizer "
+    "steps between the oldest weights that generated and the last update of the step that trained.",
+    "dropped: response tokens generated and not trained, because they were too old or masked; groups that were dropped "
+    "whole count with the mean length of their step.",
+    "The reward differs where zero is outside of the 95% confidence interval of the difference (Welch's t test). With "
+    "few runs the interval is wide: within noise says that no difference was seen, not that there is none.",
+)
+
+
+def markdown(comparison: Comparison) -> str:
+    """The whole report."""
+    parts = [f"# {comparison.title}", *warnings_of(comparison), bullets(verdicts(comparison))]
+    parts += [markdown_table(comparison.summaries), failures(comparison), "## What the columns say"]
+    parts += [bullets([f"The baseline is `{comparison.baseline}`.", reward_source(comparison), *EXPLANATIONS])]
+    parts += ["## Conditions", bullets(comparison.conditions)]
+    parts += ["## To run it again", f"```bash\n{comparison.command}\n```", FILES]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+FILES = (
+    "`manifest.json` has the command line and environment of every run, versions, git state and machine; "
+    "`runs.parquet` and `steps.parquet` have the figures of every run and every metric of every step."
+)
+
+
+def warnings_of(comparison: Comparison) -> list[str]:
+    missing = sum(run.state is RunState.NOT_MADE for run in comparison.runs)
+    return (
+        [f"**Interrupted**: {missing} of {len(comparison.runs)} runs were not made."] if comparison.interrupted else []
+    )
+
+
+def reward_source(comparison: Comparison) -> str:
+    """Of what the reward is the mean."""
+    source = next((summary.reward_of for summary in comparison.summaries if summary.reward_of), "")
+    return f"reward: the mean of {source}." if source else "reward: no run finished."
+
+
+def markdown_table(summaries: Sequence[ArmSummary]) -> str:
+    rows = [HEADER, ["---", *["---:"] * (len(HEADER) - 1)], *(cells(summary) for summary in summaries)]
+    return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |" for row in rows)
+
+
+def failures(comparison: Comparison) -> str:
+    """The arms whose runs did not all finish, with the reasons and the logs."""
+    lines = [
+        f"`{summary.arm}`: {reason}{f' (log: `{log}`)' if log else ''}"
+        for summary in comparison.summaries
+        for reason, log in summary.reasons
+    ]
+    return f"## What did not finish\n\n{bullets(lines)}" if lines else ""
+
+
+def bullets(lines: Sequence[str] | Iterator[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def run_line(run: Run) -> str:
+    """The line of a run on the terminal, when it has ended."""
+    name = f"{run.arm}, seed {run.seed}, round {run.round}"
+    if run.figures is None:
+        return f"{name}: {run.state}: {run.reason.splitlines()[0] if run.reason else ''}"
+    idle = "" if run.figures.idle is None else f", idle {run.figures.idle:.0%}"
+    return f"{name}: {run.figures.tokens_per_s:,.0f} tokens/s, {run.figures.step_s:.2f} s a step{idle}"

@@ -1,0 +1,208 @@
+"""Makes the runs of a comparison one after the other, and keeps the report as far as it has come.
+
+A run that fails is one outcome among others. A signal ends the run that is being made; what there is then is reported.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from seamless_verl.compare.budget import samples_of_step, select, updates_of_step
+from seamless_verl.compare.device_use import CoreUse, DeviceUse, UseSample, UseSampler, idle_between, nvml_use
+from seamless_verl.compare.figures import RunFigures, StepFigures, StepSize, run_figures, step_figures
+from seamless_verl.compare.job import Job
+from seamless_verl.compare.outcome import Run, RunState
+from seamless_verl.compare.plan import Options, PlannedRun, planned_runs, shared_overrides
+from seamless_verl.compare.probing import ProbedArm
+from seamless_verl.compare.processes import RunFailedError
+from seamless_verl.compare.report import Comparison, run_line, table
+from seamless_verl.compare.running import LOG_FILE, METRICS_FILE, Step, run_logged
+from seamless_verl.compare.store import DONE, read_run, write_manifest, write_report, write_run
+from seamless_verl.compare.surroundings import git_state, kept_environment, machine, versions
+
+
+@dataclass
+class Session:
+    """One comparison that is being made; `runs` grows, and every run of `planned` is in it at the end."""
+
+    job: Job
+    arms: Sequence[ProbedArm]
+    options: Options
+    devices: int
+    out: Path
+    command: str
+    screen: TextIO = sys.stderr
+    runs: list[Run] = field(default_factory=list)
+    raw: dict[tuple[str, int, int], list[Step]] = field(default_factory=dict)
+    began: float = field(default_factory=time.time)
+    now: PlannedRun | None = None
+
+    def __post_init__(self) -> None:
+        self.planned = list(planned_runs([one.arm for one in self.arms], self.options, self.out))
+        self.by_name = {one.arm.name: one for one in self.arms}
+        runnable = [one for one in self.arms if one.config is not None]
+        self.baseline = runnable[0].arm.name
+        config = runnable[0].config
+        assert config is not None
+        self.config = config
+        group = samples_of_step(config) // max(1, int(select(config, "data.train_batch_size") or 1))
+        self.size = StepSize(samples_of_step(config), group, updates_of_step(config))
+
+    def make(self) -> None:
+        """Make every run that is not made yet; after each, write the report and print the table."""
+        for planned in self.planned:
+            self.now = planned
+            self.runs.append(self.run(planned))
+            self.now = None
+            self.report()
+            self.say(f"\n{run_line(self.runs[-1])}\n{table(self.comparison().summaries)}\n")
+
+    def interrupt(self) -> None:
+        """Account for the runs that were not made, and report the others."""
+        made = {(run.arm, run.seed, run.round) for run in self.runs}
+        missing = [planned for planned in self.planned if planned.key not in made]
+        self.runs += [Run(*planned.key, RunState.NOT_MADE, reason="interrupted") for planned in missing]
+        self.report(interrupted=True)
+
+    def run(self, planned: PlannedRun) -> Run:
+        """Make one run, or take what an earlier comparison in this folder made of the very same one."""
+        probed = self.by_name[planned.arm.name]
+        if probed.config is None:
+            return Run(*planned.key, RunState.REFUSED, reason=probed.reason, log=probed.log)
+        overrides = [*shared_overrides(self.options, planned.seed, planned.folder), *probed.overrides]
+        command, log = self.job.command(overrides), str(planned.folder / LOG_FILE)
+        try:
+            steps, use = read_run(planned.folder, command) or self.start(planned, command)
+        except RunFailedError as error:
+            return Run(*planned.key, RunState.FAILED, reason=str(error), log=log)
+        self.raw[planned.key] = steps
+        found = step_figures(steps, self.size, lambda began, ended: idle_between(use, began, ended))
+        return Run(*planned.key, RunState.FINISHED, tuple(found), self.figures(found, use), log=log)
+
+    def start(self, planned: PlannedRun, command: Sequence[str]) -> tuple[list[Step], list[UseSample]]:
+        """Run the command; what it logged, and what was seen of its devices, by seconds since its start."""
+        folder = planned.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in (DONE, METRICS_FILE):
+            (folder / name).unlink(missing_ok=True)
+        watch: list[tuple[UseSampler, float]] = []
+
+        def started(pid: int, began: float) -> None:
+            if (use := self.device_use(pid)) is not None:
+                watch.append((UseSampler(use), began))
+
+        self.progress(planned, None)
+        try:
+            steps = run_logged(
+                command,
+                folder,
+                self.job.environment(folder),
+                steps=self.options.steps,
+                timeout_s=self.options.timeout_s,
+                group=True,
+                on_start=started,
+                on_step=lambda step: self.progress(planned, step),
+            )
+        finally:
+            for sampler, _ in watch:
+                sampler.close()
+        samples, began = (watch[0][0].samples, watch[0][1]) if watch else ([], 0.0)
+        write_run(folder, command, steps, samples, began)
+        return read_run(folder, command) or (steps, [])
+
+    def figures(self, steps: Sequence[StepFigures], use: Sequence[UseSample]) -> RunFigures:
+        begun = next(step.at_s for step in steps if step.step == self.options.skip)
+        idle = idle_between(use, begun, steps[-1].at_s)
+        return run_figures(steps, self.size, skip=self.options.skip, idle=idle)
+
+    def device_use(self, pid: int) -> DeviceUse | None:
+        """What the run's devices do, seen from outside; None where it cannot be seen."""
+        if select(self.config, "trainer.device") == "cpu":
+            return CoreUse(pid, sorted(os.sched_getaffinity(0))[: self.devices])
+        return nvml_use(self.devices)
+
+    def progress(self, planned: PlannedRun, step: Step | None) -> None:
+        """On a terminal, one line that says where the run is."""
+        if self.screen.isatty():
+            at = "starts" if step is None else f"step {step['step']} of {self.options.steps}, {step['at']:.0f} s"
+            number = f"run {len(self.runs) + 1} of {len(self.planned)}"
+            self.say(f"\r\x1b[K{number}: {planned.arm.name}, seed {planned.seed}, round {planned.round}: {at}")
+
+    def say(self, text: str) -> None:
+        self.screen.write(text)
+        self.screen.flush()
+
+    def report(self, *, interrupted: bool = False) -> None:
+        write_report(self.out, self.comparison(interrupted=interrupted), self.raw)
+        write_manifest(self.out, self.manifest())
+
+    def comparison(self, *, interrupted: bool = False) -> Comparison:
+        return Comparison(
+            title=f"{self.job.name}: {', '.join(one.arm.name for one in self.arms)}",
+            baseline=self.baseline,
+            runs=tuple(self.runs),
+            steps=self.options.steps,
+            skip=self.options.skip,
+            conditions=tuple(self.conditions()),
+            command=self.command,
+            interrupted=interrupted,
+        )
+
+    def conditions(self) -> list[str]:
+        """Lines about budget, machine and versions."""
+        options, size, here, found = self.options, self.size, machine(), versions()
+        kind = "the CPU platform, a core each" if select(self.config, "trainer.device") == "cpu" else "accelerators"
+        model = select(self.config, "actor_rollout_ref.model.path")
+        seeds = ", ".join(map(str, options.seeds))
+        git = git_state()
+        changed = f", {len(git['changed'])} files changed" if git.get("changed") else ""
+        return [
+            f"{options.steps} steps of {size.samples} samples on {self.devices} devices ({kind}), seeds {seeds}, "
+            f"{options.rounds} round(s); the first {options.skip} steps of a run are not measured.",
+            f"The same in every arm: model {model}, prompts and their order by seed, {size.updates} optimizer steps a "
+            f"step, {size.group} samples a prompt, no checkpoints.",
+            f"Machine: {here['processor']}, {here['cores']} cores, {here['memory_gb']} GB; load average at the end "
+            f"{', '.join(map(str, here['load_average']))}.",
+            "Versions: " + ", ".join(f"{name} {number}" for name, number in found.items()) + ".",
+            f"Commit: {git.get('commit', 'not a git checkout')}{changed}.",
+            f"It took {(time.time() - self.began) / 60:.1f} minutes, without runs that were in the folder already.",
+        ]
+
+    def manifest(self) -> dict[str, Any]:
+        """All that it takes to run it again."""
+        return {
+            "command": self.command,
+            "folder": str(Path.cwd()),
+            "options": vars(self.options),
+            "baseline": self.baseline,
+            "devices": self.devices,
+            "began": self.began,
+            "ended": time.time(),
+            "versions": versions(),
+            "git": git_state(),
+            "machine": machine(),
+            "environment": kept_environment(os.environ),
+            "runs": [self.run_entry(run) for run in self.runs],
+        }
+
+    def run_entry(self, run: Run) -> dict[str, Any]:
+        probed = self.by_name[run.arm]
+        planned = next(planned for planned in self.planned if planned.key == (run.arm, run.seed, run.round))
+        overrides = [*shared_overrides(self.options, run.seed, planned.folder), *probed.overrides]
+        return {
+            "arm": run.arm,
+            "written": probed.arm.text,
+            "seed": run.seed,
+            "round": run.round,
+            "state": str(run.state),
+            "reason": run.reason,
+            "log": run.log,
+            "command": self.job.command(overrides),
+            "environment": {"DATA": str(self.job.data)},
+        }
