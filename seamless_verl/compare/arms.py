@@ -21,7 +21,7 @@ MODES = (*VERL_MODES, OURS)
 DEFAULT_ARMS = ("sync", "separate_async", OURS)
 MODE = "trainer.v1.trainer_mode"
 ROLLOUT = "actor_rollout_ref.rollout"
-SETTING = re.compile(r"[+~]*[\w.@/]+(=|$)")
+SETTING = re.compile(r"[+~]*[\w.@/]+=")
 LONGEST_NAME = 200  # of 255 letters that file systems take, some of which are left for seed and round
 T = TypeVar("T")
 

@@ -89,7 +89,8 @@ def summarize(runs: Sequence[Run], baseline: str) -> list[ArmSummary]:
 def arm_summary(name: str, runs: Sequence[Run], baseline: str) -> ArmSummary:
     own, base = figures_by_pair(runs, name), figures_by_pair(runs, baseline)
     found = list(own.values())
-    reasons = dict.fromkeys((run.reason, run.log) for run in runs if run.arm == name and run.reason)
+    failed = [run for run in runs if run.arm == name and run.state in (RunState.FAILED, RunState.REFUSED)]
+    reasons = dict.fromkeys((run.reason, run.log) for run in failed)
 
     def ratio(of: str) -> Spread | None:
         if name == baseline:

@@ -15,6 +15,7 @@ from seamless_verl.compare.report import (
     HEADER,
     Comparison,
     cells,
+    last_lines,
     reward_source,
     verdicts,
     warnings_of,
@@ -33,10 +34,12 @@ h3 { font-size: 15px; margin: 0; }
 .verdicts { display: grid; grid-template-columns: repeat(auto-fit, minmax(320px, 1fr)); gap: 12px; }
 .warning { border-left: 4px solid #d55e00; margin-bottom: 12px; }
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(480px, 1fr)); gap: 14px; }
+.plots .card { min-width: 0; overflow: hidden; }
 .plots p { color: var(--soft); margin: 2px 0 6px; font-size: 13px; }
 .scroll { overflow-x: auto; padding: 0; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: 14px; }
-th, td { padding: 9px 12px; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line); }
+th, td { padding: 9px 10px; text-align: right; vertical-align: top; border-bottom: 1px solid var(--line); }
+td { white-space: nowrap; } td small { display: block; color: var(--soft); font-size: 12px; }
 th:first-child, td:first-child { text-align: left; font-weight: 600; }
 th { color: var(--soft); font-weight: 600; } tr:last-child td { border-bottom: 0; }
 ul { padding-left: 20px; margin: 8px 0; } li { margin: 4px 0; overflow-wrap: anywhere; }
@@ -44,7 +47,10 @@ pre { background: #1f2933; color: #f5f7fa; border-radius: 8px; padding: 12px 16p
 @media (max-width: 560px) { .plots { grid-template-columns: 1fr; } }
 """
 VIEWPORT = '<meta name="viewport" content="width=device-width, initial-scale=1">'
-PLOT_OPTIONS = {"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["lasso2d", "select2d"]}
+REDRAW = (
+    "<script>window.dispatchEvent(new Event('resize'))</script>"  # plots take the width that their cards have at last
+)
+PLOT_OPTIONS = {"displaylogo": False, "displayModeBar": False, "responsive": True}
 
 
 def page(comparison: Comparison) -> str:
@@ -66,12 +72,12 @@ def sections(comparison: Comparison) -> Iterator[str]:
         yield f'<div class="card">{escape(text)}</div>'
     yield "</div>"
     yield f'<h2>Arms</h2><div class="card scroll">{html_table(comparison)}</div>'
-    yield from failures(comparison)
+    yield failures(comparison)
     yield '<h2>Plots</h2><div class="plots">'
     for number, (title, text, figure) in enumerate(plots(comparison)):
         drawn = to_html(figure, include_plotlyjs=False, full_html=False, config=PLOT_OPTIONS, div_id=f"plot-{number}")
         yield f'<div class="card"><h3>{escape(title)}</h3><p>{escape(text)}</p>{drawn}</div>'
-    yield "</div>"
+    yield f"</div>{REDRAW}"
     baseline = f"The baseline is {comparison.baseline}."
     yield f"<h2>What the columns say</h2>{items([baseline, reward_source(comparison), *EXPLANATIONS])}"
     yield f"<h2>Conditions</h2>{items(comparison.conditions)}"
@@ -81,20 +87,26 @@ def sections(comparison: Comparison) -> Iterator[str]:
 
 def html_table(comparison: Comparison) -> str:
     rows = [cells(summary) for summary in comparison.summaries]
-    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    body = "".join(f"<tr>{''.join(f'<td>{two_lines(cell)}</td>' for cell in row)}</tr>" for row in rows)
     head = "".join(f"<th>{escape(name)}</th>" for name in HEADER)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def failures(comparison: Comparison) -> Iterator[str]:
+def two_lines(cell: str) -> str:
+    """A cell with its spread, or its verdict, in a smaller second line."""
+    first, _, second = cell.partition(" (" if cell.endswith(")") else ": ")
+    return escape(first) + (f"<small>{escape(second.rstrip(')'))}</small>" if second else "")
+
+
+def failures(comparison: Comparison) -> str:
     """The arms whose runs did not all finish, with the reasons and the logs."""
-    for summary in comparison.summaries:
-        for reason, log in summary.reasons:
-            where = f"<p>Log: <code>{escape(log)}</code></p>" if log else ""
-            yield (
-                f'<h2>{escape(summary.arm)} did not finish</h2><div class="card warning">'
-                f"<pre>{escape(reason)}</pre>{where}</div>"
-            )
+    cards = [
+        f'<div class="card warning"><h3>{escape(summary.arm)}</h3><pre>{escape(last_lines(reason))}</pre>'
+        f"{f'<p>Log: <code>{escape(log)}</code></p>' if log else ''}</div>"
+        for summary in comparison.summaries
+        for reason, log in summary.reasons
+    ]
+    return f"<h2>What did not finish</h2>{''.join(cards)}" if cards else ""
 
 
 def items(lines: tuple[str, ...] | list[str]) -> str:

@@ -14,6 +14,7 @@ HEADER = (
     "reward to baseline",
 )
 ABSENT = "-"
+LOG_LINES = 15  # of a failed run that the report shows
 
 
 @dataclass(frozen=True)
@@ -148,12 +149,18 @@ def markdown_table(summaries: Sequence[ArmSummary]) -> str:
 
 def failures(comparison: Comparison) -> str:
     """The arms whose runs did not all finish, with the reasons and the logs."""
-    lines = [
-        f"`{summary.arm}`: {reason}{f' (log: `{log}`)' if log else ''}"
+    parts = [
+        f"`{summary.arm}`{f', log `{log}`' if log else ''}:\n\n```\n{last_lines(reason)}\n```"
         for summary in comparison.summaries
         for reason, log in summary.reasons
     ]
-    return f"## What did not finish\n\n{bullets(lines)}" if lines else ""
+    return "\n\n".join(["## What did not finish", *parts]) if parts else ""
+
+
+def last_lines(reason: str) -> str:
+    """What a run ended with: the first line of a reason, and the last ones of its log."""
+    first, *rest = reason.strip().splitlines() or [""]
+    return "\n".join([first, *rest[-LOG_LINES:]])
 
 
 def bullets(lines: Sequence[str] | Iterator[str]) -> str:

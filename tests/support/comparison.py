@@ -1,0 +1,66 @@
+"""Comparisons without any run: what a trainer would have logged, and the report that is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from seamless_verl.compare.figures import StepSize, run_figures, step_figures
+from seamless_verl.compare.outcome import Run, RunState
+from seamless_verl.compare.report import Comparison
+
+SIZE = StepSize(samples=128, group=8, updates=4)
+SKIP = 2
+
+
+def logged(
+    steps: int, *, seconds: float, reward: float = 0.0, staleness: float = 0.0, evicted: int = 0, start: float = 60.0
+) -> list[dict[str, Any]]:
+    """The log of a run whose steps all take as long, and whose reward rises by `reward` a step; 512 response tokens."""
+    return [
+        {
+            "step": step,
+            "at": start + seconds * step,
+            "data": {
+                "perf/total_num_tokens": 1664,
+                "response_length/mean": 4.0,
+                "prompt_length/mean": 9.0,
+                "critic/score/mean": 0.01 + reward * step,
+                "training/off_policy/trajectory_staleness/mean": staleness,
+                "training/off_policy/trajectory_staleness_worst/max": staleness,
+                "training/off_policy/evicted_samples": evicted,
+                "timing_s/step": seconds,
+            },
+        }
+        for step in range(1, steps + 1)
+    ]
+
+
+def finished(arm: str, seed: int, log: Sequence[dict[str, Any]], *, idle: float | None = 0.3) -> Run:
+    steps = step_figures(log, SIZE, lambda began, ended: idle)
+    return Run(arm, seed, 1, RunState.FINISHED, tuple(steps), run_figures(steps, SIZE, skip=SKIP, idle=idle))
+
+
+def comparison(*, runs: Sequence[Run] | None = None, interrupted: bool = False) -> Comparison:
+    """Two seeds of `sync` and of ours, which is faster, and an arm that failed."""
+    given = [
+        *(finished("sync", seed, logged(12, seconds=2.0 + 0.1 * seed, reward=0.01), idle=0.45) for seed in (1, 2)),
+        *(
+            finished("seamless", seed, logged(12, seconds=1.2 + 0.1 * seed, reward=0.009 + seed / 1e3, staleness=1.0))
+            for seed in (1, 2)
+        ),
+        Run(
+            "separate_async", 1, 1, RunState.FAILED, reason="code 1, 0 of 12 steps\nno <device> left", log="/x/log.txt"
+        ),
+        Run("separate_async", 2, 1, RunState.NOT_MADE, reason="interrupted"),
+    ]
+    return Comparison(
+        title="sums: sync, seamless, separate_async",
+        baseline="sync",
+        runs=tuple(given if runs is None else runs),
+        steps=12,
+        skip=SKIP,
+        conditions=("12 steps of 128 samples on 2 devices (the CPU platform, a core each).", "Versions: verl 0.9.1."),
+        command="seamless-verl compare arithmetic_grpo --steps 12",
+        interrupted=interrupted,
+    )

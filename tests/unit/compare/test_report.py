@@ -1,0 +1,75 @@
+"""The report: what it says of arms that finished, that failed, and of a comparison that was interrupted."""
+
+from __future__ import annotations
+
+from support.comparison import comparison, finished, logged
+
+from seamless_verl.compare.outcome import Run, RunState
+from seamless_verl.compare.page import page, two_lines
+from seamless_verl.compare.report import cells, markdown, run_line, table, verdicts
+
+
+def test_an_arm_is_compared_with_the_first_one_in_pairs() -> None:
+    sync, ours, failed = comparison().summaries
+    assert cells(sync)[:4] == ["sync", "2/2", "238 (233-244)", "-"]
+    assert cells(ours)[3] == "1.59 (1.57-1.62)" and cells(ours)[5:8] == ["30% (30%-30%)", "1.0, at most 1", "7"]
+    assert cells(failed)[1:4] == ["0/2", "-", "-"]
+
+
+def test_the_verdict_has_speed_and_reward() -> None:
+    ours, failed = verdicts(comparison())
+    assert ours.startswith("seamless: 1.59 times the tokens/s of sync (2 pairs, 1.57 to 1.62); the reward differs by")
+    assert "within noise" in ours and failed == "separate_async: no pair of runs to compare."
+
+
+def test_rewards_that_differ_by_more_than_noise_do() -> None:
+    runs = [finished("sync", seed, logged(8, seconds=1.0, reward=0.01 + seed / 1e5)) for seed in (1, 2)]
+    runs += [finished("seamless", seed, logged(8, seconds=1.0, reward=0.05 + seed / 1e5)) for seed in (1, 2)]
+    assert cells(comparison(runs=runs).summaries[1])[-1].endswith(": differs")
+
+
+def test_one_run_of_each_is_no_test_of_rewards() -> None:
+    runs = [finished("sync", 1, logged(8, seconds=1.0)), finished("seamless", 1, logged(8, seconds=0.5))]
+    (verdict,) = verdicts(comparison(runs=runs))
+    assert verdict.startswith("seamless: 2.00 times the tokens/s of sync (one pair); the reward was not tested: ")
+
+
+def test_a_failed_arm_is_reported_with_its_reason_and_its_log() -> None:
+    text = markdown(comparison())
+    assert (
+        "## What did not finish\n\n`separate_async`, log `/x/log.txt`:\n\n```\ncode 1, 0 of 12 steps\nno <device> left\n```"
+        in text
+    )
+    assert "Interrupted" not in text
+    assert "**Interrupted**: 1 of 6 runs were not made." in markdown(comparison(interrupted=True))
+
+
+def test_the_page_has_all_that_the_text_has_and_needs_no_network() -> None:
+    found = page(comparison(interrupted=True))
+    for part in (
+        "1.59 times",
+        "no &lt;device&gt; left",
+        "seamless-verl compare arithmetic_grpo --steps 12",
+        "Interrupted",
+    ):
+        assert part in found
+    assert found.count('class="plotly-graph-div"') == 7
+    assert "<script src=" not in found and "<link" not in found
+
+
+def test_a_comparison_without_a_finished_run_has_a_page_too() -> None:
+    none = comparison(runs=[Run("sync", 1, 1, RunState.REFUSED, reason="trainer.device='cuda': no accelerator")])
+    assert "no accelerator" in page(none) and "no accelerator" in markdown(none) and "sync" in table(none.summaries)
+
+
+def test_the_line_of_a_run() -> None:
+    run = finished("sync", 1, logged(8, seconds=2.0))
+    assert run_line(run) == "sync, seed 1, round 1: 256 tokens/s, 2.00 s a step, idle 30%"
+    failed = Run("sync", 2, 1, RunState.FAILED, reason="code 1\nlog")
+    assert run_line(failed) == "sync, seed 2, round 1: failed: code 1"
+
+
+def test_a_cell_has_its_spread_in_a_second_line() -> None:
+    assert two_lines("1.59 (1.57-1.62)") == "1.59<small>1.57-1.62</small>"
+    assert two_lines("+0.005 +- 0.064: differs") == "+0.005 +- 0.064<small>differs</small>"
+    assert two_lines("a<b") == "a&lt;b"
