@@ -35,14 +35,15 @@ ARMS_HELP = (
     "each with settings as in seamless:seamless.max_staleness=4, or ours by another name as in "
     f"far:seamless.max_staleness=4; by default {','.join(DEFAULT_ARMS)}, the second one where there are two devices"
 )
+NAME = "compare"
 PARTS = ("plotly", "pyarrow")
-OVERRIDE = re.compile(r"[+~]*[\w.@/-]+(=|$)")
+OVERRIDE = re.compile(r"[+]*[\w.@/-]+=|~[\w.@/-]+$")
 
 
 def add_command(commands: Commands) -> None:
     """Adds the command to the tree of subcommands."""
     parser = commands.add_parser(
-        "compare", help=ABOUT, description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+        NAME, help=ABOUT, description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("job", nargs="*", metavar="CONFIG|RECIPE KEY=VALUE", help="what is compared")
     parser.add_argument("--arms", help=ARMS_HELP)
@@ -127,13 +128,26 @@ def needs_parts() -> None:
             raise ConfigError("compare", name, "is not installed, and makes the report", f"pip install {name}")
 
 
+def settings_first(arguments: Sequence[str]) -> list[str]:
+    """The arguments with every KEY=VALUE before the options, wherever it was: argparse takes them in one place only."""
+    before = ["", *arguments]  # every option of this command takes a value
+    found = [
+        OVERRIDE.match(word) is not None and not word.startswith("-") and not re.fullmatch("--[a-z]+", last)
+        for last, word in zip(before, arguments, strict=False)
+    ]
+    settings = [word for word, is_setting in zip(arguments, found, strict=True) if is_setting]
+    others = [word for word, is_setting in zip(arguments, found, strict=True) if not is_setting]
+    target = others[:1] if others and not others[0].startswith("-") else []
+    return [*target, *settings, *others[len(target) :]]
+
+
 def split_job(words: Sequence[str]) -> tuple[str | None, list[str]]:
     """The config or recipe, if there is one, and the overrides; ConfigError for a word that is neither."""
     target, overrides = (words[0], list(words[1:])) if words and "=" not in words[0] else (None, list(words))
     if target is None and not overrides:
         raise ConfigError("CONFIG|RECIPE", None, "there is nothing to compare", "Give one, as in arithmetic_grpo")
     for word in overrides:
-        if OVERRIDE.match(word) is None or ("=" not in word and not word.startswith("~")):
+        if OVERRIDE.match(word) is None:
             raise ConfigError("KEY=VALUE", word, "is no setting", "Write it as key=value")
     return target, overrides
 

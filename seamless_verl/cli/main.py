@@ -31,6 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else list(argv)
     if arguments[:1] == [check.NAME]:
         check.become_check(arguments[1:])
+    if arguments[:1] == [compare.NAME]:
+        arguments[1:] = compare.settings_first(arguments[1:])
     args = make_parser().parse_args(arguments)
     try:
         code: int | None = args.run(args)

@@ -36,10 +36,8 @@ def test_one_run_of_each_is_no_test_of_rewards() -> None:
 
 def test_a_failed_arm_is_reported_with_its_reason_and_its_log() -> None:
     text = markdown(comparison())
-    assert (
-        "## What did not finish\n\n`separate_async`, log `/x/log.txt`:\n\n```\ncode 1, 0 of 12 steps\nno <device> left\n```"
-        in text
-    )
+    reason = "```\ncode 1, 0 of 12 steps\nno <device> left\n```"
+    assert f"## What did not finish\n\n`separate_async`, log `/x/log.txt`:\n\n{reason}" in text
     assert "Interrupted" not in text
     assert "**Interrupted**: 1 of 6 runs were not made." in markdown(comparison(interrupted=True))
 

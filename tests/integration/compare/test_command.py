@@ -1,0 +1,120 @@
+"""`seamless-verl compare` from its command line to its files, with a short job in the place of a training one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from pyarrow import parquet
+from support.paths import DATA, ROOT
+
+pytestmark = pytest.mark.integration
+JOB = DATA / "compared_job.py"
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    folder = tmp_path / "sums"
+    folder.mkdir()
+    (folder / "run.sh").write_text(f'#!/usr/bin/env bash\nexec "$PYTHON" {JOB} "$@"\n')
+    (folder / "run.sh").chmod(0o755)
+    return folder
+
+
+def command(recipe: Path, *options: str) -> list[str]:
+    shared = ["--steps", "4", "--skip", "1", "--out", str(recipe.parent / "out")]
+    return [sys.executable, "-m", "seamless_verl.cli", "compare", str(recipe), *shared, *options]
+
+
+def compare(recipe: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(recipe, *options), cwd=ROOT, capture_output=True, text=True, timeout=300)
+
+
+def test_a_comparison_goes_on_behind_arms_that_fail_and_has_all_files(recipe: Path) -> None:
+    done = compare(recipe, "--arms", "sync,colocate_async,separate_async,seamless", "data.x=1")
+    assert done.returncode == 1, done.stderr
+    assert "colocate_async cannot run here" in done.stderr and "seamless: " in done.stdout
+    out = recipe.parent / "out"
+    manifest = json.loads((out / "manifest.json").read_text())
+    states = {(run["arm"], run["seed"]): run["state"] for run in manifest["runs"]}
+    expected = {"sync": "finished", "colocate_async": "refused", "separate_async": "failed", "seamless": "finished"}
+    assert states == {(arm, seed): state for arm, state in expected.items() for seed in (1, 2)}
+    assert {"verl", "torch", "python"} <= set(manifest["versions"]) and manifest["machine"]["cores"] > 0
+    text = (out / "report.md").read_text()
+    assert "is not for this model. Choose another" in text and "the engine has no memory" in text
+    assert 1.2 < figure(out, "sync", "step_s") / figure(out, "seamless", "step_s") < 4
+    steps = parquet.read_table(out / "steps.parquet").to_pylist()
+    assert sum(row["arm"] == "seamless" for row in steps) == 8 and steps[0]["perf/total_num_tokens"] == 104
+    one = next(run["command"] for run in manifest["runs"] if run["arm"] == "seamless")
+    assert one[0] == str(recipe / "run.sh") and {"data.x=1", "trainer.total_training_steps=4"} <= set(one)
+
+
+def figure(out: Path, arm: str, name: str) -> float:
+    rows = parquet.read_table(out / "runs.parquet").to_pylist()
+    return float(min(row[name] for row in rows if row["arm"] == arm))
+
+
+def test_what_is_finished_is_not_made_again_unless_it_is_another_run(recipe: Path) -> None:
+    assert compare(recipe, "--arms", "sync", "--seeds", "1").returncode == 0
+    done = recipe.parent / "out" / "sync-seed1-r1" / "done"
+    first = done.stat().st_mtime_ns
+    assert compare(recipe, "--arms", "sync,seamless", "--seeds", "1").returncode == 0
+    assert done.stat().st_mtime_ns == first
+    assert compare(recipe, "--arms", "sync", "--seeds", "1", "data.x=2").returncode == 0
+    assert done.stat().st_mtime_ns > first
+
+
+def test_ctrl_c_leaves_a_report_of_what_there_is_and_no_process(recipe: Path) -> None:
+    arms = ["--arms", "sync,seamless:seamless.x=1:+hang=1", "--seeds", "1"]
+    with subprocess.Popen(command(recipe, *arms), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as one:
+        metrics = recipe.parent / "out" / "seamless_seamless.x_1_hang_1-seed1-r1" / "metrics.jsonl"
+        deadline = time.monotonic() + 120
+        while not (metrics.is_file() and len(metrics.read_text().splitlines()) == 2):
+            assert one.poll() is None and time.monotonic() < deadline, one.communicate()
+            time.sleep(0.05)
+        one.send_signal(signal.SIGINT)
+        output, errors = one.communicate(timeout=120)
+    assert one.returncode == 130, errors
+    text = (recipe.parent / "out" / "report.md").read_text()
+    assert "**Interrupted**: 1 of 2 runs were not made." in text and "| sync | 1/1 |" in text
+    assert b"The report is in" in output
+    assert [process for process in psutil.process_iter() if belongs(process, recipe)] == []
+
+
+def belongs(process: psutil.Process, recipe: Path) -> bool:
+    """Whether it was started for this recipe: its environment names the recipe's data."""
+    try:
+        return process.pid != os.getpid() and process.environ().get("DATA", "").startswith(str(recipe.parent))
+    except psutil.Error:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--arms", "sync,seamless:data.train_batch_size=8:seamless.a=1"], "data.train_batch_size=8: arm"),
+        (["--arms", "sync,seamless:seamless.a=1:actor_rollout_ref.rollout.n=4"], "actor_rollout_ref.rollout.n=4: arm"),
+        (["--arms", "colocate_async"], "none can run here: trainer.v1.trainer_mode='colocate_async'"),
+        (["--skip", "4"], "--skip=4: of 4 steps, none can be measured"),
+        (["--seeds", "a"], "--seeds='a': are not numbers"),
+        (["--validate", "2"], "--validate=2: 4 steps hold fewer than 3 validations"),
+        (["nonsense"], "unrecognized arguments: nonsense"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_before_any_run(recipe: Path, options: list[str], reason: str) -> None:
+    done = compare(recipe, *options)
+    assert done.returncode == 2 and reason in done.stderr, done.stderr
+    assert not (recipe.parent / "out" / "sync-seed1-r1").exists()
+
+
+def test_an_unknown_job_is_refused_with_the_recipes_that_there_are(tmp_path: Path) -> None:
+    done = compare(tmp_path / "no_such")
+    assert done.returncode == 2 and "is no recipe and no config file" in done.stderr
+    assert "arithmetic_grpo" in done.stderr

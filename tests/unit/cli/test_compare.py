@@ -1,0 +1,33 @@
+"""The command line of `seamless-verl compare`: which words are the job, which are settings, and which are options."""
+
+from __future__ import annotations
+
+import pytest
+
+from seamless_verl.cli.compare import parse_seeds, settings_first, split_job
+from seamless_verl.errors import ConfigError
+
+
+def test_settings_may_stand_anywhere() -> None:
+    given = ["sums", "a.b=1", "--arms", "sync,seamless:seamless.x=1", "+c=2", "--out", "x=y", "--steps=4", "~d"]
+    expected = ["sums", "a.b=1", "+c=2", "~d", "--arms", "sync,seamless:seamless.x=1", "--out", "x=y", "--steps=4"]
+    assert settings_first(given) == expected
+    assert settings_first(["--steps", "4", "a=1"]) == ["a=1", "--steps", "4"]
+    assert settings_first([]) == []
+
+
+def test_the_first_word_without_a_value_is_the_job() -> None:
+    assert split_job(["sums", "a=1"]) == ("sums", ["a=1"])
+    assert split_job(["a=1", "b=2"]) == (None, ["a=1", "b=2"])
+
+
+@pytest.mark.parametrize("words", [[], ["sums", "more"], ["sums", "a=1", "b"]])
+def test_other_words_are_refused(words: list[str]) -> None:
+    with pytest.raises(ConfigError):
+        split_job(words)
+
+
+def test_seeds_are_numbers() -> None:
+    assert parse_seeds("1,22") == (1, 22)
+    with pytest.raises(ConfigError, match="--seeds='1,'"):
+        parse_seeds("1,")
