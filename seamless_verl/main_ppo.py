@@ -36,6 +36,7 @@ from seamless_verl.runtime.checkpoint_cleanup import (
     register_run,
 )
 from seamless_verl.runtime.locks import only_writer
+from seamless_verl.runtime.resume_hint import ResumeSettings
 from seamless_verl.runtime.supervisor import joins_cluster, set_log_folder, supervise
 
 SUPERVISED = "SEAMLESS_SUPERVISED"
@@ -53,12 +54,26 @@ def main() -> int:
     """Supervise a child that trains, or train when this is that child."""
     run_file = os.environ.pop(SUPERVISED, None)
     if run_file is None:
-        command = [sys.executable, *sys.orig_argv[1:]]  # the same again, python's own options included
-        # The CPU platform's config declares the devices of a cluster of its own.
-        return supervise(command, run_file_variable=SUPERVISED, on_exit=clean_up, ignore_local_cluster=on_cpu())
+        return supervise_run([sys.executable, *sys.orig_argv[1:]])  # the same again, python's own options included
     os.environ[RUN_FILE] = run_file  # for our trainer, in an actor
     compose_and_run(run)
     return 0
+
+
+def supervise_run(command: Sequence[str]) -> int:
+    """Run the child and clean up after it; a run that ended early is told how it goes on. Returns the exit code."""
+    resumes = list[ResumeSettings]()
+
+    def ended(run_file: Path) -> None:
+        clean_up(run_file)
+        if (settings := ResumeSettings.of_run(run_file)) is not None:
+            resumes.append(settings)
+
+    # The CPU platform's config declares the devices of a cluster of its own.
+    code = supervise(command, run_file_variable=SUPERVISED, on_exit=ended, ignore_local_cluster=on_cpu())
+    if code not in (0, 2) and resumes:
+        sys.stderr.write(f"The run ended early. {resumes[0].hint()}\n")
+    return code
 
 
 def compose_and_run(job: Callable[[DictConfig], object], inspect: Inspect | None = None) -> None:
@@ -230,6 +245,7 @@ def run(config: DictConfig) -> None:
         set_cpu_environment(os.environ, cores=os.sched_getaffinity(0), devices=devices, pin=seamless.cpu.pin)
     with exclusive_checkpoint_folder(config):
         register_checkpoints(config)
+        register_resume(config)
         register_admin_files(config, seamless)
         if RUN_FILE in os.environ and (folder := run_folder()) is not None:
             set_log_folder(folder, Path(os.environ[RUN_FILE]))
@@ -311,6 +327,15 @@ def register_checkpoints(config: DictConfig) -> None:
             seamless=config.trainer.v1.trainer_mode not in VERL_MODES,
         )
         print_cleanup(report, "an earlier run was killed")
+
+
+def register_resume(config: DictConfig) -> None:
+    """Let the supervisor say how a run that ended early goes on, where it can see the checkpoints."""
+    if RUN_FILE in os.environ and writes_locally(config):
+        trainer = config.trainer
+        folder = str(Path(trainer.default_local_dir).absolute())
+        path = trainer.get("resume_from_path")
+        ResumeSettings(folder, trainer.resume_mode, path, trainer.save_freq).keep(Path(os.environ[RUN_FILE]))
 
 
 def register_admin_files(config: DictConfig, seamless: SeamlessConfig) -> None:

@@ -145,8 +145,7 @@ def shared_devices(machines: Machines) -> list[str]:
     return [
         f"trainer.nnodes={machines.count}",
         f"trainer.n_gpus_per_node={machines.devices}",
-        f"{ROLLOUT}.nnodes=0",
-        f"{ROLLOUT}.n_gpus_per_node=0",
+        f"{ROLLOUT}.nnodes=0",  # verl divides by that pool's devices of a node even so: they stay as they are
     ]
 
 

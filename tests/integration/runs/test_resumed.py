@@ -12,6 +12,7 @@ from support.job import SEAMLESS, Job, run
 from support.job_ends import WITHOUT_REPLY, leftovers, stopped
 
 from seamless_verl.resources.lending import Marginal, lending_policy, read_recording
+from seamless_verl.runtime.step_metrics import StepMetrics
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 TAGGED: dict[str, Any] = {
@@ -28,15 +29,22 @@ def test_a_stopped_run_leaves_complete_checkpoints_and_resumes_from_the_last(nan
     """Multiplexed by tags: one device trains and generates, the other generates. Mini-batches are streamed."""
     endless = {"trainer.total_training_steps": 1000, "trainer.save_freq": 1, "trainer.max_actor_ckpt_to_keep": 2}
     tagged = {key.replace("__", "."): value for key, value in TAGGED.items()}
-    stopped(Job(tmp_path, nano, SEAMLESS, endless | tagged, {}), "step:2 ", signal.SIGTERM)
+    interrupted = Job(tmp_path, nano, SEAMLESS, endless | tagged, {})
+    stopped(interrupted, "step:2 ", signal.SIGTERM)
     checkpoints = tmp_path / "checkpoints"
     last = int((checkpoints / "latest_checkpointed_iteration.txt").read_text())
+    # The job of these tests does not resume by itself.
+    assert f"trainer.resume_mode=auto it resumes from step {last}, in" in interrupted.log().splitlines()[-1]
     assert last == max(int(folder.name.split("_")[-1]) for folder in checkpoints.glob("global_step_*"))
     assert len(list(checkpoints.glob("global_step_*"))) <= 2, "what is not kept leaves no folder"
     (tmp_path / "metrics.jsonl").unlink()
     resumed = run(tmp_path, nano, **TAGGED, trainer__total_training_steps=last + 3, trainer__resume_mode="auto")
     assert leftovers(resumed) == [] and WITHOUT_REPLY not in resumed.log()
     assert resumed.metrics().keys() == {last + 1, last + 2, last + 3}
+    steps = StepMetrics.beside(str(checkpoints)).rows()
+    assert [row.step for row in steps] == list(range(1, last + 4)), "the file of step metrics goes on"
+    assert all(row.number("perf/time_per_step") for row in steps)
+    assert "step:2 of 1000  reward" in interrupted.log() and " - critic/score/mean:" not in interrupted.log()
     for metrics in resumed.metrics().values():
         assert metrics["training/off_policy/trajectory_staleness_worst/max"] <= 2
         assert metrics["seamless/ahead"] in (1, 2) and 0 <= metrics["seamless/ahead/lost_share"] <= 1
