@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TypeAlias
 
 from seamless_verl.cli.text import write
-from seamless_verl.compare.arms import DEFAULT_ARMS, Arm, JobFacts, parse_arms
+from seamless_verl.compare.arms import DEFAULT_ARMS, ComparedArm, JobFacts, parse_arms
 from seamless_verl.compare.job import Job, job_named
 from seamless_verl.compare.outcome import RunState
 from seamless_verl.compare.plan import SKIP, STEPS, Options
 from seamless_verl.compare.probing import probe_arms, probe_job
 from seamless_verl.compare.processes import exit_on_signals
 from seamless_verl.compare.report import Comparison, verdicts
-from seamless_verl.compare.session import Session
+from seamless_verl.compare.series import RunSeries
 from seamless_verl.errors import ConfigError
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -76,13 +76,13 @@ def compare(args: argparse.Namespace) -> int:
     exit_on_signals()
     out = (args.out or Path("runs/compare") / job_named(target, overrides, Path()).name).absolute()
     try:
-        session = prepared(job_named(target, overrides, out), arms, options, out)
+        series = prepared(job_named(target, overrides, out), arms, options, out)
     except SystemExit as end:  # a signal before anything ran
         return int(end.code or 0)
-    return make(session)
+    return make(series)
 
 
-def prepared(job: Job, arms: Sequence[Arm] | None, options: Options, out: Path) -> Session:
+def prepared(job: Job, arms: Sequence[ComparedArm] | None, options: Options, out: Path) -> RunSeries:
     """The comparison, with each arm checked; ConfigError when there is nothing to compare."""
     sys.stderr.write(f"{job.name}: checking the job and its arms\n")
     wanted = arms or [one for text in DEFAULT_ARMS for one in parse_arms(text)]
@@ -93,10 +93,10 @@ def prepared(job: Job, arms: Sequence[Arm] | None, options: Options, out: Path) 
     for one in probed:
         if one.config is None:
             sys.stderr.write(f"{one.arm.name} cannot run here: {one.reason}\n")
-    return Session(job, probed, options, facts.machines.total, out, command_line())
+    return RunSeries(job, probed, options, facts.machines.total, out, command_line())
 
 
-def fits(arm: Arm, facts: JobFacts) -> bool:
+def fits(arm: ComparedArm, facts: JobFacts) -> bool:
     """Whether there are devices for an arm that nobody asked for by name."""
     if arm.mode != "separate_async" or facts.machines.total > 1:
         return True
@@ -104,21 +104,21 @@ def fits(arm: Arm, facts: JobFacts) -> bool:
     return False
 
 
-def make(session: Session) -> int:
+def make(series: RunSeries) -> int:
     """Make the runs; the exit code. After a signal, what there is is reported."""
     try:
-        session.make()
+        series.make()
     except SystemExit as end:
-        session.interrupt()
-        write(ending(session))
+        series.interrupt()
+        write(ending(series))
         return int(end.code or 0)
-    write(ending(session))
-    return int(any(run.state is not RunState.FINISHED for run in session.runs))
+    write(ending(series))
+    return int(any(run.state is not RunState.FINISHED for run in series.runs))
 
 
-def ending(session: Session) -> str:
-    comparison: Comparison = session.comparison()
-    return "\n".join([*verdicts(comparison), f"The report is in {session.out / 'report.html'}, and as text beside it."])
+def ending(series: RunSeries) -> str:
+    comparison: Comparison = series.comparison()
+    return "\n".join([*verdicts(comparison), f"The report is in {series.out / 'report.html'}, and as text beside it."])
 
 
 def needs_parts() -> None:

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Arm:
+class ComparedArm:
     """A trainer mode under some settings; `text` is how it was written, and `name` what it is called in the report."""
 
     text: str
@@ -69,20 +69,20 @@ class JobFacts:
     own_layout: bool = False
 
 
-def parse_arm(text: str) -> Arm:
+def parse_arm(text: str) -> ComparedArm:
     """The arm of that text; ConfigError for one of another form."""
     name, *settings = split_settings(text)
     complete = all("=" in setting for setting in settings)
     if complete and name in MODES:
-        return Arm(text, text if settings else name, name, tuple(settings))
+        return ComparedArm(text, text if settings else name, name, tuple(settings))
     if complete and re.fullmatch(r"[\w.-]+", name) and any(s.lstrip("+").startswith("seamless.") for s in settings):
-        return Arm(text, name, OURS, tuple(settings))
+        return ComparedArm(text, name, OURS, tuple(settings))
     way_out = f"Write it as one of {', '.join(MODES)}, with settings as in seamless:seamless.ahead=1, "
     way_out += "or with a name of its own as in far:seamless.max_staleness=4"
     raise ConfigError("--arms", text, "is no trainer mode with settings", way_out)
 
 
-def parse_arms(text: str) -> list[Arm]:
+def parse_arms(text: str) -> list[ComparedArm]:
     """Arms separated by commas; ConfigError for one of another form, or one that comes twice."""
     arms = [parse_arm(part) for part in split_arms(text)]
     if len({folder_name(arm.name) for arm in arms}) < len(arms):
@@ -122,7 +122,7 @@ def folder_name(arm: str) -> str:
     )
 
 
-def arm_overrides(arm: Arm, facts: JobFacts) -> list[str]:
+def arm_overrides(arm: ComparedArm, facts: JobFacts) -> list[str]:
     """The mode, the devices and the arm's own settings, as hydra's overrides.
 
     Raises:

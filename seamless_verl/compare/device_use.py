@@ -35,7 +35,7 @@ class UseSample:
     shares: tuple[float, ...]
 
 
-class DeviceUse(Protocol):
+class UseSource(Protocol):
     """Gives the share of time for which each device was busy since the last call; none where nothing is known."""
 
     def read(self) -> Sequence[float]: ...
@@ -118,7 +118,7 @@ def nvml_use(devices: int) -> NvmlUse | None:
 class UseSampler:
     """Owns a thread that reads `use` every `PERIOD_S` until `close`; `samples` has what it read."""
 
-    def __init__(self, use: DeviceUse) -> None:
+    def __init__(self, use: UseSource) -> None:
         self.use, self.samples = use, list[UseSample]()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="device-use", daemon=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from seamless_verl.compare.arms import Arm, folder_name, interleaved
+from seamless_verl.compare.arms import ComparedArm, folder_name, interleaved
 from seamless_verl.compare.figures import LAST, check_skip
 from seamless_verl.errors import ConfigError
 
@@ -44,7 +44,7 @@ class Options:
 class PlannedRun:
     """A run that is to be made, in a folder of its own."""
 
-    arm: Arm
+    arm: ComparedArm
     seed: int
     round: int
     folder: Path
@@ -69,7 +69,7 @@ def shared_overrides(options: Options, seed: int, folder: Path) -> list[str]:
     ]
 
 
-def planned_runs(arms: Sequence[Arm], options: Options, out: Path) -> Iterator[PlannedRun]:
+def planned_runs(arms: Sequence[ComparedArm], options: Options, out: Path) -> Iterator[PlannedRun]:
     """All runs in the order in which they are made: every arm once for a seed, every second time in reverse order."""
     pairs = [(seed, number) for number in range(1, options.rounds + 1) for seed in options.seeds]
     for index, arm in interleaved(arms, len(pairs)):

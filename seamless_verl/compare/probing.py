@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seamless_verl.compare.arms import Arm, JobFacts, arm_overrides, folder_name
+from seamless_verl.compare.arms import ComparedArm, JobFacts, arm_overrides, folder_name
 from seamless_verl.compare.budget import budget_of, check_same_budget, facts_of
 from seamless_verl.compare.job import Job
 from seamless_verl.compare.plan import Options, shared_overrides
@@ -33,7 +33,7 @@ class Probed:
 class ProbedArm:
     """An arm with its overrides; `reason` says why it cannot run here, `config` is there if it can."""
 
-    arm: Arm
+    arm: ComparedArm
     overrides: tuple[str, ...]
     config: Mapping[str, Any] | None
     reason: str = ""
@@ -71,7 +71,7 @@ def probe_job(job: Job, options: Options, out: Path, *, splits: bool) -> tuple[J
     return facts_of(found.config, devices=options.devices, on_machine=found.cores, splits=splits), found
 
 
-def probe_arms(job: Job, arms: Sequence[Arm], facts: JobFacts, options: Options, out: Path) -> list[ProbedArm]:
+def probe_arms(job: Job, arms: Sequence[ComparedArm], facts: JobFacts, options: Options, out: Path) -> list[ProbedArm]:
     """Each arm as its run would be, or why it cannot run here.
 
     Raises:
@@ -85,7 +85,7 @@ def probe_arms(job: Job, arms: Sequence[Arm], facts: JobFacts, options: Options,
     return found
 
 
-def probe_arm(job: Job, arm: Arm, facts: JobFacts, options: Options, folder: Path) -> ProbedArm:
+def probe_arm(job: Job, arm: ComparedArm, facts: JobFacts, options: Options, folder: Path) -> ProbedArm:
     place = folder / folder_name(arm.name)
     try:
         overrides = arm_overrides(arm, facts)

@@ -39,6 +39,9 @@ PURE = (
     "runner.process",
     "cli.main",
     "doctor.gather",
+    *(f"compare.{name}" for name in ("arms", "figures", "page", "probing", "series", "store")),
+    "runtime.step_metrics",
+    "trainer.step_line",
     *(f"resources.{name}" for name in ("plan", "memory_fit")),
     *(f"bench.training.{name}" for name in ("arms", "engine_baseline", "figures", "report", "running", "workloads")),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from seamless_verl.compare.arms import (
-    Arm,
+    ComparedArm,
     JobFacts,
     Machines,
     arm_overrides,
@@ -19,18 +19,18 @@ from seamless_verl.errors import ConfigError
 TWO_CORES = JobFacts(Machines(1, 2, accelerator=False), batch=16, mini_batch=4, pool_backend="gloo")
 
 
-def values(arm: Arm, facts: JobFacts = TWO_CORES) -> dict[str, str]:
+def values(arm: ComparedArm, facts: JobFacts = TWO_CORES) -> dict[str, str]:
     return dict(text.split("=", 1) for text in arm_overrides(arm, facts))
 
 
 @pytest.mark.parametrize(
     ("text", "arm"),
     [
-        ("sync", Arm("sync", "sync", "sync")),
-        ("far:seamless.ahead=1", Arm("far:seamless.ahead=1", "far", "seamless", ("seamless.ahead=1",))),
+        ("sync", ComparedArm("sync", "sync", "sync")),
+        ("far:seamless.ahead=1", ComparedArm("far:seamless.ahead=1", "far", "seamless", ("seamless.ahead=1",))),
         (
             "sync:reward.url=http://host:80/a:+new.key=1",
-            Arm(
+            ComparedArm(
                 "sync:reward.url=http://host:80/a:+new.key=1",
                 "sync:reward.url=http://host:80/a:+new.key=1",
                 "sync",
@@ -39,7 +39,7 @@ def values(arm: Arm, facts: JobFacts = TWO_CORES) -> dict[str, str]:
         ),
     ],
 )
-def test_an_arm_is_a_mode_or_a_name_with_settings(text: str, arm: Arm) -> None:
+def test_an_arm_is_a_mode_or_a_name_with_settings(text: str, arm: ComparedArm) -> None:
     assert parse_arm(text) == arm
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from seamless_verl.compare.budget import samples_of_step, select, updates_of_step
-from seamless_verl.compare.device_use import CoreUse, DeviceUse, UseSample, UseSampler, idle_between, nvml_use
+from seamless_verl.compare.device_use import CoreUse, UseSample, UseSampler, UseSource, idle_between, nvml_use
 from seamless_verl.compare.figures import RunFigures, StepFigures, StepSize, run_figures, step_figures
 from seamless_verl.compare.job import Job
 from seamless_verl.compare.outcome import Run, RunState
@@ -28,7 +28,7 @@ from seamless_verl.compare.surroundings import git_state, kept_environment, mach
 
 
 @dataclass
-class Session:
+class RunSeries:
     """One comparison that is being made; `runs` grows, and every run of `planned` is in it at the end."""
 
     job: Job
@@ -121,7 +121,7 @@ class Session:
         idle = idle_between(use, begun, steps[-1].at_s)
         return run_figures(steps, self.size, skip=self.options.skip, idle=idle)
 
-    def device_use(self, pid: int) -> DeviceUse | None:
+    def device_use(self, pid: int) -> UseSource | None:
         """What the run's devices do, seen from outside; None where it cannot be seen."""
         if select(self.config, "trainer.device") == "cpu":
             return CoreUse(pid, sorted(os.sched_getaffinity(0))[: self.devices])
