@@ -10,21 +10,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from seamless_verl.bench.rewards.validation_curves import LAST, read_validation_curve, report_lines
-from seamless_verl.compare.arms import folder_name
-from seamless_verl.compare.processes import exit_on_signals, managed_process
-from seamless_verl.config.checks.modes import MODES
+from seamless_verl.compare.arms import MODE, folder_name, parse_arm, parse_arms
+from seamless_verl.compare.processes import RunFailedError, exit_on_signals
+from seamless_verl.compare.running import LOG_FILE, METRICS_FILE, run_logged
 from seamless_verl.errors import ConfigError, exits_on_config_error
 
-METRICS, LOG, DONE = "metrics.jsonl", "log.txt", "done"
+DONE = "done"
 
 
 @dataclass(frozen=True)
@@ -35,17 +35,26 @@ class SeedRun:
     options: Sequence[str]
 
     def command(self, recipe: Path) -> list[str]:
-        mode, *settings = self.arm.split(":")
+        arm = parse_arm(self.arm)
         places = [f"trainer.default_local_dir={self.folder}/checkpoints", f"hydra.run.dir={self.folder}/hydra"]
-        overrides = [f"trainer.v1.trainer_mode={mode}", f"data.seed={self.seed}", "trainer.logger=[console,file]"]
-        return [str(recipe / "run.sh"), *overrides, *places, "trainer.resume_mode=disable", *self.options, *settings]
+        overrides = [f"{MODE}={arm.mode}", f"data.seed={self.seed}", "trainer.logger=[console,file]"]
+        return [
+            str(recipe / "run.sh"),
+            *overrides,
+            *places,
+            "trainer.resume_mode=disable",
+            *self.options,
+            *arm.settings,
+        ]
 
     def environment(self, data: Path) -> dict[str, str]:
-        metrics = str(self.folder / METRICS)
+        metrics = str(self.folder / METRICS_FILE)
         return os.environ | {"DATA": str(data), "VERL_FILE_LOGGER_PATH": metrics, "PYTHON": sys.executable}
 
     def validation_curve(self) -> dict[int, float]:
-        return read_validation_curve([json.loads(line) for line in (self.folder / METRICS).read_text().splitlines()])
+        return read_validation_curve(
+            [json.loads(line) for line in (self.folder / METRICS_FILE).read_text().splitlines()]
+        )
 
 
 @exits_on_config_error
@@ -55,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     recipe, out = options.recipe.absolute(), options.out.absolute()
     if not (recipe / "run.sh").is_file():
         raise ConfigError("--recipe", str(recipe), "has no run.sh", "Give the folder of a recipe")
-    seeds, arms = parse_seeds(options.seeds), parse_arms(options.arms)
+    seeds, arms = parse_seeds(options.seeds), [arm.text for arm in parse_arms(options.arms)]
     if options.steps < LAST * options.every:
         way_out = f"Give --steps {LAST * options.every} or more, or a smaller --every"
         raise ConfigError("--steps", options.steps, f"holds fewer than {LAST} validations", way_out)
@@ -93,18 +102,6 @@ def parse_seeds(text: str) -> list[int]:
     return seeds
 
 
-def parse_arms(text: str) -> list[str]:
-    arms = text.split(",")
-    for arm in arms:
-        mode, *settings = arm.split(":")
-        if mode not in MODES or any("=" not in setting for setting in settings):
-            way_out = f"Write it as one of {', '.join(MODES)}, with settings as in seamless:seamless.ahead=1"
-            raise ConfigError("--arms", arm, "is no trainer mode with settings", way_out)
-    if len({folder_name(arm) for arm in arms}) < len(arms):
-        raise ConfigError("--arms", text, "names one twice", "Name each once")
-    return arms
-
-
 def run_to_end(run: SeedRun, recipe: Path, data: Path) -> bool:
     """Make a run unless it is finished; whether it succeeded."""
     settings = json.dumps(run.command(recipe))
@@ -112,21 +109,18 @@ def run_to_end(run: SeedRun, recipe: Path, data: Path) -> bool:
     if done.is_file() and done.read_text() == settings:
         return True
     run.folder.mkdir(parents=True, exist_ok=True)
-    for file in (done, run.folder / METRICS):
+    for file in (done, run.folder / METRICS_FILE):
         file.unlink(missing_ok=True)
-    with (run.folder / LOG).open("wb") as log:
-        popen_options = {
-            "env": run.environment(data),
-            "stdout": log,
-            "stderr": subprocess.STDOUT,
-            "start_new_session": True,
-        }
+    log = run.folder / LOG_FILE
+    try:
         # with its group: run.sh prepares in further processes before it execs the job
-        with managed_process(run.command(recipe), group=True, **popen_options) as process:
-            code = process.wait()
-    if code != 0 or not run.validation_curve():
-        found = f"code {code}" if code else "no validation reward"
-        sys.stderr.write(f"{run.folder.name}: {found}, see {run.folder / LOG}\n")
+        command, env = run.command(recipe), run.environment(data)
+        run_logged(command, run.folder, env, steps=0, timeout_s=math.inf, group=True)
+    except RunFailedError as error:
+        sys.stderr.write(f"{run.folder.name}: {str(error).partition(',')[0]}, see {log}\n")
+        return False
+    if not run.validation_curve():
+        sys.stderr.write(f"{run.folder.name}: no validation reward, see {log}\n")
         return False
     done.write_text(settings)
     sys.stderr.write(f"{run.folder.name}: {max(run.validation_curve().items())[1]:.3f} at the end\n")

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from seamless_verl.bench.rewards.__main__ import SeedRun, folder_name, main, parse_arms, parse_seeds
+from seamless_verl.bench.rewards.__main__ import SeedRun, main, parse_seeds
 from seamless_verl.bench.rewards.validation_curves import (
     learned_reward,
     learned_rewards,
     read_validation_curve,
     report_lines,
 )
+from seamless_verl.compare.arms import folder_name, parse_arms
 from seamless_verl.errors import ConfigError
 
 NAME = "val-core/arithmetic/reward/mean@1"
