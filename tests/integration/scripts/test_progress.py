@@ -34,6 +34,16 @@ def test_a_signal_reaches_what_a_script_has_called(tmp_path: Path, number: int, 
     assert not (tmp_path / "went_on").exists()
 
 
+def test_a_step_is_shown_as_the_trainer_prints_it_or_in_short(tmp_path: Path) -> None:
+    """Ours prints one line a step already; verl's modes print every metric."""
+    script = tmp_path / "run.sh"
+    ours, verls = "step:3 of 80  reward 0.250  887 tokens/s", "step:3 - critic/score/mean:0.25 - timing_s/step:1.9"
+    script.write_text(f"echo '(SeamlessTaskRunner pid=7) {ours}'; echo '(TaskRunnerV1 pid=7) {verls}'")
+    command = [sys.executable, str(PROGRESS), str(tmp_path / "log"), "bash", str(script)]
+    shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert [line.partition(" s  ")[2] for line in shown] == [ours, "step    3  reward 0.250  seconds 1.900"]
+
+
 def test_what_nobody_reads_any_more_is_interrupted(tmp_path: Path) -> None:
     """As by `| head`, which leaves after some lines."""
     script = tmp_path / "run.sh"
