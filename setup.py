@@ -32,7 +32,7 @@ setup(
     packages=find_packages(include=["seamless_verl", "seamless_verl.*"]),
     package_data={"seamless_verl": ["py.typed", "config/*.yaml", "config/platform/*.yaml", "tiny/*.jinja"]},
     install_requires=["verl>=0.9.1", "msgspec>=0.18", "httpx>=0.27"],
-    extras_require={"cpu": CPU, "dev": DEV},
+    extras_require={"cpu": CPU, "compare": ["plotly", "pyarrow"], "dev": DEV},
     entry_points={
         "console_scripts": ["seamless-verl = seamless_verl.cli.main:main"],
         # Imported (never called) by `import verl`: keep what it points at tiny.

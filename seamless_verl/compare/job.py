@@ -49,11 +49,16 @@ class Job:
         """The command line that checks the same run and starts nothing; a recipe's script reads MAIN instead."""
         return [PROBE if part == MAIN else part for part in self.command(overrides)]
 
+    def own_environment(self, folder: Path) -> dict[str, str]:
+        """Where the run's metrics are, and what a recipe's script reads: the folder of its data, and what runs it."""
+        own = {"VERL_FILE_LOGGER_PATH": str(folder / METRICS_FILE)}
+        recipes = {"DATA": str(self.data), "PYTHON": sys.executable, "MAIN": MAIN}
+        return own | (recipes if self.script is not None else {})
+
     def environment(self, folder: Path) -> dict[str, str]:
-        """What the user exported, and where the recipe's data and the run's metrics are."""
-        own = {"DATA": str(self.data), "PYTHON": sys.executable, "MAIN": MAIN}
-        own |= {"VERL_FILE_LOGGER_PATH": str(folder / METRICS_FILE)}
-        return {**os.environ, "HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1"), **own}
+        """What the user exported, and what the run has of its own."""
+        offline = {"HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1")}
+        return {**os.environ, **offline, **self.own_environment(folder)}
 
     def probe_environment(self, folder: Path, result: Path) -> dict[str, str]:
         """The same for `probe`, whose result is written to a file."""

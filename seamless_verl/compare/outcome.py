@@ -6,7 +6,7 @@ each other in time; a ratio is of such a pair, so that a machine whose speed dri
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -65,9 +65,7 @@ class ArmSummary:
     finished: int
     runs: int
     tokens_per_s: Spread | None
-    ratio: Spread | None
     step_s: Spread | None
-    step_ratio: Spread | None
     idle: Spread | None
     own_idle: Spread | None
     staleness_mean: Spread | None
@@ -77,8 +75,15 @@ class ArmSummary:
     reward: Spread | None
     reward_of: str
     reward_test: RewardTest | None
+    ratios: Mapping[str, Spread]
+    """By the figures of RATIOS that both arms of a pair have; none for the baseline itself."""
     reasons: tuple[tuple[str, str], ...]
     """Why runs did not finish, and their logs, each once."""
+
+    @property
+    def ratio(self) -> Spread | None:
+        """Of tokens/s."""
+        return self.ratios.get("tokens_per_s")
 
 
 def summarize(runs: Sequence[Run], baseline: str) -> list[ArmSummary]:
@@ -92,19 +97,12 @@ def arm_summary(name: str, runs: Sequence[Run], baseline: str) -> ArmSummary:
     failed = [run for run in runs if run.arm == name and run.state in (RunState.FAILED, RunState.REFUSED)]
     reasons = dict.fromkeys((run.reason, run.log) for run in failed)
 
-    def ratio(of: str) -> Spread | None:
-        if name == baseline:
-            return None
-        return Spread.of(
-            pair_ratios({p: getattr(f, of) for p, f in own.items()}, {p: getattr(f, of) for p, f in base.items()})
-        )
-
+    ratios = {} if name == baseline else {of: Spread.of(ratios_of(of, own, base)) for of in RATIOS}
     return ArmSummary(
         arm=name,
         finished=len(found),
         runs=sum(run.arm == name for run in runs),
-        ratio=ratio("tokens_per_s"),
-        step_ratio=ratio("step_s"),
+        ratios={of: ratio for of, ratio in ratios.items() if ratio is not None},
         reward_of=found[0].reward_of if found else "",
         reward_test=None if name == baseline else reward_test(found, list(base.values())),
         reasons=tuple(reasons),
@@ -116,6 +114,20 @@ SPREADS = (
     *("tokens_per_s", "step_s", "idle", "own_idle", "staleness_mean", "staleness_max", "staleness_updates"),
     *("dropped_tokens", "reward"),
 )
+
+
+RATIOS = ("tokens_per_s", "step_s", "seconds", "idle", "staleness_mean", "staleness_updates", "reward")
+
+
+def ratios_of(
+    figure: str, own: Mapping[tuple[int, int], RunFigures], base: Mapping[tuple[int, int], RunFigures]
+) -> list[float]:
+    """A figure of an arm over the baseline's, in each pair where both have it and the baseline's is not 0."""
+    values, others = (
+        {pair: value for pair, run in runs.items() if (value := getattr(run, figure)) is not None}
+        for runs in (own, base)
+    )
+    return pair_ratios(values, others)
 
 
 def figures_by_pair(runs: Sequence[Run], arm: str) -> dict[tuple[int, int], RunFigures]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import escape
 
 from plotly.io import to_html
@@ -16,6 +16,7 @@ from seamless_verl.compare.report import (
     Comparison,
     cells,
     last_lines,
+    ratio_table,
     reward_source,
     verdicts,
     warnings_of,
@@ -71,7 +72,9 @@ def sections(comparison: Comparison) -> Iterator[str]:
     for text in verdicts(comparison):
         yield f'<div class="card">{escape(text)}</div>'
     yield "</div>"
-    yield f'<h2>Arms</h2><div class="card scroll">{html_table(comparison)}</div>'
+    rows = [cells(summary) for summary in comparison.summaries]
+    yield f'<h2>Arms</h2><div class="card scroll">{html_table(HEADER, rows)}</div>'
+    yield f'<h2>Ratios, pair by pair</h2><div class="card scroll">{html_table(*ratio_table(comparison))}</div>'
     yield failures(comparison)
     yield '<h2>Plots</h2><div class="plots">'
     for number, (title, text, figure) in enumerate(plots(comparison)):
@@ -85,10 +88,9 @@ def sections(comparison: Comparison) -> Iterator[str]:
     yield f"<p>{escape(FILES.replace('`', ''))}</p>"
 
 
-def html_table(comparison: Comparison) -> str:
-    rows = [cells(summary) for summary in comparison.summaries]
+def html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     body = "".join(f"<tr>{''.join(f'<td>{two_lines(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    head = "".join(f"<th>{escape(name)}</th>" for name in HEADER)
+    head = "".join(f"<th>{escape(name)}</th>" for name in header)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 

@@ -13,6 +13,15 @@ HEADER = (
     *("arm", "runs", "tokens/s", "to baseline", "step s", "idle", "staleness", "in updates", "dropped", "reward"),
     "reward to baseline",
 )
+RATIO_NAMES = {
+    "tokens_per_s": "tokens/s",
+    "step_s": "step s",
+    "seconds": "time of the same samples",
+    "idle": "idle",
+    "staleness_mean": "staleness",
+    "staleness_updates": "in updates",
+    "reward": "reward",
+}
 ABSENT = "-"
 LOG_LINES = 15  # of a failed run that the report shows
 
@@ -116,7 +125,9 @@ EXPLANATIONS = (
 def markdown(comparison: Comparison) -> str:
     """The whole report."""
     parts = [f"# {comparison.title}", *warnings_of(comparison), bullets(verdicts(comparison))]
-    parts += [markdown_table(comparison.summaries), failures(comparison), "## What the columns say"]
+    rows = [cells(summary) for summary in comparison.summaries]
+    parts += [markdown_table(HEADER, rows), "## Ratios, pair by pair", markdown_table(*ratio_table(comparison))]
+    parts += [failures(comparison), "## What the columns say"]
     parts += [bullets([f"The baseline is `{comparison.baseline}`.", reward_source(comparison), *EXPLANATIONS])]
     parts += ["## Conditions", bullets(comparison.conditions)]
     parts += ["## To run it again", f"```bash\n{comparison.command}\n```", FILES]
@@ -142,9 +153,19 @@ def reward_source(comparison: Comparison) -> str:
     return f"reward: the mean of {source}." if source else "reward: no run finished."
 
 
-def markdown_table(summaries: Sequence[ArmSummary]) -> str:
-    rows = [HEADER, ["---", *["---:"] * (len(HEADER) - 1)], *(cells(summary) for summary in summaries)]
-    return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |" for row in rows)
+def ratio_table(comparison: Comparison) -> tuple[Sequence[str], list[list[str]]]:
+    """Header and rows: for each arm but the baseline, every figure over the baseline's of the same seed and round."""
+    rows = [
+        [summary.arm, *(spread(summary.ratios.get(figure), ".2f") for figure in RATIO_NAMES)]
+        for summary in comparison.summaries
+        if summary.arm != comparison.baseline
+    ]
+    return [f"arm to {comparison.baseline}", *RATIO_NAMES.values()], rows
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in lines)
 
 
 def failures(comparison: Comparison) -> str:

@@ -204,5 +204,5 @@ class RunSeries:
             "reason": run.reason,
             "log": run.log,
             "command": self.job.command(overrides),
-            "environment": {"DATA": str(self.job.data)},
+            "environment": self.job.own_environment(planned.folder),
         }

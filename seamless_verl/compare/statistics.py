@@ -10,9 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from statistics import mean, median, variance
+from typing import TypeVar
 
 QUANTILES = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 10: 2.23, 15: 2.13, 30: 2.04}
 """Student's t, two-sided 95%, by degrees of freedom; for those between, the next lower ones."""
+Pair = TypeVar("Pair")
 LEAST_RUNS = 2  # of which a variance can be estimated
 
 
@@ -58,6 +60,6 @@ def median_or_none(values: Iterable[float]) -> float | None:
     return median(found) if found else None
 
 
-def pair_ratios(values: Mapping[object, float], baseline: Mapping[object, float]) -> list[float]:
+def pair_ratios(values: Mapping[Pair, float], baseline: Mapping[Pair, float]) -> list[float]:
     """Values over the baseline's of the same pair, where both have one and the baseline's is not 0."""
     return [value / baseline[pair] for pair, value in values.items() if baseline.get(pair)]

@@ -6,7 +6,7 @@ from support.comparison import comparison, finished, logged
 
 from seamless_verl.compare.outcome import Run, RunState
 from seamless_verl.compare.page import page, two_lines
-from seamless_verl.compare.report import cells, markdown, run_line, table, verdicts
+from seamless_verl.compare.report import cells, markdown, ratio_table, run_line, table, verdicts
 
 
 def test_an_arm_is_compared_with_the_first_one_in_pairs() -> None:
@@ -14,6 +14,16 @@ def test_an_arm_is_compared_with_the_first_one_in_pairs() -> None:
     assert cells(sync)[:4] == ["sync", "2/2", "238 (233-244)", "-"]
     assert cells(ours)[3] == "1.59 (1.57-1.62)" and cells(ours)[5:8] == ["30% (30%-30%)", "1.0, at most 1", "7"]
     assert cells(failed)[1:4] == ["0/2", "-", "-"]
+
+
+def test_every_figure_is_a_ratio_of_pairs_too() -> None:
+    header, (ours, failed) = ratio_table(comparison())
+    values = dict(zip(header, ours, strict=True))
+    assert values["arm to sync"] == "seamless" and values["tokens/s"] == "1.59 (1.57-1.62)"
+    assert values["step s"] == values["time of the same samples"] == "0.63 (0.62-0.64)"
+    assert values["idle"] == "0.67 (0.67-0.67)" and values["in updates"] == "2.33 (2.33-2.33)"
+    assert values["staleness"] == "-", "the baseline's is 0"
+    assert set(failed[1:]) == {"-"}
 
 
 def test_the_verdict_has_speed_and_reward() -> None:
