@@ -27,7 +27,9 @@ def plots(comparison: Comparison) -> Iterator[tuple[str, str, go.Figure]]:
     if not runs:
         return
     yield "Speed", "Response tokens trained in a second: the median, and each run.", speed(runs, colours)
-    yield "Speed in pairs", pairs_text(comparison), pairs(comparison, colours)
+    if any(summary.ratio is not None for summary in comparison.summaries):
+        what = f"tokens/s over those of {comparison.baseline} of the same seed and round."
+        yield "Speed in pairs", what, pairs(comparison, colours)
     what = "Mean reward of a step's samples" if not validated(runs) else "Mean reward of a validation"
     yield "Reward by samples", f"{what}: the mean over runs, and their range.", reward_by_samples(runs, colours)
     seconds = "against seconds since the end of the first step; a line is a run."
@@ -107,10 +109,6 @@ def bars_and_runs(
             hovertemplate=f"{arm}: {hover}<extra></extra>",
         )
     return found
-
-
-def pairs_text(comparison: Comparison) -> str:
-    return f"tokens/s over those of {comparison.baseline} of the same seed and round."
 
 
 def pairs(comparison: Comparison, colours: Mapping[str, str]) -> go.Figure:

@@ -65,6 +65,12 @@ def test_the_page_has_all_that_the_text_has_and_needs_no_network() -> None:
     assert "<script src=" not in found and "<link" not in found
 
 
+def test_without_the_baseline_there_are_no_pairs_to_plot() -> None:
+    runs = [Run("sync", 1, 1, RunState.FAILED, reason="code 1"), finished("seamless", 1, logged(8, seconds=1.0))]
+    found = page(comparison(runs=runs))
+    assert "Speed in pairs" not in found and found.count('class="plotly-graph-div"') == 6
+
+
 def test_a_comparison_without_a_finished_run_has_a_page_too() -> None:
     none = comparison(runs=[Run("sync", 1, 1, RunState.REFUSED, reason="trainer.device='cuda': no accelerator")])
     assert "no accelerator" in page(none) and "no accelerator" in markdown(none) and "sync" in table(none.summaries)
