@@ -16,7 +16,7 @@ from seamless_verl.errors import ConfigError
 
 TOKENS, RESPONSE, PROMPT = "perf/total_num_tokens", "response_length/mean", "prompt_length/mean"
 REWARD, VALIDATION = "critic/score/mean", "/reward/mean@"
-STALENESS_MEAN = "training/off_policy/trajectory_staleness/mean"
+STALENESS_MEAN = "training/off_policy/trajectory_staleness_worst/mean"  # of each sample's oldest tokens
 STALENESS_MAX = "training/off_policy/trajectory_staleness_worst/max"
 EVICTED = "training/off_policy/evicted_samples"  # groups, whatever its name says
 MASKED = ("seamless/tokens/masked_as_stale", "seamless/tokens/masked_as_pivot")

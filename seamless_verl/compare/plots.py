@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 import plotly.graph_objects as go
@@ -47,7 +47,7 @@ def plots(comparison: Comparison) -> Iterator[tuple[str, str, go.Figure]]:
         )
     yield (
         "Staleness",
-        "Mean of a step's samples, in weight versions behind the trainer.",
+        "Mean over a step's samples of their oldest tokens, in weight versions behind the trainer.",
         by_step(runs, colours, lambda step: step.staleness_mean, "versions", skip=comparison.skip),
     )
 
@@ -93,13 +93,8 @@ def bars_and_runs(
     """A bar for each arm's median, and a point for each run."""
     found = figure("", name, legend=False)
     for arm, of_runs in values.items():
-        middle = (
-            sorted(of_runs)[len(of_runs) // 2]
-            if len(of_runs) % 2
-            else mean(sorted(of_runs)[len(of_runs) // 2 - 1 :][:2])
-        )
         bar: dict[str, Any] = {"color": colours[arm], "opacity": 0.35}
-        found.add_bar(x=[arm], y=[middle], marker=bar, hovertemplate=f"{arm}: median {hover}<extra></extra>")
+        found.add_bar(x=[arm], y=[median(of_runs)], marker=bar, hovertemplate=f"{arm}: median {hover}<extra></extra>")
         point = {"color": colours[arm], "size": 9, "line": {"color": "white", "width": 1}}
         found.add_scatter(
             x=[arm] * len(of_runs),

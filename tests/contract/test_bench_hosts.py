@@ -12,9 +12,10 @@ import pytest
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, DictConfigWrap
 from verl.trainer.ppo import metric_utils
-from verl.trainer.ppo.v1 import trainer_base
+from verl.trainer.ppo.v1 import replay_buffer, trainer_base
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl.utils.import_utils import load_extern_object as load_extern
+from verl.utils.tracking import FileLogger
 from verl.workers.rollout.replica import TokenOutput
 
 from seamless_verl.bench.training.arms import BUFFERS, POLL_S
@@ -52,10 +53,24 @@ def test_lending_asks_a_sampler_for_what_ours_inherits() -> None:
 
 def test_the_names_that_figures_are_read_from_are_logged() -> None:
     source = inspect.getsource(metric_utils) + inspect.getsource(trainer_base)
-    for name in ("response_length/mean", "critic/score/mean", "perf/total_num_tokens"):
+    for name in ("response_length/mean", "prompt_length/mean", "critic/score/mean", "perf/total_num_tokens"):
         assert f'"{name}"' in source, name
-    for name in ('"gen"', '"update_actor"', "timing_s/{name}", "trajectory_staleness_worst"):
+    for name in ('"gen"', '"update_actor"', '"testing"', '"save_checkpoint"', "timing_s/{name}"):
         assert name in source, name
+    for name in ("mean", "max"):
+        assert f'"training/off_policy/trajectory_staleness_worst/{name}"' in source, name
+    assert "/off_policy/evicted_samples" in inspect.getsource(replay_buffer)
+
+
+def test_the_file_of_steps_is_where_the_variable_says_and_has_a_line_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "metrics.jsonl"
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(file))
+    logger = FileLogger("project", "experiment")
+    logger.log({"critic/score/mean": 0.5}, step=3)
+    assert json.loads(file.read_text()) == {"step": 3, "data": {"critic/score/mean": 0.5}}  # before it is closed
+    logger.finish()
 
 
 class Engine:

@@ -26,7 +26,7 @@ def logged(
                 "response_length/mean": 4.0,
                 "prompt_length/mean": 9.0,
                 "critic/score/mean": 0.01 + reward * step,
-                "training/off_policy/trajectory_staleness/mean": staleness,
+                "training/off_policy/trajectory_staleness_worst/mean": staleness,
                 "training/off_policy/trajectory_staleness_worst/max": staleness,
                 "training/off_policy/evicted_samples": evicted,
                 "timing_s/step": seconds,

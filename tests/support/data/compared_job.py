@@ -58,7 +58,7 @@ def metrics(step: int) -> dict[str, float]:
         "response_length/mean": 4.0,
         "prompt_length/mean": 9.0,
         "critic/score/mean": step / 10,
-        "training/off_policy/trajectory_staleness/mean": 0.5,
+        "training/off_policy/trajectory_staleness_worst/mean": 0.5,
         "training/off_policy/trajectory_staleness_worst/max": 1,
     }
 
