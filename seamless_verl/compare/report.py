@@ -114,7 +114,7 @@ EXPLANATIONS = (
     "GPUs; on the CPU platform by the scheduler's account of the processes that are pinned to the device's core, where "
     "one that polls counts as busy.",
     "staleness: of the oldest tokens of each trained sample, in weight versions behind the trainer, mean and highest; "
-    "in updates: optimizer steps between the oldest weights that generated and the last update of the step that trained.",
+    "in updates: optimizer steps between the oldest weights that generated and the last update of the training step.",
     "dropped: response tokens generated and not trained, because they were too old or masked; groups that were dropped "
     "whole count with the mean length of their step.",
     "The reward differs where zero is outside of the 95% confidence interval of the difference (Welch's t test). With "
