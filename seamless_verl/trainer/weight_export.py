@@ -14,6 +14,8 @@ The weights must also stay as they are, and where they are, until the next optim
 - the balance of experts changes at the end of a backward pass (Megatron's `finalize_model_grads`);
 - weights that are put away between computations are moved by each of them.
 
+And while a CUDA graph is captured, no other thread of the process may use the device.
+
 Sizes of data and context parallelism do not matter: each of their ranks has the whole model.
 """
 
@@ -40,8 +42,10 @@ def exports_alone(engine: Any) -> bool:
     whole = all(getattr(config, size) in (1, None) for size in MODEL_SIZES)
     put_away = engine.is_param_offload_enabled
     gathered_late = any(getattr(chunk.ddp_config, "overlap_param_gather", False) for chunk in engine.module)
-    experts = engine.tf_config.num_moe_experts
-    return whole and not (put_away or gathered_late or experts)
+    model = engine.tf_config
+    captured = getattr(model, "enable_cuda_graph", False) or getattr(model, "cuda_graph_impl", "none") != "none"
+    experts = model.num_moe_experts
+    return whole and not (put_away or gathered_late or experts or captured)
 
 
 def hold_changes(engine: Any, wait: Callable[[], None]) -> None:

@@ -207,9 +207,13 @@ def test_the_export_of_weights_gathers_over_the_groups_of_the_models_sizes_alone
         assert used and source.count("group=mpu.get_pipeline_model_parallel_group()") >= len(used)
 
 
-def test_megatrons_ranks_gather_late_only_where_they_are_told_to() -> None:
+def test_megatrons_weights_stay_until_a_step_unless_it_is_told_otherwise() -> None:
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.transformer import TransformerConfig
 
+    settings = TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1)
+    assert settings.enable_cuda_graph is False and settings.cuda_graph_impl == "none"
+    assert settings.num_moe_experts is None
     assert DistributedDataParallelConfig().overlap_param_gather is False
     assert "ddp_config: DistributedDataParallelConfig" in inspect.getsource(DistributedDataParallel.__init__)
 

@@ -58,7 +58,7 @@ def engine(**changed: Any) -> Any:
         vanilla_bridge=True,
         is_param_offload_enabled=False,
         module=[chunk],
-        tf_config=SimpleNamespace(num_moe_experts=None),
+        tf_config=SimpleNamespace(num_moe_experts=None, enable_cuda_graph=False, cuda_graph_impl="none"),
     )
     for name, value in changed.items():
         *parts, last = name.split("__")
@@ -82,6 +82,8 @@ def engine(**changed: Any) -> Any:
         {"vanilla_bridge": False},
         {"is_param_offload_enabled": True},
         {"tf_config__num_moe_experts": 8},
+        {"tf_config__enable_cuda_graph": True},
+        {"tf_config__cuda_graph_impl": "local"},
         {"module": [SimpleNamespace(ddp_config=SimpleNamespace(overlap_param_gather=True))]},
     ],
     ids=lambda changed: next(iter(changed)),
