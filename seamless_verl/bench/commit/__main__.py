@@ -101,9 +101,11 @@ class BenchTrainers:
 
     def stage_weights(self, version: int) -> list[StagedWeights | StagingShare | StagingBegun]:
         ranks = len(self.workers)
-        place = ray.get(self.workers[0].begin.remote(ranks))
-        writes = [worker.begin_write if self.in_background else worker.write for worker in self.workers]
-        return list(ray.get([write.remote(version, place, i, ranks) for i, write in enumerate(writes)]))
+        place = ray.get(self.workers[0].begin.remote(ranks)) if ranks > 1 else None
+        options = (ranks, self.in_background)
+        return list(
+            ray.get([worker.stage.remote(version, place, i, *options) for i, worker in enumerate(self.workers)])
+        )
 
     def finish_staging(self) -> list[Any]:
         return [worker.finish.remote() for worker in self.workers]

@@ -50,19 +50,24 @@ class BenchTrainer:
     def begin(self, ranks: int) -> StagingPlace:
         return self.staged.begin(ranks)
 
+    def stage(
+        self, version: int, place: StagingPlace | None, index: int, ranks: int, in_background: bool
+    ) -> StagedWeights | StagingShare | StagingBegun:
+        """As the trainer's workers do it; one rank alone begins by itself, as theirs do among themselves."""
+        place = place or self.begin(ranks)
+        if not in_background:
+            return self.write(version, place, index, ranks)
+        self.copying.start(partial(self.write, version, place, index, ranks))
+        return StagingBegun(HOST)
+
     def write(self, version: int, place: StagingPlace, index: int, ranks: int) -> StagedWeights | StagingShare:
-        """Stages this rank's share, as the trainer's workers do it."""
+        """Stages this rank's share."""
         if index:
             self.staged.join(place, index, ranks)
         for name, weight in self.weights:
             self.staged.add(name, weight)
         staged = self.staged.end(version)
         return StagingShare(HOST, staged.layout) if index else staged
-
-    def begin_write(self, version: int, place: StagingPlace, index: int, ranks: int) -> StagingBegun:
-        """As `write`, in a thread."""
-        self.copying.start(partial(self.write, version, place, index, ranks))
-        return StagingBegun(HOST)
 
     @ray.method(concurrency_group=STAGING)  # type: ignore[untyped-decorator]
     def finish(self) -> StagingEnd:

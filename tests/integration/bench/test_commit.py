@@ -37,7 +37,7 @@ def test_a_rank_copies_beside_its_trainer_whose_next_step_is_held() -> None:
         process.set_up(200_000)
     for version in range(1, 4):
         trainer.step(float(version))
-        begun = trainer.begin_write(version, trainer.begin(1), 0, 1)
+        begun = trainer.stage(version, None, 0, 1, in_background=True)
         trainer.step(-1.0)
         staged = one_per_host([trainer.finish().report])
         assert [weights.host for weights in staged] == [begun.host]
