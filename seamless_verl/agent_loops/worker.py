@@ -145,11 +145,18 @@ def loop_factory(config: Any) -> Callable[..., Any]:
 
 
 class SeamlessAgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
-    """verl's manager with our worker class."""
+    """verl's manager with our worker class; `may_begin` calls what it is given when generation may begin."""
+
+    may_begin: Callable[[Callable[[], None]], None]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = ray.remote(SeamlessAgentLoopWorker)
+        self.may_begin = lambda begin: begin()
+
+    def generate_sequences(self, prompts: Any) -> None:
+        """Gives the prompts to the workers, at once or, in another thread, when they may begin."""
+        self.may_begin(partial(super().generate_sequences, prompts))
 
     def stop(self) -> None:
         """Ends all groups, so that no call to the data plane is open; a worker that does not reply is killed."""

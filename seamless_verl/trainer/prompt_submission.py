@@ -15,6 +15,7 @@ import ray
 from omegaconf import DictConfig
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
+from seamless_verl.agent_loops.worker import SeamlessAgentLoopManager
 from seamless_verl.config.schema import SeamlessConfig
 from seamless_verl.data_plane.client import DataPlaneClient
 from seamless_verl.resources.ahead import AheadLevel
@@ -24,6 +25,7 @@ from seamless_verl.trainer.engine_use import EngineUse
 from seamless_verl.trainer.lending import DeviceLending
 from seamless_verl.trainer.lending_view import TrainingProgress
 from seamless_verl.trainer.replay_buffer import SeamlessReplayBuffer
+from seamless_verl.weights.commit import WeightCommit
 
 logger = logging.getLogger(__name__)
 POLL_S = 10.0  # only a fallback: agent loops notify the trainer
@@ -36,6 +38,7 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
     seamless: SeamlessConfig
     data_plane: DataPlaneClient
     lending: DeviceLending
+    commit: WeightCommit
 
     def __init__(self, config: DictConfig) -> None:
         self.step_batches = self.trained = 0  # mini-batches taken, in this step and in all
@@ -47,6 +50,12 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
         self.groups_seen = 0  # the count of finished groups at the last look
         self.poll_s = POLL_S  # shorter where agent loops do not notify
         super().__init__(config)
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        """Trains; the manager begins the generation of prompts when it may."""
+        if isinstance(agent_loop_manager, SeamlessAgentLoopManager):
+            agent_loop_manager.may_begin = self.commit.when_committed
+        super().fit(agent_loop_manager)
 
     def _build_replay_buffer(self) -> SeamlessReplayBuffer:
         updates = self.parameter_sync_step
@@ -78,7 +87,8 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
         """Returns when a group has ended since the last call, or after so many seconds; whether one has."""
         seen = self.groups_seen
         self._look_at_engines()
-        self.groups_seen = ray.get(self.data_plane.actor.wait_for_groups.remote(seen, seconds))
+        with self.commit.counting():
+            self.groups_seen = ray.get(self.data_plane.actor.wait_for_groups.remote(seen, seconds))
         self._look_at_engines()
         return self.groups_seen != seen
 
@@ -99,6 +109,15 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
             self.refill()
             return {}
         return dict(super().prepare_step())
+
+    def _submit_batch_to_rollout(self, batch: Any) -> int:
+        """Generation begins when the version of the step before is committed, and would else begin on an older one.
+
+        A manager of the user's begins at once, so that the commit is waited for.
+        """
+        if not isinstance(self.agent_loop_manager, SeamlessAgentLoopManager):
+            self.commit.wait_committed()
+        return int(super()._submit_batch_to_rollout(batch))
 
     def room(self) -> int:
         """Prompts that may be submitted now."""

@@ -1,18 +1,24 @@
 """The actor classes of the `seamless` trainer: verl's workers, which also stage weights and report their activity.
 
 A version of the weights is staged while replicas generate, and then loaded from memory, so that a replica pauses only
-for the load. Owned state of each process: the version that it has staged.
+for the load. Owned state of each process: the version that it has staged, and the thread that copies it.
+
+All methods of a worker run one after another in one thread of Ray's, the event loop of its actor, with the exception
+of those in the concurrency group `STAGING`, which has a thread of its own: a report of the staging is not late because
+the worker computes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
+import ray
 import torch
 from verl.experimental.separation.engine_workers import DetachActorWorker
 from verl.single_controller.base.decorator import Dispatch, register
-from verl.single_controller.ray import RayWorkerGroup
+from verl.single_controller.ray import RayClassWithInitArgs, RayWorkerGroup
 from verl.utils.device import get_torch_device
 from verl.utils.import_utils import import_external_libs
 from verl.workers.engine_workers import TrainingWorker
@@ -22,12 +28,18 @@ from seamless_verl.resources.ledger import Activity, DeviceUse, NodeActivity
 from seamless_verl.trainer.corrected_update import CorrectedUpdates
 from seamless_verl.trainer.device_time import record_computations, train_device
 from seamless_verl.trainer.pools import TagWorkers
+from seamless_verl.trainer.weight_export import exports_alone, hold_changes
 from seamless_verl.trainer.weighted_loss import weighs_sessions
-from seamless_verl.weights.staging import StagedWeights, StagingMemory, StagingShare, mapped_of_host
+from seamless_verl.weights.background import BackgroundStaging, StagingBegun, StagingEnd
+from seamless_verl.weights.host_copies import work_after_this
+from seamless_verl.weights.staging import Report, StagedWeights, StagingMemory, StagingShare, mapped_of_host
 from seamless_verl.weights.transfer import node_id
 
 REGISTERED = (interpolated, m2po)
 """Imported in each worker's process, for with that they register their policy losses in verl."""
+
+STAGING = "staging"
+STAGING_METHODS = ("finish_staging",)  # in that concurrency group
 
 
 class SeamlessActorWorker(DetachActorWorker):
@@ -35,7 +47,7 @@ class SeamlessActorWorker(DetachActorWorker):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.staged = StagingMemory(node_id())
+        self.staged, self.copying = StagingMemory(node_id()), BackgroundStaging()
         self.ranks_of_host: list[int] = []  # set when all ranks first stage together
         self.activity = Activity(f"trainer-{self.rank}", [train_device(self.rank)])
 
@@ -48,6 +60,12 @@ class SeamlessActorWorker(DetachActorWorker):
         if "actor" in self.role:
             corrected = CorrectedUpdates(self.actor).correcting(self.loss_fn)
             self.actor.set_loss_fn(weighs_sessions(corrected))
+            hold_changes(self.actor.engine, self.copying.hold)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def restore_model_from_cpu(self, n: Any) -> None:
+        self.copying.hold()
+        super().restore_model_from_cpu(n)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def take_activity(self) -> NodeActivity:
@@ -55,16 +73,33 @@ class SeamlessActorWorker(DetachActorWorker):
         return NodeActivity(self.activity.take(), node_id())
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def stage_weights(self, version: int) -> StagedWeights | StagingShare | None:
+    def stage_weights(self, version: int) -> Report | StagingBegun:
         """Copies the weights out of the engine, for replicas to map or to receive; all ranks call it together.
 
         The ranks of a host divide the copying. Its first one returns the place of the host's copy, the others their
-        share, and None those of a host that needs no copy.
+        share, and None those of a host that needs no copy. A rank whose export needs no other returns StagingBegun at
+        once, and what it would have returned comes from `finish_staging`.
         """
         options = {"layered_summon": self.layered_summon, "base_sync_done": True} if "rollout" in self.role else {}
         with self.activity.doing(DeviceUse.SYNC):
             weights, peft = self.actor.engine.get_per_tensor_param(**options)
             begun = self._begin_staging(every_host=bool(options))
+            copy = partial(self._copy, version, weights, peft, begun)
+            if not exports_alone(self.actor.engine):
+                return copy()
+        if not begun:
+            return None
+        self.copying.start(behind_this_thread(copy))
+        return StagingBegun(self.staged.host)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
+    def finish_staging(self) -> StagingEnd:
+        """How the copy ended that `stage_weights` began, when it has; raises its error."""
+        return self.copying.result()
+
+    def _copy(self, version: int, weights: Iterable[tuple[str, torch.Tensor]], peft: Any, begun: bool) -> Report:
+        """Writes this rank's share; where this host stages nothing, takes part in the other ranks' exports."""
+        with self.activity.doing(DeviceUse.SYNC):
             for name, weight in weights:
                 if begun:
                     self.staged.add(name, weight)
@@ -108,6 +143,17 @@ class SeamlessActorWorker(DetachActorWorker):
         return await self.checkpoint_engine.send_weights(weights, global_steps=version)
 
 
+def behind_this_thread(copy: Callable[[], Report]) -> Callable[[], Report]:
+    """For another thread: the copy of what this thread's device has when it has done what is queued by now."""
+    block = work_after_this()
+
+    def copy_behind() -> Report:
+        with block(), torch.no_grad():  # each thread records gradients unless it is told not to
+            return copy()
+
+    return copy_behind
+
+
 def gathered(value: Any) -> list[Any]:
     """What each rank gave; all ranks call it together."""
     values: list[Any] = [None] * torch.distributed.get_world_size()
@@ -149,3 +195,21 @@ class SeamlessWorkerGroup(TagWorkers, RayWorkerGroup):
         if SeamlessWorkerGroup.on_spawn is not None:
             SeamlessWorkerGroup.on_spawn(groups)
         return groups
+
+    def _init_with_resource_pool(self, resource_pool: Any, ray_cls_with_init: Any, *args: Any, **kwargs: Any) -> None:
+        super()._init_with_resource_pool(resource_pool, with_staging_group(ray_cls_with_init), *args, **kwargs)
+
+
+def with_staging_group(made: RayClassWithInitArgs) -> RayClassWithInitArgs:
+    """The same actor class with the concurrency group `STAGING`, if it has methods for it.
+
+    verl names the methods of a class that holds several workers `<role>_<method>`.
+    """
+    plain = made.cls.__ray_actor_class__
+    methods = [name for name in dir(plain) if name.endswith(STAGING_METHODS) and callable(getattr(plain, name))]
+    if not methods:
+        return made
+    for name in methods:
+        getattr(plain, name).__ray_concurrency_group__ = STAGING
+    made.cls = ray.remote(concurrency_groups={STAGING: 1})(plain)
+    return made

@@ -1,22 +1,28 @@
 """Commits a version of the weights: staged while the replicas generate, then loaded into a few of them at a time.
 
-The trainer stages the weights once in the memory of each host, and goes on. The replicas load them meanwhile: each
-pauses only for its load; its calls freeze in the engine and continue with the new weights.
+The trainer's workers stage the weights once in the memory of each host. Where a worker can do that in a thread
+(`trainer/weight_export.py`), the trainer goes on at once: nothing changes the weights before its next optimizer step,
+which the worker itself holds back until they are copied. Elsewhere the trainer waits until they are. The replicas load
+them meanwhile: each pauses only for its load; its calls freeze in the engine and continue with the new weights.
 
-Owned state: the committed version with the place where it is staged, and the loads of it that are open.
+Owned state: the commit that runs in the background (staging, committed, loading, done; or failed, which is final), and
+the committed version with the place where it is staged. Each trainer worker owns its open copy
+(`weights/background.py`), the data plane the version that may be served.
 
 Invariants:
-- The staged memory is written only while no load is open: `__call__` and `lend` wait for the open ones first, and both
-  are called by the trainer's thread alone.
-- A version is staged before it is committed, and committed before a replica loads it.
+- The staged memory is written only while no load is open: `__call__` and `lend` wait for the open commit first, and
+  both are called by the trainer's thread alone. So at most one commit is open.
+- A version is staged before it is committed, and committed before a replica loads it, or a prompt of the next step
+  begins (`when_committed`): it would begin on weights that are one version older than the staleness bound counts.
+- Other hosts get the weights from the trainer's workers, which then do not compute: the trainer waits for that.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -25,51 +31,16 @@ import ray
 from verl.single_controller.ray import RayWorkerGroup
 
 from seamless_verl.data_plane.client import DataPlaneClient, PlacedReplica, living_replies
+from seamless_verl.weights.background import StagingBegun, StagingEnd
+from seamless_verl.weights.commit_times import CommitTimes
 from seamless_verl.weights.loads import BackgroundLoads, load_rounds
-from seamless_verl.weights.staging import StagedWeights, one_per_host
+from seamless_verl.weights.staging import Report, StagedWeights, one_per_host
 from seamless_verl.weights.transfer import Transfer
 
 logger = logging.getLogger(__name__)
 Staged = list[StagedWeights]  # one for each host that has the version
+Begun = Report | StagingBegun  # a rank's reply: it has staged, or copies in the background
 ONE_HOST = ""
-
-
-@dataclass
-class CommitTimes:
-    """What one commit took, in seconds; the loads' part is complete when all of them have ended."""
-
-    waited_s: float = 0.0
-    """for loads of the version before"""
-    stage_s: float = 0.0
-    """until the weights were in the memory of every host"""
-    trainer_s: float = 0.0
-    """from the call until the trainer went on"""
-    load_s: float = 0.0
-    """from there until the last replica had loaded"""
-    pauses_s: list[float] = field(default_factory=list)
-    """for which each replica that loaded staged weights paused; those that had released their memory are not counted,
-    since they have not generated for longer"""
-    not_loaded: int = 0
-    """replicas that could not load, and are STALE or DEAD"""
-
-    @property
-    def total_s(self) -> float:
-        return self.trainer_s - self.waited_s + self.load_s
-
-    def own_metrics(self) -> dict[str, float]:
-        """Known when the trainer goes on."""
-        return {"stage_s": self.stage_s, "waited_s": self.waited_s, "trainer_s": self.trainer_s}
-
-    def load_metrics(self) -> dict[str, float]:
-        """Known when all loads have ended. `standstill_share` is the mean share of the commit for which a replica
-        paused, `trainer_share` that for which the trainer waited."""
-        named = {"load_s": self.load_s, "standstill_max_s": max(self.pauses_s, default=0.0)}
-        named["not_loaded"] = float(self.not_loaded)
-        if self.total_s > 0:
-            named["trainer_share"] = 1 - self.load_s / self.total_s
-        if self.pauses_s:
-            named["standstill_share"] = sum(self.pauses_s) / (len(self.pauses_s) * self.total_s)
-        return named
 
 
 @dataclass
@@ -96,33 +67,82 @@ class WeightCommit:
     syncing: Callable[[Sequence[str]], AbstractContextManager[None]] = lambda devices: nullcontext()
     hosts: Mapping[str, str] = field(default_factory=dict)
     committed: tuple[int, Staged] | None = None  # the version, and where it is staged until the next one is
-    loads: BackgroundLoads | None = None  # of the committed version
-    times: CommitTimes = field(default_factory=CommitTimes)  # of the committed version
+    loads: BackgroundLoads | None = None  # of the version that was committed last, or is
+    times: CommitTimes = field(default_factory=CommitTimes)  # of the version that was committed last, or is
 
     def __call__(self, version: int) -> dict[str, Any]:
-        """Commits `version`, and starts its loads; returns metrics, of the loads those of the version before.
+        """Commits `version`, in the background as far as it can be; returns metrics, those of the commit before.
 
         Raises:
             WeightsNotLoadedError: a load of the version before has failed.
             ReplicaLostError: no replica served after the loads of the version before.
+            Exception: whatever ended the staging of the version before, or of this one where the trainer waits for it.
         """
         began = time.monotonic()
         self.wait()
         earlier, self.times = self.times, CommitTimes(waited_s=time.monotonic() - began)
-        staged, metrics = self.stage(version)
-        self.times.stage_s = time.monotonic() - began - self.times.waited_s
-        execute, checked = self.client.actor.execute, self.client.actor.checked_metrics
-        _, of_planes = ray.get([execute.remote("commit", version), checked.remote(loading=True)])
-        self.committed, metrics = (version, staged), metrics | of_planes
-        self.times.trainer_s = time.monotonic() - began
-        self.loads = BackgroundLoads(version, self.rounds(), partial(self.load, version, staged), self.check)
-        named = self.times.own_metrics() | (earlier.load_metrics() if earlier.load_s else {})
+        named = {"waited_s": self.times.waited_s} | (earlier.metrics() if earlier.load_s else {})
+        of_planes = self.client.actor.checked_metrics.remote(loading=True)
+        begun = self.trainers.stage_weights(version)
+        commit, metrics = partial(self.commit_staged, version, begun), dict[str, Any]()
+        if not self.goes_on(begun):
+            commit, metrics = partial(dict), commit()
+        metrics |= ray.get(of_planes)
+        self.times.trainer_waited(self.times.began, for_loads=False)
+        self.loads = BackgroundLoads(version, self.rounds(), partial(self.load, version), self.check, commit)
         return metrics | {f"seamless/commit/{name}": value for name, value in named.items()}
+
+    def goes_on(self, begun: Sequence[Begun]) -> bool:
+        """Whether the trainer computes while its workers stage: they do it in threads, and no other host waits."""
+        hosts = {reply.host for reply in begun if isinstance(reply, StagingBegun)}
+        return bool(hosts) and not (self.transfer and self.transfer.without(hosts))
+
+    def commit_staged(self, version: int, begun: Sequence[Begun]) -> dict[str, Any]:
+        """Commits `version`, once it is staged; returns metrics of the transfer."""
+        staged, metrics = self.stage(version, begun)
+        self.times.stage_s = time.monotonic() - self.times.began
+        self.client.execute("commit", version)
+        self.committed, self.times.committed = (version, staged), time.monotonic()
+        return metrics
+
+    def stage(self, version: int, begun: Sequence[Begun]) -> tuple[Staged, dict[str, Any]]:
+        """Returns when the weights are in the memory of each host that has a replica: where, and metrics."""
+        reports = list[Report](begun)
+        if any(isinstance(reply, StagingBegun) for reply in begun):
+            ends: list[StagingEnd] = ray.get(self.trainers.finish_staging())
+            reports = [end.report for end in ends]
+            self.times.held_s = max(end.held_s for end in ends)
+        staged = one_per_host(reports)
+        sent, metrics = self.transfer.stage(version, staged) if self.transfer else ([], {})
+        return [*staged, *sent], metrics
 
     def wait(self, ids: Collection[str] | None = None) -> None:
         """Returns when the open loads into these replicas, by default into all, have ended; raises what they raised."""
         if self.loads is not None:
+            since = time.monotonic()
             self.loads.wait(ids)
+            self.times.trainer_waited(since, for_loads=True)
+
+    def wait_committed(self) -> None:
+        """Returns when the version is committed; raises what ended that."""
+        if self.loads is not None:
+            since = time.monotonic()
+            self.loads.wait_committed()
+            self.times.trainer_waited(since, for_loads=False)
+
+    def when_committed(self, action: Callable[[], None]) -> None:
+        """Has it called once the version is committed, now or then; see `BackgroundLoads.when_committed`."""
+        if self.loads is None:
+            action()
+        else:
+            self.loads.when_committed(action)
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Counts what the trainer waits for in the block as a wait for the commit, as far as that is open."""
+        since = time.monotonic()
+        yield
+        self.times.trainer_waited(since, for_loads=False)
 
     def raise_failed(self) -> None:
         """Raises what `wait` would raise, if it is known by now; any thread may call it."""
@@ -132,12 +152,6 @@ class WeightCommit:
     def wait_for_devices(self) -> None:
         """Before training takes its devices: returns when no replica loads on them."""
         self.wait([replica.replica_id for replica in self.replicas if replica.shares_device])
-
-    def stage(self, version: int) -> tuple[Staged, dict[str, Any]]:
-        """Stages the weights in the memory of each host that has a replica; returns where, and metrics."""
-        staged = one_per_host(self.trainers.stage_weights(version))
-        sent, metrics = self.transfer.stage(version, staged) if self.transfer else ([], {})
-        return [*staged, *sent], metrics
 
     def rounds(self) -> list[list[str]]:
         """Replicas that load together: all that released their memory, then `at_once` of the others on each host.
@@ -160,9 +174,10 @@ class WeightCommit:
         """Whether the replica's memory is released while training computes."""
         return self.released and replica.shares_device
 
-    def load(self, version: int, staged: Staged, ids: Sequence[str]) -> None:
+    def load(self, version: int, ids: Sequence[str]) -> None:
         """Loads into the replicas of one round; not in the trainer's thread."""
-        began = time.monotonic()
+        assert self.committed is not None and self.committed[0] == version, f"version {version} is not committed"
+        began, staged = time.monotonic(), self.committed[1]
         replicas = [replica for replica in self.replicas if replica.replica_id in ids]
         released = self.has_released(replicas[0])
         if released:
@@ -186,8 +201,8 @@ class WeightCommit:
 
         The weights are still staged, so that neither the trainer nor a commit is waited for, but open loads are.
         """
-        assert self.committed is not None, "nothing is committed yet"
         self.wait()
+        assert self.committed is not None, "nothing is committed yet"
         version, staged = self.committed
         return self.load_released(ids, version, staged)
 
@@ -199,8 +214,8 @@ class WeightCommit:
         Raises:
             ReplicaLostError: some could not load, and none serves.
         """
-        assert self.committed is not None, "nothing is committed yet"
         self.wait()
+        assert self.committed is not None, "nothing is committed yet"
         version, staged = self.committed
         loaded = list(self.client.execute("update_weights", ids, version, staged))
         if failed := [name for name in ids if name not in loaded]:

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -20,6 +22,28 @@ import torch
 logger = logging.getLogger(__name__)
 IN_FLIGHT_BYTES = 512 << 20
 PORTABLE = 1  # cudaHostRegisterPortable: pinned for every context of the process
+
+
+def work_after_this(cuda: Any = torch.cuda) -> Callable[[], AbstractContextManager[None]]:
+    """For another thread: a block whose work on this thread's CUDA device begins after what is queued there by now.
+
+    The block has a stream of its own. Threads share the device's default stream, where the other thread's work would
+    wait for all computations that this one queues meanwhile. Without CUDA there is nothing to wait for.
+    """
+    if not cuda.is_available():
+        return nullcontext
+    device, queued = cuda.current_device(), cuda.Event()
+    queued.record(cuda.current_stream())
+
+    @contextmanager
+    def block() -> Iterator[None]:
+        cuda.set_device(device)  # each thread has its own
+        stream = cuda.Stream()
+        stream.wait_event(queued)
+        with cuda.stream(stream):
+            yield
+
+    return block
 
 
 class HostCopies:

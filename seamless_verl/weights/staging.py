@@ -129,6 +129,10 @@ class StagingShare(NamedTuple):
     layout: str
 
 
+Report = StagedWeights | StagingShare | None
+"""Of a rank: the host's copy, from the first rank there, or its share in it; None where the host needs none."""
+
+
 class StagingMemory:
     """Owns the memory of a host. Call `begin`, `add` for each weight, `end`; then other processes can map it.
 
@@ -227,7 +231,7 @@ def write_at(file: int, offset: int, data: memoryview) -> int:
     return done
 
 
-def one_per_host(reports: Iterable[StagedWeights | StagingShare | None]) -> list[StagedWeights]:
+def one_per_host(reports: Iterable[Report]) -> list[StagedWeights]:
     """The staged weights of each host, from the reports of all ranks.
 
     Raises:

@@ -52,17 +52,26 @@ class Transfer(CheckpointEngineManager):  # type: ignore[misc]
 
     nodes: list[str] | None = None  # of the replicas' workers, in their order
 
+    @property
+    def workers(self) -> list[Any]:
+        """The workers of all replicas, in their order."""
+        return [worker for replica in self.replicas for worker in replica.workers]
+
+    def without(self, hosts: set[str]) -> list[int]:
+        """The places of those workers that are on none of these hosts, which have the weights."""
+        self.nodes = self.nodes or list(group_of(self.workers).node())
+        return without_weights(self.nodes, hosts)
+
     def stage(self, version: int, staged: Sequence[StagedWeights]) -> tuple[list[StagedWeights], dict[str, Any]]:
         """Sends what the trainer has `staged` to the hosts that have nothing of it.
 
         Returns what these then have staged, and the transfer's metrics.
         """
-        workers = [worker for replica in self.replicas for worker in replica.workers]
-        self.nodes = self.nodes or list(group_of(workers).node())
-        without = without_weights(self.nodes, {weights.host for weights in staged})
+        without = self.without({weights.host for weights in staged})
         if not without:
             return [], {}
-        rollout = group_of([workers[i] for i in without])
+        assert self.nodes is not None
+        rollout = group_of([self.workers[i] for i in without])
         self.build_process_group(rollout)
         keeps = first_of_each([self.nodes[i] for i in without])
         sent = self.actor_wg.send_staged(version, staged)

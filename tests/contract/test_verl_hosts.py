@@ -63,6 +63,7 @@ CALLED = {
     " config",
     BASE + "_add_async_warmup_batches": "self num_warmup_batches",
     BASE + "_add_prompts_to_generate": "self num_prompts",
+    BASE + "_submit_batch_to_rollout": "self batch",
     BASE + "_resolve_filter_groups_metric": "self",
     BASE + "_stop_rollout_profiling": "self",
     BUFFER + "__init__": "self trainer_mode trainer_config max_off_policy_threshold max_off_policy_strategy"
@@ -79,6 +80,7 @@ CALLED = {
     LOOPS + "AgentLoopWorker._compute_position_ids": "self input_ids attention_mask multi_modal_inputs"
     " mm_processor_kwargs",
     "verl.trainer.ppo.v1.agent_loop_tq:AgentLoopManagerTQ.__init__": "self *args **kwargs",
+    "verl.trainer.ppo.v1.agent_loop_tq:AgentLoopManagerTQ.generate_sequences": "self prompts",
     "verl.trainer.main_ppo:run_ppo": "config task_runner_class",
     "verl.trainer.ppo.utils:need_critic": "config",
     "verl.trainer.ppo.utils:need_reference_policy": "config",

@@ -29,6 +29,7 @@ WEIGHT = "tuple[str, torch.Tensor], NoneType, NoneType]"
 # Methods of verl that our subclasses override, with the signatures they were written for.
 OVERRIDDEN = {
     ACTOR + "init_model": "(self)",
+    "verl.experimental.separation.engine_workers:DetachActorWorker.restore_model_from_cpu": "(self, n)",
     TRAINING + "__init__": "(self, config: verl.workers.config.engine.TrainingWorkerConfig)",
     TRAINING + "infer_batch": "(self, data: tensordict._td.TensorDict) -> tensordict._td.TensorDict",
     TRAINING + "train_mini_batch": "(self, data: tensordict._td.TensorDict) -> tensordict._td.TensorDict",
@@ -70,6 +71,7 @@ CALLED = {
     MEGATRON + "load_checkpoint": "self local_path hdfs_path del_local_after_load **kwargs",
     "verl.workers.engine.base:BaseEngine.train_batch": "self data loss_function",  # wrapped, and the next one
     MEGATRON + "optimizer_step": "self",
+    MEGATRON + "save_checkpoint": "self local_path hdfs_path global_step max_ckpt_to_keep **kwargs",
     "verl.workers.utils.losses:get_policy_loss_fn": "name",  # replaced
     "verl.trainer.ppo.core_algos:register_policy_loss": "name",
     "verl.workers.engine:EngineRegistry.register": "model_type backend device vendor",
@@ -112,8 +114,10 @@ CALLED = {
 HELD = {
     ACTOR[:-1]: "actor ref role rank layered_summon rollout checkpoint_engine",
     TRAINING[:-1]: "engine rank",
-    MEGATRON[:-1]: "is_param_offload_enabled optimizer get_data_parallel_rank get_data_parallel_size"
-    " is_mp_src_rank_with_outputs",
+    MEGATRON[:-1]: "engine_config tf_config module vanilla_bridge is_param_offload_enabled optimizer"
+    " get_data_parallel_rank get_data_parallel_size is_mp_src_rank_with_outputs",
+    "verl.workers.config:McoreEngineConfig": "strategy use_megatron_fsdp tensor_model_parallel_size"
+    " pipeline_model_parallel_size expert_model_parallel_size expert_tensor_parallel_size",
     WEIGHTS + "CheckpointEngineWorker": "checkpoint_engine",
     WEIGHTS + "TensorMeta": "offset chunk_size",
     MANAGER[:-1]: "actor_wg replicas",
@@ -188,6 +192,30 @@ def test_the_groups_of_megatrons_optimizers_are_those_that_step() -> None:
     groups = MegatronOptimizer.param_groups.fget(one)
     chain = SimpleNamespace(chained_optimizers=[SimpleNamespace(param_groups=groups)])
     assert ChainedOptimizer.param_groups.fget(chain)[0] is group
+
+
+def test_the_export_of_weights_gathers_over_the_groups_of_the_models_sizes_alone() -> None:
+    """So a rank that has the whole model waits for no other one; `trainer/weight_export.py` has the sizes."""
+    from mbridge.core import bridge, util
+
+    export = inspect.getsource(bridge.Bridge.export_weights)
+    assert set(re.findall(r"group=self\.mpu\.(\w+)_group", export)) == {"pp", "ep", "etp", "tp"}
+    assert export.count("torch.distributed.") == export.count("group=self.mpu.")
+    for helper in (util.broadcast_from_megatron_pp, util.broadcast_str_from_megatron_pp):
+        source = inspect.getsource(helper)
+        used = re.findall(r"torch\.distributed\.(?!get_)\w+\(", source)
+        assert used and source.count("group=mpu.get_pipeline_model_parallel_group()") >= len(used)
+
+
+def test_megatrons_weights_stay_until_a_step_unless_it_is_told_otherwise() -> None:
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.transformer import TransformerConfig
+
+    settings = TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1)
+    assert settings.enable_cuda_graph is False and settings.cuda_graph_impl == "none"
+    assert settings.num_moe_experts is None
+    assert DistributedDataParallelConfig().overlap_param_gather is False
+    assert "ddp_config: DistributedDataParallelConfig" in inspect.getsource(DistributedDataParallel.__init__)
 
 
 def test_the_class_rebound_for_standalone_replicas_exists() -> None:

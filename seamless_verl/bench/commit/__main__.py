@@ -7,7 +7,11 @@ model's size. A row is the median of several commits:
 - standstill: for how long an engine paused, by its own process; the median and the longest of the replicas;
 - on a core: the part of the median replica's pause for which it had a core. The rest it waited for one;
 - total: from the call of the commit until the last replica had loaded;
-- wait: until the trainer went on, and its share of the total.
+- wait: until the trainer went on, and its share of the total;
+- held: from the call until its weights may change. An optimizer step that comes sooner waits for the rest of that.
+
+The trainer's ranks copy in threads, as they do where a rank has the whole model. With `--foreground` the trainer waits
+for the copy, as it does elsewhere.
 
 A replica has copy engines of its own, which are cores here, so `--at-once` matters: with 1 a load has the machine's
 memory and a core to itself; with as many as there are cores loads share the memory's speed; with more also the cores.
@@ -30,10 +34,12 @@ from typing import Any
 import ray
 from omegaconf import OmegaConf
 
-from seamless_verl.bench.commit.processes import BenchServer, BenchTrainer
+from seamless_verl.bench.commit.processes import STAGING, BenchServer, BenchTrainer
 from seamless_verl.config.schema import SeamlessConfig
 from seamless_verl.data_plane.client import DataPlaneClient, PlacedReplica
-from seamless_verl.weights.commit import CommitTimes, WeightCommit
+from seamless_verl.weights.background import StagingBegun
+from seamless_verl.weights.commit import WeightCommit
+from seamless_verl.weights.commit_times import CommitTimes
 from seamless_verl.weights.staging import StagedWeights, StagingShare
 
 WARM_UP = 3  # commits: memory is made in the first, and mapped in the next
@@ -61,13 +67,18 @@ class CommitCost:
     total_ms: float
     wait_ms: float
     wait_share: float
+    held_ms: float
 
     @classmethod
     def of(
-        cls, sizes: tuple[int, int, int, int], times: Sequence[CommitTimes], cpu_s: Sequence[Sequence[float]]
+        cls,
+        sizes: tuple[int, int, int, int],
+        times: Sequence[CommitTimes],
+        waits: Sequence[float],
+        cpu_s: Sequence[Sequence[float]],
     ) -> CommitCost:
-        """`sizes` are the first four fields; `cpu_s` of each commit is the time on a core of each replica's pause."""
-        waits = [one.trainer_s - one.waited_s for one in times]
+        """`sizes` are the first four fields; `waits` are seconds of the trainer, and `cpu_s` of each commit is the time
+        on a core of each replica's pause."""
         return cls(
             *sizes,
             milliseconds([median(one.pauses_s) for one in times]),
@@ -76,19 +87,28 @@ class CommitCost:
             milliseconds([one.total_s for one in times]),
             milliseconds(waits),
             round(median(wait / one.total_s for wait, one in zip(waits, times, strict=True)), 3),
+            milliseconds([one.stage_s for one in times]),
         )
 
 
 class BenchTrainers:
     """The trainer's worker group, as far as a commit needs it."""
 
-    def __init__(self, ranks: int) -> None:
-        self.workers = [ray.remote(BenchTrainer).options(num_cpus=0).remote() for _ in range(ranks)]
+    def __init__(self, ranks: int, *, in_background: bool) -> None:
+        made = ray.remote(concurrency_groups={STAGING: 1})(BenchTrainer)
+        self.workers = [made.options(num_cpus=0).remote() for _ in range(ranks)]
+        self.in_background = in_background
 
-    def stage_weights(self, version: int) -> list[StagedWeights | StagingShare]:
+    def stage_weights(self, version: int) -> list[StagedWeights | StagingShare | StagingBegun]:
         ranks = len(self.workers)
-        place = ray.get(self.workers[0].begin.remote(ranks))
-        return list(ray.get([worker.write.remote(version, place, i, ranks) for i, worker in enumerate(self.workers)]))
+        place = ray.get(self.workers[0].begin.remote(ranks)) if ranks > 1 else None
+        options = (ranks, self.in_background)
+        return list(
+            ray.get([worker.stage.remote(version, place, i, *options) for i, worker in enumerate(self.workers)])
+        )
+
+    def finish_staging(self) -> list[Any]:
+        return [worker.finish.remote() for worker in self.workers]
 
     def step(self, value: float) -> None:
         ray.get([worker.step.remote(value) for worker in self.workers])
@@ -97,9 +117,9 @@ class BenchTrainers:
 class Bench:
     """A job's data plane, its trainer and its replicas, which serve all rows."""
 
-    def __init__(self, replicas: int, ranks: int) -> None:
+    def __init__(self, replicas: int, ranks: int, *, in_background: bool) -> None:
         self.servers = [ray.remote(BenchServer).options(num_cpus=0).remote(i) for i in range(replicas)]
-        self.trainers = BenchTrainers(ranks)
+        self.trainers = BenchTrainers(ranks, in_background=in_background)
         self.client = DataPlaneClient(OmegaConf.create(CONFIG), SeamlessConfig())
         self.placed = [
             PlacedReplica(SimpleNamespace(server_handle=server, replica_rank=i), False, (f"rollout-{i}",))
@@ -111,7 +131,7 @@ class Bench:
     def measure(self, parameters: int, replicas: int, *, at_once: int, number: int) -> CommitCost:
         """Commits `number` versions after the warm-up; every replica must then have the last one's weights."""
         servers, workers = self.servers[:replicas], self.trainers.workers
-        times, cpu_s = list[CommitTimes](), list[list[float]]()
+        times, waits, cpu_s = list[CommitTimes](), list[float](), list[list[float]]()
         ray.get([server.set_up.remote(0) for server in self.servers])  # memory of the row before
         ray.get([actor.set_up.remote(parameters) for actor in (*servers, *workers)])
         group: Any = self.trainers
@@ -122,20 +142,22 @@ class Bench:
             self.version += 1
             self.trainers.step(float(self.version))
             commit(self.version)
+            waits.append(commit.times.before_commit_s)
             commit.wait()
             times.append(commit.times)
             cpu_s.append(ray.get([server.last_cpu_s.remote() for server in servers]))
         found = ray.get([server.values.remote() for server in servers])
         assert found == [{float(self.version)}] * replicas, f"version {self.version} is not in all replicas: {found}"
-        return CommitCost.of((parameters, replicas, len(workers), at_once), times[WARM_UP:], cpu_s[WARM_UP:])
+        sizes = (parameters, replicas, len(workers), at_once)
+        return CommitCost.of(sizes, times[WARM_UP:], waits[WARM_UP:], cpu_s[WARM_UP:])
 
 
 @contextmanager
-def bench(replicas: int, ranks: int) -> Iterator[Bench]:
+def bench(replicas: int, ranks: int, *, in_background: bool = True) -> Iterator[Bench]:
     """The processes of a bench, in a Ray cluster of its own."""
     ray.init(include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": ENVIRONMENT})
     try:
-        made = Bench(replicas, ranks)
+        made = Bench(replicas, ranks, in_background=in_background)
         yield made
         made.client.stop()
     finally:
@@ -148,7 +170,7 @@ def milliseconds(seconds: Sequence[float]) -> float:
 
 TITLES = (
     *("parameters", "at once", "replicas", "standstill, ms: median", "longest", "on a core"),
-    *("total, ms", "trainer's wait, ms", "share"),
+    *("total, ms", "trainer's wait, ms", "share", "weights held, ms"),
 )
 
 
@@ -157,7 +179,7 @@ def line(row: CommitCost) -> str:
     cells = (
         *(f"{row.parameters / 1e6:g}M", row.at_once, row.replicas),
         *(row.standstill_median_ms, row.standstill_max_ms, row.cpu_ms),
-        *(row.total_ms, row.wait_ms, f"{row.wait_share:.0%}"),
+        *(row.total_ms, row.wait_ms, f"{row.wait_share:.0%}", row.held_ms),
     )
     return f"| {' | '.join(map(str, cells))} |"
 
@@ -174,11 +196,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     cores = len(os.sched_getaffinity(0))
     parser.add_argument("--at-once", type=numbers, default=sorted({1, cores}), help="loads side by side")
     parser.add_argument("--commits", type=int, default=9, help="measured, after a warm-up")
+    parser.add_argument("--foreground", action="store_true", help="the trainer waits for the copy")
     parser.add_argument("--json", action="store_true", help="rows as JSON lines")
     args = parser.parse_args(arguments)
     if not args.json:
         sys.stdout.write(f"| {' | '.join(TITLES)} |\n|{' ---: |' * len(TITLES)}\n")
-    with bench(max(args.replicas), args.ranks) as made:
+    with bench(max(args.replicas), args.ranks, in_background=not args.foreground) as made:
         for parameters in args.parameters:
             for at_once, replicas in product(args.at_once, args.replicas):
                 row = made.measure(parameters, replicas, at_once=at_once, number=args.commits)

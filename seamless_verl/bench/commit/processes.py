@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import ray
 import torch
@@ -12,6 +13,7 @@ from seamless_verl.replica.load_plan import PlanCache
 from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.testing.stub_engine import StubEngine
 from seamless_verl.transport import EngineServer, serve_engine
+from seamless_verl.weights.background import BackgroundStaging, StagingBegun, StagingEnd
 from seamless_verl.weights.staging import (
     MappedMemory,
     StagedWeights,
@@ -24,6 +26,7 @@ from seamless_verl.weights.staging import (
 LAYERS, MATRICES, WIDTH = 12, 7, 128
 DTYPE = torch.bfloat16
 HOST = "this host"
+STAGING = "staging"  # a concurrency group, as of the trainer's workers
 Weights = list[tuple[str, torch.Tensor]]
 
 
@@ -38,7 +41,7 @@ class BenchTrainer:
 
     def __init__(self) -> None:
         self.weights: Weights = []
-        self.staged = StagingMemory(HOST)
+        self.staged, self.copying = StagingMemory(HOST), BackgroundStaging()
 
     def set_up(self, parameters: int) -> None:
         self.staged.close()
@@ -47,8 +50,18 @@ class BenchTrainer:
     def begin(self, ranks: int) -> StagingPlace:
         return self.staged.begin(ranks)
 
+    def stage(
+        self, version: int, place: StagingPlace | None, index: int, ranks: int, in_background: bool
+    ) -> StagedWeights | StagingShare | StagingBegun:
+        """As the trainer's workers do it; one rank alone begins by itself, as theirs do among themselves."""
+        place = place or self.begin(ranks)
+        if not in_background:
+            return self.write(version, place, index, ranks)
+        self.copying.start(partial(self.write, version, place, index, ranks))
+        return StagingBegun(HOST)
+
     def write(self, version: int, place: StagingPlace, index: int, ranks: int) -> StagedWeights | StagingShare:
-        """Stages this rank's share, as the trainer's workers do it."""
+        """Stages this rank's share."""
         if index:
             self.staged.join(place, index, ranks)
         for name, weight in self.weights:
@@ -56,8 +69,13 @@ class BenchTrainer:
         staged = self.staged.end(version)
         return StagingShare(HOST, staged.layout) if index else staged
 
+    @ray.method(concurrency_group=STAGING)  # type: ignore[untyped-decorator]
+    def finish(self) -> StagingEnd:
+        return self.copying.result()
+
     def step(self, value: float) -> None:
         """Changes the weights, as an optimizer does."""
+        self.copying.hold()
         for _, weight in self.weights:
             weight.fill_(value)
 

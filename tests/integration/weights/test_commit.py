@@ -1,15 +1,18 @@
 """Commits whose replicas load in the background: random schedules over the real rollout manager and fleet.
 
-The engines are stubs, and the staged memory is a number. A load reads it at its begin and its end.
+The engines are stubs, and the staged memory is a number. A load reads it at its begin and its end. In the background a
+thread of the worker stages, which reads the weights at its begin and its end; they change by `update`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Collection, Coroutine, Iterator
+import time
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -23,12 +26,14 @@ from seamless_verl.rollout.manager import FleetSnapshot, RolloutManager
 from seamless_verl.rollout.replica_state import DEAD, PAUSED, RELEASED, SERVING, STALE
 from seamless_verl.rollout.routing import PrefixAffinity
 from seamless_verl.testing.stub_engine import StubEngine
+from seamless_verl.weights.background import BackgroundStaging, StagingBegun, StagingEnd
 
 pytestmark = pytest.mark.integration
 T = TypeVar("T")
 NAMES = ["replica-0", "replica-1", "replica-2", "replica-3"]
 SHARED = NAMES[:2]  # on the trainer's devices
 WAIT_S = 30
+BETWEEN = -1  # the memory while it is written
 
 
 @dataclass
@@ -66,6 +71,50 @@ class LoadingEngine(StubEngine):
         await self.resume()
 
 
+class Trainers:
+    """The trainer's worker: two weights, which are copied to the memory one after the other, `in_background` or not."""
+
+    def __init__(self, memory: Memory, in_background: bool) -> None:
+        self.memory, self.in_background = memory, in_background
+        self.copying, self.weights, self.turns = BackgroundStaging(), [0, 0], 3
+        self.loading: Callable[[], set[str]]
+        self.error: Exception | None = None
+
+    def update(self, value: int) -> None:
+        """As an optimizer does it."""
+        self.copying.hold()
+        for i in range(len(self.weights)):
+            self.weights[i] = value
+            time.sleep(0)
+
+    def stage_weights(self, version: int) -> Collection[Any]:
+        assert not self.loading(), "staged while a replica loads"
+        self.memory.version = BETWEEN
+        copy = partial(self.copy, version, list(self.weights))
+        if not self.in_background:
+            return [copy()]
+        self.copying.start(copy)
+        return [StagingBegun("here")]
+
+    def copy(self, version: int, committed: list[int]) -> Any:
+        copied = list[int]()
+        for weight in range(len(self.weights)):
+            for _ in range(self.turns):
+                time.sleep(0)
+            copied.append(self.weights[weight])
+        assert copied == committed, f"version {version} is torn: {copied}"
+        if self.error is not None:
+            raise self.error
+        self.memory.version = version
+        return version
+
+    def finish_staging(self) -> list[StagingEnd]:
+        return [self.copying.result()]
+
+    def free_cached_memory(self) -> None:
+        pass
+
+
 class Client:
     """The data plane client: the manager's commands, executed in the loop of another thread."""
 
@@ -92,12 +141,22 @@ class Client:
 class Job:
     """A trainer's thread with its commit, over replicas of two hosts."""
 
-    def __init__(self, client: Client, engines: dict[str, LoadingEngine], memory: Memory, released: bool) -> None:
+    def __init__(
+        self,
+        client: Client,
+        engines: dict[str, LoadingEngine],
+        memory: Memory,
+        released: bool,
+        in_background: bool = False,
+    ) -> None:
         from seamless_verl.weights.commit import WeightCommit
 
         self.client, self.engines, self.memory, self.released = client, engines, memory, released
         self.version = 0
-        trainers: Any = SimpleNamespace(stage_weights=self.stage_weights, free_cached_memory=lambda: None)
+        self.begun: list[tuple[int, int]] = []  # for each batch of prompts: the version it needs, and the committed one
+        self.trainers = Trainers(memory, in_background)
+        self.trainers.loading = lambda: self.memory.loading & set(self.alive)
+        trainers: Any = self.trainers
         replicas: Any = [
             SimpleNamespace(replica_id=name, shares_device=name in SHARED, devices=(name,)) for name in NAMES
         ]
@@ -105,12 +164,6 @@ class Job:
         data_plane: Any = client
         self.commit = WeightCommit(data_plane, trainers, replicas, None, released=released, hosts=hosts)
         self.commit.pauses_s = lambda loaded: [0.0] * len(loaded)  # type: ignore[method-assign]
-
-    def stage_weights(self, version: int) -> Collection[int]:
-        alive = {view.replica_id for view in self.fleet.view if view.state is not DEAD}
-        assert not self.memory.loading & alive, "staged while a replica loads"
-        self.memory.version = version
-        return [version]
 
     @property
     def fleet(self) -> Fleet:
@@ -121,9 +174,18 @@ class Job:
         return [view.replica_id for view in self.fleet.view if view.state is not DEAD]
 
     def commit_next(self) -> None:
+        """An optimizer step, and the commit of what it made."""
         self.version += 1
+        self.trainers.update(self.version)
         self.commit(self.version)
-        assert self.fleet.committed == self.version == self.memory.version
+        if not self.trainers.in_background:
+            self.commit.wait_committed()
+            assert self.fleet.committed == self.version == self.memory.version
+
+    def submit(self) -> None:
+        """Prompts of the next step, whose generation must not begin on older weights than those of this version."""
+        version = self.version
+        self.commit.when_committed(lambda: self.begun.append((version, self.fleet.committed)))
 
     def reclaim(self) -> None:
         """As a computation of the trainer does it."""
@@ -153,10 +215,11 @@ class Job:
                 assert view.version == engine.version == self.version and not view.outdated
             else:
                 assert view.state in (DEAD, RELEASED) or (view.state is STALE and engine.failed == self.version)
+        assert self.fleet.committed == self.version and all(needed <= found for needed, found in self.begun)
 
 
 @contextmanager
-def job(released: bool = False) -> Iterator[Job]:
+def job(released: bool = False, in_background: bool = False) -> Iterator[Job]:
     from seamless_verl.weights import commit as module
 
     loop = asyncio.new_event_loop()
@@ -170,7 +233,7 @@ def job(released: bool = False) -> Iterator[Job]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "ray", SimpleNamespace(get=lambda reply: reply))  # replies are results
         patch.setattr(module, "one_per_host", list)
-        made = Job(client, engines, memory, released)
+        made = Job(client, engines, memory, released, in_background)
         try:
             yield made
         finally:
@@ -185,7 +248,7 @@ def job(released: bool = False) -> Iterator[Job]:
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["commit", "commit", "reclaim", "lend", "kill", "fail", "mend", "slow", "wait"]),
+        st.sampled_from(["commit", "commit", "submit", "reclaim", "lend", "kill", "fail", "mend", "slow", "wait"]),
         st.sampled_from(NAMES[1:]),  # the first one lives, so that one always can serve
     ),
     min_size=3,
@@ -194,10 +257,11 @@ STEPS = st.lists(
 
 
 @settings(deadline=None, max_examples=150)
-@given(STEPS, st.booleans())
-def test_any_schedule_keeps_the_laws(steps: list[tuple[str, str]], released: bool) -> None:
-    """No load sees two versions, training gets devices on which nothing loads, and all who live get each version."""
-    with job(released) as made:
+@given(STEPS, st.booleans(), st.booleans())
+def test_any_schedule_keeps_the_laws(steps: list[tuple[str, str]], released: bool, in_background: bool) -> None:
+    """No copy and no load sees two versions, training gets devices on which nothing loads, all who live get each
+    version, and no prompt begins before the one that it needs is committed."""
+    with job(released, in_background) as made:
         for step, name in steps:
             engine = made.engines[name]
             match step:
@@ -207,13 +271,15 @@ def test_any_schedule_keeps_the_laws(steps: list[tuple[str, str]], released: boo
                     made.reclaim()
                 case "lend":
                     made.lend()
+                case "submit":
+                    made.submit()
                 case "kill":
                     made.kill(name)
                 case "fail" | "mend":
                     made.commit.wait()
                     engine.failing = step == "fail"
                 case "slow":
-                    engine.turns = 60 - engine.turns
+                    engine.turns = made.trainers.turns = 60 - engine.turns
                 case "wait" if made.version:
                     made.check_loaded()
         made.commit_next()
@@ -271,3 +337,57 @@ def test_a_replica_that_was_started_again_and_cannot_load_is_checked_for_at_once
         assert made.commit.load_started(["replica-2"]) == ["replica-2"] and not checks
         made.engines["replica-3"].failing = True
         assert made.commit.load_started(["replica-3"]) == [] and checks == [1]
+
+
+def test_the_trainer_goes_on_while_its_worker_copies_and_its_next_update_is_held_and_counted() -> None:
+    with job(in_background=True) as made:
+        go, copy = threading.Event(), made.trainers.copy
+
+        def slow_copy(*arguments: Any) -> Any:
+            assert go.wait(WAIT_S)
+            return copy(*arguments)
+
+        made.trainers.copy = slow_copy  # type: ignore[method-assign]
+        made.commit_next()
+        made.submit()
+        made.commit.wait([])  # nothing is needed of any replica
+        assert made.fleet.committed == 0 and made.begun == []
+        update = threading.Thread(target=made.trainers.update, args=(2,))
+        update.start()
+        update.join(0.2)
+        assert update.is_alive() and made.trainers.weights == [1, 1]
+        go.set()
+        update.join(WAIT_S)
+        made.commit.wait()
+        assert made.begun == [(1, 1)] and made.trainers.weights == [2, 2]
+        times = made.commit.times
+        assert 0.2 <= times.held_s <= times.trainer_s and times.stage_s > 0.2
+
+
+def test_a_copy_that_fails_is_raised_where_the_commit_is_needed_and_nothing_of_it_is_served() -> None:
+    with job(in_background=True) as made:
+        made.commit_next()
+        made.check_loaded()
+        made.trainers.error = OSError("no space left")
+        made.commit_next()
+        for attempt in (made.commit.wait, made.commit.raise_failed, made.commit_next, made.submit):
+            with pytest.raises(OSError, match="no space left"):
+                attempt()
+        assert made.fleet.committed == 1 and made.begun == []
+        made.commit.loads = None  # the job below waits for its loads
+
+
+def test_where_a_host_waits_for_the_weights_the_trainer_does_too() -> None:
+    with job(in_background=True) as made:
+        sent: list[Any] = []
+
+        def stage(version: int, staged: Any) -> tuple[list[int], dict[str, float]]:
+            sent.append((version, staged, threading.current_thread()))
+            return [], {"bytes": 7.0}
+
+        made.commit.transfer = SimpleNamespace(without=lambda hosts: [3] if hosts == {"here"} else [], stage=stage)  # type: ignore[assignment]
+        made.version += 1
+        made.trainers.update(1)
+        assert made.commit(1)["bytes"] == 7.0
+        assert made.fleet.committed == 1 and sent == [(1, [1], threading.current_thread())]
+        made.check_loaded()

@@ -33,6 +33,9 @@ class FakeStream(str):
         made.cuda = cuda  # type: ignore[attr-defined]
         return made
 
+    def wait_event(self, event: FakeEvent) -> None:
+        self.cuda.calls.append(f"side waits for {event.name}")  # type: ignore[attr-defined]
+
     def wait_stream(self, other: str) -> None:
         self.cuda.calls.append(f"side waits for {other}")  # type: ignore[attr-defined]
 
@@ -56,6 +59,12 @@ class FakeCuda:
 
     def current_stream(self) -> str:
         return "main"
+
+    def current_device(self) -> int:
+        return 3
+
+    def set_device(self, device: int) -> None:
+        self.calls.append(f"device {device}")
 
     @contextmanager
     def stream(self, stream: str) -> Any:
@@ -215,3 +224,18 @@ def test_a_shard_that_is_not_contiguous_goes_to_the_device_in_one_piece() -> Non
     weight = torch.arange(60.0)[6:54].view(6, 8)
     for shard in (weight[1:4], weight[:, 2:5], weight[2:, ::3], weight.T[1:3], weight[:0], weight[3, 3]):
         assert torch.equal(copied(weight, shard), shard)
+
+
+def test_another_threads_work_begins_after_what_is_queued_by_now_and_on_a_stream_of_its_own() -> None:
+    from seamless_verl.weights.host_copies import work_after_this
+
+    cuda = FakeCuda()
+    block = work_after_this(cuda)
+    assert cuda.calls == ["copy 0 on main"], "an event behind the optimizer's step"
+    cuda.calls.append("the trainer computes")
+    with block():
+        cuda.calls.append("export")
+    assert cuda.calls[2:] == ["device 3", "side waits for copy 0", "in side", "export", "out"]
+    without = FakeCuda(available=False)
+    with work_after_this(without)():
+        assert without.calls == []

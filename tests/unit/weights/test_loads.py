@@ -127,3 +127,85 @@ def test_a_fleet_that_cannot_go_on_is_known_after_the_last_load() -> None:
         loads.wait()
     with pytest.raises(ReplicaLostError):
         loads.wait(["a"])
+
+
+class Commit(Gate):
+    """Also a commit before the loads, which ends when it is let."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        super().__init__()
+        self.error, self.committing = error, threading.Semaphore(0)
+
+    def commit(self) -> None:
+        assert self.committing.acquire(timeout=LIMIT_S)
+        if self.error is not None:
+            raise self.error
+
+
+def test_the_version_is_committed_then_prompts_begin_then_replicas_load() -> None:
+    gate, order = Commit(), list[str]()
+    loads = BackgroundLoads(1, [["a"]], gate.load, commit=gate.commit)
+
+    def first() -> None:
+        assert not gate.begun
+        order.append("first")
+        loads.when_committed(lambda: order.append("within"))
+
+    loads.when_committed(first)
+    loads.when_committed(lambda: order.append("second"))
+    loads.wait([])
+    assert not loads.committed.done() and order == []
+    gate.committing.release()
+    loads.wait_committed()
+    assert order == ["first", "second", "within"]
+    loads.when_committed(lambda: order.append("at once"))
+    assert order[-1] == "at once"
+    gate.go.release()
+    loads.wait()
+    assert gate.loaded == ["a"] and not loads.open
+
+
+def test_who_needs_a_replica_waits_for_the_commit_too() -> None:
+    gate = Commit()
+    loads = BackgroundLoads(1, [["a"]], gate.load, commit=gate.commit)
+    waiting = threading.Thread(target=loads.wait, args=(["a"],))
+    waiting.start()
+    gate.go.release()
+    waiting.join(0.05)
+    assert waiting.is_alive() and not gate.begun
+    gate.committing.release()
+    waiting.join(LIMIT_S)
+    assert not waiting.is_alive() and gate.loaded == ["a"]
+
+
+def test_a_commit_that_fails_is_raised_wherever_it_is_needed_and_nothing_begins() -> None:
+    gate, begun = Commit(OSError("no space left")), list[str]()
+    loads = BackgroundLoads(1, [["a"], ["b"]], gate.load, commit=gate.commit)
+    loads.when_committed(lambda: begun.append("prompts"))
+    loads.raise_failed()  # not yet
+    gate.committing.release()
+    for attempt in (
+        loads.wait_committed,
+        loads.wait,
+        loads.raise_failed,
+        lambda: loads.wait(["b"]),
+        lambda: loads.wait([]),
+        lambda: loads.when_committed(lambda: begun.append("later prompts")),
+    ):
+        with pytest.raises(OSError, match="no space left"):
+            attempt()
+    assert gate.begun == [] and begun == []
+
+
+def test_prompts_that_cannot_begin_end_the_commit() -> None:
+    gate = Commit()
+    loads = BackgroundLoads(1, [["a"]], gate.load, commit=gate.commit)
+
+    def begin() -> None:
+        raise ConnectionError("the agent loop worker is dead")
+
+    loads.when_committed(begin)
+    gate.committing.release()
+    with pytest.raises(ConnectionError, match="agent loop worker"):
+        loads.wait()
+    assert gate.begun == []
