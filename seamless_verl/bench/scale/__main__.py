@@ -48,7 +48,7 @@ HEADER = (
 
 
 @dataclass(frozen=True)
-class Row:
+class SessionLoad:
     """One window: seconds and bytes."""
 
     shards: int
@@ -106,7 +106,7 @@ def _python(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-m", f"seamless_verl.bench.{module}", *arguments]
 
 
-def measure(shards: int, sessions: int, replicas: int, work: Work, seconds: float) -> Row:
+def measure(shards: int, sessions: int, replicas: int, work: Work, seconds: float) -> SessionLoad:
     """One window of so many open sessions, in processes of its own."""
     with processes(replicas, shards) as (ports, gateways):
         empty, used = _resident(gateways), 0.0
@@ -121,11 +121,15 @@ def measure(shards: int, sessions: int, replicas: int, work: Work, seconds: floa
     return _row(shards, sessions, served, window_s, work, cpu_s, grown)
 
 
-def _row(shards: int, sessions: int, served: Served, seconds: float, work: Work, cpu_s: float, grown: int) -> Row:
+def _row(
+    shards: int, sessions: int, served: Served, seconds: float, work: Work, cpu_s: float, grown: int
+) -> SessionLoad:
     if len(served.late) < 2:
         raise ConfigError("--seconds", seconds, "hardly a call ended in the window", "Give a longer window")
     calls, p99 = len(served.late), quantiles(served.late, n=100, method="inclusive")[98]
-    return Row(shards, sessions, calls, seconds, calls * work.pacing.tokens, median(served.late), p99, cpu_s, grown)
+    return SessionLoad(
+        shards, sessions, calls, seconds, calls * work.pacing.tokens, median(served.late), p99, cpu_s, grown
+    )
 
 
 def _cpu_s(gateways: Sequence[psutil.Process]) -> float:

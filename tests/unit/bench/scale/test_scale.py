@@ -7,7 +7,7 @@ from resource import RLIMIT_NOFILE, getrlimit
 import pytest
 
 from seamless_verl.bench.gateway.load import Pacing
-from seamless_verl.bench.scale.__main__ import HEADER, SPARE_FILES, Row, check_sessions
+from seamless_verl.bench.scale.__main__ import HEADER, SPARE_FILES, SessionLoad, check_sessions
 from seamless_verl.bench.scale.sessions import Served, Work
 from seamless_verl.errors import ConfigError
 
@@ -19,7 +19,7 @@ def test_a_turn_is_reply_and_tool() -> None:
 
 
 def test_a_row() -> None:
-    row = Row(2, 100, 500, 10.0, 32_000, 0.004, 0.0301, 4.0, 100 * 2048)
+    row = SessionLoad(2, 100, 500, 10.0, 32_000, 0.004, 0.0301, 4.0, 100 * 2048)
     assert (row.rate, row.limit) == (50.0, 125.0)
     expected = ("2", "100", "50", "3,200", "4.0", "30.1", "8.00", "40% of 2", "125", "2")
     assert row.cells() == expected and len(expected) == len(HEADER)
