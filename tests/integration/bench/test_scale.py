@@ -1,4 +1,4 @@
-"""The scale bench from end to end: two shards in processes of their own, agents that come and go, nothing left behind."""
+"""The scale bench from end to end: two shards in processes of their own, agents that come and go, nothing left."""
 
 from __future__ import annotations
 
