@@ -45,7 +45,7 @@ from seamless_verl.rollout.observation import ReplicaLoad, RolloutObservation
 from seamless_verl.rollout.paused_time import PausedTime, WaitingCall
 from seamless_verl.rollout.precedence import CallOrder, Precedence
 from seamless_verl.rollout.replica import Lease
-from seamless_verl.rollout.replica_state import SERVING
+from seamless_verl.rollout.replica_state import DEAD, SERVING
 from seamless_verl.trajectory.records import Finish, TokenChunk, empty_chunk, tokens
 
 AFFINITY_TOKENS = 256  # tokens of the prompt that identify it: system prompt and tools distinguish agents
@@ -239,7 +239,7 @@ class Calls:
                 view.replica_id,
                 running[view.replica_id],
                 urgently[view.replica_id],
-                view.capacity,
+                0 if view.state is DEAD else view.capacity,
                 self._tokens_of[view.replica_id],
                 longest.get(view.replica_id, 0.0),
             )

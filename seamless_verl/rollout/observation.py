@@ -13,8 +13,8 @@ from dataclasses import dataclass
 class ReplicaLoad:
     """One replica: its `running` calls, frozen ones too, of which `urgent` are of groups that training waits for.
 
-    `seats` is how many calls it may run at once, `generated` the tokens of its calls so far, and `longest` the tokens
-    that its longest call is expected to generate still.
+    `seats` is how many calls it may run at once, 0 while it is dead, `generated` the tokens of its calls so far, and
+    `longest` the tokens that its longest call is expected to generate still.
     """
 
     replica_id: str

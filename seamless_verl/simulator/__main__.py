@@ -9,18 +9,12 @@ from dataclasses import replace
 
 from seamless_verl.errors import ConfigError
 from seamless_verl.resources.lending import POLICIES
+from seamless_verl.simulator.capacity import CapacityPlan
+from seamless_verl.simulator.machine import MACHINES, MachineProfile, machine_named
 from seamless_verl.simulator.report import calibration_table, results_table, results_to_json
-from seamless_verl.simulator.scenario import (
-    MACHINES,
-    SCHEDULERS,
-    WORKLOADS,
-    MachineProfile,
-    Scenario,
-    Scheduler,
-    machine_named,
-    workload_named,
-)
+from seamless_verl.simulator.scenario import SCHEDULERS, Scenario, Scheduler
 from seamless_verl.simulator.simulate import simulate
+from seamless_verl.simulator.workload import WORKLOADS, workload_named
 
 PROG = "python -m seamless_verl.simulator"
 
@@ -41,7 +35,11 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=PROG, description="Schedulers and lending policies in virtual time.")
     parser.add_argument("--workload", default="w2", help=f"one of {', '.join(WORKLOADS)}")
     parser.add_argument(
-        "--devices", nargs="+", default=["train+rollout"] * 2, metavar="TAGS", help="a device's tags, joined by +"
+        "--devices",
+        nargs="+",
+        default=["train+rollout"] * 2,
+        metavar="TAGS",
+        help="a device's tags, joined by +; 512*train+rollout are so many devices",
     )
     parser.add_argument(
         "--scheduler", nargs="+", default=["seamless"], help=f"one or more of {', '.join(SCHEDULERS)}; each is a line"
@@ -56,6 +54,10 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--prefetch", action="store_true", help="the host prepares a mini-batch while devices compute")
     parser.add_argument("--early-pause", action="store_true", help="pause engines for the host's work too")
     parser.add_argument("--host-s", type=float, help="seconds of the host's work on a mini-batch")
+    parser.add_argument("--keep", action="store_true", help="what engines have computed is kept over a weight update")
+    parser.add_argument("--look-s", type=float, help="seconds between two decisions of the policy while training waits")
+    parser.add_argument("--deaths-per-hour", type=float, default=0.0, help="of replicas, in the whole cluster")
+    parser.add_argument("--restart-s", type=float, default=60.0, help="seconds until a dead replica is back")
     parser.add_argument("--seats", type=int, default=32, help="calls an engine runs at once")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1)
@@ -78,14 +80,22 @@ def scenarios(args: argparse.Namespace) -> dict[str, Scenario]:
             line = f"{name} {policy}" if policy else name
             named[line] = Scenario(
                 workload_named(args.workload),
-                tuple(frozenset(tags.split("+")) for tags in args.devices),
+                tuple(device for text in args.devices for device in _devices(text)),
                 scheduler,
                 _machine(args),
                 seats=args.seats,
                 steps=args.steps,
                 seed=args.seed,
+                capacity=CapacityPlan(args.deaths_per_hour, args.restart_s),
             )
     return named
+
+
+def _devices(text: str) -> tuple[frozenset[str], ...]:
+    number, star, tags = text.rpartition("*")
+    if star and not (number.isdecimal() and int(number)):
+        raise ConfigError("devices", text, "no number of devices is before the *", "Give one of 1 or more")
+    return (frozenset(tags.split("+")),) * (int(number) if star else 1)
 
 
 def _scheduler(args: argparse.Namespace, name: str, policy: str | None) -> Scheduler:
@@ -94,6 +104,7 @@ def _scheduler(args: argparse.Namespace, name: str, policy: str | None) -> Sched
         raise ConfigError("scheduler", name, "there is no such scheduler", way_out)
     overrides = {"policy": policy, "max_staleness": args.max_staleness, "ahead": args.ahead, "updates": args.updates}
     overrides |= {"drop": args.drop or None, "prefetch": args.prefetch or None, "early_pause": args.early_pause or None}
+    overrides |= {"keep_cache": args.keep or None, "look_s": args.look_s}
     return replace(SCHEDULERS[name], **{key: value for key, value in overrides.items() if value is not None})
 
 

@@ -1,25 +1,35 @@
 """A cluster in virtual time: engines, the trainer's computation and timers advance together to the next event.
 
+Two clocks run: `now`, in which timers are set, and `worked`, the seconds of their full speed that devices have had.
+Host work on the devices' own time slows all of them alike: `worked` falls behind then. An engine is looked at only when
+something about it changes; what it did since follows from its speed.
+
 Invariants: time never goes back; what a device did between two events is of one kind, counted once; a call is in
-one engine, in the queue, or with a tool. Host work on the devices' own time slows all of them alike.
+one engine, in the queue, or with a tool; `_loads` has each device that takes calls, under the calls it runs.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import count
 
 from seamless_verl.resources.lending import Use
-from seamless_verl.simulator.engine import SimulatedDevice, SimulatedSample
-from seamless_verl.simulator.scenario import MachineProfile
+from seamless_verl.simulator.device import SimulatedDevice
+from seamless_verl.simulator.engine import SimulatedSample
+from seamless_verl.simulator.machine import MachineProfile
 
 Action = Callable[[], None]
 NEARLY = 1e-12  # seconds
 
 
 class VirtualCluster:
-    """`on_ended` is called with each call that has ended; `priority` orders the queue, smallest first."""
+    """`on_ended` is called with each call that has ended; `priority` orders the queue, smallest first.
+
+    `keep_cache`: contexts need not be computed again after a weight update. `changed` is set where something has
+    happened that may matter to a lending policy. `on_drained` is called with a device that was about to leave, and has
+    no call any more.
+    """
 
     def __init__(
         self,
@@ -29,107 +39,180 @@ class VirtualCluster:
         on_ended: Callable[[SimulatedSample], None],
         priority: Callable[[SimulatedSample, int], tuple[int, ...]],
         carry_s: float,
+        keep_cache: bool = False,
     ) -> None:
-        self.machine, self.devices, self.carry_s = machine, devices, carry_s
+        self.machine, self.devices, self.carry_s, self.keep_cache = machine, devices, carry_s, keep_cache
         self.on_ended, self.priority = on_ended, priority
-        self.now, self.version = 0.0, 0
-        self.computation_s = 0.0  # of the current mini-batch, still to be done on each train device
-        self.syncing = False
+        self.on_drained: Callable[[SimulatedDevice], None] = lambda _: None
+        self.now = self.worked = 0.0
+        self.version = 0
+        self.syncing = self.computing = False
+        self.changed = True
         self._queue: list[tuple[tuple[int, ...], int, SimulatedSample]] = []
         self._timers: list[tuple[float, int, Action]] = []
+        self._ends: list[tuple[float, int, SimulatedDevice | None, int]] = []  # by `worked`; None: the computation
         self._order = count()
-
-    @property
-    def computing(self) -> bool:
-        return self.computation_s > 0
+        most = max(device.engine.seats for device in devices)
+        self._step_s = [0.0, *(machine.decode_s(calls) for calls in range(1, most + 1))]
+        self._loads: list[dict[str, SimulatedDevice]] = [{} for _ in self._step_s]
+        self._places: dict[str, int] = {}
+        self._rate = 0.0  # tokens/s of all engines
+        for device in devices:
+            self.update(device)
 
     @property
     def waiting(self) -> int:
         return len(self._queue)
+
+    def step_s(self, calls: int) -> float:
+        """Seconds of a decoding step of an engine with so many calls."""
+        return self._step_s[calls]
 
     def after(self, seconds: float, action: Action) -> None:
         heapq.heappush(self._timers, (self.now + seconds, next(self._order), action))
 
     def enqueue(self, sample: SimulatedSample) -> None:
         order = next(self._order)
+        self.changed = self.changed or not self._queue
         heapq.heappush(self._queue, (self.priority(sample, order), order, sample))
 
     def drop_samples(self, samples: set[SimulatedSample]) -> None:
         """Drop calls in engines and in the queue."""
         for device in self.devices:
+            self._count_up_to_now(device)
             device.engine.drop(samples, self.version)
+            self.update(device)
         self._queue = [entry for entry in self._queue if entry[2] not in samples]
         heapq.heapify(self._queue)
 
     def place_waiting(self) -> None:
         """Give waiting calls to the least loaded engine with a free seat."""
-        while self._queue:
-            seats = [d for d in self.devices if d.serving and d.engine.running < d.engine.seats]
-            if not seats or self.syncing:
-                return
-            chosen = min(seats, key=lambda d: (d.engine.running / d.engine.seats, d.name))
-            chosen.engine.add(heapq.heappop(self._queue)[2], self.version, prefill_token_s=self.machine.prefill_token_s)
+        if self.syncing:
+            return
+        while self._queue and (device := self._least_loaded()):
+            self._count_up_to_now(device)
+            sample = heapq.heappop(self._queue)[2]
+            device.engine.add(
+                sample, self.version, prefill_token_s=self.machine.prefill_token_s, keep_cache=self.keep_cache
+            )
+            self.update(device)
+
+    def _least_loaded(self) -> SimulatedDevice | None:
+        """Of all with a free seat; of equally loaded ones the one that has been so for the longest time."""
+        return next((next(iter(load.values())) for load in self._loads if load), None)
 
     def switch(self, device: SimulatedDevice, use: Use, *, carry: bool) -> None:
         """Begin a switch; the engine's calls are frozen in it or, with `carry`, moved back to the queue."""
         if carry:
             self.cut(device)
+        self._count_up_to_now(device)
         to_rollout = use is Use.ROLLOUT
         seconds = self.machine.switch_to_rollout_s if to_rollout else self.machine.switch_to_train_s
         device.use, device.switching_until = use, self.now + seconds
-        self.after(seconds, lambda: setattr(device, "switching_until", None))
+        self.update(device)
+        self.after(seconds, lambda: self._end_switch(device))
+
+    def _end_switch(self, device: SimulatedDevice) -> None:
+        device.switching_until, self.changed = None, True
+        self.update(device)
 
     def cut(self, device: SimulatedDevice) -> None:
         """Cut a device's calls; they are in the queue again after `carry_s`."""
+        self._count_up_to_now(device)
         for sample in device.engine.cut(self.version):
             self.after(self.carry_s, lambda sample=sample: self.enqueue(sample))  # type: ignore[misc]
+        self.update(device)
+
+    def begin_computation(self, seconds: float) -> None:
+        """Let the trainer's devices compute for so long."""
+        self.computing = True
+        heapq.heappush(self._ends, (self.worked + seconds, next(self._order), None, 0))
+        self._update_all()
+
+    def set_syncing(self, syncing: bool) -> None:
+        """Begin or end a weight update, during which no engine generates."""
+        for device in self.devices:
+            self._count_up_to_now(device)
+        self.syncing = syncing
+        self._update_all()
 
     def commit(self, version: int) -> None:
         """Commit new weights: tokens from now on are of `version`."""
         for device in self.devices:
-            device.engine.count_produced(self.version)
-        self.version = version
+            self._count_up_to_now(device)
+            device.engine.commit(
+                self.version, version, prefill_token_s=self.machine.prefill_token_s, keep_cache=self.keep_cache
+            )
+            self.update(device)
+        self.version, self.changed = version, True
 
-    def rate(self, device: SimulatedDevice) -> float:
-        """Tokens/s of its engine without host work on the machine."""
-        return self.machine.rate(device.engine.running) if device.serving and not self.syncing else 0.0
+    def update(self, device: SimulatedDevice) -> None:
+        """After a change of what a device does: its kind of use from now on, its speed, and its next event."""
+        engine = device.engine
+        engine.count_up_to(self.worked)
+        running = engine.running
+        device.count_up_to(self.now)
+        device.kind = device.kind_now(computing=self.computing, syncing=self.syncing)
+        engine.step_s = self._step_s[running] if device.serving and not self.syncing else 0.0
+        rate = running / engine.step_s if engine.step_s else 0.0
+        self._rate, device.rate = self._rate + rate - device.rate, rate
+        device.changes += 1
+        if rate:
+            end = self.worked + engine.stalled_s + engine.steps_to_next_end() * engine.step_s
+            heapq.heappush(self._ends, (end, next(self._order), device, device.changes))
+        self._loads[self._places.pop(device.name, 0)].pop(device.name, None)
+        if device.open:
+            self._loads[running][device.name] = device
+            self._places[device.name] = running
+
+    def _update_all(self) -> None:
+        self.changed = True
+        for device in self.devices:
+            self.update(device)
+
+    def _count_up_to_now(self, device: SimulatedDevice) -> None:
+        device.engine.count_up_to(self.worked)
+
+    def count_up_to_now(self, devices: Iterable[SimulatedDevice]) -> None:
+        """Count the steps of their engines, and their own time, up to now."""
+        for device in devices:
+            self._count_up_to_now(device)
+            device.count_up_to(self.now)
 
     def speed(self) -> float:
         """Share of the devices' time that host work leaves them, 0 to 1."""
-        tokens = sum(self.rate(device) for device in self.devices)
-        return 1 / (1 + self.machine.host_token_s * tokens / len(self.devices))
+        return 1 / (1 + self.machine.host_token_s * max(0.0, self._rate) / len(self.devices))
 
     def advance(self) -> None:
         """Advance to the next event and apply it. Raises RuntimeError when there is none."""
-        speed, seconds = self.speed(), self._timers[0][0] - self.now if self._timers else float("inf")
-        if self.computing:
-            seconds = min(seconds, self.computation_s / speed)
-        generating = [device for device in self.devices if self.rate(device) > 0]
-        stalled = [device.engine for device in generating if device.engine.stalled_s > 0]
-        step_rates = [
-            (d, speed / self.machine.decode_s(d.engine.running)) for d in generating if not d.engine.stalled_s
-        ]
-        for device, step_rate in step_rates:
-            seconds = min(seconds, device.engine.steps_to_next_end() / step_rate)
-        for engine in stalled:
-            seconds = min(seconds, engine.stalled_s / speed)
+        self._forget_outdated()
+        speed = self.speed()
+        to_end = (self._ends[0][0] - self.worked) / speed if self._ends else float("inf")
+        to_timer = self._timers[0][0] - self.now if self._timers else float("inf")
+        seconds = max(0.0, min(to_end, to_timer))
         if seconds == float("inf"):
             raise RuntimeError(f"nothing happens any more after {self.now:.3f} s")
-        self._pass_time(max(0.0, seconds), speed)
-        for engine in stalled:
-            remaining = engine.stalled_s - max(0.0, seconds) * speed
-            engine.stalled_s = remaining if remaining > NEARLY else 0.0
-        for device, step_rate in step_rates:
-            device.engine.advance(max(0.0, seconds) * step_rate)
-            for sample in device.engine.ended(self.version):
-                self.on_ended(sample)
+        self.worked = self._ends[0][0] if to_end <= to_timer else self.worked + seconds * speed
+        self.now = self._timers[0][0] if to_timer <= to_end else self.now + seconds
+        while self._ends and self._ends[0][0] <= self.worked + NEARLY:
+            _, _, device, changes = heapq.heappop(self._ends)
+            if device is None:
+                self.computing = False
+                self._update_all()
+            elif device.changes == changes:
+                self._end_calls(device)
         while self._timers and self._timers[0][0] <= self.now + NEARLY:
             heapq.heappop(self._timers)[2]()
 
-    def _pass_time(self, seconds: float, speed: float) -> None:
-        for device in self.devices:
-            device.seconds[device.kind(computing=self.computing, syncing=self.syncing)] += seconds
-        self.now += seconds
-        if self.computing:
-            remaining = self.computation_s - seconds * speed
-            self.computation_s = remaining if remaining > NEARLY else 0.0
+    def _forget_outdated(self) -> None:
+        while self._ends and (device := self._ends[0][2]) and device.changes != self._ends[0][3]:
+            heapq.heappop(self._ends)
+
+    def _end_calls(self, device: SimulatedDevice) -> None:
+        self._count_up_to_now(device)
+        for sample in device.engine.ended(self.version):
+            self.on_ended(sample)
+        self.changed = self.changed or not device.engine.running
+        self.update(device)
+        if device.leaving and not device.engine.running:
+            self.on_drained(device)

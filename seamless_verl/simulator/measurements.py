@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from seamless_verl.errors import IntegrityError
 from seamless_verl.simulator.cluster import VirtualCluster
-from seamless_verl.simulator.engine import SimulatedDevice, SimulatedGroup, SimulatedUse
+from seamless_verl.simulator.device import SimulatedDevice, SimulatedUse
+from seamless_verl.simulator.engine import SimulatedGroup
 
 TOLERANCE = 1e-6  # of all device-seconds
 
@@ -17,7 +18,6 @@ class Measurements:
 
     cluster: VirtualCluster
     warmup: int
-    prompt_tokens: int
     started_at: float = 0.0
     seconds_at_start: list[dict[SimulatedUse, float]] = field(default_factory=list)
     step_ends: list[float] = field(default_factory=list)
@@ -36,6 +36,7 @@ class Measurements:
 
     def _begin_measuring(self) -> None:
         self.measuring, self.started_at = True, self.cluster.now
+        self.cluster.count_up_to_now(self.cluster.devices)
         self.seconds_at_start = [dict(device.seconds) for device in self.cluster.devices]
 
     def record_trained(self, group: SimulatedGroup, step: int) -> None:
@@ -45,7 +46,7 @@ class Measurements:
             self.max_token_age = max(self.max_token_age, step - 1 - (sample.first_version or 0))
         if self.measuring:
             self.tokens += group.tokens
-            self.trained_tokens += group.tokens + len(group.samples) * self.prompt_tokens
+            self.trained_tokens += group.trained_tokens
             self.age_tokens += sum((step - 1) * s.tokens - s.version_tokens for s in group.samples)
 
     def record_dropped(self, group: SimulatedGroup) -> None:
@@ -64,6 +65,7 @@ class Measurements:
 
     def measured_seconds(self) -> list[dict[SimulatedUse, float]]:
         """Seconds of each kind, per device, since the warm-up."""
+        self.cluster.count_up_to_now(self.cluster.devices)
         pairs = zip(self.cluster.devices, self.seconds_at_start, strict=True)
         return [
             {kind: device.seconds[kind] - seconds_at_start[kind] for kind in SimulatedUse}
@@ -72,6 +74,7 @@ class Measurements:
 
     def check_integrity(self) -> None:
         """Raises IntegrityError when a device's seconds do not add up to the time that passed (in microseconds)."""
+        self.cluster.count_up_to_now(self.cluster.devices)
         for device in self.cluster.devices:
             _check_device(device, self.cluster.now)
 

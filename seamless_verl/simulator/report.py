@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from statistics import mean
 
 from seamless_verl.runtime.tables import text_table
-from seamless_verl.simulator.engine import SimulatedUse
-from seamless_verl.simulator.scenario import BOTH, ROLLOUT, SCHEDULERS, Scenario, machine_named, workload_named
+from seamless_verl.simulator.device import SimulatedUse
+from seamless_verl.simulator.machine import machine_named
+from seamless_verl.simulator.scenario import BOTH, ROLLOUT, SCHEDULERS, Scenario
 from seamless_verl.simulator.simulate import Result, simulate
+from seamless_verl.simulator.workload import workload_named
 
 LAYOUTS = {
     "sync": (BOTH, BOTH),

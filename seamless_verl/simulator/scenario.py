@@ -1,135 +1,19 @@
-"""Describes a run to simulate: its devices, machine, workload and scheduler.
+"""Describes a run to simulate: its devices, machine, workload and scheduler, and how its capacity changes.
 
-- A `MachineProfile` holds measured times: an engine's rates, training, switching, the host's work.
-- A `SimulatedWorkload` says how long generations are, how many turns there are, and how long tools take.
-- A `Scheduler` says how generation and training take turns: verl's modes, or ours.
+A `Scheduler` says how generation and training take turns: verl's modes, or ours.
 """
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from random import Random
 
 from seamless_verl.errors import ConfigError
 from seamless_verl.resources.lending import LendingPolicy, StepBoundary, lending_policy
 from seamless_verl.resources.lending.policy import Tag
-
-ONE_CORE: Mapping[int, float] = {1: 475, 2: 868, 4: 1566, 8: 2536, 16: 3880, 32: 7014, 64: 8431}
-"""Tokens/s at c calls in flight: a model of 3.3M parameters, one engine on one core."""
-
-
-@dataclass(frozen=True)
-class MachineProfile:
-    """All times are in seconds; by default the host's work does not take the devices' time.
-
-    `rates` are tokens/s of one engine by its running calls. `train_token_s` is device-seconds of training per token,
-    prompts included; `train_fixed_s` is added to every mini-batch on every device. `host_s` is the host's work on a
-    mini-batch before devices compute, `dispatch_s` the time from a prompt's submission to its first token,
-    `collect_s` from a group's end until it is ready. A call that was cut continues once its tokens have been computed
-    again, at `prefill_token_s` each. `host_token_s` is host work per generated token that takes the devices' own
-    time, spread evenly over them: the front ends beside the engines on the same cores; 0 on accelerators. `sync_s` is
-    a weight update, during which no device works.
-    """
-
-    rates: Mapping[int, float] = field(default_factory=lambda: ONE_CORE)
-    train_token_s: float = 2.9 / 8044
-    train_fixed_s: float = 0.0
-    switch_to_rollout_s: float = 0.01
-    switch_to_train_s: float = 0.01
-    sync_s: float = 0.1
-    host_s: float = 0.04
-    dispatch_s: float = 0.05
-    collect_s: float = 0.02
-    prefill_token_s: float = 0.05e-3
-    host_token_s: float = 0.0
-
-    def rate(self, calls: int) -> float:
-        """Tokens/s of one engine, from the seconds per decoding step, interpolated linearly."""
-        return calls / self.decode_s(calls) if calls else 0.0
-
-    def decode_s(self, calls: int) -> float:
-        """Seconds in which each of `calls` gets one token."""
-        points = [(c, c / rate) for c, rate in sorted(self.rates.items())]
-        after = bisect_left(points, (calls, 0.0))
-        right = min(max(after, 1), len(points) - 1)
-        (c0, s0), (c1, s1) = points[right - 1], points[right]
-        return s0 + (s1 - s0) * (calls - c0) / (c1 - c0)
-
-
-MACHINES: Mapping[str, MachineProfile] = {
-    "devices": MachineProfile(),
-    # host work and dispatch are fitted to verl's modes on two cores, not measured: they include everything that slows
-    # devices beside the unit rates; the switch is a pause that keeps calls
-    "two_cores": MachineProfile(host_token_s=0.22e-3, dispatch_s=0.4),
-}
-
-
-def machine_named(name: str) -> MachineProfile:
-    """The machine of that name; raises ConfigError with the valid names."""
-    if name not in MACHINES:
-        raise ConfigError("machine", name, "there is no such machine", f"Choose one of {sorted(MACHINES)}")
-    return MACHINES[name]
-
-
-@dataclass(frozen=True, slots=True)
-class SimulatedTurn:
-    """One call: the tokens it generates, and the seconds a tool takes before the next one."""
-
-    tokens: int
-    tool_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class SimulatedWorkload:
-    """Lengths are lognormal by turn: `median` and `cap` in tokens, `sigma` of the logarithm.
-
-    A batch is `prompts` groups of `samples`. Between turns a tool takes lognormal seconds with mean
-    `tool_mean_s` and `tool_sigma`. `prompt_tokens` of each sample are trained and counted, but not generated.
-    """
-
-    prompts: int = 16
-    samples: int = 4
-    median: float = 60.0
-    sigma: float = 0.3
-    cap: int = 1792
-    turns: int = 1
-    tool_mean_s: float = 0.0
-    tool_sigma: float = 1.0
-    prompt_tokens: int = 13
-
-    def group(self, seed: int, number: int) -> list[tuple[SimulatedTurn, ...]]:
-        """The samples of prompt `number`, the same under every scheduler."""
-        draw = Random(f"{seed}/{number}")
-        return [
-            tuple(self._turn(draw, last=i == self.turns - 1) for i in range(self.turns)) for _ in range(self.samples)
-        ]
-
-    def _turn(self, draw: Random, *, last: bool) -> SimulatedTurn:
-        tokens = min(self.cap, max(1, round(draw.lognormvariate(math.log(self.median), self.sigma))))
-        if last or self.tool_mean_s == 0:
-            return SimulatedTurn(tokens)
-        mu = math.log(self.tool_mean_s) - self.tool_sigma**2 / 2
-        return SimulatedTurn(tokens, draw.lognormvariate(mu, self.tool_sigma))
-
-
-WORKLOADS: Mapping[str, SimulatedWorkload] = {
-    "w1": SimulatedWorkload(),
-    "w1_wide": SimulatedWorkload(sigma=0.9, cap=768),
-    "w2": SimulatedWorkload(median=50.0, sigma=1.3),
-    # a turn of 62.8 tokens takes 0.29 s in an engine with 32 calls in flight: so does a tool, on average
-    "w3": SimulatedWorkload(turns=4, tool_mean_s=0.29),
-}
-
-
-def workload_named(name: str) -> SimulatedWorkload:
-    """The workload of that name; raises ConfigError with the valid names."""
-    if name not in WORKLOADS:
-        raise ConfigError("workload", name, "there is no such workload", f"Choose one of {sorted(WORKLOADS)}")
-    return WORKLOADS[name]
-
+from seamless_verl.simulator.capacity import CapacityPlan
+from seamless_verl.simulator.machine import MachineProfile
+from seamless_verl.simulator.workload import SimulatedWorkload
 
 VERL_RESUME_S = 1.0  # its client sleeps that long before it continues a cut call
 BOTH = frozenset({Tag.TRAIN, Tag.ROLLOUT})
@@ -147,7 +31,9 @@ class Scheduler:
     the policy on whether the calls of a reclaimed device move to others; a cut call is submitted again after
     `carry_s`. `cut_at_sync` cuts all calls at a weight update. `prefetch` lets the host work on the next mini-batch
     while devices compute. `early_pause` reclaims before the host's work on a mini-batch, as verl does, else only for
-    the computation.
+    the computation. `refill` submits prompts before each update, else only when a step begins. `keep_cache` keeps what
+    engines have computed over a weight update. While training waits, finished groups are noticed every `poll_s`
+    seconds, 0 at once, and the policy is asked at most every `look_s` seconds.
     """
 
     policy: str = "marginal"
@@ -162,6 +48,10 @@ class Scheduler:
     cut_at_sync: bool = False
     prefetch: bool = False
     early_pause: bool = False
+    refill: bool = True
+    keep_cache: bool = False
+    poll_s: float = 0.0
+    look_s: float = 0.0
     share: float = 1.0
 
     def __post_init__(self) -> None:
@@ -183,7 +73,13 @@ class Scheduler:
 
 
 VERL_COMMON = Scheduler(
-    enforce_bound=False, carry=True, cut_at_sync=True, carry_s=VERL_RESUME_S, early_pause=True, oldest_first=False
+    enforce_bound=False,
+    carry=True,
+    cut_at_sync=True,
+    carry_s=VERL_RESUME_S,
+    early_pause=True,
+    oldest_first=False,
+    refill=False,
 )
 """What verl's modes have in common."""
 
@@ -204,7 +100,11 @@ SCHEDULERS: Mapping[str, Scheduler] = {
 
 @dataclass(frozen=True)
 class Scenario:
-    """`devices` are sets of tags; `seats` calls run at once in an engine; the first `warmup` steps are not measured."""
+    """`devices` are sets of tags; `seats` calls run at once in an engine; the first `warmup` steps are not measured.
+
+    A device may stand for several that work as one: a replica of them, and as many ranks of the trainer. The machine's
+    times are then of such a unit.
+    """
 
     workload: SimulatedWorkload
     devices: tuple[frozenset[str], ...] = (BOTH, ROLLOUT)
@@ -214,6 +114,7 @@ class Scenario:
     steps: int = 40
     warmup: int = 3
     seed: int = 1
+    capacity: CapacityPlan = field(default_factory=CapacityPlan)
 
     def __post_init__(self) -> None:
         for tag in (Tag.TRAIN, Tag.ROLLOUT):
@@ -221,6 +122,7 @@ class Scenario:
                 raise ConfigError(
                     "devices", _format_devices(self.devices), f"no device is tagged {tag}", f"Tag one {tag}"
                 )
+        self.capacity.check(self.devices)
         if self.workload.prompts % self.scheduler.updates:
             raise ConfigError(
                 "updates",

@@ -8,8 +8,10 @@ from typing import Any
 
 from seamless_verl.resources.lending import LendingPolicy
 from seamless_verl.resources.staleness import StalenessBound
+from seamless_verl.simulator.capacity_control import CapacityController
 from seamless_verl.simulator.cluster import VirtualCluster
-from seamless_verl.simulator.engine import SimulatedDevice, SimulatedSample, SimulatedUse
+from seamless_verl.simulator.device import SimulatedDevice, SimulatedUse
+from seamless_verl.simulator.engine import SimulatedSample
 from seamless_verl.simulator.measurements import Measurements
 from seamless_verl.simulator.scenario import Scenario
 from seamless_verl.simulator.trainer import LendingController, PromptGroups, SimulatedTrainer
@@ -24,7 +26,8 @@ class Result:
     scheduling can reach. `shares` are of each device's time, by kind. `max_staleness` is in steps from
     submission to training, `max_token_age` in weight versions from a sample's first token to its training,
     `mean_token_age` the same per token. `held_share` is the share of time in which training waited only for an old
-    group, `dropped_share` the share of all generated tokens that was dropped.
+    group, `dropped_share` the share of all generated tokens that was dropped, `away_share` that of all device time in
+    which a device that did not train had no replica.
     """
 
     tokens_per_s: float
@@ -34,6 +37,7 @@ class Result:
     idle_share: float
     held_share: float
     dropped_share: float
+    away_share: float
     max_staleness: int
     max_token_age: int
     mean_token_age: float
@@ -52,6 +56,7 @@ class Result:
     def of(cls, scenario: Scenario, measurements: Measurements, groups: PromptGroups, policy: LendingPolicy) -> Result:
         steps, measured_seconds = len(measurements.step_ends), measurements.measured_seconds()
         wall = measurements.step_ends[-1] - measurements.started_at
+        devices = len(measured_seconds)
         lent = sum(count for name, count in policy.metrics().items() if name.startswith("lending/lent"))
         return cls(
             tokens_per_s=measurements.trained_tokens / wall,
@@ -60,9 +65,10 @@ class Result:
                 end - begin for begin, end in pairwise([measurements.started_at, *measurements.step_ends])
             ),
             bound_step_s=bound_s(scenario, measurements) / steps,
-            idle_share=sum(seconds[SimulatedUse.IDLE] for seconds in measured_seconds) / wall / len(measured_seconds),
+            idle_share=sum(seconds[SimulatedUse.IDLE] for seconds in measured_seconds) / wall / devices,
             held_share=measurements.held_s / wall,
             dropped_share=measurements.dropped_tokens / (measurements.dropped_tokens + measurements.tokens),
+            away_share=sum(seconds[SimulatedUse.AWAY] for seconds in measured_seconds) / wall / devices,
             max_staleness=measurements.max_staleness,
             max_token_age=measurements.max_token_age,
             mean_token_age=measurements.age_tokens / measurements.tokens,
@@ -93,14 +99,23 @@ class Simulation:
         self.groups = PromptGroups(bound, enforce_bound=scheduler.enforce_bound)
         devices = [SimulatedDevice.create(f"d{i}", tags, scenario.seats) for i, tags in enumerate(scenario.devices)]
         self.cluster = VirtualCluster(
-            scenario.machine, devices, on_ended=self._on_call_ended, priority=self._priority, carry_s=scheduler.carry_s
+            scenario.machine,
+            devices,
+            on_ended=self._on_call_ended,
+            priority=self._priority,
+            carry_s=scheduler.carry_s,
+            keep_cache=scheduler.keep_cache,
         )
-        self.measurements = Measurements(self.cluster, scenario.warmup, workload.prompt_tokens)
-        self.lending = LendingController(self.cluster, self.groups, self.policy, carry=scheduler.carry)
+        self.capacity = CapacityController(self.cluster, scenario.capacity, scenario.seed)
+        self.measurements = Measurements(self.cluster, scenario.warmup)
+        self.lending = LendingController(
+            self.cluster, self.groups, self.policy, carry=scheduler.carry, look_s=scheduler.look_s
+        )
         self.trainer = SimulatedTrainer(scenario, self.cluster, self.groups, self.lending, self.measurements)
 
     def run(self) -> Result:
         """Run to the last step. Raises IntegrityError when seconds or groups do not add up."""
+        self.capacity.begin()
         run_steps = self.trainer.run_steps()
         waits_for = next(run_steps, None)
         while waits_for is not None:

@@ -10,41 +10,50 @@ is ready, and while it is being trained.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable, Iterator
 
 from seamless_verl.errors import IntegrityError
-from seamless_verl.resources.lending import Costs, Demand, DeviceView, LendingPolicy, LendingView, Tag, Use
+from seamless_verl.resources.lending import Costs, Demand, DeviceView, LendingPolicy, LendingView, Use
 from seamless_verl.resources.lending.marginal import moving_average
 from seamless_verl.resources.staleness import StalenessBound
 from seamless_verl.simulator.cluster import VirtualCluster
-from seamless_verl.simulator.engine import SimulatedDevice, SimulatedGroup, SimulatedSample
+from seamless_verl.simulator.device import SimulatedDevice
+from seamless_verl.simulator.engine import SimulatedGroup, SimulatedSample
 from seamless_verl.simulator.measurements import Measurements
 from seamless_verl.simulator.scenario import Scenario
 
 
 class PromptGroups:
-    """`enforce_bound` is whether the bound holds training back, or only limits how many prompts are outstanding."""
+    """`enforce_bound` is whether the bound holds training back, or only limits how many prompts are outstanding.
+
+    `generating` are in the order of their submission, `ready` ones oldest first.
+    """
 
     def __init__(self, bound: StalenessBound, *, enforce_bound: bool = True) -> None:
         self.bound, self.enforce_bound = bound, enforce_bound
-        self.generating: list[SimulatedGroup] = []
+        self.generating: dict[SimulatedGroup, None] = {}
         self.ready: list[SimulatedGroup] = []
         self.training: list[SimulatedGroup] = []
         self.finished = self.submitted = self.trained = self.dropped = 0
+        self.changed = True  # set whenever a group has changed its place
+        self._late: tuple[tuple[int, int], list[SimulatedGroup]] | None = None
 
     @property
     def outstanding(self) -> int:
         return len(self.generating) + len(self.ready) + len(self.training)
 
     def submit(self, group: SimulatedGroup) -> None:
-        self.generating.append(group)
+        self._changes()
+        self.generating[group] = None
         self.submitted += 1
 
     def finish(self, group: SimulatedGroup) -> None:
         """Make a group ready whose samples are all done; one that was dropped meanwhile stays dropped."""
         if group in self.generating:
-            self.generating.remove(group)
-            self.ready.append(group)
+            self._changes()
+            del self.generating[group]
+            insort(self.ready, group, key=_age)
             self.finished += 1
 
     def has_mini_batch(self) -> bool:
@@ -58,27 +67,34 @@ class PromptGroups:
         """The oldest generating groups, if one would be trained too late after the oldest ready ones were taken."""
         if not self.enforce_bound or not self.generating:
             return []
-        rest = self._oldest()[self.bound.batch :]
+        if self._late is None or self._late[0] != (step, update):
+            self._late = (step, update), self._late_groups(step, update)
+        return self._late[1]
+
+    def _late_groups(self, step: int, update: int) -> list[SimulatedGroup]:
+        rest = self.ready[self.bound.batch :]
         left_behind = [group.submitted for group in (*rest, *self.generating)]
         if self.bound.keeps(step=step, update=update, left_behind=left_behind):
             return []
-        oldest = min(group.submitted for group in self.generating)
-        return sorted((group for group in self.generating if group.submitted == oldest), key=_age)
+        oldest = next(iter(self.generating)).submitted
+        return [group for group in self.generating if group.submitted == oldest]
 
     def take(self) -> list[SimulatedGroup]:
         """Take the oldest ready groups as a mini-batch."""
-        self.training = self._oldest()[: self.bound.batch]
-        self.ready = [group for group in self.ready if group not in self.training]
+        self._changes()
+        self.training, self.ready = self.ready[: self.bound.batch], self.ready[self.bound.batch :]
         return self.training
 
     def finish_training(self) -> list[SimulatedGroup]:
         """Count the mini-batch that was taken as trained."""
+        self._changes()
         done, self.training = self.training, []
         self.trained += len(done)
         return done
 
     def drop(self, group: SimulatedGroup) -> None:
-        self.generating.remove(group)
+        self._changes()
+        del self.generating[group]
         self.dropped += 1
 
     def check_integrity(self) -> None:
@@ -87,8 +103,8 @@ class PromptGroups:
         if found != self.submitted:
             raise IntegrityError("groups submitted = trained + dropped + outstanding", self.submitted, found)
 
-    def _oldest(self) -> list[SimulatedGroup]:
-        return sorted(self.ready, key=_age)
+    def _changes(self) -> None:
+        self.changed, self._late = True, None
 
 
 def _age(group: SimulatedGroup) -> tuple[int, int]:
@@ -98,26 +114,51 @@ def _age(group: SimulatedGroup) -> tuple[int, int]:
 class LendingController:
     """Applies a lending policy to the cluster while the trainer does not compute.
 
-    `carry` overrides the policy's decision about a reclaimed device's calls. `due_at` is when the trainer needs its
-    devices, None while groups are missing for that.
+    The policy is asked when something has changed that it may see: groups, queues, empty engines, or the trainer's own
+    need, of which `changed` says so. Only the last is never put off by `look_s`. `carry` overrides the policy's
+    decision about a reclaimed device's calls. `due_at` is when the trainer needs its devices, None while groups are
+    missing.
     """
 
     def __init__(
-        self, cluster: VirtualCluster, groups: PromptGroups, policy: LendingPolicy, *, carry: bool | None
+        self,
+        cluster: VirtualCluster,
+        groups: PromptGroups,
+        policy: LendingPolicy,
+        *,
+        carry: bool | None,
+        look_s: float = 0.0,
     ) -> None:
         self.cluster, self.groups, self.policy, self.carry = cluster, groups, policy, carry
         self.due_at: float | None = None
         self.step, self.update, self.trained = 1, 0, 0
         self.train_s: float | None = None
+        self.look_s, self.looks_at = look_s, 0.0
+        self.changed = True
+        self.trains = [device for device in cluster.devices if device.trains]
+
+    def set_due(self, at: float | None) -> None:
+        """The trainer needs its devices then; None: groups are missing for that."""
+        self.due_at, self.changed = at, True
+
+    def begin_update(self, step: int, update: int) -> None:
+        self.step, self.update, self.changed = step, update, True
 
     def record_computation(self, seconds: float) -> None:
         self.trained += 1
         self.train_s = moving_average(self.train_s, seconds)
 
+    def look(self) -> None:
+        """Ask the policy at the next opportunity."""
+        self.changed = True
+
     def apply_policy(self) -> None:
         """Begin the switches that the policy decides; a device that is switching is left alone."""
-        if self.cluster.computing or self.cluster.syncing:
+        if self.cluster.computing or self.cluster.syncing or not self._asks():
             return
+        self.changed = self.cluster.changed = self.groups.changed = False
+        self.looks_at = self.cluster.now + self.look_s
+        self.cluster.count_up_to_now(self.cluster.devices)
         decision = self.policy.decide(self.view())
         for device in self.cluster.devices:
             assignment = decision[device.name]
@@ -125,11 +166,22 @@ class LendingController:
                 carry = assignment.carry if self.carry is None else self.carry and assignment.use is Use.TRAIN
                 self.cluster.switch(device, assignment.use, carry=carry)
 
+    def _asks(self) -> bool:
+        if self.changed:
+            return True
+        if not (self.cluster.changed or self.groups.changed):
+            return False
+        if self.cluster.now < self.looks_at < float("inf"):
+            self.cluster.after(self.looks_at - self.cluster.now, self.look)
+            self.looks_at = float("inf")  # the timer is set, once
+        return self.cluster.now >= self.looks_at
+
     def view(self) -> LendingView:
         machine = self.cluster.machine
+        urgent, speed = set(self.urgent()), self.cluster.speed()
         return LendingView(
             now=self.cluster.now,
-            devices=tuple(self._device(device) for device in self.cluster.devices),
+            devices=tuple(self._device(device, urgent, speed) for device in self.cluster.devices),
             demand=self._demand(),
             costs=Costs(machine.switch_to_rollout_s, machine.switch_to_train_s, self.train_s or 0.0),
             due_in_s=None if self.due_at is None else max(0.0, self.due_at - self.cluster.now),
@@ -137,18 +189,17 @@ class LendingController:
             update=self.update,
         )
 
-    def _device(self, device: SimulatedDevice) -> DeviceView:
-        speed, running = self.cluster.speed(), device.engine.running
-        urgent = self.urgent()
+    def _device(self, device: SimulatedDevice, urgent: set[SimulatedGroup], speed: float) -> DeviceView:
+        engine, running = device.engine, device.engine.running
         return DeviceView(
             device_id=device.name,
             tags=device.tags,
             use=device.use,
             running=running,
-            urgent=sum(1 for sample in device.engine.samples if sample.group in urgent),
-            rate=self.cluster.rate(device) * speed,
-            longest_s=device.engine.longest * self.cluster.machine.decode_s(running) / speed if running else 0.0,
-            seats=device.engine.seats,
+            urgent=sum(1 for sample in engine.samples if sample.group in urgent) if urgent else 0,
+            rate=device.rate * speed,
+            longest_s=engine.longest * self.cluster.step_s(running) / speed if running else 0.0,
+            seats=0 if device.away or device.leaving else engine.seats,
         )
 
     def _demand(self) -> Demand:
@@ -171,7 +222,7 @@ class LendingController:
         return self.groups.late_groups(self.step, self.update) if waits else []
 
     def train_devices_ready(self) -> bool:
-        return all(device.with_trainer for device in self.cluster.devices if Tag.TRAIN in device.tags)
+        return all(device.with_trainer for device in self.trains)
 
 
 Condition = Callable[[], bool]
@@ -199,18 +250,27 @@ class SimulatedTrainer:
         self.submit(round(scheduler.batches_ahead * prompts))
         for step in range(1, self.scenario.steps + 1):
             self.step = step
-            self.lending.step = self.step
-            self.submit(min(prompts, self.groups.bound.room(self.groups.outstanding)))
             for update in range(scheduler.updates):
-                self.lending.update = update
+                self.lending.begin_update(step, update)
+                self._submit_for(update)
                 yield from self._update(update)
             yield from self._update_weights()
             self.measurements.record_step_end(self.step)
 
+    def _submit_for(self, update: int) -> None:
+        """Submit what there is room for: before each update, or a step's prompts when it begins."""
+        scheduler, bound = self.scenario.scheduler, self.groups.bound
+        if scheduler.refill:
+            ahead = round(scheduler.batches_ahead)
+            self.submit(bound.room(self.groups.outstanding, ahead, update))
+        elif not update:
+            self.submit(min(self.scenario.workload.prompts, bound.room(self.groups.outstanding)))
+
     def submit(self, number: int) -> None:
         for _ in range(number):
             drawn = self.scenario.workload.group(self.scenario.seed, self.groups.submitted)
-            group = SimulatedGroup.of(self.groups.submitted, self.step, drawn)
+            prompt = self.scenario.workload.prompt_tokens
+            group = SimulatedGroup.of(self.groups.submitted, self.step, drawn, prompt)
             self.groups.submit(group)
             self.cluster.after(self.scenario.machine.dispatch_s, lambda group=group: self._enqueue_group(group))  # type: ignore[misc]
 
@@ -219,23 +279,26 @@ class SimulatedTrainer:
             self.cluster.enqueue(sample)
 
     def _update(self, update: int) -> Iterator[Condition]:
-        machine = self.scenario.machine
+        machine, waits_since = self.scenario.machine, self.cluster.now
         yield lambda: self._can_take(update)
+        if poll_s := self.scenario.scheduler.poll_s:
+            yield from self._wait(-(self.cluster.now - waits_since) % poll_s)
         batch = self.groups.take()
         for group in batch:
             self.measurements.record_trained(group, self.step)
         started_at = self.cluster.now if self.host_began is None else self.host_began
         host_s, self.host_began = max(0.0, started_at + machine.host_s - self.cluster.now), None
-        self.lending.due_at = self.cluster.now + (0 if self.scenario.scheduler.early_pause else host_s)
+        self.lending.set_due(self.cluster.now + (0 if self.scenario.scheduler.early_pause else host_s))
         yield from self._wait(host_s, wake_before=machine.switch_to_train_s)
         yield self.lending.train_devices_ready
         started_at = self.cluster.now
-        devices = sum(1 for device in self.cluster.devices if device.trains)
-        tokens = sum(group.tokens + len(group.samples) * self.scenario.workload.prompt_tokens for group in batch)
-        self.cluster.computation_s = machine.train_fixed_s + tokens * machine.train_token_s / devices
+        tokens = sum(group.trained_tokens for group in batch)
+        self.cluster.begin_computation(
+            machine.train_fixed_s + tokens * machine.train_token_s / len(self.lending.trains)
+        )
         yield lambda: self._computation_done(update)
         self.lending.record_computation(self.cluster.now - started_at)
-        self.lending.due_at = None
+        self.lending.set_due(None)
         self.groups.finish_training()
 
     def _can_take(self, update: int) -> bool:
@@ -263,17 +326,17 @@ class SimulatedTrainer:
         """Wait; the policy is also applied `wake_before` seconds before the end."""
         end = self.cluster.now + seconds
         if 0 < wake_before < seconds:
-            self.cluster.after(seconds - wake_before, lambda: None)
-        self.cluster.after(seconds, lambda: None)
+            self.cluster.after(seconds - wake_before, self.lending.look)
+        self.cluster.after(seconds, self.lending.look)
         yield lambda: self.cluster.now >= end - 1e-9
 
     def _update_weights(self) -> Iterator[Condition]:
         if self.scenario.scheduler.cut_at_sync:
             for device in self.cluster.devices:
                 self.cluster.cut(device)
-        self.cluster.syncing = True
+        self.cluster.set_syncing(True)
         yield from self._wait(self.scenario.machine.sync_s)
-        self.cluster.syncing = False
+        self.cluster.set_syncing(False)
         self.cluster.commit(self.step)
 
     def on_call_ended(self, sample: SimulatedSample) -> None:

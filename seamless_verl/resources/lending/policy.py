@@ -66,7 +66,7 @@ class DeviceView:
     """One device. `use` is what it is used for or is switching to; `running` counts calls in its engine, frozen ones
     too, and `urgent` those of groups that the staleness bound waits for. `rate` is what its engine generates now, in
     tokens/s; `longest_s` estimates the seconds its longest call still takes; `seats` is how many calls it may run at
-    once.
+    once, 0 where it has no replica now.
     """
 
     device_id: str
@@ -172,7 +172,8 @@ class BasePolicy(ABC):
         decision = {d.device_id: chosen.get(d.device_id) or assign_by_tags(d) for d in view.devices}
         for device in lendable:
             self._record_change(view, device, decision[device.device_id])
-        return {d.device_id: _with_carry(view, d, decision[d.device_id]) for d in view.devices}
+        goes_on = bool(rollout_only_devices(view))
+        return {d.device_id: _with_carry(d, decision[d.device_id], goes_on) for d in view.devices}
 
     @abstractmethod
     def _choose(self, view: LendingView, lendable: tuple[DeviceView, ...]) -> Mapping[str, Assignment]:
@@ -197,10 +198,10 @@ class BasePolicy(ABC):
         self._changes = Counter(state["changes"])
 
 
-def _with_carry(view: LendingView, device: DeviceView, assignment: Assignment) -> Assignment:
-    """Moves a reclaimed device's calls if another device generates throughout; else they are frozen."""
-    reclaimed = device.use is Use.ROLLOUT and assignment.use is Use.TRAIN
-    return replace(assignment, carry=reclaimed and bool(rollout_only_devices(view)))
+def _with_carry(device: DeviceView, assignment: Assignment, goes_on: bool) -> Assignment:
+    """Moves a reclaimed device's calls if another device generates throughout, as `goes_on` says; else they freeze."""
+    carry = goes_on and device.use is Use.ROLLOUT and assignment.use is Use.TRAIN
+    return assignment if assignment.carry is carry else replace(assignment, carry=carry)
 
 
 def assign_by_tags(device: DeviceView) -> Assignment:
@@ -214,8 +215,8 @@ def assign_all(lendable: tuple[DeviceView, ...], use: Use, reason: LendingReason
 
 
 def fixed_devices_generate(view: LendingView) -> bool:
-    """Whether a device that is not lendable generates, or will as soon as it gets a call."""
-    return any(device.running or view.demand.waiting for device in rollout_only_devices(view))
+    """Whether a device that is not lendable generates, or will as soon as it gets a call, which takes a replica."""
+    return any(device.running or view.demand.waiting for device in rollout_only_devices(view) if device.seats)
 
 
 def rollout_only_devices(view: LendingView) -> tuple[DeviceView, ...]:

@@ -13,23 +13,13 @@ from hypothesis import strategies as st
 from seamless_verl.errors import ConfigError
 from seamless_verl.resources.lending import Decision, LendingView, Marginal
 from seamless_verl.simulator.__main__ import main
-from seamless_verl.simulator.engine import SimulatedEngine, SimulatedGroup, SimulatedUse
+from seamless_verl.simulator.device import SimulatedUse
+from seamless_verl.simulator.engine import SimulatedEngine, SimulatedGroup
+from seamless_verl.simulator.machine import ONE_CORE, MachineProfile
 from seamless_verl.simulator.report import MEASURED, MeasuredMode, simulate_mode
-from seamless_verl.simulator.scenario import (
-    BOTH,
-    ONE_CORE,
-    ROLLOUT,
-    SCHEDULERS,
-    TRAIN,
-    WORKLOADS,
-    MachineProfile,
-    Scenario,
-    Scheduler,
-    SimulatedTurn,
-    SimulatedWorkload,
-    workload_named,
-)
+from seamless_verl.simulator.scenario import BOTH, ROLLOUT, SCHEDULERS, TRAIN, Scenario, Scheduler
 from seamless_verl.simulator.simulate import Simulation, simulate
+from seamless_verl.simulator.workload import WORKLOADS, SimulatedTurn, SimulatedWorkload, workload_named
 
 SMALL = SimulatedWorkload(prompts=4, samples=2, median=30.0, sigma=1.0, cap=300)
 LAYOUTS = ((BOTH, BOTH), (BOTH, ROLLOUT), (TRAIN, ROLLOUT), (BOTH, BOTH, ROLLOUT))
@@ -221,6 +211,8 @@ def test_the_command_prints_a_table_json_and_mistakes(capsys: pytest.CaptureFixt
         (["--updates", "3"], "updates=3"),
         (["--ahead", "2"], "ahead=2"),
         (["--steps", "3"], "steps=3"),
+        (["--devices", "0*train+rollout"], "devices='0*train+rollout'"),
+        (["--deaths-per-hour", "-1"], "deaths_per_hour=-1"),
     ):
         assert main(wrong) == 2
         assert message in capsys.readouterr().err

@@ -23,8 +23,9 @@ from seamless_verl.resources.lending import (
 )
 from seamless_verl.rollout.observation import ReplicaLoad, RolloutObservation
 from seamless_verl.simulator.scenario import BOTH as SIMULATED_BOTH
-from seamless_verl.simulator.scenario import Scenario, Scheduler, workload_named
+from seamless_verl.simulator.scenario import Scenario, Scheduler
 from seamless_verl.simulator.simulate import Simulation
+from seamless_verl.simulator.workload import workload_named
 from seamless_verl.trainer.lending import DeviceLending, ReleasedLending
 from seamless_verl.trainer.lending_view import DeviceViews, RunDevices, TrainingProgress
 

@@ -138,6 +138,16 @@ def test_some_device_always_generates_when_training_waits() -> None:
     }
 
 
+@pytest.mark.parametrize("policy", [Marginal(), StepBoundary()])
+def test_a_dead_replica_is_not_taken_for_one_that_will_generate(policy: LendingPolicy) -> None:
+    now = observe_group_interval(policy, 0.5)  # what it would gain is less than a switch costs
+    alive = view("BR", now=now, trained=1, update=1, finished=59, costs=EXPENSIVE)
+    shared, fixed = alive.devices
+    dead = replace(alive, devices=(shared, replace(fixed, running=0, rate=0.0, seats=0)))
+    assert policy.decide(alive)["B0"].use is Use.TRAIN
+    assert policy.decide(dead)["B0"].reason is LendingReason.NEEDED
+
+
 def test_frozen_calls_that_the_bound_waits_for_bring_their_device_back() -> None:
     policy = Marginal()
     now = observe_group_interval(policy, 0.001)
