@@ -1,8 +1,9 @@
 """A cluster in virtual time: engines, the trainer's computation and timers advance together to the next event.
 
 Two clocks run: `now`, in which timers are set, and `worked`, the seconds of their full speed that devices have had.
-Host work on the devices' own time slows all of them alike: `worked` falls behind then. An engine is looked at only when
-something about it changes; what it did since follows from its speed.
+Where the host's work is done on the devices' own cores, it takes those that are idle first. What is left of it slows
+all that compute alike: `worked` falls behind then. An engine is looked at only when something about it changes; what it
+did since follows from its speed.
 
 Invariants: time never goes back; what a device did between two events is of one kind, counted once; a call is in
 one engine, in the queue, or with a tool; `_loads` has each device that takes calls, under the calls it runs.
@@ -15,12 +16,13 @@ from collections.abc import Callable, Iterable
 from itertools import count
 
 from seamless_verl.resources.lending import Use
-from seamless_verl.simulator.device import SimulatedDevice
-from seamless_verl.simulator.engine import SimulatedSample
+from seamless_verl.simulator.device import SimulatedDevice, SimulatedUse
+from seamless_verl.simulator.engine import SimulatedEngine, SimulatedSample
 from seamless_verl.simulator.machine import MachineProfile
 
 Action = Callable[[], None]
 NEARLY = 1e-12  # seconds
+BUSY = frozenset({SimulatedUse.TRAIN, SimulatedUse.ROLLOUT, SimulatedUse.SYNC})  # kinds in which a device computes
 
 
 class VirtualCluster:
@@ -50,13 +52,16 @@ class VirtualCluster:
         self.changed = True
         self._queue: list[tuple[tuple[int, ...], int, SimulatedSample]] = []
         self._timers: list[tuple[float, int, Action]] = []
-        self._ends: list[tuple[float, int, SimulatedDevice | None, int]] = []  # by `worked`; None: the computation
+        self._ends: list[tuple[float, int, SimulatedDevice | Action, int]] = []  # by `worked`
         self._order = count()
+        self._trains = [device for device in devices if device.trains]
         most = max(device.engine.seats for device in devices)
         self._step_s = [0.0, *(machine.decode_s(calls) for calls in range(1, most + 1))]
         self._loads: list[dict[str, SimulatedDevice]] = [{} for _ in self._step_s]
         self._places: dict[str, int] = {}
         self._rate = 0.0  # tokens/s of all engines
+        self._busy = 0  # devices that compute
+        self._helped_until = 0.0  # by `worked`
         for device in devices:
             self.update(device)
 
@@ -125,24 +130,41 @@ class VirtualCluster:
 
     def begin_computation(self, seconds: float) -> None:
         """Let the trainer's devices compute for so long."""
-        self.computing = True
-        heapq.heappush(self._ends, (self.worked + seconds, next(self._order), None, 0))
-        self._update_all()
+        self._after_work(seconds, lambda: self._set_computing(False))
+        self._set_computing(True)
+
+    def _set_computing(self, computing: bool) -> None:
+        self.computing, self.changed = computing, True
+        for device in self._trains:
+            self._update_kind(device)
+
+    def after_helpers(self, action: Action) -> None:
+        """Do it once the host has done its work on a call that has ended now, and all that it had to do before."""
+        if not self.machine.host_shares:
+            action()
+            return
+        self._helped_until = max(self.worked, self._helped_until) + self.machine.host_sample_s
+        self._after_work(self._helped_until - self.worked, action)
+
+    def _after_work(self, seconds: float, action: Action) -> None:
+        heapq.heappush(self._ends, (self.worked + seconds, next(self._order), action, 0))
 
     def set_syncing(self, syncing: bool) -> None:
         """Begin or end a weight update, during which no engine generates."""
+        if self.syncing is syncing:
+            return
+        self.syncing, self.changed = syncing, True
         for device in self.devices:
-            self._count_up_to_now(device)
-        self.syncing = syncing
-        self._update_all()
+            self.update(device)
 
-    def commit(self, version: int) -> None:
-        """Commit new weights: tokens from now on are of `version`."""
+    def commit(self, version: int, *, load_s: float = 0.0) -> None:
+        """Commit new weights: tokens from now on are of `version`, after engines have stopped for `load_s`."""
         for device in self.devices:
             self._count_up_to_now(device)
             device.engine.commit(
                 self.version, version, prefill_token_s=self.machine.prefill_token_s, keep_cache=self.keep_cache
             )
+            device.engine.stalled_s += load_s
             self.update(device)
         self.version, self.changed = version, True
 
@@ -151,9 +173,8 @@ class VirtualCluster:
         engine = device.engine
         engine.count_up_to(self.worked)
         running = engine.running
-        device.count_up_to(self.now)
-        device.kind = device.kind_now(computing=self.computing, syncing=self.syncing)
-        engine.step_s = self._step_s[running] if device.serving and not self.syncing else 0.0
+        self._update_kind(device)
+        engine.step_s = self._decode_s(engine) if running and device.serving and not self.syncing else 0.0
         rate = running / engine.step_s if engine.step_s else 0.0
         self._rate, device.rate = self._rate + rate - device.rate, rate
         device.changes += 1
@@ -165,10 +186,19 @@ class VirtualCluster:
             self._loads[running][device.name] = device
             self._places[device.name] = running
 
-    def _update_all(self) -> None:
-        self.changed = True
-        for device in self.devices:
-            self.update(device)
+    def _update_kind(self, device: SimulatedDevice) -> None:
+        device.count_up_to(self.now)
+        self._busy -= device.kind in BUSY
+        device.kind = device.kind_now(computing=self.computing, syncing=self.syncing)
+        self._busy += device.kind in BUSY
+
+    def _decode_s(self, engine: SimulatedEngine) -> float:
+        """Seconds of a decoding step, on the mean until the next call ends: contexts grow."""
+        seconds = self._step_s[engine.running]
+        if cost := self.machine.context_token_s:
+            growth = engine.running * engine.steps_to_next_end() / 2
+            seconds += cost * max(0.0, engine.context + growth - engine.running * self.machine.rates_context)
+        return seconds
 
     def _count_up_to_now(self, device: SimulatedDevice) -> None:
         device.engine.count_up_to(self.worked)
@@ -180,8 +210,24 @@ class VirtualCluster:
             device.count_up_to(self.now)
 
     def speed(self) -> float:
-        """Share of the devices' time that host work leaves them, 0 to 1."""
-        return 1 / (1 + self.machine.host_token_s * max(0.0, self._rate) / len(self.devices))
+        """Share of its core that a device which computes gets beside the host's work, 0 to 1."""
+        wanted = self._busy + self._helping()
+        return min(1.0, len(self.devices) / wanted) if self.machine.host_shares and wanted else 1.0
+
+    def _helping(self) -> float:
+        """Cores that the host's work could use now: one while there is more to do than is done at once."""
+        behind = self._helped_until > self.worked + NEARLY
+        return 1.0 if behind else min(1.0, self._host_work)
+
+    @property
+    def _host_work(self) -> float:
+        """Seconds of the host's work that a second of generation makes."""
+        return self.machine.host_token_s * max(0.0, self._rate)
+
+    def _seconds_until_helped(self) -> float:
+        """Until the host has done all that it has to do, in seconds of `worked`; infinite where nothing is left."""
+        behind = self._helped_until - self.worked
+        return behind / (1 - self._host_work) if behind > NEARLY and self._host_work < 1 else float("inf")
 
     def advance(self) -> None:
         """Advance to the next event and apply it. Raises RuntimeError when there is none."""
@@ -192,20 +238,29 @@ class VirtualCluster:
         seconds = max(0.0, min(to_end, to_timer))
         if seconds == float("inf"):
             raise RuntimeError(f"nothing happens any more after {self.now:.3f} s")
-        self.worked = self._ends[0][0] if to_end <= to_timer else self.worked + seconds * speed
-        self.now = self._timers[0][0] if to_timer <= to_end else self.now + seconds
+        if self.machine.host_shares and (until := self._seconds_until_helped() / speed) < seconds:
+            self._pass_time(until, until * speed)
+            return
+        to_worked = self._ends[0][0] if to_end <= to_timer else self.worked + seconds * speed
+        self._pass_time(seconds, to_worked - self.worked)
+        self.now = self._timers[0][0] if to_timer <= to_end else self.now
         while self._ends and self._ends[0][0] <= self.worked + NEARLY:
-            _, _, device, changes = heapq.heappop(self._ends)
-            if device is None:
-                self.computing = False
-                self._update_all()
-            elif device.changes == changes:
-                self._end_calls(device)
+            _, _, what, changes = heapq.heappop(self._ends)
+            if not isinstance(what, SimulatedDevice):
+                what()
+            elif what.changes == changes:
+                self._end_calls(what)
         while self._timers and self._timers[0][0] <= self.now + NEARLY:
             heapq.heappop(self._timers)[2]()
 
+    def _pass_time(self, seconds: float, work: float) -> None:
+        """`work` are seconds of full speed. The host falls behind while generation makes more work than it can do."""
+        self.now += seconds
+        self._helped_until = max(self.worked + work, self._helped_until + self._host_work * work)
+        self.worked += work
+
     def _forget_outdated(self) -> None:
-        while self._ends and (device := self._ends[0][2]) and device.changes != self._ends[0][3]:
+        while self._ends and isinstance(what := self._ends[0][2], SimulatedDevice) and what.changes != self._ends[0][3]:
             heapq.heappop(self._ends)
 
     def _end_calls(self, device: SimulatedDevice) -> None:

@@ -123,7 +123,8 @@ class SimulatedEngine:
     """`steps` counts decoding steps; a call with n tokens to go ends n steps after it was added.
 
     A step takes `step_s` seconds, 0 while none is made. First the engine is busy for `stalled_s` seconds, in which it
-    computes what calls have in their context. It is counted up to `counted_to` seconds.
+    computes what calls have in their context. It is counted up to `counted_to` seconds. `context` are the tokens of all
+    running conversations.
     """
 
     seats: int
@@ -131,6 +132,7 @@ class SimulatedEngine:
     stalled_s: float = 0.0
     step_s: float = 0.0
     counted_to: float = 0.0
+    context: float = 0.0
     _ends: list[tuple[float, int, SimulatedSample]] = field(default_factory=list)
     _last_end: float = 0.0
     _since: dict[SimulatedSample, float] = field(default_factory=dict)
@@ -159,6 +161,7 @@ class SimulatedEngine:
 
     def advance(self, steps: float) -> None:
         self.steps += steps
+        self.context += steps * self.running
 
     def add(self, sample: SimulatedSample, version: int, *, prefill_token_s: float, keep_cache: bool = False) -> None:
         if sample.first_version is None:
@@ -166,6 +169,7 @@ class SimulatedEngine:
         self.stalled_s += sample.uncomputed(version, keep_cache=keep_cache) * prefill_token_s
         sample.cut, sample.cached = False, version
         self._since[sample] = self.steps
+        self.context += sample.context
         end = self.steps + sample.remaining
         self._last_end = max(self._last_end, end)
         heapq.heappush(self._ends, (end, next(self._order), sample))
@@ -180,6 +184,7 @@ class SimulatedEngine:
         while self._ends and self._ends[0][0] - self.steps <= NEARLY:
             sample = heapq.heappop(self._ends)[2]
             self._count_produced_of(sample, version)
+            self.context -= sample.context
             del self._since[sample]
             done.append(sample)
         return done
@@ -200,7 +205,8 @@ class SimulatedEngine:
         """Remove and return all calls, to be continued in another engine."""
         self.count_produced(version)
         calls = [sample for *_, sample in sorted(self._ends)]
-        self._ends, self._since, self.stalled_s, self._last_end = [], {}, 0.0, 0.0
+        self._ends, self._since = [], {}
+        self.stalled_s = self._last_end = self.context = 0.0
         for sample in calls:
             sample.cut = True
         return calls
@@ -211,6 +217,7 @@ class SimulatedEngine:
         self._ends = [entry for entry in self._ends if entry[2] not in samples]
         heapq.heapify(self._ends)
         self._last_end = max((end for end, *_ in self._ends), default=0.0)
+        self.context = sum(sample.context for sample in self.samples)
         self._since = {sample: at for sample, at in self._since.items() if sample not in samples}
 
     def _count_produced_of(self, sample: SimulatedSample, version: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from seamless_verl.errors import ConfigError
 
@@ -16,26 +16,48 @@ ONE_CORE: Mapping[int, float] = {1: 475, 2: 868, 4: 1566, 8: 2536, 16: 3880, 32:
 class MachineProfile:
     """All times are in seconds; by default the host's work does not take the devices' time.
 
-    `rates` are tokens/s of one engine by its running calls. `train_token_s` is device-seconds of training per token,
-    prompts included; `train_fixed_s` is added to every mini-batch on every device. `host_s` is the host's work on a
-    mini-batch before devices compute, `dispatch_s` the time from a prompt's submission to its first token,
-    `collect_s` from a group's end until it is ready. A call that was cut continues once its tokens have been computed
-    again, at `prefill_token_s` each. `host_token_s` is host work per generated token that takes the devices' own
-    time, spread evenly over them: the front ends beside the engines on the same cores; 0 on accelerators. `sync_s` is
-    a weight update, during which no device works.
+    - `rates` are tokens/s of one engine by its running calls, where their conversations have about `rates_context`
+      tokens. Each further token in the context of a call makes a decoding step longer by `context_token_s`. A call that
+      was cut continues once its tokens have been computed again, at `prefill_token_s` each.
+    - Training takes `train_token_s` device-seconds per token, prompts included, and `train_row_s` per sequence.
+      `train_fixed_s` is added to every mini-batch on every device, `train_sync_s` to every step where several devices
+      train together. `host_s` is the host's work on a mini-batch before devices compute.
+    - `sync_s` is a weight update, during which no device works. Where it is rolling, the trainer waits that long while
+      engines generate, and each then stops for `load_s`.
+    - `dispatch_s` is the time from a prompt's submission to its first call, `call_s` that from a tool's end to the next
+      call, `collect_s` that from a group's end until it is ready.
+    - `host_token_s` and `host_sample_s` are host work per generated token and per ended sample that is done on the
+      devices' own cores: the front ends, agent loops and queues of a machine whose cores are its devices; 0 on
+      accelerators. Of its processes one works at a time, and ended samples are ready in their order.
     """
 
     rates: Mapping[int, float] = field(default_factory=lambda: ONE_CORE)
+    rates_context: float = 0.0
+    context_token_s: float = 0.0
     train_token_s: float = 2.9 / 8044
+    train_row_s: float = 0.0
     train_fixed_s: float = 0.0
+    train_sync_s: float = 0.0
     switch_to_rollout_s: float = 0.01
     switch_to_train_s: float = 0.01
     sync_s: float = 0.1
     host_s: float = 0.04
     dispatch_s: float = 0.05
+    call_s: float = 0.0
     collect_s: float = 0.02
     prefill_token_s: float = 0.05e-3
     host_token_s: float = 0.0
+    host_sample_s: float = 0.0
+    load_s: float = 0.0
+
+    @property
+    def host_shares(self) -> bool:
+        """Whether the host's work is done on the devices' cores."""
+        return self.host_token_s > 0 or self.host_sample_s > 0
+
+    def train_s(self, tokens: int, rows: int) -> float:
+        """Device-seconds of training that many tokens in that many sequences, without what a mini-batch takes."""
+        return tokens * self.train_token_s + rows * self.train_row_s
 
     def rate(self, calls: int) -> float:
         """Tokens/s of one engine, from the seconds per decoding step, interpolated linearly."""
@@ -50,11 +72,24 @@ class MachineProfile:
         return s0 + (s1 - s0) * (calls - c0) / (c1 - c0)
 
 
+TWO_CORES = MachineProfile(
+    rates_context=40,
+    context_token_s=0.17e-6,
+    train_token_s=0.245e-3,
+    train_row_s=6.8e-3,
+    train_sync_s=0.1,
+    load_s=0.017,
+    host_s=0.1,
+    dispatch_s=0.35,
+    call_s=0.35,
+    host_token_s=0.173e-3,
+    host_sample_s=7.4e-3,
+)
+"""Two cores as two devices. Where each number is from is in the simulator's README; only the 0.35 s are fitted."""
+
 MACHINES: Mapping[str, MachineProfile] = {
-    "devices": MachineProfile(),
-    # host work and dispatch are fitted to verl's modes on two cores, not measured: they include everything that slows
-    # devices beside the unit rates; the switch is a pause that keeps calls
-    "two_cores": MachineProfile(host_token_s=0.22e-3, dispatch_s=0.4),
+    "devices": replace(TWO_CORES, dispatch_s=0.05, call_s=0.05, host_token_s=0.0, host_sample_s=0.0),
+    "two_cores": TWO_CORES,
 }
 
 

@@ -23,6 +23,7 @@ class Measurements:
     step_ends: list[float] = field(default_factory=list)
     tokens: int = 0
     trained_tokens: int = 0
+    trained_rows: int = 0
     dropped_tokens: float = 0.0
     age_tokens: float = 0.0
     max_staleness: int = 0
@@ -47,6 +48,7 @@ class Measurements:
         if self.measuring:
             self.tokens += group.tokens
             self.trained_tokens += group.trained_tokens
+            self.trained_rows += len(group.samples)
             self.age_tokens += sum((step - 1) * s.tokens - s.version_tokens for s in group.samples)
 
     def record_dropped(self, group: SimulatedGroup) -> None:

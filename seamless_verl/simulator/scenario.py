@@ -24,16 +24,17 @@ TRAIN, ROLLOUT = frozenset({Tag.TRAIN}), frozenset({Tag.ROLLOUT})
 class Scheduler:
     """How generation and training take turns.
 
-    `updates` mini-batches a step are each taken as soon as their groups are ready. `ahead` batches are submitted
-    beyond the current one, at most `max_staleness`. `enforce_bound`: the staleness bound also holds training back for
-    old groups, and not only limits how many are outstanding; `drop` drops those groups instead of waiting for them.
-    `oldest_first` gives seats to the groups submitted first, else to the calls that arrived first. `carry` overrides
-    the policy on whether the calls of a reclaimed device move to others; a cut call is submitted again after
-    `carry_s`. `cut_at_sync` cuts all calls at a weight update. `prefetch` lets the host work on the next mini-batch
-    while devices compute. `early_pause` reclaims before the host's work on a mini-batch, as verl does, else only for
-    the computation. `refill` submits prompts before each update, else only when a step begins. `keep_cache` keeps what
-    engines have computed over a weight update. While training waits, finished groups are noticed every `poll_s`
-    seconds, 0 at once, and the policy is asked at most every `look_s` seconds.
+    - `updates` mini-batches a step are each taken as soon as their groups are ready. While training waits, finished
+      groups are noticed every `poll_s` seconds, 0 at once, and the policy is asked at most every `look_s` seconds.
+    - `ahead` batches are submitted beyond the current one, at most `max_staleness`: before each update with `refill`,
+      else when a step begins. `enforce_bound`: the staleness bound also holds training back for old groups, and not
+      only limits how many are outstanding; `drop` drops those groups instead of waiting for them.
+    - `oldest_first` gives seats to the groups submitted first, else to the calls that arrived first. `carry` overrides
+      the policy on whether the calls of a reclaimed device move to others; a cut call is submitted again after
+      `carry_s`. `early_pause` reclaims before the host's work on a mini-batch, as verl does, else only for the
+      computation. `prefetch` lets the host work on the next mini-batch while devices compute.
+    - `cut_at_sync` cuts all calls at a weight update. `keep_cache` keeps what engines have computed over it, and with
+      `rolling` they generate while it is made.
     """
 
     policy: str = "marginal"
@@ -50,6 +51,7 @@ class Scheduler:
     early_pause: bool = False
     refill: bool = True
     keep_cache: bool = False
+    rolling: bool = True
     poll_s: float = 0.0
     look_s: float = 0.0
     share: float = 1.0
@@ -80,6 +82,7 @@ VERL_COMMON = Scheduler(
     early_pause=True,
     oldest_first=False,
     refill=False,
+    rolling=False,
 )
 """What verl's modes have in common."""
 

@@ -21,7 +21,8 @@ from seamless_verl.simulator.trainer import LendingController, PromptGroups, Sim
 class Result:
     """Figures of the measured steps.
 
-    `tokens_per_s` counts prompts and replies, as verl's throughput does, over all devices. `bound_step_s` is the
+    `tokens_per_s` counts prompts and replies, as verl's throughput does, over all devices, `generated_per_s` what
+    engines generated of them. `bound_step_s` is the
     step if every device computed or generated all the time, engines with every seat taken: a bound on what
     scheduling can reach. `shares` are of each device's time, by kind. `max_staleness` is in steps from
     submission to training, `max_token_age` in weight versions from a sample's first token to its training,
@@ -31,6 +32,7 @@ class Result:
     """
 
     tokens_per_s: float
+    generated_per_s: float
     step_s: float
     longest_step_s: float
     bound_step_s: float
@@ -60,6 +62,7 @@ class Result:
         lent = sum(count for name, count in policy.metrics().items() if name.startswith("lending/lent"))
         return cls(
             tokens_per_s=measurements.trained_tokens / wall,
+            generated_per_s=measurements.tokens / wall,
             step_s=wall / steps,
             longest_step_s=max(
                 end - begin for begin, end in pairwise([measurements.started_at, *measurements.step_ends])
@@ -84,7 +87,7 @@ def bound_s(scenario: Scenario, measurements: Measurements) -> float:
     """Seconds the measured tokens would take with no device ever idle, at unit rates."""
     machine = scenario.machine
     best = max(machine.rate(calls) for calls in range(1, scenario.seats + 1))
-    training = measurements.trained_tokens * machine.train_token_s
+    training = machine.train_s(measurements.trained_tokens, measurements.trained_rows)
     fixed = machine.train_fixed_s * scenario.scheduler.updates * len(measurements.step_ends)
     return (training + measurements.tokens / best) / len(scenario.devices) + fixed
 

@@ -292,10 +292,12 @@ class SimulatedTrainer:
         yield from self._wait(host_s, wake_before=machine.switch_to_train_s)
         yield self.lending.train_devices_ready
         started_at = self.cluster.now
-        tokens = sum(group.trained_tokens for group in batch)
-        self.cluster.begin_computation(
-            machine.train_fixed_s + tokens * machine.train_token_s / len(self.lending.trains)
-        )
+        tokens, rows = sum(group.trained_tokens for group in batch), sum(len(group.samples) for group in batch)
+        devices = len(self.lending.trains)
+        seconds = machine.train_fixed_s + machine.train_s(tokens, rows) / devices
+        if devices > 1:
+            seconds += machine.train_sync_s / self.scenario.scheduler.updates
+        self.cluster.begin_computation(seconds)
         yield lambda: self._computation_done(update)
         self.lending.record_computation(self.cluster.now - started_at)
         self.lending.set_due(None)
@@ -334,17 +336,21 @@ class SimulatedTrainer:
         if self.scenario.scheduler.cut_at_sync:
             for device in self.cluster.devices:
                 self.cluster.cut(device)
-        self.cluster.set_syncing(True)
-        yield from self._wait(self.scenario.machine.sync_s)
+        machine, rolling = self.scenario.machine, self.scenario.scheduler.rolling
+        self.cluster.set_syncing(not rolling)
+        yield from self._wait(machine.sync_s)
         self.cluster.set_syncing(False)
-        self.cluster.commit(self.step)
+        self.cluster.commit(self.step, load_s=machine.load_s if rolling else 0.0)
 
     def on_call_ended(self, sample: SimulatedSample) -> None:
         """Start the tool, or, after the last turn, finish the sample and perhaps its group."""
         tool_s = sample.turns[sample.turn].tool_s
         if sample.next_turn():
-            self.cluster.after(tool_s, lambda: self._start_turn(sample))
+            self.cluster.after(tool_s + self.scenario.machine.call_s, lambda: self._start_turn(sample))
             return
+        self.cluster.after_helpers(lambda: self._collect(sample))
+
+    def _collect(self, sample: SimulatedSample) -> None:
         sample.group.unfinished -= 1
         if not sample.group.unfinished:
             self.cluster.after(self.scenario.machine.collect_s, lambda: self.groups.finish(sample.group))

@@ -25,7 +25,8 @@ class SimulatedWorkload:
 
     A batch is `prompts` groups of `samples`. Between turns a tool takes lognormal seconds with mean
     `tool_mean_s` and `tool_sigma`, and its result has `tool_tokens`. Those and the `prompt_tokens` of each sample are
-    trained and counted, but not generated.
+    trained and counted, but not generated. `bench` names a workload of the training bench: then a length is drawn by
+    its place as there, whatever the seed, so that a simulated run generates what the measured one did.
     """
 
     prompts: int = 16
@@ -38,30 +39,40 @@ class SimulatedWorkload:
     tool_sigma: float = 1.0
     tool_tokens: int = 0
     prompt_tokens: int = 13
+    bench: str = ""
 
     def group(self, seed: int, number: int) -> list[tuple[SimulatedTurn, ...]]:
         """The samples of prompt `number`, the same under every scheduler."""
+        if self.bench:
+            return [self._bench_sample(f"{self.bench}/{number}/{sample}") for sample in range(self.samples)]
         draw = Random(f"{seed}/{number}")
         return [
-            tuple(self._turn(draw, last=i == self.turns - 1) for i in range(self.turns)) for _ in range(self.samples)
+            tuple(self._turn(draw, draw, last=i == self.turns - 1) for i in range(self.turns))
+            for _ in range(self.samples)
         ]
 
-    def _turn(self, draw: Random, *, last: bool) -> SimulatedTurn:
-        tokens = min(self.cap, max(1, round(draw.lognormvariate(math.log(self.median), self.sigma))))
+    def _bench_sample(self, place: str) -> tuple[SimulatedTurn, ...]:
+        places = [f"{place}/{i}" for i in range(self.turns)]
+        return tuple(self._turn(Random(f"{at}/tokens"), Random(f"{at}/tool"), last=at is places[-1]) for at in places)
+
+    def _turn(self, tokens: Random, tool: Random, *, last: bool) -> SimulatedTurn:
+        drawn = min(self.cap, max(1, round(self.median * math.exp(self.sigma * tokens.gauss(0.0, 1.0)))))
         if last:
-            return SimulatedTurn(tokens)
+            return SimulatedTurn(drawn)
         if self.tool_mean_s == 0:
-            return SimulatedTurn(tokens, tool_tokens=self.tool_tokens)
-        mu = math.log(self.tool_mean_s) - self.tool_sigma**2 / 2
-        return SimulatedTurn(tokens, draw.lognormvariate(mu, self.tool_sigma), self.tool_tokens)
+            return SimulatedTurn(drawn, tool_tokens=self.tool_tokens)
+        median = self.tool_mean_s / math.exp(self.tool_sigma**2 / 2)
+        return SimulatedTurn(drawn, median * math.exp(self.tool_sigma * tool.gauss(0.0, 1.0)), self.tool_tokens)
 
 
 WORKLOADS: Mapping[str, SimulatedWorkload] = {
-    "w1": SimulatedWorkload(),
+    "w1": SimulatedWorkload(cap=256, prompt_tokens=8),
     "w1_wide": SimulatedWorkload(sigma=0.9, cap=768),
-    "w2": SimulatedWorkload(median=50.0, sigma=1.3),
-    # a turn of 62.8 tokens takes 0.29 s in an engine with 32 calls in flight: so does a tool, on average
-    "w3": SimulatedWorkload(turns=4, tool_mean_s=0.29),
+    "w2": SimulatedWorkload(median=50.0, sigma=1.3, prompt_tokens=8),
+    # a tool takes as long as a turn of an engine with half of a step's samples in flight
+    "w3": SimulatedWorkload(
+        sigma=0.8, cap=448, turns=4, tool_mean_s=0.58, tool_sigma=0.8, tool_tokens=16, prompt_tokens=8
+    ),
 }
 
 
