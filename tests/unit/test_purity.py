@@ -51,7 +51,7 @@ BELOW = {
     "doctor": {"errors", "runtime", "config", "resources", "platform"},
     "cli": {
         *("errors", "runtime", "trajectory", "journal", "config", "resources", "platform"),
-        *("agents", "client", "runner", "doctor", "compare"),
+        *("agents", "client", "runner", "doctor", "simulator", "compare"),
     },
     "compare": {"errors", "runtime", "config", "platform", "tiny", "main_ppo"},
     "bench": {

@@ -1,0 +1,71 @@
+"""The command `seamless-verl calibrate`: fits the simulator's constants to a run, from its metrics and its ledger."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+from seamless_verl.cli.text import format_count, write
+from seamless_verl.errors import ConfigError
+from seamless_verl.runtime.tables import text_table
+from seamless_verl.simulator.calibration import LEAST_STEPS, Calibration, fit
+from seamless_verl.simulator.run_metrics import read_metrics, read_rates, read_rates_file
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+ABOUT = "fit the simulator's constants to a run, for `plan --optimize`"
+SHOWN = (
+    ("train_token_s", "train", "device-seconds a trained token"),
+    ("train_row_s", "train", "device-seconds a sequence"),
+    ("host_s", "host_s", "seconds of the host's work on a mini-batch"),
+    ("sync_s", "sync_s", "seconds of a weight update"),
+    ("load_s", "load_s", "seconds for which an engine stops for it"),
+    ("switch_to_train_s", "switch_to_train_s", "seconds of a hand-over to training"),
+    ("switch_to_rollout_s", "switch_to_rollout_s", "seconds of a hand-over to generation"),
+)
+
+
+def add_command(commands: Commands) -> None:
+    """Adds the command to the tree of subcommands."""
+    calibrate = commands.add_parser("calibrate", help=ABOUT, description=ABOUT[0].upper() + ABOUT[1:] + ".")
+    calibrate.add_argument("run_folder", type=Path, metavar="RUN", help="trainer.default_local_dir of a run")
+    calibrate.add_argument("--out", type=Path, metavar="FILE", help="where the constants go; calibration.json in RUN")
+    calibrate.add_argument("--skip", type=int, default=2, help="first steps that are left out")
+    calibrate.add_argument("--samples", type=int, default=1, help="the run's actor_rollout_ref.rollout.n")
+    calibrate.add_argument("--updates", type=int, default=1, help="mini-batches that the run took a step")
+    calibrate.add_argument("--rates", type=Path, metavar="FILE", help="an engine alone: tokens/s by calls, as JSON")
+    calibrate.add_argument("--json", action="store_true", help="print the constants as JSON")
+    calibrate.set_defaults(run=calibrate_run)
+
+
+def calibrate_run(args: argparse.Namespace) -> None:
+    """Raises ConfigError for a run that says too little, or something that cannot be."""
+    for key, least in (("skip", 0), ("samples", 1), ("updates", 1)):
+        if getattr(args, key) < least:
+            raise ConfigError(f"--{key}", getattr(args, key), "it is too small", f"Give {least} or more")
+    run = read_metrics(args.run_folder, skip=args.skip, least=LEAST_STEPS)
+    points: list[tuple[float, float]]
+    if args.rates is None:
+        points = read_rates(args.run_folder)
+    else:
+        points = [(float(calls), rate) for calls, rate in read_rates_file(args.rates).items()]
+    found = fit(run, points, samples=args.samples, updates=args.updates, alone=args.rates is not None)
+    folder = args.run_folder if args.run_folder.is_dir() else args.run_folder.parent
+    out = args.out or folder / "calibration.json"
+    partial = out.with_name(f"{out.name}.tmp")
+    partial.write_text(found.to_json() + "\n", encoding="utf-8")
+    partial.replace(out)
+    write(found.to_json() if args.json else "\n".join((*calibration_lines(found), "", f"written to {out}")))
+
+
+def calibration_lines(found: Calibration) -> Iterator[str]:
+    """Lines for a terminal: each constant with its residual."""
+    yield f"fitted to {format_count(found.steps, 'step')} after the first {found.skipped}, of {found.devices} devices"
+    rows = [
+        (name, f"{getattr(found.machine, name):.4g}", f"{found.residuals[of]:.0%}", what) for name, of, what in SHOWN
+    ]
+    for calls, rate in found.machine.rates.items():
+        rows.append((f"rates {calls}", f"{rate:.4g}", f"{found.residuals['rates']:.0%}", "tokens/s of an engine"))
+    yield text_table(("CONSTANT", "VALUE", "RESIDUAL", ""), rows, align="<>><")
+    yield f"engines: {found.engine_source}; not seen in a run, and assumed: {', '.join(found.assumed)}"
