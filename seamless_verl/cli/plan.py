@@ -34,7 +34,23 @@ def add_command(commands: Commands) -> None:
     plan.add_argument("--json", action="store_true", help="the plan as JSON")
     plan.add_argument("--config-dir", type=Path, metavar="FOLDER", help="of a config of your own; needs --config-name")
     plan.add_argument("--config-name", metavar="NAME", default="seamless_ppo_trainer")
+    add_search(plan)
     plan.set_defaults(run=show_plan)
+
+
+def add_search(plan: argparse.ArgumentParser) -> None:
+    """The arguments of the search."""
+    plan.add_argument("--optimize", action="store_true", help="search layouts, sizes and staleness by simulation")
+    plan.add_argument("--machines", metavar="COUNTxDEVICES", help="4x8; without it those of the config")
+    plan.add_argument("--calibration", type=Path, metavar="FILE", help="times as `seamless-verl calibrate` found them")
+    plan.add_argument("--device", metavar="NAME", help="without a calibration: a100, h100, h200 or h800, as published")
+    plan.add_argument("--median", type=int, metavar="TOKENS", help="of a turn's length; a quarter of the longest")
+    plan.add_argument("--sigma", type=float, default=0.8, help="of the logarithm of a turn's length")
+    plan.add_argument("--turns", type=int, default=1, help="calls of a session")
+    plan.add_argument("--tool-s", type=float, default=0.0, help="mean seconds of a tool between two calls")
+    plan.add_argument("--tool-tokens", type=int, default=0, help="of a tool's result")
+    plan.add_argument("--steps", type=int, default=12, help="of each simulated run")
+    plan.add_argument("--top", type=int, default=5, help="plans to print")
 
 
 def show_plan(args: argparse.Namespace) -> None:
@@ -49,6 +65,11 @@ def show_plan(args: argparse.Namespace) -> None:
     devices = SeamlessConfig.parse(config.get("seamless")).cpu.device_count if cpu else None
     adopt_resources(config, args.overrides)
     settings = Settings.of(config, devices=devices, accelerator=not cpu)
+    if args.optimize:
+        from seamless_verl.cli.optimize import optimize
+
+        write(optimize(args, settings))
+        return
     unmade = replace(settings, unmade=True)
     warnings, plan = preflight_of_plan(settings), plan_of(unmade)
     for warning in warnings:

@@ -87,7 +87,7 @@ def choose_handover(settings: Settings) -> HandoverChoice:
 
 
 def _by_memory(settings: Settings) -> HandoverChoice:
-    facts = _facts(settings, Handover.RESIDENT)
+    facts = memory_facts_with(settings, Handover.RESIDENT)
     fullest = None if facts is None else both_sides(_plan(settings, facts))
     if facts is None or fullest is None:
         return HandoverChoice(Handover.RELEASED, f"the trainer's memory is not known, and {FREES}=True")
@@ -149,7 +149,7 @@ def roles_of(settings: Settings) -> Roles:
 
 def memory_facts(settings: Settings) -> MemoryFacts | None:
     """None where the model's sizes cannot be read, or the trainer's memory is not known (adapters, FSDP)."""
-    return _facts(settings, engines_handover(settings))
+    return memory_facts_with(settings, engines_handover(settings))
 
 
 def engines_handover(settings: Settings) -> Handover:
@@ -162,7 +162,8 @@ def engines_handover(settings: Settings) -> Handover:
     return Handover.RELEASED if sleeps else Handover.RESIDENT
 
 
-def _facts(settings: Settings, handover: Handover) -> MemoryFacts | None:
+def memory_facts_with(settings: Settings, handover: Handover) -> MemoryFacts | None:
+    """The same, with this hand-over."""
     config = model_config(settings, MODEL) if uses_megatron(settings) and not trains_adapter(settings) else None
     actor = None if config is None else ModelFacts.read(config)
     if actor is None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
@@ -95,8 +95,10 @@ def fit(
     }
     lend = "lending/return_s" if run.has("lending/return_s") else "lending/switch_s"
     times["switch_to_rollout_s"] = run.values(lend)
-    machine = replace(
-        MachineProfile(rates=rates, train_token_s=training[0], train_row_s=training[1]),
+    machine = MachineProfile(
+        rates=rates,
+        train_token_s=training[0],
+        train_row_s=training[1],
         **{name: median(values) for name, values in times.items()},
     )
     steps = run.values("timing_s/step")

@@ -1,0 +1,281 @@
+"""`seamless-verl plan --optimize`: which layout of given machines is the fastest, by simulation.
+
+Times are those of a calibrated run, or of an accelerator's published figures and the model's sizes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+
+from seamless_verl.config.checks.settings import Settings
+from seamless_verl.config.planning import memory_facts_with, resources_of, roles_of
+from seamless_verl.config.schema import Handover
+from seamless_verl.errors import ConfigError
+from seamless_verl.resources.memory import MemoryFacts
+from seamless_verl.resources.memory_fit import gigabytes, memory_problems
+from seamless_verl.resources.parallel import ParallelSizes, ReplicaSizes
+from seamless_verl.resources.plan import make_plan
+from seamless_verl.resources.tags import ROLLOUT, TRAIN, MachineGroup, Resources
+from seamless_verl.runtime.tables import text_table
+from seamless_verl.simulator.accelerators import (
+    ASSUMED,
+    Accelerator,
+    Lengths,
+    accelerator_named,
+    machine_of,
+    seats_of,
+)
+from seamless_verl.simulator.calibration import Calibration, read_calibration
+from seamless_verl.simulator.optimize import PlanCandidate, Prediction, Search, Unit, layouts, why_slower
+from seamless_verl.simulator.workload import SimulatedWorkload
+
+MACHINES = re.compile(r"(\d+)x(\d+)")
+REPLICAS = (1, 2, 4, 8)
+TRAINERS = ((1, 1), (2, 1), (4, 1), (8, 1), (4, 2), (8, 2), (8, 4), (8, 8))  # TP, PP: the first that fits is taken
+STALENESS = (0, 1, 2, 4, 8, 16)
+HEADER = ("", "LAYOUT", "DEVICES", "REPLICA", "TRAINER", "UPDATES", "STALE", "TOK/S", "IDLE", "MEMORY", "WHY NOT FIRST")
+ENGINE = "actor_rollout_ref.rollout"
+
+
+@dataclass(frozen=True)
+class Machines:
+    """`count` machines of `devices` devices."""
+
+    count: int
+    devices: int
+
+    @property
+    def size(self) -> int:
+        return self.count * self.devices
+
+
+def optimize(args: argparse.Namespace, settings: Settings) -> str:
+    """The best plans as text, or as JSON. Raises ConfigError for what cannot be searched."""
+    _check(args)
+    machines = machines_of(args.machines, settings)
+    if args.calibration is not None:
+        found = read_calibration(args.calibration)
+        workload, candidates = found.workload, calibrated(found, machines)
+    else:
+        workload = workload_of(args, settings)
+        candidates = published(accelerator_named(args.device), settings, machines, workload)
+    bound = settings.seamless.max_staleness
+    search = Search(
+        workload,
+        stalenesses=tuple(s for s in STALENESS if s <= bound) if bound in STALENESS else (*_below(bound), bound),
+        updates=tuple(n for n in (1, 2, 4) if workload.prompts % n == 0),
+        steps=args.steps,
+    )
+    predictions = search.run(candidates, progress=_progress)
+    if args.json:
+        return to_json(predictions, machines, args)
+    return "\n".join(lines(predictions, machines, args))
+
+
+def machines_of(text: str | None, settings: Settings) -> Machines:
+    """Raises ConfigError where the machines are not alike, or none are named."""
+    if text is not None:
+        if not (match := MACHINES.fullmatch(text)) or not all(int(part) for part in match.groups()):
+            raise ConfigError("--machines", text, "it is no number of machines and of devices", "Write it as 4x8")
+        return Machines(int(match[1]), int(match[2]))
+    groups = resources_of(settings).groups
+    sizes = {group.devices for group in groups}
+    if len(sizes) > 1:
+        way_out = "Give machines that are alike with --machines, such as 4x8"
+        raise ConfigError("seamless.resources", sorted(sizes), "machines with unlike numbers of devices", way_out)
+    return Machines(sum(group.count for group in groups), sizes.pop())
+
+
+def workload_of(args: argparse.Namespace, settings: Settings) -> SimulatedWorkload:
+    """The batch of the config, with lengths as given."""
+    longest = settings.integer("data.max_response_length", 512)
+    cap = max(1, (longest - (args.turns - 1) * args.tool_tokens) // args.turns)
+    return SimulatedWorkload(
+        prompts=settings.integer("data.train_batch_size"),
+        samples=settings.integer(f"{ENGINE}.n", 1),
+        median=float(args.median or max(1, cap // 4)),
+        sigma=args.sigma,
+        cap=cap,
+        turns=args.turns,
+        tool_mean_s=args.tool_s,
+        tool_tokens=args.tool_tokens,
+        prompt_tokens=settings.integer("data.max_prompt_length", 512) // 2,
+    )
+
+
+def calibrated(found: Calibration, machines: Machines) -> list[PlanCandidate]:
+    """Layouts of devices that are as those of the run; a unit is one of them."""
+    return list(layouts(machines.size, Unit(1, found.machine, found.seats), _step(machines, 1)))
+
+
+def published(
+    device: Accelerator, settings: Settings, machines: Machines, workload: SimulatedWorkload
+) -> list[PlanCandidate]:
+    """Layouts with every replica size that fits their memory. Raises ConfigError where none does, with the reason."""
+    facts = memory_facts_with(settings, Handover.RELEASED)
+    if facts is None:
+        way_out = "Give the folder of a model that is here, trained by Megatron; or --calibration"
+        raise ConfigError("actor_rollout_ref.model.path", None, "the sizes of the model are not known", way_out)
+    facts = replace(facts, device_bytes=facts.device_bytes or int(device.memory), host_bytes=None)
+    context = workload.prompt_tokens + workload.turns * (workload.median * 1.4 + workload.tool_tokens)
+    found: list[PlanCandidate] = []
+    reason: ConfigError | None = None
+    most = settings.integer(f"{ENGINE}.max_num_seqs", 256)
+    for size in (size for size in REPLICAS if machines.devices % size == 0):
+        seats = seats_of(device, facts.actor, size, context=context, share=facts.engine.utilization, most=most)
+        if not seats:
+            reason = ConfigError(f"{ENGINE}.tensor_model_parallel_size", size, "no call fits its cache", "Raise it")
+            continue
+        lengths = Lengths(context, facts.training.full_recompute)
+        unit = Unit(size, machine_of(device, facts.actor, size, lengths, updates=1), seats)
+        for candidate in layouts(machines.size // size, unit, _step(machines, size)):
+            try:
+                found.append(fitted(candidate, machines, settings, facts))
+            except ConfigError as error:
+                reason = error
+    if not found:
+        raise reason or ConfigError("--machines", str(machines), "no replica divides a machine", "Give others")
+    return found
+
+
+def fitted(candidate: PlanCandidate, machines: Machines, settings: Settings, facts: MemoryFacts) -> PlanCandidate:
+    """The candidate with the smallest trainer's sizes that fit its memory. Raises ConfigError with what does not."""
+    resources = _resources(candidate, machines)
+    refused: ConfigError | None = None
+    for tensor, pipeline in TRAINERS:
+        try:
+            plan = make_plan(
+                resources, ParallelSizes(tensor, pipeline), ReplicaSizes(candidate.unit.size), roles_of(settings), facts
+            )
+        except ConfigError as error:
+            refused = refused or error
+            continue
+        problems = [problem for problem in memory_problems(plan) if problem.certain]
+        if not problems:
+            peak = max(p.peak.certain for p in plan.memory)
+            return replace(candidate, trainer=f"TP {tensor} x PP {pipeline}", memory=gigabytes(peak))
+        refused = ConfigError(problems[0].key, tensor, problems[0].reason, problems[0].way_out)
+    assert refused is not None
+    raise refused
+
+
+def _resources(candidate: PlanCandidate, machines: Machines) -> Resources:
+    tags = (TRAIN, ROLLOUT) if candidate.shared else (TRAIN,)
+    parts = [("trainer", candidate.training, tags), ("rollout", candidate.generating, (ROLLOUT,))]
+    groups = []
+    for name, units, of in parts:
+        devices = units * candidate.unit.size
+        if devices and devices % machines.devices == 0:
+            groups.append(MachineGroup(name, devices // machines.devices, machines.devices, of))
+        elif devices:
+            groups.append(MachineGroup(name, 1, devices, of))
+    return Resources(tuple(groups))
+
+
+def _step(machines: Machines, size: int) -> int:
+    """Units of a machine, which is not divided where there are several."""
+    return machines.devices // size if machines.count > 1 else 1
+
+
+def _below(bound: int) -> tuple[int, ...]:
+    return tuple(s for s in STALENESS if s < bound)
+
+
+def _check(args: argparse.Namespace) -> None:
+    if (args.calibration is None) is (args.device is None):
+        given = args.device if args.calibration else None
+        raise ConfigError("--device", given, "times are of a calibration or of a device", "Give one of the two")
+    for key, least in (("median", 1), ("sigma", 0), ("turns", 1), ("tool_s", 0), ("tool_tokens", 0), ("steps", 4)):
+        value = getattr(args, key)
+        if value is not None and value < least:
+            raise ConfigError(f"--{key.replace('_', '-')}", value, "it is too small", f"Give {least} or more")
+    if args.top < 1:
+        raise ConfigError("--top", args.top, "it is too small", "Give 1 or more")
+
+
+def _progress(text: str) -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\033[Ksimulating {text}")
+
+
+def lines(predictions: Sequence[Prediction], machines: Machines, args: argparse.Namespace) -> Iterator[str]:
+    """Lines for a terminal: the best plans, and where the next ones lose."""
+    best, of = predictions[0], args.calibration or args.device
+    yield f"{machines.count} x {machines.devices} devices, times of {of}; {len(predictions)} plans simulated"
+    yield ""
+    of_layouts = best_of_layouts(predictions)
+    yield text_table(HEADER, [_cells(str(n), p, best) for n, p in enumerate(of_layouts[: args.top], 1)])
+    if variants := [p for p in predictions[1:] if p.candidate.place == best.candidate.place]:
+        yield ""
+        yield text_table(("the first with", *HEADER[1:]), [_cells("", p, best) for p in variants[: args.top]])
+    yield ""
+    yield f"the first as settings: {settings_of(best.candidate, machines)}"
+    if args.calibration is None:
+        device = accelerator_named(args.device)
+        yield f"{args.device}: {device.source}; assumed: {'; '.join(ASSUMED)}"
+
+
+def best_of_layouts(predictions: Sequence[Prediction]) -> list[Prediction]:
+    """Of each layout with its sizes the best one, in order."""
+    found: dict[tuple[int, ...], Prediction] = {}
+    for prediction in predictions:
+        found.setdefault(prediction.candidate.place, prediction)
+    return list(found.values())
+
+
+def _cells(number: str, prediction: Prediction, best: Prediction) -> tuple[str, ...]:
+    candidate, result = prediction.candidate, prediction.result
+    return (
+        number,
+        candidate.layout,
+        candidate.tags,
+        f"{candidate.unit.size}",
+        candidate.trainer,
+        str(candidate.updates),
+        str(candidate.max_staleness),
+        f"{result.tokens_per_s:,.0f}",
+        f"{result.idle_share:.1%}",
+        candidate.memory,
+        "" if prediction is best else why_slower(prediction, best),
+    )
+
+
+def settings_of(candidate: PlanCandidate, machines: Machines) -> str:
+    """The candidate as overrides of a run."""
+    groups = [
+        f"{{count: {g.count}, devices: {g.devices}, tags: [{', '.join(g.tags)}]}}"
+        for g in _resources(candidate, machines).groups
+    ]
+    size = candidate.unit.size
+    return (
+        f"'seamless.resources=[{', '.join(groups)}]' {ENGINE}.tensor_model_parallel_size={size} "
+        f"trainer.v1.seamless.parameter_sync_step={candidate.updates} seamless.max_staleness={candidate.max_staleness}"
+    )
+
+
+def to_json(predictions: Sequence[Prediction], machines: Machines, args: argparse.Namespace) -> str:
+    """The plans and their predictions, the best first."""
+    best = predictions[0]
+    plans = [
+        {
+            "layout": p.candidate.layout,
+            "training_devices": p.candidate.training * p.candidate.unit.size,
+            "rollout_devices": p.candidate.generating * p.candidate.unit.size,
+            "replica_devices": p.candidate.unit.size,
+            "trainer": p.candidate.trainer,
+            "updates": p.candidate.updates,
+            "max_staleness": p.candidate.max_staleness,
+            "memory": p.candidate.memory,
+            "settings": settings_of(p.candidate, machines),
+            "why_not_first": "" if p is best else why_slower(p, best),
+            **{key: value for key, value in p.result.as_dict().items() if key != "shares"},
+        }
+        for p in predictions[: args.top]
+    ]
+    of = str(args.calibration or args.device)
+    return json.dumps({"format": 1, "machines": asdict(machines), "times_of": of, "plans": plans}, indent=2)

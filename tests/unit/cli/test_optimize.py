@@ -1,0 +1,83 @@
+"""`seamless-verl plan --optimize`: plans as text and JSON, and what is refused with exit code 2."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from seamless_verl.cli.main import main
+from seamless_verl.simulator.calibration import Calibration, RatesSource
+from seamless_verl.simulator.machine import MachineProfile
+from seamless_verl.simulator.workload import SimulatedWorkload
+
+MODEL = {
+    "model_type": "qwen3",
+    "hidden_size": 2048,
+    "vocab_size": 151936,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 6144,
+}
+FEW = ["plan", "--optimize", "--steps", "5"]
+
+
+def calibration(folder: Path) -> Path:
+    found = Calibration(
+        MachineProfile(), SimulatedWorkload(), 32, 10, 2, 1, 2, RatesSource.MEAN, {"train": 0.1}, {"step_s": 1.0}
+    )
+    (folder / "c.json").write_text(found.to_json())
+    return folder / "c.json"
+
+
+def published(folder: Path) -> list[str]:
+    (folder / "config.json").write_text(json.dumps(MODEL))
+    return [
+        *("--device", "h800", "platform=accelerator", "model_engine=megatron", "algorithm.adv_estimator=grpo"),
+        *(f"actor_rollout_ref.model.path={folder}", "data.train_batch_size=32", "data.max_response_length=2048"),
+        "actor_rollout_ref.rollout.n=4",
+    ]
+
+
+def test_a_calibration_is_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [*FEW, "--calibration", str(calibration(tmp_path)), "--machines", "1x2"]
+    assert main(arguments) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("1 x 2 devices, times of ")
+    for layout in ("colocated", "multiplexed", "disaggregated"):
+        assert layout in text
+    assert "'seamless.resources=[{count: 1, devices: 2, tags: [train, rollout]}]'" in text
+    assert main([*arguments, "--json", "--top", "2"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["machines"] == {"count": 1, "devices": 2}
+    first, second = found["plans"]
+    assert (first["layout"], first["why_not_first"]) == ("colocated", "")
+    assert second["why_not_first"] and second["tokens_per_s"] > 0
+
+
+def test_published_figures_are_named_with_their_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*FEW, "--machines", "2x4", "--top", "3", *published(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "arXiv 2412.19437" in text and "assumed:" in text
+    assert "GB" in text and "TP 1 x PP 1" in text
+
+
+def test_what_cannot_be_searched_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given, device = ["--calibration", str(calibration(tmp_path)), "--machines", "1x2"], published(tmp_path)
+    for arguments, message in (
+        ([], "--device=None"),
+        ([*given, "--device", "h100"], "--device='h100'"),
+        ([*given, "--machines", "2"], "--machines='2'"),
+        ([*given, "--machines", "0x8"], "--machines='0x8'"),
+        ([*given, "--steps", "1"], "--steps=1"),
+        ([*given, "--top", "0"], "--top=0"),
+        (["--calibration", str(tmp_path / "none"), "--machines", "1x2"], "--calibration="),
+        (["--device", "h9", "--machines", "1x2"], "--device='h9'"),
+        (["--machines", "1x2", *device, "seamless.device_memory_gb=4"], "and has 4.0 GB"),
+    ):
+        assert main(["plan", "--optimize", *arguments]) == 2, arguments
+        errors = capsys.readouterr().err
+        assert message in errors and errors.count("\n") == 1, errors
