@@ -94,12 +94,17 @@ class VirtualCluster:
         """Give waiting calls to the least loaded engine with a free seat."""
         if self.syncing:
             return
+        changed: dict[str, SimulatedDevice] = {}
         while self._queue and (device := self._least_loaded()):
-            self._count_up_to_now(device)
+            if device.name not in changed:
+                changed[device.name] = device
+                self._count_up_to_now(device)
             sample = heapq.heappop(self._queue)[2]
             device.engine.add(
                 sample, self.version, prefill_token_s=self.machine.prefill_token_s, keep_cache=self.keep_cache
             )
+            self._place(device)
+        for device in changed.values():
             self.update(device)
 
     def _least_loaded(self) -> SimulatedDevice | None:
@@ -124,9 +129,13 @@ class VirtualCluster:
     def cut(self, device: SimulatedDevice) -> None:
         """Cut a device's calls; they are in the queue again after `carry_s`."""
         self._count_up_to_now(device)
-        for sample in device.engine.cut(self.version):
-            self.after(self.carry_s, lambda sample=sample: self.enqueue(sample))  # type: ignore[misc]
+        if calls := device.engine.cut(self.version):
+            self.after(self.carry_s, lambda: self._enqueue_all(calls))
         self.update(device)
+
+    def _enqueue_all(self, calls: list[SimulatedSample]) -> None:
+        for sample in calls:
+            self.enqueue(sample)
 
     def begin_computation(self, seconds: float) -> None:
         """Let the trainer's devices compute for so long."""
@@ -181,10 +190,14 @@ class VirtualCluster:
         if rate:
             end = self.worked + engine.stalled_s + engine.steps_to_next_end() * engine.step_s
             heapq.heappush(self._ends, (end, next(self._order), device, device.changes))
+        self._place(device)
+
+    def _place(self, device: SimulatedDevice) -> None:
+        """Under the calls that it runs, if it takes more."""
         self._loads[self._places.pop(device.name, 0)].pop(device.name, None)
         if device.open:
-            self._loads[running][device.name] = device
-            self._places[device.name] = running
+            self._loads[device.engine.running][device.name] = device
+            self._places[device.name] = device.engine.running
 
     def _update_kind(self, device: SimulatedDevice) -> None:
         device.count_up_to(self.now)

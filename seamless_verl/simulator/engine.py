@@ -124,7 +124,7 @@ class SimulatedEngine:
 
     A step takes `step_s` seconds, 0 while none is made. First the engine is busy for `stalled_s` seconds, in which it
     computes what calls have in their context. It is counted up to `counted_to` seconds. `context` are the tokens of all
-    running conversations.
+    `running` conversations.
     """
 
     seats: int
@@ -133,14 +133,11 @@ class SimulatedEngine:
     step_s: float = 0.0
     counted_to: float = 0.0
     context: float = 0.0
+    running: int = 0
     _ends: list[tuple[float, int, SimulatedSample]] = field(default_factory=list)
     _last_end: float = 0.0
     _since: dict[SimulatedSample, float] = field(default_factory=dict)
     _order: Iterator[int] = field(default_factory=count)
-
-    @property
-    def running(self) -> int:
-        return len(self._ends)
 
     @property
     def samples(self) -> list[SimulatedSample]:
@@ -172,6 +169,7 @@ class SimulatedEngine:
         self.context += sample.context
         end = self.steps + sample.remaining
         self._last_end = max(self._last_end, end)
+        self.running += 1
         heapq.heappush(self._ends, (end, next(self._order), sample))
 
     def steps_to_next_end(self) -> float:
@@ -186,6 +184,7 @@ class SimulatedEngine:
             self._count_produced_of(sample, version)
             self.context -= sample.context
             del self._since[sample]
+            self.running -= 1
             done.append(sample)
         return done
 
@@ -205,7 +204,7 @@ class SimulatedEngine:
         """Remove and return all calls, to be continued in another engine."""
         self.count_produced(version)
         calls = [sample for *_, sample in sorted(self._ends)]
-        self._ends, self._since = [], {}
+        self._ends, self._since, self.running = [], {}, 0
         self.stalled_s = self._last_end = self.context = 0.0
         for sample in calls:
             sample.cut = True
@@ -216,6 +215,7 @@ class SimulatedEngine:
         self.count_produced(version)
         self._ends = [entry for entry in self._ends if entry[2] not in samples]
         heapq.heapify(self._ends)
+        self.running = len(self._ends)
         self._last_end = max((end for end, *_ in self._ends), default=0.0)
         self.context = sum(sample.context for sample in self.samples)
         self._since = {sample: at for sample, at in self._since.items() if sample not in samples}

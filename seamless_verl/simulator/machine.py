@@ -87,9 +87,26 @@ TWO_CORES = MachineProfile(
 )
 """Two cores as two devices. Where each number is from is in the simulator's README; only the 0.35 s are fitted."""
 
+H800_8B = MachineProfile(
+    rates={1: 89.69, 2: 179.4, 4: 358.7, 8: 717.5, 16: 1435, 32: 2870, 64: 5740, 128: 11480, 256: 22298},
+    context_token_s=73.36e-9,
+    train_token_s=168.4e-6,
+    switch_to_rollout_s=0.328,
+    switch_to_train_s=0.5,
+    sync_s=0.541,
+    load_s=0.328,
+    host_s=1.0,
+    dispatch_s=0.1,
+    call_s=0.05,
+    collect_s=0.05,
+    prefill_token_s=33.1e-6,
+)
+"""One H800 as a device, for Qwen3-8B with 2,500 tokens a sequence, as `accelerators.machine_of` has it."""
+
 MACHINES: Mapping[str, MachineProfile] = {
     "devices": replace(TWO_CORES, dispatch_s=0.05, call_s=0.05, host_token_s=0.0, host_sample_s=0.0),
     "two_cores": TWO_CORES,
+    "h800_8b": H800_8B,
 }
 
 

@@ -18,7 +18,7 @@ from seamless_verl.simulator.simulate import Result, simulate
 from seamless_verl.simulator.workload import SimulatedWorkload
 
 WORTH = 0.02
-LOOKS = 100  # decisions of the policy a step, at most, while training waits
+LOOKS = 20  # decisions of the policy a step, at most, while training waits
 SHARES = (1 / 4, 1 / 3, 1 / 2, 2 / 3, 3 / 4)
 
 

@@ -192,14 +192,14 @@ class LendingController:
     def _device(self, device: SimulatedDevice, urgent: set[SimulatedGroup], speed: float) -> DeviceView:
         engine, running = device.engine, device.engine.running
         return DeviceView(
-            device_id=device.name,
-            tags=device.tags,
-            use=device.use,
-            running=running,
-            urgent=sum(1 for sample in engine.samples if sample.group in urgent) if urgent else 0,
-            rate=device.rate * speed,
-            longest_s=engine.longest * self.cluster.step_s(running) / speed if running else 0.0,
-            seats=0 if device.away or device.leaving else engine.seats,
+            device.name,
+            device.tags,
+            device.use,
+            running,
+            sum(1 for sample in engine.samples if sample.group in urgent) if urgent else 0,
+            device.rate * speed,
+            engine.longest * self.cluster.step_s(running) / speed if running else 0.0,
+            0 if device.away or device.leaving else engine.seats,
         )
 
     def _demand(self) -> Demand:

@@ -73,6 +73,8 @@ WORKLOADS: Mapping[str, SimulatedWorkload] = {
     "w3": SimulatedWorkload(
         sigma=0.8, cap=448, turns=4, tool_mean_s=0.58, tool_sigma=0.8, tool_tokens=16, prompt_tokens=8
     ),
+    # a large batch of mathematics with answers of up to 8k tokens, for clusters
+    "math": SimulatedWorkload(prompts=512, samples=8, median=1800.0, sigma=0.9, cap=8192, prompt_tokens=500),
 }
 
 

@@ -33,6 +33,8 @@ PURE = (
     "bench.journal",
     *(f"resources.{name}" for name in ("ledger", "ledger.drawing", "staleness", "lending")),
     "simulator.__main__",
+    "cli.calibrate",
+    "cli.optimize",
     "agents.command",
     "agents.callable",
     "client",

@@ -17,7 +17,7 @@ from seamless_verl.simulator.accelerators import (
     machine_of,
     seats_of,
 )
-from seamless_verl.simulator.machine import MachineProfile
+from seamless_verl.simulator.machine import MachineProfile, machine_named
 from seamless_verl.simulator.optimize import PlanCandidate, Prediction, Search, Unit, layouts, ordered, why_slower
 from seamless_verl.simulator.scenario import BOTH, ROLLOUT, TRAIN
 from seamless_verl.simulator.workload import SimulatedWorkload
@@ -141,6 +141,16 @@ def test_a_published_machine_is_as_its_formulas_say() -> None:
     assert one.decode_s(512) > one.decode_s(64)
     again = machine_of(h100, model, 1, Lengths(1000, recompute=True), updates=1)
     assert 1.3 < again.train_token_s / one.train_token_s < 4 / 3
+
+
+def test_the_named_machine_is_that_of_its_accelerator() -> None:
+    counted = machine_of(ACCELERATORS["h800"], facts(QWEN3_8B), 1, Lengths(2500, recompute=True), updates=1)
+    named = machine_named("h800_8b")
+    assert [named.rate(calls) for calls in (1, 64, 256)] == pytest.approx(
+        [counted.rate(calls) for calls in (1, 64, 256)], rel=1e-3
+    )
+    for name in ("context_token_s", "train_token_s", "switch_to_rollout_s", "sync_s", "load_s", "prefill_token_s"):
+        assert getattr(named, name) == pytest.approx(getattr(counted, name), rel=2e-3)
 
 
 def test_a_mixture_passes_few_of_its_parameters_and_reads_more_for_more_calls() -> None:
