@@ -1,4 +1,4 @@
-"""Simulates the published comparisons of SeamlessFlow with verl: `python tables.py [single_turn | swe] [--json]`.
+"""Simulates the published comparisons of SeamlessFlow with verl: `python tables.py [--table swe] [--devices 32 64]`.
 
 Nothing here is measured. Times are an H800's published figures and a model's sizes; lengths and tools are assumed.
 """
@@ -117,12 +117,12 @@ HEADER = ("ARM", "TOK/S", "TO SYNC", "TO VERL'S BEST", "IDLE", "STALEST")
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("table", nargs="*", choices=[*TABLES, []], help="all without one")
+    parser.add_argument("--table", nargs="+", choices=list(TABLES), default=list(TABLES))
     parser.add_argument("--devices", type=int, nargs="+", default=[32, 64])
     parser.add_argument("--steps", type=int, default=9)
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=1)
     args = parser.parse_args()
-    for name in args.table or TABLES:
+    for name in args.table:
         for devices in args.devices:
             results = simulated(TABLES[name], devices, steps=args.steps, seeds=args.seeds)
             table = text_table(HEADER, list(rows(results)), align="<>")

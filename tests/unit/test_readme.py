@@ -13,7 +13,7 @@ import yaml
 from support.journal import call_ended, call_started, chunk_appended, write
 from support.paths import ROOT
 
-from seamless_verl.cli.main import main
+from seamless_verl.cli.main import main, make_parser
 from seamless_verl.config.composing import HERE
 from seamless_verl.journal import (
     GroupDecided,
@@ -106,12 +106,21 @@ def test_every_setting_is_in_the_table() -> None:
 def test_the_plan_works_as_it_is_written(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
     page = LAYOUTS.read_text(encoding="utf-8")
-    [command] = re.findall(r"^seamless-verl (plan (?:.*\\\n)*.*)$", page, re.MULTILINE)
+    [command] = re.findall(r"^seamless-verl (plan (?!--optimize)(?:.*\\\n)*.*)$", page, re.MULTILINE)
     [expected] = re.findall(r"^```\n(multiplexed: .*?)```$", page, re.MULTILINE | re.DOTALL)
     assert main(shlex.split(command.replace("\\\n", ""))) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("multiplexed: 3 machines, 24 devices\n")
     assert lines(printed) == lines(expected)
+
+
+def test_the_commands_that_search_layouts_have_the_options_they_are_given() -> None:
+    page = LAYOUTS.read_text(encoding="utf-8")
+    commands = re.findall(r"^seamless-verl ((?:plan --optimize|calibrate) (?:.*\\\n)*.*)$", page, re.MULTILINE)
+    assert len(commands) == 3
+    for command in commands:
+        args = make_parser().parse_args(shlex.split(command.replace("\\\n", ""), comments=True))
+        assert args.run
 
 
 def anchor(heading: str) -> str:
