@@ -216,6 +216,12 @@ class VirtualCluster:
     def _count_up_to_now(self, device: SimulatedDevice) -> None:
         device.engine.count_up_to(self.worked)
 
+    def count_engines(self) -> None:
+        """Count the steps of all engines up to now."""
+        for device in self.devices:
+            if device.engine.step_s:
+                device.engine.count_up_to(self.worked)
+
     def count_up_to_now(self, devices: Iterable[SimulatedDevice]) -> None:
         """Count the steps of their engines, and their own time, up to now."""
         for device in devices:

@@ -133,7 +133,7 @@ class LendingController:
         self.due_at: float | None = None
         self.step, self.update, self.trained = 1, 0, 0
         self.train_s: float | None = None
-        self.look_s, self.looks_at = look_s, 0.0
+        self.look_s, self.looks_at, self.timer_set = look_s, 0.0, False
         self.changed = True
         self.trains = [device for device in cluster.devices if device.trains]
 
@@ -158,7 +158,7 @@ class LendingController:
             return
         self.changed = self.cluster.changed = self.groups.changed = False
         self.looks_at = self.cluster.now + self.look_s
-        self.cluster.count_up_to_now(self.cluster.devices)
+        self.cluster.count_engines()
         decision = self.policy.decide(self.view())
         for device in self.cluster.devices:
             assignment = decision[device.name]
@@ -171,10 +171,16 @@ class LendingController:
             return True
         if not (self.cluster.changed or self.groups.changed):
             return False
-        if self.cluster.now < self.looks_at < float("inf"):
-            self.cluster.after(self.looks_at - self.cluster.now, self.look)
-            self.looks_at = float("inf")  # the timer is set, once
-        return self.cluster.now >= self.looks_at
+        if self.cluster.now >= self.looks_at:
+            return True
+        if not self.timer_set:
+            self.timer_set = True
+            self.cluster.after(self.looks_at - self.cluster.now, self._look_again)
+        return False
+
+    def _look_again(self) -> None:
+        """The policy may be asked from now on; if it was asked meanwhile, later."""
+        self.timer_set = False
 
     def view(self) -> LendingView:
         machine = self.cluster.machine
