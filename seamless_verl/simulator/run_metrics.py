@@ -16,8 +16,9 @@ from typing import Any
 
 from seamless_verl.errors import ConfigError
 from seamless_verl.resources.lending import Use, read_recording
+from seamless_verl.runtime.step_metrics import FILE as METRICS
 
-METRICS, RECORDING = "metrics.jsonl", "lending.jsonl"
+RECORDING = "lending.jsonl"
 DEVICE = "seamless/device/"
 
 
