@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -11,6 +12,7 @@ from seamless_verl.cli.text import format_count, write
 from seamless_verl.errors import ConfigError
 from seamless_verl.runtime.tables import text_table
 from seamless_verl.simulator.calibration import LEAST_STEPS, Calibration, fit
+from seamless_verl.simulator.machine import TWO_CORES
 from seamless_verl.simulator.run_metrics import read_metrics, read_rates, read_rates_file
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -35,6 +37,9 @@ def add_command(commands: Commands) -> None:
     calibrate.add_argument("--samples", type=int, default=1, help="the run's actor_rollout_ref.rollout.n")
     calibrate.add_argument("--updates", type=int, default=1, help="mini-batches that the run took a step")
     calibrate.add_argument("--rates", type=Path, metavar="FILE", help="an engine alone: tokens/s by calls, as JSON")
+    calibrate.add_argument(
+        "--shared-cores", action="store_true", help="devices are the host's cores: assume its work as on two cores"
+    )
     calibrate.add_argument("--json", action="store_true", help="print the constants as JSON")
     calibrate.set_defaults(run=calibrate_run)
 
@@ -51,6 +56,9 @@ def calibrate_run(args: argparse.Namespace) -> None:
     else:
         points = [(float(calls), rate) for calls, rate in read_rates_file(args.rates).items()]
     found = fit(run, points, samples=args.samples, updates=args.updates, alone=args.rates is not None)
+    if args.shared_cores:
+        assumed = {name: getattr(TWO_CORES, name) for name in ("host_token_s", "host_sample_s", "dispatch_s", "call_s")}
+        found = replace(found, machine=replace(found.machine, **assumed))
     folder = args.run_folder if args.run_folder.is_dir() else args.run_folder.parent
     out = args.out or folder / "calibration.json"
     partial = out.with_name(f"{out.name}.tmp")

@@ -43,7 +43,7 @@ ENGINE = "actor_rollout_ref.rollout"
 
 
 @dataclass(frozen=True)
-class Machines:
+class AlikeMachines:
     """`count` machines of `devices` devices."""
 
     count: int
@@ -77,18 +77,18 @@ def optimize(args: argparse.Namespace, settings: Settings) -> str:
     return "\n".join(lines(predictions, machines, args))
 
 
-def machines_of(text: str | None, settings: Settings) -> Machines:
+def machines_of(text: str | None, settings: Settings) -> AlikeMachines:
     """Raises ConfigError where the machines are not alike, or none are named."""
     if text is not None:
         if not (match := MACHINES.fullmatch(text)) or not all(int(part) for part in match.groups()):
             raise ConfigError("--machines", text, "it is no number of machines and of devices", "Write it as 4x8")
-        return Machines(int(match[1]), int(match[2]))
+        return AlikeMachines(int(match[1]), int(match[2]))
     groups = resources_of(settings).groups
     sizes = {group.devices for group in groups}
     if len(sizes) > 1:
         way_out = "Give machines that are alike with --machines, such as 4x8"
         raise ConfigError("seamless.resources", sorted(sizes), "machines with unlike numbers of devices", way_out)
-    return Machines(sum(group.count for group in groups), sizes.pop())
+    return AlikeMachines(sum(group.count for group in groups), sizes.pop())
 
 
 def workload_of(args: argparse.Namespace, settings: Settings) -> SimulatedWorkload:
@@ -108,13 +108,13 @@ def workload_of(args: argparse.Namespace, settings: Settings) -> SimulatedWorklo
     )
 
 
-def calibrated(found: Calibration, machines: Machines) -> list[PlanCandidate]:
+def calibrated(found: Calibration, machines: AlikeMachines) -> list[PlanCandidate]:
     """Layouts of devices that are as those of the run; a unit is one of them."""
     return list(layouts(machines.size, Unit(1, found.machine, found.seats), _step(machines, 1)))
 
 
 def published(
-    device: Accelerator, settings: Settings, machines: Machines, workload: SimulatedWorkload
+    device: Accelerator, settings: Settings, machines: AlikeMachines, workload: SimulatedWorkload
 ) -> list[PlanCandidate]:
     """Layouts with every replica size that fits their memory. Raises ConfigError where none does, with the reason."""
     facts = memory_facts_with(settings, Handover.RELEASED)
@@ -143,7 +143,7 @@ def published(
     return found
 
 
-def fitted(candidate: PlanCandidate, machines: Machines, settings: Settings, facts: MemoryFacts) -> PlanCandidate:
+def fitted(candidate: PlanCandidate, machines: AlikeMachines, settings: Settings, facts: MemoryFacts) -> PlanCandidate:
     """The candidate with the smallest trainer's sizes that fit its memory. Raises ConfigError with what does not."""
     resources = _resources(candidate, machines)
     refused: ConfigError | None = None
@@ -164,7 +164,7 @@ def fitted(candidate: PlanCandidate, machines: Machines, settings: Settings, fac
     raise refused
 
 
-def _resources(candidate: PlanCandidate, machines: Machines) -> Resources:
+def _resources(candidate: PlanCandidate, machines: AlikeMachines) -> Resources:
     tags = (TRAIN, ROLLOUT) if candidate.shared else (TRAIN,)
     parts = [("trainer", candidate.training, tags), ("rollout", candidate.generating, (ROLLOUT,))]
     groups = []
@@ -177,7 +177,7 @@ def _resources(candidate: PlanCandidate, machines: Machines) -> Resources:
     return Resources(tuple(groups))
 
 
-def _step(machines: Machines, size: int) -> int:
+def _step(machines: AlikeMachines, size: int) -> int:
     """Units of a machine, which is not divided where there are several."""
     return machines.devices // size if machines.count > 1 else 1
 
@@ -203,7 +203,7 @@ def _progress(text: str) -> None:
         sys.stderr.write(f"\r\033[Ksimulating {text}")
 
 
-def lines(predictions: Sequence[Prediction], machines: Machines, args: argparse.Namespace) -> Iterator[str]:
+def lines(predictions: Sequence[Prediction], machines: AlikeMachines, args: argparse.Namespace) -> Iterator[str]:
     """Lines for a terminal: the best plans, and where the next ones lose."""
     best, of = predictions[0], args.calibration or args.device
     yield f"{machines.count} x {machines.devices} devices, times of {of}; {len(predictions)} plans simulated"
@@ -245,7 +245,7 @@ def _cells(number: str, prediction: Prediction, best: Prediction) -> tuple[str, 
     )
 
 
-def settings_of(candidate: PlanCandidate, machines: Machines) -> str:
+def settings_of(candidate: PlanCandidate, machines: AlikeMachines) -> str:
     """The candidate as overrides of a run."""
     groups = [
         f"{{count: {g.count}, devices: {g.devices}, tags: [{', '.join(g.tags)}]}}"
@@ -258,7 +258,7 @@ def settings_of(candidate: PlanCandidate, machines: Machines) -> str:
     )
 
 
-def to_json(predictions: Sequence[Prediction], machines: Machines, args: argparse.Namespace) -> str:
+def to_json(predictions: Sequence[Prediction], machines: AlikeMachines, args: argparse.Namespace) -> str:
     """The plans and their predictions, the best first."""
     best = predictions[0]
     plans = [

@@ -9,6 +9,7 @@ import pytest
 
 from seamless_verl.cli.main import main
 from seamless_verl.simulator.calibration import read_calibration
+from seamless_verl.simulator.machine import TWO_CORES
 
 METRICS = {
     "perf/total_num_tokens": 4800,
@@ -44,6 +45,13 @@ def test_it_prints_constants_with_residuals_and_writes_them(tmp_path: Path, caps
     assert (found.steps, found.workload.prompts, found.seats) == (7, 16, 32)
     assert main(["calibrate", str(tmp_path), "--samples", "4", "--json", "--out", str(tmp_path / "c")]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "c").read_text())
+
+
+def test_on_shared_cores_the_hosts_work_is_assumed_as_on_two_cores(tmp_path: Path) -> None:
+    write_steps(tmp_path, 9)
+    assert main(["calibrate", str(tmp_path), "--samples", "4", "--shared-cores"]) == 0
+    machine = read_calibration(tmp_path / "calibration.json").machine
+    assert machine.host_shares and machine.host_token_s == TWO_CORES.host_token_s
 
 
 def test_mistakes_are_one_line_and_leave_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
