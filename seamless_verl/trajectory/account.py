@@ -34,6 +34,8 @@ class DropReason(StrEnum):
     """its whole session was dropped: its agent was ended at its time limit"""
     GROUP = "group"
     """its group was dropped after it was handed over: too old, or filtered"""
+    DEFERRED = "deferred"
+    """its group was left over when its step had enough of them: the prompt begins again in a later step"""
     PIVOT = "pivot"
     """its session was the median of its group, by which an advantage estimator measures the others"""
     VALIDATION = "validation"
