@@ -172,6 +172,16 @@ def test_a_group_that_failed_in_a_short_step_is_replaced_by_a_fresh_prompt() -> 
     assert policy.decide(DrawView(1, 1, 16, begins=False)) == Draw(0, ("long",)), "the run ends with this step"
 
 
+def test_an_epoch_s_last_prompts_are_trained_before_the_next_epoch_s() -> None:
+    """Also where dropped groups left fewer of them than a step needs."""
+    policy = TailBatching(1)
+    policy.drew(16)
+    policy.defer(["last"])
+    assert policy.decide(DrawView(2, 20, 16)) == Draw(1, ("last",))
+    policy.drew(1)
+    assert policy.decide(DrawView(2, 18, 16)) == Draw(3)
+
+
 def test_a_resumed_run_begins_what_has_data_and_no_state() -> None:
     policy = TailBatching(1)
     policy.defer(["a", "b"])
