@@ -119,7 +119,8 @@ def test_a_deferred_group_is_no_trained_one(tmp_path: Path, capsys: Capture) -> 
     """Whether its sessions had all ended when its step had enough, or were stopped for that."""
     with open_journal(tmp_path) as journal:
         write_session(journal, "whole", NOTE)
-        write_session(journal, "stopped", {"kept": False, "dropped": "deferred", "reason": "its step had enough groups"})
+        stopped = {"kept": False, "dropped": "deferred", "reason": "its step had enough groups"}
+        write_session(journal, "stopped", stopped)
         decided = [GroupDecided(uid, GroupOutcome.DEFERRED, 4) for uid in ("whole", "stopped")]
         write(journal, *decided)
         path = str(journal.path)
