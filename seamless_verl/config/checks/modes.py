@@ -37,6 +37,7 @@ MODE_KEY = "trainer.v1.trainer_mode"
 ROLLOUT = "actor_rollout_ref.rollout"
 NO_REPLAY = "disabled"
 REPLAYED = "skip.rollout_tq.enable"
+MANAGER = f"{ROLLOUT}.agent.agent_loop_manager_class"
 VERL_SAMPLER = {"max_off_policy_threshold": 8, "max_off_policy_strategy": "drop"}
 
 
@@ -146,6 +147,9 @@ def _tail_batching(settings: Settings) -> list[Problem]:
     if settings.flag(REPLAYED):
         reason = f"has no prompt left over, since {REPLAYED}=True reads the generations of an earlier run"
         found.append(Problem(key, share, reason, f"Set {key}=null, or {REPLAYED}=False"))
+    if (manager := settings.get(MANAGER)) is not None:
+        reason = f"stops groups, which {MANAGER}={manager} may not do"
+        found.append(Problem(key, share, reason, f"Set {key}=null, or {MANAGER}=null"))
     return found
 
 
