@@ -110,7 +110,7 @@ class SessionAgentLoop(AgentLoopBase, ABC):  # type: ignore[misc]
             validation=(group := GROUP.get(None)) is not None and group.validation,
         )
         session_id, outcome = await self.run_session(plane, name, opening, task_of(kwargs))
-        session = await await_reply(plane.close_session.remote(session_id, closing_reason(outcome)))
+        session = await close_session(plane, session_id, closing_reason(outcome))
         try:
             reward = self.reward(outcome, session, name)
             if not session.sequences:
@@ -168,7 +168,7 @@ class LocalAgentLoop(SessionAgentLoop):
             paused = partial(paused_seconds, plane, endpoint.session_id)
             return endpoint.session_id, await self.run_agent(task, endpoint, paused)
         except asyncio.CancelledError:
-            await discard_session(plane, endpoint.session_id, Closed.ABANDONED)
+            await discard_session(plane, endpoint.session_id, Closed.ABANDONED, dropped_as())
             raise
         except Exception:  # whatever the agent raised: its session ends, and verl gets the error
             await discard_session(plane, endpoint.session_id, Closed.FAILED)
@@ -232,6 +232,21 @@ class RunnerAgentLoop(SessionAgentLoop):
 def describe(outcome: AgentOutcome) -> str:
     """How an agent ended, with its error and the end of its output."""
     return "\n".join(filter(None, (f"the agent {outcome.status}", outcome.error, outcome.output)))
+
+
+async def close_session(plane: Any, session_id: str, reason: Closed) -> FinishedSession:
+    """The result of a session whose agent has ended; a task that is cancelled meanwhile drops it."""
+    try:
+        session: FinishedSession = await await_reply(plane.close_session.remote(session_id, reason))
+    except asyncio.CancelledError:
+        await discard_session(plane, session_id, Closed.ABANDONED, dropped_as())
+        raise
+    return session
+
+
+def dropped_as() -> DropReason:
+    """What the tokens of a session of this task's group are counted as, when it is stopped."""
+    return DropReason.SESSION if (group := GROUP.get(None)) is None else group.dropped_as
 
 
 def closing_reason(outcome: AgentOutcome) -> Closed:

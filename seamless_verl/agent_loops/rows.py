@@ -15,6 +15,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 from seamless_verl.data_plane.actor import FinishedSession
 from seamless_verl.data_plane.client import await_reply
 from seamless_verl.data_plane.sessions import HandedNote
+from seamless_verl.trajectory.account import DropReason
 from seamless_verl.trajectory.sequences import CONTEXT_VERSION, TrainingSequence
 
 GENERATED_VERSIONS = "generated_versions"
@@ -29,10 +30,10 @@ class SessionOutputs(list[AgentLoopOutput]):
         super().__init__(outputs)
         self.plane, self.session_id, self.failure = plane, session_id, failure
 
-    def note(self, uid: str, reason: str, *, validation: bool) -> HandedNote:
+    def note(self, uid: str, reason: str, *, validation: bool, dropped: DropReason = DropReason.SESSION) -> HandedNote:
         """What the journal keeps: the reason of a drop or a failure, and the rewards that all rows have."""
         reason = reason or (f"its agent failed: {self.failure}" if self.failure else "")
-        return HandedNote(uid, reason, rewards_of(self[-1]) if self else {}, validation)
+        return HandedNote(uid, reason, rewards_of(self[-1]) if self else {}, validation, dropped)
 
     async def acknowledge(self, kept: bool, note: HandedNote) -> None:
         await await_reply(self.plane.acknowledge.remote(self.session_id, kept, note))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -42,6 +42,7 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
         super().__init__(*args, **kwargs)
         self.plane = ray.get_actor(PLANE)
         self.loops: dict[str, Callable[..., Any]] = {}
+        self.running: dict[str, tuple[SessionGroup, asyncio.Task[Any]]] = {}  # by the prompt's uid
         self.writer = QueueWriter()
         self.seamless = SeamlessConfig.parse(self.config.get("seamless"))
         logging.getLogger(AgentLoopWorkerTQ.__module__).addFilter(WithoutDroppedGroups())
@@ -58,7 +59,17 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
             self.writer, prompt["uid"], total=total, needed=needed, partition="val" if validate else "train"
         )
         GROUP.set(group)
-        await super()._run_prompt(prompt, sampling_params, trajectory, trace)
+        task = asyncio.current_task()
+        assert task is not None
+        self.running[group.uid] = group, task
+        try:
+            await super()._run_prompt(prompt, sampling_params, trajectory, trace)
+        except asyncio.CancelledError:
+            if not group.deferred:
+                raise
+            task.uncancel()
+        finally:
+            del self.running[group.uid]
         if group.kept is None:  # some of its sessions were stopped before they began
             group.cancelled = True
             await group.hand_over()
@@ -69,11 +80,25 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
         running = set(self.background_tasks)
         for task in running:
             task.cancel()
+        await self._await_end(running)
+        if self.writer.writing is not None:  # a put that has begun is completed
+            await asyncio.wait({self.writer.writing}, timeout=STOP_S)
+
+    async def defer(self, uids: Collection[str]) -> None:
+        """Ends the groups of these prompts that still run; one whose last session has ended is handed over first.
+
+        Nothing of them is put any more, also if an agent does not end.
+        """
+        running = [(group, task) for uid, (group, task) in self.running.items() if uid in uids]
+        for group, task in running:
+            if group.defer():
+                task.cancel()
+        await self._await_end({task for _, task in running})
+
+    async def _await_end(self, running: set[asyncio.Task[Any]]) -> None:
         unended = (await asyncio.wait(running, timeout=STOP_S))[1] if running else running
         if unended:
             logger.warning("%s of %s groups did not end within %s s", len(unended), len(running), STOP_S)
-        if self.writer.writing is not None:  # a put that has begun is completed
-            await asyncio.wait({self.writer.writing}, timeout=STOP_S)
 
     async def _run_agent_loop(self, sampling_params: dict[str, Any], trajectory: dict[str, Any], **kwargs: Any) -> None:
         """One session of a group; the last to end hands over the group's rows."""
@@ -129,7 +154,8 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
         except BaseException:
             if session is not None:
                 reason = "its rows could not be made"
-                await session.acknowledge(False, session.note(group.uid, reason, validation=validate))
+                note = session.note(group.uid, reason, validation=validate, dropped=group.dropped_as)
+                await session.acknowledge(False, note)
             raise
         if session is not None and session.failure is not None:
             group.failed[session.failure] += 1
@@ -157,6 +183,10 @@ class SeamlessAgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
     def generate_sequences(self, prompts: Any) -> None:
         """Gives the prompts to the workers, at once or, in another thread, when they may begin."""
         self.may_begin(partial(super().generate_sequences, prompts))
+
+    def defer(self, uids: Collection[str]) -> None:
+        """Ends the groups of these prompts that still run."""
+        ray.get([worker.defer.remote(uids) for worker in self.agent_loop_workers])
 
     def stop(self) -> None:
         """Ends all groups, so that no call to the data plane is open; a worker that does not reply is killed."""

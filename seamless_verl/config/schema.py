@@ -13,6 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
+from msgspec import Meta
 from omegaconf import DictConfig, OmegaConf
 
 from seamless_verl.config.renames import SETTINGS
@@ -25,6 +26,7 @@ Lending: TypeAlias = Literal["marginal", "step_boundary", "never"]
 TokenPolicy: TypeAlias = Literal["train_all", "mask_older_than", "drop_if_older_than", "fresh_tail_only"]
 GrammarPolicy: TypeAlias = Literal["train_all", "mask_forced", "mask_all"]
 Weigh: TypeAlias = Literal["session", "sequence"]
+TailShare: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
 CorrectionLoss: TypeAlias = Literal["dppo"]
 Console: TypeAlias = Literal["line", "verl"]
 LENDING_POLICIES: tuple[str, ...] = get_args(Lending)
@@ -322,6 +324,15 @@ class SeamlessConfig:
             "at most so many + 1 steps' worth of prompts are outstanding at any time, refilled before "
             "each update; `0` draws none for a later step. `null` begins with 1, and goes up to `max_staleness` "
             "as long as engines have too few calls while training waits, and gain by it",
+        ),
+    ] = None
+    tail_batching: Annotated[
+        TailShare | None,
+        Doc(
+            "with `max_staleness=0`: a step begins so many more prompts, as a share of `data.train_batch_size`, and "
+            "trains the groups that finish first; the prompts left over begin again in a step made of such prompts. "
+            "Every prompt is trained once an epoch, in an order that depends on the finish; `null` begins none more",
+            way_out="Set {key}=0.2 for a fifth more, or null",
         ),
     ] = None
     min_sessions: Annotated[

@@ -372,7 +372,8 @@ class DataPlane:
 
     async def notify_group_ended(self, end: GroupEnd) -> None:
         """A group of sessions has ended. Called on the first data plane, for the sessions of all."""
-        self.failures.add(end.error)
+        if not end.deferred:
+            self.failures.add(end.error)
         self.groups.add(end)
         self.notifier.notify()
 

@@ -28,6 +28,7 @@ from seamless_verl.data_plane.sessions import HandedNote, SessionSettings
 from seamless_verl.gateway.request_rules import RequestRules
 from seamless_verl.journal import GroupDecided
 from seamless_verl.rollout.observation import RolloutObservation, merged
+from seamless_verl.trajectory.account import DropReason
 from seamless_verl.trajectory.policies import GrammarTokens
 from seamless_verl.trajectory.session import Closed
 
@@ -231,10 +232,13 @@ async def open_session(plane: Any, opening: dict[str, Any]) -> dict[str, Any]:
     return opened
 
 
-async def discard_session(plane: Any, session_id: str, reason: Closed) -> None:
-    """Ends the session; nothing of it is trained."""
+async def discard_session(
+    plane: Any, session_id: str, reason: Closed, dropped: DropReason = DropReason.SESSION
+) -> None:
+    """Ends the session; nothing of it is trained, and its tokens are counted for the reason `dropped`."""
     await await_reply(plane.close_session.remote(session_id, reason))
-    note = HandedNote(reason="its agent was stopped" if reason is Closed.ABANDONED else "its agent loop failed")
+    why = "its agent was stopped" if reason is Closed.ABANDONED else "its agent loop failed"
+    note = HandedNote(reason=why, dropped=dropped)
     await await_reply(plane.acknowledge.remote(session_id, False, note))
 
 

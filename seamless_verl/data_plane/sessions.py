@@ -340,7 +340,8 @@ class Sessions:
         for decided in groups:
             tokens = self.queued.pop(decided.uid, 0)
             if decided.outcome is not GroupOutcome.TRAINED:
-                self.account = self.account.with_dropped(tokens, DropReason.GROUP)
+                deferred = decided.outcome is GroupOutcome.DEFERRED
+                self.account = self.account.with_dropped(tokens, DropReason.DEFERRED if deferred else DropReason.GROUP)
 
     async def checked_metrics(self) -> dict[str, float]:
         """Metrics of all sessions, after a check of their conservation laws; also deletes old sessions."""

@@ -102,6 +102,8 @@ class GroupOutcome(StrEnum):
     """all its rewards were the same (`algorithm.filter_groups`)"""
     FAILED = "failed"
     """too few of its sessions could be trained"""
+    DEFERRED = "deferred"
+    """its step had enough groups without it: the prompt begins again under another uid (`seamless.tail_batching`)"""
 
 
 @dataclass(frozen=True)

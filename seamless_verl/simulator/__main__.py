@@ -55,6 +55,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--drop", action="store_true", help="give old groups up instead of waiting for them")
     parser.add_argument("--prefetch", action="store_true", help="the host prepares a mini-batch while devices compute")
     parser.add_argument("--early-pause", action="store_true", help="pause engines for the host's work too")
+    parser.add_argument("--tail-batching", type=float, metavar="SHARE", help="of extra prompts of a step")
     parser.add_argument("--host-s", type=float, help="seconds of the host's work on a mini-batch")
     parser.add_argument("--seats", type=int, default=32, help="calls an engine runs at once")
     parser.add_argument("--steps", type=int, default=40)
@@ -93,6 +94,7 @@ def _scheduler(args: argparse.Namespace, name: str, policy: str | None) -> Sched
         way_out = f"Choose one of {sorted(SCHEDULERS)}"
         raise ConfigError("scheduler", name, "there is no such scheduler", way_out)
     overrides = {"policy": policy, "max_staleness": args.max_staleness, "ahead": args.ahead, "updates": args.updates}
+    overrides |= {"tail_batching": args.tail_batching}
     overrides |= {"drop": args.drop or None, "prefetch": args.prefetch or None, "early_pause": args.early_pause or None}
     return replace(SCHEDULERS[name], **{key: value for key, value in overrides.items() if value is not None})
 

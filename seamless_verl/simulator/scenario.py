@@ -16,6 +16,7 @@ from random import Random
 from seamless_verl.errors import ConfigError
 from seamless_verl.resources.lending import LendingPolicy, StepBoundary, lending_policy
 from seamless_verl.resources.lending.policy import Tag
+from seamless_verl.resources.tail_batching import TailBatching, extra_prompts
 
 ONE_CORE: Mapping[int, float] = {1: 475, 2: 868, 4: 1566, 8: 2536, 16: 3880, 32: 7014, 64: 8431}
 """Tokens/s at c calls in flight: a model of 3.3M parameters, one engine on one core."""
@@ -147,7 +148,7 @@ class Scheduler:
     the policy on whether the calls of a reclaimed device move to others; a cut call is submitted again after
     `carry_s`. `cut_at_sync` cuts all calls at a weight update. `prefetch` lets the host work on the next mini-batch
     while devices compute. `early_pause` reclaims before the host's work on a mini-batch, as verl does, else only for
-    the computation.
+    the computation. `tail_batching` is the share of extra prompts of a step, None for none.
     """
 
     policy: str = "marginal"
@@ -163,8 +164,12 @@ class Scheduler:
     prefetch: bool = False
     early_pause: bool = False
     share: float = 1.0
+    tail_batching: float | None = None
 
     def __post_init__(self) -> None:
+        if self.tail_batching is not None and self.max_staleness:
+            way_out = "Set max_staleness to 0, or leave it out"
+            raise ConfigError("tail_batching", self.tail_batching, "defers what an older token could be of", way_out)
         if self.policy == "never" and self.carry is False:
             way_out = "Set carry, or choose another policy"
             raise ConfigError(
@@ -177,6 +182,10 @@ class Scheduler:
     @property
     def batches_ahead(self) -> float:
         return self.max_staleness if self.ahead is None else self.ahead
+
+    def new_tail_batching(self, prompts: int) -> TailBatching:
+        """For steps of so many prompts."""
+        return TailBatching(extra_prompts(self.tail_batching, prompts))
 
     def new_policy(self) -> LendingPolicy:
         return StepBoundary(share=self.share) if self.policy == "step_boundary" else lending_policy(self.policy)

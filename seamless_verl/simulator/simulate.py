@@ -90,7 +90,8 @@ class Simulation:
         scheduler, workload = scenario.scheduler, scenario.workload
         self.scenario, self.policy = scenario, policy or scheduler.new_policy()
         bound = StalenessBound(scheduler.max_staleness, workload.prompts // scheduler.updates, scheduler.updates)
-        self.groups = PromptGroups(bound, enforce_bound=scheduler.enforce_bound)
+        defers = scheduler.tail_batching is not None
+        self.groups = PromptGroups(bound, enforce_bound=scheduler.enforce_bound and not defers)
         devices = [SimulatedDevice.create(f"d{i}", tags, scenario.seats) for i, tags in enumerate(scenario.devices)]
         self.cluster = VirtualCluster(
             scenario.machine, devices, on_ended=self._on_call_ended, priority=self._priority, carry_s=scheduler.carry_s

@@ -4,8 +4,8 @@ A mini-batch is collected, prepared by the host, and computed on the reclaimed d
 are committed. `SimulatedTrainer.run_steps` is a generator that yields the condition it waits for; the simulation
 checks the condition after every event.
 
-Invariant: submitted = trained + dropped + outstanding. A group is outstanding while its samples generate, while it
-is ready, and while it is being trained.
+Invariant: submitted = trained + dropped + deferred + outstanding. A group is outstanding while its samples generate,
+while it is ready, and while it is being trained. A deferred prompt's group ends, and the prompt is submitted again.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from seamless_verl.errors import IntegrityError
 from seamless_verl.resources.lending import Costs, Demand, DeviceView, LendingPolicy, LendingView, Tag, Use
 from seamless_verl.resources.lending.marginal import moving_average
 from seamless_verl.resources.staleness import StalenessBound
+from seamless_verl.resources.tail_batching import DrawView
 from seamless_verl.simulator.cluster import VirtualCluster
 from seamless_verl.simulator.engine import SimulatedDevice, SimulatedGroup, SimulatedSample
 from seamless_verl.simulator.measurements import Measurements
@@ -30,7 +31,7 @@ class PromptGroups:
         self.generating: list[SimulatedGroup] = []
         self.ready: list[SimulatedGroup] = []
         self.training: list[SimulatedGroup] = []
-        self.finished = self.submitted = self.trained = self.dropped = 0
+        self.finished = self.submitted = self.trained = self.dropped = self.deferred = 0
 
     @property
     def outstanding(self) -> int:
@@ -81,11 +82,18 @@ class PromptGroups:
         self.generating.remove(group)
         self.dropped += 1
 
+    def defer_rest(self) -> list[SimulatedGroup]:
+        """Remove and return the groups that were not taken, finished ones among them."""
+        rest = sorted([*self.ready, *self.generating], key=_age)
+        self.ready, self.generating = [], []
+        self.deferred += len(rest)
+        return rest
+
     def check_integrity(self) -> None:
         """Raises IntegrityError when a group was lost or counted twice."""
-        found = self.trained + self.dropped + self.outstanding
+        found = self.trained + self.dropped + self.deferred + self.outstanding
         if found != self.submitted:
-            raise IntegrityError("groups submitted = trained + dropped + outstanding", self.submitted, found)
+            raise IntegrityError("groups submitted = trained + dropped + deferred + outstanding", self.submitted, found)
 
     def _oldest(self) -> list[SimulatedGroup]:
         return sorted(self.ready, key=_age)
@@ -190,7 +198,8 @@ class SimulatedTrainer:
     ) -> None:
         self.scenario, self.cluster, self.groups = scenario, cluster, groups
         self.lending, self.measurements = lending, measurements
-        self.step = 0
+        self.step = self.drawn = 0
+        self.tail = scenario.scheduler.new_tail_batching(scenario.workload.prompts)
         self.host_began: float | None = None  # when the host could begin on the mini-batch to be taken next
 
     def run_steps(self) -> Iterator[Condition]:
@@ -200,7 +209,10 @@ class SimulatedTrainer:
         for step in range(1, self.scenario.steps + 1):
             self.step = step
             self.lending.step = self.step
-            self.submit(min(prompts, self.groups.bound.room(self.groups.outstanding)))
+            if self.tail.extra:
+                self._draw()
+            else:
+                self.submit(min(prompts, self.groups.bound.room(self.groups.outstanding)))
             for update in range(scheduler.updates):
                 self.lending.update = update
                 yield from self._update(update)
@@ -209,14 +221,35 @@ class SimulatedTrainer:
 
     def submit(self, number: int) -> None:
         for _ in range(number):
-            drawn = self.scenario.workload.group(self.scenario.seed, self.groups.submitted)
-            group = SimulatedGroup.of(self.groups.submitted, self.step, drawn)
-            self.groups.submit(group)
-            self.cluster.after(self.scenario.machine.dispatch_s, lambda group=group: self._enqueue_group(group))  # type: ignore[misc]
+            self._submit_prompt(self.drawn)
+            self.drawn += 1
+
+    def _submit_prompt(self, number: int) -> None:
+        group = SimulatedGroup.of(number, self.step, self.scenario.workload.group(self.scenario.seed, number))
+        self.groups.submit(group)
+        self.cluster.after(self.scenario.machine.dispatch_s, lambda: self._enqueue_group(group))
+
+    def _draw(self) -> None:
+        """Begin the step's prompts: fresh ones, or deferred ones, which have the lengths that they had before."""
+        prompts, steps = self.scenario.workload.prompts, self.scenario.steps
+        to_train = (steps - self.step + 1) * prompts
+        draw = self.tail.decide(DrawView(needed=prompts, to_train=to_train, epoch=steps * prompts))
+        self.tail.drew(draw.fresh)
+        self.submit(draw.fresh)
+        for name in draw.again:
+            self._submit_prompt(int(name))
+
+    def _defer_rest(self) -> None:
+        rest = self.groups.defer_rest()
+        self.cluster.drop_samples({sample for group in rest for sample in group.samples})
+        self.tail.defer([str(group.number) for group in rest])
+        for group in rest:
+            self.measurements.record_dropped(group)
 
     def _enqueue_group(self, group: SimulatedGroup) -> None:
-        for sample in group.samples:
-            self.cluster.enqueue(sample)
+        if group in self.groups.generating:  # it may be deferred already
+            for sample in group.samples:
+                self.cluster.enqueue(sample)
 
     def _update(self, update: int) -> Iterator[Condition]:
         machine = self.scenario.machine
@@ -224,6 +257,8 @@ class SimulatedTrainer:
         batch = self.groups.take()
         for group in batch:
             self.measurements.record_trained(group, self.step)
+        if self.tail.extra and update + 1 == self.scenario.scheduler.updates:
+            self._defer_rest()
         started_at = self.cluster.now if self.host_began is None else self.host_began
         host_s, self.host_began = max(0.0, started_at + machine.host_s - self.cluster.now), None
         self.lending.due_at = self.cluster.now + (0 if self.scenario.scheduler.early_pause else host_s)

@@ -1,8 +1,8 @@
 """Submits prompts for generation as far as the staleness bound has room, and waits for finished groups.
 
-Owned state: how many mini-batches training has taken, in this step and in all, and how many steps' worth of prompts run
-ahead. How many prompts may be submitted follows from these, from the outstanding prompts, which the buffer counts, and
-from the staleness bound.
+Owned state: how many mini-batches training has taken, in this step and in all, how many steps' worth of prompts run
+ahead, and which prompts are deferred. How many prompts may be submitted follows from these, from the outstanding
+prompts, which the buffer counts, and from the staleness bound.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from seamless_verl.data_plane.client import DataPlaneClient
 from seamless_verl.resources.ahead import AheadLevel
 from seamless_verl.resources.lending import Demand
 from seamless_verl.resources.staleness import StalenessBound
+from seamless_verl.resources.tail_batching import Draw, DrawView, TailBatching, extra_prompts
+from seamless_verl.trainer.deferred_prompts import take_out
 from seamless_verl.trainer.engine_use import EngineUse
 from seamless_verl.trainer.lending import DeviceLending
 from seamless_verl.trainer.lending_view import TrainingProgress
@@ -59,6 +61,7 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
 
     def _build_replay_buffer(self) -> SeamlessReplayBuffer:
         updates = self.parameter_sync_step
+        self.tail = TailBatching(extra_prompts(self.seamless.tail_batching, self.config.data.train_batch_size))
         batch = self.config.data.train_batch_size // updates
         self.bound = StalenessBound(self.seamless.max_staleness, batch, updates)
         if self.seamless.ahead is None:
@@ -67,6 +70,7 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
             bound=self.bound,
             update=lambda: self.local_trigger_step,
             wait=self._wait_for_groups,
+            defers=bool(self.tail.extra),
             trainer_mode=self.trainer_mode,
             trainer_config=self.config.trainer.v1.get(self.trainer_mode, {}),
             sampler_kwargs=self.config.trainer.v1.sampler.sampler_kwargs,
@@ -104,7 +108,11 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
         return ended
 
     def prepare_step(self) -> dict[str, Any]:
-        """Submits one batch, or as much as the bound has room for."""
+        """Submits one batch, or as much as the bound has room for; with tail batching a few prompts more."""
+        if self.tail.extra or self.tail.deferred:
+            if room := self.room():
+                self._submit(self._draw(room, begins=True))
+            return {}
         if self.room() < self.config.data.train_batch_size:
             self.refill()
             return {}
@@ -142,7 +150,33 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
         """Submits as many prompts as there is room for, so that engines have work until the step ends."""
         room = self.room() if at_most is None else min(self.room(), at_most)
         if room:
-            self._add_prompts_to_generate(room)
+            self._submit(self._draw(room, begins=False))
+
+    def _draw(self, needed: int, *, begins: bool) -> Draw:
+        """Which prompts to submit, where `needed` are lacking."""
+        later = max(0, self.total_training_steps - self.global_steps) * int(self.config.data.train_batch_size)
+        return self.tail.decide(DrawView(needed, needed + later, len(self.train_dataloader), begins))
+
+    def _submit(self, draw: Draw) -> None:
+        if draw.fresh:
+            self._add_prompts_to_generate(draw.fresh)
+        if draw.again:
+            self._submit_batch_to_rollout(take_out(draw.again, self.global_steps))
+
+    def _next_train_batch(self, num_prompts: int | None = None) -> Any:
+        """Counts the prompts that it draws."""
+        batch = super()._next_train_batch(num_prompts)
+        self.tail.drew(len(batch))
+        return batch
+
+    def defer_rest(self) -> None:
+        """With tail batching, when a step has its last mini-batch: ends the groups that are left over."""
+        if not self.tail.extra or self.step_batches < self.parameter_sync_step:
+            return
+        if left_over := self.replay_buffer.outstanding_prompts():
+            self.agent_loop_manager.defer(left_over)
+            self.replay_buffer.defer(left_over, self.global_steps)
+            self.tail.defer(left_over)
 
     def refill_for_update(self) -> None:
         """Submits prompts before an update, except the first, whose prompts were submitted with the step."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
 from seamless_verl.journal import GroupDecided, GroupOutcome
 from seamless_verl.resources.staleness import StalenessBound
-
-TRAIN = "train"
+from seamless_verl.trainer.deferred_prompts import DEFERRED, TRAIN, put_aside
 
 
 class SeamlessReplayBuffer(ReplayBufferAsync):
@@ -18,15 +17,22 @@ class SeamlessReplayBuffer(ReplayBufferAsync):
 
     Sampling takes the oldest finished groups. It waits while that would leave a group behind that could then not be
     trained in time. A group may still exceed the bound, for example after a resume with a smaller one. It is dropped,
-    counted under `training/off_policy/evicted_samples`, and replaced by a fresh prompt.
+    counted under `training/off_policy/evicted_samples`, and replaced by a fresh prompt. With `defers` what a step
+    leaves behind is deferred, so that it waits for none.
     """
 
     def __init__(
-        self, *, bound: StalenessBound, update: Callable[[], int], wait: Callable[[], None], **kwargs: Any
+        self,
+        *,
+        bound: StalenessBound,
+        update: Callable[[], int],
+        wait: Callable[[], None],
+        defers: bool = False,
+        **kwargs: Any,
     ) -> None:
         kwargs.update(max_off_policy_threshold=bound.max_staleness + 1, max_off_policy_strategy="wait")
         super().__init__(**kwargs)
-        self.bound, self.update, self.wait = bound, update, wait
+        self.bound, self.update, self.wait, self.defers = bound, update, wait, defers
         self.decided: list[GroupDecided] = []  # of groups dropped since `take_decided`
         self.sampled: list[str] = []  # prompts whose groups were sampled since then
         self.late: tuple[str, ...] = ()  # prompts whose groups held training back at the last look
@@ -59,8 +65,19 @@ class SeamlessReplayBuffer(ReplayBufferAsync):
 
     def outstanding(self) -> int:
         """Prompts submitted and neither trained nor dropped."""
+        return len(self.outstanding_prompts())
+
+    def outstanding_prompts(self) -> list[str]:
+        """Their uids, in the order in which they were submitted."""
         self._sync_metadata_from_transfer_queue()
-        return len(self.prompt_global_steps[TRAIN])
+        return list(self.prompt_global_steps[TRAIN])
+
+    def defer(self, uids: Sequence[str], step: int) -> None:
+        """Puts these prompts aside, whose groups have ended; nothing that was generated for them is kept."""
+        self._sync_metadata_from_transfer_queue()  # some may have finished meanwhile
+        put_aside(uids, step)
+        self.decided += [GroupDecided(uid, GroupOutcome.DEFERRED, step) for uid in uids]
+        self._clear_groups(TRAIN, set(uids))
 
     def finished(self) -> int:
         """Groups that were ready to be trained at the last look at the queue."""
@@ -68,7 +85,12 @@ class SeamlessReplayBuffer(ReplayBufferAsync):
 
     def unfinished(self) -> int:
         """Groups that generated at the last look at the queue, validation's too."""
-        return sum(len(keys) for status in (self.pending_keys, self.running_keys) for keys in status.values())
+        return sum(
+            len(uids)
+            for status in (self.pending_keys, self.running_keys)
+            for partition, uids in status.items()
+            if partition != DEFERRED
+        )
 
     def _materialize_batch(self, partition_id: str, uids: list[str], snapshot: dict[str, dict[str, Any]]) -> Any:
         """A batch in the order in which its prompts were submitted, so that sums round alike whichever ended first."""
@@ -97,7 +119,7 @@ class SeamlessReplayBuffer(ReplayBufferAsync):
         if len(sampleable_keys) < batch_size:
             return False
         generating = self.pending_keys[partition_id] | self.running_keys[partition_id]
-        if partition_id != TRAIN or not generating:
+        if partition_id != TRAIN or not generating or self.defers:
             return True  # waiting would bring nothing
         submitted = self.prompt_global_steps[partition_id]
         finished = sorted(submitted[uid] for uid in sampleable_keys)[batch_size:]

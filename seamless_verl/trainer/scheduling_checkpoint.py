@@ -1,4 +1,7 @@
-"""What a run has found out about its devices, in a checkpoint: a resumed run decides by what the first one measured."""
+"""What a run has found out about its devices, and which prompts it deferred, in a checkpoint.
+
+A resumed run decides by what the first one measured, and begins the prompts again that the first one left over.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from seamless_verl.resources.ahead import AheadLevel
+from seamless_verl.resources.tail_batching import TailBatching
 from seamless_verl.runtime.checkpoint_marker import write_atomically
 from seamless_verl.trainer.lending import DeviceLending
 
@@ -25,12 +29,13 @@ def checkpoint_of(config: DictConfig, step: int) -> Path:
     return Path(config.trainer.default_local_dir, f"global_step_{step}")
 
 
-def save_scheduling(checkpoint: Path, lending: DeviceLending, ahead: AheadLevel | None) -> None:
+def save_scheduling(checkpoint: Path, lending: DeviceLending, ahead: AheadLevel | None, tail: TailBatching) -> None:
     state = {"lending": lending.state_dict(), "ahead": None if ahead is None else ahead.state_dict()}
+    state |= {"tail": tail.state_dict()}
     write_atomically(checkpoint / STATE, json.dumps(state))  # a run killed here resumes without it, not with half of it
 
 
-def load_scheduling(checkpoint: Path, lending: DeviceLending, ahead: AheadLevel | None) -> None:
+def load_scheduling(checkpoint: Path, lending: DeviceLending, ahead: AheadLevel | None, tail: TailBatching) -> None:
     """Continues with the checkpoint's state; begins anew with what it does not have, or has of another policy."""
     file = checkpoint / STATE
     if not file.is_file():
@@ -38,6 +43,8 @@ def load_scheduling(checkpoint: Path, lending: DeviceLending, ahead: AheadLevel 
     state = json.loads(file.read_text(encoding="utf-8"))
     if ahead is not None and state["ahead"] is not None:
         ahead.load_state_dict(state["ahead"])
+    if "tail" in state:
+        tail.load_state_dict(state["tail"])
     try:
         lending.load_state_dict(state["lending"])
     except ValueError as error:

@@ -23,6 +23,7 @@ from seamless_verl.platform.adaptation import rebound
 from seamless_verl.runtime.checkpoint_cleanup import marked_save, remove_emptied
 from seamless_verl.runtime.process import freeze_imports
 from seamless_verl.trainer.corrected_update import UPDATE, update_numbers
+from seamless_verl.trainer.deferred_prompts import stored
 from seamless_verl.trainer.own_estimators import OwnEstimate
 from seamless_verl.trainer.replica_starts import LOOK_S
 from seamless_verl.trainer.scheduling_checkpoint import checkpoint_of, load_scheduling, save_scheduling
@@ -46,7 +47,9 @@ class SeamlessTrainer(TrainerSetup):
 
     def on_init_end(self) -> None:
         if self.global_steps:
-            load_scheduling(checkpoint_of(self.config, self.global_steps), self.lending, self.ahead)
+            self.tail.drew(self.global_steps * int(self.config.data.train_batch_size))  # where the file lacks it
+            load_scheduling(checkpoint_of(self.config, self.global_steps), self.lending, self.ahead, self.tail)
+            self.tail.keep(stored())
         self.commit(self.global_steps)  # of the checkpoint just loaded, or of the initial model
         self.commit.wait()
         self.starter.begin()
@@ -68,7 +71,7 @@ class SeamlessTrainer(TrainerSetup):
         self.commit.wait()
         with marked_save(self.config.trainer.default_local_dir, self.global_steps):
             super()._save_checkpoint()
-            save_scheduling(checkpoint_of(self.config, self.global_steps), self.lending, self.ahead)
+            save_scheduling(checkpoint_of(self.config, self.global_steps), self.lending, self.ahead, self.tail)
         folder = Path(self.config.trainer.default_local_dir)
         if (folder / f"global_step_{self.global_steps}" / "actor").is_dir():  # else on another machine, or not yet
             self.saved = remove_emptied(folder, [*self.saved, self.global_steps])
@@ -107,6 +110,7 @@ class SeamlessTrainer(TrainerSetup):
         self.enter_stage(f"computing, step {self.global_steps}")
         self.sample_ended()
         self.count_mini_batch()
+        self.defer_rest()
         if self.curr_step_profile:
             self._stop_rollout_profiling()
 
@@ -125,6 +129,7 @@ class SeamlessTrainer(TrainerSetup):
             self.lending.on_committed()
         self._pending_sync_metrics |= self.device_time.close(f"step {self.global_steps}")
         self._pending_sync_metrics |= self.lending.metrics() | self.starter.metrics() | self.choose_ahead()
+        self._pending_sync_metrics |= self.tail.metrics() if self.tail.extra else {}
 
     def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
         if self.seamless.tokens.policy != TRAIN_ALL:

@@ -38,6 +38,7 @@ OVERRIDDEN = {
     BASE + "prepare_step": "(self) -> dict",
     BASE + "on_init_end": "(self)",
     BASE + "on_train_begin": "(self)",
+    BASE + "_next_train_batch": "(self, num_prompts: int | None = None) -> tensordict._td.TensorDict",
     BASE + "on_sample_begin": "(self)",
     BASE + "on_sample_end": "(self)",
     BASE + "on_step_end": "(self)",
@@ -70,6 +71,7 @@ CALLED = {
     " sampler_kwargs poll_interval refill_fn filter_groups_metric train_batch_size gen_batch_size"
     " max_inflight_gen_batches sync_refill_failed_groups",
     BUFFER + "_sync_metadata_from_transfer_queue": "self",
+    BUFFER + "_clear_groups": "self partition_id uids",
     LOOPS + "AgentLoopBase.__init__": "self trainer_config server_manager tokenizer processor dataset_cls data_config"
     " hf_model_type **kwargs",
     LOOPS + "DictConfigWrap": "config",
@@ -91,6 +93,8 @@ CALLED = {
     "verl.utils.device:auto_set_device": "config",
     "verl.utils.logging_utils:configure_verl_logging": "",
     "verl.utils.rollout_trace:rollout_trace_attr": "sample_index step rollout_n name validate trace",
+    "verl.utils.tensordict_utils:assign_non_tensor_data": "tensor_dict key val",
+    "verl.utils.tensordict_utils:assign_non_tensor_stack": "tensor_dict key val",
     "verl.utils.tensordict_utils:list_of_dict_to_tensordict": "list_of_dicts",
     "verl.utils.tracking:Tracking.__init__": "self project_name experiment_name default_backend config",
     "verl.utils.tracking:Tracking.finish": "self exit_code",
@@ -99,12 +103,14 @@ CALLED = {
     "transfer_queue:async_kv_batch_put": "keys partition_id fields tags data_parser",
     "transfer_queue:kv_batch_get": "keys partition_id select_fields",
     "transfer_queue:kv_batch_put": "keys partition_id fields tags data_parser",
+    "transfer_queue:kv_clear": "keys partition_id",
+    "transfer_queue:kv_list": "partition_id",
 }
 # What we read of its objects, or set on them.
 HELD = {
     BASE[:-1]: "config trainer_mode parameter_sync_step local_trigger_step global_steps timing_raw curr_step_profile"
     " _pending_sync_metrics use_critic role_worker_mapping mapping resource_pool_manager actor_rollout_wg critic_wg"
-    " ref_policy_wg replay_buffer checkpoint_manager logger",
+    " ref_policy_wg replay_buffer checkpoint_manager logger total_training_steps train_dataloader agent_loop_manager",
     BUFFER[:-1]: "finished_keys pending_keys running_keys prompt_global_steps",
     LOOPS + "AgentLoopBase": "config rollout_config",
     LOOPS + "AgentLoopMetrics": "generate_sequences",
