@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+from pathlib import Path
 from typing import Any
 
 from openai import AsyncOpenAI
@@ -18,6 +20,17 @@ async def run(task: dict[str, Any], endpoint: Any) -> float:
 async def retrying(task: dict[str, Any], endpoint: Any) -> float:
     """With the SDK's own two retries."""
     return await asked(task, endpoint)
+
+
+async def held(task: dict[str, Any], endpoint: Any) -> float:
+    """Begins when a file is gone: a test holds training back by it."""
+    while is_held():  # noqa: ASYNC110 - nothing notifies of a file
+        await asyncio.sleep(0.1)
+    return await asked(task, endpoint, max_retries=0)
+
+
+def is_held() -> bool:
+    return Path(os.environ["HELD_WHILE_EXISTS"]).exists()
 
 
 async def stuck(task: dict[str, Any], endpoint: Any) -> float:
