@@ -25,7 +25,7 @@ from seamless_verl.config.schema import SeamlessConfig
 from seamless_verl.data_plane.actor import DataPlane, PlaneSettings
 from seamless_verl.data_plane.restart import SocketHolder
 from seamless_verl.data_plane.server_calls import ServerCall
-from seamless_verl.data_plane.sessions import HandedNote, SessionSettings
+from seamless_verl.data_plane.sessions import HandedNote, SessionSettings, TakenUpSession
 from seamless_verl.errors import ReplicaLostError
 from seamless_verl.gateway.request_rules import RequestRules
 from seamless_verl.journal import GroupDecided
@@ -41,6 +41,7 @@ STOP_S = 60.0  # for all data planes to end
 # commands an event loop of their own, beside the one that owns the fleet.
 CONCURRENCY = 1_000_000
 RESTARTED_FOREVER = {"max_restarts": -1, "max_task_retries": -1}
+_prompts_to_take_up: dict[Any, frozenset[str]] = {}  # by data plane
 _planes: dict[tuple[str, str], list[Any]] = {}  # a job's data planes, by its Ray session and its job id
 
 
@@ -122,6 +123,10 @@ class DataPlaneClient:
         """Logs where the gateway listens, when it does; nothing without a gateway."""
         if urls := [url for url in ray.get(self.urls) if url is not None]:
             logger.info("The gateway listens at %s", ", ".join(urls))
+
+    def begin_run(self, run: str, version: int) -> None:
+        """Tells the data planes which run this is, and from which version it goes on."""
+        ray.get([actor.begin_run.remote(run, version) for actor in self.actors])
 
     def record_groups(self, groups: Sequence[GroupDecided]) -> None:
         """Writes what became of groups into the journals of their sessions."""
@@ -246,6 +251,19 @@ async def open_session(plane: Any, opening: dict[str, Any]) -> dict[str, Any]:
             await discard_session(plane, ended["session_id"], Closed.ABANDONED)
         raise
     return opened
+
+
+async def take_up_session(plane: Any, uid: str, sample: str, submitted: int) -> TakenUpSession | None:
+    """The session that an earlier start of the run ended at this place of a group; None if there is none.
+
+    A process asks each data plane once which prompts have any.
+    """
+    if plane not in _prompts_to_take_up:
+        _prompts_to_take_up[plane] = await await_reply(plane.prompts_to_take_up.remote())
+    if uid not in _prompts_to_take_up[plane]:
+        return None
+    taken: TakenUpSession | None = await await_reply(plane.take_up_session.remote(uid, sample, submitted))
+    return taken
 
 
 async def discard_session(plane: Any, session_id: str, reason: Closed) -> None:

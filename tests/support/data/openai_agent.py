@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,12 @@ async def held(task: dict[str, Any], endpoint: Any) -> float:
 
 def is_held() -> bool:
     return Path(os.environ["HELD_WHILE_EXISTS"]).exists()
+
+
+async def slow(task: dict[str, Any], endpoint: Any) -> float:
+    """Takes up to two seconds, so that at any moment some sessions of a group have ended and others have not."""
+    await asyncio.sleep(2 * random.random())
+    return await asked(task, endpoint, max_retries=0)
 
 
 async def stuck(task: dict[str, Any], endpoint: Any) -> float:
