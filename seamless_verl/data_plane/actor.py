@@ -115,6 +115,7 @@ class DataPlane:
         self.reconnecting: asyncio.Task[None] | None = None
         self.returning: asyncio.Task[None] | None = None
         self.saving: asyncio.Task[None] | None = None
+        self.watching: asyncio.Task[None] | None = None
         self.unloaded = set[str]()  # replicas that were taken back, and that the trainer was not told of
         self.failed: PlaneFailedError | None = None
         self.stopping = False
@@ -154,6 +155,8 @@ class DataPlane:
                 await self.runner_tasks.start(restarted=restarted)
             async with self.manager.exclusive():  # saves the state: any later start is a restart
                 pass
+            self.watching = asyncio.create_task(self.connections.watch(), name="watching replicas")
+            self.watching.add_done_callback(self._background_ended)
             freeze_imports()
         except Exception as error:  # raised by every later call
             self.fail(error)
@@ -209,8 +212,9 @@ class DataPlane:
             await self.sessions.stop()
             self.sessions = None
         self.stopping = True
-        if self.returning is not None:
-            self.returning.cancel()
+        for task in (self.returning, self.watching):
+            if task is not None:
+                task.cancel()
         for replica_id in list(self.fleet):
             await self.fleet.remove(replica_id)
         self.store.clear()
