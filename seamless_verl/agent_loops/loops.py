@@ -52,6 +52,7 @@ from seamless_verl.agents.settings import (
 )
 from seamless_verl.data_plane.actor import FinishedSession
 from seamless_verl.data_plane.client import await_reply, discard_session, open_session, plane_for, take_up_session
+from seamless_verl.data_plane.earlier_leases import STEP
 from seamless_verl.data_plane.earlier_sessions import AgentResult
 from seamless_verl.data_plane.lease_book import DONE, LeaseTerms
 from seamless_verl.data_plane.runner_tasks import TaskOrder, TaskResult
@@ -110,6 +111,8 @@ class SessionAgentLoop(AgentLoopBase, ABC):  # type: ignore[misc]
             max_tokens=self.rollout_config.response_length,
             validation=(group := GROUP.get(None)) is not None and group.validation,
         )
+        if "global_steps" in kwargs:
+            opening["metadata"][STEP] = int(kwargs["global_steps"])
         session_id, outcome, session = await self._taken_up(plane, kwargs) or await self._run_new(
             plane, name, opening, task_of(kwargs)
         )

@@ -236,6 +236,7 @@ class DataPlane:
         """
         async with self._journaling() as sessions:
             await sessions.earlier.begin(run, version)
+            await self.runner_tasks.begin_run(run, version)
 
     async def given_up(self) -> dict[str, ReplicaLoss]:
         """The replicas that were given up, until another server is attached in their place."""

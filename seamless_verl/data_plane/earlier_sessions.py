@@ -139,6 +139,11 @@ class EarlierSessions:
         self.taken[session.session_id] = session
         return await asyncio.to_thread(self.journal.read, session.session_id)
 
+    def count(self, why: BegunAgain, tokens: int) -> None:
+        """A session begins again."""
+        self.begun_again[why] += 1
+        self.lost_tokens[why] += tokens
+
     async def drop(self, session_id: str, reason: str) -> None:
         """A session that was taken up, and had been handed over before, is not trained after all."""
         if session_id in self.taken:
@@ -153,8 +158,7 @@ class EarlierSessions:
             await self.journal.append(undone(session.session_id, reason))
         else:
             await self._end(session.session_id, session.stage, reason)
-        self.begun_again[why] += 1
-        self.lost_tokens[why] += session.tokens
+        self.count(why, session.tokens)
 
     def summary(self) -> str:
         """For the log."""

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from seamless_verl.client.admin_file import AdminFile
+from seamless_verl.data_plane.earlier_leases import OpenSession, open_sessions_of
 from seamless_verl.data_plane.earlier_sessions import (
     RUN,
     AgentResult,
@@ -33,6 +34,7 @@ from seamless_verl.data_plane.earlier_sessions import (
     result_of,
     run_of,
 )
+from seamless_verl.data_plane.lease_events import live_leases
 from seamless_verl.data_plane.restart import held_sockets
 from seamless_verl.errors import ConfigError, JournalOrderError
 from seamless_verl.gateway.request_rules import RequestRules
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 KEPT_S = 7 * 24 * 3600.0  # for which the journal keeps a session after its hand-over,
 KEPT_BYTES = 4 << 30  # or until the journal is larger than this
+RUNNER_KEY_SUFFIX = ".runner-key"  # of a file beside the journal, readable by its owner only
 LOCKED_S, RETRY_S = 10.0, 0.05  # an earlier process that was just killed may hold the journal's lock for so long
 
 
@@ -153,6 +156,7 @@ class Sessions:
         self.tool_calls = 0  # in the replies of acknowledged sessions
         self.discards: set[asyncio.Task[None]] = set()  # of sessions that nobody trains
         self.earlier: EarlierSessions
+        self.leased: dict[str, OpenSession] = {}  # open sessions of leases of earlier processes, by their ids
 
     async def start(self, *, restarted: bool, outside: OutsideApi | None = None) -> None:
         """Starts the gateway; `restarted` after a death, it continues the sessions that were open then.
@@ -172,11 +176,16 @@ class Sessions:
         self.earlier = EarlierSessions(self.journal, self._end_earlier)
         open_sessions = await asyncio.to_thread(self.journal.restore)
         self.recorder = JournalRecorder(self.journal, on_closed=self._session_closed)
+        live = {lease.session_id for lease in live_leases(await asyncio.to_thread(self.journal.outside_events))}
+        kept = [one for one in open_sessions if one.session_id in live and run_of(one) is not None]
+        self.leased = open_sessions_of(kept)
         if restarted:
             self.closed = {session.session_id: asyncio.Event() for session in open_sessions if is_awaited(session)}
             await self.earlier.restore()
         else:
-            await self._end_earlier_run(open_sessions)
+            self.closed = {session_id: asyncio.Event() for session_id in self.leased}
+            await self._end_earlier_run([one for one in open_sessions if one.session_id not in self.leased])
+            await asyncio.to_thread(self._keep_runner_key)
         settings = self.settings
         options = GatewaySettings(
             settings.model,
@@ -227,6 +236,15 @@ class Sessions:
         known = stage is Stage.CLOSED or reason is not None
         note = HandedNote(reason=reason or "its run ended before it").as_dict(kept=False) if known else {}
         await self.journal.append(*begun, HandedOver(session_id, time.time(), note))
+
+    def _keep_runner_key(self) -> None:
+        """Runners of an earlier start go on with the key that they have."""
+        kept = Path(f"{self.settings.journal}{RUNNER_KEY_SUFFIX}")
+        if kept.exists():
+            self.settings = replace(self.settings, runner_key=kept.read_text())
+        elif self.settings.runner_key:
+            with os.fdopen(os.open(kept, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
+                file.write(self.settings.runner_key)
 
     async def _open_journal(self) -> SqliteJournal:
         limit = time.monotonic() + LOCKED_S
