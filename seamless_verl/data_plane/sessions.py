@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from seamless_verl.client.admin_file import AdminFile
+from seamless_verl.client.admin_file import AdminFile, kept_runner_key
 from seamless_verl.data_plane.earlier_leases import OpenSession, open_sessions_of
 from seamless_verl.data_plane.earlier_sessions import (
     RUN,
@@ -64,7 +64,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 KEPT_S = 7 * 24 * 3600.0  # for which the journal keeps a session after its hand-over,
 KEPT_BYTES = 4 << 30  # or until the journal is larger than this
-RUNNER_KEY_SUFFIX = ".runner-key"  # of a file beside the journal, readable by its owner only
 LOCKED_S, RETRY_S = 10.0, 0.05  # an earlier process that was just killed may hold the journal's lock for so long
 
 
@@ -185,8 +184,8 @@ class Sessions:
         else:
             self.closed = {session_id: asyncio.Event() for session_id in self.leased}
             await self._end_earlier_run([one for one in open_sessions if one.session_id not in self.leased])
-            await asyncio.to_thread(self._keep_runner_key)
-        settings = self.settings
+        runner_key = await asyncio.to_thread(kept_runner_key, self.settings.journal, self.settings.runner_key)
+        self.settings = settings = replace(self.settings, runner_key=runner_key)
         options = GatewaySettings(
             settings.model,
             settings.admin_key,
@@ -236,15 +235,6 @@ class Sessions:
         known = stage is Stage.CLOSED or reason is not None
         note = HandedNote(reason=reason or "its run ended before it").as_dict(kept=False) if known else {}
         await self.journal.append(*begun, HandedOver(session_id, time.time(), note))
-
-    def _keep_runner_key(self) -> None:
-        """Runners of an earlier start go on with the key that they have."""
-        kept = Path(f"{self.settings.journal}{RUNNER_KEY_SUFFIX}")
-        if kept.exists():
-            self.settings = replace(self.settings, runner_key=kept.read_text())
-        elif self.settings.runner_key:
-            with os.fdopen(os.open(kept, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
-                file.write(self.settings.runner_key)
 
     async def _open_journal(self) -> SqliteJournal:
         limit = time.monotonic() + LOCKED_S
