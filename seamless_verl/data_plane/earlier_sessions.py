@@ -72,24 +72,29 @@ class EarlierSessions:
 
     def __init__(self, journal: SqliteJournal, end: End) -> None:
         self.journal, self._end = journal, end
-        self.run, self.version = "", -1
+        self.run, self.version, self.begun = "", -1, False
         self.candidates: dict[Place, EndedSession] = {}
         self.taken: dict[str, EndedSession] = {}
         self.begun_again: Counter[BegunAgain] = Counter()
         self.lost_tokens: Counter[BegunAgain] = Counter()
 
     async def begin(self, run: str, version: int) -> None:
-        """This start of the run goes on from the weights of `version`. A repetition changes nothing."""
-        if (run, version) == (self.run, self.version):
+        """This start of the run goes on from the weights of `version`; called before it opens a session.
+
+        A repetition changes nothing. It may follow a death of the data plane, and then completes what had begun.
+        """
+        if self.begun:
             return
-        await self.journal.append(OutsideEvent(RUN, run, {"version": version}, time.time()))
         self.run, self.version = run, version
+        self.candidates.clear()
         for session in await asyncio.to_thread(self.journal.ended_sessions):
             replaced = self.candidates.get(place_of(session))
             if (why := self._judge(session)) is not None:
                 await self._begin_again(session, why)
             elif replaced is not None and self.candidates[place_of(session)] is session:
                 await self._begin_again(replaced, BegunAgain.REPLACED)
+        await self.journal.append(OutsideEvent(RUN, run, {"version": version}, time.time()))
+        self.begun = True
         if self.candidates or self.begun_again:
             logger.warning("resumed at version %d: %s", version, self.summary())
 
@@ -146,7 +151,7 @@ class EarlierSessions:
 
     async def drop(self, session_id: str, reason: str) -> None:
         """A session that was taken up, and had been handed over before, is not trained after all."""
-        if session_id in self.taken:
+        if any(session.session_id == session_id for session in self.candidates.values()):
             await self.journal.append(undone(session_id, reason))
 
     async def _begin_again(self, session: EndedSession, why: BegunAgain) -> None:

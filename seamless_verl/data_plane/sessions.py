@@ -222,9 +222,10 @@ class Sessions:
         for session in open_sessions:
             cut = [CallEnded(call.call_id, Finish.CANCELLED) for call in session.calls if call.interrupted]
             await self.journal.append(*cut, SessionClosed(session.session_id, Closed.ABANDONED))
-        for session in await asyncio.to_thread(self.journal.ended_sessions):
-            if session.stage is not Stage.HANDED and run_of(session) is None:
-                await self._end_earlier(session.session_id, session.stage, None)
+        for session_id, stage in await asyncio.to_thread(self.journal.not_handed_over):
+            stored = await asyncio.to_thread(self.journal.read, session_id)
+            if stored is not None and run_of(stored) is None:
+                await self._end_earlier(session_id, stage, None)
 
     async def _end_earlier(self, session_id: str, stage: Stage, reason: str | None) -> None:
         """Ends the hand-over of a session of an earlier start.
