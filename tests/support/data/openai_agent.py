@@ -46,6 +46,15 @@ async def stuck(task: dict[str, Any], endpoint: Any) -> float:
     return 0.0
 
 
+async def stuck_after_a_call(task: dict[str, Any], endpoint: Any) -> float:
+    await asked(task, endpoint, max_retries=0)
+    return await stuck(task, endpoint)
+
+
+async def fails(task: dict[str, Any], endpoint: Any) -> float:
+    raise RuntimeError("it was to be run by nobody")
+
+
 async def strict(task: dict[str, Any], endpoint: Any) -> float:
     """Asks for two replies in a form that a token too many or too few would break."""
     async with AsyncOpenAI(base_url=f"{endpoint.base_url}/v1", api_key=endpoint.session_key, max_retries=0) as client:
