@@ -147,6 +147,9 @@ class OutsideEvent:
 
 
 BEGUN = "begun"
+UNDONE = "undone"
+"""The kind of an event whose subject is a session: it was handed over, but what had its tokens is gone, as after a stop
+of the whole run. Readers count it as dropped, for the `reason` of the event."""
 Event: TypeAlias = (
     SessionOpened
     | CallStarted

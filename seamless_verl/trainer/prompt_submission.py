@@ -12,8 +12,11 @@ import time
 from typing import Any
 
 import ray
+import transfer_queue as tq
 from omegaconf import DictConfig
+from tensordict import NonTensorStack, TensorDict
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+from verl.utils import tensordict_utils as tu
 
 from seamless_verl.agent_loops.worker import SeamlessAgentLoopManager
 from seamless_verl.config.schema import SeamlessConfig
@@ -26,11 +29,13 @@ from seamless_verl.trainer.deferred_prompts import take_out
 from seamless_verl.trainer.engine_use import EngineUse
 from seamless_verl.trainer.lending import DeviceLending
 from seamless_verl.trainer.lending_view import TrainingProgress
-from seamless_verl.trainer.replay_buffer import SeamlessReplayBuffer
+from seamless_verl.trainer.prompt_names import PromptNames
+from seamless_verl.trainer.replay_buffer import TRAIN, SeamlessReplayBuffer
 from seamless_verl.weights.commit import WeightCommit
 
 logger = logging.getLogger(__name__)
 POLL_S = 10.0  # only a fallback: agent loops notify the trainer
+UNFINISHED = ("pending", "running")  # status of a prompt in TransferQueue
 RETRY_S = 0.25  # between two decisions while training has devices that could generate, or a replica starts again
 
 
@@ -51,6 +56,7 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
         self.computing = False  # a mini-batch was taken and is not trained yet
         self.groups_seen = 0  # the count of finished groups at the last look
         self.poll_s = POLL_S  # shorter where agent loops do not notify
+        self.names = PromptNames()
         super().__init__(config)
 
     def fit(self, agent_loop_manager: Any) -> None:
@@ -146,6 +152,37 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
             logger.info("seamless.ahead is %s from now on: %s", self.ahead.level, reason)
         return {"seamless/ahead": float(self.batches_ahead), "seamless/ahead/lost_share": lost_s / step_s}
 
+    def _fetch_one_gen_batch(self) -> Any:
+        """With a gateway a prompt has the same uid after a resume, by which the journal's sessions are found again."""
+        batch = super()._fetch_one_gen_batch()
+        if self.seamless.gateway.enabled:
+            tu.assign_non_tensor_stack(batch, "uid", self.names.take(rows_of(batch)))
+        return batch
+
+    def _reissue_inflight_prompts(self, partition_id: str = TRAIN) -> int:
+        """Submits the checkpoint's unfinished prompts again.
+
+        With a gateway each keeps the step of its submission, as if the run had not stopped: what its sessions generated
+        before may be as old as that. verl submits all of them anew, as do we for one that would be too old.
+        """
+        if not self.seamless.gateway.enabled:
+            return int(super()._reissue_inflight_prompts(partition_id))
+        tags = (tq.kv_list(partition_id) or {}).get(partition_id, {})
+        unfinished = {uid: tag for uid, tag in tags.items() if tag.get("is_prompt") and tag["status"] in UNFINISHED}
+        by_step: dict[int, list[str]] = {}
+        for uid, tag in unfinished.items():
+            too_old = self.bound.too_old(self.global_steps, tag["global_steps"])
+            by_step.setdefault(self.global_steps if too_old else tag["global_steps"], []).append(uid)
+        if rows := [key for key, tag in tags.items() if not tag.get("is_prompt") and key.split("_")[0] in unfinished]:
+            tq.kv_clear(keys=rows, partition_id=partition_id)  # of a group that had ended, but was not marked so
+        for step, uids in sorted(by_step.items()):
+            prompts = tq.kv_batch_get(keys=uids, partition_id=partition_id)
+            tu.assign_non_tensor_data(prompts, "global_steps", step)
+            marks = [{"is_prompt": True, "status": "pending", "global_steps": step}] * len(uids)
+            tq.kv_batch_put(keys=uids, partition_id=partition_id, tags=marks)
+            self.agent_loop_manager.generate_sequences(prompts)
+        return len(unfinished)
+
     def refill(self, at_most: int | None = None) -> None:
         """Submits as many prompts as there is room for, so that engines have work until the step ends."""
         room = self.room() if at_most is None else min(self.room(), at_most)
@@ -217,3 +254,9 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
             late=self.replay_buffer.late,
             unfinished=self.replay_buffer.unfinished() * int(self.config.actor_rollout_ref.rollout.n),
         )
+
+
+def rows_of(batch: TensorDict) -> list[dict[str, Any]]:
+    """The prompts of a batch as rows of the data set, without tensors."""
+    columns = {name: column.tolist() for name, column in batch.items() if isinstance(column, NonTensorStack)}
+    return [{name: values[i] for name, values in columns.items()} for i in range(len(batch))]

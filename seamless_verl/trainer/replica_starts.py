@@ -26,7 +26,7 @@ from typing import Any
 import ray
 
 from seamless_verl.data_plane.client import DataPlaneClient, PlacedReplica
-from seamless_verl.errors import shorten
+from seamless_verl.errors import ReplicaLostError, shorten
 from seamless_verl.rollout.restarts import ReplicaLoss, Restarts, RestartStage
 from seamless_verl.trainer.servers import STOP_S, SeamlessServers, end_actors
 
@@ -169,7 +169,7 @@ class ReplicaStarter:
             placed = self.placed[name]
             try:
                 self.client.attach([replace(placed, replica=replica)], keep_kv=self.keep_kv)
-            except ray.exceptions.RayError as error:  # it died since it started
+            except (ray.exceptions.RayError, ReplicaLostError) as error:  # it died since it started, or hangs
                 end_or_warn(replica.servers)
                 self._failed(name, error)
                 continue

@@ -31,6 +31,7 @@ import ray
 from verl.single_controller.ray import RayWorkerGroup
 
 from seamless_verl.data_plane.client import DataPlaneClient, PlacedReplica, living_replies
+from seamless_verl.data_plane.server_calls import ServerCalls
 from seamless_verl.weights.background import StagingBegun, StagingEnd
 from seamless_verl.weights.commit_times import CommitTimes
 from seamless_verl.weights.loads import BackgroundLoads, load_rounds
@@ -231,5 +232,5 @@ class WeightCommit:
 
     def pauses_s(self, loaded: Sequence[str]) -> list[float]:
         """Seconds for which each of these replicas paused."""
-        servers = [replica.replica.server_handle for replica in self.replicas if replica.replica_id in loaded]
-        return list(living_replies([server.last_pause_s.remote() for server in servers]))
+        servers = {one.replica_id: one.replica.server_handle for one in self.replicas if one.replica_id in loaded}
+        return list(living_replies(ServerCalls("last_pause_s").call(servers).values()))
