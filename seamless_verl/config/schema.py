@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 from omegaconf import DictConfig, OmegaConf
 
 from seamless_verl.config.renames import SETTINGS
+from seamless_verl.config.sampler_settings import SamplerConfig
 from seamless_verl.resources.tags import Layout, Resources
 from seamless_verl.runtime import fields
 from seamless_verl.runtime.fields import Doc, NotNegative, Positive, PositiveNumber, Text
@@ -354,6 +355,7 @@ class SeamlessConfig:
     weights: WeightsConfig = field(default_factory=WeightsConfig)
     tokens: TokensConfig = field(default_factory=TokensConfig)
     correction: CorrectionConfig = field(default_factory=CorrectionConfig)
+    sampler: SamplerConfig = field(default_factory=SamplerConfig)
     watchdog: WatchdogConfig = field(default_factory=WatchdogConfig)
     cpu: CpuConfig = field(default_factory=CpuConfig)
     gateway: GatewayConfig = field(default_factory=GatewayConfig)

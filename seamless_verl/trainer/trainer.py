@@ -25,7 +25,13 @@ from seamless_verl.runtime.process import freeze_imports
 from seamless_verl.trainer.corrected_update import UPDATE, update_numbers
 from seamless_verl.trainer.own_estimators import OwnEstimate
 from seamless_verl.trainer.replica_starts import LOOK_S
-from seamless_verl.trainer.scheduling_checkpoint import checkpoint_of, load_scheduling, save_scheduling
+from seamless_verl.trainer.scheduling_checkpoint import (
+    checkpoint_of,
+    load_sampling,
+    load_scheduling,
+    save_sampling,
+    save_scheduling,
+)
 from seamless_verl.trainer.session_weight import (
     advantage_by_session,
     fixed_micro_batches,
@@ -46,7 +52,10 @@ class SeamlessTrainer(TrainerSetup):
 
     def on_init_end(self) -> None:
         if self.global_steps:
-            load_scheduling(checkpoint_of(self.config, self.global_steps), self.lending, self.ahead)
+            checkpoint = checkpoint_of(self.config, self.global_steps)
+            load_scheduling(checkpoint, self.lending, self.ahead)
+            if self.sampling is not None:
+                load_sampling(checkpoint, self.sampling)
         self.commit(self.global_steps)  # of the checkpoint just loaded, or of the initial model
         self.commit.wait()
         self.starter.begin()
@@ -68,7 +77,10 @@ class SeamlessTrainer(TrainerSetup):
         self.commit.wait()
         with marked_save(self.config.trainer.default_local_dir, self.global_steps):
             super()._save_checkpoint()
-            save_scheduling(checkpoint_of(self.config, self.global_steps), self.lending, self.ahead)
+            checkpoint = checkpoint_of(self.config, self.global_steps)
+            save_scheduling(checkpoint, self.lending, self.ahead)
+            if self.sampling is not None:
+                save_sampling(checkpoint, self.sampling)
         folder = Path(self.config.trainer.default_local_dir)
         if (folder / f"global_step_{self.global_steps}" / "actor").is_dir():  # else on another machine, or not yet
             self.saved = remove_emptied(folder, [*self.saved, self.global_steps])
@@ -125,6 +137,8 @@ class SeamlessTrainer(TrainerSetup):
             self.lending.on_committed()
         self._pending_sync_metrics |= self.device_time.close(f"step {self.global_steps}")
         self._pending_sync_metrics |= self.lending.metrics() | self.starter.metrics() | self.choose_ahead()
+        self._pending_sync_metrics |= self.replay_buffer.carried_over(self.global_steps)
+        self._pending_sync_metrics |= {} if self.sampling is None else self.sampling.metrics()
 
     def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
         if self.seamless.tokens.policy != TRAIN_ALL:
