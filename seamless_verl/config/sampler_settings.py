@@ -11,7 +11,7 @@ from seamless_verl.runtime.fields import Doc, Positive
 
 SamplerName: TypeAlias = Literal["dars", "gdro", "srpo", "xrpo"]
 Schedule: TypeAlias = Literal["equal", "hardness"]
-Share: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
+Share: TypeAlias = Annotated[float, Meta(ge=0.01, le=1)]
 OPTIONS = ("schedule", "threshold", "rate", "least", "most")
 """Options of single samplers; each reads some of them."""
 

@@ -355,7 +355,6 @@ class SeamlessConfig:
     weights: WeightsConfig = field(default_factory=WeightsConfig)
     tokens: TokensConfig = field(default_factory=TokensConfig)
     correction: CorrectionConfig = field(default_factory=CorrectionConfig)
-    sampler: SamplerConfig = field(default_factory=SamplerConfig)
     watchdog: WatchdogConfig = field(default_factory=WatchdogConfig)
     cpu: CpuConfig = field(default_factory=CpuConfig)
     gateway: GatewayConfig = field(default_factory=GatewayConfig)
@@ -410,6 +409,7 @@ class SeamlessConfig:
             "seconds to wait for machines that an autoscaling cluster has yet to start; `0` refuses at once",
         ),
     ] = 0
+    sampler: SamplerConfig = field(default_factory=SamplerConfig)
 
     @classmethod
     def parse(cls, node: DictConfig | Mapping[str, Any] | None) -> SeamlessConfig:

@@ -33,19 +33,19 @@ class SamplingTrainer(PromptSubmittingTrainer):
     """verl's trainer with our buffer, whose prompts get what a sampler gives them."""
 
     def __init__(self, config: DictConfig) -> None:
-        self.sampling = sampling_of(self.seamless, int(config.actor_rollout_ref.rollout.n))
+        self.prompt_sampling = sampling_of(self.seamless, int(config.actor_rollout_ref.rollout.n))
         super().__init__(config)
 
     def _build_replay_buffer(self) -> SeamlessReplayBuffer:
         buffer = super()._build_replay_buffer()
-        if (sampling := self.sampling) is not None:
+        if (sampling := self.prompt_sampling) is not None:
             buffer.review = self._review
             buffer.unwanted = sampling.dropped
         return buffer
 
     def _next_train_batch(self, num_prompts: int | None = None) -> TensorDict:
         """So many prompts that the sampler does not leave out, with the number of samples of each."""
-        if self.sampling is None:
+        if self.prompt_sampling is None:
             return super()._next_train_batch(num_prompts)
         wanted = self.config.data.train_batch_size if num_prompts is None else num_prompts
         chunks, numbers, names = list[TensorDict](), list[int](), list[str]()
@@ -53,7 +53,7 @@ class SamplingTrainer(PromptSubmittingTrainer):
         while missing := wanted - len(chunks):
             offered = [self._fetch_one_gen_batch() for _ in range(missing)]
             offered_names = [prompt_name(chunk) for chunk in offered]
-            chosen = self.sampling.choose(offered_names)
+            chosen = self.prompt_sampling.choose(offered_names)
             kept = [i for i, number in enumerate(chosen) if number]
             chunks += [offered[i] for i in kept]
             numbers += [chosen[i] for i in kept]
@@ -69,7 +69,7 @@ class SamplingTrainer(PromptSubmittingTrainer):
 
     def _review(self) -> list[str]:
         """Judges the groups that have ended since the last look; returns those that were reopened."""
-        buffer, sampling = self.replay_buffer, self.sampling
+        buffer, sampling = self.replay_buffer, self.prompt_sampling
         assert sampling is not None
         sampling.keep_only(buffer.prompt_global_steps[TRAIN])
         ended = ended_groups(buffer.partitions[TRAIN], buffer.finished_keys[TRAIN] - sampling.final.keys())
@@ -88,8 +88,8 @@ class SamplingTrainer(PromptSubmittingTrainer):
 
     def _submit_again(self, uids: list[str], step: int) -> None:
         """`step` is that in which these prompts were submitted, and remains it."""
-        assert self.sampling is not None
-        parts = [self.sampling.reopened[uid] for uid in uids]
+        assert self.prompt_sampling is not None
+        parts = [self.prompt_sampling.reopened[uid] for uid in uids]
         batch = tq.kv_batch_get(keys=uids, partition_id=TRAIN)
         tu.assign_non_tensor_stack(batch, SAMPLES, [part.extra for part in parts])
         tu.assign_non_tensor_stack(batch, FIRST, [part.first for part in parts])
@@ -100,7 +100,7 @@ class SamplingTrainer(PromptSubmittingTrainer):
 
     def _reissue_inflight_prompts(self, partition_id: str = TRAIN) -> int:
         """After a resume. verl runs whole groups again; of reopened ones only the extra samples are run again."""
-        reopened = {} if self.sampling is None else self.sampling.reopened
+        reopened = {} if self.prompt_sampling is None else self.prompt_sampling.reopened
         items = (tq.kv_list(TRAIN) or {}).get(TRAIN, {}) if reopened else {}
         running = {uid: items[uid] for uid in reopened if items.get(uid, {}).get("status") in IN_FLIGHT}
         if running:
@@ -116,9 +116,9 @@ class SamplingTrainer(PromptSubmittingTrainer):
     def unfinished_sessions(self) -> int:
         """A reopened group's extra sessions, and `rollout.n` of each other: what samplers give is that on the mean."""
         found = super().unfinished_sessions()
-        if self.sampling is None:
+        if self.prompt_sampling is None:
             return found
-        return found + sum(part.extra - self.sampling.samples for part in self.sampling.reopened.values())
+        return found + sum(part.extra - self.prompt_sampling.samples for part in self.prompt_sampling.reopened.values())
 
 
 def sessions_of(items: Mapping[str, Mapping[str, Any]]) -> dict[str, set[int]]:

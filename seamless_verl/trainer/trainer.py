@@ -54,8 +54,8 @@ class SeamlessTrainer(TrainerSetup):
         if self.global_steps:
             checkpoint = checkpoint_of(self.config, self.global_steps)
             load_scheduling(checkpoint, self.lending, self.ahead)
-            if self.sampling is not None:
-                load_sampling(checkpoint, self.sampling)
+            if self.prompt_sampling is not None:
+                load_sampling(checkpoint, self.prompt_sampling)
         self.commit(self.global_steps)  # of the checkpoint just loaded, or of the initial model
         self.commit.wait()
         self.starter.begin()
@@ -79,8 +79,8 @@ class SeamlessTrainer(TrainerSetup):
             super()._save_checkpoint()
             checkpoint = checkpoint_of(self.config, self.global_steps)
             save_scheduling(checkpoint, self.lending, self.ahead)
-            if self.sampling is not None:
-                save_sampling(checkpoint, self.sampling)
+            if self.prompt_sampling is not None:
+                save_sampling(checkpoint, self.prompt_sampling)
         folder = Path(self.config.trainer.default_local_dir)
         if (folder / f"global_step_{self.global_steps}" / "actor").is_dir():  # else on another machine, or not yet
             self.saved = remove_emptied(folder, [*self.saved, self.global_steps])
@@ -138,7 +138,7 @@ class SeamlessTrainer(TrainerSetup):
         self._pending_sync_metrics |= self.device_time.close(f"step {self.global_steps}")
         self._pending_sync_metrics |= self.lending.metrics() | self.starter.metrics() | self.choose_ahead()
         self._pending_sync_metrics |= self.replay_buffer.carried_over(self.global_steps)
-        self._pending_sync_metrics |= {} if self.sampling is None else self.sampling.metrics()
+        self._pending_sync_metrics |= {} if self.prompt_sampling is None else self.prompt_sampling.metrics()
 
     def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
         if self.seamless.tokens.policy != TRAIN_ALL:

@@ -27,14 +27,14 @@ from seamless_verl.algorithms.samplers.sampler import BaseSampler
 LEAST, MOST = 2, 128
 UNKNOWN = 0.5  # the deviation of a prompt whose outcomes are not known
 NORMAL = 1.959963984540054  # the 97.5% point of the normal distribution
-EXACT = (12.706204736, 4.302652730, 3.182446305, 2.776445105)
-"""The 97.5% points for 1 to 4 degrees of freedom, for which the series is too coarse."""
+EXACT = (12.706204736, 4.302652730, 3.182446305, 2.776445105, 2.570581836)
+"""The 97.5% points for 1 to 5 degrees of freedom, for which the series is too coarse."""
 
 
 def student_t(freedom: int) -> float:
-    """The 97.5% point of Student's distribution, to 1e-4.
+    """The 97.5% point of Student's distribution, to 2e-4.
 
-    From 5 degrees of freedom on by the expansion of Cornish and Fisher (Abramowitz and Stegun, 26.7.5).
+    From 6 degrees of freedom on by the expansion of Cornish and Fisher (Abramowitz and Stegun, 26.7.5).
     """
     if freedom <= len(EXACT):
         return EXACT[freedom - 1]
