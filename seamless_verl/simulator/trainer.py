@@ -10,7 +10,8 @@ is ready, and while it is being trained.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from seamless_verl.errors import IntegrityError
 from seamless_verl.resources.lending import Costs, Demand, DeviceView, LendingPolicy, LendingView, Tag, Use
@@ -19,6 +20,7 @@ from seamless_verl.resources.staleness import StalenessBound
 from seamless_verl.simulator.cluster import VirtualCluster
 from seamless_verl.simulator.engine import SimulatedDevice, SimulatedGroup, SimulatedSample
 from seamless_verl.simulator.measurements import Measurements
+from seamless_verl.simulator.prompts import SimulatedPrompts
 from seamless_verl.simulator.scenario import Scenario
 
 
@@ -187,9 +189,10 @@ class SimulatedTrainer:
         groups: PromptGroups,
         lending: LendingController,
         measurements: Measurements,
+        prompts: SimulatedPrompts,
     ) -> None:
         self.scenario, self.cluster, self.groups = scenario, cluster, groups
-        self.lending, self.measurements = lending, measurements
+        self.lending, self.measurements, self.prompts = lending, measurements, prompts
         self.step = 0
         self.host_began: float | None = None  # when the host could begin on the mini-batch to be taken next
 
@@ -208,14 +211,17 @@ class SimulatedTrainer:
             self.measurements.record_step_end(self.step)
 
     def submit(self, number: int) -> None:
-        for _ in range(number):
-            drawn = self.scenario.workload.group(self.scenario.seed, self.groups.submitted)
-            group = SimulatedGroup.of(self.groups.submitted, self.step, drawn)
+        for prompt, samples in self.prompts.take(number):
+            drawn = self.scenario.workload.group(self.scenario.seed, self.groups.submitted, last=samples)
+            group = SimulatedGroup.of(self.groups.submitted, self.step, drawn, prompt)
             self.groups.submit(group)
-            self.cluster.after(self.scenario.machine.dispatch_s, lambda group=group: self._enqueue_group(group))  # type: ignore[misc]
+            self._dispatch(group.samples)
 
-    def _enqueue_group(self, group: SimulatedGroup) -> None:
-        for sample in group.samples:
+    def _dispatch(self, samples: Sequence[SimulatedSample]) -> None:
+        self.cluster.after(self.scenario.machine.dispatch_s, partial(self._enqueue, tuple(samples)))
+
+    def _enqueue(self, samples: Sequence[SimulatedSample]) -> None:
+        for sample in samples:
             self.cluster.enqueue(sample)
 
     def _update(self, update: int) -> Iterator[Condition]:
@@ -224,6 +230,7 @@ class SimulatedTrainer:
         batch = self.groups.take()
         for group in batch:
             self.measurements.record_trained(group, self.step)
+            self.prompts.trained(group)
         started_at = self.cluster.now if self.host_began is None else self.host_began
         host_s, self.host_began = max(0.0, started_at + machine.host_s - self.cluster.now), None
         self.lending.due_at = self.cluster.now + (0 if self.scenario.scheduler.early_pause else host_s)
@@ -284,7 +291,21 @@ class SimulatedTrainer:
             return
         sample.group.unfinished -= 1
         if not sample.group.unfinished:
-            self.cluster.after(self.scenario.machine.collect_s, lambda: self.groups.finish(sample.group))
+            self.cluster.after(self.scenario.machine.collect_s, lambda: self._group_ended(sample.group))
+
+    def _group_ended(self, group: SimulatedGroup) -> None:
+        """Trains a group whose samples have all ended, gives it more samples, or drops it, as the sampler says."""
+        if group not in self.groups.generating:
+            return
+        verdict = self.prompts.judge(group)
+        if verdict.extra:
+            first, workload = len(group.samples), self.scenario.workload
+            drawn = workload.group(self.scenario.seed, group.number, first=first, last=first + verdict.extra)
+            self._dispatch(group.add(drawn))
+        elif verdict.drop:
+            self._drop(group)
+        else:
+            self.groups.finish(group)
 
     def _start_turn(self, sample: SimulatedSample) -> None:
         if sample.group in self.groups.generating:
