@@ -154,7 +154,7 @@ def test_a_group_without_an_advantage_is_dropped_with_its_reason_and_replaced(cl
 
 @pytest.mark.parametrize("written", [False, True])
 def test_a_resumed_run_generates_only_the_extra_samples(clean: Any, written: bool) -> None:
-    """One group was reopened, one had not ended. The rows of the first are kept, also where its extra ones are there."""
+    """One group was reopened, one had not ended. The rows of the first are kept, also those of its extra samples."""
     before = trainer()
     before._add_prompts_to_generate(2)
     hard, running = (entry[0] for entry in before.agent_loop_manager.given)
