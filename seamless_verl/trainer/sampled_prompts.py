@@ -163,6 +163,8 @@ def plain(column: Any) -> Any:
 def ended_groups(rows: Mapping[str, Mapping[str, Any]], uids: Iterable[str]) -> list[EndedGroup]:
     """These groups, from the tags of their rows by key; without those submitted before there was a sampler."""
     wanted = set(uids)
+    if not wanted:  # as at most looks
+        return []
     rewards, prompts = defaultdict[str, dict[int, float]](dict), dict[str, str]()
     for key, tag in rows.items():
         uid, session, _ = key.rsplit("_", 2)

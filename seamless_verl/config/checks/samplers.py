@@ -10,6 +10,8 @@ from seamless_verl.config.planning import replica_sizes
 
 SAMPLER = "seamless.sampler"
 BY_STD = "algorithm.norm_adv_by_std_in_grpo"
+DIVIDING = ("grpo", "grpo_vectorized", "grpo_passk", "gdpo", "grpo_novelty")
+"""Estimators that read `BY_STD`; the other ones do not divide by the deviation."""
 SEATS = "actor_rollout_ref.rollout.max_num_seqs"
 SMALLEST = 2
 """Samples of a group in which samples can be compared."""
@@ -27,7 +29,7 @@ def check_sampler(settings: Settings) -> list[Problem]:
     problems = _unread(settings, (*kind.OPTIONS, "success"), f"by {chosen.name}")
     if kind.VARIES:
         problems += [*_budgets(settings, kind), *_seats(settings, kind), *_sizes(settings)]
-    if chosen.name == "dars" and settings.get(ESTIMATOR) != "gae" and settings.flag(BY_STD, True):
+    if chosen.name == "dars" and settings.get(ESTIMATOR) in DIVIDING and settings.flag(BY_STD, True):
         reason = "divides by the deviation what dars gives hard prompts more samples for"
         problems.append(Problem(BY_STD, True, reason, f"Set {BY_STD}=False"))
     return problems

@@ -78,6 +78,10 @@ def test_more_samples_than_the_engines_run_at_once_are_refused(tmp_path: Path) -
     assert seats_of(two) == 48 + 48 * two.integer("actor_rollout_ref.rollout.n_gpus_per_node", 0, least=0)
 
 
+def test_an_estimator_that_does_not_divide_needs_no_setting(tmp_path: Path) -> None:
+    assert found(tmp_path, f"{NAME}=dars", f"{BY_STD}=True", "algorithm.adv_estimator=rloo") == []
+
+
 def test_srpo_keeps_the_size_of_groups(tmp_path: Path) -> None:
     assert found(tmp_path, f"{NAME}=srpo", f"{SESSIONS}=5", "algorithm.adv_estimator=mc_grpo") == []
 
