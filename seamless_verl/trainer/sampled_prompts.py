@@ -25,6 +25,8 @@ from seamless_verl.errors import ConfigError
 from seamless_verl.trainer.prompt_submission import PromptSubmittingTrainer
 from seamless_verl.trainer.replay_buffer import TRAIN, SeamlessReplayBuffer
 
+IDENTITY = ("raw_prompt", "data_source", "index")
+"""Columns of a prompt that tell it from others; data may lack the last two."""
 IN_FLIGHT = ("pending", "running")
 ROUNDS = 2  # so many times through the data without a prompt that is sampled, and the run ends
 
@@ -47,21 +49,25 @@ class SamplingTrainer(PromptSubmittingTrainer):
         """So many prompts that the sampler does not leave out, with the number of samples of each."""
         if self.prompt_sampling is None:
             return super()._next_train_batch(num_prompts)
-        wanted = self.config.data.train_batch_size if num_prompts is None else num_prompts
-        chunks, numbers, names = list[TensorDict](), list[int](), list[str]()
-        left_out = 0
-        while missing := wanted - len(chunks):
-            offered = [self._fetch_one_gen_batch() for _ in range(missing)]
-            offered_names = [prompt_name(chunk) for chunk in offered]
-            chosen = self.prompt_sampling.choose(offered_names)
+        missing = self.config.data.train_batch_size if num_prompts is None else num_prompts
+        parts, names, numbers, left_out = list[TensorDict](), list[str](), list[int](), 0
+        while missing:
+            offered = super()._next_train_batch(missing)
+            known = prompt_names(offered)
+            chosen = self.prompt_sampling.choose(known)
             kept = [i for i, number in enumerate(chosen) if number]
-            chunks += [offered[i] for i in kept]
+            tu.pop(offered, "global_steps")
+            if kept:
+                parts.append(offered if len(kept) == len(known) else tu.index_select_tensor_dict(offered, kept))
+            names += [known[i] for i in kept]
             numbers += [chosen[i] for i in kept]
-            names += [offered_names[i] for i in kept]
-            left_out = 0 if kept else left_out + len(offered)
+            missing -= len(kept)
+            left_out = 0 if kept else left_out + len(known)
             if left_out > ROUNDS * len(self.train_dataset):
                 raise every_prompt_left_out(self.seamless)
-        batch = chunks[0] if len(chunks) == 1 else tu.concat_tensordict(chunks)
+        return self._with_samples(tu.concat_tensordict(parts) if len(parts) > 1 else parts[0], names, numbers)
+
+    def _with_samples(self, batch: TensorDict, names: list[str], numbers: list[int]) -> TensorDict:
         tu.assign_non_tensor_stack(batch, SAMPLES, numbers)
         tu.assign_non_tensor_stack(batch, PROMPT, names)
         tu.assign_non_tensor_data(batch, "global_steps", self.global_steps)
@@ -145,19 +151,21 @@ def every_prompt_left_out(settings: SeamlessConfig) -> ConfigError:
     return ConfigError(key, value, "every prompt of the data is left out", "Set it higher, or train on harder data")
 
 
-def prompt_name(chunk: TensorDict) -> str:
-    """What a prompt is known by, of verl's batch of one: a digest of its messages, its data source and its index.
+def prompt_names(batch: TensorDict) -> list[str]:
+    """What each prompt of a batch is known by: a digest of its messages, its data source and its index.
 
     It is the same in each epoch and after a resume. Images count by their type alone.
     """
-    columns = [tu.get(chunk, name) for name in ("raw_prompt", "data_source", "index") if name in chunk.keys()]  # noqa: SIM118
-    text = json.dumps([plain(column) for column in columns], sort_keys=True, default=lambda one: type(one).__name__)
+    columns = [list(column) for name in IDENTITY if (column := tu.get(batch, name)) is not None]
+    return [
+        digest([value.item() if hasattr(value, "item") else value for value in row])
+        for row in zip(*columns, strict=True)
+    ]
+
+
+def digest(values: list[Any]) -> str:
+    text = json.dumps(values, sort_keys=True, default=lambda one: type(one).__name__)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def plain(column: Any) -> Any:
-    """A column's values as JSON has them."""
-    return column.tolist() if hasattr(column, "tolist") else list(column)
 
 
 def ended_groups(rows: Mapping[str, Mapping[str, Any]], uids: Iterable[str]) -> list[EndedGroup]:

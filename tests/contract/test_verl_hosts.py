@@ -71,7 +71,6 @@ CALLED = {
     BASE + "_add_prompts_to_generate": "self num_prompts",
     BASE + "_submit_batch_to_rollout": "self batch",
     BASE + "_resolve_filter_groups_metric": "self",
-    BASE + "_fetch_one_gen_batch": "self",
     BASE + "_stop_rollout_profiling": "self",
     BUFFER + "__init__": "self trainer_mode trainer_config max_off_policy_threshold max_off_policy_strategy"
     " sampler_kwargs poll_interval refill_fn filter_groups_metric train_batch_size gen_batch_size"
@@ -108,6 +107,8 @@ CALLED = {
     "verl.utils.tensordict_utils:assign_non_tensor_stack": "tensor_dict key val",
     "verl.utils.tensordict_utils:concat_tensordict": "data",
     "verl.utils.tensordict_utils:get": "tensordict key default",
+    "verl.utils.tensordict_utils:index_select_tensor_dict": "batch indices",
+    "verl.utils.tensordict_utils:pop": "tensordict key default",
     "transfer_queue:kv_list": "partition_id",
     "transfer_queue:kv_batch_get": "keys partition_id select_fields",
     "transfer_queue:kv_batch_put": "keys partition_id fields tags data_parser",

@@ -204,7 +204,7 @@ def test_data_of_which_every_prompt_was_learned_end_the_run(clean: Any) -> None:
 
 
 def test_rows_of_a_time_without_a_sampler_are_not_judged() -> None:
-    from seamless_verl.trainer.sampled_prompts import ended_groups, prompt_name
+    from seamless_verl.trainer.sampled_prompts import ended_groups, prompt_names
 
     assert ended_groups({"u_0_0": {"status": "success"}, "pad1_0_0": {}}, ["u"]) == []
     tags = {f"u_{i}_{j}": {"prompt": "p", "reward": float(i)} for i in (10, 2) for j in (0, 1)}
@@ -212,5 +212,5 @@ def test_rows_of_a_time_without_a_sampler_are_not_judged() -> None:
     assert (group.uid, group.prompt, group.rewards) == ("u", "p", (2.0, 10.0)), "one reward a session, in order"
     from verl.utils import tensordict_utils as tu
 
-    first, again, other = (prompt_name(tu.get_tensordict(row(i))) for i in (1, 1, 2))
-    assert first == again != other
+    first, again, other = prompt_names(tu.concat_tensordict([tu.get_tensordict(row(i)) for i in (1, 1, 2)]))
+    assert first == again != other and prompt_names(tu.get_tensordict(row(2))) == [other]
