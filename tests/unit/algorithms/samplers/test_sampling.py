@@ -134,4 +134,5 @@ def test_a_restored_run_decides_as_one_that_was_never_stopped(name: str, seed: i
         runs.keep_only(queue)
         other.keep_only(queue)
         runs.check_integrity()
+        other.check_integrity()
         assert runs.reopened == other.reopened and runs.histories.groups == other.histories.groups
