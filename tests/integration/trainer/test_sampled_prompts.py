@@ -59,9 +59,9 @@ def trainer(name: str = "dars", **options: Any) -> Any:
 
     from seamless_verl.resources.staleness import StalenessBound
     from seamless_verl.trainer.replay_buffer import SeamlessReplayBuffer
-    from seamless_verl.trainer.sampled_prompts import SamplingTrainer
+    from seamless_verl.trainer.trainer import SeamlessTrainer
 
-    made = object.__new__(SamplingTrainer)
+    made = object.__new__(SeamlessTrainer)
     made.seamless = SeamlessConfig()
     made.prompt_sampling = PromptSampling(name, make_sampler(name, options), samples=4)
     made.config = OmegaConf.create({"data": {"train_batch_size": 2, "gen_batch_size": 1}})
@@ -171,7 +171,8 @@ def test_a_resumed_run_generates_only_the_extra_samples(clean: Any, written: boo
     assert resumed.agent_loop_manager.given == [(running, 4, 0, 4), *again]
     rows = [key for key in clean.kv_list("train")["train"] if key.startswith(f"{hard}_")]
     assert len(rows) == (10 if written else 4)
-    assert resumed.replay_buffer.finished() == written, "its extra samples are still to come"
+    assert resumed.replay_buffer.outstanding() == 2
+    assert resumed.replay_buffer.finished() == written, "else its extra samples are still to come"
     if not written:
         end(clean, resumed, hard, 0, 0, 0, 0, 1, 1, first=4)
     assert resumed.replay_buffer.outstanding() == 2 and resumed.replay_buffer.finished() == 1
@@ -182,7 +183,7 @@ def test_prompts_are_known_again_and_learned_ones_are_left_out(clean: Any) -> No
     made = trainer("srpo", threshold=0.9)
     made._add_prompts_to_generate(6)
     prompts = names(made)
-    easy = next(iter(prompts))
+    easy = made.agent_loop_manager.given[2][0]
     for uid in prompts:
         end(clean, made, uid, *([1, 1, 1, 1] if uid == easy else [0, 1, 1, 1]))
     learned = prompts[easy]
