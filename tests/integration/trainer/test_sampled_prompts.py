@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,7 @@ def trainer(name: str = "dars", **options: Any) -> Any:
     made.prompt_sampling = PromptSampling(name, make_sampler(name, options), samples=4)
     made.config = OmegaConf.create({"data": {"train_batch_size": 2, "gen_batch_size": 1}})
     made.trainer_mode, made.global_steps, made.agent_loop_manager = "seamless", 3, Loops()
+    made.commit = SimpleNamespace(wait_committed=lambda: None)
     made.train_dataset, made.train_dataloader_it = QUESTIONS, None
     made.train_dataloader = [row(i) for i in range(len(QUESTIONS))]
     bound = StalenessBound(2, 2)
