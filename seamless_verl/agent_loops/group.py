@@ -31,7 +31,11 @@ MAX_ERROR_CHARS = 4000  # characters of an error that are passed on
 
 @dataclass
 class SessionGroup:
-    """The `total` sessions of the prompt `uid`, of which `needed` must have something to train."""
+    """The `total` sessions of the prompt `uid`, of which `needed` must have something to train.
+
+    A group that was reopened has `first` earlier sessions in TransferQueue already. `prompt` is what a sampler knows
+    the prompt by, empty without one.
+    """
 
     writer: QueueWriter
     uid: str
@@ -39,6 +43,8 @@ class SessionGroup:
     total: int
     needed: int
     partition: str = "train"
+    first: int = 0
+    prompt: str = ""
     ended: int = 0
     trainable: int = 0
     cancelled: bool = False

@@ -21,6 +21,11 @@ from seamless_verl.trajectory.sequences import CONTEXT_VERSION, TrainingSequence
 GENERATED_VERSIONS = "generated_versions"
 """In `extra_fields`: the weight version of each token that was generated, in order, context left out."""
 
+SAMPLES = "__rollout_n__"
+"""A prompt's column: how many sessions it gets; verl reads it."""
+FIRST, PROMPT = "__first_session__", "__sampler_prompt__"
+"""A prompt's columns: the number of its first session, where others ended before; what a sampler knows it by."""
+
 
 class SessionOutputs(list[AgentLoopOutput]):
     """A session's outputs; its data plane gets an acknowledgement when they are stored, or their group has failed."""
@@ -138,6 +143,15 @@ def rows_of(outputs: Sequence[AgentLoopOutput], worker: Positions, sample: Mappi
         Row(f"{sample['uid']}_{sample['session_id']}_{i}", *_columns_and_tag(output, worker, sample))
         for i, output in enumerate(outputs)
     ]
+
+
+def labelled(rows: list[Row], prompt: str, reward: float | None) -> list[Row]:
+    """The rows of a session with its prompt and reward in their tags, for a sampler; without one as they are.
+
+    Tags are read at each look at the queue, columns only when a batch is trained.
+    """
+    label = {"prompt": prompt, "reward": reward}
+    return [row._replace(tag=row.tag | label) for row in rows] if prompt else rows
 
 
 def _columns_and_tag(

@@ -22,7 +22,7 @@ from verl.utils.rollout_trace import rollout_trace_attr
 from seamless_verl.agent_loops.group import ERROR, GROUP, UNTRAINABLE, SessionGroup, WithoutDroppedGroups
 from seamless_verl.agent_loops.loops import AgentFailedError, SessionAgentLoop
 from seamless_verl.agent_loops.queue_writer import QueueWriter
-from seamless_verl.agent_loops.rows import SessionOutputs, rows_of, share_reward
+from seamless_verl.agent_loops.rows import FIRST, PROMPT, SAMPLES, SessionOutputs, labelled, rows_of, share_reward
 from seamless_verl.config.schema import SeamlessConfig
 from seamless_verl.data_plane.client import PLANE, await_reply
 from seamless_verl.errors import ConfigError
@@ -53,10 +53,12 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
         self, prompt: dict[str, Any], sampling_params: dict[str, Any], trajectory: dict[str, Any], trace: bool = False
     ) -> None:
         validate, rollout = trajectory["validate"], self.config.actor_rollout_ref.rollout
-        total = int(prompt.get("__rollout_n__", rollout.val_kwargs.n if validate else rollout.n))
-        needed = 1 if validate else self.seamless.sessions_needed(total)
+        total = int(prompt.get(SAMPLES, rollout.val_kwargs.n if validate else rollout.n))
+        first, name = int(prompt.pop(FIRST, 0)), str(prompt.pop(PROMPT, ""))
+        needed = 0 if first else 1 if validate else self.seamless.sessions_needed(total)  # the first ones are enough
+        partition = "val" if validate else "train"
         group = SessionGroup(
-            self.writer, prompt["uid"], total=total, needed=needed, partition="val" if validate else "train"
+            self.writer, prompt["uid"], total=total, needed=needed, partition=partition, first=first, prompt=name
         )
         GROUP.set(group)
         task = asyncio.current_task()
@@ -103,6 +105,7 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
     async def _run_agent_loop(self, sampling_params: dict[str, Any], trajectory: dict[str, Any], **kwargs: Any) -> None:
         """One session of a group; the last to end hands over the group's rows."""
         group = GROUP.get()
+        kwargs["session_id"] += group.first
         try:
             await self._run_session(sampling_params, trajectory, **kwargs)
         except Exception as error:  # whatever the loop raised: its group goes on without this session
@@ -150,7 +153,7 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
             await self._compute_score(outputs, kwargs=kwargs)
             await self._compute_teacher_logprobs(last, last.prompt_ids, last.response_ids, validate, kwargs)
             share_reward(outputs)
-            rows = rows_of(outputs, self, kwargs)
+            rows = labelled(rows_of(outputs, self, kwargs), group.prompt, last.reward_score)
         except BaseException:
             if session is not None:
                 reason = "its rows could not be made"

@@ -17,6 +17,7 @@ from msgspec import Meta
 from omegaconf import DictConfig, OmegaConf
 
 from seamless_verl.config.renames import SETTINGS
+from seamless_verl.config.sampler_settings import SamplerConfig
 from seamless_verl.resources.tags import Layout, Resources
 from seamless_verl.runtime import fields
 from seamless_verl.runtime.fields import Doc, NotNegative, Positive, PositiveNumber, Text
@@ -419,6 +420,7 @@ class SeamlessConfig:
             "seconds to wait for machines that an autoscaling cluster has yet to start; `0` refuses at once",
         ),
     ] = 0
+    sampler: SamplerConfig = field(default_factory=SamplerConfig)
 
     @classmethod
     def parse(cls, node: DictConfig | Mapping[str, Any] | None) -> SeamlessConfig:

@@ -99,7 +99,7 @@ class GroupOutcome(StrEnum):
     STALE = "stale"
     """it was too old when the trainer could have taken it"""
     FILTERED = "filtered"
-    """all its rewards were the same (`algorithm.filter_groups`)"""
+    """all its rewards were the same (`algorithm.filter_groups`), or a sampler dropped it: `reason` in its details"""
     FAILED = "failed"
     """too few of its sessions could be trained"""
     DEFERRED = "deferred"

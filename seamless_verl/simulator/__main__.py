@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
+from seamless_verl.algorithms.samplers import SAMPLERS
 from seamless_verl.errors import ConfigError
 from seamless_verl.resources.lending import POLICIES
 from seamless_verl.simulator.report import calibration_table, results_table, results_to_json
@@ -23,6 +24,7 @@ from seamless_verl.simulator.scenario import (
 from seamless_verl.simulator.simulate import simulate
 
 PROG = "python -m seamless_verl.simulator"
+SPREAD = tuple(i / 8 for i in range(9))  # pass rates from prompts that always fail to prompts that never do
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,6 +60,10 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--tail-batching", type=float, metavar="SHARE", help="of extra prompts of a step")
     parser.add_argument("--host-s", type=float, help="seconds of the host's work on a mini-batch")
     parser.add_argument("--seats", type=int, default=32, help="calls an engine runs at once")
+    parser.add_argument("--sampler", help=f"who is sampled and how often: one of {', '.join(SAMPLERS)}")
+    parser.add_argument(
+        "--pass-rates", nargs="+", type=float, default=SPREAD, metavar="P", help="of the data's prompts, for a sampler"
+    )
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true")
@@ -78,13 +84,14 @@ def scenarios(args: argparse.Namespace) -> dict[str, Scenario]:
             scheduler = _scheduler(args, name, policy)
             line = f"{name} {policy}" if policy else name
             named[line] = Scenario(
-                workload_named(args.workload),
+                replace(workload_named(args.workload), pass_rates=tuple(args.pass_rates)),
                 tuple(frozenset(tags.split("+")) for tags in args.devices),
                 scheduler,
                 _machine(args),
                 seats=args.seats,
                 steps=args.steps,
                 seed=args.seed,
+                sampler=args.sampler,
             )
     return named
 

@@ -19,7 +19,7 @@ from enum import StrEnum
 from itertools import count
 
 from seamless_verl.resources.lending import Tag, Use
-from seamless_verl.simulator.scenario import SimulatedTurn
+from seamless_verl.simulator.scenario import SimulatedTurn, Turns
 
 
 @dataclass(eq=False)
@@ -64,18 +64,26 @@ class SimulatedSample:
 
 @dataclass(eq=False)
 class SimulatedGroup:
-    """The samples of one prompt; `submitted` is the step of its submission."""
+    """The samples of one prompt, `prompt` of the data; `submitted` is the step of its submission."""
 
     number: int
     submitted: int
     samples: list[SimulatedSample] = field(default_factory=list)
     unfinished: int = 0
+    prompt: int = 0
 
     @classmethod
-    def of(cls, number: int, submitted: int, samples: list[tuple[SimulatedTurn, ...]]) -> SimulatedGroup:
-        group = cls(number, submitted, unfinished=len(samples))
-        group.samples = [SimulatedSample(group, turns) for turns in samples]
+    def of(cls, number: int, submitted: int, samples: list[Turns], prompt: int = 0) -> SimulatedGroup:
+        group = cls(number, submitted, prompt=prompt)
+        group.add(samples)
         return group
+
+    def add(self, samples: list[Turns]) -> list[SimulatedSample]:
+        """Adds samples that are to be generated, and returns them."""
+        added = [SimulatedSample(self, turns) for turns in samples]
+        self.samples += added
+        self.unfinished += len(added)
+        return added
 
     @property
     def tokens(self) -> int:

@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import TypeAlias
 
 from seamless_verl.errors import ConfigError
 from seamless_verl.resources.lending import LendingPolicy, StepBoundary, lending_policy
@@ -83,12 +84,17 @@ class SimulatedTurn:
     tool_s: float = 0.0
 
 
+Turns: TypeAlias = tuple[SimulatedTurn, ...]
+"""The turns of one sample."""
+
+
 @dataclass(frozen=True, slots=True)
 class SimulatedWorkload:
     """Lengths are lognormal by turn: `median` and `cap` in tokens, `sigma` of the logarithm.
 
     A batch is `prompts` groups of `samples`. Between turns a tool takes lognormal seconds with mean
     `tool_mean_s` and `tool_sigma`. `prompt_tokens` of each sample are trained and counted, but not generated.
+    `pass_rates` are the prompts of the data, of which a sampler needs at least one.
     """
 
     prompts: int = 16
@@ -100,13 +106,14 @@ class SimulatedWorkload:
     tool_mean_s: float = 0.0
     tool_sigma: float = 1.0
     prompt_tokens: int = 13
+    pass_rates: tuple[float, ...] = ()
 
-    def group(self, seed: int, number: int) -> list[tuple[SimulatedTurn, ...]]:
-        """The samples of prompt `number`, the same under every scheduler."""
+    def group(self, seed: int, number: int, *, first: int = 0, last: int | None = None) -> list[Turns]:
+        """The samples from `first` to before `last` of group `number`, the same under every scheduler and sampler."""
         draw = Random(f"{seed}/{number}")
-        return [
-            tuple(self._turn(draw, last=i == self.turns - 1) for i in range(self.turns)) for _ in range(self.samples)
-        ]
+        samples = self.samples if last is None else last
+        drawn = [tuple(self._turn(draw, last=i == self.turns - 1) for i in range(self.turns)) for _ in range(samples)]
+        return drawn[first:]
 
     def _turn(self, draw: Random, *, last: bool) -> SimulatedTurn:
         tokens = min(self.cap, max(1, round(draw.lognormvariate(math.log(self.median), self.sigma))))
@@ -213,7 +220,10 @@ SCHEDULERS: Mapping[str, Scheduler] = {
 
 @dataclass(frozen=True)
 class Scenario:
-    """`devices` are sets of tags; `seats` calls run at once in an engine; the first `warmup` steps are not measured."""
+    """`devices` are sets of tags; `seats` calls run at once in an engine; the first `warmup` steps are not measured.
+
+    `sampler` is one of algorithms/samplers/ with `sampler_options`, None gives each prompt the workload's samples.
+    """
 
     workload: SimulatedWorkload
     devices: tuple[frozenset[str], ...] = (BOTH, ROLLOUT)
@@ -223,6 +233,8 @@ class Scenario:
     steps: int = 40
     warmup: int = 3
     seed: int = 1
+    sampler: str | None = None
+    sampler_options: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for tag in (Tag.TRAIN, Tag.ROLLOUT):
@@ -237,6 +249,9 @@ class Scenario:
                 f"{self.workload.prompts} prompts do not divide into as many mini-batches",
                 "Give a divisor of the prompts",
             )
+        if self.sampler is not None and not self.workload.pass_rates:
+            way_out = "Give the prompts pass rates from 0 to 1"
+            raise ConfigError("sampler", self.sampler, "the workload has no pass rates to go by", way_out)
         if not 0 <= self.warmup < self.steps:
             raise ConfigError("steps", self.steps, f"{self.warmup} of them are warm-up", "Give more steps")
 

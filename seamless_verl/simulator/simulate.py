@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -11,6 +11,7 @@ from seamless_verl.resources.staleness import StalenessBound
 from seamless_verl.simulator.cluster import VirtualCluster
 from seamless_verl.simulator.engine import SimulatedDevice, SimulatedSample, SimulatedUse
 from seamless_verl.simulator.measurements import Measurements
+from seamless_verl.simulator.prompts import SimulatedPrompts
 from seamless_verl.simulator.scenario import Scenario
 from seamless_verl.simulator.trainer import LendingController, PromptGroups, SimulatedTrainer
 
@@ -24,7 +25,8 @@ class Result:
     scheduling can reach. `shares` are of each device's time, by kind. `max_staleness` is in steps from
     submission to training, `max_token_age` in weight versions from a sample's first token to its training,
     `mean_token_age` the same per token. `held_share` is the share of time in which training waited only for an old
-    group, `dropped_share` the share of all generated tokens that was dropped.
+    group, `dropped_share` the share of all generated tokens that was dropped. With a sampler `samples` has the mean
+    size of a trained group, by its prompt's pass rate.
     """
 
     tokens_per_s: float
@@ -39,6 +41,7 @@ class Result:
     mean_token_age: float
     lendings_per_step: float
     shares: dict[str, dict[str, float]]
+    samples: dict[str, float] = field(default_factory=dict)
 
     @property
     def of_bound(self) -> float:
@@ -98,7 +101,10 @@ class Simulation:
         )
         self.measurements = Measurements(self.cluster, scenario.warmup, workload.prompt_tokens)
         self.lending = LendingController(self.cluster, self.groups, self.policy, carry=scheduler.carry)
-        self.trainer = SimulatedTrainer(scenario, self.cluster, self.groups, self.lending, self.measurements)
+        self.prompts = SimulatedPrompts(scenario)
+        self.trainer = SimulatedTrainer(
+            scenario, self.cluster, self.groups, self.lending, self.measurements, self.prompts
+        )
 
     def run(self) -> Result:
         """Run to the last step. Raises IntegrityError when seconds or groups do not add up."""
@@ -113,7 +119,9 @@ class Simulation:
                 self._advance()
         self.measurements.check_integrity()
         self.groups.check_integrity()
-        return Result.of(self.scenario, self.measurements, self.groups, self.policy)
+        self.prompts.check_integrity()
+        result = Result.of(self.scenario, self.measurements, self.groups, self.policy)
+        return replace(result, samples=self.prompts.sizes_by_pass_rate())
 
     def _advance(self) -> None:
         collecting = self.lending.due_at is None and not self.cluster.syncing

@@ -10,7 +10,8 @@ while it is ready, and while it is being trained. A deferred prompt's group ends
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from seamless_verl.errors import IntegrityError
 from seamless_verl.resources.lending import Costs, Demand, DeviceView, LendingPolicy, LendingView, Tag, Use
@@ -20,6 +21,7 @@ from seamless_verl.resources.tail_batching import DrawView
 from seamless_verl.simulator.cluster import VirtualCluster
 from seamless_verl.simulator.engine import SimulatedDevice, SimulatedGroup, SimulatedSample
 from seamless_verl.simulator.measurements import Measurements
+from seamless_verl.simulator.prompts import SimulatedPrompts
 from seamless_verl.simulator.scenario import Scenario
 
 
@@ -195,11 +197,13 @@ class SimulatedTrainer:
         groups: PromptGroups,
         lending: LendingController,
         measurements: Measurements,
+        prompts: SimulatedPrompts,
     ) -> None:
         self.scenario, self.cluster, self.groups = scenario, cluster, groups
-        self.lending, self.measurements = lending, measurements
+        self.lending, self.measurements, self.prompts = lending, measurements, prompts
         self.step = self.drawn = 0
         self.tail = scenario.scheduler.new_tail_batching(scenario.workload.prompts)
+        self.deferred: dict[str, SimulatedGroup] = {}
         self.host_began: float | None = None  # when the host could begin on the mini-batch to be taken next
 
     def run_steps(self) -> Iterator[Condition]:
@@ -220,14 +224,15 @@ class SimulatedTrainer:
             self.measurements.record_step_end(self.step)
 
     def submit(self, number: int) -> None:
-        for _ in range(number):
-            self._submit_prompt(self.drawn)
+        for prompt, samples in self.prompts.take(number):
+            self._submit_prompt(self.drawn, prompt, samples)
             self.drawn += 1
 
-    def _submit_prompt(self, number: int) -> None:
-        group = SimulatedGroup.of(number, self.step, self.scenario.workload.group(self.scenario.seed, number))
+    def _submit_prompt(self, number: int, prompt: int, samples: int) -> None:
+        drawn = self.scenario.workload.group(self.scenario.seed, number, last=samples)
+        group = SimulatedGroup.of(number, self.step, drawn, prompt)
         self.groups.submit(group)
-        self.cluster.after(self.scenario.machine.dispatch_s, lambda: self._enqueue_group(group))
+        self._dispatch(group, group.samples)
 
     def _draw(self) -> None:
         """Begin the step's prompts: fresh ones, or deferred ones, which have the lengths that they had before."""
@@ -237,18 +242,24 @@ class SimulatedTrainer:
         self.tail.drew(draw.fresh)
         self.submit(draw.fresh)
         for name in draw.again:
-            self._submit_prompt(int(name))
+            earlier = self.deferred.pop(name)
+            self._submit_prompt(earlier.number, earlier.prompt, len(earlier.samples))
 
     def _defer_rest(self) -> None:
         rest = self.groups.defer_rest()
         self.cluster.drop_samples({sample for group in rest for sample in group.samples})
-        self.tail.defer([str(group.number) for group in rest])
+        later = {str(group.number): group for group in rest}
+        self.tail.defer(list(later))
+        self.deferred |= later
         for group in rest:
             self.measurements.record_dropped(group)
 
-    def _enqueue_group(self, group: SimulatedGroup) -> None:
+    def _dispatch(self, group: SimulatedGroup, samples: Sequence[SimulatedSample]) -> None:
+        self.cluster.after(self.scenario.machine.dispatch_s, partial(self._enqueue, group, tuple(samples)))
+
+    def _enqueue(self, group: SimulatedGroup, samples: Sequence[SimulatedSample]) -> None:
         if group in self.groups.generating:  # it may be deferred already
-            for sample in group.samples:
+            for sample in samples:
                 self.cluster.enqueue(sample)
 
     def _update(self, update: int) -> Iterator[Condition]:
@@ -257,6 +268,7 @@ class SimulatedTrainer:
         batch = self.groups.take()
         for group in batch:
             self.measurements.record_trained(group, self.step)
+            self.prompts.trained(group)
         if self.tail.extra and update + 1 == self.scenario.scheduler.updates:
             self._defer_rest()
         started_at = self.cluster.now if self.host_began is None else self.host_began
@@ -319,7 +331,21 @@ class SimulatedTrainer:
             return
         sample.group.unfinished -= 1
         if not sample.group.unfinished:
-            self.cluster.after(self.scenario.machine.collect_s, lambda: self.groups.finish(sample.group))
+            self.cluster.after(self.scenario.machine.collect_s, lambda: self._group_ended(sample.group))
+
+    def _group_ended(self, group: SimulatedGroup) -> None:
+        """Trains a group whose samples have all ended, gives it more samples, or drops it, as the sampler says."""
+        if group not in self.groups.generating:
+            return
+        verdict = self.prompts.judge(group)
+        if verdict.extra:
+            first, workload = len(group.samples), self.scenario.workload
+            drawn = workload.group(self.scenario.seed, group.number, first=first, last=first + verdict.extra)
+            self._dispatch(group, group.add(drawn))
+        elif verdict.drop:
+            self._drop(group)
+        else:
+            self.groups.finish(group)
 
     def _start_turn(self, sample: SimulatedSample) -> None:
         if sample.group in self.groups.generating:

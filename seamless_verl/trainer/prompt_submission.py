@@ -252,8 +252,12 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
             self.trained - taken,
             self.step_batches - taken,
             late=self.replay_buffer.late,
-            unfinished=self.replay_buffer.unfinished() * int(self.config.actor_rollout_ref.rollout.n),
+            unfinished=self.unfinished_sessions(),
         )
+
+    def unfinished_sessions(self) -> int:
+        """Sessions of the groups that generated at the last look at the queue."""
+        return self.replay_buffer.unfinished() * int(self.config.actor_rollout_ref.rollout.n)
 
 
 def rows_of(batch: TensorDict) -> list[dict[str, Any]]:

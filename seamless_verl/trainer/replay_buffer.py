@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
@@ -36,16 +36,32 @@ class SeamlessReplayBuffer(ReplayBufferAsync):
         self.decided: list[GroupDecided] = []  # of groups dropped since `take_decided`
         self.sampled: list[str] = []  # prompts whose groups were sampled since then
         self.late: tuple[str, ...] = ()  # prompts whose groups held training back at the last look
+        self.trained_from: list[int] = []  # steps in which the groups sampled since `carried_over` were submitted
+        self.review: Callable[[], Collection[str]] = tuple  # at each look; reopens groups, and says which
+        self.unwanted: Callable[[], Mapping[str, str]] = dict  # finished groups that are to be dropped, and why
+
+    def _sync_metadata_from_transfer_queue(self) -> None:
+        super()._sync_metadata_from_transfer_queue()
+        for uid in self.review():
+            self.finished_keys[TRAIN].discard(uid)
+            self.pending_keys[TRAIN].add(uid)
+
+    def _terminal_eviction_reasons(self, global_steps: int, partition_id: str) -> Any:
+        stale, filtered, failed, counts = super()._terminal_eviction_reasons(global_steps, partition_id)
+        unwanted = set(self.unwanted()) if partition_id == TRAIN else set()
+        return stale, filtered | unwanted, failed, counts
 
     def _evict_terminal_groups(self, global_steps: int, partition_id: str, eviction_reasons: Any) -> Any:
         """Remembers why each group is dropped; a failed one was dropped before its hand-over."""
         stale, filtered, failed, _ = eviction_reasons
+        why = self.unwanted()
         for outcome, uids in (
             (GroupOutcome.STALE, stale),
             (GroupOutcome.FILTERED, filtered - stale),
             (GroupOutcome.FAILED, failed),
         ):
-            self.decided += [GroupDecided(uid, outcome, global_steps) for uid in uids]
+            reasons = {uid: {"reason": why[uid]} if uid in why else {} for uid in uids}
+            self.decided += [GroupDecided(uid, outcome, global_steps, reasons[uid]) for uid in uids]
         return super()._evict_terminal_groups(global_steps, partition_id, eviction_reasons)
 
     def take_decided(self, step: int, details: dict[str, Any], pivots: Mapping[str, str]) -> list[GroupDecided]:
@@ -62,6 +78,14 @@ class SeamlessReplayBuffer(ReplayBufferAsync):
         """Waits until a group has ended, where verl sleeps."""
         self.wait()
         return last_debug_time
+
+    def carried_over(self, step: int) -> dict[str, float]:
+        """At a step's end: how many of the groups that it trained began in an earlier one, and how many go on."""
+        trained, self.trained_from = self.trained_from, []
+        self._sync_metadata_from_transfer_queue()
+        going = len(self.pending_keys[TRAIN] | self.running_keys[TRAIN])
+        earlier = sum(submitted < step for submitted in trained)
+        return {"seamless/carried_over/trained": float(earlier), "seamless/carried_over/left": float(going)}
 
     def outstanding(self) -> int:
         """Prompts submitted and neither trained nor dropped."""
@@ -81,7 +105,7 @@ class SeamlessReplayBuffer(ReplayBufferAsync):
 
     def finished(self) -> int:
         """Groups that were ready to be trained at the last look at the queue."""
-        return len(self.finished_keys[TRAIN])
+        return len(self.finished_keys[TRAIN] - set(self.unwanted()))
 
     def unfinished(self) -> int:
         """Groups that generated at the last look at the queue, validation's too."""
@@ -96,6 +120,7 @@ class SeamlessReplayBuffer(ReplayBufferAsync):
         """A batch in the order in which its prompts were submitted, so that sums round alike whichever ended first."""
         if partition_id == TRAIN:
             self.sampled += uids
+            self.trained_from += [self.prompt_global_steps[TRAIN][uid] for uid in uids]
         order = {uid: i for i, uid in enumerate(self.prompt_global_steps[partition_id])}
 
         def submission_order(key: str) -> tuple[int, list[int]]:

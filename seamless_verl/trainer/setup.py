@@ -36,8 +36,8 @@ from seamless_verl.trainer.lending import DeviceLending, ReleasedLending, Reside
 from seamless_verl.trainer.lending_view import DeviceViews, RunDevices
 from seamless_verl.trainer.pools import TagPools, place_by_tags
 from seamless_verl.trainer.prompt_lengths import prompt_scans, warn_of_long_prompts
-from seamless_verl.trainer.prompt_submission import PromptSubmittingTrainer
 from seamless_verl.trainer.replica_starts import ReplicaStarter
+from seamless_verl.trainer.sampled_prompts import SamplingTrainer
 from seamless_verl.trainer.scheduling_checkpoint import RECORDING
 from seamless_verl.trainer.servers import FirstRanks, SeamlessServers, StartedServers
 from seamless_verl.trainer.validation_curve import ValidationCurve
@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 ACTOR_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy)
 
 
-class TrainerSetup(PromptSubmittingTrainer):
+class TrainerSetup(SamplingTrainer):
     """verl's trainer with our pools, workers, replicas and buffer in the place of verl's."""
 
     def __init__(self, config: DictConfig) -> None:

@@ -26,7 +26,13 @@ from seamless_verl.trainer.corrected_update import UPDATE, update_numbers
 from seamless_verl.trainer.deferred_prompts import stored
 from seamless_verl.trainer.own_estimators import OwnEstimate
 from seamless_verl.trainer.replica_starts import LOOK_S
-from seamless_verl.trainer.scheduling_checkpoint import checkpoint_of, load_scheduling, save_scheduling
+from seamless_verl.trainer.scheduling_checkpoint import (
+    checkpoint_of,
+    load_sampling,
+    load_scheduling,
+    save_sampling,
+    save_scheduling,
+)
 from seamless_verl.trainer.session_weight import (
     advantage_by_session,
     fixed_micro_batches,
@@ -52,6 +58,8 @@ class SeamlessTrainer(TrainerSetup):
             load_scheduling(checkpoint, self.lending, self.ahead, self.tail)
             self.tail.keep(stored())
             self.names.load(checkpoint)
+            if self.prompt_sampling is not None:
+                load_sampling(checkpoint, self.prompt_sampling)
         if self.seamless.gateway.enabled:
             self.data_plane.begin_run(self.names.run, self.global_steps)
         self.commit(self.global_steps)  # of the checkpoint just loaded, or of the initial model
@@ -79,6 +87,8 @@ class SeamlessTrainer(TrainerSetup):
             checkpoint = checkpoint_of(self.config, self.global_steps)
             save_scheduling(checkpoint, self.lending, self.ahead, self.tail)
             self.names.save(checkpoint)
+            if self.prompt_sampling is not None:
+                save_sampling(checkpoint, self.prompt_sampling)
         folder = Path(self.config.trainer.default_local_dir)
         if (folder / f"global_step_{self.global_steps}" / "actor").is_dir():  # else on another machine, or not yet
             self.saved = remove_emptied(folder, [*self.saved, self.global_steps])
@@ -133,6 +143,8 @@ class SeamlessTrainer(TrainerSetup):
         self._pending_sync_metrics |= self.device_time.close(f"step {self.global_steps}")
         self._pending_sync_metrics |= self.lending.metrics() | self.starter.metrics() | self.choose_ahead()
         self._pending_sync_metrics |= self.tail.metrics() if self.tail.extra else {}
+        self._pending_sync_metrics |= self.replay_buffer.carried_over(self.global_steps)
+        self._pending_sync_metrics |= {} if self.prompt_sampling is None else self.prompt_sampling.metrics()
 
     def _record_groups(self) -> None:
         """What became of groups since the last call, into the journal."""

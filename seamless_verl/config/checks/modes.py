@@ -150,6 +150,9 @@ def _tail_batching(settings: Settings) -> list[Problem]:
     if (manager := settings.get(MANAGER)) is not None:
         reason = f"stops groups, which {MANAGER}={manager} may not do"
         found.append(Problem(key, share, reason, f"Set {key}=null, or {MANAGER}=null"))
+    if (sampler := settings.seamless.sampler.name) is not None:
+        reason = f"drops what was generated for a prompt, of which seamless.sampler.name={sampler} may ask for more"
+        found.append(Problem(key, share, reason, f"Set {key}=null, or seamless.sampler.name=null"))
     return found
 
 

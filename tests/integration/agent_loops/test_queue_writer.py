@@ -17,7 +17,7 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 
 from seamless_verl.agent_loops.group import WithoutDroppedGroups
 from seamless_verl.agent_loops.queue_writer import QueueWriter
-from seamless_verl.agent_loops.rows import Row, SessionOutputs
+from seamless_verl.agent_loops.rows import FIRST, PROMPT, SAMPLES, Row, SessionOutputs
 from seamless_verl.agent_loops.worker import SeamlessAgentLoopWorker, loop_factory
 from seamless_verl.config.schema import SeamlessConfig
 from seamless_verl.data_plane.group_notifier import GroupCounts, GroupEnd
@@ -145,9 +145,9 @@ def output(response: list[int], reward: float | None = 1.0, **more: Any) -> Agen
     )
 
 
-def run_prompt(made: Any, validate: bool = False) -> None:
+def run_prompt(made: Any, validate: bool = False, **columns: Any) -> None:
     trajectory = {"step": 7, "sample_index": 0, "rollout_n": 0, "validate": validate}
-    prompt = {"uid": "u", "agent_name": "scripted", **KEPT}
+    prompt = {"uid": "u", "agent_name": "scripted", **KEPT, **columns}
     asyncio.run(made._run_prompt(prompt, {}, trajectory=trajectory))
 
 
@@ -200,6 +200,24 @@ def test_sessions_that_await_nothing_are_put_and_acknowledged_once(put: Put, scr
     run_prompt(made)
     assert sorted(key for batch in put.batches for key in batch["keys"]) == ["u_0_0", "u_1_0", "u_2_0"]
     assert sorted(name for name, _ in made.plane.events) == ["group ended", "s0", "s1", "s2"]
+
+
+@pytest.mark.parametrize("failing", [(), (4,), (4, 5)])
+def test_a_reopened_group_gets_the_sessions_after_its_first(
+    put: Put, scripted: dict[int, Any], failing: tuple[int, ...]
+) -> None:
+    """Its rows have what the sampler reads; extra sessions that all fail leave the first ones to be trained."""
+    made = worker(SeamlessAgentLoopWorker, put, 4)
+    scripted |= {i: SessionOutputs([output([i], i / 8)], made.plane, f"s{i}") for i in (4, 5)}
+    scripted |= {i: TimeoutError("connect") for i in failing}
+    run_prompt(made, **{SAMPLES: 2, FIRST: 4, PROMPT: "p"})
+    rows = put.rows()
+    assert list(rows) == [f"u_{i}_0" for i in (4, 5) if i not in failing]
+    assert [(tag["prompt"], tag["reward"]) for tag, _ in rows.values()] == [
+        ("p", i / 8) for i in (4, 5) if i not in failing
+    ]
+    assert not any({SAMPLES, FIRST, PROMPT} & columns.keys() for _, columns in rows.values())
+    assert put.tags[-1] == ("u", "finished") and made.plane.ends[0].error is None
 
 
 @pytest.mark.parametrize("failing", range(3))

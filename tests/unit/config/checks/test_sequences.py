@@ -70,6 +70,10 @@ def test_a_group_needs_two_sessions_unless_it_has_but_one() -> None:
             ["seamless.max_staleness=0", "actor_rollout_ref.rollout.agent.agent_loop_manager_class=my.Manager"],
             ["seamless.tail_batching=null, or actor_rollout_ref.rollout.agent.agent_loop_manager_class=null"],
         ),
+        (
+            ["seamless.max_staleness=0", "seamless.sampler.name=srpo"],
+            ["seamless.tail_batching=null, or seamless.sampler.name=null"],
+        ),
     ],
 )
 def test_prompts_are_deferred_only_where_their_step_is_over_without_them(
