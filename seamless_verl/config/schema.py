@@ -382,7 +382,8 @@ class SeamlessConfig:
         NotNegative,
         Doc(
             "how many times in a row a replica whose server or engine died, or that was given up, is started again on "
-            "its devices; it serves when it has the committed weights. The first start follows at once, the next ones "
+            "its devices, or on another node with its labels if its own is gone; it serves when it has the committed "
+            "weights. The first start follows at once, the next ones "
             "after growing waits, and they count anew once it has served for ten minutes. `0` starts none again"
         ),
     ] = 0
@@ -417,7 +418,8 @@ class SeamlessConfig:
     wait_for_machines_s: Annotated[
         NotNegative,
         Doc(
-            "seconds to wait for machines that an autoscaling cluster has yet to start; `0` refuses at once",
+            "seconds to wait for machines that an autoscaling cluster has yet to start, with a line every five seconds "
+            "on what is waited for; `0` refuses at once",
         ),
     ] = 0
     sampler: SamplerConfig = field(default_factory=SamplerConfig)

@@ -62,12 +62,13 @@ class PlacedReplica:
 class DataPlaneClient:
     """The trainer's client. Owns the actors; the first, `actor`, runs on this node. The replicas require `token`."""
 
-    def __init__(self, config: DictConfig, seamless: SeamlessConfig) -> None:
+    def __init__(self, config: DictConfig, seamless: SeamlessConfig, nodes: Sequence[str] = ()) -> None:
+        """Starts the data planes on these nodes, of which the first is this one; by default on all."""
         self.token = secrets.token_urlsafe()
         self.listen_s = float(seamless.watchdog.transition_s)
         self.socket_holders: list[Any] = []
-        nodes = plane_nodes(seamless.gateway.shards)
-        self.actors = [self._start(config, seamless, shard, node) for shard, node in enumerate(nodes)]
+        chosen = plane_nodes(seamless.gateway.shards, nodes or all_nodes())
+        self.actors = [self._start(config, seamless, shard, node) for shard, node in enumerate(chosen)]
         self.actor = self.actors[0]
         self.urls = [actor.start.remote() for actor in self.actors]
         self.hosts: dict[str, str] = {}  # the address of each attached replica's host, by the replica's id
@@ -141,12 +142,16 @@ class DataPlaneClient:
             ray.kill(actor)
 
 
-def plane_nodes(shards: int) -> list[str]:
-    """The node of each data plane: this one first, then the others in turn."""
+def all_nodes() -> list[str]:
+    """The nodes that are alive, this one first."""
     own = ray.get_runtime_context().get_node_id()
     alive = sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
-    order = [own, *(node for node in alive if node != own)]
-    return [order[shard % len(order)] for shard in range(shards)]
+    return [own, *(node for node in alive if node != own)]
+
+
+def plane_nodes(shards: int, nodes: Sequence[str]) -> list[str]:
+    """The node of each data plane: these in turn."""
+    return [nodes[shard % len(nodes)] for shard in range(shards)]
 
 
 def plane_settings(

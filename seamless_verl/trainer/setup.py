@@ -27,6 +27,7 @@ from seamless_verl.platform.adaptation import rebound
 from seamless_verl.replica.server import SeamlessReplica
 from seamless_verl.resources.ledger import DeviceUse, NodeActivity
 from seamless_verl.resources.lending import LendingPolicy, RecordedPolicy, lending_policy
+from seamless_verl.resources.machines import Machine
 from seamless_verl.resources.placement import ReplicaKind
 from seamless_verl.runtime.process import BackgroundTask
 from seamless_verl.runtime.step_metrics import StepMetrics
@@ -34,6 +35,7 @@ from seamless_verl.trainer.deaths import numbered
 from seamless_verl.trainer.device_time import DeviceTime, LostSource, server_reports, train_device
 from seamless_verl.trainer.lending import DeviceLending, ReleasedLending, ResidentLending
 from seamless_verl.trainer.lending_view import DeviceViews, RunDevices
+from seamless_verl.trainer.needed_nodes import nodes_of_run
 from seamless_verl.trainer.pools import TagPools, place_by_tags
 from seamless_verl.trainer.prompt_lengths import prompt_scans, warn_of_long_prompts
 from seamless_verl.trainer.replica_starts import ReplicaStarter
@@ -96,7 +98,7 @@ class TrainerSetup(SamplingTrainer):
             self.pools = place_by_tags(self, self.plan, wait_s=self.seamless.wait_for_machines_s)
 
     def _setup(self) -> None:
-        self.data_plane = DataPlaneClient(self.config, self.seamless)
+        self.data_plane = DataPlaneClient(self.config, self.seamless, nodes_of_run(self.config))
         SeamlessWorkerGroup.on_spawn = self._start_servers
         started = StartedServers(
             self.launch_servers, released=self.handover.cuts_calls, awaited=self._share_accelerators
@@ -224,6 +226,10 @@ class TrainerSetup(SamplingTrainer):
         groups = {"actor": self.actor_rollout_wg, "critic": self.critic_wg if self.use_critic else None}
         named = (numbered(f"{role} worker", group.workers) for role, group in groups.items() if group is not None)
         return {name: actor for workers in named for name, actor in workers.items()}
+
+    def machines_by_node(self) -> dict[str, list[Machine]]:
+        """The machines of the plan that are on each node, by its id; none without tags."""
+        return {} if self.pools is None else self.pools.machines_by_node()
 
     def get_llm_client(self) -> Any:
         return self.servers.client()

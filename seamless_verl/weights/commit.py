@@ -210,7 +210,7 @@ class WeightCommit:
     def load_started(self, ids: Sequence[str]) -> list[str]:
         """Loads the committed weights into replicas that have none of them yet; returns those that then serve.
 
-        The weights are still staged, and open loads are waited for.
+        The weights are still staged, and open loads are waited for. A host that is new gets them first.
 
         Raises:
             ReplicaLostError: some could not load, and none serves.
@@ -218,6 +218,10 @@ class WeightCommit:
         self.wait()
         assert self.committed is not None, "nothing is committed yet"
         version, staged = self.committed
+        if self.transfer is not None:
+            sent, _ = self.transfer.stage(version, staged)
+            staged = [*staged, *sent]
+            self.committed = version, staged
         loaded = list(self.client.execute("update_weights", ids, version, staged))
         if failed := [name for name in ids if name not in loaded]:
             logger.warning("%s did not load version %d, and waits for the next one", ", ".join(failed), version)

@@ -78,6 +78,7 @@ from seamless_verl.config.checks.serve_options import check_engine_options, chec
 from seamless_verl.config.checks.settings import Check, Problem, RefusedConfigError, Settings
 from seamless_verl.config.checks.tools import check_function_tools, check_tool_format, check_tools
 from seamless_verl.config.checks.visible import check_visible_devices
+from seamless_verl.config.joining import check_joined
 
 __all__ = ["CHECKS", "Problem", "RefusedConfigError", "Settings", "find_problems", "preflight", "preflight_of_plan"]
 
@@ -130,6 +131,7 @@ CHECKS: tuple[Check, ...] = (
     check_resume,
     check_folder,
     check_steps,
+    check_joined,
     check_resources,
     check_visible_devices,
     check_devices,

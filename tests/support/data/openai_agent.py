@@ -30,6 +30,14 @@ async def held(task: dict[str, Any], endpoint: Any) -> float:
     return await asked(task, endpoint, max_retries=0)
 
 
+async def held_at_end(task: dict[str, Any], endpoint: Any) -> float:
+    """As `retrying`, but it ends only when the file is gone."""
+    reward = await asked(task, endpoint)
+    while is_held():  # noqa: ASYNC110 - nothing notifies of a file
+        await asyncio.sleep(0.1)
+    return reward
+
+
 def is_held() -> bool:
     return Path(os.environ["HELD_WHILE_EXISTS"]).exists()
 
