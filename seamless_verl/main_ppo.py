@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -25,9 +24,10 @@ from seamless_verl.config.checks.files import FOLDER, IN_USE, USE_ANOTHER
 from seamless_verl.config.checks.modes import VERL_MODES
 from seamless_verl.config.checks.settings import resolved_tree
 from seamless_verl.config.composing import composing, remove_run_folder
+from seamless_verl.config.joining import adopt_cluster
 from seamless_verl.config.mistakes import Inspect, beside, find_mistakes, only_composes, with_own_keys, without_settings
 from seamless_verl.errors import ConfigError, exits_on_config_error, refuse
-from seamless_verl.platform.detect import on_cpu, set_cpu_environment
+from seamless_verl.platform.detect import can_only_be_cpu, on_cpu, set_cpu_environment
 from seamless_verl.runtime.checkpoint_cleanup import (
     RUN_FILE,
     CleanupReport,
@@ -45,6 +45,10 @@ PLATFORM = "SEAMLESS_PLATFORM"  # the choice among config/platform/, by default
 OTHER_CONFIG = (
     "--config-name: this config is not built on seamless_ppo_trainer, so verl's own trainer runs. Leave --config-name "
     "and --config-path out for the seamless trainer; now it is trainer.v1.trainer_mode="
+)
+CHOSEN_CPU = (
+    "RAY_ADDRESS=%s: the torch that is installed here is built without accelerators, so this run is on the CPU "
+    "platform, and what the nodes count as GPU are its devices. VERL_PLATFORM names another"
 )
 logger = logging.getLogger(__name__)
 
@@ -84,7 +88,7 @@ def compose_and_run(job: Callable[[DictConfig], object], inspect: Inspect | None
             A ConfigError of the job ends the process (`run_or_refuse`).
     """
     register_search_path()
-    os.environ.setdefault(PLATFORM, "cpu" if on_cpu() else "accelerator")
+    os.environ.setdefault(PLATFORM, "cpu" if on_cpu() or can_only_be_cpu() else "accelerator")
     sys.argv[1:] = with_own_keys(sys.argv[1:])
     try:
         compose(sys.argv[1:], lambda config: run_or_refuse(job, config))
@@ -211,6 +215,7 @@ def complete_and_check(
     config: DictConfig, seamless: SeamlessConfig, overrides: Sequence[str], *, unmade: bool
 ) -> list[str]:
     """Set what follows from the tags, and refuse what cannot work; the warnings otherwise."""
+    adopt_cluster(config, overrides)
     adopt_resources(config, overrides)
     adopt_parsers(config)
     adopt_loss(config, overrides)
@@ -241,6 +246,8 @@ def run(config: DictConfig) -> None:
     """Check the config, then train; with `seamless.plot`, plot the validation curve at the end."""
     seamless = check(config)
     if uses_cpu(config):
+        if can_only_be_cpu():
+            logger.warning(CHOSEN_CPU, os.environ["RAY_ADDRESS"])
         devices = seamless.cpu.device_count
         set_cpu_environment(os.environ, cores=os.sched_getaffinity(0), devices=devices, pin=seamless.cpu.pin)
     with exclusive_checkpoint_folder(config):
@@ -267,13 +274,20 @@ def train(config: DictConfig) -> None:
 
     auto_set_device(config)
     validate_config(config, need_reference_policy(config), need_critic(config))
-    run_ppo(config, TaskRunnerV1 if config.trainer.v1.trainer_mode in VERL_MODES else our_task_runner())
+    if config.trainer.v1.trainer_mode in VERL_MODES:
+        run_ppo(config, TaskRunnerV1)
+        return
+    from ray.exceptions import RayActorError, RayTaskError
 
+    from seamless_verl.trainer.placed_runner import PlacedTaskRunner
 
-def our_task_runner() -> Any:
-    from seamless_verl.trainer.task_runner import task_runner_class
-
-    return task_runner_class()
+    runner = PlacedTaskRunner(config)
+    try:
+        run_ppo(config, runner)
+    except RayActorError as error:
+        if isinstance(error, RayTaskError):  # raised by the task runner, which lives
+            raise
+        raise runner.lost(error) from error
 
 
 def stop_ray() -> None:

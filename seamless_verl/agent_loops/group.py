@@ -6,6 +6,7 @@ A session that fails, or leaves nothing to train, is left out of its group. A gr
 Invariants:
 - Each session ends once, and the last one hands the group over: all its rows are put, or none.
 - Each session of the gateway is acknowledged once, as kept or as dropped.
+- A group that is deferred while sessions of it run puts nothing.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from seamless_verl.agent_loops.queue_writer import QueueWriter
 from seamless_verl.agent_loops.rows import Row, SessionOutputs
 from seamless_verl.data_plane.group_notifier import GroupEnd
 from seamless_verl.errors import GroupDroppedError, shorten
+from seamless_verl.trajectory.account import DropReason
 
 logger = logging.getLogger(__name__)
 ERROR, UNTRAINABLE = "error", "untrainable"
@@ -29,7 +31,11 @@ MAX_ERROR_CHARS = 4000  # characters of an error that are passed on
 
 @dataclass
 class SessionGroup:
-    """The `total` sessions of the prompt `uid`, of which `needed` must have something to train."""
+    """The `total` sessions of the prompt `uid`, of which `needed` must have something to train.
+
+    A group that was reopened has `first` earlier sessions in TransferQueue already. `prompt` is what a sampler knows
+    the prompt by, empty without one.
+    """
 
     writer: QueueWriter
     uid: str
@@ -37,9 +43,12 @@ class SessionGroup:
     total: int
     needed: int
     partition: str = "train"
+    first: int = 0
+    prompt: str = ""
     ended: int = 0
     trainable: int = 0
     cancelled: bool = False
+    deferred: bool = False  # and cancelled: its step has enough groups, and its prompt begins again later
     kept: bool | None = None  # None until it was handed over
     errors: list[str] = field(default_factory=list)
     failed: Counter[str] = field(default_factory=Counter)  # sessions by kind, rewarded ones among them
@@ -49,6 +58,18 @@ class SessionGroup:
     @property
     def validation(self) -> bool:
         return self.partition == "val"
+
+    @property
+    def dropped_as(self) -> DropReason:
+        """What tokens of its sessions are counted as, when they are dropped with it."""
+        return DropReason.DEFERRED if self.deferred else DropReason.SESSION
+
+    def defer(self) -> bool:
+        """Gives the group up while sessions of it run; False if all have ended, so that it is handed over."""
+        if self.ended == self.total:
+            return False
+        self.cancelled = self.deferred = True
+        return True
 
     def add(self, outputs: SessionOutputs | None, rows: list[Row]) -> None:
         """A session has ended with these rows; `outputs` if it is one of the gateway."""
@@ -91,16 +112,25 @@ class SessionGroup:
             self.errors.append(f"{type(error).__name__}: {error}"[-MAX_ERROR_CHARS:])
             raise
         finally:
-            reason = "" if self.kept else shorten(self.errors[-1] if self.errors else "its group was stopped")
-            handed_notes = [session.note(self.uid, reason, validation=self.validation) for session in sessions]
+            reason = "" if self.kept else self._why_dropped()
+            validation, dropped = self.validation, self.dropped_as
+            handed_notes = [
+                session.note(self.uid, reason, validation=validation, dropped=dropped) for session in sessions
+            ]
             acknowledged = zip(sessions, handed_notes, strict=True)
             await asyncio.gather(*(session.acknowledge(bool(self.kept), note) for session, note in acknowledged))
+
+    def _why_dropped(self) -> str:
+        if self.deferred:
+            return "its step had enough groups"
+        return shorten(self.errors[-1] if self.errors else "its group was stopped")
 
     def end(self) -> GroupEnd:
         """How the group ended, for the data plane."""
         failed = sum(self.failed.values())
         error = None if self.kept else (self.errors[-1] if self.errors else "it was stopped")
-        return GroupEnd(error, self.total, failed, dict(self.failed), validation=self.validation)
+        kinds = dict(self.failed)
+        return GroupEnd(error, self.total, failed, kinds, validation=self.validation, deferred=self.deferred)
 
 
 GROUP: ContextVar[SessionGroup] = ContextVar("group")

@@ -51,7 +51,9 @@ from seamless_verl.agents.settings import (
     read_settings,
 )
 from seamless_verl.data_plane.actor import FinishedSession
-from seamless_verl.data_plane.client import await_reply, discard_session, open_session, plane_for
+from seamless_verl.data_plane.client import await_reply, discard_session, open_session, plane_for, take_up_session
+from seamless_verl.data_plane.earlier_leases import STEP
+from seamless_verl.data_plane.earlier_sessions import AgentResult
 from seamless_verl.data_plane.lease_book import DONE, LeaseTerms
 from seamless_verl.data_plane.runner_tasks import TaskOrder, TaskResult
 from seamless_verl.data_plane.sessions import HandedNote
@@ -109,8 +111,11 @@ class SessionAgentLoop(AgentLoopBase, ABC):  # type: ignore[misc]
             max_tokens=self.rollout_config.response_length,
             validation=(group := GROUP.get(None)) is not None and group.validation,
         )
-        session_id, outcome = await self.run_session(plane, name, opening, task_of(kwargs))
-        session = await await_reply(plane.close_session.remote(session_id, closing_reason(outcome)))
+        if "global_steps" in kwargs:
+            opening["metadata"][STEP] = int(kwargs["global_steps"])
+        session_id, outcome, session = await self._taken_up(plane, kwargs) or await self._run_new(
+            plane, name, opening, task_of(kwargs)
+        )
         try:
             reward = self.reward(outcome, session, name)
             if not session.sequences:
@@ -128,6 +133,26 @@ class SessionAgentLoop(AgentLoopBase, ABC):  # type: ignore[misc]
             await await_reply(plane.acknowledge.remote(session_id, True, note))
         failure = None if outcome.status is AgentStatus.FINISHED else str(outcome.status)
         return SessionOutputs(outputs, plane, session_id, failure)
+
+    async def _taken_up(
+        self, plane: Any, sample: Mapping[str, Any]
+    ) -> tuple[str, AgentOutcome, FinishedSession] | None:
+        """The session that an earlier start of the run ended in the place of this one, as its agent ended then."""
+        if "global_steps" not in sample:  # a worker of the user's own
+            return None
+        place = (str(sample["uid"]), str(sample["session_id"]), int(sample["global_steps"]))
+        taken = await take_up_session(plane, *place)
+        if taken is None:
+            return None
+        outcome = AgentOutcome(AgentStatus(taken.result.status), 0.0, reward=taken.result.reward)
+        return taken.session_id, outcome, taken.session
+
+    async def _run_new(
+        self, plane: Any, name: str, opening: dict[str, Any], task: dict[str, Any]
+    ) -> tuple[str, AgentOutcome, FinishedSession]:
+        """Opens a session and has an agent run on it."""
+        session_id, outcome = await self.run_session(plane, name, opening, task)
+        return session_id, outcome, await close_session(plane, session_id, outcome)
 
     @abstractmethod
     async def run_session(
@@ -168,7 +193,7 @@ class LocalAgentLoop(SessionAgentLoop):
             paused = partial(paused_seconds, plane, endpoint.session_id)
             return endpoint.session_id, await self.run_agent(task, endpoint, paused)
         except asyncio.CancelledError:
-            await discard_session(plane, endpoint.session_id, Closed.ABANDONED)
+            await discard_session(plane, endpoint.session_id, Closed.ABANDONED, dropped_as())
             raise
         except Exception:  # whatever the agent raised: its session ends, and verl gets the error
             await discard_session(plane, endpoint.session_id, Closed.FAILED)
@@ -232,6 +257,23 @@ class RunnerAgentLoop(SessionAgentLoop):
 def describe(outcome: AgentOutcome) -> str:
     """How an agent ended, with its error and the end of its output."""
     return "\n".join(filter(None, (f"the agent {outcome.status}", outcome.error, outcome.output)))
+
+
+async def close_session(plane: Any, session_id: str, outcome: AgentOutcome) -> FinishedSession:
+    """The result of a session whose agent has ended; a task that is cancelled meanwhile drops it."""
+    result = AgentResult(str(outcome.status), outcome.reward)
+    closing = plane.close_session.remote(session_id, closing_reason(outcome), result)
+    try:
+        session: FinishedSession = await await_reply(closing)
+    except asyncio.CancelledError:
+        await discard_session(plane, session_id, Closed.ABANDONED, dropped_as())
+        raise
+    return session
+
+
+def dropped_as() -> DropReason:
+    """What the tokens of a session of this task's group are counted as, when it is stopped."""
+    return DropReason.SESSION if (group := GROUP.get(None)) is None else group.dropped_as
 
 
 def closing_reason(outcome: AgentOutcome) -> Closed:

@@ -15,10 +15,16 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 from seamless_verl.data_plane.actor import FinishedSession
 from seamless_verl.data_plane.client import await_reply
 from seamless_verl.data_plane.sessions import HandedNote
+from seamless_verl.trajectory.account import DropReason
 from seamless_verl.trajectory.sequences import CONTEXT_VERSION, TrainingSequence
 
 GENERATED_VERSIONS = "generated_versions"
 """In `extra_fields`: the weight version of each token that was generated, in order, context left out."""
+
+SAMPLES = "__rollout_n__"
+"""A prompt's column: how many sessions it gets; verl reads it."""
+FIRST, PROMPT = "__first_session__", "__sampler_prompt__"
+"""A prompt's columns: the number of its first session, where others ended before; what a sampler knows it by."""
 
 
 class SessionOutputs(list[AgentLoopOutput]):
@@ -29,10 +35,10 @@ class SessionOutputs(list[AgentLoopOutput]):
         super().__init__(outputs)
         self.plane, self.session_id, self.failure = plane, session_id, failure
 
-    def note(self, uid: str, reason: str, *, validation: bool) -> HandedNote:
+    def note(self, uid: str, reason: str, *, validation: bool, dropped: DropReason = DropReason.SESSION) -> HandedNote:
         """What the journal keeps: the reason of a drop or a failure, and the rewards that all rows have."""
         reason = reason or (f"its agent failed: {self.failure}" if self.failure else "")
-        return HandedNote(uid, reason, rewards_of(self[-1]) if self else {}, validation)
+        return HandedNote(uid, reason, rewards_of(self[-1]) if self else {}, validation, dropped)
 
     async def acknowledge(self, kept: bool, note: HandedNote) -> None:
         await await_reply(self.plane.acknowledge.remote(self.session_id, kept, note))
@@ -137,6 +143,15 @@ def rows_of(outputs: Sequence[AgentLoopOutput], worker: Positions, sample: Mappi
         Row(f"{sample['uid']}_{sample['session_id']}_{i}", *_columns_and_tag(output, worker, sample))
         for i, output in enumerate(outputs)
     ]
+
+
+def labelled(rows: list[Row], prompt: str, reward: float | None) -> list[Row]:
+    """The rows of a session with its prompt and reward in their tags, for a sampler; without one as they are.
+
+    Tags are read at each look at the queue, columns only when a batch is trained.
+    """
+    label = {"prompt": prompt, "reward": reward}
+    return [row._replace(tag=row.tag | label) for row in rows] if prompt else rows
 
 
 def _columns_and_tag(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from verl.utils.rollout_trace import rollout_trace_attr
 from seamless_verl.agent_loops.group import ERROR, GROUP, UNTRAINABLE, SessionGroup, WithoutDroppedGroups
 from seamless_verl.agent_loops.loops import AgentFailedError, SessionAgentLoop
 from seamless_verl.agent_loops.queue_writer import QueueWriter
-from seamless_verl.agent_loops.rows import SessionOutputs, rows_of, share_reward
+from seamless_verl.agent_loops.rows import FIRST, PROMPT, SAMPLES, SessionOutputs, labelled, rows_of, share_reward
 from seamless_verl.config.schema import SeamlessConfig
 from seamless_verl.data_plane.client import PLANE, await_reply
 from seamless_verl.errors import ConfigError
@@ -42,6 +42,7 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
         super().__init__(*args, **kwargs)
         self.plane = ray.get_actor(PLANE)
         self.loops: dict[str, Callable[..., Any]] = {}
+        self.running: dict[str, tuple[SessionGroup, asyncio.Task[Any]]] = {}  # by the prompt's uid
         self.writer = QueueWriter()
         self.seamless = SeamlessConfig.parse(self.config.get("seamless"))
         logging.getLogger(AgentLoopWorkerTQ.__module__).addFilter(WithoutDroppedGroups())
@@ -52,13 +53,25 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
         self, prompt: dict[str, Any], sampling_params: dict[str, Any], trajectory: dict[str, Any], trace: bool = False
     ) -> None:
         validate, rollout = trajectory["validate"], self.config.actor_rollout_ref.rollout
-        total = int(prompt.get("__rollout_n__", rollout.val_kwargs.n if validate else rollout.n))
-        needed = 1 if validate else self.seamless.sessions_needed(total)
+        total = int(prompt.get(SAMPLES, rollout.val_kwargs.n if validate else rollout.n))
+        first, name = int(prompt.pop(FIRST, 0)), str(prompt.pop(PROMPT, ""))
+        needed = 0 if first else 1 if validate else self.seamless.sessions_needed(total)  # the first ones are enough
+        partition = "val" if validate else "train"
         group = SessionGroup(
-            self.writer, prompt["uid"], total=total, needed=needed, partition="val" if validate else "train"
+            self.writer, prompt["uid"], total=total, needed=needed, partition=partition, first=first, prompt=name
         )
         GROUP.set(group)
-        await super()._run_prompt(prompt, sampling_params, trajectory, trace)
+        task = asyncio.current_task()
+        assert task is not None
+        self.running[group.uid] = group, task
+        try:
+            await super()._run_prompt(prompt, sampling_params, trajectory, trace)
+        except asyncio.CancelledError:
+            if not group.deferred:
+                raise
+            task.uncancel()
+        finally:
+            del self.running[group.uid]
         if group.kept is None:  # some of its sessions were stopped before they began
             group.cancelled = True
             await group.hand_over()
@@ -69,15 +82,30 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
         running = set(self.background_tasks)
         for task in running:
             task.cancel()
+        await self._await_end(running)
+        if self.writer.writing is not None:  # a put that has begun is completed
+            await asyncio.wait({self.writer.writing}, timeout=STOP_S)
+
+    async def defer(self, uids: Collection[str]) -> None:
+        """Ends the groups of these prompts that still run; one whose last session has ended is handed over first.
+
+        Nothing of them is put any more, also if an agent does not end.
+        """
+        running = [(group, task) for uid, (group, task) in self.running.items() if uid in uids]
+        for group, task in running:
+            if group.defer():
+                task.cancel()
+        await self._await_end({task for _, task in running})
+
+    async def _await_end(self, running: set[asyncio.Task[Any]]) -> None:
         unended = (await asyncio.wait(running, timeout=STOP_S))[1] if running else running
         if unended:
             logger.warning("%s of %s groups did not end within %s s", len(unended), len(running), STOP_S)
-        if self.writer.writing is not None:  # a put that has begun is completed
-            await asyncio.wait({self.writer.writing}, timeout=STOP_S)
 
     async def _run_agent_loop(self, sampling_params: dict[str, Any], trajectory: dict[str, Any], **kwargs: Any) -> None:
         """One session of a group; the last to end hands over the group's rows."""
         group = GROUP.get()
+        kwargs["session_id"] += group.first
         try:
             await self._run_session(sampling_params, trajectory, **kwargs)
         except Exception as error:  # whatever the loop raised: its group goes on without this session
@@ -125,11 +153,12 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
             await self._compute_score(outputs, kwargs=kwargs)
             await self._compute_teacher_logprobs(last, last.prompt_ids, last.response_ids, validate, kwargs)
             share_reward(outputs)
-            rows = rows_of(outputs, self, kwargs)
+            rows = labelled(rows_of(outputs, self, kwargs), group.prompt, last.reward_score)
         except BaseException:
             if session is not None:
                 reason = "its rows could not be made"
-                await session.acknowledge(False, session.note(group.uid, reason, validation=validate))
+                note = session.note(group.uid, reason, validation=validate, dropped=group.dropped_as)
+                await session.acknowledge(False, note)
             raise
         if session is not None and session.failure is not None:
             group.failed[session.failure] += 1
@@ -157,6 +186,10 @@ class SeamlessAgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
     def generate_sequences(self, prompts: Any) -> None:
         """Gives the prompts to the workers, at once or, in another thread, when they may begin."""
         self.may_begin(partial(super().generate_sequences, prompts))
+
+    def defer(self, uids: Collection[str]) -> None:
+        """Ends the groups of these prompts that still run."""
+        ray.get([worker.defer.remote(uids) for worker in self.agent_loop_workers])
 
     def stop(self) -> None:
         """Ends all groups, so that no call to the data plane is open; a worker that does not reply is killed."""

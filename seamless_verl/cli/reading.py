@@ -116,7 +116,7 @@ def recorded(
     elif stored.validation:
         dropped = DropReason.VALIDATION
     elif stored.group is not None and stored.group.outcome is not GroupOutcome.TRAINED:
-        dropped = DropReason.GROUP
+        dropped = DropReason.DEFERRED if stored.group.outcome is GroupOutcome.DEFERRED else DropReason.GROUP
     elif stored.group is not None and stored.stage in (Stage.OPEN, Stage.CLOSED):  # it was trained without this one
         dropped = DropReason.RUNNER_LOST if stored.reason == Closed.RUNNER_LOST else DropReason.SESSION
     elif "pivot" in details and stored.settings.get("metadata", {}).get("session") == details["pivot"]:

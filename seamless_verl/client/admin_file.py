@@ -17,6 +17,7 @@ from seamless_verl.errors import ConfigError
 from seamless_verl.runtime.locks import is_locked
 
 SUFFIX = ".admin.json"
+RUNNER_KEY_SUFFIX = ".runner-key"
 
 
 class AdminFile(msgspec.Struct, frozen=True):
@@ -63,14 +64,29 @@ class AdminFile(msgspec.Struct, frozen=True):
 
     def write(self, path: Path) -> None:
         """Writes the file, readable by its owner only; a reader never sees half of one."""
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # its mode is 0600
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(msgspec.json.encode(self))
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        write_privately(path, msgspec.json.encode(self))
+
+
+def kept_runner_key(journal: str | Path, new: str) -> str:
+    """The key of runners of the first start with this journal, `new` if this is the first.
+
+    It stays in a file beside the journal, readable by its owner only: runners outlive a run that is stopped as a whole.
+    """
+    path = Path(f"{journal}{RUNNER_KEY_SUFFIX}")
+    if new and not path.exists():
+        write_privately(path, new.encode())
+    return path.read_text() if new else new
+
+
+def write_privately(path: Path, content: bytes) -> None:
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # its mode is 0600
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
 
 
 def remove_stale(path: Path) -> bool:

@@ -117,6 +117,8 @@ EXPLANATIONS = (
     "in updates: optimizer steps between the oldest weights that generated and the last update of the training step.",
     "dropped: response tokens generated and not trained, because they were too old or masked; groups that were dropped "
     "whole count with the mean length of their step.",
+    "verl's modes run as verl ships them. Among others they look for finished prompts every 2.0 s, which weighs where "
+    "a step takes seconds.",
     "The reward differs where zero is outside of the 95% confidence interval of the difference (Welch's t test). With "
     "few runs the interval is wide: within noise says that no difference was seen, not that there is none.",
 )

@@ -163,7 +163,7 @@ class RunSeries:
         git = git_state()
         changed = f", {len(git['changed'])} files changed" if git.get("changed") else ""
         return [
-            f"{options.steps} steps of {size.samples} samples on {self.devices} devices ({kind}), seeds {seeds}, "
+            f"{options.steps} steps of {size.samples} samples, {self.devices} device(s) ({kind}), seeds {seeds}, "
             f"{options.rounds} round(s); the first {options.skip} steps of a run are not measured.",
             f"The same in every arm: model {model}, prompts and their order by seed, {size.updates} optimizer steps a "
             f"step, {size.group} samples a prompt, no checkpoints.",

@@ -22,7 +22,7 @@ from seamless_verl.config.checks.roles import (
     trains_adapter,
     uses_megatron,
 )
-from seamless_verl.config.checks.settings import Settings
+from seamless_verl.config.checks.settings import Config, Settings
 from seamless_verl.config.schema import Handover
 from seamless_verl.resources.memory import EngineMemory, MemoryFacts, TrainingMemory
 from seamless_verl.resources.memory_fit import both_sides, gigabytes, host_bytes
@@ -44,6 +44,12 @@ def plan_of(settings: Settings) -> Plan:
     Raises ConfigError when there is no plan.
     """
     return _plan(settings, memory_facts(settings))
+
+
+def plan_by_tags(config: Config) -> Plan | None:
+    """Who is where in a run by tags, without its memory; None of a run without tags."""
+    settings = Settings.of(config, devices=None, accelerator=True)
+    return None if settings.seamless.resources is None else _plan(settings, None)
 
 
 def _plan(settings: Settings, facts: MemoryFacts | None) -> Plan:

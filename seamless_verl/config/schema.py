@@ -13,9 +13,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
+from msgspec import Meta
 from omegaconf import DictConfig, OmegaConf
 
 from seamless_verl.config.renames import SETTINGS
+from seamless_verl.config.sampler_settings import SamplerConfig
 from seamless_verl.resources.tags import Layout, Resources
 from seamless_verl.runtime import fields
 from seamless_verl.runtime.fields import Doc, NotNegative, Positive, PositiveNumber, Text
@@ -25,6 +27,7 @@ Lending: TypeAlias = Literal["marginal", "step_boundary", "never"]
 TokenPolicy: TypeAlias = Literal["train_all", "mask_older_than", "drop_if_older_than", "fresh_tail_only"]
 GrammarPolicy: TypeAlias = Literal["train_all", "mask_forced", "mask_all"]
 Weigh: TypeAlias = Literal["session", "sequence"]
+TailShare: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
 CorrectionLoss: TypeAlias = Literal["dppo"]
 Console: TypeAlias = Literal["line", "verl"]
 LENDING_POLICIES: tuple[str, ...] = get_args(Lending)
@@ -324,6 +327,15 @@ class SeamlessConfig:
             "as long as engines have too few calls while training waits, and gain by it",
         ),
     ] = None
+    tail_batching: Annotated[
+        TailShare | None,
+        Doc(
+            "with `max_staleness=0`: a step begins so many more prompts, as a share of `data.train_batch_size`, and "
+            "trains the groups that finish first; the prompts left over begin again in a step made of such prompts. "
+            "Every prompt is trained once an epoch, in an order that depends on the finish; `null` begins none more",
+            way_out="Set {key}=0.2 for a fifth more, or null",
+        ),
+    ] = None
     min_sessions: Annotated[
         Positive | None,
         Doc(
@@ -370,7 +382,8 @@ class SeamlessConfig:
         NotNegative,
         Doc(
             "how many times in a row a replica whose server or engine died, or that was given up, is started again on "
-            "its devices; it serves when it has the committed weights. The first start follows at once, the next ones "
+            "its devices, or on another node with its labels if its own is gone; it serves when it has the committed "
+            "weights. The first start follows at once, the next ones "
             "after growing waits, and they count anew once it has served for ten minutes. `0` starts none again"
         ),
     ] = 0
@@ -405,9 +418,11 @@ class SeamlessConfig:
     wait_for_machines_s: Annotated[
         NotNegative,
         Doc(
-            "seconds to wait for machines that an autoscaling cluster has yet to start; `0` refuses at once",
+            "seconds to wait for machines that an autoscaling cluster has yet to start, with a line every five seconds "
+            "on what is waited for; `0` refuses at once",
         ),
     ] = 0
+    sampler: SamplerConfig = field(default_factory=SamplerConfig)
 
     @classmethod
     def parse(cls, node: DictConfig | Mapping[str, Any] | None) -> SeamlessConfig:

@@ -24,10 +24,18 @@ from typing import Any
 import ray
 
 from seamless_verl.data_plane.connections import LOSS_METRICS, ReplicaAddress, ReplicaConnections
+from seamless_verl.data_plane.earlier_sessions import AgentResult
 from seamless_verl.data_plane.group_notifier import ConsecutiveFailures, GroupCounts, GroupEnd, GroupNotifier
 from seamless_verl.data_plane.restart import StateStore
 from seamless_verl.data_plane.runner_tasks import RunnerTasks, TaskOrder, TaskResult
-from seamless_verl.data_plane.sessions import NO_NOTE, FinishedSession, HandedNote, Sessions, SessionSettings
+from seamless_verl.data_plane.sessions import (
+    NO_NOTE,
+    FinishedSession,
+    HandedNote,
+    Sessions,
+    SessionSettings,
+    TakenUpSession,
+)
 from seamless_verl.errors import JournalError, PlaneFailedError, ReplicaLostError
 from seamless_verl.journal import GroupDecided
 from seamless_verl.rollout.call import Call, Calls
@@ -107,6 +115,7 @@ class DataPlane:
         self.reconnecting: asyncio.Task[None] | None = None
         self.returning: asyncio.Task[None] | None = None
         self.saving: asyncio.Task[None] | None = None
+        self.watching: asyncio.Task[None] | None = None
         self.unloaded = set[str]()  # replicas that were taken back, and that the trainer was not told of
         self.failed: PlaneFailedError | None = None
         self.stopping = False
@@ -146,6 +155,8 @@ class DataPlane:
                 await self.runner_tasks.start(restarted=restarted)
             async with self.manager.exclusive():  # saves the state: any later start is a restart
                 pass
+            self.watching = asyncio.create_task(self.connections.watch(), name="watching replicas")
+            self.watching.add_done_callback(self._background_ended)
             freeze_imports()
         except Exception as error:  # raised by every later call
             self.fail(error)
@@ -201,8 +212,9 @@ class DataPlane:
             await self.sessions.stop()
             self.sessions = None
         self.stopping = True
-        if self.returning is not None:
-            self.returning.cancel()
+        for task in (self.returning, self.watching):
+            if task is not None:
+                task.cancel()
         for replica_id in list(self.fleet):
             await self.fleet.remove(replica_id)
         self.store.clear()
@@ -216,6 +228,15 @@ class DataPlane:
         async with self.manager.exclusive():
             await self.connections.attach(ReplicaAddress(replica_id, host, port, server))
             await self._on_others("attach", replica_id, host, port, server)
+
+    async def begin_run(self, run: str, version: int) -> None:
+        """The trainer begins, or goes on from the weights of `version`, before any session; called on every data plane.
+
+        The gateway's sessions of the run's earlier starts may be taken up from now on, or end.
+        """
+        async with self._journaling() as sessions:
+            await sessions.earlier.begin(run, version)
+            await self.runner_tasks.begin_run(run, version)
 
     async def given_up(self) -> dict[str, ReplicaLoss]:
         """The replicas that were given up, until another server is attached in their place."""
@@ -342,10 +363,20 @@ class DataPlane:
         async with self._journaling() as sessions:
             return await sessions.open(body)
 
-    async def close_session(self, session_id: str, reason: str) -> FinishedSession:
+    async def close_session(self, session_id: str, reason: str, result: AgentResult | None = None) -> FinishedSession:
         """Ends a session and returns its result; a repetition returns the same, until it is acknowledged."""
         async with self._journaling() as sessions:
-            return await sessions.close(session_id, reason, self.fleet.committed)
+            return await sessions.close(session_id, reason, self.fleet.committed, result)
+
+    async def prompts_to_take_up(self) -> frozenset[str]:
+        """The uids of prompts of which sessions of an earlier start of this run may be taken up."""
+        async with self._journaling() as sessions:
+            return sessions.earlier.uids
+
+    async def take_up_session(self, uid: str, sample: str, submitted: int) -> TakenUpSession | None:
+        """The ended session of an earlier start at this place of a group; see `Sessions.take_up`."""
+        async with self._journaling() as sessions:
+            return await sessions.take_up(uid, sample, submitted, self.fleet.committed)
 
     async def acknowledge(self, session_id: str, kept: bool = True, note: HandedNote | None = None) -> None:
         """The result of a closed session was stored for training, or, not `kept`, dropped: it is not returned again."""
@@ -372,7 +403,8 @@ class DataPlane:
 
     async def notify_group_ended(self, end: GroupEnd) -> None:
         """A group of sessions has ended. Called on the first data plane, for the sessions of all."""
-        self.failures.add(end.error)
+        if not end.deferred:
+            self.failures.add(end.error)
         self.groups.add(end)
         self.notifier.notify()
 

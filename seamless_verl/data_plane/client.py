@@ -24,10 +24,13 @@ from seamless_verl.config import engine_kwargs
 from seamless_verl.config.schema import SeamlessConfig
 from seamless_verl.data_plane.actor import DataPlane, PlaneSettings
 from seamless_verl.data_plane.restart import SocketHolder
-from seamless_verl.data_plane.sessions import HandedNote, SessionSettings
+from seamless_verl.data_plane.server_calls import ServerCall
+from seamless_verl.data_plane.sessions import HandedNote, SessionSettings, TakenUpSession
+from seamless_verl.errors import ReplicaLostError
 from seamless_verl.gateway.request_rules import RequestRules
 from seamless_verl.journal import GroupDecided
 from seamless_verl.rollout.observation import RolloutObservation, merged
+from seamless_verl.trajectory.account import DropReason
 from seamless_verl.trajectory.policies import GrammarTokens
 from seamless_verl.trajectory.session import Closed
 
@@ -39,6 +42,7 @@ STOP_S = 60.0  # for all data planes to end
 # commands an event loop of their own, beside the one that owns the fleet.
 CONCURRENCY = 1_000_000
 RESTARTED_FOREVER = {"max_restarts": -1, "max_task_retries": -1}
+_prompts_to_take_up: dict[Any, frozenset[str]] = {}  # by data plane
 _planes: dict[tuple[str, str], list[Any]] = {}  # a job's data planes, by its Ray session and its job id
 
 
@@ -58,11 +62,13 @@ class PlacedReplica:
 class DataPlaneClient:
     """The trainer's client. Owns the actors; the first, `actor`, runs on this node. The replicas require `token`."""
 
-    def __init__(self, config: DictConfig, seamless: SeamlessConfig) -> None:
+    def __init__(self, config: DictConfig, seamless: SeamlessConfig, nodes: Sequence[str] = ()) -> None:
+        """Starts the data planes on these nodes, of which the first is this one; by default on all."""
         self.token = secrets.token_urlsafe()
+        self.listen_s = float(seamless.watchdog.transition_s)
         self.socket_holders: list[Any] = []
-        nodes = plane_nodes(seamless.gateway.shards)
-        self.actors = [self._start(config, seamless, shard, node) for shard, node in enumerate(nodes)]
+        chosen = plane_nodes(seamless.gateway.shards, nodes or all_nodes())
+        self.actors = [self._start(config, seamless, shard, node) for shard, node in enumerate(chosen)]
         self.actor = self.actors[0]
         self.urls = [actor.start.remote() for actor in self.actors]
         self.hosts: dict[str, str] = {}  # the address of each attached replica's host, by the replica's id
@@ -89,22 +95,40 @@ class DataPlaneClient:
         return merged(ray.get([actor.observe.remote(urgent) for actor in self.actors]))
 
     def attach(self, replicas: Sequence[PlacedReplica], *, keep_kv: bool) -> None:
-        """Makes the replicas' servers listen and the data planes connect; replicas serve after their next update."""
+        """Makes the replicas' servers listen and the data planes connect; replicas serve after their next update.
+
+        Raises:
+            ReplicaLostError: some do not listen within `seamless.watchdog.transition_s`.
+            ray.exceptions.RayError: some are dead, or cannot be connected to.
+        """
         servers = [placed.replica.server_handle for placed in replicas]
         listening = [
             server.listen.remote(self.token, placed.devices, keep_kv)
             for server, placed in zip(servers, replicas, strict=True)
         ]
         names = [placed.replica_id for placed in replicas]
-        addresses = ray.get(listening)
+        addresses = self._listening(names, listening)
         self.hosts.update((name, host) for name, (host, _) in zip(names, addresses, strict=True))
         listeners = zip(names, servers, addresses, strict=True)
         ray.get([self.actor.attach.remote(name, *address, server) for name, server, address in listeners])
+
+    def _listening(self, names: Sequence[str], replies: Sequence[Any]) -> list[tuple[str, int]]:
+        """Where the servers listen."""
+        silent = set(ray.wait(list(replies), num_returns=len(replies), timeout=self.listen_s)[1]) if replies else set()
+        if missing := [name for name, reply in zip(names, replies, strict=True) if reply in silent]:
+            reason = f"its server does not listen after {self.listen_s:g} s (seamless.watchdog.transition_s)"
+            raise ReplicaLostError(", ".join(missing), reason)
+        addresses: list[tuple[str, int]] = ray.get(list(replies))
+        return addresses
 
     def log_addresses(self) -> None:
         """Logs where the gateway listens, when it does; nothing without a gateway."""
         if urls := [url for url in ray.get(self.urls) if url is not None]:
             logger.info("The gateway listens at %s", ", ".join(urls))
+
+    def begin_run(self, run: str, version: int) -> None:
+        """Tells the data planes which run this is, and from which version it goes on."""
+        ray.get([actor.begin_run.remote(run, version) for actor in self.actors])
 
     def record_groups(self, groups: Sequence[GroupDecided]) -> None:
         """Writes what became of groups into the journals of their sessions."""
@@ -118,12 +142,16 @@ class DataPlaneClient:
             ray.kill(actor)
 
 
-def plane_nodes(shards: int) -> list[str]:
-    """The node of each data plane: this one first, then the others in turn."""
+def all_nodes() -> list[str]:
+    """The nodes that are alive, this one first."""
     own = ray.get_runtime_context().get_node_id()
     alive = sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
-    order = [own, *(node for node in alive if node != own)]
-    return [order[shard % len(order)] for shard in range(shards)]
+    return [own, *(node for node in alive if node != own)]
+
+
+def plane_nodes(shards: int, nodes: Sequence[str]) -> list[str]:
+    """The node of each data plane: these in turn."""
+    return [nodes[shard % len(nodes)] for shard in range(shards)]
 
 
 def plane_settings(
@@ -231,17 +259,33 @@ async def open_session(plane: Any, opening: dict[str, Any]) -> dict[str, Any]:
     return opened
 
 
-async def discard_session(plane: Any, session_id: str, reason: Closed) -> None:
-    """Ends the session; nothing of it is trained."""
+async def take_up_session(plane: Any, uid: str, sample: str, submitted: int) -> TakenUpSession | None:
+    """The session that an earlier start of the run ended at this place of a group; None if there is none.
+
+    A process asks each data plane once which prompts have any.
+    """
+    if plane not in _prompts_to_take_up:
+        _prompts_to_take_up[plane] = await await_reply(plane.prompts_to_take_up.remote())
+    if uid not in _prompts_to_take_up[plane]:
+        return None
+    taken: TakenUpSession | None = await await_reply(plane.take_up_session.remote(uid, sample, submitted))
+    return taken
+
+
+async def discard_session(
+    plane: Any, session_id: str, reason: Closed, dropped: DropReason = DropReason.SESSION
+) -> None:
+    """Ends the session; nothing of it is trained, and its tokens are counted for the reason `dropped`."""
     await await_reply(plane.close_session.remote(session_id, reason))
-    note = HandedNote(reason="its agent was stopped" if reason is Closed.ABANDONED else "its agent loop failed")
+    why = "its agent was stopped" if reason is Closed.ABANDONED else "its agent loop failed"
+    note = HandedNote(reason=why, dropped=dropped)
     await await_reply(plane.acknowledge.remote(session_id, False, note))
 
 
-def living_replies(calls: Iterable[Any]) -> Iterator[Any]:
-    """The replies of the replicas' servers that are alive."""
+def living_replies(calls: Iterable[ServerCall]) -> Iterator[Any]:
+    """The replies of the replicas' servers that are alive, of calls that have ended."""
     for call in calls:
         try:
-            yield ray.get(call)
+            yield ray.get(call.reply)
         except ray.exceptions.RayActorError as error:
             logger.warning("a replica's server is dead: %s", error)

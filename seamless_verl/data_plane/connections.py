@@ -29,6 +29,7 @@ TAKEN_BACK = "fleet/taken_back"
 LOSS_METRICS = frozenset({TAKEN_BACK, *(f"fleet/given_up/{reason}" for reason in LossReason)})
 """How many replicas were given up, by the reason, and how many of them were taken back."""
 RETURN_S = 10.0  # between two looks for replicas that were given up as unreachable
+PROBE_S = 5.0  # between two looks whether each replica replies
 RETRY_S = 0.2  # between two attempts: nothing notifies of a port that opens
 
 
@@ -46,6 +47,10 @@ class ActorControl:
 
     async def abort_all(self) -> None:
         await self.pause(PauseMode.ABORT)
+
+    async def status(self) -> None:
+        """Returns when the server has replied."""
+        await self._await(self.server.status.remote())
 
     async def update_weights(self, version: int, weights: Any) -> None:
         try:
@@ -255,6 +260,13 @@ class ReplicaConnections:
             if taken := [name for name in reached if self.take_back(name, LossReason.UNREACHABLE)]:
                 return taken
         return []
+
+    async def watch(self) -> None:
+        """Asks each replica for a reply from time to time; one that hangs delays the next look by `reply_s` once."""
+        while True:
+            await asyncio.sleep(PROBE_S)  # nothing notifies of a process that hangs
+            controls = {name: ActorControl(name, address.server) for name, address in self.addresses.items()}
+            await asyncio.gather(*(self.fleet.probe(name, control.status) for name, control in controls.items()))
 
     async def _reaches(self, address: ReplicaAddress) -> bool:
         """Whether its port and its actor reply: commands would wait for one of them that hangs."""

@@ -17,7 +17,8 @@ MAX_FAILED_GROUPS = "seamless.gateway.max_failed_groups"
 class GroupEnd:
     """How a group of sessions ended: `error` is why it was dropped, None if it was handed over.
 
-    `failed` of its `sessions` failed, by kind in `kinds`: some were given the failure's reward, others left out.
+    `failed` of its `sessions` failed, by kind in `kinds`: some were given the failure's reward, others left out. One
+    that was `deferred` neither failed nor succeeded.
     """
 
     error: str | None = None
@@ -25,18 +26,20 @@ class GroupEnd:
     failed: int = 0
     kinds: Mapping[str, int] = field(default_factory=dict)
     validation: bool = False
+    deferred: bool = False
 
 
 class GroupCounts:
     """Counts groups and sessions that ended since the data plane was started."""
 
     def __init__(self) -> None:
-        self.counts: Counter[str] = Counter({"groups/ended": 0, "groups/dropped": 0})
+        self.counts: Counter[str] = Counter({"groups/ended": 0, "groups/dropped": 0, "groups/deferred": 0})
         self.counts.update({"sessions/ended": 0, "sessions/failed": 0})
 
     def add(self, end: GroupEnd) -> None:
         self.counts["groups/ended"] += 1
-        self.counts["groups/dropped"] += end.error is not None
+        self.counts["groups/dropped"] += end.error is not None and not end.deferred
+        self.counts["groups/deferred"] += end.deferred
         self.counts["sessions/ended"] += end.sessions
         self.counts["sessions/failed"] += end.failed
         self.counts.update({f"sessions/failed/{kind}": count for kind, count in end.kinds.items()})

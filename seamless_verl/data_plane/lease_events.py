@@ -65,3 +65,20 @@ def live_leases(events: Sequence[OutsideEvent]) -> list[LiveLease]:
 def _live_lease(lease_id: str, detail: dict[str, Any], outcome: dict[str, Any] | None) -> LiveLease:
     terms = LeaseTerms(**detail["terms"])
     return LiveLease(lease_id, detail["task"], detail["session"], detail["runner"], detail["attempt"], terms, outcome)
+
+
+def again(restored: Sequence[LiveLease]) -> list[OutsideEvent]:
+    """The events of leases that a later start of the run goes on with, for the record that it begins."""
+    events = []
+    for live in restored:
+        detail = {
+            "task": live.task_id,
+            "session": live.session_id,
+            "runner": live.runner,
+            "attempt": live.attempt,
+            "terms": asdict(live.terms),
+        }
+        events.append(event("leased", live.lease_id, detail))
+        if live.outcome is not None:
+            events.append(event("done", live.lease_id, {"task": live.task_id, "outcome": live.outcome}))
+    return events

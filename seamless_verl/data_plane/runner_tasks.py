@@ -19,7 +19,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -34,6 +34,8 @@ from seamless_verl.client.messages import (
     TaskLease,
     TaskReturn,
 )
+from seamless_verl.data_plane.earlier_leases import EarlierLeases
+from seamless_verl.data_plane.earlier_sessions import BegunAgain
 from seamless_verl.data_plane.lease_book import (
     DONE,
     LEASED,
@@ -46,7 +48,7 @@ from seamless_verl.data_plane.lease_book import (
     LeaseTerms,
     TaskState,
 )
-from seamless_verl.data_plane.lease_events import LiveLease, event, leased, live_leases
+from seamless_verl.data_plane.lease_events import LiveLease, again, event, leased, live_leases
 from seamless_verl.data_plane.sessions import Sessions
 from seamless_verl.errors import JournalError, LeaseError, shorten
 from seamless_verl.gateway.api_errors import ApiError, ErrorCode
@@ -99,16 +101,16 @@ class RunnerTasks:
         self._orders: dict[str, TaskOrder] = {}
         self._results: dict[str, asyncio.Future[TaskResult]] = {}
         self._sessions: dict[str, str] = {}  # of the leases, by lease
+        self._earlier, self.carried_on = EarlierLeases(), 0
         self._changed, self._started = asyncio.Condition(), asyncio.Event()
         self._expiry: asyncio.Task[None] | None = None
         self._working = set[asyncio.Future[None]]()
 
     async def start(self, *, restarted: bool) -> None:
-        """Continues with the leases of an earlier process of this run."""
-        if restarted:
-            await self._restore()
-        else:
-            await self._record(event(BEGUN, "", {}))
+        """Continues with the leases of an earlier process, also of an earlier start of the run, until `begin_run`."""
+        restored = await self._restore()
+        if not restarted:
+            await self._record(event(BEGUN, "", {}), *again(restored))
         self._started.set()
         self._expiry = asyncio.create_task(self._expire(), name="expiry of leases")
         self._expiry.add_done_callback(self._expiry_ended)
@@ -119,6 +121,13 @@ class RunnerTasks:
             self._expiry.cancel()
             await asyncio.wait({self._expiry, *self._working})
 
+    async def begin_run(self, run: str, version: int) -> None:
+        """The run goes on from these weights: ends the leases of earlier starts that it cannot go on with."""
+        for task_id, session, why in self._earlier.refuse(run, version):
+            if session.run == run:
+                self.sessions.earlier.count(why, session.tokens)
+            await self._withdraw(task_id)
+
     # The agent loops' side
 
     async def run(self, order: TaskOrder) -> TaskResult:
@@ -126,6 +135,7 @@ class RunnerTasks:
 
         Repeated for a task that is in the book, it waits for the same result.
         """
+        order = await self._of_earlier_lease(order)
         task_id = order.task_id
         self._orders[task_id] = order
         if task_id not in self.leases:
@@ -138,6 +148,19 @@ class RunnerTasks:
             await self._withdraw(task_id)
             raise
 
+    async def _of_earlier_lease(self, order: TaskOrder) -> TaskOrder:
+        """The order for the task of a lease that an earlier start gave for the same place, if there is one."""
+        found = None if order.task_id in self.leases else self._earlier.take(order.opening)
+        if found is None or found[0] not in self.leases:
+            return order
+        task_id, session, too_old = found
+        if too_old:
+            self.sessions.earlier.count(BegunAgain.OLDER_WEIGHTS, session.tokens)
+            await self._withdraw(task_id)
+            return order
+        self.carried_on += 1
+        return replace(order, task_id=task_id)
+
     def forget(self, session_id: str) -> None:
         """The result of a task was stored, or dropped."""
         for task in [task for task in self.leases if task.state is DONE]:
@@ -147,7 +170,8 @@ class RunnerTasks:
     def metrics(self) -> dict[str, float]:
         """Tasks by state, after a check of the book."""
         self.leases.check_integrity()
-        return self.leases.metrics()
+        own = {"resumed/leases": float(self.carried_on)} if self.sessions.earlier.version > 0 else {}
+        return self.leases.metrics() | own
 
     # The runners' side
 
@@ -376,20 +400,23 @@ class RunnerTasks:
             self._on_failure(error)
             raise
 
-    async def _restore(self) -> None:
-        """The leases and results of this run's earlier processes, and the end of sessions that belong to no lease."""
+    async def _restore(self) -> list[LiveLease]:
+        """Restores the leases and results of earlier processes, and ends sessions that belong to no lease."""
         events = await asyncio.to_thread(self.sessions.journal.outside_events)
-        for live in live_leases(events):
-            if live.session_id in self.sessions.closed:  # else it was handed over
-                self._restore_lease(live)
+        restored = [live for live in live_leases(events) if live.session_id in self.sessions.closed]  # not handed over
+        for live in restored:
+            self._restore_lease(live)
         of_leases = set(self._sessions.values())
         for session_id in [name for name in self.sessions.closed if name not in of_leases]:
             if TASK in self.sessions.gateway.table.get(session_id).metadata:
                 await self.sessions.drop(session_id, *NO_RUNNER)
+        return restored
 
     def _restore_lease(self, live: LiveLease) -> None:
         self.leases.restore(live.task_id, live.terms, live.lease_id, live.runner, live.attempt, self._now())
         self._sessions[live.lease_id] = live.session_id
+        if (session := self.sessions.leased.get(live.session_id)) is not None:
+            self._earlier.add(live.task_id, session)
         if live.outcome is not None:
             task = self.leases.complete(live.lease_id, self._now())
             self._resolve(task, TaskResult(DONE, task.attempts, live.session_id, live.outcome))

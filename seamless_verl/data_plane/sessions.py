@@ -17,14 +17,24 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from socket import gethostname
 from typing import TYPE_CHECKING, Any
 
 import ray
 
-from seamless_verl.client.admin_file import AdminFile
+from seamless_verl.client.admin_file import AdminFile, kept_runner_key
+from seamless_verl.data_plane.earlier_leases import OpenSession, open_sessions_of
+from seamless_verl.data_plane.earlier_sessions import (
+    RUN,
+    AgentResult,
+    EarlierSessions,
+    result_note,
+    result_of,
+    run_of,
+)
+from seamless_verl.data_plane.lease_events import live_leases
 from seamless_verl.data_plane.restart import held_sockets
 from seamless_verl.errors import ConfigError, JournalOrderError
 from seamless_verl.gateway.request_rules import RequestRules
@@ -39,7 +49,7 @@ from seamless_verl.journal import (
     Stage,
     StoredSession,
 )
-from seamless_verl.journal.recovery import read_closed_session
+from seamless_verl.journal.recovery import read_closed_session, rebuild_record
 from seamless_verl.rollout.call import Calls
 from seamless_verl.trajectory.account import Account, DropReason
 from seamless_verl.trajectory.policies import GrammarTokens, TrainAll
@@ -99,6 +109,15 @@ class FinishedSession:
 
 
 @dataclass(frozen=True)
+class TakenUpSession:
+    """A session that an earlier start of the run ended: how its agent ended, and its result, as `close` returned it."""
+
+    session_id: str
+    result: AgentResult
+    session: FinishedSession
+
+
+@dataclass(frozen=True)
 class HandedNote:
     """What the journal keeps of a session's hand-over: why it was dropped or its agent failed, and all its rewards.
 
@@ -135,6 +154,8 @@ class Sessions:
         self.queued: Counter[str] = Counter()  # tokens acknowledged, by prompt, until its outcome is known
         self.tool_calls = 0  # in the replies of acknowledged sessions
         self.discards: set[asyncio.Task[None]] = set()  # of sessions that nobody trains
+        self.earlier: EarlierSessions
+        self.leased: dict[str, OpenSession] = {}  # open sessions of leases of earlier processes, by their ids
 
     async def start(self, *, restarted: bool, outside: OutsideApi | None = None) -> None:
         """Starts the gateway; `restarted` after a death, it continues the sessions that were open then.
@@ -151,13 +172,20 @@ class Sessions:
         from seamless_verl.gateway.server import Gateway, GatewaySettings
 
         self.journal = await self._open_journal()
+        self.earlier = EarlierSessions(self.journal, self._end_earlier)
         open_sessions = await asyncio.to_thread(self.journal.restore)
         self.recorder = JournalRecorder(self.journal, on_closed=self._session_closed)
+        live = {lease.session_id for lease in live_leases(await asyncio.to_thread(self.journal.outside_events))}
+        kept = [one for one in open_sessions if one.session_id in live and run_of(one) is not None]
+        self.leased = open_sessions_of(kept)
         if restarted:
             self.closed = {session.session_id: asyncio.Event() for session in open_sessions if is_awaited(session)}
+            await self.earlier.restore()
         else:
-            await self._end_earlier_run(open_sessions)
-        settings = self.settings
+            self.closed = {session_id: asyncio.Event() for session_id in self.leased}
+            await self._end_earlier_run([one for one in open_sessions if one.session_id not in self.leased])
+        runner_key = await asyncio.to_thread(kept_runner_key, self.settings.journal, self.settings.runner_key)
+        self.settings = settings = replace(self.settings, runner_key=runner_key)
         options = GatewaySettings(
             settings.model,
             settings.admin_key,
@@ -187,18 +215,27 @@ class Sessions:
         logger.info("The gateway's admin API: address and key are in %s", self.admin_file)
 
     async def _end_earlier_run(self, open_sessions: Sequence[StoredSession]) -> None:
-        """Ends what an earlier run left, whose agents and agent loops have ended with it, so that it can be compacted.
+        """Ends what an earlier start left, whose agents and loops have ended with it, so that it can be compacted.
 
-        A session whose hand-over has begun may be in that run's checkpoint: what becomes of it is not known here.
+        Sessions that a run opened and closed wait for `EarlierSessions.begin`: it may be the same run.
         """
         for session in open_sessions:
             cut = [CallEnded(call.call_id, Finish.CANCELLED) for call in session.calls if call.interrupted]
             await self.journal.append(*cut, SessionClosed(session.session_id, Closed.ABANDONED))
-        note = HandedNote(reason="its run ended before it").as_dict(kept=False)
         for session_id, stage in await asyncio.to_thread(self.journal.not_handed_over):
-            begun = [self._hand_over_begun(session_id)] if stage is Stage.CLOSED else []
-            ended = HandedOver(session_id, time.time(), note if stage is Stage.CLOSED else {})
-            await self.journal.append(*begun, ended)
+            stored = await asyncio.to_thread(self.journal.read, session_id)
+            if stored is not None and run_of(stored) is None:
+                await self._end_earlier(session_id, stage, None)
+
+    async def _end_earlier(self, session_id: str, stage: Stage, reason: str | None) -> None:
+        """Ends the hand-over of a session of an earlier start.
+
+        Without a reason, one whose hand-over has begun may be in its run's checkpoint: what becomes of it is not known.
+        """
+        begun = [self._hand_over_begun(session_id)] if stage is Stage.CLOSED else []
+        known = stage is Stage.CLOSED or reason is not None
+        note = HandedNote(reason=reason or "its run ended before it").as_dict(kept=False) if known else {}
+        await self.journal.append(*begun, HandedOver(session_id, time.time(), note))
 
     async def _open_journal(self) -> SqliteJournal:
         limit = time.monotonic() + LOCKED_S
@@ -252,6 +289,8 @@ class Sessions:
 
     async def open(self, body: dict[str, Any]) -> dict[str, Any]:
         """Opens a session. One whose reply was lost with an earlier process expires, since no agent has its key."""
+        own = {RUN: self.earlier.run} if self.earlier.run else {}
+        body = {**body, "metadata": {**body.get("metadata", {}), **own}}
         opened = await self.gateway.admin.open(body, awaited=True)
         self.closed[opened["session_id"]] = asyncio.Event()
         self.calls.group_began(str(body["uid"]))
@@ -264,18 +303,38 @@ class Sessions:
             table.forget(session_id)
             self.finishing.remove(session_id)
 
-    async def close(self, session_id: str, reason: str, version: int) -> FinishedSession:
+    async def close(
+        self, session_id: str, reason: str, version: int, result: AgentResult | None = None
+    ) -> FinishedSession:
         """The session's result for a trainer of `version`; the same at each call until it is acknowledged.
+
+        `result` is how its agent ended, for a later start of the run.
 
         Raises:
             JournalOrderError: the session is unknown, or was acknowledged.
         """
         record = await self._close(session_id, reason)
-        assembly = self._assemble(record, version)
         with suppress(JournalOrderError):  # the hand-over has begun before
-            await self.journal.append(self._hand_over_begun(session_id))
+            await self.journal.append(self._hand_over_begun(session_id, result))
+        return self._finished(record, version)
+
+    async def take_up(self, uid: str, sample: str, submitted: int, version: int) -> TakenUpSession | None:
+        """The session of an earlier start at this place, for a prompt submitted in this step; None if there is none.
+
+        It is acknowledged as one that was closed here. A repetition returns the same.
+        """
+        stored = await self.earlier.take(uid, sample, submitted)
+        result = None if stored is None else result_of(stored.handing)
+        if stored is None or result is None:
+            return None
+        record = rebuild_record(replace(stored, rewards=stored.posted))
+        return TakenUpSession(stored.session_id, result, self._finished(record, version))
+
+    def _finished(self, record: SessionRecord, version: int) -> FinishedSession:
+        """The result of a closed session, whose account waits for its acknowledgement."""
+        assembly = self._assemble(record, version)
         tool_calls = sum(tool_calls_of(turn.reply) for turn in record.turns)
-        self.unacknowledged[session_id] = (assembly.account, tool_calls)
+        self.unacknowledged[record.session_id] = (assembly.account, tool_calls)
         return FinishedSession(
             assembly.sequences,
             dict(record.rewards),
@@ -291,9 +350,10 @@ class Sessions:
     def _assemble(self, record: SessionRecord, version: int) -> Assembly:
         return assemble(record, TrainAll(), version, self._limits, self.settings.grammar)
 
-    def _hand_over_begun(self, session_id: str) -> HandOverBegun:
+    def _hand_over_begun(self, session_id: str, result: AgentResult | None = None) -> HandOverBegun:
         """With what readers of the journal need to count the session's tokens as they are counted here."""
-        return HandOverBegun(session_id, {"limits": asdict(self._limits), "grammar": str(self.settings.grammar)})
+        counted = {"limits": asdict(self._limits), "grammar": str(self.settings.grammar)}
+        return HandOverBegun(session_id, counted | result_note(result))
 
     async def _close(self, session_id: str, reason: str) -> SessionRecord:
         """Closes the session; returns its record, from memory the first time in this process, else from the journal."""
@@ -325,6 +385,8 @@ class Sessions:
         except JournalOrderError:
             if await asyncio.to_thread(self.journal.stage, session_id) is not Stage.HANDED:
                 raise
+            if not kept:
+                await self.earlier.drop(session_id, note.reason)
         nothing = (Account(), 0)  # if repeated, or closed by an earlier process
         account, tool_calls = self.unacknowledged.pop(session_id, nothing)
         self.tool_calls += tool_calls
@@ -340,7 +402,8 @@ class Sessions:
         for decided in groups:
             tokens = self.queued.pop(decided.uid, 0)
             if decided.outcome is not GroupOutcome.TRAINED:
-                self.account = self.account.with_dropped(tokens, DropReason.GROUP)
+                deferred = decided.outcome is GroupOutcome.DEFERRED
+                self.account = self.account.with_dropped(tokens, DropReason.DEFERRED if deferred else DropReason.GROUP)
 
     async def checked_metrics(self) -> dict[str, float]:
         """Metrics of all sessions, after a check of their conservation laws; also deletes old sessions."""
@@ -348,7 +411,7 @@ class Sessions:
         self.account.check_integrity()
         await self.journal.compact(time.time() - KEPT_S, KEPT_BYTES)
         own = {"sessions/tool_calls": float(self.tool_calls)}
-        return self.account.metrics() | self.gateway.metrics() | own
+        return self.account.metrics() | self.gateway.metrics() | self.earlier.metrics() | own
 
 
 def tool_calls_of(reply: Mapping[str, Any]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from seamless_verl.journal.events import (
     BEGUN,
+    UNDONE,
     CallEnded,
     CallStarted,
     ChunkAppended,
@@ -18,16 +19,26 @@ from seamless_verl.journal.events import (
     SessionClosed,
     SessionOpened,
 )
-from seamless_verl.journal.protocol import CompactionResult, Journal, SessionSummary, Stage, StoredCall, StoredSession
+from seamless_verl.journal.protocol import (
+    CompactionResult,
+    EndedSession,
+    Journal,
+    SessionSummary,
+    Stage,
+    StoredCall,
+    StoredSession,
+)
 from seamless_verl.journal.reader import JournalReader
 from seamless_verl.journal.writer import SqliteJournal
 
 __all__ = [
     "BEGUN",
+    "UNDONE",
     "CallEnded",
     "CallStarted",
     "ChunkAppended",
     "CompactionResult",
+    "EndedSession",
     "Event",
     "GroupDecided",
     "GroupOutcome",

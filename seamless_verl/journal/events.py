@@ -99,9 +99,11 @@ class GroupOutcome(StrEnum):
     STALE = "stale"
     """it was too old when the trainer could have taken it"""
     FILTERED = "filtered"
-    """all its rewards were the same (`algorithm.filter_groups`)"""
+    """all its rewards were the same (`algorithm.filter_groups`), or a sampler dropped it: `reason` in its details"""
     FAILED = "failed"
     """too few of its sessions could be trained"""
+    DEFERRED = "deferred"
+    """its step had enough groups without it: the prompt begins again under another uid (`seamless.tail_batching`)"""
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,9 @@ class OutsideEvent:
 
 
 BEGUN = "begun"
+UNDONE = "undone"
+"""The kind of an event whose subject is a session: it was handed over, but what had its tokens is gone, as after a stop
+of the whole run. Readers count it as dropped, for the `reason` of the event."""
 Event: TypeAlias = (
     SessionOpened
     | CallStarted

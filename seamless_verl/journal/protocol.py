@@ -128,8 +128,8 @@ class StoredSession:
     """A session with its calls in the order in which they were recorded; `reason` is why it was closed.
 
     `refused` are its requests that got an error. `handing` and `handed` are the notes of its hand-over's begin and end,
-    `group` what became of its group. `rewards` has those that were posted, and those that it was given when it was
-    handed over.
+    `group` what became of its group. `rewards` has those that were posted, also in `posted`, and those that it was
+    given when it was handed over.
     """
 
     session_id: str
@@ -144,6 +144,7 @@ class StoredSession:
     handing: Mapping[str, Any] = field(default_factory=dict)
     handed: Mapping[str, Any] = field(default_factory=dict)
     group: StoredGroup | None = None
+    posted: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     @property
     def validation(self) -> bool:
@@ -154,6 +155,31 @@ class StoredSession:
     def outcome(self) -> str:
         """What became of it, in a word or two, as in `SessionSummary`."""
         return outcome_of(self.stage, self.validation, self.handed, self.group)
+
+
+@dataclass(frozen=True)
+class EndedSession:
+    """A session that is not open, without its calls: `handing` and `handed` as in StoredSession.
+
+    It generated so many `tokens`, by weights of the versions from `oldest` to `newest`; None if it generated none.
+    """
+
+    session_id: str
+    uid: str
+    settings: Mapping[str, Any]
+    stage: Stage
+    reason: str
+    tokens: int
+    oldest: int | None
+    newest: int | None
+    handing: Mapping[str, Any]
+    handed: Mapping[str, Any]
+    group: StoredGroup | None
+
+    @property
+    def validation(self) -> bool:
+        """Whether it was a session of a validation, which is not trained."""
+        return is_validation(self.settings)
 
 
 @dataclass(frozen=True)

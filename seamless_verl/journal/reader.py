@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from seamless_verl.errors import ConfigError, JournalError, shorten
-from seamless_verl.journal.events import GroupOutcome, OutsideEvent, RequestRefused
+from seamless_verl.journal.events import UNDONE, GroupOutcome, OutsideEvent, RequestRefused
 from seamless_verl.journal.protocol import (
+    EndedSession,
     SessionSummary,
     Stage,
     StoredCall,
@@ -56,6 +57,13 @@ SUMMARIES = (
     " (SELECT COALESCE(SUM(LENGTH(ids)), 0) / 4 FROM deltas JOIN calls ON calls.n=call WHERE session=sessions.n)"
     " FROM sessions ORDER BY n"
 )
+ENDED = (
+    f"SELECT session_id, uid, settings, {STAGE} AS stage, {REASON}, COALESCE(tokens, 0), oldest, newest,"
+    f" {NOTE.format(stage=STAGES.index(Stage.HANDING))}, {NOTE.format(stage=STAGES.index(Stage.HANDED))}"
+    " FROM sessions LEFT JOIN (SELECT session AS owner, SUM(LENGTH(ids)) / 4 AS tokens, MIN(version) AS oldest,"
+    " MAX(version) AS newest FROM deltas JOIN calls ON calls.n=call GROUP BY session) ON owner=sessions.n"
+    " WHERE stage > 0 ORDER BY sessions.n"
+)
 INTEGRITY_CHECKS = {
     "deltas of no call": "SELECT COUNT(*) FROM deltas WHERE call NOT IN (SELECT n FROM calls)",
     "endings of no call": "SELECT COUNT(*) FROM endings WHERE call NOT IN (SELECT n FROM calls)",
@@ -88,6 +96,27 @@ class JournalReader:
             rows = db.execute(f"SELECT session_id, {STAGE} AS stage FROM sessions WHERE stage {between} ORDER BY n")
             return tuple((session_id, STAGES[stage]) for session_id, stage in rows)
 
+    def ended_sessions(self) -> tuple[EndedSession, ...]:
+        """All sessions that are not open, oldest first. It counts all tokens, so it takes time on a large file."""
+        with self._snapshot() as db:
+            groups, undone = _read_groups(db), _read_undone(db)
+            return tuple(
+                EndedSession(
+                    session_id,
+                    uid,
+                    from_json(settings),
+                    STAGES[stage],
+                    reason or "",
+                    tokens,
+                    oldest,
+                    newest,
+                    _note_of(begun),
+                    _handed_note(done, undone.get(session_id)),
+                    groups.get(uid),
+                )
+                for session_id, uid, settings, stage, reason, tokens, oldest, newest, begun, done in db.execute(ENDED)
+            )
+
     def stage(self, session_id: str) -> Stage | None:
         """The session's stage; None if it is unknown or deleted."""
         with self._snapshot() as db:
@@ -118,7 +147,7 @@ class JournalReader:
     def sessions(self) -> tuple[SessionSummary, ...]:
         """All sessions on record, oldest first. It counts all tokens, so it takes time on a large file."""
         with self._snapshot() as db:
-            groups = _read_groups(db)
+            groups, undone = _read_groups(db), _read_undone(db)
             return tuple(
                 SessionSummary(
                     session_id,
@@ -128,9 +157,10 @@ class JournalReader:
                     calls,
                     tokens,
                     reason,
-                    outcome_of(STAGES[stage], is_validation(from_json(settings)), _note_of(done), groups.get(uid)),
+                    outcome_of(STAGES[stage], is_validation(from_json(settings)), note, groups.get(uid)),
                 )
                 for session_id, uid, stage, opened_at, reason, settings, done, calls, tokens in db.execute(SUMMARIES)
+                for note in [_handed_note(done, undone.get(session_id))]
             )
 
     def check_integrity(self) -> None:
@@ -171,7 +201,7 @@ def _read_session(db: sqlite3.Connection, session_id: str) -> StoredSession:
     query = f"SELECT n, uid, settings, opened_at, {STAGE}, {REASON}, {columns} FROM sessions WHERE session_id=?"
     n, uid, settings, opened_at, stage, reason, begun, done = db.execute(query, (session_id,)).fetchone()
     rewards = dict(db.execute("SELECT name, value FROM rewards WHERE session=? ORDER BY n", (n,)).fetchall())
-    ended = _note_of(done)
+    ended = _handed_note(done, _read_undone(db, session_id).get(session_id) if done else None)
     return StoredSession(
         session_id,
         uid,
@@ -185,6 +215,7 @@ def _read_session(db: sqlite3.Connection, session_id: str) -> StoredSession:
         _note_of(begun),
         ended,
         _read_groups(db, uid).get(uid),
+        rewards,
     )
 
 
@@ -198,6 +229,20 @@ def _read_refused(db: sqlite3.Connection, session: int, session_id: str) -> tupl
 
 def _note_of(text: str | None) -> dict[str, Any]:
     return {} if text is None else from_json(text.encode())
+
+
+def _handed_note(text: str | None, undone: dict[str, Any] | None) -> dict[str, Any]:
+    """The note of a hand-over's end; one that was undone kept nothing."""
+    return _note_of(text) if undone is None else _note_of(text) | {"kept": False, **undone}
+
+
+def _read_undone(db: sqlite3.Connection, session_id: str | None = None) -> dict[str, dict[str, Any]]:
+    """The details of the sessions whose hand-over was undone, or of one, by the session's id."""
+    if not db.execute("SELECT 1 FROM sqlite_master WHERE name='outside_events'").fetchone():
+        return {}
+    where, values = ("", ()) if session_id is None else (" AND subject=?", (session_id,))
+    rows = db.execute(f"SELECT subject, detail FROM outside_events WHERE kind='{UNDONE}'{where}", values)
+    return {subject: from_json(detail) for subject, detail in rows}
 
 
 def _read_groups(db: sqlite3.Connection, uid: str | None = None) -> dict[str, StoredGroup]:

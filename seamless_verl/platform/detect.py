@@ -34,8 +34,21 @@ def on_cpu(environ: Mapping[str, str] = os.environ) -> bool:
     platform = environ.get("VERL_PLATFORM", "").strip().lower()
     if platform:
         return platform == "cpu"
-    in_cluster = (environ.get("RAY_ADDRESS") or "local") != "local"
-    return not (in_cluster or accelerator_present() or torch_is_for_accelerators())
+    return not (in_cluster(environ) or accelerator_present() or torch_is_for_accelerators())
+
+
+def can_only_be_cpu(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether a run in a cluster, for which no platform is named, has a torch that could use no accelerator anywhere.
+
+    All nodes of a cluster have the same torch, so that such a run belongs on the CPU platform, whatever they have.
+    """
+    named = environ.get("VERL_PLATFORM", "").strip()
+    return in_cluster(environ) and not (named or accelerator_present() or torch_is_for_accelerators())
+
+
+def in_cluster(environ: Mapping[str, str]) -> bool:
+    """Whether RAY_ADDRESS names a cluster to join."""
+    return (environ.get("RAY_ADDRESS") or "local") != "local"
 
 
 def accelerator_present(devices: Path = DEVICES) -> bool:

@@ -279,6 +279,17 @@ class Fleet:
 
         return await self._each(ids, STALE, "fail_sync", run)
 
+    async def probe(self, replica_id: str, question: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Asks a replica, unless an operation runs on it; one that does not reply in time is lost, as by an operation.
+
+        Without this a replica that hangs between two operations keeps its calls.
+        """
+        replica = self._replicas.get(replica_id)
+        if replica is None or replica.state is DEAD or replica.lock.locked():
+            return
+        async with replica.lock:
+            await self._command(replica, question())
+
     def check_committed(self, ids: Collection[str], version: int) -> None:
         """Raises ReplicaVersionError unless `version` is the committed one."""
         for replica_id in ids if version != self.committed else ():

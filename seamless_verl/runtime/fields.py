@@ -281,9 +281,9 @@ def _plural(found: Any) -> str:
 
 
 def _bounds(found: Any) -> str:
-    """Of a number: `above 0`, `of at least 0` or `from -2 to 2`; nothing without bounds."""
+    """Of a number: `above 0`, `above 0, at most 1`, `of at least 0` or `from -2 to 2`; nothing without bounds."""
     if found.ge is not None and found.le is not None:
         return f"from {found.ge:g} to {found.le:g}"
     if found.gt is not None:
-        return f"above {found.gt:g}"
+        return f"above {found.gt:g}" + ("" if found.le is None else f", at most {found.le:g}")
     return "" if found.ge is None else f"of at least {found.ge:g}"

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
+from seamless_verl.algorithms.samplers import SAMPLERS
 from seamless_verl.errors import ConfigError
 from seamless_verl.resources.lending import POLICIES
 from seamless_verl.simulator.capacity import CapacityPlan
@@ -17,6 +18,7 @@ from seamless_verl.simulator.simulate import simulate
 from seamless_verl.simulator.workload import WORKLOADS, workload_named
 
 PROG = "python -m seamless_verl.simulator"
+SPREAD = tuple(i / 8 for i in range(9))  # pass rates from prompts that always fail to prompts that never do
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,12 +55,17 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--drop", action="store_true", help="give old groups up instead of waiting for them")
     parser.add_argument("--prefetch", action="store_true", help="the host prepares a mini-batch while devices compute")
     parser.add_argument("--early-pause", action="store_true", help="pause engines for the host's work too")
+    parser.add_argument("--tail-batching", type=float, metavar="SHARE", help="of extra prompts of a step")
     parser.add_argument("--host-s", type=float, help="seconds of the host's work on a mini-batch")
     parser.add_argument("--keep", action="store_true", help="what engines have computed is kept over a weight update")
     parser.add_argument("--look-s", type=float, help="seconds between two decisions of the policy while training waits")
     parser.add_argument("--deaths-per-hour", type=float, default=0.0, help="of replicas, in the whole cluster")
     parser.add_argument("--restart-s", type=float, default=60.0, help="seconds until a dead replica is back")
     parser.add_argument("--seats", type=int, default=32, help="calls an engine runs at once")
+    parser.add_argument("--sampler", help=f"who is sampled and how often: one of {', '.join(SAMPLERS)}")
+    parser.add_argument(
+        "--pass-rates", nargs="+", type=float, default=SPREAD, metavar="P", help="of the data's prompts, for a sampler"
+    )
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true")
@@ -79,7 +86,7 @@ def scenarios(args: argparse.Namespace) -> dict[str, Scenario]:
             scheduler = _scheduler(args, name, policy)
             line = f"{name} {policy}" if policy else name
             named[line] = Scenario(
-                workload_named(args.workload),
+                replace(workload_named(args.workload), pass_rates=tuple(args.pass_rates)),
                 tuple(device for text in args.devices for device in _devices(text)),
                 scheduler,
                 _machine(args),
@@ -87,6 +94,7 @@ def scenarios(args: argparse.Namespace) -> dict[str, Scenario]:
                 steps=args.steps,
                 seed=args.seed,
                 capacity=CapacityPlan(args.deaths_per_hour, args.restart_s),
+                sampler=args.sampler,
             )
     return named
 
@@ -103,6 +111,7 @@ def _scheduler(args: argparse.Namespace, name: str, policy: str | None) -> Sched
         way_out = f"Choose one of {sorted(SCHEDULERS)}"
         raise ConfigError("scheduler", name, "there is no such scheduler", way_out)
     overrides = {"policy": policy, "max_staleness": args.max_staleness, "ahead": args.ahead, "updates": args.updates}
+    overrides |= {"tail_batching": args.tail_batching}
     overrides |= {"drop": args.drop or None, "prefetch": args.prefetch or None, "early_pause": args.early_pause or None}
     overrides |= {"keep_cache": args.keep or None, "look_s": args.look_s}
     return replace(SCHEDULERS[name], **{key: value for key, value in overrides.items() if value is not None})

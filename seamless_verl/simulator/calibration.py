@@ -166,6 +166,7 @@ def read_calibration(path: Path) -> Calibration:
         if values.pop("format") != FORMAT:
             raise ConfigError("--calibration", str(path), f"its format is not {FORMAT}", "Calibrate again")
         machine, workload = values.pop("machine"), values.pop("workload")
+        workload["pass_rates"] = tuple(workload["pass_rates"])
         machine["rates"] = {int(calls): float(rate) for calls, rate in machine["rates"].items()}
         values |= {"assumed": tuple(values["assumed"]), "engine_source": RatesSource(values["engine_source"])}
         return Calibration(MachineProfile(**machine), SimulatedWorkload(**workload), **values)

@@ -6,7 +6,8 @@ all that compute alike: `worked` falls behind then. An engine is looked at only 
 did since follows from its speed.
 
 Invariants: time never goes back; what a device did between two events is of one kind, counted once; a call is in
-one engine, in the queue, or with a tool; `_loads` has each device that takes calls, under the calls it runs.
+one engine, in the queue, on its way there after a cut, or with a tool; `_loads` has each device that takes calls,
+under the calls it runs.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class VirtualCluster:
         self.syncing = self.computing = False
         self.changed = True
         self._queue: list[tuple[tuple[int, ...], int, SimulatedSample]] = []
+        self._cut_calls: set[SimulatedSample] = set()  # on their way to the queue
         self._timers: list[tuple[float, int, Action]] = []
         self._ends: list[tuple[float, int, SimulatedDevice | Action, int]] = []  # by `worked`
         self._order = count()
@@ -82,11 +84,13 @@ class VirtualCluster:
         heapq.heappush(self._queue, (self.priority(sample, order), order, sample))
 
     def drop_samples(self, samples: set[SimulatedSample]) -> None:
-        """Drop calls in engines and in the queue."""
+        """Drop calls in engines, in the queue, and on their way to it."""
         for device in self.devices:
             self._count_up_to_now(device)
             device.engine.drop(samples, self.version)
             self.update(device)
+            self._report_drained(device)
+        self._cut_calls -= samples
         self._queue = [entry for entry in self._queue if entry[2] not in samples]
         heapq.heapify(self._queue)
 
@@ -130,12 +134,15 @@ class VirtualCluster:
         """Cut a device's calls; they are in the queue again after `carry_s`."""
         self._count_up_to_now(device)
         if calls := device.engine.cut(self.version):
-            self.after(self.carry_s, lambda: self._enqueue_all(calls))
+            self._cut_calls.update(calls)
+            self.after(self.carry_s, lambda: self._enqueue_cut(calls))
         self.update(device)
 
-    def _enqueue_all(self, calls: list[SimulatedSample]) -> None:
+    def _enqueue_cut(self, calls: list[SimulatedSample]) -> None:
         for sample in calls:
-            self.enqueue(sample)
+            if sample in self._cut_calls:  # it may be dropped meanwhile
+                self._cut_calls.remove(sample)
+                self.enqueue(sample)
 
     def begin_computation(self, seconds: float) -> None:
         """Let the trainer's devices compute for so long."""
@@ -288,5 +295,8 @@ class VirtualCluster:
             self.on_ended(sample)
         self.changed = self.changed or not device.engine.running
         self.update(device)
+        self._report_drained(device)
+
+    def _report_drained(self, device: SimulatedDevice) -> None:
         if device.leaving and not device.engine.running:
             self.on_drained(device)

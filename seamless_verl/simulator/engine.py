@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
-from seamless_verl.simulator.workload import SimulatedTurn
+from seamless_verl.simulator.workload import SimulatedTurn, Turns
 
 
 @dataclass(eq=False)
@@ -88,21 +88,29 @@ class SimulatedSample:
 
 @dataclass(eq=False)
 class SimulatedGroup:
-    """The samples of one prompt; `submitted` is the step of its submission."""
+    """The samples of one prompt, `prompt` of the data; `submitted` is the step of its submission."""
 
     number: int
     submitted: int
     samples: list[SimulatedSample] = field(default_factory=list)
     unfinished: int = 0
+    prompt: int = 0
     prompt_tokens: int = 0
 
     @classmethod
     def of(
-        cls, number: int, submitted: int, samples: list[tuple[SimulatedTurn, ...]], prompt_tokens: int = 0
+        cls, number: int, submitted: int, samples: list[Turns], *, prompt: int = 0, prompt_tokens: int = 0
     ) -> SimulatedGroup:
-        group = cls(number, submitted, unfinished=len(samples), prompt_tokens=prompt_tokens)
-        group.samples = [SimulatedSample(group, turns) for turns in samples]
+        group = cls(number, submitted, prompt=prompt, prompt_tokens=prompt_tokens)
+        group.add(samples)
         return group
+
+    def add(self, samples: list[Turns]) -> list[SimulatedSample]:
+        """Adds samples that are to be generated, and returns them."""
+        added = [SimulatedSample(self, turns) for turns in samples]
+        self.samples += added
+        self.unfinished += len(added)
+        return added
 
     @property
     def tokens(self) -> int:

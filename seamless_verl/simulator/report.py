@@ -86,6 +86,7 @@ def simulate_run(row: MeasuredRun) -> float:
 RUN_HEADER = (
     "RUN", "TOK/S", "STEP", "LONGEST", "BOUND", "OF BOUND", "IDLE", "HELD", "STALE", "AGE", "LENT/STEP",
 )  # fmt: skip
+SAMPLES_HEADER = ("SAMPLES OF A GROUP", "PASS RATE", "MEAN")
 DEVICE_HEADER = ("DEVICE", *(kind.value.upper() for kind in SimulatedUse))
 
 
@@ -94,10 +95,16 @@ def results_to_json(results: Mapping[str, Result]) -> str:
 
 
 def results_table(results: Mapping[str, Result]) -> str:
-    """A table of the runs, and one of how each device's time was spent."""
+    """A table of the runs, one of how each device's time was spent, and with a sampler one of the sizes of groups."""
     runs = [_run_cells(name, result) for name, result in results.items()]
     devices = [cells for name, result in results.items() for cells in _device_rows(name, result)]
-    return f"{text_table(RUN_HEADER, runs, align='<>')}\n\n{text_table(DEVICE_HEADER, devices, align='<>')}"
+    text = f"{text_table(RUN_HEADER, runs, align='<>')}\n\n{text_table(DEVICE_HEADER, devices, align='<>')}"
+    samples = [
+        (name, rate, f"{mean_size:.1f}")
+        for name, result in results.items()
+        for rate, mean_size in result.samples.items()
+    ]
+    return f"{text}\n\n{text_table(SAMPLES_HEADER, samples, align='<>')}" if samples else text
 
 
 def calibration_table() -> str:

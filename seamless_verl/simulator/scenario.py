@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from seamless_verl.errors import ConfigError
 from seamless_verl.resources.lending import LendingPolicy, StepBoundary, lending_policy
 from seamless_verl.resources.lending.policy import Tag
+from seamless_verl.resources.tail_batching import TailBatching, extra_prompts
 from seamless_verl.simulator.capacity import CapacityPlan
 from seamless_verl.simulator.machine import MachineProfile
 from seamless_verl.simulator.workload import SimulatedWorkload
@@ -35,6 +36,8 @@ class Scheduler:
       computation. `prefetch` lets the host work on the next mini-batch while devices compute.
     - `cut_at_sync` cuts all calls at a weight update. `keep_cache` keeps what engines have computed over it, and with
       `rolling` they generate while it is made.
+    - `tail_batching` is the share of extra prompts that a step begins, None for none; then no prompt is submitted for
+      a later step.
     """
 
     policy: str = "marginal"
@@ -55,8 +58,12 @@ class Scheduler:
     poll_s: float = 0.0
     look_s: float = 0.0
     share: float = 1.0
+    tail_batching: float | None = None
 
     def __post_init__(self) -> None:
+        if self.tail_batching is not None and self.max_staleness:
+            way_out = "Set max_staleness to 0, or leave it out"
+            raise ConfigError("tail_batching", self.tail_batching, "defers what an older token could be of", way_out)
         if self.policy == "never" and self.carry is False:
             way_out = "Set carry, or choose another policy"
             raise ConfigError(
@@ -69,6 +76,10 @@ class Scheduler:
     @property
     def batches_ahead(self) -> float:
         return self.max_staleness if self.ahead is None else self.ahead
+
+    def new_tail_batching(self, prompts: int) -> TailBatching:
+        """For steps of so many prompts."""
+        return TailBatching(extra_prompts(self.tail_batching, prompts))
 
     def new_policy(self) -> LendingPolicy:
         return StepBoundary(share=self.share) if self.policy == "step_boundary" else lending_policy(self.policy)
@@ -107,6 +118,7 @@ class Scenario:
 
     A device may stand for several that work as one: a replica of them, and as many ranks of the trainer. The machine's
     times are then of such a unit.
+    `sampler` is one of algorithms/samplers/ with `sampler_options`, None gives each prompt the workload's samples.
     """
 
     workload: SimulatedWorkload
@@ -118,6 +130,8 @@ class Scenario:
     warmup: int = 3
     seed: int = 1
     capacity: CapacityPlan = field(default_factory=CapacityPlan)
+    sampler: str | None = None
+    sampler_options: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for tag in (Tag.TRAIN, Tag.ROLLOUT):
@@ -133,6 +147,12 @@ class Scenario:
                 f"{self.workload.prompts} prompts do not divide into as many mini-batches",
                 "Give a divisor of the prompts",
             )
+        if self.sampler is not None and not self.workload.pass_rates:
+            way_out = "Give the prompts pass rates from 0 to 1"
+            raise ConfigError("sampler", self.sampler, "the workload has no pass rates to go by", way_out)
+        if self.sampler is not None and self.scheduler.tail_batching is not None:
+            way_out = "Leave one of them out"
+            raise ConfigError("sampler", self.sampler, "tail batching drops prompts that it may reopen", way_out)
         if not 0 <= self.warmup < self.steps:
             raise ConfigError("steps", self.steps, f"{self.warmup} of them are warm-up", "Give more steps")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,9 +12,12 @@ from seamless_verl.simulator.capacity_control import CapacityController
 from seamless_verl.simulator.cluster import VirtualCluster
 from seamless_verl.simulator.device import SimulatedDevice, SimulatedUse
 from seamless_verl.simulator.engine import SimulatedSample
+from seamless_verl.simulator.lending_control import LendingController
 from seamless_verl.simulator.measurements import Measurements
+from seamless_verl.simulator.prompt_groups import PromptGroups
+from seamless_verl.simulator.prompts import SimulatedPrompts
 from seamless_verl.simulator.scenario import Scenario
-from seamless_verl.simulator.trainer import LendingController, PromptGroups, SimulatedTrainer
+from seamless_verl.simulator.trainer import SimulatedTrainer
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,8 @@ class Result:
     submission to training, `max_token_age` in weight versions from a sample's first token to its training,
     `mean_token_age` the same per token. `held_share` is the share of time in which training waited only for an old
     group, `dropped_share` the share of all generated tokens that was dropped, `away_share` that of all device time in
-    which a device that did not train had no replica.
+    which a device that did not train had no replica. With a sampler `samples` has the mean size of a trained group, by
+    its prompt's pass rate.
     """
 
     tokens_per_s: float
@@ -45,6 +49,7 @@ class Result:
     mean_token_age: float
     lendings_per_step: float
     shares: dict[str, dict[str, float]]
+    samples: dict[str, float] = field(default_factory=dict)
 
     @property
     def of_bound(self) -> float:
@@ -99,7 +104,8 @@ class Simulation:
         scheduler, workload = scenario.scheduler, scenario.workload
         self.scenario, self.policy = scenario, policy or scheduler.new_policy()
         bound = StalenessBound(scheduler.max_staleness, workload.prompts // scheduler.updates, scheduler.updates)
-        self.groups = PromptGroups(bound, enforce_bound=scheduler.enforce_bound)
+        defers = scheduler.tail_batching is not None
+        self.groups = PromptGroups(bound, enforce_bound=scheduler.enforce_bound and not defers)
         devices = [SimulatedDevice.create(f"d{i}", tags, scenario.seats) for i, tags in enumerate(scenario.devices)]
         self.cluster = VirtualCluster(
             scenario.machine,
@@ -114,7 +120,10 @@ class Simulation:
         self.lending = LendingController(
             self.cluster, self.groups, self.policy, carry=scheduler.carry, look_s=scheduler.look_s
         )
-        self.trainer = SimulatedTrainer(scenario, self.cluster, self.groups, self.lending, self.measurements)
+        self.prompts = SimulatedPrompts(scenario)
+        self.trainer = SimulatedTrainer(
+            scenario, self.cluster, self.groups, self.lending, self.measurements, self.prompts
+        )
 
     def run(self) -> Result:
         """Run to the last step. Raises IntegrityError when seconds or groups do not add up."""
@@ -130,7 +139,9 @@ class Simulation:
                 self._advance()
         self.measurements.check_integrity()
         self.groups.check_integrity()
-        return Result.of(self.scenario, self.measurements, self.groups, self.policy)
+        self.prompts.check_integrity()
+        result = Result.of(self.scenario, self.measurements, self.groups, self.policy)
+        return replace(result, samples=self.prompts.sizes_by_pass_rate())
 
     def _advance(self) -> None:
         collecting = self.lending.due_at is None and not self.cluster.syncing

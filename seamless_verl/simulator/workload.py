@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
+from typing import TypeAlias
 
 from seamless_verl.errors import ConfigError
 
@@ -19,6 +20,10 @@ class SimulatedTurn:
     tool_tokens: int = 0
 
 
+Turns: TypeAlias = tuple[SimulatedTurn, ...]
+"""The turns of one sample."""
+
+
 @dataclass(frozen=True, slots=True)
 class SimulatedWorkload:
     """Lengths are lognormal by turn: `median` and `cap` in tokens, `sigma` of the logarithm.
@@ -26,7 +31,8 @@ class SimulatedWorkload:
     A batch is `prompts` groups of `samples`. Between turns a tool takes lognormal seconds with mean
     `tool_mean_s` and `tool_sigma`, and its result has `tool_tokens`. Those and the `prompt_tokens` of each sample are
     trained and counted, but not generated. `bench` names a workload of the training bench: then a length is drawn by
-    its place as there, whatever the seed, so that a simulated run generates what the measured one did.
+    its place as there, whatever the seed, so that a simulated run generates what the measured one did. `pass_rates` are
+    the prompts of the data, of which a sampler needs at least one.
     """
 
     prompts: int = 16
@@ -40,18 +46,20 @@ class SimulatedWorkload:
     tool_tokens: int = 0
     prompt_tokens: int = 13
     bench: str = ""
+    pass_rates: tuple[float, ...] = ()
 
-    def group(self, seed: int, number: int) -> list[tuple[SimulatedTurn, ...]]:
-        """The samples of prompt `number`, the same under every scheduler."""
+    def group(self, seed: int, number: int, *, first: int = 0, last: int | None = None) -> list[Turns]:
+        """The samples from `first` to before `last` of group `number`, the same under every scheduler and sampler."""
+        samples = self.samples if last is None else last
         if self.bench:
-            return [self._bench_sample(f"{self.bench}/{number}/{sample}") for sample in range(self.samples)]
+            return [self._bench_sample(f"{self.bench}/{number}/{sample}") for sample in range(first, samples)]
         draw = Random(f"{seed}/{number}")
-        return [
-            tuple(self._turn(draw, draw, last=i == self.turns - 1) for i in range(self.turns))
-            for _ in range(self.samples)
+        drawn = [
+            tuple(self._turn(draw, draw, last=i == self.turns - 1) for i in range(self.turns)) for _ in range(samples)
         ]
+        return drawn[first:]
 
-    def _bench_sample(self, place: str) -> tuple[SimulatedTurn, ...]:
+    def _bench_sample(self, place: str) -> Turns:
         places = [f"{place}/{i}" for i in range(self.turns)]
         return tuple(self._turn(Random(f"{at}/tokens"), Random(f"{at}/tool"), last=at is places[-1]) for at in places)
 

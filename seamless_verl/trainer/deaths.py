@@ -1,11 +1,12 @@
 """Finds out within seconds that an actor died without which a run would wait for ever.
 
 Replicas and data planes are not among them: a run survives their deaths. Ray tells a death only to those who wait for
-a reply, so each actor always has one call of ours that does nothing; it is answered when the actor has time.
+a reply, so each actor always has one call of ours that only says where it is; it is answered when the actor has time.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,45 +15,74 @@ from transfer_queue import interface
 
 from seamless_verl.errors import ActorLostError
 
+SOON_S = 5.0  # for the call to a dead actor to fail, after another call to it did
+NODE_DEAD_S = 45.0  # for Ray to know that a node is dead, which takes some 15 s: until then its actors are unavailable
+POLL_S = 0.2
+
 
 class DeathWatch:
-    """Watches actors, which `actors` gives by name. Owned state: one call for each of them."""
+    """Watches actors, which `actors` gives by name. Owned state: one call for each of them, and their nodes.
 
-    def __init__(self, actors: Callable[[], Mapping[str, Any]]) -> None:
-        self.actors = actors
+    `describe` says what became of a node that is gone, by its id; None for one that lives.
+    """
+
+    def __init__(
+        self,
+        actors: Callable[[], Mapping[str, Any]],
+        describe: Callable[[str], str | None] = lambda node: None,
+    ) -> None:
+        self.actors, self.describe = actors, describe
         self.calls: dict[str, Any] = {}
+        self.nodes: dict[str, str] = {}
 
     def check(self) -> None:
         """Returns at once.
 
         Raises:
-            ActorLostError: some are dead; it names them all.
+            ActorLostError: some are dead; it names them all, and their nodes where those are gone.
         """
         for name, actor in self.actors().items():
             if name not in self.calls:
-                self.calls[name] = actor.__ray_call__.remote(nothing)
+                self.calls[name] = actor.__ray_call__.remote(own_node)
         done, _ = ray.wait(list(self.calls.values()), num_returns=len(self.calls), timeout=0)
         names = {call: name for name, call in self.calls.items()}
-        dead = {names[call]: why for call in done if (why := death(call)) is not None}
+        dead = dict[str, str]()
         for call in done:
-            del self.calls[names[call]]
+            name = names[call]
+            node, why = reply_of(call)
+            self.nodes |= {} if node is None else {name: node}
+            dead |= {} if why is None else {name: why}
+            del self.calls[name]
         if dead:
-            raise ActorLostError(", ".join(sorted(dead)), next(iter(dead.values())))
+            raise ActorLostError(", ".join(sorted(dead)), self._reason(dead))
+
+    def check_soon(self, error: ray.exceptions.RayActorError) -> None:
+        """As `check`, for some time: a call to some actor has failed with this error, which may be one of these."""
+        unavailable = isinstance(error, ray.exceptions.ActorUnavailableError)
+        deadline = time.monotonic() + (NODE_DEAD_S if unavailable else SOON_S)
+        while time.monotonic() < deadline:
+            self.check()
+            time.sleep(POLL_S)  # nothing notifies of a call that fails
+
+    def _reason(self, dead: Mapping[str, str]) -> str:
+        nodes = dict.fromkeys(self.nodes[name] for name in dead if name in self.nodes)
+        gone = [text for node in nodes if (text := self.describe(node)) is not None]
+        return "; ".join(gone) or next(iter(dead.values()))
 
 
-def nothing(actor: Any) -> None:
-    """What a watched actor does."""
+def own_node(actor: Any) -> str:
+    """What a watched actor does: it says on which node it is."""
+    return str(ray.get_runtime_context().get_node_id())
 
 
-def death(call: Any) -> str | None:
-    """Why the actor that was called is dead; None if it lives, or if only the network was away."""
+def reply_of(call: Any) -> tuple[str | None, str | None]:
+    """The node of the actor that was called, and why it is dead, where it is; neither if only the network was away."""
     try:
-        ray.get(call)
+        return ray.get(call), None
     except ray.exceptions.ActorUnavailableError:
-        return None
+        return None, None
     except ray.exceptions.RayActorError as error:
-        return str(error).strip().splitlines()[-1]
-    return None
+        return None, str(error).strip().splitlines()[-1].strip()
 
 
 def numbered(name: str, actors: Any) -> dict[str, Any]:

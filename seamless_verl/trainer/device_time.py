@@ -12,12 +12,13 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import ray
 
+from seamless_verl.data_plane.server_calls import ServerCalls
 from seamless_verl.resources.ledger import (
     SAME_CLOCK,
     Activity,
@@ -45,7 +46,7 @@ def rollout_device(index: int) -> str:
 
 @dataclass(frozen=True)
 class LostSource:
-    """A source of reports whose process is dead."""
+    """A source of reports whose process is dead, or does not reply: what it does now is not known."""
 
     source: str
 
@@ -58,6 +59,21 @@ def reply_or_loss(source: str, reply: Any) -> NodeActivity | LostSource:
         logger.warning("%s is dead and reports no more activity: %s", source, error)
         return LostSource(source)
     return activity
+
+
+def server_reports(calls: ServerCalls, servers: Iterable[str]) -> Iterator[NodeActivity | LostSource]:
+    """The activity of these replicas' servers, which `calls` asked for it.
+
+    One that does not reply is a lost source until it does. Its late report then covers that time. It was asked for
+    earlier than the others, which matters where its host's clock is compared with ours.
+    """
+    ended = calls.end()
+    for name in servers:
+        if (call := ended.get(name)) is None:
+            yield LostSource(name)
+            continue
+        reply = reply_or_loss(name, call.reply)
+        yield replace(reply, sent=call.sent) if call.late and isinstance(reply, NodeActivity) else reply
 
 
 def record_computations(worker: Any, activity: Activity) -> None:
@@ -135,7 +151,8 @@ class DeviceTime:
             self.nvml_busy += reply.nvml_busy
             offset = self.clocks.get(reply.node)
             if offset is not SAME_CLOCK:
-                measured = ClockOffset.of_round_trip(sent, reply.report.until, received)
+                asked = sent if reply.sent is None else reply.sent
+                measured = ClockOffset.of_round_trip(asked, reply.report.until, received)
                 self.clocks[reply.node] = measured if offset is None else offset.better(measured, received)
             yield reply.report, self.clocks[reply.node]
 

@@ -14,48 +14,30 @@ verl/single_controller/ray/base.py, ray/util/placement_group.py (`bundle_label_s
 
 from __future__ import annotations
 
+import logging
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
-from verl.plugin.platform import get_platform
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from verl.single_controller.ray.base import RayResourcePool, ResourcePoolManager
 from verl.trainer.ppo.utils import Role
 
 from seamless_verl.errors import ConfigError
 from seamless_verl.resources.machines import ClusterNode, Machine, assign, describe_shortage, machines_of
+from seamless_verl.resources.nodes import describe_waiting
 from seamless_verl.resources.plan import Plan
 from seamless_verl.resources.tags import KEY
+from seamless_verl.trainer.cluster import cluster_nodes, device_resource
 
+logger = logging.getLogger(__name__)
 NODE_ID = "ray.io/node-id"
+WAITING_S = 5.0  # between two lines on what is waited for
 REPLICA_POOL = re.compile(r"rollout_pool_(\d+)")  # as verl names the pool of a standalone replica
 READY_S = 60.0  # for Ray to reserve bundles on nodes that exist
-
-
-def cluster_nodes() -> list[ClusterNode]:
-    """The nodes that are alive, ordered by address, as verl orders ranks."""
-    resource = device_resource()
-    free = ray._private.state.available_resources_per_node()  # as in verl's own check
-    alive = sorted(
-        (node for node in ray.nodes() if node["Alive"]),
-        key=lambda node: (node["NodeManagerAddress"], node["NodeID"]),
-    )
-    return [
-        ClusterNode(
-            node["NodeID"],
-            devices=int(node["Resources"].get(resource, 0)),
-            free=int(free.get(node["NodeID"], node["Resources"]).get(resource, 0)),  # a new node is not listed yet
-            labels=tuple(sorted(node["Labels"].items())),
-        )
-        for node in alive
-    ]
-
-
-def device_resource() -> str:
-    return str(get_platform().ray_resource_name())
 
 
 def shortage_error(machines: Sequence[Machine], nodes: Sequence[ClusterNode], problem: str) -> ConfigError:
@@ -69,11 +51,16 @@ def shortage_error(machines: Sequence[Machine], nodes: Sequence[ClusterNode], pr
 
 
 class TagResourcePool(RayResourcePool):  # type: ignore[misc]
-    """A pool with one placement group for each machine, on the machine's node; ranks follow the plan's order."""
+    """A pool with one placement group for each machine, on the machine's node; ranks follow the plan's order.
 
-    def __init__(self, machines: Sequence[PlacedMachine], *, wait_s: float, **kwargs: Any) -> None:
+    A machine that had no node yet is put into `nodes` with the one that it gets, by its number.
+    """
+
+    def __init__(
+        self, machines: Sequence[PlacedMachine], *, wait_s: float, nodes: dict[int, str], **kwargs: Any
+    ) -> None:
         super().__init__(process_on_nodes=[placed.devices for placed in machines], **kwargs)
-        self.machines, self.wait_s = tuple(machines), wait_s
+        self.machines, self.wait_s, self.nodes = tuple(machines), wait_s, nodes
 
     def get_placement_groups(
         self, strategy: str = "STRICT_PACK", name: str | None = None, device_name: str = "cuda"
@@ -100,15 +87,26 @@ class TagResourcePool(RayResourcePool):  # type: ignore[misc]
             )
             for i, placed in enumerate(self.machines)
         ]
-        wait_s = self.wait_s + READY_S
-        refs = [group.ready() for group in groups]
-        _, late = ray.wait(refs, num_returns=len(refs), timeout=wait_s)
-        if late:
-            waiting = [placed.machine for placed, ref in zip(self.machines, refs, strict=True) if ref in late]
+        if waiting := self._await(groups):
             for group in groups:
                 remove_placement_group(group)
-            raise shortage_error(waiting, cluster_nodes(), f"did not come within {wait_s:.0f} s")
+            raise shortage_error(waiting, cluster_nodes(), f"did not come within {self.wait_s + READY_S:.0f} s")
+        for placed, group in zip(self.machines, groups, strict=True):
+            (node,) = set(placement_group_table(group)["bundles_to_node_id"].values())
+            self.nodes.setdefault(placed.machine.number, node)
         return groups
+
+    def _await(self, groups: Sequence[PlacementGroup]) -> list[Machine]:
+        """Returns when all groups are reserved, or it has taken too long: the machines that have no node then."""
+        refs = [group.ready() for group in groups]
+        deadline = time.monotonic() + self.wait_s + READY_S
+        while True:
+            left_s = deadline - time.monotonic()
+            _, late = ray.wait(refs, num_returns=len(refs), timeout=max(0.0, min(WAITING_S, left_s)))
+            waiting = [placed.machine for placed, ref in zip(self.machines, refs, strict=True) if ref in late]
+            if not waiting or left_s <= WAITING_S:
+                return waiting
+            logger.warning("%s", describe_waiting(waiting, cluster_nodes(), left_s))
 
 
 @dataclass(frozen=True)
@@ -125,13 +123,18 @@ class TagPoolManager(ResourcePoolManager):  # type: ignore[misc]
     """verl's manager with pools of placed machines; `resource_pool_spec` has the devices of each machine."""
 
     machines: Mapping[str, Sequence[PlacedMachine]] = field(default_factory=dict)
+    nodes: dict[int, str] = field(default_factory=dict)
     wait_s: float = 0.0
 
     def create_resource_pool(self) -> None:
         """Makes the pools. Their placement groups are made together with the workers, as verl does it."""
         for name, machines in self.machines.items():
             self.resource_pool_dict[name] = TagResourcePool(
-                machines, wait_s=self.wait_s, max_colocate_count=self.max_colocate_count, name_prefix=name
+                machines,
+                wait_s=self.wait_s,
+                nodes=self.nodes,
+                max_colocate_count=self.max_colocate_count,
+                name_prefix=name,
             )
 
     def _check_resource_available(self) -> None:
@@ -177,6 +180,36 @@ class TagPools:
         replica = self.plan.replicas[int(rank.group(1))]
         return self._manager({name: self._placed(replica.devices)}, mapping, max_colocate_count)
 
+    def machines_by_node(self) -> dict[str, list[Machine]]:
+        """The machines that are on each node, by its id."""
+        found: dict[str, list[Machine]] = {}
+        for number, node in self.nodes.items():
+            found.setdefault(node, []).append(self.machines[number])
+        return found
+
+    def move_replica(self, rank: int, nodes: Sequence[ClusterNode]) -> list[Machine]:
+        """Gives the machines of this replica whose nodes are gone, or are leaving, other nodes among `nodes`.
+
+        Returns the machines for which there is none yet; then nothing has changed.
+        """
+        staying = {node.node_id for node in nodes if not node.leaving}
+        lost = [machine for machine in self.machines_of(rank) if self.nodes.get(machine.number) not in staying]
+        moved = assign(lost, [self._without_promised(node) for node in nodes])
+        missing = [machine for machine in lost if machine.number not in moved]
+        self.nodes |= {} if missing else moved
+        return missing
+
+    def machines_of(self, rank: int) -> list[Machine]:
+        """The machines of this replica."""
+        of_device = {device.number: device.node for device in self.plan.devices}
+        numbers = dict.fromkeys(of_device[device] for device in self.plan.replicas[rank].devices)
+        return [self.machines[number] for number in numbers]
+
+    def _without_promised(self, node: ClusterNode) -> ClusterNode:
+        """The node less the devices that its machines of this run have or are about to reserve."""
+        promised = sum(self.machines[number].devices for number, name in self.nodes.items() if name == node.node_id)
+        return replace(node, free=min(node.free, node.devices - promised))
+
     def check_integrity(self, nodes: Sequence[ClusterNode]) -> None:
         """Every node has at least the devices that were assigned to it."""
         for node in nodes:
@@ -187,7 +220,7 @@ class TagPools:
         self, pools: dict[str, list[PlacedMachine]], mapping: Any, max_colocate_count: int = 3
     ) -> TagPoolManager:
         spec = {name: [placed.devices for placed in machines] for name, machines in pools.items()}
-        return TagPoolManager(spec, mapping, max_colocate_count, machines=pools, wait_s=self.wait_s)
+        return TagPoolManager(spec, mapping, max_colocate_count, machines=pools, nodes=self.nodes, wait_s=self.wait_s)
 
     def _placed(self, numbers: Sequence[int]) -> list[PlacedMachine]:
         """The machines of these devices, in the order of their first device."""

@@ -1,8 +1,8 @@
 """Submits prompts for generation as far as the staleness bound has room, and waits for finished groups.
 
-Owned state: how many mini-batches training has taken, in this step and in all, and how many steps' worth of prompts run
-ahead. How many prompts may be submitted follows from these, from the outstanding prompts, which the buffer counts, and
-from the staleness bound.
+Owned state: how many mini-batches training has taken, in this step and in all, how many steps' worth of prompts run
+ahead, and which prompts are deferred. How many prompts may be submitted follows from these, from the outstanding
+prompts, which the buffer counts, and from the staleness bound.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ import time
 from typing import Any
 
 import ray
+import transfer_queue as tq
 from omegaconf import DictConfig
+from tensordict import NonTensorStack, TensorDict
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+from verl.utils import tensordict_utils as tu
 
 from seamless_verl.agent_loops.worker import SeamlessAgentLoopManager
 from seamless_verl.config.schema import SeamlessConfig
@@ -21,14 +24,18 @@ from seamless_verl.data_plane.client import DataPlaneClient
 from seamless_verl.resources.ahead import AheadLevel
 from seamless_verl.resources.lending import Demand
 from seamless_verl.resources.staleness import StalenessBound
+from seamless_verl.resources.tail_batching import Draw, DrawView, TailBatching, extra_prompts
+from seamless_verl.trainer.deferred_prompts import take_out
 from seamless_verl.trainer.engine_use import EngineUse
 from seamless_verl.trainer.lending import DeviceLending
 from seamless_verl.trainer.lending_view import TrainingProgress
-from seamless_verl.trainer.replay_buffer import SeamlessReplayBuffer
+from seamless_verl.trainer.prompt_names import PromptNames
+from seamless_verl.trainer.replay_buffer import TRAIN, SeamlessReplayBuffer
 from seamless_verl.weights.commit import WeightCommit
 
 logger = logging.getLogger(__name__)
 POLL_S = 10.0  # only a fallback: agent loops notify the trainer
+UNFINISHED = ("pending", "running")  # status of a prompt in TransferQueue
 RETRY_S = 0.25  # between two decisions while training has devices that could generate, or a replica starts again
 
 
@@ -49,6 +56,7 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
         self.computing = False  # a mini-batch was taken and is not trained yet
         self.groups_seen = 0  # the count of finished groups at the last look
         self.poll_s = POLL_S  # shorter where agent loops do not notify
+        self.names = PromptNames()
         super().__init__(config)
 
     def fit(self, agent_loop_manager: Any) -> None:
@@ -59,6 +67,7 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
 
     def _build_replay_buffer(self) -> SeamlessReplayBuffer:
         updates = self.parameter_sync_step
+        self.tail = TailBatching(extra_prompts(self.seamless.tail_batching, self.config.data.train_batch_size))
         batch = self.config.data.train_batch_size // updates
         self.bound = StalenessBound(self.seamless.max_staleness, batch, updates)
         if self.seamless.ahead is None:
@@ -67,6 +76,7 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
             bound=self.bound,
             update=lambda: self.local_trigger_step,
             wait=self._wait_for_groups,
+            defers=bool(self.tail.extra),
             trainer_mode=self.trainer_mode,
             trainer_config=self.config.trainer.v1.get(self.trainer_mode, {}),
             sampler_kwargs=self.config.trainer.v1.sampler.sampler_kwargs,
@@ -104,7 +114,11 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
         return ended
 
     def prepare_step(self) -> dict[str, Any]:
-        """Submits one batch, or as much as the bound has room for."""
+        """Submits one batch, or as much as the bound has room for; with tail batching a few prompts more."""
+        if self.tail.extra or self.tail.deferred:
+            if room := self.room():
+                self._submit(self._draw(room, begins=True))
+            return {}
         if self.room() < self.config.data.train_batch_size:
             self.refill()
             return {}
@@ -138,11 +152,68 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
             logger.info("seamless.ahead is %s from now on: %s", self.ahead.level, reason)
         return {"seamless/ahead": float(self.batches_ahead), "seamless/ahead/lost_share": lost_s / step_s}
 
+    def _fetch_one_gen_batch(self) -> Any:
+        """With a gateway a prompt has the same uid after a resume, by which the journal's sessions are found again."""
+        batch = super()._fetch_one_gen_batch()
+        if self.seamless.gateway.enabled:
+            tu.assign_non_tensor_stack(batch, "uid", self.names.take(rows_of(batch)))
+        return batch
+
+    def _reissue_inflight_prompts(self, partition_id: str = TRAIN) -> int:
+        """Submits the checkpoint's unfinished prompts again.
+
+        With a gateway each keeps the step of its submission, as if the run had not stopped: what its sessions generated
+        before may be as old as that. verl submits all of them anew, as do we for one that would be too old.
+        """
+        if not self.seamless.gateway.enabled:
+            return int(super()._reissue_inflight_prompts(partition_id))
+        tags = (tq.kv_list(partition_id) or {}).get(partition_id, {})
+        unfinished = {uid: tag for uid, tag in tags.items() if tag.get("is_prompt") and tag["status"] in UNFINISHED}
+        by_step: dict[int, list[str]] = {}
+        for uid, tag in unfinished.items():
+            too_old = self.bound.too_old(self.global_steps, tag["global_steps"])
+            by_step.setdefault(self.global_steps if too_old else tag["global_steps"], []).append(uid)
+        if rows := [key for key, tag in tags.items() if not tag.get("is_prompt") and key.split("_")[0] in unfinished]:
+            tq.kv_clear(keys=rows, partition_id=partition_id)  # of a group that had ended, but was not marked so
+        for step, uids in sorted(by_step.items()):
+            prompts = tq.kv_batch_get(keys=uids, partition_id=partition_id)
+            tu.assign_non_tensor_data(prompts, "global_steps", step)
+            marks = [{"is_prompt": True, "status": "pending", "global_steps": step}] * len(uids)
+            tq.kv_batch_put(keys=uids, partition_id=partition_id, tags=marks)
+            self.agent_loop_manager.generate_sequences(prompts)
+        return len(unfinished)
+
     def refill(self, at_most: int | None = None) -> None:
         """Submits as many prompts as there is room for, so that engines have work until the step ends."""
         room = self.room() if at_most is None else min(self.room(), at_most)
         if room:
-            self._add_prompts_to_generate(room)
+            self._submit(self._draw(room, begins=False))
+
+    def _draw(self, needed: int, *, begins: bool) -> Draw:
+        """Which prompts to submit, where `needed` are lacking."""
+        later = max(0, self.total_training_steps - self.global_steps) * int(self.config.data.train_batch_size)
+        return self.tail.decide(DrawView(needed, needed + later, len(self.train_dataloader), begins))
+
+    def _submit(self, draw: Draw) -> None:
+        if draw.fresh:
+            self._add_prompts_to_generate(draw.fresh)
+        if draw.again:
+            self._submit_batch_to_rollout(take_out(draw.again, self.global_steps))
+
+    def _next_train_batch(self, num_prompts: int | None = None) -> Any:
+        """Counts the prompts that it draws."""
+        batch = super()._next_train_batch(num_prompts)
+        self.tail.drew(len(batch))
+        return batch
+
+    def defer_rest(self) -> None:
+        """With tail batching, when a step has its last mini-batch: ends the groups that are left over."""
+        if not self.tail.extra or self.step_batches < self.parameter_sync_step:
+            return
+        if left_over := self.replay_buffer.outstanding_prompts():
+            self.agent_loop_manager.defer(left_over)
+            self.replay_buffer.defer(left_over, self.global_steps)
+            self.tail.defer(left_over)
 
     def refill_for_update(self) -> None:
         """Submits prompts before an update, except the first, whose prompts were submitted with the step."""
@@ -181,5 +252,15 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
             self.trained - taken,
             self.step_batches - taken,
             late=self.replay_buffer.late,
-            unfinished=self.replay_buffer.unfinished() * int(self.config.actor_rollout_ref.rollout.n),
+            unfinished=self.unfinished_sessions(),
         )
+
+    def unfinished_sessions(self) -> int:
+        """Sessions of the groups that generated at the last look at the queue."""
+        return self.replay_buffer.unfinished() * int(self.config.actor_rollout_ref.rollout.n)
+
+
+def rows_of(batch: TensorDict) -> list[dict[str, Any]]:
+    """The prompts of a batch as rows of the data set, without tensors."""
+    columns = {name: column.tolist() for name, column in batch.items() if isinstance(column, NonTensorStack)}
+    return [{name: values[i] for name, values in columns.items()} for i in range(len(batch))]

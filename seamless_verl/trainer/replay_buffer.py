@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
 from seamless_verl.journal import GroupDecided, GroupOutcome
 from seamless_verl.resources.staleness import StalenessBound
-
-TRAIN = "train"
+from seamless_verl.trainer.deferred_prompts import DEFERRED, TRAIN, put_aside
 
 
 class SeamlessReplayBuffer(ReplayBufferAsync):
@@ -18,28 +17,51 @@ class SeamlessReplayBuffer(ReplayBufferAsync):
 
     Sampling takes the oldest finished groups. It waits while that would leave a group behind that could then not be
     trained in time. A group may still exceed the bound, for example after a resume with a smaller one. It is dropped,
-    counted under `training/off_policy/evicted_samples`, and replaced by a fresh prompt.
+    counted under `training/off_policy/evicted_samples`, and replaced by a fresh prompt. With `defers` what a step
+    leaves behind is deferred, so that it waits for none.
     """
 
     def __init__(
-        self, *, bound: StalenessBound, update: Callable[[], int], wait: Callable[[], None], **kwargs: Any
+        self,
+        *,
+        bound: StalenessBound,
+        update: Callable[[], int],
+        wait: Callable[[], None],
+        defers: bool = False,
+        **kwargs: Any,
     ) -> None:
         kwargs.update(max_off_policy_threshold=bound.max_staleness + 1, max_off_policy_strategy="wait")
         super().__init__(**kwargs)
-        self.bound, self.update, self.wait = bound, update, wait
+        self.bound, self.update, self.wait, self.defers = bound, update, wait, defers
         self.decided: list[GroupDecided] = []  # of groups dropped since `take_decided`
         self.sampled: list[str] = []  # prompts whose groups were sampled since then
         self.late: tuple[str, ...] = ()  # prompts whose groups held training back at the last look
+        self.trained_from: list[int] = []  # steps in which the groups sampled since `carried_over` were submitted
+        self.review: Callable[[], Collection[str]] = tuple  # at each look; reopens groups, and says which
+        self.unwanted: Callable[[], Mapping[str, str]] = dict  # finished groups that are to be dropped, and why
+
+    def _sync_metadata_from_transfer_queue(self) -> None:
+        super()._sync_metadata_from_transfer_queue()
+        for uid in self.review():
+            self.finished_keys[TRAIN].discard(uid)
+            self.pending_keys[TRAIN].add(uid)
+
+    def _terminal_eviction_reasons(self, global_steps: int, partition_id: str) -> Any:
+        stale, filtered, failed, counts = super()._terminal_eviction_reasons(global_steps, partition_id)
+        unwanted = set(self.unwanted()) if partition_id == TRAIN else set()
+        return stale, filtered | unwanted, failed, counts
 
     def _evict_terminal_groups(self, global_steps: int, partition_id: str, eviction_reasons: Any) -> Any:
         """Remembers why each group is dropped; a failed one was dropped before its hand-over."""
         stale, filtered, failed, _ = eviction_reasons
+        why = self.unwanted()
         for outcome, uids in (
             (GroupOutcome.STALE, stale),
             (GroupOutcome.FILTERED, filtered - stale),
             (GroupOutcome.FAILED, failed),
         ):
-            self.decided += [GroupDecided(uid, outcome, global_steps) for uid in uids]
+            reasons = {uid: {"reason": why[uid]} if uid in why else {} for uid in uids}
+            self.decided += [GroupDecided(uid, outcome, global_steps, reasons[uid]) for uid in uids]
         return super()._evict_terminal_groups(global_steps, partition_id, eviction_reasons)
 
     def take_decided(self, step: int, details: dict[str, Any], pivots: Mapping[str, str]) -> list[GroupDecided]:
@@ -57,23 +79,48 @@ class SeamlessReplayBuffer(ReplayBufferAsync):
         self.wait()
         return last_debug_time
 
+    def carried_over(self, step: int) -> dict[str, float]:
+        """At a step's end: how many of the groups that it trained began in an earlier one, and how many go on."""
+        trained, self.trained_from = self.trained_from, []
+        self._sync_metadata_from_transfer_queue()
+        going = len(self.pending_keys[TRAIN] | self.running_keys[TRAIN])
+        earlier = sum(submitted < step for submitted in trained)
+        return {"seamless/carried_over/trained": float(earlier), "seamless/carried_over/left": float(going)}
+
     def outstanding(self) -> int:
         """Prompts submitted and neither trained nor dropped."""
+        return len(self.outstanding_prompts())
+
+    def outstanding_prompts(self) -> list[str]:
+        """Their uids, in the order in which they were submitted."""
         self._sync_metadata_from_transfer_queue()
-        return len(self.prompt_global_steps[TRAIN])
+        return list(self.prompt_global_steps[TRAIN])
+
+    def defer(self, uids: Sequence[str], step: int) -> None:
+        """Puts these prompts aside, whose groups have ended; nothing that was generated for them is kept."""
+        self._sync_metadata_from_transfer_queue()  # some may have finished meanwhile
+        put_aside(uids, step)
+        self.decided += [GroupDecided(uid, GroupOutcome.DEFERRED, step) for uid in uids]
+        self._clear_groups(TRAIN, set(uids))
 
     def finished(self) -> int:
         """Groups that were ready to be trained at the last look at the queue."""
-        return len(self.finished_keys[TRAIN])
+        return len(self.finished_keys[TRAIN] - set(self.unwanted()))
 
     def unfinished(self) -> int:
         """Groups that generated at the last look at the queue, validation's too."""
-        return sum(len(keys) for status in (self.pending_keys, self.running_keys) for keys in status.values())
+        return sum(
+            len(uids)
+            for status in (self.pending_keys, self.running_keys)
+            for partition, uids in status.items()
+            if partition != DEFERRED
+        )
 
     def _materialize_batch(self, partition_id: str, uids: list[str], snapshot: dict[str, dict[str, Any]]) -> Any:
         """A batch in the order in which its prompts were submitted, so that sums round alike whichever ended first."""
         if partition_id == TRAIN:
             self.sampled += uids
+            self.trained_from += [self.prompt_global_steps[TRAIN][uid] for uid in uids]
         order = {uid: i for i, uid in enumerate(self.prompt_global_steps[partition_id])}
 
         def submission_order(key: str) -> tuple[int, list[int]]:
@@ -97,7 +144,7 @@ class SeamlessReplayBuffer(ReplayBufferAsync):
         if len(sampleable_keys) < batch_size:
             return False
         generating = self.pending_keys[partition_id] | self.running_keys[partition_id]
-        if partition_id != TRAIN or not generating:
+        if partition_id != TRAIN or not generating or self.defers:
             return True  # waiting would bring nothing
         submitted = self.prompt_global_steps[partition_id]
         finished = sorted(submitted[uid] for uid in sampleable_keys)[batch_size:]

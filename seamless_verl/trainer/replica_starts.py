@@ -1,10 +1,12 @@
 """Starts lost replicas again, while the run goes on with the others.
 
 A thread asks the data plane which replicas it gave up, and starts another server with its engine on the devices of
-each. What has started is connected by the trainer's thread alone, where weights may be loaded: before a commit, whose
-load it then takes part in, or while training waits for groups, when it loads the committed version by itself. So it
-serves no other weights. On an accelerator that it shares with the trainer it also starts there: vLLM measures the
-memory that it finds free, and training must not change it meanwhile.
+each. A replica on devices of its own whose node is gone gets those of another node with its labels; until there is one
+it waits, and a node that joins is taken as soon as it has joined. What has started is connected by the trainer's thread
+alone, where weights may be loaded: before a commit, whose load it then takes part in, or while training waits for
+groups, when it loads the committed version by itself. So it serves no other weights. On an accelerator that it shares
+with the trainer it also starts there: vLLM measures the memory that it finds free, and training must not change it
+meanwhile.
 
 Invariants:
 - A replica is started by one thread at a time, and only after what was left of its lost server is dead.
@@ -26,11 +28,12 @@ from typing import Any
 import ray
 
 from seamless_verl.data_plane.client import DataPlaneClient, PlacedReplica
-from seamless_verl.errors import shorten
+from seamless_verl.errors import ReplicaLostError, shorten
 from seamless_verl.rollout.restarts import ReplicaLoss, Restarts, RestartStage
-from seamless_verl.trainer.servers import STOP_S, SeamlessServers, end_actors
+from seamless_verl.trainer.servers import STOP_S, SeamlessServers
 
 logger = logging.getLogger(__name__)
+WAITING_S = 60.0  # between two lines on a replica that waits for a node
 LOOK_S = 2.0  # between two looks for replicas that were given up
 REPLY_S = 10.0  # for the data plane's reply; it may be starting again itself
 SETTING = "seamless.replica_restarts"
@@ -64,6 +67,8 @@ class ReplicaStarter:
         self.placed = {placed.replica_id: placed for placed in servers.placed}
         self.restarts = Restarts(self.placed, limit)
         self.returns: Counter[str] = Counter()  # of each replica, by which a reply from before a return is known
+        self.drained: set[str] = set()  # replicas that were ended and are not known to be lost yet
+        self.missing: dict[str, float] = {}  # replicas without devices: when that was last logged
         self.started: dict[str, Any] = {}  # verl's replicas that run and are not connected
         self.lock = threading.Lock()  # of `restarts`, `returns` and `started`
         self.closed = threading.Event()
@@ -81,6 +86,7 @@ class ReplicaStarter:
         try:
             while not self.closed.wait(LOOK_S):
                 self.look()
+                self.drain()
                 for name, number in self._begin_due(between_computations=False).items():
                     self._run(partial(self._start, name, number), f"start of {name}")
         except BaseException as error:
@@ -107,11 +113,37 @@ class ReplicaStarter:
             if not known:
                 self._log(name, f"is lost ({loss.reason}: {loss.detail})", stage)
 
+    def drain(self) -> None:
+        """Ends replicas whose node is announced to leave, while others serve: their calls go on there at once.
+
+        They are lost then, and start on another node.
+        """
+        with self.lock:
+            serving = {name for name in self.placed if self.restarts.stage(name) is RestartStage.SERVING}
+        leaving = serving & self.servers.leaving()
+        for name in sorted(leaving - self.drained) if serving - leaving else ():
+            logger.warning("%s is ended, since its node is announced to leave; its calls go on elsewhere", name)
+            self.drained.add(name)
+            self._end(partial(self.servers.leave, self.placed[name]))
+        self.drained &= leaving
+
     def _begin_due(self, *, between_computations: bool) -> dict[str, int]:
         """The replicas that are to be started now and here, each with the number of its start."""
         with self.lock:
             due = [name for name in self.restarts.due() if self.must_wait(self.placed[name]) is between_computations]
+        due = [name for name in due if self._has_devices(name)]
+        with self.lock:  # only the thread that found them due begins them
             return {name: self.restarts.begin(name) for name in due}
+
+    def _has_devices(self, name: str) -> bool:
+        """Whether the replica has devices to start on: its own, or those of another node where its own is gone."""
+        missing = self.servers.missing_for(self.placed[name])
+        if missing is None:
+            self.missing.pop(name, None)
+        elif time.monotonic() - self.missing.get(name, -WAITING_S) >= WAITING_S:
+            self.missing[name] = time.monotonic()
+            logger.warning("%s waits for a node, since its own is gone: %s", name, missing)
+        return missing is None
 
     def _start(self, name: str, number: int) -> None:
         logger.warning("%s starts again, start %d of %s=%d", name, number, SETTING, self.restarts.limit)
@@ -126,7 +158,17 @@ class ReplicaStarter:
             self.started[name] = started
             self.restarts.started(name)
         if self.closed.is_set():
-            end_or_warn(started.servers)
+            self._discard(self.placed[name], started)
+
+    def _discard(self, placed: PlacedReplica, started: Any) -> None:
+        self._end(partial(self.servers.discard, placed, started))
+
+    def _end(self, end: Callable[[], None]) -> None:
+        """What does not end in time makes the next start fail, and ends with the job."""
+        try:
+            end()
+        except TimeoutError as error:
+            logger.warning("%s", error)
 
     def _failed(self, name: str, error: Exception) -> None:
         with self.lock:
@@ -169,8 +211,8 @@ class ReplicaStarter:
             placed = self.placed[name]
             try:
                 self.client.attach([replace(placed, replica=replica)], keep_kv=self.keep_kv)
-            except ray.exceptions.RayError as error:  # it died since it started
-                end_or_warn(replica.servers)
+            except (ray.exceptions.RayError, ReplicaLostError) as error:  # it died since it started, or hangs
+                self._discard(placed, replica)
                 self._failed(name, error)
                 continue
             self.servers.replace(placed, replica)
@@ -202,11 +244,3 @@ class ReplicaStarter:
         self.threads = [thread for thread in self.threads if thread.is_alive()]
         self.threads.append(threading.Thread(target=target, name=name, daemon=True))
         self.threads[-1].start()
-
-
-def end_or_warn(servers: Sequence[Any]) -> None:
-    """Ends these servers; one that does not end in time makes the next start fail, and ends with the job."""
-    try:
-        end_actors(servers)
-    except TimeoutError as error:
-        logger.warning("%s", error)

@@ -9,13 +9,16 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 from omegaconf import DictConfig
+from ray.util.placement_group import placement_group_table, remove_placement_group
 from verl.utils.ray_utils import auto_await
 from verl.workers.rollout import replica as replicas
 from verl.workers.rollout.llm_server import LLMServerManager
@@ -23,15 +26,19 @@ from verl.workers.rollout.replica import RolloutReplica
 
 from seamless_verl.agent_loops.llm_client import SeamlessClient
 from seamless_verl.data_plane.client import PlacedReplica
+from seamless_verl.errors import ReplicaLostError
 from seamless_verl.platform.adaptation import rebound
+from seamless_verl.resources.machines import describe_shortage
 from seamless_verl.resources.tags import Layout
 from seamless_verl.runtime.process import BackgroundTask
+from seamless_verl.trainer.cluster import cluster_nodes
 from seamless_verl.trainer.device_time import rollout_device, train_device
 from seamless_verl.trainer.pools import TagPools
 
 logger = logging.getLogger(__name__)
 STOP_S = 30.0
 START_S = 1800.0  # for a lost replica's new engine, which reads a model from disk
+ALIVE_S = 10.0  # for a worker, whose call waits while Ray does not know that its node is gone
 ASK_S = 0.05  # between two questions whether an actor is dead
 GONE_S = 60.0  # for Ray to say that an actor that was killed is dead, which frees its name
 
@@ -60,6 +67,7 @@ class SeamlessServers(LLMServerManager):
         self.rollout_replica_class = replica_class
         super().__init__(config, worker_group=sharing if layout.shares_devices else None)
         self.layout, self.pools = layout, pools
+        self.taking = threading.Lock()  # of the name that is rebound while a replica takes devices
 
     def open_balancer(self) -> SeamlessServers:
         """Starts the balancer without replicas; clients can be made from then on."""
@@ -75,8 +83,7 @@ class SeamlessServers(LLMServerManager):
             self._launch(0, shares_device=True)
         if self.layout.has_own_devices:
             self.worker_group = None
-            manager = {} if self.pools is None else {"ResourcePoolManager": self.pools.replica_manager}
-            with rebound(replicas, **manager):
+            with self._own_pools():
                 self._launch(len(self.placed), shares_device=False)
         self.rollout_replicas = [placed.replica for placed in self.placed]
         return self
@@ -90,25 +97,90 @@ class SeamlessServers(LLMServerManager):
             devices = range(i * replica.world_size, (i + 1) * replica.world_size)
             self.placed.append(PlacedReplica(replica, shares_device, tuple(map(name, devices))))
 
-    def start_again(self, placed: PlacedReplica) -> RolloutReplica:
-        """Starts a server with its engine in the place of a lost one, on the same devices; any thread may call it.
+    def missing_for(self, placed: PlacedReplica) -> str | None:
+        """What a start of this lost replica waits for; None if it has devices. Any thread may call it.
 
+        A replica on devices of its own gets those of another node if its own is gone.
+        """
+        if placed.shares_device or self.keeps_devices(placed):
+            return None
+        nodes = cluster_nodes()
+        if self.pools is not None:
+            missing = self.pools.move_replica(placed.replica.replica_rank, nodes)
+            return f"{missing[0]}: {describe_shortage(missing[0], nodes)}" if missing else None
+        replica = placed.replica
+        places = sum(node.free // replica.gpus_per_replica_node for node in nodes)
+        if places >= replica.nnodes or nodes_held_by(replica) <= {node.node_id for node in nodes}:
+            return None
+        return f"{replica.nnodes} x {replica.gpus_per_replica_node} free devices, each on one node"
+
+    def keeps_devices(self, placed: PlacedReplica) -> bool:
+        """Whether its node stays, and the processes that hold its devices live; one that is late to reply does."""
+        stays = placed.replica_id not in self.leaving()
+        return stays and not any(is_dead(worker, ALIVE_S) for worker in placed.replica.workers)
+
+    def leave(self, placed: PlacedReplica) -> None:
+        """Ends the replica and the processes that hold its devices, for a start on other ones."""
+        end_actors(placed.replica.servers)
+        release_devices(placed.replica)
+
+    def leaving(self) -> set[str]:
+        """The replicas on devices of their own, placed by tags, of which a node is announced to leave."""
+        nodes = set() if self.pools is None else {node.node_id for node in cluster_nodes() if node.leaving}
+        own = [placed for placed in self.placed if nodes and not placed.shares_device]
+        return {placed.replica_id for placed in own if nodes & self._nodes_of(placed)}
+
+    def _nodes_of(self, placed: PlacedReplica) -> set[str]:
+        assert self.pools is not None
+        machines = self.pools.machines_of(placed.replica.replica_rank)
+        return {self.pools.nodes[machine.number] for machine in machines if machine.number in self.pools.nodes}
+
+    def start_again(self, placed: PlacedReplica) -> RolloutReplica:
+        """Starts a server with its engine in the place of a lost one; any thread may call it.
+
+        It is on the same devices, or on those that `missing_for` has found, if the processes that held them are gone.
         Returns the replica with the new server, which `replace` puts in the place of the lost one. What is left of the
         lost server is ended first. A start that fails leaves no server.
 
         Raises:
             TimeoutError: the lost server did not end within `GONE_S`, or the start took more than `START_S`.
-            ray.exceptions.RayError: the node, or the processes that hold the devices, are gone; or the start failed.
+            ReplicaLostError: its node is gone, and there is no other yet.
+            ray.exceptions.RayError: the start failed.
         """
         end_actors(placed.replica.servers)
         replica: RolloutReplica = copy.copy(placed.replica)
         replica.servers = []
         try:
+            if not placed.shares_device and not self.keeps_devices(placed):
+                if (missing := self.missing_for(placed)) is not None:  # Ray knows only now that the node is gone
+                    raise ReplicaLostError(placed.replica_id, f"its node is gone, and there is none yet for {missing}")
+                self._take_devices(replica)
             auto_await(launch_within)(replica, START_S)
         except BaseException:
-            end_actors(replica.servers)
+            self.discard(placed, replica)
             raise
         return replica
+
+    def _take_devices(self, replica: RolloutReplica) -> None:
+        """Gives the replica a pool and workers of its own, as verl does before it launches the servers."""
+        release_devices(replica)
+        replica.workers, replica.resource_pool = [], None
+        replica.launch_servers = do_nothing
+        try:
+            with self.taking, self._own_pools():
+                auto_await(replica.init_standalone)()
+        finally:
+            del replica.launch_servers
+
+    def discard(self, placed: PlacedReplica, started: RolloutReplica) -> None:
+        """Ends a server that was started in vain, and gives back devices that were taken for it."""
+        end_actors(started.servers)
+        if started.workers is not placed.replica.workers:
+            release_devices(started)
+
+    def _own_pools(self) -> AbstractContextManager[None]:
+        """In the block, replicas on devices of their own are placed by tags, where the run has them."""
+        return rebound(replicas, **({} if self.pools is None else {"ResourcePoolManager": self.pools.replica_manager}))
 
     def replace(self, placed: PlacedReplica, started: RolloutReplica) -> None:
         """Puts the started server in the place of the lost one, also in the balancer."""
@@ -117,6 +189,7 @@ class SeamlessServers(LLMServerManager):
         ray.get(self.global_load_balancer.add_servers.remote({started.server_address: started.server_handle}))
         replica.servers, replica._server_handle = started.servers, started.server_handle
         replica._server_address = started.server_address
+        replica.workers, replica.resource_pool = started.workers, started.resource_pool
 
     def stop(self) -> None:
         """Ends every engine; one that does not end in time, for example after it was given up, ends with the job."""
@@ -131,6 +204,23 @@ class SeamlessServers(LLMServerManager):
     def client(self) -> SeamlessClient:
         """The client by which agent loops generate."""
         return self.get_client(client_cls=SeamlessClient)
+
+
+def release_devices(replica: RolloutReplica) -> None:
+    """Ends the processes that hold the replica's devices, and frees these."""
+    end_actors(replica.workers)
+    for group in () if replica.resource_pool is None else replica.resource_pool.pgs or ():
+        remove_placement_group(group)
+
+
+def nodes_held_by(replica: RolloutReplica) -> set[str]:
+    """The nodes on which its pool has reserved devices."""
+    tables = [placement_group_table(group) for group in replica.resource_pool.pgs or ()]
+    return {node for table in tables for node in table["bundles_to_node_id"].values()}
+
+
+async def do_nothing() -> None:
+    """In the place of a launch that follows later."""
 
 
 async def launch_within(replica: RolloutReplica, seconds: float) -> None:

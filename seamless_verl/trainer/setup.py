@@ -6,7 +6,6 @@ is made once for a run: the data plane client, the replicas, the lending of devi
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,27 +17,29 @@ from omegaconf import DictConfig
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import trainer_base
 from verl.utils.config import omega_conf_to_dataclass
-from verl.utils.ray_utils import auto_await
 
 from seamless_verl.config.checks.settings import Settings
 from seamless_verl.config.planning import choose_handover, plan_of
 from seamless_verl.config.schema import Handover, KvOnUpdate, SeamlessConfig
 from seamless_verl.data_plane.client import DataPlaneClient, PlacedReplica, living_replies
+from seamless_verl.data_plane.server_calls import ServerCalls
 from seamless_verl.platform.adaptation import rebound
 from seamless_verl.replica.server import SeamlessReplica
 from seamless_verl.resources.ledger import DeviceUse, NodeActivity
 from seamless_verl.resources.lending import LendingPolicy, RecordedPolicy, lending_policy
+from seamless_verl.resources.machines import Machine
 from seamless_verl.resources.placement import ReplicaKind
 from seamless_verl.runtime.process import BackgroundTask
 from seamless_verl.runtime.step_metrics import StepMetrics
 from seamless_verl.trainer.deaths import numbered
-from seamless_verl.trainer.device_time import DeviceTime, LostSource, reply_or_loss, train_device
+from seamless_verl.trainer.device_time import DeviceTime, LostSource, server_reports, train_device
 from seamless_verl.trainer.lending import DeviceLending, ReleasedLending, ResidentLending
 from seamless_verl.trainer.lending_view import DeviceViews, RunDevices
+from seamless_verl.trainer.needed_nodes import nodes_of_run
 from seamless_verl.trainer.pools import TagPools, place_by_tags
 from seamless_verl.trainer.prompt_lengths import prompt_scans, warn_of_long_prompts
-from seamless_verl.trainer.prompt_submission import PromptSubmittingTrainer
 from seamless_verl.trainer.replica_starts import ReplicaStarter
+from seamless_verl.trainer.sampled_prompts import SamplingTrainer
 from seamless_verl.trainer.scheduling_checkpoint import RECORDING
 from seamless_verl.trainer.servers import FirstRanks, SeamlessServers, StartedServers
 from seamless_verl.trainer.validation_curve import ValidationCurve
@@ -50,7 +51,7 @@ logger = logging.getLogger(__name__)
 ACTOR_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy)
 
 
-class TrainerSetup(PromptSubmittingTrainer):
+class TrainerSetup(SamplingTrainer):
     """verl's trainer with our pools, workers, replicas and buffer in the place of verl's."""
 
     def __init__(self, config: DictConfig) -> None:
@@ -97,7 +98,7 @@ class TrainerSetup(PromptSubmittingTrainer):
             self.pools = place_by_tags(self, self.plan, wait_s=self.seamless.wait_for_machines_s)
 
     def _setup(self) -> None:
-        self.data_plane = DataPlaneClient(self.config, self.seamless)
+        self.data_plane = DataPlaneClient(self.config, self.seamless, nodes_of_run(self.config))
         SeamlessWorkerGroup.on_spawn = self._start_servers
         started = StartedServers(
             self.launch_servers, released=self.handover.cuts_calls, awaited=self._share_accelerators
@@ -143,7 +144,8 @@ class TrainerSetup(PromptSubmittingTrainer):
         if self.handover is Handover.RESIDENT:
             return ResidentLending(*arguments)
         keeps_weights = self.handover is Handover.CACHE_ONLY
-        put_away = partial(put_caches_away if keeps_weights else put_to_sleep, sharing)
+        calls = ServerCalls("put_cache_away" if keeps_weights else "sleep", self.seamless.watchdog.transition_s)
+        put_away = partial(put_caches_away if keeps_weights else put_to_sleep, calls, sharing)
         return ReleasedLending(*arguments, put_away=put_away, load=lambda ids: self.commit.lend(ids))
 
     def _lending_policy(self) -> LendingPolicy:
@@ -170,11 +172,14 @@ class TrainerSetup(PromptSubmittingTrainer):
         training = [train_device(i) for i in range(self.actor_rollout_wg.world_size)]
         generating = [device for placed in replicas if not placed.shares_device for device in placed.devices]
 
+        calls = ServerCalls("take_activity")
+
         def collect() -> list[NodeActivity | LostSource]:
-            replies = {placed.replica_id: placed.replica.server_handle.take_activity.remote() for placed in replicas}
+            servers = {placed.replica_id: placed.replica.server_handle for placed in replicas}
+            calls.begin(servers)
             groups = [self.actor_rollout_wg, *([self.critic_wg] if self.use_critic else [])]
             training_reports = [report for group in groups for report in group.take_activity()]
-            return [*training_reports, *(reply_or_loss(name, reply) for name, reply in replies.items())]
+            return [*training_reports, *server_reports(calls, servers)]
 
         return DeviceTime(Path(self.config.trainer.default_local_dir), [*training, *generating], collect)
 
@@ -222,6 +227,10 @@ class TrainerSetup(PromptSubmittingTrainer):
         named = (numbered(f"{role} worker", group.workers) for role, group in groups.items() if group is not None)
         return {name: actor for workers in named for name, actor in workers.items()}
 
+    def machines_by_node(self) -> dict[str, list[Machine]]:
+        """The machines of the plan that are on each node, by its id; none without tags."""
+        return {} if self.pools is None else self.pools.machines_by_node()
+
     def get_llm_client(self) -> Any:
         return self.servers.client()
 
@@ -233,19 +242,23 @@ class TrainerSetup(PromptSubmittingTrainer):
         return int(self.resource_pool_manager.get_n_gpus() + sum(standalone))
 
 
-@auto_await  # type: ignore[untyped-decorator]
-async def put_to_sleep(replicas: Sequence[PlacedReplica]) -> None:
-    """Puts weights and KV caches of these replicas away. A replica that is dead has none."""
-    ends = await asyncio.gather(*(placed.replica.sleep() for placed in replicas), return_exceptions=True)
-    for placed, end in zip(replicas, ends, strict=True):
-        if isinstance(end, ray.exceptions.ActorUnavailableError):
-            raise end  # its process may live, and keep the memory
-        if isinstance(end, ray.exceptions.RayActorError):
-            logger.warning("%s is dead, and has no memory to put away: %s", placed.replica_id, end)
-        elif end is not None and isinstance(end, BaseException):
-            raise end
+def put_to_sleep(calls: ServerCalls, replicas: Sequence[PlacedReplica]) -> None:
+    """Puts weights and KV caches of these replicas away. One that is dead has none, one that hangs keeps them."""
+    servers = {
+        name: server
+        for placed in replicas
+        for name, server in numbered(placed.replica_id, placed.replica.servers).items()
+    }
+    for name, call in calls.call(servers).items():
+        try:
+            ray.get(call.reply)
+        except ray.exceptions.ActorUnavailableError:
+            raise  # its process may live, and keep the memory
+        except ray.exceptions.RayActorError as error:
+            logger.warning("%s is dead, and has no memory to put away: %s", name, error)
 
 
-def put_caches_away(replicas: Sequence[PlacedReplica]) -> None:
-    """Puts the KV caches of these replicas away; they keep their weights. A replica that is dead has none."""
-    list(living_replies([placed.replica.server_handle.put_cache_away.remote() for placed in replicas]))
+def put_caches_away(calls: ServerCalls, replicas: Sequence[PlacedReplica]) -> None:
+    """Puts the KV caches of these replicas away; they keep their weights. One that is dead has none, one that hangs
+    keeps its own."""
+    list(living_replies(calls.call({placed.replica_id: placed.replica.server_handle for placed in replicas}).values()))

@@ -16,6 +16,8 @@ from verl.utils.logging_utils import configure_verl_logging
 from seamless_verl.platform.adaptation import plain_class
 from seamless_verl.runtime.process import BackgroundTask, show_log
 from seamless_verl.trainer.deaths import DeathWatch, numbered, queue_actors
+from seamless_verl.trainer.needed_nodes import actors_on, nodes_of_run
+from seamless_verl.trainer.node_watch import NodeWatch, clock_warnings
 from seamless_verl.trainer.watchdog import REPLY_S, Watchdog
 
 logger = logging.getLogger(__name__)
@@ -27,12 +29,18 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
     """verl's task runner for the `seamless` trainer."""
 
     agent_loops: BackgroundTask[None] | None = None
+    deaths: DeathWatch
     custom_loops = False  # the user configured another agent loop manager
 
     def run(self, config: DictConfig) -> None:
         """Trains to the end; the trainer registers itself when it is imported, only in this process."""
         configure_verl_logging()
         show_log("INFO")
+        with actors_on(nodes_of_run(config)):
+            self.run_here(config)
+
+    def run_here(self, config: DictConfig) -> None:
+        """As `run`, while the actors that verl makes get nodes that the run needs."""
         config.transfer_queue.enable = True
         OmegaConf.resolve(config)
         self.config = config
@@ -75,18 +83,27 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
     def train_watched(self, training: Callable[[], None]) -> None:
         """Trains; raises when the run makes no more progress, or will make none: an actor is lost, or a load failed."""
         plane, limit = self.trainer.data_plane.actor, self.trainer.seamless.watchdog.no_progress_s
+        nodes = NodeWatch(self.trainer.machines_by_node)
+        for warning in clock_warnings(self.trainer.training_actors() | self.trainer.watched_actors()):
+            logger.warning(warning)
+        self.deaths = DeathWatch(self.needed_actors, nodes.describe)
         watchdog = Watchdog(
             limit,
             lambda: ray.get(plane.progress.remote(), timeout=REPLY_S),
             self.trainer.watched_actors,
             checks=[
-                DeathWatch(self.needed_actors).check,
+                self.deaths.check,
+                nodes.check,
                 self.trainer.commit.raise_failed,
                 self.trainer.starter.raise_failed,
             ],
         )
         self.trainer.enter_stage = watchdog.enter_stage
-        watchdog.train(training)
+        try:
+            watchdog.train(training)
+        except ray.exceptions.RayActorError as error:
+            self.deaths.check_soon(error)  # names the actor and its node, if the run needed it
+            raise
 
     def needed_actors(self) -> dict[str, Any]:
         """The actors without which the run waits for ever, by name."""

@@ -23,9 +23,16 @@ from seamless_verl.platform.adaptation import rebound
 from seamless_verl.runtime.checkpoint_cleanup import marked_save, remove_emptied
 from seamless_verl.runtime.process import freeze_imports
 from seamless_verl.trainer.corrected_update import UPDATE, update_numbers
+from seamless_verl.trainer.deferred_prompts import stored
 from seamless_verl.trainer.own_estimators import OwnEstimate
 from seamless_verl.trainer.replica_starts import LOOK_S
-from seamless_verl.trainer.scheduling_checkpoint import checkpoint_of, load_scheduling, save_scheduling
+from seamless_verl.trainer.scheduling_checkpoint import (
+    checkpoint_of,
+    load_sampling,
+    load_scheduling,
+    save_sampling,
+    save_scheduling,
+)
 from seamless_verl.trainer.session_weight import (
     advantage_by_session,
     fixed_micro_batches,
@@ -46,7 +53,15 @@ class SeamlessTrainer(TrainerSetup):
 
     def on_init_end(self) -> None:
         if self.global_steps:
-            load_scheduling(checkpoint_of(self.config, self.global_steps), self.lending, self.ahead)
+            checkpoint = checkpoint_of(self.config, self.global_steps)
+            self.tail.drew(self.global_steps * int(self.config.data.train_batch_size))  # where the file lacks it
+            load_scheduling(checkpoint, self.lending, self.ahead, self.tail)
+            self.tail.keep(stored())
+            self.names.load(checkpoint)
+            if self.prompt_sampling is not None:
+                load_sampling(checkpoint, self.prompt_sampling)
+        if self.seamless.gateway.enabled:
+            self.data_plane.begin_run(self.names.run, self.global_steps)
         self.commit(self.global_steps)  # of the checkpoint just loaded, or of the initial model
         self.commit.wait()
         self.starter.begin()
@@ -66,9 +81,14 @@ class SeamlessTrainer(TrainerSetup):
     def _save_checkpoint(self) -> None:
         self.enter_stage(f"saving, step {self.global_steps}")
         self.commit.wait()
+        self._record_groups()  # before the checkpoint has their effect: a later start trusts what is recorded up to it
         with marked_save(self.config.trainer.default_local_dir, self.global_steps):
             super()._save_checkpoint()
-            save_scheduling(checkpoint_of(self.config, self.global_steps), self.lending, self.ahead)
+            checkpoint = checkpoint_of(self.config, self.global_steps)
+            save_scheduling(checkpoint, self.lending, self.ahead, self.tail)
+            self.names.save(checkpoint)
+            if self.prompt_sampling is not None:
+                save_sampling(checkpoint, self.prompt_sampling)
         folder = Path(self.config.trainer.default_local_dir)
         if (folder / f"global_step_{self.global_steps}" / "actor").is_dir():  # else on another machine, or not yet
             self.saved = remove_emptied(folder, [*self.saved, self.global_steps])
@@ -107,17 +127,14 @@ class SeamlessTrainer(TrainerSetup):
         self.enter_stage(f"computing, step {self.global_steps}")
         self.sample_ended()
         self.count_mini_batch()
+        self.defer_rest()
         if self.curr_step_profile:
             self._stop_rollout_profiling()
 
     def on_step_end(self) -> None:
         self.enter_stage(f"committing version {self.global_steps}")
         self.step_ended()
-        gateway = self.seamless.gateway.enabled
-        details = {"policy": self.seamless.tokens.policy_text, "version": self.global_steps - 1}
-        pivots, self.pivots = self.pivots, {}
-        groups = self.replay_buffer.take_decided(self.global_steps, details, pivots)
-        self.data_plane.record_groups(groups if gateway else [])
+        self._record_groups()
         with marked_timer("update_weights", self.timing_raw, color="red"):
             self.lending.before_commit()
             self.starter.before_commit()
@@ -125,6 +142,16 @@ class SeamlessTrainer(TrainerSetup):
             self.lending.on_committed()
         self._pending_sync_metrics |= self.device_time.close(f"step {self.global_steps}")
         self._pending_sync_metrics |= self.lending.metrics() | self.starter.metrics() | self.choose_ahead()
+        self._pending_sync_metrics |= self.tail.metrics() if self.tail.extra else {}
+        self._pending_sync_metrics |= self.replay_buffer.carried_over(self.global_steps)
+        self._pending_sync_metrics |= {} if self.prompt_sampling is None else self.prompt_sampling.metrics()
+
+    def _record_groups(self) -> None:
+        """What became of groups since the last call, into the journal."""
+        details = {"policy": self.seamless.tokens.policy_text, "version": self.global_steps - 1}
+        pivots, self.pivots = self.pivots, {}
+        groups = self.replay_buffer.take_decided(self.global_steps, details, pivots)
+        self.data_plane.record_groups(groups if self.seamless.gateway.enabled else [])
 
     def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
         if self.seamless.tokens.policy != TRAIN_ALL:

@@ -34,6 +34,8 @@ class DropReason(StrEnum):
     """its whole session was dropped: its agent was ended at its time limit"""
     GROUP = "group"
     """its group was dropped after it was handed over: too old, or filtered"""
+    DEFERRED = "deferred"
+    """its group was left over when its step had enough of them: the prompt begins again in a later step"""
     PIVOT = "pivot"
     """its session was the median of its group, by which an advantage estimator measures the others"""
     VALIDATION = "validation"
@@ -63,8 +65,14 @@ class Account:
         return sum(accounts, cls())
 
     def discarded(self, reason: DropReason) -> Account:
-        """The same account with its trained tokens dropped for this reason."""
-        return Account(self.generated, 0, {**self.dropped, reason: self.dropped.get(reason, 0) + self.trained})
+        """The same account with its trained tokens dropped for this reason.
+
+        A session that is deferred is stopped in its calls: their tokens count as deferred, too, and not as cancelled.
+        """
+        dropped, tokens = dict(self.dropped), self.trained
+        if reason is DropReason.DEFERRED:
+            tokens += dropped.pop(DropReason.CANCELLED, 0)
+        return Account(self.generated, 0, {**dropped, reason: dropped.get(reason, 0) + tokens})
 
     def with_dropped(self, tokens: int, reason: DropReason) -> Account:
         """The same account with so many of its trained tokens dropped for this reason."""

@@ -31,6 +31,7 @@ import ray
 from verl.single_controller.ray import RayWorkerGroup
 
 from seamless_verl.data_plane.client import DataPlaneClient, PlacedReplica, living_replies
+from seamless_verl.data_plane.server_calls import ServerCalls
 from seamless_verl.weights.background import StagingBegun, StagingEnd
 from seamless_verl.weights.commit_times import CommitTimes
 from seamless_verl.weights.loads import BackgroundLoads, load_rounds
@@ -209,7 +210,7 @@ class WeightCommit:
     def load_started(self, ids: Sequence[str]) -> list[str]:
         """Loads the committed weights into replicas that have none of them yet; returns those that then serve.
 
-        The weights are still staged, and open loads are waited for.
+        The weights are still staged, and open loads are waited for. A host that is new gets them first.
 
         Raises:
             ReplicaLostError: some could not load, and none serves.
@@ -217,6 +218,10 @@ class WeightCommit:
         self.wait()
         assert self.committed is not None, "nothing is committed yet"
         version, staged = self.committed
+        if self.transfer is not None:
+            sent, _ = self.transfer.stage(version, staged)
+            staged = [*staged, *sent]
+            self.committed = version, staged
         loaded = list(self.client.execute("update_weights", ids, version, staged))
         if failed := [name for name in ids if name not in loaded]:
             logger.warning("%s did not load version %d, and waits for the next one", ", ".join(failed), version)
@@ -231,5 +236,5 @@ class WeightCommit:
 
     def pauses_s(self, loaded: Sequence[str]) -> list[float]:
         """Seconds for which each of these replicas paused."""
-        servers = [replica.replica.server_handle for replica in self.replicas if replica.replica_id in loaded]
-        return list(living_replies([server.last_pause_s.remote() for server in servers]))
+        servers = {one.replica_id: one.replica.server_handle for one in self.replicas if one.replica_id in loaded}
+        return list(living_replies(ServerCalls("last_pause_s").call(servers).values()))

@@ -7,6 +7,8 @@ engine sends them, to all at once; each keeps one copy.
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +19,12 @@ from verl.single_controller.base.decorator import Dispatch, register
 from verl.single_controller.ray import RayClassWithInitArgs, RayWorkerGroup
 from verl.workers.rollout.utils import ensure_async_iterator
 
+from seamless_verl.errors import shorten
 from seamless_verl.weights.staging import StagedWeights, StagingMemory, one_per_host
+
+logger = logging.getLogger(__name__)
+UNREACHABLE_S = 60.0  # Ray takes a node for dead after some 15 s without a reply
+RETRY_S = 0.5
 
 
 class SeamlessReplicaWorker(CheckpointEngineWorker):  # type: ignore[misc]
@@ -50,43 +57,84 @@ _worker = ray.remote(SeamlessReplicaWorker)
 class Transfer(CheckpointEngineManager):  # type: ignore[misc]
     """verl's transfer to standalone replicas, which ends in the memory of their hosts."""
 
-    nodes: list[str] | None = None  # of the replicas' workers, in their order
-
-    @property
-    def workers(self) -> list[Any]:
-        """The workers of all replicas, in their order."""
-        return [worker for replica in self.replicas for worker in replica.workers]
-
-    def without(self, hosts: set[str]) -> list[int]:
-        """The places of those workers that are on none of these hosts, which have the weights."""
-        self.nodes = self.nodes or list(group_of(self.workers).node())
-        return without_weights(self.nodes, hosts)
+    def without(self, hosts: set[str]) -> list[tuple[Any, str]]:
+        """The workers of living replicas that are on none of these hosts, which have the weights; with their nodes."""
+        return without_weights(self.living(), hosts)
 
     def stage(self, version: int, staged: Sequence[StagedWeights]) -> tuple[list[StagedWeights], dict[str, Any]]:
-        """Sends what the trainer has `staged` to the hosts that have nothing of it.
+        """Sends what is `staged` to the hosts of living replicas that have nothing of it.
 
-        Returns what these then have staged, and the transfer's metrics.
+        Returns what these then have staged, and the transfer's metrics. A replica of which a worker has died gets
+        nothing, and its servers are ended. Where one dies meanwhile, the transfer begins again without it.
         """
-        without = self.without({weights.host for weights in staged})
-        if not without:
-            return [], {}
-        assert self.nodes is not None
-        rollout = group_of([self.workers[i] for i in without])
+        while True:
+            living = self.living()
+            receivers = without_weights(living, {weights.host for weights in staged})
+            if not receivers:
+                return [], {}
+            try:
+                return self._send(version, staged, receivers)
+            except ray.exceptions.RayError as error:
+                if self.living() == living:
+                    raise
+                logger.warning("a replica died in a transfer of weights, which begins again: %s", shorten(error))
+
+    def living(self) -> list[list[tuple[Any, str]]]:
+        """The workers with their nodes, of each replica all of whose workers live."""
+        asked = [(replica, [(worker, worker.node.remote()) for worker in replica.workers]) for replica in self.replicas]
+        found = []
+        for replica, replies in asked:
+            nodes = [node_of(worker, reply) for worker, reply in replies]
+            if None not in nodes:
+                found.append([(worker, str(node)) for (worker, _), node in zip(replies, nodes, strict=True)])
+                continue
+            for server in replica.servers:  # it can get no weights any more
+                ray.kill(server)
+        return found
+
+    def _send(
+        self, version: int, staged: Sequence[StagedWeights], receivers: Sequence[tuple[Any, str]]
+    ) -> tuple[list[StagedWeights], dict[str, Any]]:
+        """Sends to these workers, each with its node, all at once."""
+        rollout = group_of([worker for worker, _ in receivers])
         self.build_process_group(rollout)
-        keeps = first_of_each([self.nodes[i] for i in without])
+        keeps = first_of_each([node for _, node in receivers])
         sent = self.actor_wg.send_staged(version, staged)
-        results = ray.get([*sent, *rollout.stage_weights([version] * len(without), keeps)])
+        replies = [*sent, *rollout.stage_weights([version] * len(receivers), keeps)]
+        ray.wait(replies, num_returns=len(replies))  # none may still use the group when the transfer begins again
+        results = ray.get(replies)
         finalize = [
             group.execute_checkpoint_engine(["finalize"] * group.world_size) for group in (self.actor_wg, rollout)
         ]
-        ray.get([reply for replies in finalize for reply in replies])
+        ray.get([reply for ended in finalize for reply in ended])
         metrics = {name: value for result in results[: len(sent)] for name, value in (result or {}).items()}
         return one_per_host(results[len(sent) :]), metrics
 
 
-def without_weights(nodes: Sequence[str], having: set[str]) -> list[int]:
-    """The places in `nodes` of those that have no weights."""
-    return [i for i, node in enumerate(nodes) if node not in having]
+def node_of(worker: Any, reply: Any) -> str | None:
+    """The node of a worker that was asked for it; None if the worker is dead.
+
+    A node that does not reply is dead, or reachable again, as soon as Ray knows.
+
+    Raises:
+        ActorUnavailableError: neither within `UNREACHABLE_S`.
+    """
+    deadline = time.monotonic() + UNREACHABLE_S
+    while True:
+        try:
+            return str(ray.get(reply))
+        except ray.exceptions.ActorUnavailableError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(RETRY_S)  # Ray notifies of no network that is whole again
+            reply = worker.node.remote()
+        except ray.exceptions.RayActorError:
+            return None
+
+
+def without_weights(replicas: Sequence[Sequence[tuple[Any, str]]], having: set[str]) -> list[tuple[Any, str]]:
+    """Of these replicas' workers, each with its node, those whose nodes have no weights."""
+    return [(worker, node) for replica in replicas for worker, node in replica if node not in having]
 
 
 def first_of_each(nodes: Sequence[str]) -> list[bool]:

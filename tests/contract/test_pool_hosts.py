@@ -7,8 +7,11 @@ import inspect
 from typing import Any
 
 import pytest
+import ray
 from support.hosts import found, signature
 
+from seamless_verl.config.joining import OF_THE_CLUSTER
+from seamless_verl.resources.machines import CPUS_A_DEVICE, CPUS_OF_REPLICA
 from seamless_verl.resources.model_facts import ModelFacts
 
 BASE = "verl.single_controller.ray.base:"
@@ -55,6 +58,7 @@ def test_the_managers_fields() -> None:
 
     names = [field.name for field in dataclasses.fields(ResourcePoolManager)]
     assert names == ["resource_pool_spec", "mapping", "max_colocate_count", "resource_pool_dict"]
+    assert ResourcePoolManager.max_colocate_count == CPUS_A_DEVICE
 
 
 def test_how_a_replica_makes_a_manager() -> None:
@@ -64,8 +68,35 @@ def test_how_a_replica_makes_a_manager() -> None:
     source = inspect.getsource(replica.RolloutReplica.init_standalone)
     assert "ResourcePoolManager" in vars(replica)
     assert 'f"rollout_pool_{self.replica_rank}{self.name_suffix}"' in source
-    for part in ("resource_pool_spec=resource_pool_spec", "mapping=None", "max_colocate_count=2"):
+    for part in ("resource_pool_spec=resource_pool_spec", "mapping=None", f"max_colocate_count={CPUS_OF_REPLICA}"):
         assert part in source
+
+
+def test_a_replica_takes_its_devices_before_it_launches_and_waits_for_nothing_else() -> None:
+    """`SeamlessServers._take_devices` has it do so without the launch, while the class above is replaced."""
+    from verl.workers.rollout import replica
+
+    source = inspect.getsource(replica.RolloutReplica.init_standalone)
+    assert source.count("await") == 1 and source.rstrip().endswith("await self.launch_servers()")
+
+
+@pytest.mark.parametrize(("symbol", "chosen"), [
+    ("verl.experimental.agent_loop.agent_loop:AgentLoopManager._init_agent_loop_workers", "ray.nodes()"),
+    ("verl.experimental.reward_loop.reward_loop:RewardLoopManager._init_reward_loop_workers", "ray.nodes()"),
+    ("transfer_queue.utils.common:get_node_round_robin_scheduling_strategies", "ray.nodes()"),
+    ("verl.workers.rollout.router:_create_global_sticky_inflight", "ray.remote(load_balancer_cls).remote("),
+    ("transfer_queue.interface:init", "TransferQueueController.options("),
+])  # fmt: skip
+def test_actors_get_their_nodes_by_the_names_that_are_replaced(symbol: str, chosen: str) -> None:
+    """`trainer/needed_nodes.py` keeps them off the nodes that only generate."""
+    assert chosen in inspect.getsource(found(symbol, "needed-nodes"))
+
+
+@pytest.mark.parametrize("name", OF_THE_CLUSTER)
+def test_ray_takes_no_setting_of_a_cluster_that_exists(name: str) -> None:
+    source = inspect.getsource(ray._private.worker.init)
+    joining = source[source.index("connecting to an existing cluster") - 300 :]
+    assert f"{name} is not None" in joining
 
 
 def test_what_worker_creation_reads_of_a_pool() -> None:

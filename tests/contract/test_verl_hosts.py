@@ -9,6 +9,7 @@ import textwrap
 import pytest
 from support.hosts import attributes, found, listed, parameters, signature
 
+from seamless_verl.agent_loops.rows import SAMPLES
 from seamless_verl.platform.adaptation import plain_class
 
 BASE = "verl.trainer.ppo.v1.trainer_base:PPOTrainer."
@@ -36,6 +37,8 @@ OVERRIDDEN = {
     BASE + "_save_checkpoint": "(self)",
     BASE + "fit": "(self, agent_loop_manager: verl.experimental.agent_loop.agent_loop.AgentLoopManager)",
     BASE + "prepare_step": "(self) -> dict",
+    BASE + "_next_train_batch": "(self, num_prompts: int | None = None) -> tensordict._td.TensorDict",
+    BASE + "_reissue_inflight_prompts": "(self, partition_id: str = 'train') -> int",
     BASE + "on_init_end": "(self)",
     BASE + "on_train_begin": "(self)",
     BASE + "on_sample_begin": "(self)",
@@ -45,6 +48,9 @@ OVERRIDDEN = {
     " sampleable_keys: set[str]) -> bool",
     BUFFER + "_materialize_batch": "(self, partition_id: str, selected_prompt_uids: list[str],"
     " partition_snapshot: dict[str, dict]) -> transfer_queue.metadata.KVBatchMeta",
+    BUFFER + "_sync_metadata_from_transfer_queue": "(self)",
+    BUFFER + "_terminal_eviction_reasons": "(self, global_steps: int, partition_id: str)"
+    " -> tuple[set[str], set[str], set[str], collections.Counter]",
     BUFFER + "_stale_terminal_keys": "(self, global_steps: int, partition_id: str) -> set[str]",
     BUFFER + "_wait_for_next_poll": "(self, partition_id: str, last_debug_time: float) -> float",
     "verl.utils.tracking:Tracking.log": "(self, data, step, backend=None)",
@@ -70,6 +76,7 @@ CALLED = {
     " sampler_kwargs poll_interval refill_fn filter_groups_metric train_batch_size gen_batch_size"
     " max_inflight_gen_batches sync_refill_failed_groups",
     BUFFER + "_sync_metadata_from_transfer_queue": "self",
+    BUFFER + "_clear_groups": "self partition_id uids",
     LOOPS + "AgentLoopBase.__init__": "self trainer_config server_manager tokenizer processor dataset_cls data_config"
     " hf_model_type **kwargs",
     LOOPS + "DictConfigWrap": "config",
@@ -91,21 +98,30 @@ CALLED = {
     "verl.utils.device:auto_set_device": "config",
     "verl.utils.logging_utils:configure_verl_logging": "",
     "verl.utils.rollout_trace:rollout_trace_attr": "sample_index step rollout_n name validate trace",
+    "verl.utils.tensordict_utils:assign_non_tensor_data": "tensor_dict key val",
+    "verl.utils.tensordict_utils:assign_non_tensor_stack": "tensor_dict key val",
     "verl.utils.tensordict_utils:list_of_dict_to_tensordict": "list_of_dicts",
     "verl.utils.tracking:Tracking.__init__": "self project_name experiment_name default_backend config",
     "verl.utils.tracking:Tracking.finish": "self exit_code",
     "transfer_queue:init": "conf",
     "transfer_queue:close": "",
     "transfer_queue:async_kv_batch_put": "keys partition_id fields tags data_parser",
+    "verl.utils.tensordict_utils:concat_tensordict": "data",
+    "verl.utils.tensordict_utils:get": "tensordict key default",
+    "verl.utils.tensordict_utils:index_select_tensor_dict": "batch indices",
+    "verl.utils.tensordict_utils:pop": "tensordict key default",
     "transfer_queue:kv_batch_get": "keys partition_id select_fields",
     "transfer_queue:kv_batch_put": "keys partition_id fields tags data_parser",
+    "transfer_queue:kv_clear": "keys partition_id",
+    "transfer_queue:kv_list": "partition_id",
 }
 # What we read of its objects, or set on them.
 HELD = {
     BASE[:-1]: "config trainer_mode parameter_sync_step local_trigger_step global_steps timing_raw curr_step_profile"
     " _pending_sync_metrics use_critic role_worker_mapping mapping resource_pool_manager actor_rollout_wg critic_wg"
-    " ref_policy_wg replay_buffer checkpoint_manager logger",
-    BUFFER[:-1]: "finished_keys pending_keys running_keys prompt_global_steps",
+    " ref_policy_wg replay_buffer checkpoint_manager logger total_training_steps train_dataset train_dataloader"
+    " agent_loop_manager",
+    BUFFER[:-1]: "partitions finished_keys pending_keys running_keys prompt_global_steps",
     LOOPS + "AgentLoopBase": "config rollout_config",
     LOOPS + "AgentLoopMetrics": "generate_sequences",
     LOOPS + "AgentLoopOutput": "prompt_ids response_ids response_mask response_logprobs reward_score num_turns metrics"
@@ -151,6 +167,12 @@ def test_its_objects_hold_what_we_read(owner: str, name: str) -> None:
 def test_verls_worker_of_agent_loops_has_what_ours_overrides(name: str, expected: str) -> None:
     worker = plain_class(found("verl.trainer.ppo.v1.agent_loop_tq:AgentLoopWorkerTQ", "seamless-loops"))
     assert parameters(getattr(worker, name)) == expected
+
+
+@pytest.mark.parametrize("column", [SAMPLES])
+def test_a_prompt_may_say_how_many_sessions_it_gets(column: str) -> None:
+    worker = plain_class(found("verl.trainer.ppo.v1.agent_loop_tq:AgentLoopWorkerTQ", "seamless-loops"))
+    assert f'prompt.pop("{column}"' in inspect.getsource(worker._run_prompt)
 
 
 @pytest.mark.parametrize(

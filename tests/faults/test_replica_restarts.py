@@ -91,3 +91,44 @@ def test_the_others_serve_until_a_replica_is_back(nano: Path, tmp_path: Path) ->
         assert metrics["training/rollout_logprob_diff_max"] < 2e-2
         assert metrics["training/off_policy/trajectory_staleness_worst/max"] == 0
         assert metrics["calls/failed"] == 0
+
+
+def test_a_server_that_hangs_is_absent_until_it_replies(nano: Path, tmp_path: Path) -> None:
+    """One of two on the trainer's devices is stopped, given up, and taken back; the other one serves meanwhile."""
+    held, steps_after = tmp_path / "held", 2
+    job = job_of(
+        tmp_path,
+        nano,
+        trainer__n_gpus_per_node=2,
+        trainer__total_training_steps=12,
+        seamless__replica_restarts=0,
+        seamless__watchdog__transition_s=10,
+        actor_rollout_ref__rollout__agent__default_agent_loop="held",
+    )
+    job.env["HELD_WHILE_EXISTS"] = str(held)
+    job.start()
+    job.wait_for("step:1 ")
+    stopped = servers(job)[0]
+    stopped.suspend()
+    job.wait_for("is given up (late")
+    job.wait_for(f"step:{last_step(job) + steps_after} ")
+    held.touch()  # training waits for groups: it loads what is taken back
+    stopped.resume()
+    job.wait_for("replies again")
+    held.unlink()
+    steps = job.finish().metrics()
+    last = steps[max(steps)]
+    assert steps.keys() == set(range(1, 13))
+    assert (last["fleet/given_up/late"], last["fleet/taken_back"], last["fleet/dead"]) == (1, 1, 0)
+    assert last["fleet/serving"] + last["fleet/paused"] == 2
+    assert all(last[f"seamless/device/train-{i}/rollout_share"] > 0 for i in range(2)), "one does not serve again"
+    assert job.log().count("is absent until it does") == 1, "a server that hangs is waited for once"
+    for metrics in steps.values():
+        dropped = sum(value for name, value in metrics.items() if name.startswith("tokens/dropped/"))
+        assert metrics["tokens/generated"] == metrics["tokens/trained"] + dropped > 0
+        assert metrics["training/off_policy/trajectory_staleness_worst/max"] == 0
+        assert metrics["calls/failed"] == 0
+
+
+def last_step(job: Job) -> int:
+    return max(map(int, re.findall(r"step:(\d+) ", job.log())))

@@ -31,6 +31,7 @@ PURE = (
     "transport",
     "bench.rewards.validation_curves",
     "bench.journal",
+    "algorithms.samplers",
     *(f"resources.{name}" for name in ("ledger", "ledger.drawing", "staleness", "lending")),
     "simulator.__main__",
     "cli.calibrate",

@@ -33,6 +33,8 @@ class MemorySessions:
         self.journal = SimpleNamespace(append=self._append, outside_events=lambda: tuple(self.kept.events))
         table = SimpleNamespace(check_room=lambda: None, get=lambda name: SimpleNamespace(metadata=self.metadata[name]))
         self.gateway = SimpleNamespace(table=table)
+        self.leased: dict[str, Any] = {}
+        self.earlier = SimpleNamespace(version=-1)
         self.calls = SimpleNamespace(paused_time=SimpleNamespace(seconds=lambda name: 0.0))
 
     def _append(self, *events: OutsideEvent) -> asyncio.Future[None]:

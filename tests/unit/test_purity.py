@@ -13,7 +13,7 @@ BELOW = {
     "errors": set(),
     "runtime": {"errors"},
     "resources": {"errors"},
-    "config": {"errors", "runtime", "resources", "agents", "journal"},
+    "config": {"errors", "runtime", "resources", "agents", "journal", "algorithms"},
     "tiny": {"errors"},
     "algorithms": {"errors"},
     "platform": {"errors"},
@@ -47,7 +47,7 @@ BELOW = {
         *("errors", "runtime", "config", "resources", "platform", "trajectory", "journal"),
         *("rollout", "data_plane", "weights", "replica", "agent_loops", "algorithms"),
     },
-    "simulator": {"errors", "runtime", "resources"},
+    "simulator": {"errors", "runtime", "resources", "algorithms"},
     "doctor": {"errors", "runtime", "config", "resources", "platform"},
     "cli": {
         *("errors", "runtime", "trajectory", "journal", "config", "resources", "platform"),

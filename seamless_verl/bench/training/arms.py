@@ -2,8 +2,9 @@
 
 An arm is data: a name, which main job runs it, and its overrides. All arms train on two devices.
 Names are `sync`, `colocate_async`, `separate_async`, `separate_async-switch`, each also with `-poll`, and
-`seamless-<layout>-s<max_staleness>`, each also with `-ahead<n>`, with `-keep` (of the KV cache at a commit) and
-with `-streamed`; and `seamless-default`, which sets nothing but the mode. Pure: strings only.
+`seamless-<layout>-s<max_staleness>`, each also with `-ahead<n>`, with `-keep` (of the KV cache at a commit), with
+`-streamed` and with `-tail<n>` (tail batching with n percent more prompts); and `seamless-default`, which sets nothing
+but the mode. Pure: strings only.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ LAYOUTS = {
 }
 STALENESS = (0, 1, 4)
 DEFAULT = "seamless-default"
-OURS = re.compile(rf"seamless-({'|'.join(LAYOUTS)})-s(\d+)(?:-ahead(\d+))?(-keep)?(-streamed)?")
+OURS = re.compile(rf"seamless-({'|'.join(LAYOUTS)})-s(\d+)(?:-ahead(\d+))?(-keep)?(-streamed)?(?:-tail(\d+))?")
 
 
 def parse_our_arm(workload: Workload, name: str) -> Arm | None:
@@ -88,13 +89,20 @@ def parse_our_arm(workload: Workload, name: str) -> Arm | None:
     match = OURS.fullmatch(name)
     if match is None:
         return None
-    layout, staleness, ahead, keeps_cache, streamed = match[1], int(match[2]), match[3], match[4], match[5]
+    layout, staleness, ahead, keeps_cache, streamed, extra = match[1], int(match[2]), *match.groups()[2:]
     trains, devices = LAYOUTS[layout]
     updates = {"trainer.v1.seamless.parameter_sync_step": workload.prompts // MINI_BATCH} if streamed else {}
     node = {MODE: "seamless", "seamless.layout": layout, "seamless.max_staleness": staleness}
     node |= {} if ahead is None else {"seamless.ahead": int(ahead)}
     node |= {"seamless.weights.kv": "keep"} if keeps_cache else {}
+    node |= {} if extra is None else {"seamless.tail_batching": int(extra) / 100}
     return Arm(name, SEAMLESS, trains, {**devices(), **node, **updates})
+
+
+def begins_prompts_again(name: str) -> bool:
+    """Whether the arm of that name generates some prompts twice, by tail batching."""
+    match = OURS.fullmatch(name)
+    return match is not None and match[6] is not None
 
 
 def default_arms(workload: Workload) -> list[Arm]:
@@ -116,7 +124,7 @@ def arms_named(workload: Workload, patterns: Sequence[str]) -> list[Arm]:
             found = [ours]
         if not found:
             names = ", ".join(arm.name for arm in available)
-            more = "ours take any -s<n>, then -ahead<n>, -keep and -streamed in this order"
+            more = "ours take any -s<n>, then -ahead<n>, -keep and -streamed in this order, then -tail<n>"
             way_out = f"Choose from {names}, or a pattern such as '*-poll'; {more}"
             raise ConfigError("--arms", pattern, "no arm has that name", way_out)
         chosen |= {arm.name: arm for arm in found}

@@ -84,15 +84,20 @@ class SampleRecord:
         return self.prompt == other.prompt and self.tokens == other.tokens
 
 
-def read_samples(path: Path) -> dict[Place, SampleRecord]:
-    """The samples by place. Raises ValueError for a place that comes twice: the data set would have begun anew."""
+def read_samples(path: Path, *, begins_again: bool = False) -> dict[Place, SampleRecord]:
+    """The samples by place; `begins_again` where prompts that a step left over are generated anew in a later one.
+
+    Raises ValueError for a place that comes twice, so that the data set would have begun anew; for one that is
+    generated anew only if it then had other lengths.
+    """
     found: dict[Place, SampleRecord] = {}
     for line in path.read_text().splitlines():
         values = json.loads(line)
         place = (values["index"], values["session"])
-        if place in found:
+        sample = SampleRecord(*(tuple(values[name]) for name in ("prompt", "tokens", "seconds")))
+        if place in found and not (begins_again and sample.same_work(found[place])):
             raise ValueError(f"{path}: {place} was generated twice")
-        found[place] = SampleRecord(*(tuple(values[name]) for name in ("prompt", "tokens", "seconds")))
+        found[place] = sample
     return found
 
 

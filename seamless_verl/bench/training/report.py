@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from seamless_verl.bench.training.arms import begins_prompts_again
 from seamless_verl.bench.training.figures import (
     Bound,
     FigureRow,
@@ -69,7 +70,8 @@ def make_report(workload: Workload, steps: int, folder: Path) -> BenchReport | N
     for file in sorted(folder.glob(f"*/{RESULT_FILE}")):
         values = json.loads(file.read_text())
         runs.setdefault(values["arm"], {})[values["round"]] = Figures.from_dict(values)
-        samples[file.parent.name] = read_samples(file.parent / SAMPLES_FILE)
+        begins_again = begins_prompts_again(values["arm"])
+        samples[file.parent.name] = read_samples(file.parent / SAMPLES_FILE, begins_again=begins_again)
         lines = (file.parent / STEPS_FILE).read_text().splitlines()
         reward_curves[file.parent.name] = reward_curve([json.loads(line) for line in lines])
     if not runs:

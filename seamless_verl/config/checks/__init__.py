@@ -73,10 +73,12 @@ from seamless_verl.config.checks.modes import (
     check_standalone_pool,
     check_unused,
 )
+from seamless_verl.config.checks.samplers import check_sampler
 from seamless_verl.config.checks.serve_options import check_engine_options, check_options, check_reasoning
 from seamless_verl.config.checks.settings import Check, Problem, RefusedConfigError, Settings
 from seamless_verl.config.checks.tools import check_function_tools, check_tool_format, check_tools
 from seamless_verl.config.checks.visible import check_visible_devices
+from seamless_verl.config.joining import check_joined
 
 __all__ = ["CHECKS", "Problem", "RefusedConfigError", "Settings", "find_problems", "preflight", "preflight_of_plan"]
 
@@ -91,6 +93,7 @@ CHECKS: tuple[Check, ...] = (
     check_chosen_loss,
     check_own_losses,
     check_own_estimators,
+    check_sampler,
     check_bypass,
     check_staleness,
     check_gateway,
@@ -128,6 +131,7 @@ CHECKS: tuple[Check, ...] = (
     check_resume,
     check_folder,
     check_steps,
+    check_joined,
     check_resources,
     check_visible_devices,
     check_devices,

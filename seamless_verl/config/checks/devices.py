@@ -17,6 +17,7 @@ from seamless_verl.config.checks.roles import (
     has_hybrid_rollout,
     has_standalone_rollout,
     has_teacher,
+    joins_cluster,
     replica_world,
     standalone_devices,
     trainer_world,
@@ -65,9 +66,9 @@ def check_devices(settings: Settings) -> list[Problem]:
 
 @check
 def check_cores(settings: Settings) -> list[Problem]:
-    """On the CPU platform each pinned device has a core of its own."""
+    """On the CPU platform each pinned device has a core of its own; in a cluster that exists each node has its own."""
     cpu, cores = settings.seamless.cpu, settings.host.cores
-    if settings.host.accelerator or cpu.device_count <= cores:
+    if settings.host.accelerator or joins_cluster(settings) or cpu.device_count <= cores:
         return []
     key, reason = "seamless.cpu.devices", f"is more than the {cores} cores this process may use"
     if cpu.pin:

@@ -36,6 +36,8 @@ BOUNDED_POLICIES = ("mask_older_than", "drop_if_older_than")  # of seamless.toke
 MODE_KEY = "trainer.v1.trainer_mode"
 ROLLOUT = "actor_rollout_ref.rollout"
 NO_REPLAY = "disabled"
+REPLAYED = "skip.rollout_tq.enable"
+MANAGER = f"{ROLLOUT}.agent.agent_loop_manager_class"
 VERL_SAMPLER = {"max_off_policy_threshold": 8, "max_off_policy_strategy": "drop"}
 
 
@@ -65,7 +67,7 @@ def check_seamless(settings: Settings) -> list[Problem]:
     if settings.mode != "seamless":
         return []
     parts = (
-        *(_unused_pool, _someone_generates, _never_lent, _ahead, _min_sessions),
+        *(_unused_pool, _someone_generates, _never_lent, _ahead, _tail_batching, _min_sessions),
         *(_engine, _routing, _released, _sampler),
     )
     return [problem for part in parts for problem in part(settings)]
@@ -131,6 +133,27 @@ def _ahead(settings: Settings) -> list[Problem]:
         return []
     reason = f"is more than seamless.max_staleness={bound} lets be trained"
     return [Problem("seamless.ahead", ahead, reason, f"Set seamless.max_staleness={ahead}, or seamless.ahead={bound}")]
+
+
+def _tail_batching(settings: Settings) -> list[Problem]:
+    """Prompts are deferred only where all tokens are of one version, and begin again with new generations."""
+    key, share = "seamless.tail_batching", settings.seamless.tail_batching
+    if share is None:
+        return []
+    found = list[Problem]()
+    if bound := settings.seamless.max_staleness:
+        reason = f"begins prompts again that seamless.max_staleness={bound} lets be trained in a later step"
+        found.append(Problem(key, share, reason, f"Set seamless.max_staleness=0, or {key}=null"))
+    if settings.flag(REPLAYED):
+        reason = f"has no prompt left over, since {REPLAYED}=True reads the generations of an earlier run"
+        found.append(Problem(key, share, reason, f"Set {key}=null, or {REPLAYED}=False"))
+    if (manager := settings.get(MANAGER)) is not None:
+        reason = f"stops groups, which {MANAGER}={manager} may not do"
+        found.append(Problem(key, share, reason, f"Set {key}=null, or {MANAGER}=null"))
+    if (sampler := settings.seamless.sampler.name) is not None:
+        reason = f"drops what was generated for a prompt, of which seamless.sampler.name={sampler} may ask for more"
+        found.append(Problem(key, share, reason, f"Set {key}=null, or seamless.sampler.name=null"))
+    return found
 
 
 RELATIVE = (
@@ -313,6 +336,7 @@ UNUSED = (
     "wait_for_machines_s",
     "max_staleness",
     "ahead",
+    "tail_batching",
     "min_sessions",
     "lending",
     "handover",

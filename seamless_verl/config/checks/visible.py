@@ -30,6 +30,8 @@ def check_visible_devices(settings: Settings) -> list[Problem]:
 
 def available_devices(settings: Settings) -> int | None:
     """All devices that there are, None where only a running cluster, or an autoscaling one, knows."""
+    if joins_cluster(settings):
+        return None
     alone = starts_cluster(settings) and settings.get("ray_kwargs.ray_init.num_gpus") is None
     if settings.host.devices is not None or not settings.host.accelerator or not alone:
         return settings.host.devices

@@ -225,8 +225,10 @@ class NodeActivity:
     """The report of a process, and the id of the Ray node whose clock it read.
 
     `nvml_busy`: of each of its devices, the share of time in which the driver saw it compute; empty if not measured.
+    `sent` is when it was asked for, by the ledger's clock, where that was earlier than for the reports it came with.
     """
 
     report: ActivityReport
     node: str
     nvml_busy: tuple[float, ...] = ()
+    sent: float | None = None

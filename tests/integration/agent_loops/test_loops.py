@@ -9,8 +9,7 @@ from typing import Any
 import hydra
 import numpy as np
 import pytest
-from omegaconf import OmegaConf
-from support.config import compose_ours
+from support.agent_loops import make_loop
 
 from seamless_verl.agent_loops.loops import AgentFailedError, closing_reason, task_of
 from seamless_verl.agents.limits import CommandLimits
@@ -19,27 +18,9 @@ from seamless_verl.agents.settings import SamplingDefaults, SessionQuota
 from seamless_verl.data_plane.actor import FinishedSession
 from seamless_verl.data_plane.lease_book import LOST, UNCLAIMED, TaskState
 from seamless_verl.data_plane.runner_tasks import TaskResult
-from seamless_verl.tiny import make_tokenizer
 
 pytestmark = pytest.mark.integration
 LOOPS = "seamless_verl.agent_loops.loops"
-
-
-def make_loop(entry: dict[str, Any]) -> Any:
-    from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
-
-    config = compose_ours("actor_rollout_ref.rollout.name=vllm")
-    return hydra.utils.instantiate(
-        config=OmegaConf.create(entry),
-        trainer_config=DictConfigWrap(config=config),
-        server_manager=None,
-        tokenizer=make_tokenizer(),
-        processor=None,
-        hf_model_type="qwen3",
-        dataset_cls=object,
-        data_config=DictConfigWrap(config=config.data),
-        tools=ToolListWrap([]),
-    )
 
 
 def test_a_command_loop_has_what_its_entry_says() -> None:

@@ -17,7 +17,7 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 
 from seamless_verl.agent_loops.group import WithoutDroppedGroups
 from seamless_verl.agent_loops.queue_writer import QueueWriter
-from seamless_verl.agent_loops.rows import Row, SessionOutputs
+from seamless_verl.agent_loops.rows import FIRST, PROMPT, SAMPLES, Row, SessionOutputs
 from seamless_verl.agent_loops.worker import SeamlessAgentLoopWorker, loop_factory
 from seamless_verl.config.schema import SeamlessConfig
 from seamless_verl.data_plane.group_notifier import GroupCounts, GroupEnd
@@ -47,7 +47,7 @@ class Scripted:
         outcome = SCRIPT[session_id]
         if isinstance(outcome, BaseException):
             raise outcome
-        return outcome
+        return await outcome() if callable(outcome) else outcome
 
 
 class Put:
@@ -126,6 +126,7 @@ def worker(kind: Any, put: Put, n: int = 1) -> Any:
     made.reward_loop_worker_handles, made.distillation_enabled, made.processor = None, False, None
     made.llm_client = made.tokenizer = made.hf_model_type = made.dataset_cls = None
     made.tools, made.loops, made.plane, made.writer = [], {}, Plane(put), QueueWriter()
+    made.running = {}
     made.seamless = SeamlessConfig()
     return made
 
@@ -144,9 +145,9 @@ def output(response: list[int], reward: float | None = 1.0, **more: Any) -> Agen
     )
 
 
-def run_prompt(made: Any, validate: bool = False) -> None:
+def run_prompt(made: Any, validate: bool = False, **columns: Any) -> None:
     trajectory = {"step": 7, "sample_index": 0, "rollout_n": 0, "validate": validate}
-    prompt = {"uid": "u", "agent_name": "scripted", **KEPT}
+    prompt = {"uid": "u", "agent_name": "scripted", **KEPT, **columns}
     asyncio.run(made._run_prompt(prompt, {}, trajectory=trajectory))
 
 
@@ -199,6 +200,24 @@ def test_sessions_that_await_nothing_are_put_and_acknowledged_once(put: Put, scr
     run_prompt(made)
     assert sorted(key for batch in put.batches for key in batch["keys"]) == ["u_0_0", "u_1_0", "u_2_0"]
     assert sorted(name for name, _ in made.plane.events) == ["group ended", "s0", "s1", "s2"]
+
+
+@pytest.mark.parametrize("failing", [(), (4,), (4, 5)])
+def test_a_reopened_group_gets_the_sessions_after_its_first(
+    put: Put, scripted: dict[int, Any], failing: tuple[int, ...]
+) -> None:
+    """Its rows have what the sampler reads; extra sessions that all fail leave the first ones to be trained."""
+    made = worker(SeamlessAgentLoopWorker, put, 4)
+    scripted |= {i: SessionOutputs([output([i], i / 8)], made.plane, f"s{i}") for i in (4, 5)}
+    scripted |= {i: TimeoutError("connect") for i in failing}
+    run_prompt(made, **{SAMPLES: 2, FIRST: 4, PROMPT: "p"})
+    rows = put.rows()
+    assert list(rows) == [f"u_{i}_0" for i in (4, 5) if i not in failing]
+    assert [(tag["prompt"], tag["reward"]) for tag, _ in rows.values()] == [
+        ("p", i / 8) for i in (4, 5) if i not in failing
+    ]
+    assert not any({SAMPLES, FIRST, PROMPT} & columns.keys() for _, columns in rows.values())
+    assert put.tags[-1] == ("u", "finished") and made.plane.ends[0].error is None
 
 
 @pytest.mark.parametrize("failing", range(3))
@@ -318,6 +337,67 @@ def test_of_a_group_that_is_stopped_nothing_is_trained(put: Put, scripted: dict[
     scripted |= {0: SessionOutputs([output([0])], made.plane, "s0"), 1: asyncio.CancelledError()}
     run_prompt(made)
     assert put.batches == [] and made.plane.events[0] == ("s0", "dropped")
+
+
+async def forever() -> None:
+    await asyncio.Event().wait()
+
+
+async def deferred_while_it_runs(made: Any, looks: int) -> None:
+    """Defers the group after so many turns of the event loop, as the trainer does, with another one that has ended."""
+    trajectory = {"step": 7, "sample_index": 0, "rollout_n": 0, "validate": False}
+    prompt = {"uid": "u", "agent_name": "scripted", **KEPT}
+    group = asyncio.create_task(made._run_prompt(prompt, {}, trajectory=trajectory))
+    for _ in range(looks):
+        await asyncio.sleep(0)
+    await made.defer(["ended before", "u"])
+    assert group.done() and not group.cancelled() and group.exception() is None and made.running == {}
+
+
+@pytest.mark.parametrize("looks", [1, 2, 4, 20])
+async def test_a_deferred_group_puts_nothing_and_is_no_failure(
+    put: Put, scripted: dict[int, Any], looks: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However far its sessions are: not begun, begun, or one of two ended."""
+    made = worker(SeamlessAgentLoopWorker, put, 2)
+    scripted |= {0: SessionOutputs([output([0])], made.plane, "s0"), 1: forever}
+    await deferred_while_it_runs(made, looks)
+    assert put.batches == [] and "finished" not in dict(put.tags).values() and "failure" not in dict(put.tags).values()
+    (end,) = made.plane.ends
+    assert end.deferred and caplog.messages == []
+    counts = GroupCounts()
+    counts.add(end)
+    metrics = counts.metrics()
+    assert (metrics["groups/ended"], metrics["groups/dropped"], metrics["groups/deferred"]) == (1, 0, 1)
+    if looks == 20:
+        note = made.plane.notes["s0"]
+        assert made.plane.events[0] == ("s0", "dropped") and note.reason == "its step had enough groups"
+        assert note.as_dict(kept=False)["dropped"] == "deferred"
+
+
+async def test_a_group_that_is_handed_over_is_not_deferred(
+    put: Put, scripted: dict[int, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows are being put: they are all put, and the trainer counts them as dropped."""
+    begun, release = asyncio.Event(), asyncio.Event()
+
+    async def slow(**kwargs: Any) -> None:
+        begun.set()
+        await release.wait()
+        await put.batch(**kwargs)
+
+    monkeypatch.setattr(transfer_queue, "async_kv_batch_put", slow)
+    made = worker(SeamlessAgentLoopWorker, put)
+    scripted |= {0: SessionOutputs([output([0])], made.plane, "s0")}
+    deferring = asyncio.create_task(deferred_while_it_runs(made, 20))
+    await begun.wait()
+    for _ in range(30):
+        await asyncio.sleep(0)
+    assert not deferring.done()
+    release.set()
+    await deferring
+    assert [batch["keys"] for batch in put.batches] == [["u_0_0"]] and put.tags[-1] == ("u", "finished")
+    assert made.plane.events == [("s0", 1), ("group ended", None)] and not made.plane.ends[0].deferred
 
 
 def test_a_session_without_rows_is_logged(put: Put, scripted: dict[int, Any], caplog: pytest.LogCaptureFixture) -> None:

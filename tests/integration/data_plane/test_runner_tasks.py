@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from support.runner_plane import RunnerApi, finish, order, runner_plane, submitt
 
 from seamless_verl.client import AsyncClient
 from seamless_verl.data_plane import actor
+from seamless_verl.data_plane.runner_tasks import TaskOrder
 from seamless_verl.data_plane.sessions import HandedNote
 from seamless_verl.errors import OutsideApiError
 from seamless_verl.journal import GroupDecided, GroupOutcome, JournalReader, Stage
@@ -267,3 +269,64 @@ async def test_a_runner_that_leaves_while_it_waits_takes_no_task(nano: Path, tmp
         await staying.call(lease)
         await staying.complete(lease, reward=1.0)
         await finish(plane, await running)
+
+
+def renamed(task: TaskOrder) -> TaskOrder:
+    """The order of a later start of the run for the same place of the same group."""
+    return replace(task, task_id=f"{task.task_id}-again")
+
+
+async def test_runners_go_on_after_a_stop_of_the_whole_run(nano: Path, tmp_path: Path) -> None:
+    """With the key, the lease and the session that they have; what they completed is not done again."""
+    journal = tmp_path / "journal.sqlite"
+    async with asyncio.timeout(120):
+        async with runner_plane(nano, journal) as plane:
+            await plane.begin_run("a run", 0)
+            api = RunnerApi(plane)
+            await submitted(plane, order(1), order(2), order(3))
+            done, held, old = [await api.lease() for _ in range(3)]
+            for lease in (done, held, old):
+                await api.call(lease)
+            assert (await api.complete(done, reward=0.25)).status_code == 200
+        for _ in range(2):  # the second start is stopped before it can do anything
+            async with runner_plane(nano, journal) as plane:
+                api = RunnerApi(plane)
+                assert (await api.post(f"leases/{held['lease_id']}/heartbeat")).status_code == 200
+        async with runner_plane(nano, journal) as plane:
+            api = RunnerApi(plane)
+            await plane.begin_run("a run", 1)
+            step = {
+                "uid": "u3",
+                "metadata": {"session": "0", "step": 2},
+            }  # a prompt of step 2 has no token of version 0
+            orders = [order(1), order(2), replace(order(3), opening=step)]
+            first, second, _ = await submitted(plane, *map(renamed, orders))
+            assert ((await first).outcome["reward"], (await first).session_id) == (0.25, done["session_id"])
+            await api.call(held)
+            assert (await api.complete(held, reward=1.0)).status_code == 200
+            assert (await second).session_id == held["session_id"]
+            session = await finish(plane, await second)
+            assert session.turns == 2
+            assert (await api.complete(old)).status_code == 409
+            fresh = await api.lease()
+            assert fresh["task_id"] == "task-3-again" and fresh["session_id"] != old["session_id"]
+            metrics = await plane.metrics()
+            assert (metrics["resumed/leases"], metrics["resumed/begun_again/older_weights"]) == (2, 1)
+
+
+async def test_leases_of_another_run_end(nano: Path, tmp_path: Path) -> None:
+    journal = tmp_path / "journal.sqlite"
+    async with asyncio.timeout(120):
+        async with runner_plane(nano, journal) as plane:
+            await plane.begin_run("a run", 0)
+            api = RunnerApi(plane)
+            await submitted(plane, order())
+            lease = await api.lease()
+            await api.call(lease)
+        async with runner_plane(nano, journal) as plane:
+            api = RunnerApi(plane)
+            await plane.begin_run("another run", 0)
+            assert (await api.post(f"leases/{lease['lease_id']}/heartbeat")).status_code == 409
+            await submitted(plane, renamed(order()))
+            assert (await api.lease())["session_id"] != lease["session_id"]
+    assert JournalReader(journal).stage(lease["session_id"]) is Stage.HANDED

@@ -5,59 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
+from support.sessions import FAILURES, comparable, complete_chat, sessions
 
-from seamless_verl.data_plane.sessions import FinishedSession, HandedNote, Sessions, SessionSettings
+from seamless_verl.data_plane.sessions import HandedNote
 from seamless_verl.errors import JournalError, JournalOrderError
 from seamless_verl.journal import GroupDecided, GroupOutcome, JournalReader, Stage
-from seamless_verl.rollout.call import Calls
-from seamless_verl.rollout.fleet import Fleet
-from seamless_verl.rollout.routing import PrefixAffinity
-from seamless_verl.testing.stub_engine import StubEngine
 from seamless_verl.trajectory.account import Account, DropReason
 
 pytestmark = pytest.mark.integration
-BODY: dict[str, Any] = {"model": "policy", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}
-FAILURES: list[BaseException] = []
-
-
-@asynccontextmanager
-async def sessions(nano: Path, journal: Path, *, restarted: bool) -> AsyncGenerator[Sessions, None]:
-    """The sessions of one process; those not closed in it stay open in the journal, as after a death."""
-    fleet = Fleet(policy=PrefixAffinity())
-    stub = StubEngine("a", vocabulary=128)
-    fleet.add("a", engine=stub, control=stub, capacity=8, version=0)
-    options = ("--served-model-name", "policy")
-    settings = SessionSettings(str(nano / "model"), str(journal), "admin-key", options=options)
-    started = Sessions(settings, Calls(fleet), on_failure=FAILURES.append)
-    await started.start(restarted=restarted)
-    try:
-        yield started
-    finally:
-        await started.stop()
-
-
-async def complete_chat(opened: dict[str, Any]) -> None:
-    async with httpx.AsyncClient(timeout=30) as http:
-        reply = await http.post(f"{opened['base_url']}/chat/completions", json=BODY)
-        assert reply.status_code == 200, reply.text
-
-
-def comparable(session: FinishedSession) -> list[Any]:
-    parts = [
-        [
-            getattr(sequence, name).tolist()
-            for name in ("prompt_ids", "response_ids", "response_mask", "rollout_log_probs")
-        ]
-        for sequence in session.sequences
-    ]
-    return [parts, session.rewards, session.turns, session.account]
 
 
 async def test_a_session_closed_again_is_the_same_also_after_a_restart(nano: Path, tmp_path: Path) -> None:

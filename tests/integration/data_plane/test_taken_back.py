@@ -176,3 +176,17 @@ async def test_a_server_that_hangs_while_it_is_connected_to_again_holds_no_comma
         assert loss.reason is LossReason.UNREACHABLE and "has not replied" in loss.detail
         await until(lambda: len(asked) > 3)  # by the looks for its return
         assert FIRST in plane.connections.given_up and not plane.connections.missing
+
+
+async def test_a_replica_that_hangs_between_two_commands_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its calls continue elsewhere, and it is taken back when it replies."""
+    monkeypatch.setattr(connections, "PROBE_S", 0.05)
+    async with data_plane(transition_s=LATE_S) as (plane, _, server):
+        replies, in_time = asyncio.Event(), server.status
+        server.status = SimpleNamespace(remote=lambda: replies.wait())
+        await until(lambda: states(plane) == [DEAD, SERVING])
+        assert (await plane.given_up())[FIRST].reason is LossReason.LATE
+        server.status = in_time
+        replies.set()
+        await until(lambda: states(plane) == [STALE, SERVING])
+        assert await plane.taken_back() == [FIRST]

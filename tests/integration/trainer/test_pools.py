@@ -16,10 +16,12 @@ from verl.single_controller.ray.base import RayClassWithInitArgs, RayResourcePoo
 from verl.trainer.ppo.utils import Role
 
 from seamless_verl.errors import ConfigError
+from seamless_verl.resources.machines import ClusterNode
 from seamless_verl.resources.parallel import ParallelSizes, ReplicaSizes
 from seamless_verl.resources.placement import Roles
 from seamless_verl.resources.plan import Plan, make_plan
 from seamless_verl.resources.tags import Resources
+from seamless_verl.trainer.needed_nodes import SPREADING, actors_on
 from seamless_verl.trainer.pools import TagPools, TagWorkers, place_by_tags
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
@@ -116,9 +118,12 @@ def test_uneven_machines_and_replicas_land_on_their_nodes(nodes: Nodes) -> None:
     assert pool.get_placement_groups() == pool.get_placement_groups()
 
 
-def test_a_machine_that_does_not_come_is_refused(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_does_not_come_is_refused(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """With waiting allowed the machine is requested by its labels; nothing stays reserved afterwards."""
     monkeypatch.setattr("seamless_verl.trainer.pools.READY_S", 1.0)
+    monkeypatch.setattr("seamless_verl.trainer.pools.WAITING_S", 0.5)
     late = [{"name": "late", "count": 1, "devices": 1, "tags": ["train", "rollout"], "labels": {"zone": "moon"}}]
     pools = TagPools(planned(late), wait_s=0.5)
     manager = pools.trainer_manager({Role.ActorRollout: "global_pool"})
@@ -127,6 +132,9 @@ def test_a_machine_that_does_not_come_is_refused(nodes: Nodes, monkeypatch: pyte
         manager.get_resource_pool(Role.ActorRollout).get_placement_groups()
     states = {group["state"] for group in ray.util.placement_group_table().values() if "late" in group["name"]}
     assert states == {"REMOVED"}
+    assert any(
+        "waits for a machine of late" in text and "zone=moon (the cluster has" in text for text in caplog.messages
+    )
 
 
 def test_a_node_that_joins_is_used(nodes: Nodes) -> None:
@@ -142,4 +150,43 @@ def test_a_node_that_joins_is_used(nodes: Nodes) -> None:
         node = nodes.cluster.add_node(num_cpus=16, num_gpus=1, labels={"zone": "new"})
         (group,) = reserved.result(timeout=60)
     placed = ray.util.placement_group_table(group)["bundles_to_node_id"]
-    assert set(placed.values()) == {node.node_id}
+    assert set(placed.values()) == {node.node_id} and pools.nodes == {0: node.node_id}
+
+
+def test_actors_that_a_run_needs_stay_off_the_other_nodes(nodes: Nodes) -> None:
+    """Those that verl spreads over all nodes, and those that it leaves to Ray; afterwards all is as before."""
+    agent_loop, _, common, router = SPREADING
+
+    class Where:
+        def node(self) -> str:
+            return str(ray.get_runtime_context().get_node_id())
+
+    chosen = [nodes.ids["big"], nodes.ids["small"]]
+    with actors_on(chosen):
+        strategies = common.get_node_round_robin_scheduling_strategies(4)
+        assert {strategy.node_id for strategy in strategies} == set(chosen)
+        assert {node["NodeID"] for node in agent_loop.ray.nodes()} == set(chosen)
+        assert len(agent_loop.ray.get([ray.put(1)])) == 1
+        placed = [router.ray.remote(Where).remote() for _ in range(3)]  # with a CPU to be placed, as verl's have
+        assert set(ray.get([actor.node.remote() for actor in placed])) == {chosen[0]}
+    assert agent_loop.ray is router.ray is ray
+    assert {node.node_id for node in common.get_node_round_robin_scheduling_strategies(9)} >= set(nodes.ids.values())
+
+
+def test_a_replica_moves_to_a_node_that_its_machine_fits() -> None:
+    def node(name: str, zone: str, free: int = 1) -> ClusterNode:
+        return ClusterNode(name, max(free, 1), free, (("zone", zone),))
+
+    cluster = [node("a", "a", 2), node("a-too", "a", 2), node("far", "b"), node("far-too", "b")]
+    pools = TagPools(planned(GROUPS), nodes=lambda: cluster)
+    assert {pools.nodes[2], pools.nodes[3]} == {"far", "far-too"}
+    assert pools.move_replica(3, cluster) == [] and pools.nodes[2] == "far", "its node lives"
+    left = [one for one in cluster if one.node_id != "far"]
+    taken = [*left[:2], node("far-too", "b", free=0)]
+    assert [machine.number for machine in pools.move_replica(3, taken)] == [2] and pools.nodes[2] == "far"
+    assert pools.move_replica(3, [*taken, node("late", "b")]) == [] and pools.nodes[2] == "late"
+    both = [*left[:2], node("new", "b")]
+    assert pools.move_replica(3, both) == [] and pools.nodes[2] == "new"
+    assert pools.move_replica(4, both) != [], "what another machine is about to reserve is not free"
+    assert pools.move_replica(4, [*both, node("newer", "b")]) == [] and pools.nodes[3] == "newer"
+    assert {node: [m.number for m in machines] for node, machines in pools.machines_by_node().items()}["new"] == [2]

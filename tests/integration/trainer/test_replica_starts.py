@@ -29,7 +29,7 @@ class Servers:
     """Starts stubs in the place of SeamlessServers, as many as `failing` of them without success."""
 
     def __init__(self, plane: Plane, failing: int = 0) -> None:
-        self.placed, self.failing = plane.placed, failing
+        self.placed, self.failing, self.on_leaving_nodes = plane.placed, failing, set[str]()
 
     def start_again(self, placed: PlacedReplica) -> Any:
         end_actors([placed.replica.server_handle])
@@ -39,6 +39,19 @@ class Servers:
         rank = placed.replica.replica_rank
         server = ray.remote(StubServer).options(num_cpus=0).remote(rank, 0.02)
         return SimpleNamespace(replica_rank=rank, server_handle=server, servers=[server])
+
+    def leaving(self) -> set[str]:
+        return set(self.on_leaving_nodes)
+
+    def leave(self, placed: PlacedReplica) -> None:
+        end_actors([placed.replica.server_handle])
+        self.on_leaving_nodes.discard(placed.replica_id)
+
+    def missing_for(self, placed: PlacedReplica) -> str | None:
+        return None
+
+    def discard(self, placed: PlacedReplica, started: Any) -> None:
+        end_actors(started.servers)
 
     def replace(self, placed: PlacedReplica, started: Any) -> None:
         placed.replica.server_handle = started.server_handle
@@ -123,3 +136,21 @@ def test_what_starts_between_computations_and_fails_is_abandoned(
         assert starter.restarts.stage("replica-0") is RestartStage.ABANDONED
         with pytest.raises(PlaneFailedError, match="no replica is left"):
             ray.get(running.first.wait_for_groups.remote(0, 60.0), timeout=120)
+
+
+def test_a_replica_whose_node_leaves_is_ended_first_if_another_one_serves(nano: Path, tmp_path: Path) -> None:
+    with plane(nano / "model", tmp_path, restarts=LIMIT) as running:
+        running.commit(1)
+        starter, servers = starter_of(running), running.servers
+        on_leaving_nodes: set[str] = starter.servers.on_leaving_nodes  # type: ignore[attr-defined]
+        on_leaving_nodes.update(running.names)
+        starter.drain()
+        assert ray.get([server.running.remote() for server in servers]) == [0, 0], "none would serve"
+        on_leaving_nodes.discard("replica-1")
+        calls = [call(running, number) for number in range(4)]
+        await_that(lambda: sum(ray.get([server.running.remote() for server in servers])) == len(calls))
+        starter.begin()
+        check_replies(calls)
+        await_that(lambda: "replica-0" in starter.started)
+        assert starter.restarts.stage("replica-1") is RestartStage.SERVING
+        starter.close()

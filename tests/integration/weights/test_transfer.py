@@ -1,4 +1,4 @@
-"""Which hosts the weights are sent to, and who keeps them there."""
+"""Which hosts the weights are sent to, who keeps them there, and what the death of a receiver costs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,24 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 
 pytestmark = pytest.mark.integration
 NODES = ["a", "a", "b", "b", "c"]  # of five workers
+
+
+class FakeWorker:
+    """A worker at a place among NODES; `dead` has the places whose calls fail."""
+
+    def __init__(self, place: int, dead: set[int]) -> None:
+        self.place, self.dead = place, dead
+        self.node = SimpleNamespace(remote=self.asked)
+
+    def asked(self) -> Any:
+        return ray.exceptions.ActorDiedError() if self.place in self.dead else NODES[self.place]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FakeWorker) and other.place == self.place
 
 
 class FakeGroup:
@@ -18,9 +33,6 @@ class FakeGroup:
 
     def __init__(self, places: list[int], calls: list[Any]) -> None:
         self.places, self.calls, self.world_size = places, calls, len(places)
-
-    def node(self) -> list[str]:
-        return [NODES[place] for place in self.places]
 
     def stage_weights(self, versions: list[int], keeps: list[bool]) -> list[Any]:
         self.calls.append(("receive", self.places, versions, keeps))
@@ -36,38 +48,90 @@ class FakeGroup:
         return methods
 
 
+def result(reply: Any) -> Any:
+    if isinstance(reply, ray.exceptions.RayError):
+        raise reply
+    return reply if isinstance(reply, str) else list(reply)
+
+
+@pytest.fixture
+def transfer(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A transfer to two replicas, of three workers and of two; it has the `calls` that it made, and who is `dead`."""
+    from seamless_verl.weights import transfer as module
+
+    calls, dead = list[Any](), set[int]()
+    replying = SimpleNamespace(get=result, wait=lambda replies, num_returns: (replies, []), exceptions=ray.exceptions)
+    replying.kill = lambda server: calls.append(("end", server))
+    monkeypatch.setattr(module, "ray", replying)
+    monkeypatch.setattr(module, "group_of", lambda workers: FakeGroup([worker.place for worker in workers], calls))
+    monkeypatch.setattr(module, "one_per_host", lambda reports: [one.host for one in reports if one is not None])
+    made: Any = object.__new__(module.Transfer)
+    made.calls, made.dead, made.actor_wg = calls, dead, FakeGroup([0], calls)
+    made.replicas = [
+        SimpleNamespace(workers=[FakeWorker(place, dead) for place in places], servers=[name])
+        for name, places in (("first", (0, 1, 2)), ("second", (3, 4)))
+    ]
+    made.build_process_group = lambda rollout: calls.append(("group", rollout.places))
+    return made
+
+
 @pytest.mark.parametrize(
     ("having", "received", "keeps"),
     [(["a"], [2, 3, 4], [True, False, True]), (["t"], [0, 1, 2, 3, 4], [True, False, True, False, True])],
 )
 def test_hosts_without_weights_are_sent_them_all_at_once_and_one_worker_of_each_keeps_them(
-    monkeypatch: pytest.MonkeyPatch, having: list[str], received: list[int], keeps: list[bool]
+    transfer: Any, having: list[str], received: list[int], keeps: list[bool]
 ) -> None:
-    from seamless_verl.weights import transfer as module
-
-    calls: list[Any] = []
-    monkeypatch.setattr(module, "group_of", lambda workers: FakeGroup(list(workers), calls))
-    monkeypatch.setattr(module, "ray", SimpleNamespace(get=list))
-    monkeypatch.setattr(module, "one_per_host", lambda reports: [one.host for one in reports if one is not None])
-    made: Any = object.__new__(module.Transfer)
-    made.actor_wg, made.replicas = (
-        FakeGroup([0], calls),
-        [SimpleNamespace(workers=[0, 1, 2]), SimpleNamespace(workers=[3, 4])],
-    )
-    made.build_process_group = lambda rollout: calls.append(("group", rollout.places))
-    staged, metrics = made.stage(5, [SimpleNamespace(host=host) for host in having])
+    staged, metrics = transfer.stage(5, [SimpleNamespace(host=host) for host in having])
     assert staged == [node for node in dict.fromkeys(NODES) if node not in having] and metrics == {"bytes": 7.0}
-    assert calls == [("group", received), ("send", 5), ("receive", received, [5] * len(received), keeps)]
+    assert transfer.calls == [("group", received), ("send", 5), ("receive", received, [5] * len(received), keeps)]
 
 
-def test_nothing_is_sent_where_every_host_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    from seamless_verl.weights import transfer as module
+def test_nothing_is_sent_where_every_host_has_them(transfer: Any) -> None:
+    assert transfer.stage(5, [SimpleNamespace(host=name) for name in "abc"]) == ([], {}) and transfer.calls == []
 
-    calls: list[Any] = []
-    monkeypatch.setattr(module, "group_of", lambda workers: FakeGroup(list(workers), calls))
-    made: Any = object.__new__(module.Transfer)
-    made.actor_wg, made.replicas = None, [SimpleNamespace(workers=[0, 1]), SimpleNamespace(workers=[2])]
-    assert made.stage(5, [SimpleNamespace(host="a"), SimpleNamespace(host="b")]) == ([], {}) and calls == []
+
+def test_a_replica_without_all_of_its_workers_gets_nothing_and_its_server_is_ended(transfer: Any) -> None:
+    transfer.dead.add(1)
+    staged, _ = transfer.stage(5, [])
+    assert staged == ["b", "c"]
+    assert transfer.calls == [
+        ("end", "first"),
+        ("group", [3, 4]),
+        ("send", 5),
+        ("receive", [3, 4], [5, 5], [True, True]),
+    ]
+    transfer.dead.add(4)
+    assert transfer.stage(6, []) == ([], {})
+
+
+def test_a_transfer_begins_again_without_the_replica_that_died_in_it(transfer: Any) -> None:
+    send, failing = transfer.actor_wg.send_staged, [ray.exceptions.RayError("the connection was closed by its peer")]
+
+    def send_once_failing(version: int, staged: Any) -> Any:
+        if failing:
+            transfer.dead.add(3)
+            raise failing.pop()
+        return send(version, staged)
+
+    transfer.actor_wg.send_staged = send_once_failing
+    staged, _ = transfer.stage(5, [])
+    assert staged == ["a", "b"]
+    assert [call[1] for call in transfer.calls if call[0] in ("group", "end")] == [
+        [0, 1, 2, 3, 4],
+        "second",
+        "second",
+        [0, 1, 2],
+    ]
+
+
+def test_a_transfer_that_fails_while_all_live_is_an_error(transfer: Any) -> None:
+    def failing(version: int, staged: Any) -> Any:
+        raise ray.exceptions.RayError("no route to host")
+
+    transfer.actor_wg.send_staged = failing
+    with pytest.raises(ray.exceptions.RayError, match="no route to host"):
+        transfer.stage(5, [])
 
 
 @pytest.mark.parametrize("keeps", [True, False])

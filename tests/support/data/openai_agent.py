@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import random
 import re
+from pathlib import Path
 from typing import Any
 
 from openai import AsyncOpenAI
@@ -20,10 +23,44 @@ async def retrying(task: dict[str, Any], endpoint: Any) -> float:
     return await asked(task, endpoint)
 
 
+async def held(task: dict[str, Any], endpoint: Any) -> float:
+    """Begins when a file is gone: a test holds training back by it."""
+    while is_held():  # noqa: ASYNC110 - nothing notifies of a file
+        await asyncio.sleep(0.1)
+    return await asked(task, endpoint, max_retries=0)
+
+
+async def held_at_end(task: dict[str, Any], endpoint: Any) -> float:
+    """As `retrying`, but it ends only when the file is gone."""
+    reward = await asked(task, endpoint)
+    while is_held():  # noqa: ASYNC110 - nothing notifies of a file
+        await asyncio.sleep(0.1)
+    return reward
+
+
+def is_held() -> bool:
+    return Path(os.environ["HELD_WHILE_EXISTS"]).exists()
+
+
+async def slow(task: dict[str, Any], endpoint: Any) -> float:
+    """Takes up to two seconds, so that at any moment some sessions of a group have ended and others have not."""
+    await asyncio.sleep(2 * random.random())
+    return await asked(task, endpoint, max_retries=0)
+
+
 async def stuck(task: dict[str, Any], endpoint: Any) -> float:
     """Waits for something that does not come."""
     await asyncio.Event().wait()
     return 0.0
+
+
+async def stuck_after_a_call(task: dict[str, Any], endpoint: Any) -> float:
+    await asked(task, endpoint, max_retries=0)
+    return await stuck(task, endpoint)
+
+
+async def fails(task: dict[str, Any], endpoint: Any) -> float:
+    raise RuntimeError("it was to be run by nobody")
 
 
 async def strict(task: dict[str, Any], endpoint: Any) -> float:

@@ -115,6 +115,21 @@ def test_show_has_the_limits_the_outcome_and_the_reason(run_of: str, capsys: Cap
     assert "outcome: dropped (too few sessions)" in text and "0 trained + 4 dropped (4 session)" in text
 
 
+def test_a_deferred_group_is_no_trained_one(tmp_path: Path, capsys: Capture) -> None:
+    """Whether its sessions had all ended when its step had enough, or were stopped for that."""
+    with open_journal(tmp_path) as journal:
+        write_session(journal, "whole", NOTE)
+        stopped = {"kept": False, "dropped": "deferred", "reason": "its step had enough groups"}
+        write_session(journal, "stopped", stopped)
+        decided = [GroupDecided(uid, GroupOutcome.DEFERRED, 4) for uid in ("whole", "stopped")]
+        write(journal, *decided)
+        path = str(journal.path)
+    assert output_lines(capsys, "ls", path)[-1].startswith("2 sessions (2 handed), 1 deferred, 1 dropped")
+    for name in ("s-whole", "s-stopped"):
+        text = "\n".join(output_lines(capsys, "show", path, name))
+        assert "4 generated = 0 trained + 4 dropped (4 deferred)" in text, text
+
+
 @pytest.mark.parametrize(("reason", "dropped"), [("runner_lost", "runner_lost"), ("abandoned", "session")])
 def test_a_session_that_was_never_handed_over_was_not_trained_with_its_group(
     tmp_path: Path, capsys: Capture, reason: str, dropped: str

@@ -9,7 +9,7 @@ from socket import gethostname
 
 import pytest
 
-from seamless_verl.client.admin_file import AdminFile, remove_stale
+from seamless_verl.client.admin_file import AdminFile, kept_runner_key, remove_stale
 from seamless_verl.errors import ConfigError
 from seamless_verl.runtime.locks import only_writer
 
@@ -59,3 +59,11 @@ def test_what_is_no_such_file_is_refused(tmp_path: Path, content: str | None) ->
         path.write_text(content)
     with pytest.raises(ConfigError, match="file="):
         AdminFile.read(path)
+
+
+def test_runners_keep_the_key_of_the_first_start(tmp_path: Path) -> None:
+    journal = tmp_path / "journal.sqlite"
+    assert kept_runner_key(journal, "") == "" and not list(tmp_path.iterdir())
+    assert [kept_runner_key(journal, key) for key in ("first", "second")] == ["first", "first"]
+    (kept,) = tmp_path.iterdir()
+    assert kept.stat().st_mode & 0o777 == 0o600

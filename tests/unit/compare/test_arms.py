@@ -54,6 +54,17 @@ def test_a_comma_within_brackets_separates_no_arms() -> None:
     assert first.settings == ("seamless.gateway.options=[--a,--b]",) and second.name == "sync"
 
 
+def test_an_arm_may_have_code_of_its_own() -> None:
+    sampler = "trainer.v1.sampler.custom_sampler"
+    arm = parse_arm(
+        f"sync:{sampler}.path=pkg://seamless_verl.bench.training.polling:{sampler}.name=PollingReplayBuffer"
+    )
+    assert arm.settings == (
+        f"{sampler}.path=pkg://seamless_verl.bench.training.polling",
+        f"{sampler}.name=PollingReplayBuffer",
+    )
+
+
 def test_every_arm_has_all_devices() -> None:
     shared = {"trainer.nnodes": "1", "trainer.n_gpus_per_node": "2"}
     for mode in ("sync", "colocate_async", "seamless"):

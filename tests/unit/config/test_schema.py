@@ -56,7 +56,8 @@ def test_values_are_read() -> None:
     watchdog, correction = WatchdogConfig(5, 60), CorrectionConfig("dppo", 5.0, 0.1, True)
     weights, tokens = WeightsConfig(2, KvOnUpdate.KEEP), TokensConfig("mask_older_than", 2)
     node |= {"ahead": 0, "lending": "never", "min_sessions": 3, "replica_restarts": 5}
-    first = (Layout.DISAGGREGATED, 0, 0, 3, "never", Handover.RESIDENT)
+    node |= {"tail_batching": 0.5}
+    first = (Layout.DISAGGREGATED, 0, 0, 0.5, 3, "never", Handover.RESIDENT)
     last = (CpuConfig(3, False), parsed_gateway, True)
     parsed = SeamlessConfig(*first, weights, tokens, correction, watchdog, *last, replica_restarts=5)
     assert SeamlessConfig.parse(node) == SeamlessConfig.parse(OmegaConf.create(node)) == parsed

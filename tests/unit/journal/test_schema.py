@@ -249,3 +249,13 @@ def _definitions(db: sqlite3.Connection) -> list[tuple[str, ...]]:
     query = "SELECT type, name, tbl_name, sql FROM sqlite_master WHERE tbl_name NOT IN (?, ?) ORDER BY type, name"
     found = db.execute(query, ("refused", ADDED))
     return [(*names, " ".join(str(sql).split())) for *names, sql in found]
+
+
+def test_ended_sessions_of_a_journal_of_version_1(earlier: Path) -> None:
+    ended = JournalReader(earlier).ended_sessions()
+    assert [(one.session_id, one.stage, one.tokens, one.oldest, one.newest) for one in ended] == [
+        ("closed", Stage.CLOSED, 0, None, None),
+        ("handing", Stage.HANDING, 0, None, None),
+        ("handed", Stage.HANDED, 1, 0, 0),
+    ]
+    assert all(one.group is None for one in ended)

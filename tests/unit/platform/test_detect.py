@@ -32,6 +32,21 @@ def test_the_platform_is_chosen_when_asked_for_or_when_nothing_else_can_be_meant
     assert detect.on_cpu({"VERL_PLATFORM": asked, "RAY_ADDRESS": address}) is cpu
 
 
+@pytest.mark.parametrize(("asked", "accelerator", "address", "built", "only"), [
+    ("", False, "10.0.0.1:6379", False, True),
+    ("", False, "10.0.0.1:6379", True, False),
+    ("", True, "10.0.0.1:6379", False, False),
+    ("nvidia", False, "10.0.0.1:6379", False, False),
+    ("", False, "local", False, False),
+])  # fmt: skip
+def test_a_run_in_a_cluster_with_a_torch_for_cpus_can_be_for_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, asked: str, accelerator: bool, address: str, built: bool, only: bool
+) -> None:
+    monkeypatch.setattr(detect, "accelerator_present", lambda: accelerator)
+    monkeypatch.setattr(detect, "torch_is_for_accelerators", lambda: built)
+    assert detect.can_only_be_cpu({"VERL_PLATFORM": asked, "RAY_ADDRESS": address}) is only
+
+
 @pytest.mark.parametrize(("name", "found"), [
     ("nvidia3", True), ("nvidia12", True), ("kfd", True), ("davinci7", True),
     ("nvidiactl", False), ("nvidia-uvm", False), ("davinci_manager", False),

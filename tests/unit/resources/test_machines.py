@@ -39,6 +39,12 @@ def test_devices_that_others_use_are_not_taken() -> None:
     assert assign([machine(0, 2)], [node("x", 4, free=1), node("y", 4)]) == {0: "y"}
 
 
+def test_a_node_that_leaves_is_not_taken() -> None:
+    leaving = ClusterNode("x", 2, 2, leaving=True)
+    assert assign([machine(0, 2)], [leaving, node("y", 4)]) == {0: "y"} and assign([machine(0, 2)], [leaving]) == {}
+    assert "(the cluster has 2 devices (leaving))" in describe_shortage(machine(0, 2), [leaving])
+
+
 def test_what_is_missing_is_said() -> None:
     nodes = [node("x", 2, A), node("y", 2, A), node("head", 0), node("z", 4, B, free=1)]
     summary = "(the cluster has 2 x 2 devices, zone=a; 4 devices (1 free), zone=b)"

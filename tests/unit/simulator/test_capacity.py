@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from seamless_verl.algorithms.samplers import SAMPLERS
 from seamless_verl.errors import ConfigError
 from seamless_verl.simulator.capacity import CapacityChange, CapacityEvent, CapacityPlan
 from seamless_verl.simulator.device import SimulatedUse
@@ -17,7 +18,7 @@ from seamless_verl.simulator.engine import SimulatedGroup
 from seamless_verl.simulator.machine import MachineProfile
 from seamless_verl.simulator.scenario import BOTH, ROLLOUT, TRAIN, Scenario, Scheduler
 from seamless_verl.simulator.simulate import Simulation, simulate
-from seamless_verl.simulator.workload import SimulatedWorkload
+from seamless_verl.simulator.workload import SimulatedTurn, SimulatedWorkload
 
 SMALL = SimulatedWorkload(prompts=4, samples=2, median=30.0, sigma=1.0, cap=300)
 DEVICES = (BOTH, BOTH, ROLLOUT, ROLLOUT, ROLLOUT)
@@ -80,6 +81,69 @@ def test_a_call_is_in_one_place_only_after_each_event(seed: int, restart_s: floa
 
     run.cluster.advance = checked  # type: ignore[method-assign]
     run.run()
+
+
+@given(
+    plans,
+    st.one_of(
+        st.builds(lambda drop: {"scheduler": Scheduler(drop=drop, carry_s=0.2)}, st.booleans()),
+        st.builds(
+            lambda updates: {"scheduler": Scheduler(max_staleness=0, updates=updates, carry_s=0.2, tail_batching=0.5)},
+            st.sampled_from([1, 4]),
+        ),
+        st.builds(
+            lambda sampler, drop: {"sampler": sampler, "scheduler": Scheduler(drop=drop, carry_s=0.2)},
+            st.sampled_from(sorted(SAMPLERS)),
+            st.booleans(),
+        ),
+    ),
+    st.integers(0, 5),
+)
+@settings(max_examples=40, deadline=None)
+def test_tail_batching_and_samplers_hold_whatever_dies_joins_and_leaves(
+    plan: CapacityPlan, more: dict[str, Any], seed: int
+) -> None:
+    """Every prompt is trained in time, and no engine works on a group that was dropped or deferred."""
+    workload = replace(SMALL, samples=4, pass_rates=(0.0, 0.25, 0.5, 1.0))
+    machine = MachineProfile(dispatch_s=0.2)
+    run = Simulation(scenario(workload=workload, machine=machine, capacity=plan, seed=seed, **more))
+    advance = run.cluster.advance
+
+    def checked() -> None:
+        advance()
+        running = [sample for device in run.cluster.devices for sample in device.engine.samples]
+        for sample in (*running, *(entry[2] for entry in run.cluster._queue)):
+            assert sample.group in run.groups.generating
+        assert not any(device.away and device.engine.running for device in run.cluster.devices)
+
+    run.cluster.advance = checked  # type: ignore[method-assign]
+    result = run.run()
+    assert run.groups.trained == 8 * SMALL.prompts
+    assert max(result.max_staleness, result.max_token_age) <= run.scenario.scheduler.max_staleness
+    assert run.trainer.tail.deferred == [] and run.groups.deferred == run.trainer.tail.begun_again
+
+
+def test_a_call_that_is_dropped_after_its_replica_died_is_not_begun_again() -> None:
+    cluster = Simulation(scenario()).cluster
+    kept, dropped = (SimulatedGroup.of(n, 1, [(SimulatedTurn(50),)]).samples[0] for n in range(2))
+    for sample in (kept, dropped):
+        cluster.enqueue(sample)
+    cluster.place_waiting()
+    for device in cluster.devices:
+        cluster.cut(device)
+    cluster.drop_samples({dropped})
+    cluster.advance()
+    assert [entry[2] for entry in cluster._queue] == [kept]
+
+
+def test_a_device_whose_last_call_is_dropped_need_not_wait_to_leave() -> None:
+    run = Simulation(scenario(capacity=CapacityPlan(notice_s=3600)))
+    device, (sample,) = run.cluster.devices[2], SimulatedGroup.of(0, 1, [(SimulatedTurn(50),)]).samples
+    device.engine.add(sample, 0, prefill_token_s=0.0)
+    run.capacity._drain(device)
+    assert device.leaving and not device.away
+    run.cluster.drop_samples({sample})
+    assert device.away
 
 
 def test_a_death_takes_as_long_as_the_restart_and_its_calls_go_on_elsewhere() -> None:

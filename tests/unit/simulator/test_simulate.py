@@ -85,6 +85,43 @@ def test_every_token_is_generated_once_and_counted_under_a_version(
     assert 0 <= result.mean_token_age <= result.max_token_age
 
 
+@given(
+    st.sampled_from(LAYOUTS), st.sampled_from([0.1, 0.3, 1.0]), st.sampled_from([1, 2, 4]), machines, st.integers(0, 5)
+)
+@settings(max_examples=40, deadline=None)
+def test_with_tail_batching_every_prompt_is_trained_once_on_the_step_s_own_weights(
+    devices: tuple[frozenset[str], ...], share: float, updates: int, machine: MachineProfile, seed: int
+) -> None:
+    scheduler = Scheduler(max_staleness=0, updates=updates, tail_batching=share)
+    run = Simulation(scenario(devices=devices, scheduler=scheduler, machine=machine, seed=seed))
+    trained, record = list[int](), run.measurements.record_trained
+    run.measurements.record_trained = (  # type: ignore[method-assign]
+        lambda group, step: (trained.append(group.number), record(group, step))[1]
+    )
+    result = run.run()
+    assert sorted(trained) == list(range(8 * SMALL.prompts)) and run.trainer.tail.deferred == []
+    assert (result.max_staleness, result.max_token_age, result.mean_token_age) == (0, 0, pytest.approx(0, abs=1e-9))
+    assert run.groups.deferred == run.trainer.tail.begun_again > 0 < result.dropped_share
+
+
+def test_tail_batching_is_faster_where_lengths_have_a_tail_and_gains_nothing_where_they_have_none() -> None:
+    """Of 16 prompts with W2's lengths 3 more; docs/layouts.md has the table."""
+    plain = Scenario(workload_named("w2"), (BOTH, BOTH), Scheduler(max_staleness=0, updates=1), seats=64, steps=60)
+    batched = replace(plain, scheduler=replace(plain.scheduler, tail_batching=0.1875))
+    assert simulate(batched).tokens_per_s > 1.15 * simulate(plain).tokens_per_s
+    even, even_batched = (replace(run, workload=workload_named("w1"), steps=20) for run in (plain, batched))
+    assert simulate(even_batched).tokens_per_s < 1.02 * simulate(even).tokens_per_s
+
+
+def test_a_group_that_is_dropped_before_its_first_call_is_not_generated() -> None:
+    run = Simulation(scenario())
+    run.trainer.submit(2)
+    dropped, kept = run.groups.generating
+    run.groups.drop(dropped)
+    run.cluster.advance()
+    assert run.cluster.waiting == len(kept.samples)
+
+
 def test_where_the_bound_is_not_enforced_it_is_passed() -> None:
     skewed = replace(SMALL, sigma=2.0, cap=3000)
     free, held = (
@@ -224,6 +261,7 @@ def test_the_command_prints_a_table_json_and_mistakes(capsys: pytest.CaptureFixt
         (["--devices", "train"], "devices='train'"),
         (["--updates", "3"], "updates=3"),
         (["--ahead", "2"], "ahead=2"),
+        (["--tail-batching", "0.2"], "tail_batching=0.2"),
         (["--steps", "3"], "steps=3"),
         (["--devices", "0*train+rollout"], "devices='0*train+rollout'"),
         (["--deaths-per-hour", "-1"], "deaths_per_hour=-1"),

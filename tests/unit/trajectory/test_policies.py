@@ -101,6 +101,12 @@ def test_a_discarded_account_closes_and_trains_nothing(account: Account, reason:
     assert (left.trained, left.generated) == (0, account.generated)
 
 
+def test_a_deferred_session_s_cut_calls_are_deferred_and_not_cancelled() -> None:
+    account = Account(20, 5, {DropReason.CANCELLED: 9, DropReason.FORCED: 6})
+    assert account.discarded(DropReason.DEFERRED).dropped == {DropReason.DEFERRED: 14, DropReason.FORCED: 6}
+    assert account.discarded(DropReason.SESSION).dropped[DropReason.CANCELLED] == 9
+
+
 def test_an_account_that_does_not_close_names_the_difference() -> None:
     with pytest.raises(IntegrityError, match="10 against 9, a difference of -1"):
         Account(10, 6, {DropReason.STALE: 3}).check_integrity()

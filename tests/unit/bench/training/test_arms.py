@@ -14,7 +14,16 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from support.config import UNREAD, compose_ours, write_model, write_rows
 
-from seamless_verl.bench.training.arms import MODE, SEAMLESS, VERL, Arm, arms_named, default_arms, verl_arms
+from seamless_verl.bench.training.arms import (
+    MODE,
+    SEAMLESS,
+    VERL,
+    Arm,
+    arms_named,
+    begins_prompts_again,
+    default_arms,
+    verl_arms,
+)
 from seamless_verl.bench.training.settings import DEVICES, BenchPlan, make_prompts, shared
 from seamless_verl.bench.training.workloads import PROMPT_TOKENS, WORKLOADS, Workload
 from seamless_verl.config import preflight
@@ -164,6 +173,14 @@ def test_an_arm_may_run_ahead_and_keep_its_cache() -> None:
     assert arm.overrides == {**plain.overrides, "seamless.ahead": 2, "seamless.weights.kv": "keep"}
     with pytest.raises(ConfigError, match="-keep and -streamed in this order"):
         arms_named(W2, ["seamless-colocated-s8-streamed-keep"])
+
+
+def test_an_arm_may_batch_its_tails() -> None:
+    (arm,) = arms_named(W2, ["seamless-colocated-s0-tail20"])
+    (plain,) = arms_named(W2, ["seamless-colocated-s0"])
+    assert arm.overrides == {**plain.overrides, "seamless.tail_batching": 0.2}
+    names = ["seamless-colocated-s0-streamed-tail5", "seamless-colocated-s0-streamed", "sync"]
+    assert [begins_prompts_again(name) for name in names] == [True, False, False]
 
 
 def test_the_data_set_does_not_begin_anew(tmp_path: Path) -> None:

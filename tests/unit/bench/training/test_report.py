@@ -111,6 +111,18 @@ def test_samples_by_place(tmp_path: Path) -> None:
         read_samples(place / "samples.jsonl")
 
 
+def test_a_sample_that_is_generated_anew_has_the_same_lengths(tmp_path: Path) -> None:
+    file = write_run(tmp_path, "sync", 1, 4.0) / "samples.jsonl"
+    first = json.loads(file.read_text().splitlines()[0])
+    with file.open("a") as lines:
+        lines.write(json.dumps(first) + "\n")
+    assert len(read_samples(file, begins_again=True)) == len(file.read_text().splitlines()) - 1
+    with file.open("a") as lines:
+        lines.write(json.dumps(first | {"tokens": [1 + tokens for tokens in first["tokens"]]}) + "\n")
+    with pytest.raises(ValueError, match=r"\(0, 0\) was generated twice"):
+        read_samples(file, begins_again=True)
+
+
 def test_a_tail_gives_each_whole_line_once(tmp_path: Path) -> None:
     tail = Tail(tmp_path / "metrics.jsonl")
     assert tail.read() == []

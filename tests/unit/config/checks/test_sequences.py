@@ -57,6 +57,41 @@ def test_a_group_needs_two_sessions_unless_it_has_but_one() -> None:
     assert [SeamlessConfig(min_sessions=4).sessions_needed(n) for n in (1, 4, 8)] == [1, 4, 4]
 
 
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["seamless.max_staleness=0"], []),
+        (["seamless.max_staleness=1"], ["seamless.max_staleness=0, or seamless.tail_batching=null"]),
+        (
+            ["seamless.max_staleness=0", "skip.rollout_tq.enable=true"],
+            ["seamless.tail_batching=null, or skip.rollout_tq.enable=False"],
+        ),
+        (
+            ["seamless.max_staleness=0", "actor_rollout_ref.rollout.agent.agent_loop_manager_class=my.Manager"],
+            ["seamless.tail_batching=null, or actor_rollout_ref.rollout.agent.agent_loop_manager_class=null"],
+        ),
+        (
+            ["seamless.max_staleness=0", "seamless.sampler.name=srpo"],
+            ["seamless.tail_batching=null, or seamless.sampler.name=null"],
+        ),
+    ],
+)
+def test_prompts_are_deferred_only_where_their_step_is_over_without_them(
+    tmp_path: Path, more: list[str], said: list[str]
+) -> None:
+    config = tiny_run(tmp_path, "seamless.tail_batching=0.2", *more)
+    problems = check_seamless(Settings.of(config, devices=1, accelerator=False))
+    assert [problem.way_out for problem in problems] == [f"Set {text}" for text in said]
+    assert all((problem.key, problem.value) == ("seamless.tail_batching", 0.2) for problem in problems)
+
+
+@pytest.mark.parametrize("share", ["0", "-0.5", "1.5", "a_fifth"])
+def test_a_share_of_extra_prompts_is_above_0_and_at_most_1(tmp_path: Path, share: str) -> None:
+    config = tiny_run(tmp_path, "seamless.max_staleness=0", f"seamless.tail_batching={share}")
+    (problem,) = check_seamless(Settings.of(config, devices=1, accelerator=False))
+    assert problem.key == "seamless.tail_batching" and problem.way_out.startswith("Set seamless.tail_batching=0.2")
+
+
 def write_tokenizer(folder: Path) -> None:
     """One token a character and a special one for each message, with the tools written out before them."""
     from tokenizers import Tokenizer

@@ -1,0 +1,54 @@
+"""`seamless.sampler.name=srpo`: prompts that the model has learned are left out.
+
+History resampling of SRPO (arXiv 2504.14286): at an epoch's end the prompts of which all samples were right are left
+out; those with mixed samples, and those of which all were wrong, stay. Without `threshold` such a prompt is left out of
+the next epoch and offered again in the one after it: a policy that forgets it is asked again. With `threshold`, prompts
+of which a share as large, or larger, of the last group was right are left out for good; 0.9 is ScaleRL's (arXiv
+2510.13786).
+
+An epoch is counted for each prompt by itself: it is decided when the data offers the prompt again. A group that still
+runs then has no result yet, and leaves nothing out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from seamless_verl.algorithms.samplers.history import PromptHistory
+from seamless_verl.algorithms.samplers.sampler import BaseSampler
+
+
+class Srpo(BaseSampler):
+    """Owned state: for each prompt that was left out, after how many groups it was last."""
+
+    OPTIONS: ClassVar[tuple[str, ...]] = ("threshold",)
+    VARIES: ClassVar[bool] = False
+
+    def __init__(self, *, threshold: float | None = None) -> None:
+        self.threshold = threshold
+        self.left_out: dict[str, int] = {}
+
+    def _samples(self, offered: Sequence[PromptHistory], default: int) -> Sequence[int]:
+        return [0 if self._leaves_out(history) else default for history in offered]
+
+    def _leaves_out(self, history: PromptHistory) -> bool:
+        groups = len(history.groups)
+        if not groups:
+            return False
+        last = history.groups[-1]
+        if self.threshold is not None and last.pass_rate < self.threshold:
+            return history.prompt in self.left_out  # it was left out for good before this group of it had ended
+        if self.threshold is None and (not last.all_right or self.left_out.get(history.prompt) == groups):
+            return False
+        self.left_out[history.prompt] = groups
+        return True
+
+    def metrics(self) -> dict[str, float]:
+        return {"seamless/sampler/prompts_left_out": float(len(self.left_out))}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"left_out": dict(self.left_out)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.left_out = {str(prompt): int(groups) for prompt, groups in state["left_out"].items()}

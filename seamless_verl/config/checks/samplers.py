@@ -1,0 +1,103 @@
+"""Checks of `seamless.sampler`: options that its sampler does not read, budgets, and estimators that it contradicts."""
+
+from __future__ import annotations
+
+from seamless_verl.algorithms.samplers import BaseSampler, sampler_named
+from seamless_verl.config.checks.estimators import ESTIMATOR, MEDIAN, SESSIONS
+from seamless_verl.config.checks.roles import has_hybrid_rollout, has_standalone_rollout
+from seamless_verl.config.checks.settings import Problem, Settings, check
+from seamless_verl.config.planning import replica_sizes
+
+SAMPLER = "seamless.sampler"
+BY_STD = "algorithm.norm_adv_by_std_in_grpo"
+DIVIDING = ("grpo", "grpo_vectorized", "grpo_passk", "gdpo", "grpo_novelty")
+"""Estimators that read `BY_STD`; the other ones do not divide by the deviation."""
+SEATS = "actor_rollout_ref.rollout.max_num_seqs"
+SMALLEST = 2
+"""Samples of a group in which samples can be compared."""
+
+
+@check
+def check_sampler(settings: Settings) -> list[Problem]:
+    """The sampler's options, its budgets, and what it needs of estimator and loss."""
+    chosen = settings.seamless.sampler
+    if settings.mode != "seamless":
+        return []
+    if chosen.name is None:
+        return _unread(settings, (), "without a sampler")
+    kind = sampler_named(chosen.name)
+    problems = _unread(settings, (*kind.OPTIONS, "success"), f"by {chosen.name}")
+    if kind.VARIES:
+        problems += [*_budgets(settings, kind), *_seats(settings, kind), *_sizes(settings)]
+    if chosen.name == "dars" and settings.get(ESTIMATOR) in DIVIDING and settings.flag(BY_STD, True):
+        reason = "divides by the deviation what dars gives hard prompts more samples for"
+        problems.append(Problem(BY_STD, True, reason, f"Set {BY_STD}=False"))
+    return problems
+
+
+def _unread(settings: Settings, read: tuple[str, ...], by: str) -> list[Problem]:
+    """Warnings of options that are set and not read."""
+    chosen = settings.seamless.sampler
+    given = {"success": chosen.success, **chosen.options}
+    unread = [name for name, value in given.items() if value is not None and name not in read]
+    return [
+        Problem(f"{SAMPLER}.{name}", given[name], f"is not read {by}", "Leave it out", warning=True) for name in unread
+    ]
+
+
+def _budgets(settings: Settings, kind: type[BaseSampler]) -> list[Problem]:
+    """From two samples on there is something to compare; `rollout.n` of each prompt fits between least and most."""
+    samples, given = settings.integer(SESSIONS), sampler_of(settings, kind)
+    least, most = getattr(given, "least", None), getattr(given, "most", samples)
+    if samples < SMALLEST:
+        reason = f"leaves {settings.seamless.sampler.name} groups of one, which have nothing to compare"
+        return [Problem(SESSIONS, samples, reason, f"Set {SESSIONS}={SMALLEST} or more")]
+    if least is not None and least < SMALLEST:
+        reason = "a group of one has nothing to compare"
+        return [Problem(f"{SAMPLER}.least", least, reason, f"Set {SAMPLER}.least={SMALLEST} or more")]
+    if least is not None and samples < least:
+        reason = f"is more than {SESSIONS}={samples}, the samples that there are for a prompt"
+        return [Problem(f"{SAMPLER}.least", least, reason, f"Set {SAMPLER}.least={samples} or less")]
+    if most < samples or (kind.REOPENS and most == samples):
+        reason = f"leaves no room above {SESSIONS}={samples}"
+        return [Problem(f"{SAMPLER}.most", most, reason, f"Set {SAMPLER}.most={samples + 1} or more")]
+    return []
+
+
+def _seats(settings: Settings, kind: type[BaseSampler]) -> list[Problem]:
+    """The samples of one group can run at once, so that none of it waits for others of it."""
+    most, seats = getattr(sampler_of(settings, kind), "most", 0), seats_of(settings)
+    if seats is None or most <= seats:
+        return []
+    reason = f"is more than the {seats} calls that all engines run at once ({SEATS} of each)"
+    return [Problem(f"{SAMPLER}.most", most, reason, f"Set {SAMPLER}.most={seats} or less, or raise {SEATS}")]
+
+
+def _sizes(settings: Settings) -> list[Problem]:
+    """Groups of different sizes: mini-batches are of sessions, and the estimator takes any size."""
+    name, problems = settings.seamless.sampler.name, list[Problem]()
+    if settings.seamless.tokens.weigh != "session":
+        reason = f"counts a mini-batch in rows, of which {name} makes more or fewer"
+        problems.append(Problem("seamless.tokens.weigh", "sequence", reason, "Set seamless.tokens.weigh=session"))
+    if settings.get(ESTIMATOR) == MEDIAN:
+        reason = f"needs groups of an odd size for its pivot, and {name} makes groups of any size"
+        way_out = f"Set {ESTIMATOR}=grpo, or {SAMPLER}.name=srpo, which keeps their size"
+        problems.append(Problem(ESTIMATOR, MEDIAN, reason, way_out))
+    return problems
+
+
+def sampler_of(settings: Settings, kind: type[BaseSampler]) -> BaseSampler:
+    options = settings.seamless.sampler.options
+    return kind(**{name: options[name] for name in kind.OPTIONS if options[name] is not None})
+
+
+def seats_of(settings: Settings) -> int | None:
+    """Calls that all engines together run at once; None where the number of engines is not known."""
+    pools = ["trainer"] if has_hybrid_rollout(settings) else []
+    pools += ["actor_rollout_ref.rollout"] if has_standalone_rollout(settings) else []
+    devices = sum(
+        settings.integer(f"{pool}.nnodes", 0, least=0) * settings.integer(f"{pool}.n_gpus_per_node", 0, least=0)
+        for pool in pools
+    )
+    engines = devices // replica_sizes(settings).size
+    return engines * settings.integer(SEATS, 0, least=0) or None

@@ -1,0 +1,201 @@
+"""The sessions of a run's earlier starts, which a resumed run takes up instead of running their agents again.
+
+A checkpoint has the groups that had ended before it. Sessions that ended after it are in the journal alone. A resumed
+run submits the same prompts under the same uids (`trainer/prompt_names.py`), and before it begins a session it asks
+here for the one that has ended.
+
+Invariants:
+- A session is taken up only if each of its tokens is of weights that the resumed run descends from, and within the
+  staleness bound of its prompt: submitted in step p, and resumed at version k, it has versions from p - 1 to k.
+- Weights newer than k are gone. What they generated ends here, so that no later start takes it up.
+- What is not taken up has ended in the journal, with its reason, and is counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from seamless_verl.journal import UNDONE, EndedSession, OutsideEvent, SqliteJournal, Stage, StoredSession
+from seamless_verl.trajectory.session import Closed
+
+logger = logging.getLogger(__name__)
+RUN = "run"  # in a session's metadata: the run that opened it; and the kind of the event of each of its starts
+SAMPLE = "session"  # in a session's metadata: its number in its group
+RESULT = "agent"  # in the note of a hand-over's begin: how the agent ended
+
+
+class BegunAgain(StrEnum):
+    """Why a session of an earlier start is not taken up."""
+
+    RUNNING = "running"
+    """its agent had not ended"""
+    NEWER_WEIGHTS = "newer_weights"
+    """some of its tokens are of weights after the checkpoint, which are gone"""
+    OLDER_WEIGHTS = "older_weights"
+    """some of its tokens are too old for the step in which its prompt is submitted now"""
+    NOTHING = "nothing"
+    """it has no token to train, or its result is not on record"""
+    REPLACED = "replaced"
+    """another session of the same place in its group ended later"""
+
+
+@dataclass(frozen=True)
+class AgentResult:
+    """How an agent ended, as its session's hand-over records it: an AgentStatus, and the reward that it returned."""
+
+    status: str
+    reward: float | None = None
+
+
+def result_of(note: Mapping[str, Any]) -> AgentResult | None:
+    """The result that the note of a hand-over's begin has; None in journals of earlier releases."""
+    return AgentResult(**note[RESULT]) if RESULT in note else None
+
+
+Place = tuple[str, str]  # a prompt's uid, and the number of the session in its group
+# Ends a session whose hand-over has not ended: its id, its stage, and the reason, None for one of another run.
+End = Callable[[str, Stage, str | None], Awaitable[None]]
+
+
+class EarlierSessions:
+    """Owned state: the sessions that may be taken up, by their place, and how many were and were not.
+
+    `end` ends a session in the journal.
+    """
+
+    def __init__(self, journal: SqliteJournal, end: End) -> None:
+        self.journal, self._end = journal, end
+        self.run, self.version, self.begun = "", -1, False
+        self.candidates: dict[Place, EndedSession] = {}
+        self.taken: dict[str, EndedSession] = {}
+        self.begun_again: Counter[BegunAgain] = Counter()
+        self.lost_tokens: Counter[BegunAgain] = Counter()
+
+    async def begin(self, run: str, version: int) -> None:
+        """This start of the run goes on from the weights of `version`; called before it opens a session.
+
+        A repetition changes nothing. It may follow a death of the data plane, and then completes what had begun.
+        """
+        if self.begun:
+            return
+        self.run, self.version = run, version
+        self.candidates.clear()
+        for session in await asyncio.to_thread(self.journal.ended_sessions):
+            replaced = self.candidates.get(place_of(session))
+            if (why := self._judge(session)) is not None:
+                await self._begin_again(session, why)
+            elif replaced is not None and self.candidates[place_of(session)] is session:
+                await self._begin_again(replaced, BegunAgain.REPLACED)
+        await self.journal.append(OutsideEvent(RUN, run, {"version": version}, time.time()))
+        self.begun = True
+        if self.candidates or self.begun_again:
+            logger.warning("resumed at version %d: %s", version, self.summary())
+
+    async def restore(self) -> None:
+        """After a restart of the data plane: what the last start of this run may take up."""
+        events = await asyncio.to_thread(self.journal.outside_events)
+        if starts := [event for event in events if event.kind == RUN]:
+            self.run, self.version = starts[-1].subject, int(starts[-1].detail["version"])
+            for session in await asyncio.to_thread(self.journal.ended_sessions):
+                self._judge(session)
+
+    def _judge(self, session: EndedSession) -> BegunAgain | None:
+        """Keeps a session that may be taken up; why not, for one that has not ended for good."""
+        if run_of(session) != self.run:
+            return None if session.stage is Stage.HANDED else BegunAgain.NOTHING
+        if session.stage is Stage.HANDED and (session.validation or not session.handed.get("kept")):
+            return None
+        if session.group is not None and session.group.step <= self.version:
+            return None  # what became of it is in the checkpoint
+        if session.reason == Closed.ABANDONED:
+            return BegunAgain.RUNNING
+        if session.validation or session.newest is None or result_of(session.handing) is None:
+            return BegunAgain.NOTHING
+        if session.newest > self.version:
+            return BegunAgain.NEWER_WEIGHTS
+        self.candidates[place_of(session)] = session
+        return None
+
+    @property
+    def uids(self) -> frozenset[str]:
+        """Prompts with a session that may be taken up."""
+        return frozenset(uid for uid, _ in self.candidates)
+
+    async def take(self, uid: str, sample: str, submitted: int) -> StoredSession | None:
+        """The session at this place of the group, for a prompt that is submitted in this step; None if there is none.
+
+        A repetition returns the same.
+        """
+        session = self.candidates.get((uid, sample))
+        if session is None:
+            return None
+        assert session.oldest is not None
+        if session.oldest < submitted - 1:
+            del self.candidates[uid, sample]
+            await self._begin_again(session, BegunAgain.OLDER_WEIGHTS)
+            return None
+        self.taken[session.session_id] = session
+        return await asyncio.to_thread(self.journal.read, session.session_id)
+
+    def count(self, why: BegunAgain, tokens: int) -> None:
+        """A session begins again."""
+        self.begun_again[why] += 1
+        self.lost_tokens[why] += tokens
+
+    async def drop(self, session_id: str, reason: str) -> None:
+        """A session that was taken up, and had been handed over before, is not trained after all."""
+        if any(session.session_id == session_id for session in self.candidates.values()):
+            await self.journal.append(undone(session_id, reason))
+
+    async def _begin_again(self, session: EndedSession, why: BegunAgain) -> None:
+        if run_of(session) != self.run or session.validation:
+            await self._end(session.session_id, session.stage, None)
+            return
+        reason = f"its run was stopped, and began it again ({why})"
+        if session.stage is Stage.HANDED:
+            await self.journal.append(undone(session.session_id, reason))
+        else:
+            await self._end(session.session_id, session.stage, reason)
+        self.count(why, session.tokens)
+
+    def summary(self) -> str:
+        """For the log."""
+        kept = f"{len(self.candidates)} sessions that had ended may be taken up"
+        lost = [f"{count} ({why}, {self.lost_tokens[why]} tokens)" for why, count in self.begun_again.items()]
+        return f"{kept}; begun again: {', '.join(lost) or 'none'}"
+
+    def metrics(self) -> dict[str, float]:
+        """Sessions and tokens that this start took up, and that it did not; empty for a run that was not resumed."""
+        if self.version <= 0:
+            return {}
+        taken = {"resumed/sessions": len(self.taken), "resumed/tokens": sum(one.tokens for one in self.taken.values())}
+        sessions = {f"resumed/begun_again/{why}": self.begun_again[why] for why in BegunAgain}
+        lost = {"resumed/begun_again_tokens": self.lost_tokens.total()}
+        return {name: float(value) for name, value in (taken | sessions | lost).items()}
+
+
+def run_of(session: EndedSession | StoredSession) -> str | None:
+    """The run that opened it; None for one that was opened over HTTP, or by an earlier release."""
+    run = session.settings.get("metadata", {}).get(RUN)
+    return None if run is None else str(run)
+
+
+def place_of(session: EndedSession) -> Place:
+    return session.uid, str(session.settings.get("metadata", {}).get(SAMPLE))
+
+
+def undone(session_id: str, reason: str) -> OutsideEvent:
+    """The session was handed over, but nothing that has its tokens is left."""
+    return OutsideEvent(UNDONE, session_id, {"reason": reason}, time.time())
+
+
+def result_note(result: AgentResult | None) -> dict[str, Any]:
+    """What a hand-over's begin records of the agent's result."""
+    return {} if result is None else {RESULT: asdict(result)}

@@ -1,0 +1,36 @@
+"""The deferred prompts' data: in a partition of TransferQueue of their own, which verl's checkpoints keep too."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import transfer_queue as tq
+from verl.utils import tensordict_utils as tu
+
+TRAIN, DEFERRED = "train", "deferred"
+
+
+def put_aside(uids: Sequence[str], step: int) -> None:
+    """Copies these prompts of the training partition, which the caller then clears."""
+    batch = tq.kv_batch_get(keys=list(uids), partition_id=TRAIN)
+    tags = [{"is_prompt": True, "status": "pending", "global_steps": step} for _ in uids]
+    tq.kv_batch_put(keys=list(uids), partition_id=DEFERRED, tags=tags, fields=batch)
+
+
+def take_out(uids: Sequence[str], step: int) -> Any:
+    """A batch of these prompts for `step`, as the dataloader would give it: each is a new group, with a uid of its own.
+
+    They are deferred no longer.
+    """
+    batch = tq.kv_batch_get(keys=list(uids), partition_id=DEFERRED)
+    tu.assign_non_tensor_stack(batch, "uid", [str(uuid.uuid4()) for _ in uids])
+    tu.assign_non_tensor_data(batch, "global_steps", step)
+    tq.kv_clear(keys=list(uids), partition_id=DEFERRED)
+    return batch
+
+
+def stored() -> list[str]:
+    """The uids of all deferred prompts, in the order in which they were deferred."""
+    return list((tq.kv_list(DEFERRED) or {}).get(DEFERRED, {}))

@@ -1,0 +1,183 @@
+"""Submits as many samples of each prompt as `seamless.sampler` says, and reopens finished groups for more.
+
+A group that is reopened keeps its rows in TransferQueue, and its prompt the step of its submission: it counts as a
+group that generates, with the age of its oldest tokens, so that the staleness bound holds for it as for others. When
+its extra sessions have ended, all are trained together. Without a sampler nothing here acts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import transfer_queue as tq
+from omegaconf import DictConfig
+from tensordict import TensorDict
+from verl.utils import tensordict_utils as tu
+
+from seamless_verl.agent_loops.rows import FIRST, PROMPT, SAMPLES
+from seamless_verl.algorithms.samplers import EndedGroup, PromptSampling, make_sampler
+from seamless_verl.config.schema import SeamlessConfig
+from seamless_verl.errors import ConfigError
+from seamless_verl.trainer.prompt_submission import PromptSubmittingTrainer
+from seamless_verl.trainer.replay_buffer import TRAIN, SeamlessReplayBuffer
+
+IDENTITY = ("raw_prompt", "data_source", "index")
+"""Columns of a prompt that tell it from others; data may lack the last two."""
+IN_FLIGHT = ("pending", "running")
+ROUNDS = 2  # so many times through the data without a prompt that is sampled, and the run ends
+
+
+class SamplingTrainer(PromptSubmittingTrainer):
+    """verl's trainer with our buffer, whose prompts get what a sampler gives them."""
+
+    def __init__(self, config: DictConfig) -> None:
+        self.prompt_sampling = sampling_of(self.seamless, int(config.actor_rollout_ref.rollout.n))
+        super().__init__(config)
+
+    def _build_replay_buffer(self) -> SeamlessReplayBuffer:
+        buffer = super()._build_replay_buffer()
+        if (sampling := self.prompt_sampling) is not None:
+            buffer.review = self._review
+            buffer.unwanted = sampling.dropped
+        return buffer
+
+    def _next_train_batch(self, num_prompts: int | None = None) -> TensorDict:
+        """So many prompts that the sampler does not leave out, with the number of samples of each."""
+        if self.prompt_sampling is None:
+            return super()._next_train_batch(num_prompts)
+        missing = self.config.data.train_batch_size if num_prompts is None else num_prompts
+        parts, names, numbers, left_out = list[TensorDict](), list[str](), list[int](), 0
+        while missing:
+            offered = super()._next_train_batch(missing)
+            known = prompt_names(offered)
+            chosen = self.prompt_sampling.choose(known)
+            kept = [i for i, number in enumerate(chosen) if number]
+            tu.pop(offered, "global_steps")
+            if kept:
+                parts.append(offered if len(kept) == len(known) else tu.index_select_tensor_dict(offered, kept))
+            names += [known[i] for i in kept]
+            numbers += [chosen[i] for i in kept]
+            missing -= len(kept)
+            left_out = 0 if kept else left_out + len(known)
+            if left_out > ROUNDS * len(self.train_dataset):
+                raise every_prompt_left_out(self.seamless)
+        return self._with_samples(tu.concat_tensordict(parts) if len(parts) > 1 else parts[0], names, numbers)
+
+    def _with_samples(self, batch: TensorDict, names: list[str], numbers: list[int]) -> TensorDict:
+        tu.assign_non_tensor_stack(batch, SAMPLES, numbers)
+        tu.assign_non_tensor_stack(batch, PROMPT, names)
+        tu.assign_non_tensor_data(batch, "global_steps", self.global_steps)
+        return batch
+
+    def _review(self) -> list[str]:
+        """Judges the groups that have ended since the last look; returns those that were reopened."""
+        buffer, sampling = self.replay_buffer, self.prompt_sampling
+        assert sampling is not None
+        sampling.keep_only(buffer.prompt_global_steps[TRAIN])
+        ended = ended_groups(buffer.partitions[TRAIN], buffer.finished_keys[TRAIN] - sampling.final.keys())
+        verdicts = sampling.judge(ended)
+        reopened = [uid for uid, verdict in verdicts.items() if verdict.extra]
+        self._run_again({uid: buffer.prompt_global_steps[TRAIN][uid] for uid in reopened})
+        return reopened
+
+    def _run_again(self, submitted: Mapping[str, int]) -> None:
+        """Generates the extra samples of reopened groups, by the steps in which they were submitted, oldest first."""
+        by_step = defaultdict[int, list[str]](list)
+        for uid, step in submitted.items():
+            by_step[step].append(uid)
+        for step, uids in sorted(by_step.items()):
+            self._submit_again(uids, step)
+
+    def _submit_again(self, uids: list[str], step: int) -> None:
+        """`step` is that in which these prompts were submitted, and remains it."""
+        assert self.prompt_sampling is not None
+        parts = [self.prompt_sampling.reopened[uid] for uid in uids]
+        batch = tq.kv_batch_get(keys=uids, partition_id=TRAIN)
+        tu.assign_non_tensor_stack(batch, SAMPLES, [part.extra for part in parts])
+        tu.assign_non_tensor_stack(batch, FIRST, [part.first for part in parts])
+        tu.assign_non_tensor_data(batch, "global_steps", step)
+        tags = [{"is_prompt": True, "status": "pending", "global_steps": step}] * len(uids)
+        tq.kv_batch_put(keys=uids, partition_id=TRAIN, tags=tags)
+        self.agent_loop_manager.generate_sequences(batch)
+
+    def _reissue_inflight_prompts(self, partition_id: str = TRAIN) -> int:
+        """After a resume. verl runs whole groups again; of reopened ones only the extra samples are run again."""
+        reopened = {} if self.prompt_sampling is None else self.prompt_sampling.reopened
+        items = (tq.kv_list(TRAIN) or {}).get(TRAIN, {}) if reopened else {}
+        running = {uid: items[uid] for uid in reopened if items.get(uid, {}).get("status") in IN_FLIGHT}
+        if running:
+            tq.kv_batch_put(keys=list(running), partition_id=TRAIN, tags=[{"status": "finished"}] * len(running))
+        reissued = int(super()._reissue_inflight_prompts(partition_id))
+        sessions = sessions_of(items)
+        again = {  # a group puts its extra rows at once: where there is one, all are there
+            uid: int(tag["global_steps"]) for uid, tag in running.items() if max(sessions[uid]) < reopened[uid].first
+        }
+        self._run_again(again)
+        return reissued + len(again)
+
+    def unfinished_sessions(self) -> int:
+        """A reopened group's extra sessions, and `rollout.n` of each other: what samplers give is that on the mean."""
+        found = super().unfinished_sessions()
+        if self.prompt_sampling is None:
+            return found
+        return found + sum(part.extra - self.prompt_sampling.samples for part in self.prompt_sampling.reopened.values())
+
+
+def sessions_of(items: Mapping[str, Mapping[str, Any]]) -> dict[str, set[int]]:
+    """The numbers of the sessions that have rows in the queue, by their prompts' uids; -1 stands for a prompt's row."""
+    found = defaultdict[str, set[int]](set)
+    for key, tag in items.items():
+        uid, session, _ = (key, "-1", "") if tag.get("is_prompt", False) else key.rsplit("_", 2)
+        found[uid].add(int(session))
+    return found
+
+
+def sampling_of(settings: SeamlessConfig, samples: int) -> PromptSampling | None:
+    """What runs the sampler of these settings; `samples` is what a prompt gets by default. None without a sampler."""
+    chosen = settings.sampler
+    if chosen.name is None:
+        return None
+    return PromptSampling(
+        chosen.name, make_sampler(chosen.name, chosen.options), samples=samples, success=chosen.success
+    )
+
+
+def every_prompt_left_out(settings: SeamlessConfig) -> ConfigError:
+    key, value = "seamless.sampler.threshold", settings.sampler.threshold
+    return ConfigError(key, value, "every prompt of the data is left out", "Set it higher, or train on harder data")
+
+
+def prompt_names(batch: TensorDict) -> list[str]:
+    """What each prompt of a batch is known by: a digest of its messages, its data source and its index.
+
+    It is the same in each epoch and after a resume. Images count by their type alone.
+    """
+    columns = [list(column) for name in IDENTITY if (column := tu.get(batch, name)) is not None]
+    return [
+        digest([value.item() if hasattr(value, "item") else value for value in row])
+        for row in zip(*columns, strict=True)
+    ]
+
+
+def digest(values: list[Any]) -> str:
+    text = json.dumps(values, sort_keys=True, default=lambda one: type(one).__name__)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def ended_groups(rows: Mapping[str, Mapping[str, Any]], uids: Iterable[str]) -> list[EndedGroup]:
+    """These groups, from the tags of their rows by key; without those submitted before there was a sampler."""
+    wanted = set(uids)
+    if not wanted:  # as at most looks
+        return []
+    rewards, prompts = defaultdict[str, dict[int, float]](dict), dict[str, str]()
+    for key, tag in rows.items():
+        uid, session, _ = key.rsplit("_", 2)
+        if uid in wanted and tag.get("prompt"):
+            rewards[uid][int(session)] = float(tag["reward"])
+            prompts[uid] = tag["prompt"]
+    by_session = {uid: [reward for _, reward in sorted(found.items())] for uid, found in rewards.items()}
+    return [EndedGroup(uid, prompts[uid], tuple(by_session[uid])) for uid in sorted(by_session)]

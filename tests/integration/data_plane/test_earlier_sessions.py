@@ -1,0 +1,158 @@
+"""A run that is stopped as a whole and resumed takes up the sessions that had ended, each once, within its bounds."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.sessions import comparable, complete_chat, sessions
+
+from seamless_verl.data_plane.earlier_sessions import AgentResult
+from seamless_verl.data_plane.sessions import HandedNote, Sessions
+from seamless_verl.journal import GroupDecided, GroupOutcome, JournalReader, Stage
+from seamless_verl.trajectory.account import Account, DropReason
+
+pytestmark = pytest.mark.integration
+RUN, TOKENS = "run-a", 9
+FINISHED = AgentResult("finished", 0.5)
+
+
+async def begun(started: Sessions, version: int = 0, run: str = RUN) -> Sessions:
+    await started.earlier.begin(run, version)
+    return started
+
+
+async def opened(started: Sessions, uid: str, sample: str = "0", **metadata: Any) -> str:
+    """A session in which an agent made a call."""
+    session = await started.open({"uid": uid, "metadata": {"session": sample, **metadata}})
+    await complete_chat(session)
+    return str(session["session_id"])
+
+
+async def ended(started: Sessions, uid: str, sample: str = "0", **metadata: Any) -> str:
+    name = await opened(started, uid, sample, **metadata)
+    await started.close(name, "finished", 9, FINISHED)
+    return name
+
+
+async def handed(started: Sessions, uid: str, sample: str = "0") -> str:
+    name = await ended(started, uid, sample)
+    await started.acknowledge(name, True, HandedNote(uid, rewards={"reward": 0.25}))
+    return name
+
+
+def outcomes(journal: Path) -> dict[str, str]:
+    return {row.session_id: row.outcome for row in JournalReader(journal).sessions()}
+
+
+async def test_what_had_ended_is_taken_up_once_also_by_a_third_start(nano: Path, tmp_path: Path) -> None:
+    journal = tmp_path / "journal.sqlite"
+    async with asyncio.timeout(120):
+        async with sessions(nano, journal, restarted=False) as first:
+            await begun(first)
+            whole, part = await handed(first, "u"), await ended(first, "u", "1")
+            running = await opened(first, "u", "2")
+            trained = await handed(first, "trained")
+            await first.record_groups([GroupDecided("trained", GroupOutcome.TRAINED, 1)])
+            expected = comparable(await first.close(part, "finished", 0))
+        for _ in range(2):  # this start is stopped before it acknowledges
+            async with sessions(nano, journal, restarted=False, version=1) as later:
+                await begun(later, 1)
+                assert later.earlier.uids == {"u"}, "what step 1 trained is in the checkpoint"
+                taken = [await later.take_up("u", sample, 1, 1) for sample in ("0", "1", "1")]
+                assert [one and one.session_id for one in taken] == [whole, part, part]
+                assert [one and comparable(one.session) for one in taken] == [expected] * 3
+                assert {one and one.result for one in taken} == {FINISHED}
+                assert await later.take_up("u", "2", 1, 1) is None and await later.take_up("v", "0", 1, 1) is None
+                assert later.account == Account()
+        assert outcomes(journal)[running] == "dropped"
+        async with sessions(nano, journal, restarted=False, version=1) as last:
+            await begun(last, 1)
+            for sample in ("0", "1"):
+                taken_up = await last.take_up("u", sample, 1, 1)
+                assert taken_up is not None
+                await last.acknowledge(taken_up.session_id, True, HandedNote("u"))
+            assert last.account == Account(2 * TOKENS, 2 * TOKENS)
+            metrics = await last.checked_metrics()
+            assert (metrics["resumed/sessions"], metrics["resumed/tokens"]) == (2, 2 * TOKENS)
+            await last.record_groups([GroupDecided("u", GroupOutcome.TRAINED, 2)])
+    found = outcomes(journal)
+    assert [found[name] for name in (whole, part, trained, running)] == ["step 2", "step 2", "step 1", "dropped"]
+
+
+async def test_tokens_of_weights_that_are_gone_are_not_taken_up(nano: Path, tmp_path: Path) -> None:
+    """Not by this start, and not by a later one that has reached their number again."""
+    journal = tmp_path / "journal.sqlite"
+    async with asyncio.timeout(120):
+        async with sessions(nano, journal, restarted=False, version=3) as first:
+            await begun(first, 2)
+            whole, part = await handed(first, "u"), await ended(first, "u", "1")
+            await first.record_groups([GroupDecided("u", GroupOutcome.TRAINED, 4)])
+        async with sessions(nano, journal, restarted=False, version=2) as second:
+            await begun(second, 2)
+            assert not second.earlier.uids
+            metrics = await second.checked_metrics()
+            assert metrics["resumed/begun_again/newer_weights"] == 2
+            assert metrics["resumed/begun_again_tokens"] == 2 * TOKENS
+        stored = JournalReader(journal).read(whole)
+        assert stored is not None and stored.handed["kept"] is False and "newer_weights" in stored.handed["reason"]
+        assert outcomes(journal) == {whole: "dropped", part: "dropped"}
+        async with sessions(nano, journal, restarted=False, version=5) as third:
+            await begun(third, 5)
+            assert not third.earlier.uids
+
+
+async def test_the_staleness_bound_holds(nano: Path, tmp_path: Path) -> None:
+    """A prompt of step p has no token that is older than version p - 1."""
+    journal = tmp_path / "journal.sqlite"
+    async with asyncio.timeout(120):
+        async with sessions(nano, journal, restarted=False, version=2) as first:
+            await begun(first, 2)
+            old, kept = await handed(first, "old"), await handed(first, "kept")
+        async with sessions(nano, journal, restarted=False, version=3) as second:
+            await begun(second, 3)
+            assert await second.take_up("old", "0", 4, 9) is None
+            assert (await second.take_up("kept", "0", 3, 3)) is not None
+            assert (await second.checked_metrics())["resumed/begun_again/older_weights"] == 1
+    assert outcomes(journal) == {old: "dropped", kept: "queued"}
+
+
+async def test_what_no_resumed_run_may_take_up(nano: Path, tmp_path: Path) -> None:
+    journal = tmp_path / "journal.sqlite"
+    async with asyncio.timeout(120):
+        async with sessions(nano, journal, restarted=False) as first:
+            await begun(first)
+            dropped = await ended(first, "dropped")
+            await first.acknowledge(dropped, False, HandedNote("dropped", "too few"))
+            await ended(first, "validated", validation=True)
+            without = await opened(first, "without")
+            await first.close(without, "finished", 0)
+        async with sessions(nano, journal, restarted=False) as other:
+            await begun(other, run="run-b")
+            assert not other.earlier.uids
+            assert {row.stage for row in JournalReader(journal).sessions()} == {Stage.HANDED}, "kept for ever"
+            theirs = await handed(other, "theirs")
+        async with sessions(nano, journal, restarted=False, version=1) as resumed:
+            await begun(resumed, 1, run="run-b")
+            assert resumed.earlier.uids == {"theirs"}
+            assert (await resumed.take_up("theirs", "0", 1, 1)) is not None
+            await resumed.acknowledge(theirs, False, HandedNote("theirs", "its group was dropped"))
+            assert resumed.account == Account(TOKENS, 0, {DropReason.SESSION: TOKENS})
+    assert outcomes(journal)[theirs] == outcomes(journal)[dropped] == "dropped"
+
+
+async def test_a_restarted_data_plane_knows_what_may_be_taken_up(nano: Path, tmp_path: Path) -> None:
+    journal = tmp_path / "journal.sqlite"
+    async with asyncio.timeout(120):
+        async with sessions(nano, journal, restarted=False) as first:
+            await begun(first)
+            whole, part = await handed(first, "u"), await ended(first, "u", "1")
+        async with sessions(nano, journal, restarted=False, version=1) as second:
+            await begun(second, 1)
+        async with sessions(nano, journal, restarted=True, version=1) as again:
+            await begun(again, 1)  # as Ray repeats it
+            taken = [await again.take_up("u", sample, 1, 1) for sample in ("0", "1")]
+            assert [one and one.session_id for one in taken] == [whole, part]
+    assert not await asyncio.to_thread(JournalReader(journal).restore)

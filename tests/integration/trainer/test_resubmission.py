@@ -1,0 +1,118 @@
+"""What a resumed run submits: the same prompts under the same uids, and unfinished ones with the step they had."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from verl.trainer.ppo.v1 import trainer_base
+from verl.utils import tensordict_utils as tu
+
+from seamless_verl.resources.staleness import StalenessBound
+from seamless_verl.trainer import prompt_submission
+from seamless_verl.trainer.prompt_names import PromptNames
+from seamless_verl.trainer.prompt_submission import PromptSubmittingTrainer, rows_of
+
+pytestmark = pytest.mark.integration
+
+
+def prompts(*texts: str, uid: str = "random") -> Any:
+    """A batch as verl's data loader gives it."""
+    raw = np.array([[{"role": "user", "content": text}] for text in texts] + [None], dtype=object)[:-1]
+    uids = np.array([f"{uid}-{i}" for i in range(len(texts))], dtype=object)
+    index = np.array(range(len(texts)), dtype=object)
+    columns = {"raw_prompt": raw, "index": index, "uid": uids, "dummy_tensor": torch.zeros(len(texts), 1)}
+    return tu.get_tensordict(columns)
+
+
+def test_a_resumed_run_gives_the_prompts_the_same_names(tmp_path: Path) -> None:
+    names = PromptNames()
+    first = names.take(rows_of(prompts("a", "b")))
+    names.save(tmp_path)
+    later = names.take(rows_of(prompts("a", "b")))
+    resumed = PromptNames()
+    resumed.load(tmp_path)
+    assert resumed.take(rows_of(prompts("a", "b", uid="other"))) == later
+    assert len({*first, *later}) == 4, "the same prompt is drawn again in the next epoch"
+    assert not any("_" in uid for uid in later), "TransferQueue's keys are split there"
+    others = PromptNames(), PromptNames()
+    others[1].load(tmp_path)
+    assert {*others[0].take(rows_of(prompts("a", "b")))}.isdisjoint(first), "another run"
+    assert {*others[1].take(rows_of(prompts("c", "a")))}.isdisjoint(later), "another data set, or order"
+
+
+def test_a_checkpoint_of_an_earlier_release_has_no_names(tmp_path: Path) -> None:
+    names = PromptNames()
+    own = names.run
+    names.load(tmp_path)
+    assert (names.run, names.drawn) == (own, 0)
+
+
+@pytest.mark.parametrize("gateway", [True, False])
+def test_prompts_that_are_drawn_are_named_with_a_gateway(monkeypatch: pytest.MonkeyPatch, gateway: bool) -> None:
+    monkeypatch.setattr(trainer_base.PPOTrainer, "_fetch_one_gen_batch", lambda _: prompts("a", "b"))
+    trainer = trainer_of(gateway=gateway)
+    expected = PromptNames()
+    expected.run = trainer.names.run
+    given = list(trainer._fetch_one_gen_batch()["uid"])
+    assert given == (expected.take(rows_of(prompts("a", "b"))) if gateway else ["random-0", "random-1"])
+
+
+class Trainer(PromptSubmittingTrainer):
+    def on_sample_end(self) -> None: ...
+
+    def on_step_end(self) -> None: ...
+
+
+def trainer_of(*, gateway: bool = True, step: int = 5, max_staleness: int = 1) -> PromptSubmittingTrainer:
+    trainer = Trainer.__new__(Trainer)
+    trainer.seamless = SimpleNamespace(gateway=SimpleNamespace(enabled=gateway))  # type: ignore[assignment]
+    trainer.names, trainer.global_steps = PromptNames(), step
+    trainer.bound = StalenessBound(max_staleness, batch=8)
+    return trainer
+
+
+class Queue:
+    """TransferQueue's tags and rows of one partition, in memory."""
+
+    def __init__(self, tags: dict[str, dict[str, Any]]) -> None:
+        self.tags = tags
+
+    def kv_list(self, partition_id: str) -> dict[str, Any]:
+        return {partition_id: dict(self.tags)}
+
+    def kv_batch_get(self, *, keys: list[str], partition_id: str) -> Any:
+        batch = prompts(*keys)
+        tu.assign_non_tensor_stack(batch, "uid", keys)
+        return batch
+
+    def kv_batch_put(self, *, keys: list[str], partition_id: str, tags: list[dict[str, Any]]) -> None:
+        for key, tag in zip(keys, tags, strict=True):
+            self.tags[key] = dict(tag)
+
+    def kv_clear(self, *, keys: list[str], partition_id: str) -> None:
+        for key in keys:
+            del self.tags[key]
+
+
+def test_unfinished_prompts_keep_their_step_unless_it_would_be_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = {"old": ("running", 3), "kept": ("running", 4), "pending": ("pending", 5), "done": ("finished", 4)}
+    tags = {uid: {"is_prompt": True, "status": status, "global_steps": step} for uid, (status, step) in steps.items()}
+    rows = {f"{uid}_0_0": {"status": "success", "global_steps": 4} for uid in ("done", "kept", "trained")}
+    queue = Queue(tags | rows)
+    monkeypatch.setattr(prompt_submission, "tq", queue)
+    trainer, submitted = trainer_of(), dict[str, int]()
+
+    def generate_sequences(batch: Any) -> None:
+        submitted.update(dict.fromkeys(batch["uid"], batch["global_steps"]))
+
+    trainer.agent_loop_manager = SimpleNamespace(generate_sequences=generate_sequences)
+    assert trainer._reissue_inflight_prompts() == 3
+    assert submitted == {"old": 5, "kept": 4, "pending": 5}
+    found = {uid: (tag["status"], tag["global_steps"]) for uid, tag in queue.tags.items() if tag.get("is_prompt")}
+    assert found == {"old": ("pending", 5), "kept": ("pending", 4), "pending": ("pending", 5), "done": ("finished", 4)}
+    assert {key for key in queue.tags if "_" in key} == {"done_0_0", "trained_0_0"}, "rows of a group that begins again"

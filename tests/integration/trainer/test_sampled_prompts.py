@@ -1,0 +1,219 @@
+"""Groups are reopened and resumed in a real TransferQueue; the agent loops only record what they are given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from seamless_verl.algorithms.samplers import PromptSampling, make_sampler
+from seamless_verl.config.schema import SeamlessConfig
+from seamless_verl.errors import ConfigError
+
+pytestmark = pytest.mark.integration
+QUESTIONS = [f"{number}+1=" for number in range(6)]
+
+
+@pytest.fixture(scope="module")
+def queue() -> Iterator[Any]:
+    """TransferQueue in a Ray of its own."""
+    import ray
+    import transfer_queue as tq
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        tq.init()
+        yield tq
+        tq.close()
+    finally:
+        ray.shutdown()
+
+
+@pytest.fixture
+def clean(queue: Any) -> Iterator[Any]:
+    yield queue
+    for partition, items in (queue.kv_list() or {}).items():
+        if items:
+            queue.kv_clear(keys=list(items), partition_id=partition)
+
+
+class Loops:
+    """Records the prompts of each call: uid, number of samples, number of the first session and step."""
+
+    def __init__(self) -> None:
+        self.given: list[tuple[str, int, int, int]] = []
+
+    def generate_sequences(self, batch: Any) -> None:
+        from verl.utils import tensordict_utils as tu
+
+        first = tu.get(batch, "__first_session__") or [0] * len(batch)
+        columns = zip(tu.get(batch, "uid"), tu.get(batch, "__rollout_n__"), first, strict=True)
+        self.given += [(uid, int(number), int(one), tu.get(batch, "global_steps")) for uid, number, one in columns]
+
+
+def trainer(name: str = "dars", **options: Any) -> Any:
+    """A trainer with a buffer, data of six questions and no engines, in step 3."""
+    from omegaconf import OmegaConf
+
+    from seamless_verl.resources.staleness import StalenessBound
+    from seamless_verl.trainer.replay_buffer import SeamlessReplayBuffer
+    from seamless_verl.trainer.trainer import SeamlessTrainer
+
+    made = object.__new__(SeamlessTrainer)
+    made.seamless = SeamlessConfig()
+    made.prompt_sampling = PromptSampling(name, make_sampler(name, options), samples=4)
+    made.config = OmegaConf.create({"data": {"train_batch_size": 2, "gen_batch_size": 1}})
+    made.trainer_mode, made.global_steps, made.agent_loop_manager = "seamless", 3, Loops()
+    made.commit = SimpleNamespace(wait_committed=lambda: None)
+    made.train_dataset, made.train_dataloader_it = QUESTIONS, None
+    made.train_dataloader = [row(i) for i in range(len(QUESTIONS))]
+    bound = StalenessBound(2, 2)
+    made.replay_buffer = SeamlessReplayBuffer(
+        bound=bound, update=lambda: 0, wait=lambda: None, trainer_mode="seamless", trainer_config={}, sampler_kwargs={}
+    )
+    made.replay_buffer.review, made.replay_buffer.unwanted = made._review, made.prompt_sampling.dropped
+    return made
+
+
+def row(i: int) -> dict[str, Any]:
+    """A batch of one prompt, as verl's loader gives it."""
+    messages = [{"role": "user", "content": QUESTIONS[i]}]
+    columns = {"raw_prompt": messages, "data_source": "sums", "index": i, "agent_name": "scripted"}
+    return {name: array_of(value) for name, value in columns.items()}
+
+
+def array_of(value: Any) -> Any:
+    array = np.empty(1, dtype=object)
+    array[0] = value
+    return array
+
+
+def end(tq: Any, made: Any, uid: str, *rewards: float, first: int = 0) -> None:
+    """The group's sessions from `first` on end with these rewards, as the agent loops write them."""
+    import torch
+    from tensordict import TensorDict
+
+    keys = [f"{uid}_{first + i}_0" for i in range(len(rewards))]
+    prompt = names(made)[uid]
+    tags = [{"status": "success", "global_steps": 3, "prompt": prompt, "reward": reward} for reward in rewards]
+    fields = TensorDict({"x": torch.zeros(len(keys), 1)}, batch_size=len(keys))
+    tq.kv_batch_put(keys=keys, partition_id="train", fields=fields, tags=tags)
+    tq.kv_put(key=uid, partition_id="train", tag={"status": "finished"})
+
+
+def names(made: Any) -> dict[str, str]:
+    """What the sampler knows the prompts in the queue by, from their columns there."""
+    import transfer_queue as tq
+    from verl.utils import tensordict_utils as tu
+
+    uids = [uid for uid, tag in tq.kv_list("train")["train"].items() if tag.get("is_prompt")]
+    return dict(zip(uids, tu.get(tq.kv_batch_get(keys=uids, partition_id="train"), "__sampler_prompt__"), strict=True))
+
+
+def statuses(tq: Any) -> dict[str, tuple[str, int]]:
+    items = tq.kv_list("train")["train"].items()
+    return {key: (tag["status"], tag["global_steps"]) for key, tag in items if tag.get("is_prompt")}
+
+
+def test_a_hard_group_is_reopened_and_trained_whole(clean: Any) -> None:
+    made = trainer()
+    made._add_prompts_to_generate(2)
+    (hard, *_), (good, *_) = made.agent_loop_manager.given
+    assert [entry[1:] for entry in made.agent_loop_manager.given] == [(4, 0, 3)] * 2
+    end(clean, made, hard, 0, 0, 0, 0)
+    end(clean, made, good, 0, 1, 1, 0)
+    made.global_steps = 4
+    assert made.replay_buffer.outstanding() == 2 and made.replay_buffer.finished() == 1
+    assert made.agent_loop_manager.given[2:] == [(hard, 6, 4, 3)], "with the age of its first samples"
+    assert statuses(clean) == {hard: ("pending", 3), good: ("finished", 3)}
+    assert made.replay_buffer.outstanding() == 2 and len(made.agent_loop_manager.given) == 3, "once"
+    assert not made.replay_buffer._has_enough_samples(5, "train", 1, {good}), "the bound waits for it in step 5"
+    end(clean, made, hard, 0, 0, 0, 0, 0, 1, first=4)
+    batch, metrics = made.replay_buffer.sample(global_steps=5, partition_id="train", batch_size=2)
+    assert len([key for key in batch.keys if key.startswith(hard)]) == 10 and len(batch.keys) == 14
+    assert not metrics and made.prompt_sampling.metrics()["seamless/sampler/trained"] == 2
+    assert made.replay_buffer.carried_over(5) == {"seamless/carried_over/trained": 2, "seamless/carried_over/left": 0}
+
+
+def test_a_group_without_an_advantage_is_dropped_with_its_reason_and_replaced(clean: Any) -> None:
+    made = trainer()
+    refilled = list[int]()
+    made.replay_buffer.refill_fn = refilled.append
+    made._add_prompts_to_generate(2)
+    first, second = (entry[0] for entry in made.agent_loop_manager.given)
+    end(clean, made, first, 1, 1, 1, 1)
+    end(clean, made, second, 0, 1, 1, 1)
+    batch, metrics = made.replay_buffer.sample(global_steps=3, partition_id="train", batch_size=1)
+    assert {key.split("_")[0] for key in batch.keys} == {second} and refilled == [1]
+    assert metrics["training/filter_groups/evicted_samples"] == 1
+    (decided, _) = made.replay_buffer.take_decided(3, {}, {})
+    assert (decided.uid, str(decided.outcome)) == (first, "filtered")
+    assert decided.details == {"reason": "all of its 4 samples were right"}
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_a_resumed_run_generates_only_the_extra_samples(clean: Any, written: bool) -> None:
+    """One group was reopened, one had not ended. The rows of the first are kept, also those of its extra samples."""
+    before = trainer()
+    before._add_prompts_to_generate(2)
+    hard, running = (entry[0] for entry in before.agent_loop_manager.given)
+    end(clean, before, hard, 0, 0, 0, 0)
+    before.replay_buffer.outstanding()
+    if written:  # and the prompt's own row does not say so yet
+        end(clean, before, hard, 0, 0, 0, 0, 1, 1, first=4)
+        clean.kv_put(key=hard, partition_id="train", tag={"status": "running"})
+    resumed = trainer()
+    resumed.prompt_sampling.load_state_dict(before.prompt_sampling.state_dict())
+    resumed.global_steps = 4
+    assert resumed._reissue_inflight_prompts() == 2 - written
+    again = [] if written else [(hard, 6, 4, 3)]
+    assert resumed.agent_loop_manager.given == [(running, 4, 0, 4), *again]
+    rows = [key for key in clean.kv_list("train")["train"] if key.startswith(f"{hard}_")]
+    assert len(rows) == (10 if written else 4)
+    assert resumed.replay_buffer.outstanding() == 2
+    assert resumed.replay_buffer.finished() == written, "else its extra samples are still to come"
+    if not written:
+        end(clean, resumed, hard, 0, 0, 0, 0, 1, 1, first=4)
+    assert resumed.replay_buffer.outstanding() == 2 and resumed.replay_buffer.finished() == 1
+    resumed.prompt_sampling.check_integrity()
+
+
+def test_prompts_are_known_again_and_learned_ones_are_left_out(clean: Any) -> None:
+    made = trainer("srpo", threshold=0.9)
+    made._add_prompts_to_generate(6)
+    prompts = names(made)
+    easy = made.agent_loop_manager.given[2][0]
+    for uid in prompts:
+        end(clean, made, uid, *([1, 1, 1, 1] if uid == easy else [0, 1, 1, 1]))
+    learned = prompts[easy]
+    made.replay_buffer.sample(global_steps=3, partition_id="train", batch_size=6)
+    made._add_prompts_to_generate(6)
+    assert len(made.agent_loop_manager.given) == 12, "another visit of one takes the place of the one left out"
+    assert made.prompt_sampling.metrics()["seamless/sampler/left_out"] == 1
+    assert set(names(made).values()) == made.prompt_sampling.histories.groups.keys() - {learned}
+
+
+def test_data_of_which_every_prompt_was_learned_end_the_run(clean: Any) -> None:
+    made = trainer("srpo", threshold=0.5)
+    made._add_prompts_to_generate(6)
+    for uid in names(made):
+        end(clean, made, uid, 1, 1, 1, 1)
+    made.replay_buffer.outstanding()
+    with pytest.raises(ConfigError, match=r"seamless\.sampler\.threshold.*every prompt of the data is left out"):
+        made._add_prompts_to_generate(1)
+
+
+def test_rows_of_a_time_without_a_sampler_are_not_judged() -> None:
+    from seamless_verl.trainer.sampled_prompts import ended_groups, prompt_names
+
+    assert ended_groups({"u_0_0": {"status": "success"}, "pad1_0_0": {}}, ["u"]) == []
+    tags = {f"u_{i}_{j}": {"prompt": "p", "reward": float(i)} for i in (10, 2) for j in (0, 1)}
+    (group,) = ended_groups(tags, ["u"])
+    assert (group.uid, group.prompt, group.rewards) == ("u", "p", (2.0, 10.0)), "one reward a session, in order"
+    from verl.utils import tensordict_utils as tu
+
+    first, again, other = prompt_names(tu.concat_tensordict([tu.get_tensordict(row(i)) for i in (1, 1, 2)]))
+    assert first == again != other and prompt_names(tu.get_tensordict(row(2))) == [other]
