@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 from omegaconf import DictConfig, OmegaConf
 
 from seamless_verl.config.renames import SETTINGS
+from seamless_verl.config.view_settings import ViewConfig
 from seamless_verl.resources.tags import Layout, Resources
 from seamless_verl.runtime import fields
 from seamless_verl.runtime.fields import Doc, NotNegative, Positive, PositiveNumber, Text
@@ -408,6 +409,7 @@ class SeamlessConfig:
             "seconds to wait for machines that an autoscaling cluster has yet to start; `0` refuses at once",
         ),
     ] = 0
+    view: ViewConfig = field(default_factory=ViewConfig)
 
     @classmethod
     def parse(cls, node: DictConfig | Mapping[str, Any] | None) -> SeamlessConfig:
