@@ -33,7 +33,8 @@ class RunFiles:
         description = RunDescription.read(folder)
         named = [Path(path) for path in description.journals] if description else []
         journals = [path for path in named if path.exists()] or sorted(folder.glob(JOURNALS))
-        return cls(folder, description, tuple(journals), max(folder.glob(TRACES), key=start_number, default=None))
+        begun = tuple(path for path in journals if path.stat().st_size)  # an empty one is about to be made
+        return cls(folder, description, begun, max(folder.glob(TRACES), key=start_number, default=None))
 
     @property
     def running(self) -> bool | None:

@@ -64,9 +64,10 @@ def test_the_last_start_has_the_trace(tmp_path: Path) -> None:
 def test_journals_are_those_that_the_run_names_or_those_in_a_folder_that_was_moved(tmp_path: Path) -> None:
     elsewhere, run = tmp_path / "fast" / "journal.sqlite", tmp_path / "run"
     elsewhere.parent.mkdir()
-    elsewhere.touch()
+    elsewhere.write_text("x")
     replace(RUN, journals=(str(elsewhere),)).write(run)
-    (run / "trajectories.sqlite").touch()
+    (run / "trajectories.sqlite").write_text("x")
+    (run / "trajectories-1.sqlite").touch()
     assert RunFiles.of(run).journals == (elsewhere,)
     elsewhere.unlink()
     assert RunFiles.of(run).journals == (run / "trajectories.sqlite",)
