@@ -1,6 +1,6 @@
 """The process of a run's own view: `python -m seamless_verl.view FOLDER`, started by `process.py`.
 
-Its first line on stdout is the page's address. It is polite to the run, and ends with the process that started it.
+Its first line on stdout is the page's address. It runs at low priority, and ends with the process that started it.
 """
 
 from __future__ import annotations
