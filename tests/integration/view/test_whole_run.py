@@ -2,55 +2,82 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import subprocess
+import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 from support.browser import Browser, opened
-from support.job import AGENT, SEAMLESS, Job
+from support.paths import RECIPES
 from support.view import served
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
-STEPS = 8
+STEPS = 5
+SHORT = (
+    f"trainer.total_training_steps={STEPS}",
+    "trainer.test_freq=-1",
+    "trainer.save_freq=-1",
+    "data.val_max_samples=8",
+    "algorithm.rollout_correction.bypass_mode=false",
+    "seamless.view.enabled=true",
+)
+ADDRESS = "The view of this run: "
 KIND = "several_versions"
-LIMIT_S = 240.0
+LIMIT_S = 300.0
 
 
-def test_a_session_is_followed_to_the_update_that_cut_it_during_and_after_the_run(tmp_path: Path, nano: Path) -> None:
-    options = AGENT | {
-        "seamless__view__enabled": True,
-        "trainer__total_training_steps": STEPS,
-        "trainer__test_freq": -1,
-        "trainer__save_freq": -1,
-    }
-    overrides = {key.replace("__", "."): value for key, value in options.items()}
-    job = Job(tmp_path, nano, SEAMLESS, overrides, {}).start()
-    try:
-        job.wait_for("The view of this run: ")
-        (address,) = re.findall(r"The view of this run: (\S+)", job.log())
-        wait_for_a_cut_session(job, address)
+def test_a_session_is_followed_to_the_update_that_cut_it_during_and_after_the_run(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    with training(tmp_path, log) as run:
+        wait_for(lambda: ADDRESS in log.read_text(), run, log)
+        (address,) = re.findall(rf"{ADDRESS}(\S+)", log.read_text())
+        wait_for(lambda: has_a_cut_session(address), run, log)
         with opened() as browser:
             follow(browser, address, "running")
-    finally:
-        job.finish()
+        assert run.wait(LIMIT_S) == 0, log.read_text()[-4000:]
     with pytest.raises(httpx.ConnectError):
         httpx.get(address)
-    assert job.log().count("The view of this run: ") == 1 and "goes on without" not in job.log()
-    with served(tmp_path / "checkpoints") as address, opened() as browser:
+    assert log.read_text().count(ADDRESS) == 1 and "goes on without" not in log.read_text()
+    (journal,) = (tmp_path / "data").rglob("trajectories.sqlite")
+    with served(journal.parent) as address, opened() as browser:
         follow(browser, address, "ended")
         check_overview(browser, address)
 
 
-def wait_for_a_cut_session(job: Job, address: str) -> None:
-    """Until the journal has a session of several weight versions."""
+@contextmanager
+def training(folder: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The tool agent's recipe after a short warm start; ended with the block if it has not."""
+    own = {"PYTHON": sys.executable, "VERL_PLATFORM": "cpu", "DATA": str(folder / "data"), "WARM_STEPS": "100"}
+    with log.open("wb") as output:
+        command = [RECIPES / "openai_tool_agent" / "run.sh", *SHORT]
+        run = subprocess.Popen(command, cwd=folder, env=os.environ | own, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        yield run
+    finally:
+        if run.poll() is None:
+            run.send_signal(signal.SIGTERM)
+            run.wait(60)
+
+
+def wait_for(condition: Callable[[], bool], run: subprocess.Popen[bytes], log: Path) -> None:
+    """Until it holds; fails when the run has ended or too much time has passed."""
     deadline = time.monotonic() + LIMIT_S
-    while (
-        httpx.get(f"{address}api/sessions?kind={KIND}").json().get("matching", 0) == 0
-    ):  # the journal may be half made
-        assert time.monotonic() < deadline and job.process is not None and job.process.poll() is None, job.log()[-4000:]
+    while not condition():
+        assert time.monotonic() < deadline and run.poll() is None, log.read_text(errors="replace")[-4000:]
         time.sleep(0.5)
+
+
+def has_a_cut_session(address: str) -> bool:
+    """Whether the journal has a session of several weight versions; it may be half made."""
+    found: int = httpx.get(f"{address}api/sessions?kind={KIND}").json().get("matching", 0)
+    return found > 0
 
 
 def follow(browser: Browser, address: str, state: str) -> None:
