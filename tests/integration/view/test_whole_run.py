@@ -36,15 +36,17 @@ LIMIT_S = 300.0
 def test_a_session_is_followed_to_the_update_that_cut_it_during_and_after_the_run(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     with training(tmp_path, log) as run:
-        wait_for(lambda: ADDRESS in log.read_text(), run, log)
-        (address,) = re.findall(rf"{ADDRESS}(\S+)", log.read_text())
+        wait_for(lambda: ADDRESS in log.read_text(errors="replace"), run, log)
+        (address,) = re.findall(rf"{ADDRESS}(\S+)", log.read_text(errors="replace"))
         wait_for(lambda: has_a_cut_session(address), run, log)
         with opened() as browser:
             follow(browser, address, "running")
-        assert run.wait(LIMIT_S) == 0, log.read_text()[-4000:]
+        assert run.wait(LIMIT_S) == 0, log.read_text(errors="replace")[-4000:]
     with pytest.raises(httpx.ConnectError):
         httpx.get(address)
-    assert log.read_text().count(ADDRESS) == 1 and "goes on without" not in log.read_text()
+    assert log.read_text(errors="replace").count(ADDRESS) == 1 and "goes on without" not in log.read_text(
+        errors="replace"
+    )
     (journal,) = (tmp_path / "data").rglob("trajectories.sqlite")
     with served(journal.parent) as address, opened() as browser:
         follow(browser, address, "ended")
