@@ -1,4 +1,4 @@
-"""A headless Chromium for the tests of the view; scripts/browser finds or installs it."""
+"""A headless Chromium for the tests of pages; scripts/browser finds or installs it."""
 
 from __future__ import annotations
 
