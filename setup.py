@@ -19,7 +19,7 @@ CPU = [
     "ray[default]==2.60.0",
     "tensordict==0.10.0",
 ]
-DEV = ["pytest", "pytest-asyncio", "pytest-timeout", "hypothesis", "ruff", "mypy"]
+DEV = ["pytest", "pytest-asyncio", "pytest-timeout", "hypothesis", "ruff", "mypy", "selenium"]
 
 setup(
     name="seamless-verl",
@@ -30,7 +30,12 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["seamless_verl", "seamless_verl.*"]),
-    package_data={"seamless_verl": ["py.typed", "config/*.yaml", "config/platform/*.yaml", "tiny/*.jinja"]},
+    package_data={
+        "seamless_verl": [
+            *("py.typed", "config/*.yaml", "config/platform/*.yaml", "tiny/*.jinja"),
+            *("view/assets/*", "view/assets/vendor/*/*"),
+        ]
+    },
     install_requires=["verl>=0.9.1", "msgspec>=0.18", "httpx>=0.27"],
     extras_require={"cpu": CPU, "compare": ["plotly", "pyarrow"], "dev": DEV},
     entry_points={

@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -38,6 +38,7 @@ from seamless_verl.runtime.checkpoint_cleanup import (
 from seamless_verl.runtime.locks import only_writer
 from seamless_verl.runtime.resume_hint import ResumeSettings
 from seamless_verl.runtime.supervisor import joins_cluster, set_log_folder, supervise
+from seamless_verl.view.process import viewing
 
 SUPERVISED = "SEAMLESS_SUPERVISED"
 ADMIN_FILES = "admin-files"  # beside the run file: the files that name this run's gateways
@@ -257,12 +258,18 @@ def run(config: DictConfig) -> None:
         if RUN_FILE in os.environ and (folder := run_folder()) is not None:
             set_log_folder(folder, Path(os.environ[RUN_FILE]))
         try:
-            with refreshing_marker():
+            with refreshing_marker(), shown(config, seamless):
                 train(config)
         finally:
             stop_ray()
     if seamless.plot:
         plot_validation_curve(config)
+
+
+def shown(config: DictConfig, seamless: SeamlessConfig) -> AbstractContextManager[None]:
+    """In the block, the run's view is served, if it is enabled."""
+    view = seamless.view
+    return viewing(Path(config.trainer.default_local_dir), view.host, view.port) if view.enabled else nullcontext()
 
 
 def train(config: DictConfig) -> None:

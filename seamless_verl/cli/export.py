@@ -15,11 +15,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from seamless_verl.cli.reading import TRAIN_ALL, open_journal, parse_policy, rebuild_for_display, recorded
+from seamless_verl.cli.reading import open_journal
 from seamless_verl.cli.show import format_account
 from seamless_verl.cli.text import format_count, import_package, write
 from seamless_verl.errors import ConfigError
 from seamless_verl.journal import GroupOutcome, JournalReader, Stage
+from seamless_verl.journal.recorded import TRAIN_ALL, parse_policy, rebuild_for_display, recorded
 from seamless_verl.trajectory.account import Account
 from seamless_verl.trajectory.export import rows, write_jsonl
 from seamless_verl.trajectory.sequences import assemble

@@ -12,14 +12,14 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from seamless_verl.cli import calibrate, check, compare, doctor, plan, runner, trajectories
+from seamless_verl.cli import calibrate, check, compare, doctor, plan, runner, trajectories, view
 from seamless_verl.errors import ConfigError, JournalError, OutsideApiError
 
 PROG = "seamless-verl"
 USER_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141  # the last two as a shell reports death by SIGINT and SIGPIPE
 COMMANDS = (
     *(check.add_command, doctor.add_command, plan.add_command, calibrate.add_command, compare.add_command),
-    *(trajectories.add_command, runner.add_command),
+    *(trajectories.add_command, view.add_command, runner.add_command),
 )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from time import time
 from typing import Any
 
-from seamless_verl.cli.reading import TRAIN_ALL, find_session, open_journal, parse_policy, rebuild_for_display, recorded
+from seamless_verl.cli.reading import find_session, open_journal
 from seamless_verl.cli.text import (
     NEWLINE_AND_TAB,
     escape,
@@ -24,6 +24,7 @@ from seamless_verl.cli.text import (
 )
 from seamless_verl.errors import ConfigError
 from seamless_verl.journal import SessionSummary, Stage, StoredSession
+from seamless_verl.journal.recorded import TRAIN_ALL, parse_policy, rebuild_for_display, recorded
 from seamless_verl.runtime.tables import text_table
 from seamless_verl.trajectory.account import Account
 from seamless_verl.trajectory.drift import Decode, find_drifts

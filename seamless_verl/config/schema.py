@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from seamless_verl.config.renames import SETTINGS
 from seamless_verl.config.sampler_settings import SamplerConfig
+from seamless_verl.config.view_settings import ViewConfig
 from seamless_verl.resources.tags import Layout, Resources
 from seamless_verl.runtime import fields
 from seamless_verl.runtime.fields import Doc, NotNegative, Positive, PositiveNumber, Text
@@ -423,6 +424,7 @@ class SeamlessConfig:
         ),
     ] = 0
     sampler: SamplerConfig = field(default_factory=SamplerConfig)
+    view: ViewConfig = field(default_factory=ViewConfig)
 
     @classmethod
     def parse(cls, node: DictConfig | Mapping[str, Any] | None) -> SeamlessConfig:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -85,21 +85,21 @@ class JournalReader:
 
     def restore(self) -> tuple[StoredSession, ...]:
         """All open sessions, oldest first."""
-        with self._snapshot() as db:
+        with self.snapshot() as db:
             query = f"SELECT session_id FROM sessions WHERE {STAGE}=0 ORDER BY n"
             return tuple(_read_session(db, row[0]) for row in db.execute(query).fetchall())
 
     def not_handed_over(self) -> tuple[tuple[str, Stage], ...]:
         """The ids of closed sessions whose hand-over has not ended, oldest first, each with its stage."""
-        with self._snapshot() as db:
+        with self.snapshot() as db:
             between = f"BETWEEN {STAGES.index(Stage.CLOSED)} AND {STAGES.index(Stage.HANDING)}"
             rows = db.execute(f"SELECT session_id, {STAGE} AS stage FROM sessions WHERE stage {between} ORDER BY n")
             return tuple((session_id, STAGES[stage]) for session_id, stage in rows)
 
     def ended_sessions(self) -> tuple[EndedSession, ...]:
         """All sessions that are not open, oldest first. It counts all tokens, so it takes time on a large file."""
-        with self._snapshot() as db:
-            groups, undone = _read_groups(db), _read_undone(db)
+        with self.snapshot() as db:
+            groups, undone = read_groups(db), read_undone(db)
             return tuple(
                 EndedSession(
                     session_id,
@@ -110,8 +110,8 @@ class JournalReader:
                     tokens,
                     oldest,
                     newest,
-                    _note_of(begun),
-                    _handed_note(done, undone.get(session_id)),
+                    note_of(begun),
+                    handed_note(done, undone.get(session_id)),
                     groups.get(uid),
                 )
                 for session_id, uid, settings, stage, reason, tokens, oldest, newest, begun, done in db.execute(ENDED)
@@ -119,19 +119,19 @@ class JournalReader:
 
     def stage(self, session_id: str) -> Stage | None:
         """The session's stage; None if it is unknown or deleted."""
-        with self._snapshot() as db:
+        with self.snapshot() as db:
             row = db.execute(f"SELECT {STAGE} FROM sessions WHERE session_id=?", (session_id,)).fetchone()
             return STAGES[row[0]] if row else None
 
     def read(self, session_id: str) -> StoredSession | None:
         """The whole session; None if it is unknown or deleted."""
-        with self._snapshot() as db:
+        with self.snapshot() as db:
             row = db.execute("SELECT 1 FROM sessions WHERE session_id=?", (session_id,)).fetchone()
             return _read_session(db, session_id) if row else None
 
     def outside_events(self) -> tuple[OutsideEvent, ...]:
         """What programs outside of the run did, or were refused, in the order of events."""
-        with self._snapshot() as db:
+        with self.snapshot() as db:
             if not db.execute("SELECT 1 FROM sqlite_master WHERE name='outside_events'").fetchone():
                 return ()  # a file of an earlier release that nobody has written since
             rows = db.execute("SELECT kind, subject, detail, at FROM outside_events ORDER BY n").fetchall()
@@ -146,8 +146,8 @@ class JournalReader:
 
     def sessions(self) -> tuple[SessionSummary, ...]:
         """All sessions on record, oldest first. It counts all tokens, so it takes time on a large file."""
-        with self._snapshot() as db:
-            groups, undone = _read_groups(db), _read_undone(db)
+        with self.snapshot() as db:
+            groups, undone = read_groups(db), read_undone(db)
             return tuple(
                 SessionSummary(
                     session_id,
@@ -160,7 +160,7 @@ class JournalReader:
                     outcome_of(STAGES[stage], is_validation(from_json(settings)), note, groups.get(uid)),
                 )
                 for session_id, uid, stage, opened_at, reason, settings, done, calls, tokens in db.execute(SUMMARIES)
-                for note in [_handed_note(done, undone.get(session_id))]
+                for note in [handed_note(done, undone.get(session_id))]
             )
 
     def check_integrity(self) -> None:
@@ -169,7 +169,7 @@ class JournalReader:
         Raises:
             JournalError: some do not, or the file is damaged; the text has the counts.
         """
-        with self._snapshot() as db:
+        with self.snapshot() as db:
             problems = [row[0] for row in db.execute("PRAGMA integrity_check(5)") if row[0] != "ok"]
             counts = {name: db.execute(query).fetchone()[0] for name, query in INTEGRITY_CHECKS.items()}
         problems += [f"{count} {name}" for name, count in counts.items() if count]
@@ -177,7 +177,8 @@ class JournalReader:
             raise JournalError(str(self.path), "; ".join(problems), "Restore the file from a copy, or start a new one")
 
     @contextmanager
-    def _snapshot(self) -> Iterator[sqlite3.Connection]:
+    def snapshot(self) -> Iterator[sqlite3.Connection]:
+        """A connection that sees one state of the file, closed after the block; its errors are the journal's."""
         db: sqlite3.Connection | None = None
         try:
             db = read_only(self.path, unwritten=self._unwritten)
@@ -201,7 +202,7 @@ def _read_session(db: sqlite3.Connection, session_id: str) -> StoredSession:
     query = f"SELECT n, uid, settings, opened_at, {STAGE}, {REASON}, {columns} FROM sessions WHERE session_id=?"
     n, uid, settings, opened_at, stage, reason, begun, done = db.execute(query, (session_id,)).fetchone()
     rewards = dict(db.execute("SELECT name, value FROM rewards WHERE session=? ORDER BY n", (n,)).fetchall())
-    ended = _handed_note(done, _read_undone(db, session_id).get(session_id) if done else None)
+    ended = handed_note(done, read_undone(db, session_id).get(session_id) if done else None)
     return StoredSession(
         session_id,
         uid,
@@ -212,9 +213,9 @@ def _read_session(db: sqlite3.Connection, session_id: str) -> StoredSession:
         tuple(_read_calls(db, n)),
         rewards | ended.get("rewards", {}),
         _read_refused(db, n, session_id),
-        _note_of(begun),
+        note_of(begun),
         ended,
-        _read_groups(db, uid).get(uid),
+        read_groups(db, uid).get(uid),
         rewards,
     )
 
@@ -227,16 +228,21 @@ def _read_refused(db: sqlite3.Connection, session: int, session_id: str) -> tupl
     return tuple(RequestRefused(session_id, *row) for row in db.execute(query, (session,)))
 
 
-def _note_of(text: str | None) -> dict[str, Any]:
+def note_of(text: str | None) -> dict[str, Any]:
+    """The note of a stage of a hand-over."""
     return {} if text is None else from_json(text.encode())
 
 
-def _handed_note(text: str | None, undone: dict[str, Any] | None) -> dict[str, Any]:
+def handed_note(text: str | None, undone: dict[str, Any] | None) -> dict[str, Any]:
     """The note of a hand-over's end; one that was undone kept nothing."""
-    return _note_of(text) if undone is None else _note_of(text) | {"kept": False, **undone}
+    return corrected_note(note_of(text), undone)
 
 
-def _read_undone(db: sqlite3.Connection, session_id: str | None = None) -> dict[str, dict[str, Any]]:
+def corrected_note(note: dict[str, Any], undone: Mapping[str, Any] | None) -> dict[str, Any]:
+    return note if undone is None else note | {"kept": False, **undone}
+
+
+def read_undone(db: sqlite3.Connection, session_id: str | None = None) -> dict[str, dict[str, Any]]:
     """The details of the sessions whose hand-over was undone, or of one, by the session's id."""
     if not db.execute("SELECT 1 FROM sqlite_master WHERE name='outside_events'").fetchone():
         return {}
@@ -245,7 +251,7 @@ def _read_undone(db: sqlite3.Connection, session_id: str | None = None) -> dict[
     return {subject: from_json(detail) for subject, detail in rows}
 
 
-def _read_groups(db: sqlite3.Connection, uid: str | None = None) -> dict[str, StoredGroup]:
+def read_groups(db: sqlite3.Connection, uid: str | None = None) -> dict[str, StoredGroup]:
     """The last outcome of each prompt, or of one; none in a journal of an earlier release."""
     if db.execute("PRAGMA user_version").fetchone()[0] < 2:
         return {}

@@ -32,6 +32,7 @@ from seamless_verl.resources.placement import ReplicaKind
 from seamless_verl.runtime.process import BackgroundTask
 from seamless_verl.runtime.step_metrics import StepMetrics
 from seamless_verl.trainer.deaths import numbered
+from seamless_verl.trainer.description import describe
 from seamless_verl.trainer.device_time import DeviceTime, LostSource, server_reports, train_device
 from seamless_verl.trainer.lending import DeviceLending, ReleasedLending, ResidentLending
 from seamless_verl.trainer.lending_view import DeviceViews, RunDevices
@@ -69,6 +70,7 @@ class TrainerSetup(SamplingTrainer):
         self.saved: list[int] = []  # steps whose checkpoints this run saved, and did not remove
         self.curve = ValidationCurve.beside(config.trainer.default_local_dir)
         self.step_metrics = StepMetrics.beside(config.trainer.default_local_dir)
+        describe(config, self.seamless, self.layout).write(Path(config.trainer.default_local_dir))
         self.commit: WeightCommit
         self.lending: DeviceLending
         self.device_time: DeviceTime

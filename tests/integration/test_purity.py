@@ -45,6 +45,7 @@ PURE = (
     *(f"compare.{name}" for name in ("arms", "figures", "page", "probing", "series", "store")),
     "runtime.step_metrics",
     "trainer.step_line",
+    *(f"view.{name}" for name in ("run", "server", "process", "__main__")),
     *(f"resources.{name}" for name in ("plan", "memory_fit")),
     *(f"bench.training.{name}" for name in ("arms", "engine_baseline", "figures", "report", "running", "workloads")),
 )

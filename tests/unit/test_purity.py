@@ -48,17 +48,18 @@ BELOW = {
         *("rollout", "data_plane", "weights", "replica", "agent_loops", "algorithms"),
     },
     "simulator": {"errors", "runtime", "resources", "algorithms"},
+    "view": {"errors", "runtime", "resources", "trajectory", "journal"},
     "doctor": {"errors", "runtime", "config", "resources", "platform"},
     "cli": {
         *("errors", "runtime", "trajectory", "journal", "config", "resources", "platform"),
-        *("agents", "client", "runner", "doctor", "simulator", "compare"),
+        *("agents", "client", "runner", "doctor", "simulator", "compare", "view"),
     },
     "compare": {"errors", "runtime", "config", "platform", "tiny", "main_ppo"},
     "bench": {
         *("errors", "tiny", "trajectory", "journal", "rollout", "transport", "testing", "gateway"),
         *("resources", "config", "platform", "runtime", "data_plane", "weights", "replica", "compare"),
     },
-    "main_ppo": {"errors", "client", "config", "platform", "trainer", "runtime"},
+    "main_ppo": {"errors", "client", "config", "platform", "trainer", "runtime", "view"},
     "check": {"errors", "config", "runtime", "main_ppo"},
 }
 

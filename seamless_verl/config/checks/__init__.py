@@ -77,6 +77,7 @@ from seamless_verl.config.checks.samplers import check_sampler
 from seamless_verl.config.checks.serve_options import check_engine_options, check_options, check_reasoning
 from seamless_verl.config.checks.settings import Check, Problem, RefusedConfigError, Settings
 from seamless_verl.config.checks.tools import check_function_tools, check_tool_format, check_tools
+from seamless_verl.config.checks.view import check_view, check_view_address
 from seamless_verl.config.checks.visible import check_visible_devices
 from seamless_verl.config.joining import check_joined
 
@@ -101,6 +102,8 @@ CHECKS: tuple[Check, ...] = (
     check_shards,
     check_public_address,
     check_journal,
+    check_view,
+    check_view_address,
     check_options,
     check_reasoning,
     check_engine_options,
@@ -171,6 +174,7 @@ OF_THIS_MACHINE: Mapping[Check, str] = {
     check_loggers: "the loggers' packages",
     check_port: "free ports",
     check_journal: "the journal's file",
+    check_view_address: "free ports",
     check_resume: "the checkpoint to resume from",
     check_folder: "the checkpoint folder",
 }

@@ -378,6 +378,9 @@ def check_unused(settings: Settings) -> list[Problem]:
     if not given.gateway.enabled:
         reason, way_out = "is not read while seamless.gateway.enabled=false", "Set seamless.gateway.enabled=true"
         found += _changed(given, OF_THE_GATEWAY, reason, f"{way_out}, or leave it out")
+    if not given.view.enabled:
+        reason, way_out = "is not read while seamless.view.enabled=false", "Set seamless.view.enabled=true"
+        found += _changed(given, ("view.host", "view.port"), reason, f"{way_out}, or leave it out")
     return found
 
 

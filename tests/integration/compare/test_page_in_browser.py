@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from support.browser import paths
 from support.comparison import comparison
 
 from seamless_verl.compare.page import page
@@ -23,18 +22,7 @@ OPTIONS = (
 
 @pytest.fixture(scope="module")
 def chromium() -> str:
-    """Where CI has none, it is installed; elsewhere the test is skipped, with how to get it."""
-    if (found := shutil.which("chromium") or shutil.which("google-chrome")) is not None:
-        return found
-    if os.environ.get("CI") != "true":
-        pytest.skip("there is no chromium; install it with apt-get install chromium")
-    env = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    subprocess.run(["apt-get", "update"], check=True, env=env, capture_output=True)
-    install = ["apt-get", "install", "--yes", "--no-install-recommends", "chromium"]
-    subprocess.run(install, check=True, env=env, capture_output=True)
-    found = shutil.which("chromium")
-    assert found is not None
-    return found
+    return paths()[0]
 
 
 def browse(chromium: str, file: Path, *options: str) -> subprocess.CompletedProcess[str]:

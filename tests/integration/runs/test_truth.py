@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from support.job import AGENT, run
 
-from seamless_verl.cli.reading import rebuild_for_display, recorded
 from seamless_verl.journal import JournalReader
+from seamless_verl.journal.recorded import rebuild_for_display, recorded
 from seamless_verl.trajectory.policies import TrainAll
 from seamless_verl.trajectory.sequences import assemble
 

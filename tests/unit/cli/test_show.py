@@ -12,11 +12,11 @@ import pytest
 from support.cli import Capture, close_events, fill_journal, journal_file, output_lines, write_drifted_session
 from support.journal import open_journal, session_opened, write
 
-from seamless_verl.cli.reading import rebuild_for_display
 from seamless_verl.cli.text import escape, format_age
 from seamless_verl.gateway.session import SessionLimits, SessionState
 from seamless_verl.gateway.sessions import SessionTable
 from seamless_verl.journal import Stage, StoredSession
+from seamless_verl.journal.recorded import rebuild_for_display
 from seamless_verl.trajectory.session import Closed
 
 

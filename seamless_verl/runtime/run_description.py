@@ -1,0 +1,47 @@
+"""What a run is, in `run.json` beside its checkpoints: for views of the run, then and later. The run never reads it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import msgspec
+
+logger = logging.getLogger(__name__)
+FILE = "run.json"
+
+
+@dataclass(frozen=True)
+class RunDescription:
+    """What a run is: `journals` are absolute paths, none without a gateway; `model` is the folder of its tokenizer.
+
+    `began` is in seconds since the epoch, of the last start if it was resumed.
+    """
+
+    name: str
+    began: float
+    layout: str
+    model: str | None = None
+    journals: tuple[str, ...] = ()
+    max_staleness: int | None = None
+
+    @classmethod
+    def read(cls, folder: Path) -> RunDescription | None:
+        """The description in the folder; None if there is none that this release can read."""
+        try:
+            return msgspec.json.decode((folder / FILE).read_bytes(), type=cls)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def write(self, folder: Path) -> None:
+        """Writes it into the folder; a reader never sees half of one. A disk that refuses it brings a warning."""
+        partial = folder / f"{FILE}.{os.getpid()}.tmp"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            partial.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+            partial.replace(folder / FILE)
+        except OSError as error:
+            logger.warning("%s: not written, so a view knows less of this run: %s", folder / FILE, error)
