@@ -23,7 +23,7 @@ def queue() -> Iterator[Any]:
     import ray
     import transfer_queue as tq
 
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False)  # each storage unit asks for one
     try:
         tq.init()
         yield tq
