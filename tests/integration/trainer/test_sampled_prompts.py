@@ -23,7 +23,7 @@ def queue() -> Iterator[Any]:
     import ray
     import transfer_queue as tq
 
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False)  # each storage unit asks for one
     try:
         tq.init()
         yield tq
@@ -59,6 +59,7 @@ def trainer(name: str = "dars", **options: Any) -> Any:
     from omegaconf import OmegaConf
 
     from seamless_verl.resources.staleness import StalenessBound
+    from seamless_verl.resources.tail_batching import TailBatching
     from seamless_verl.trainer.replay_buffer import SeamlessReplayBuffer
     from seamless_verl.trainer.trainer import SeamlessTrainer
 
@@ -67,7 +68,7 @@ def trainer(name: str = "dars", **options: Any) -> Any:
     made.prompt_sampling = PromptSampling(name, make_sampler(name, options), samples=4)
     made.config = OmegaConf.create({"data": {"train_batch_size": 2, "gen_batch_size": 1}})
     made.trainer_mode, made.global_steps, made.agent_loop_manager = "seamless", 3, Loops()
-    made.commit = SimpleNamespace(wait_committed=lambda: None)
+    made.commit, made.tail = SimpleNamespace(wait_committed=lambda: None), TailBatching(0)
     made.train_dataset, made.train_dataloader_it = QUESTIONS, None
     made.train_dataloader = [row(i) for i in range(len(QUESTIONS))]
     bound = StalenessBound(2, 2)
