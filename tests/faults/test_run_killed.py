@@ -165,9 +165,11 @@ def test_nothing_is_begun_twice(nano: Path, tmp_path: Path, runners: Any, loops:
     assert totals["resumed/sessions"] > 0 and totals["resumed/begun_again/newer_weights"] == 0
     if runners is runner:
         assert totals["resumed/leases"] > 0, "no open session went on"
-    for metrics in job.metrics().values():
+    steps = job.metrics()
+    assert steps[STEPS]["tokens/generated"] > 0  # the first step of a start may train what earlier ones generated
+    for metrics in steps.values():
         dropped = sum(value for name, value in metrics.items() if name.startswith("tokens/dropped/"))
-        assert metrics["tokens/generated"] == metrics["tokens/trained"] + dropped > 0
+        assert metrics["tokens/generated"] == metrics["tokens/trained"] + dropped
         assert metrics["training/off_policy/trajectory_staleness_worst/max"] <= 1
 
 
