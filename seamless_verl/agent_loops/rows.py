@@ -17,7 +17,10 @@ from seamless_verl.data_plane.client import await_reply
 from seamless_verl.data_plane.sessions import HandedNote
 from seamless_verl.trajectory.account import DropReason
 from seamless_verl.trajectory.sequences import CONTEXT_VERSION, TrainingSequence
+from seamless_verl.trajectory.turns import TurnNote
 
+NO_TURN = -1
+TURN_COLUMNS = ("turn", "observation", "turn_reward")
 GENERATED_VERSIONS = "generated_versions"
 """In `extra_fields`: the weight version of each token that was generated, in order, context left out."""
 
@@ -74,6 +77,7 @@ def output_of(
             "max_global_steps": int(versions.max()),
             "weight_version": sequence.weight_version.tolist(),
             "grammar": sequence.grammar.tolist(),
+            **turn_columns(sequence, session.notes),
             "turn_scores": [],
             "tool_rewards": [],
             "reward_extra_info": {},
@@ -81,17 +85,35 @@ def output_of(
     )
 
 
+def turn_columns(sequence: TrainingSequence, notes: Mapping[str, TurnNote]) -> dict[str, list[Any]]:
+    """For each token of the response its turn's place in the session, -1 for context, its observation and reward."""
+    size = len(sequence.response_ids)
+    turn, observation, reward = [NO_TURN] * size, [0] * size, [0.0] * size
+    for span in sequence.spans:
+        note, length = notes[span.turn_id], span.stop - span.start
+        turn[span.start : span.stop] = [note.place] * length
+        observation[span.start : span.stop] = [note.observation] * length
+        reward[span.start : span.stop] = [note.reward] * length
+    return dict(zip(TURN_COLUMNS, (turn, observation, reward), strict=True))
+
+
 class VersionedOutput(AgentLoopOutput):  # type: ignore[misc]
-    """verl's output with two more columns, int64 [response]: `weight_version`, -1 where nothing was generated, and
-    `grammar`, a `Grammar` for each token.
+    """verl's output with more columns, int64 [response]: `weight_version`, -1 where nothing was generated; `grammar`, a
+    `Grammar` for each token; `turn`, the place of the token's turn in its session, -1 where nothing was generated;
+    `observation`, the hash of what that turn answered; and float32 `turn_reward`, what it was given itself.
 
     `extra_fields` has the columns for our sessions, and the versions of all tokens of a conversation for our client. A
     generated token without a recorded version gets the oldest version of its conversation. Tokens of verl's own agent
-    loops have no labels of grammars.
+    loops have no labels of grammars, and are all of one turn.
     """
 
     def as_dict(self) -> dict[str, Any]:
         columns: dict[str, Any] = super().as_dict()
+        turn, *of_turns = TURN_COLUMNS
+        one = [0 if generated else NO_TURN for generated in self.response_mask]
+        columns[turn] = torch.tensor(self.extra_fields.get(turn) or one, dtype=torch.int64)
+        for name, dtype in zip(of_turns, (torch.int64, torch.float32), strict=True):
+            columns[name] = torch.tensor(self.extra_fields.get(name) or [0] * len(one), dtype=dtype)
         columns["weight_version"] = torch.tensor(versions_of(self), dtype=torch.int64)
         labels = self.extra_fields.get("grammar") or [0] * len(self.response_ids)
         columns["grammar"] = torch.tensor(labels, dtype=torch.int64)

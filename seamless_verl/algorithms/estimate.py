@@ -7,7 +7,7 @@ around that call, in the one thread that computes it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -15,15 +15,60 @@ from dataclasses import dataclass, field
 import torch
 
 
+@dataclass(frozen=True, eq=False)
+class RowTurns:
+    """One row's turns, by token: `turn` int64 [response], the turn's place in its session, -1 for context;
+    `observation` int64, the hash of what the turn answered; `reward` float, what the turn itself was given.
+    """
+
+    turn: torch.Tensor
+    observation: torch.Tensor
+    reward: torch.Tensor
+
+
+NO_TURNS = RowTurns(*(torch.zeros(0, dtype=dtype) for dtype in (torch.int64, torch.int64, torch.float32)))
+"""Of a row that generated nothing."""
+
+
+@dataclass(frozen=True, eq=False)
+class Turns:
+    """The turns of all rows of a batch, and how they are compared.
+
+    `sessions` has the rows of each session, `outcome_rows` the one row of each that has its reward. `depth` is the
+    number of earlier observations that are compared, `discount` that of a return.
+    """
+
+    rows: Sequence[RowTurns]
+    sessions: Sequence[Sequence[int]]
+    outcome_rows: Sequence[int]
+    depth: int
+    discount: float
+
+    def of_session(self, session: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The turns with tokens in the session's rows, in order: their places, observations int64 and rewards float64.
+
+        They are new tensors, [turns] each.
+        """
+        rows = [self.rows[row] for row in self.sessions[session]]
+        turn = torch.cat([row.turn for row in rows])
+        places, which = torch.unique(turn[turn >= 0], return_inverse=True)
+        columns = torch.cat([row.observation for row in rows]), torch.cat([row.reward for row in rows]).double()
+        observations, rewards = (
+            torch.zeros(len(places), dtype=column.dtype).index_copy_(0, which, column[turn >= 0]) for column in columns
+        )
+        return places, observations, rewards
+
+
 @dataclass
 class Estimate:
-    """One call, of one row for each session.
+    """One call, of one row for each session; where there are `turns`, of all rows.
 
-    `mean_log_probs` is float [rows]: the mean of PPO's old logprobs over all trained tokens of the session, NaN where
-    it has none. The estimator adds to `untrained` the rows that are left out of training, and to `metrics`.
+    `mean_log_probs` is float [sessions]: the mean of PPO's old logprobs over all trained tokens of the session, NaN
+    where it has none. The estimator adds to `untrained` the rows that are left out of training, and to `metrics`.
     """
 
     mean_log_probs: torch.Tensor
+    turns: Turns | None = None
     untrained: list[int] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
 

@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from seamless_verl.config.renames import SETTINGS
 from seamless_verl.config.sampler_settings import SamplerConfig
+from seamless_verl.config.turn_settings import TurnsConfig
 from seamless_verl.config.view_settings import ViewConfig
 from seamless_verl.resources.tags import Layout, Resources
 from seamless_verl.runtime import fields
@@ -425,6 +426,7 @@ class SeamlessConfig:
     ] = 0
     sampler: SamplerConfig = field(default_factory=SamplerConfig)
     view: ViewConfig = field(default_factory=ViewConfig)
+    turns: TurnsConfig = field(default_factory=TurnsConfig)
 
     @classmethod
     def parse(cls, node: DictConfig | Mapping[str, Any] | None) -> SeamlessConfig:

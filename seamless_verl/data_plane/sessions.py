@@ -56,6 +56,7 @@ from seamless_verl.trajectory.policies import GrammarTokens, TrainAll
 from seamless_verl.trajectory.records import Finish
 from seamless_verl.trajectory.sequences import Assembly, SequenceLimits, TrainingSequence, assemble
 from seamless_verl.trajectory.session import Closed, SessionRecord
+from seamless_verl.trajectory.turns import TurnNote, turn_notes
 from seamless_verl.trajectory.untrained import why_untrained
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class SessionSettings:
 class FinishedSession:
     """The result of a session: sequences to train, rewards by name, turns, and the account of its tokens.
 
-    `untrained` is why there is no sequence, empty if there is one.
+    `untrained` is why there is no sequence, empty if there is one. `notes` has the turns of the sequences, by id.
     """
 
     sequences: list[TrainingSequence]
@@ -106,6 +107,7 @@ class FinishedSession:
     turns: int
     account: dict[str, float] = field(default_factory=dict)
     untrained: str = ""
+    notes: Mapping[str, TurnNote] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -335,12 +337,14 @@ class Sessions:
         assembly = self._assemble(record, version)
         tool_calls = sum(tool_calls_of(turn.reply) for turn in record.turns)
         self.unacknowledged[record.session_id] = (assembly.account, tool_calls)
+        trained = [turn_id for sequence in assembly.sequences for turn_id in sequence.turn_ids]
         return FinishedSession(
             assembly.sequences,
             dict(record.rewards),
             len(record.turns),
             assembly.account.metrics(),
             "" if assembly.sequences else why_untrained(record.tree, self._limits, self.settings.limit_keys),
+            turn_notes(record.tree, trained, record.rewards),
         )
 
     @property

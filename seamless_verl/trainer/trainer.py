@@ -18,13 +18,13 @@ from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.utils.debug import marked_timer
 
-from seamless_verl.config.checks.estimators import OWN_ESTIMATORS
+from seamless_verl.config.checks.estimators import OF_TURNS, OWN_ESTIMATORS
 from seamless_verl.platform.adaptation import rebound
 from seamless_verl.runtime.checkpoint_cleanup import marked_save, remove_emptied
 from seamless_verl.runtime.process import freeze_imports
 from seamless_verl.trainer.corrected_update import UPDATE, update_numbers
 from seamless_verl.trainer.deferred_prompts import stored
-from seamless_verl.trainer.own_estimators import OwnEstimate
+from seamless_verl.trainer.own_estimators import OwnEstimate, read_turns
 from seamless_verl.trainer.replica_starts import LOOK_S
 from seamless_verl.trainer.scheduling_checkpoint import (
     checkpoint_of,
@@ -187,7 +187,8 @@ class SeamlessTrainer(TrainerSetup):
 
     def _own_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """By an estimator of this package; masks the rows that it leaves out of training."""
-        estimate = OwnEstimate()
+        turns = read_turns(batch) if self.config.algorithm.adv_estimator in OF_TURNS else None
+        estimate = OwnEstimate(turns, self.seamless.turns)
         with rebound(trainer_base, compute_advantage_for_multi_trajectories=estimate):
             batch = super()._compute_advantage(batch, metrics)
         metrics.update(estimate.metrics)

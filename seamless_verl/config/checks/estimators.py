@@ -7,7 +7,9 @@ from seamless_verl.config.checks.settings import Problem, Settings, check
 ESTIMATOR = "algorithm.adv_estimator"
 SESSIONS = "actor_rollout_ref.rollout.n"
 MEDIAN = "mc_grpo"
-OWN_ESTIMATORS = (MEDIAN, "grpo_novelty")
+OF_TURNS = ("hgpo",)
+"""They compare turns, and read the rewards that turns were given."""
+OWN_ESTIMATORS = (MEDIAN, "grpo_novelty", *OF_TURNS)
 """They compare the sessions of a group, which our trainer tells apart."""
 
 

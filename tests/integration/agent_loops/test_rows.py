@@ -1,4 +1,4 @@
-"""The weight version of every token, also in conversations that an agent loop joins from several generations."""
+"""The weight version and the turn of every token, also in conversations that an agent loop joins of generations."""
 
 from __future__ import annotations
 
@@ -64,3 +64,44 @@ def test_versions_are_dropped_with_their_conversation() -> None:
     del versions
     gc.collect()
     assert "a" not in SeamlessClient.conversations
+
+
+def test_each_token_has_its_turn_in_a_session_with_a_branch() -> None:
+    """The second row begins behind what the first turn generated, and its turn is the session's second."""
+    from support.trajectory import session, turn
+
+    from seamless_verl.agent_loops.rows import VersionedOutput, outputs_of
+    from seamless_verl.data_plane.actor import FinishedSession
+    from seamless_verl.trajectory.policies import TrainAll
+    from seamless_verl.trajectory.sequences import assemble
+    from seamless_verl.trajectory.turns import turn_notes, turn_reward_name
+
+    asked: list[dict[str, Any]] = [{"role": "user", "content": "q"}]
+    again = [*asked, {"role": "assistant", "content": "a"}, {"role": "user", "content": "sure?"}]
+    other = [*asked, {"role": "assistant", "content": "a"}, {"role": "user", "content": "no?"}]
+    record = session(
+        turn("a", [1], [2, 3], messages=asked),
+        turn("b", [1, 2, 3, 4], [5], messages=other),
+        turn("c", [1, 2, 3, 6, 7], [8, 9], messages=again),
+        turn("d", [1, 2, 3, 4, 5, 6, 7], [8], messages=again),
+    )
+    rewards = {turn_reward_name("a"): 0.5, turn_reward_name("c"): -1.0}
+    sequences = assemble(record, TrainAll(), 0).sequences
+    notes = turn_notes(record.tree, "abcd", rewards)
+    rows = [
+        VersionedOutput.of(made).as_dict()
+        for made in outputs_of(FinishedSession(sequences, {}, 4, notes=notes), 1.0, 0)
+    ]
+    a, b, c, d = (notes[name].observation for name in "abcd")
+    assert len({a, b, c}) == 3 and c == d
+    assert [row["turn"].tolist() for row in rows] == [[0, 0, -1, 1, -1, -1, 3], [2, 2]]
+    assert [row["observation"].tolist() for row in rows] == [[a, a, 0, b, 0, 0, d], [c, c]]
+    assert [row["turn_reward"].tolist() for row in rows] == [[0.5, 0.5, 0, 0, 0, 0, 0], [-1, -1]]
+
+
+def test_a_conversation_of_verls_own_loops_is_one_turn() -> None:
+    from seamless_verl.agent_loops.rows import VersionedOutput
+
+    columns = VersionedOutput.of(output([1, 0, 1])).as_dict()
+    assert columns["turn"].tolist() == [0, -1, 0]
+    assert columns["observation"].tolist() == [0, 0, 0] and columns["turn_reward"].tolist() == [0.0, 0.0, 0.0]

@@ -16,7 +16,7 @@ from seamless_verl.trajectory.sequences import assemble
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 
-@pytest.mark.parametrize("name", ["mc_grpo", "grpo_novelty"])
+@pytest.mark.parametrize("name", ["mc_grpo", "grpo_novelty", "hgpo"])
 def test_an_estimator_trains_and_every_token_is_accounted_for(nano: Path, tmp_path: Path, name: str) -> None:
     options = AGENT | {
         "algorithm__adv_estimator": name,
@@ -36,8 +36,10 @@ def test_an_estimator_trains_and_every_token_is_accounted_for(nano: Path, tmp_pa
     assert dropped["tokens/dropped/pivot"] == pivots == pivots_in(tmp_path / "checkpoints" / "trajectories.sqlite")
     if name == "mc_grpo":
         assert pivots >= 2 * 8, "each step has eight groups, with a pivot of one token or more each"
-    else:
+    elif name == "grpo_novelty":
         assert pivots == 0 and last["seamless/novelty/bonus"] >= 0
+    else:
+        assert pivots == 0 and any(0 < metrics["seamless/hgpo/compared"] <= 1 for metrics in steps.values())
 
 
 def pivots_in(journal: Path) -> int:

@@ -13,7 +13,9 @@ REWARDS = [0.0, 0.0, 1.0, 0.5, 0.5]
 LOG_PROBS = [[-1.0, -1.0], [-4.0, -9.0], [-2.5, -2.5], [-2.0, -9.0], [-9.0, -9.0]]  # means -2, -2.5 and -2
 
 
-def estimate(name: str, keys: list[str], rewards: list[float], masks: list[list[int]]) -> tuple[Any, list[list[float]]]:
+def estimate(
+    name: str, keys: list[str], rewards: list[float], masks: list[list[int]], *of_turns: Any
+) -> tuple[Any, list[list[float]]]:
     """The call, and the advantages of rows of which each has its reward on its last token."""
     import numpy as np
     import torch
@@ -30,7 +32,7 @@ def estimate(name: str, keys: list[str], rewards: list[float], masks: list[list[
         "old_log_probs": torch.tensor(LOG_PROBS[: len(keys)]),
     }
     groups = {"uid": np.array([key.split("_")[0] for key in keys], dtype=object)}
-    own = OwnEstimate()
+    own = OwnEstimate(*of_turns)
     made = own(DataProto.from_dict(columns, groups), batch_keys=keys, adv_estimator=name, gamma=1.0, lam=1.0, config={})
     assert made.batch["returns"] is made.batch["advantages"]
     return own, made.batch["advantages"].tolist()
@@ -71,3 +73,27 @@ def test_the_mean_logprobs() -> None:
 
     found = mean_log_probs(torch.tensor(LOG_PROBS), torch.tensor(MASKS), [[0, 1], [2], [3, 4], [4]])
     assert found[:3].tolist() == pytest.approx([-2.0, -2.5, -2.0]) and found[3].isnan()
+
+
+def test_an_estimator_of_turns_gets_all_rows_and_reads_the_row_with_the_sessions_reward() -> None:
+    """Returns at the observation 7: 0.5 x 1 + 0.5 of session 0, 0 of session 1 and 0.5 of session 2."""
+    import torch
+
+    from seamless_verl.algorithms.estimate import RowTurns
+    from seamless_verl.config.turn_settings import TurnsConfig
+
+    def row(turn: list[int], observation: list[int], reward: float = 0.0) -> RowTurns:
+        return RowTurns(torch.tensor(turn), torch.tensor(observation), torch.full((len(turn),), reward))
+
+    turns = {
+        "u_0_0": row([0, 0], [7, 7], 0.5),
+        "u_0_1": row([1], [8]),
+        "u_1_0": row([0, -1], [7, 0]),
+        "u_2_0": row([0], [7]),
+        "u_2_1": row([0, 0], [7, 7]),
+    }
+    own, found = estimate("hgpo", KEYS, [1, 1, 0, 0.5, 0.5], MASKS, turns, TurnsConfig(discount=0.5))
+    top = 0.5 / (1 / 6) ** 0.5  # of the deviation of 1, 0 and 0.5
+    assert found[0] == pytest.approx([top, top], abs=1e-4) and found[1] == [0, 0], "alone with the observation 8"
+    assert found[2] == pytest.approx([-top, 0], abs=1e-4) and found[3] == pytest.approx([0, 0], abs=1e-4)
+    assert own.metrics == {"seamless/hgpo/compared": pytest.approx(3 / 6)} and own.untrained == []

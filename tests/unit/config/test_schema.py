@@ -22,6 +22,7 @@ from seamless_verl.config.schema import (
     WatchdogConfig,
     WeightsConfig,
 )
+from seamless_verl.config.turn_settings import TurnsConfig
 from seamless_verl.errors import ConfigError, ConfigErrors
 from seamless_verl.resources import lending
 from seamless_verl.trajectory.policies import POLICIES, GrammarTokens
@@ -57,9 +58,11 @@ def test_values_are_read() -> None:
     weights, tokens = WeightsConfig(2, KvOnUpdate.KEEP), TokensConfig("mask_older_than", 2)
     node |= {"ahead": 0, "lending": "never", "min_sessions": 3, "replica_restarts": 5}
     node |= {"tail_batching": 0.5}
+    node["turns"] = {"depth": 4, "discount": 1}
     first = (Layout.DISAGGREGATED, 0, 0, 0.5, 3, "never", Handover.RESIDENT)
     last = (CpuConfig(3, False), parsed_gateway, True)
-    parsed = SeamlessConfig(*first, weights, tokens, correction, watchdog, *last, replica_restarts=5)
+    named = {"replica_restarts": 5, "turns": TurnsConfig(4, 1.0)}
+    parsed = SeamlessConfig(*first, weights, tokens, correction, watchdog, *last, **named)
     assert SeamlessConfig.parse(node) == SeamlessConfig.parse(OmegaConf.create(node)) == parsed
     assert pickle.loads(pickle.dumps(parsed)) == parsed
 

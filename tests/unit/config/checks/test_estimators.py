@@ -34,6 +34,7 @@ def test_it_runs_on_groups_of_sessions_in_our_mode(tmp_path: Path, name: str) ->
     [
         ("mc_grpo", "it is its own pivot, which is not trained", "3 or another odd number"),
         ("grpo_novelty", "nothing to compare it with", "2 or more"),
+        ("hgpo", "nothing to compare it with", "2 or more"),
     ],
 )
 def test_a_group_of_one_is_refused(tmp_path: Path, name: str, reason: str, enough: str) -> None:
