@@ -29,11 +29,12 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from functools import partial
+from functools import cache, partial
 from inspect import signature
 from typing import Any, ClassVar
 
 import numpy as np
+from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 
 from seamless_verl.agent_loops.group import GROUP, UNTRAINABLE
@@ -50,6 +51,7 @@ from seamless_verl.agents.settings import (
     RunnerSettings,
     read_settings,
 )
+from seamless_verl.config.checks.estimators import ESTIMATOR, OF_TURNS
 from seamless_verl.data_plane.actor import FinishedSession
 from seamless_verl.data_plane.client import await_reply, discard_session, open_session, plane_for, take_up_session
 from seamless_verl.data_plane.earlier_leases import STEP
@@ -127,6 +129,7 @@ class SessionAgentLoop(AgentLoopBase, ABC):  # type: ignore[misc]
             note = HandedNote(str(kwargs["uid"]), shorten(error), dropped=dropped)
             await await_reply(plane.acknowledge.remote(session_id, False, note))
             raise
+        warn_of_unread(self.config, session)
         outputs = outputs_of(session, reward, time.monotonic() - started)
         if not self.confirmed:
             note = HandedNote(str(kwargs["uid"]), rewards=rewards_of(outputs[-1]))
@@ -252,6 +255,18 @@ class RunnerAgentLoop(SessionAgentLoop):
         status, error = AgentStatus(outcome["status"]), str(outcome["error"])[:ERROR_CHARS]
         ended = AgentOutcome(status, outcome["duration_s"], error=error, reward=outcome["reward"])
         return result.session_id, replace(ended, reward_info=dict(outcome["reward_info"]))
+
+
+def warn_of_unread(config: Any, session: FinishedSession) -> None:
+    """Says once in a process that rewards of calls are not read by the run's advantage estimator."""
+    estimator = OmegaConf.select(config, ESTIMATOR)
+    if estimator not in OF_TURNS and any(note.reward for note in session.notes.values()):
+        warn_once(f"{ESTIMATOR}={estimator}: does not read the rewards of calls. Set {ESTIMATOR}={OF_TURNS[0]}")
+
+
+@cache
+def warn_once(message: str) -> None:
+    logger.warning("%s", message)
 
 
 def describe(outcome: AgentOutcome) -> str:

@@ -29,7 +29,9 @@ class Endpoint:
 
     @property
     def reward_url(self) -> str:
-        """Where the agent, or its harness, may post `{"reward": number, "name": text}` with the session's key."""
+        """Where the agent, or its harness, may post `{"reward": number, "name": text}` with the session's key; with the
+        `call` of a reply it is that turn's reward.
+        """
         return f"{self.base_url}/v1/session/reward"
 
 

@@ -13,6 +13,7 @@ from seamless_verl.gateway.protocols import Recorder
 from seamless_verl.gateway.session import Session, SessionLimits, SessionSampling, SessionState
 from seamless_verl.gateway.sessions import SessionTable
 from seamless_verl.runtime.fields import Text, read, read_value
+from seamless_verl.trajectory.turns import turn_reward_name
 
 T = TypeVar("T")
 CancelCalls: TypeAlias = Callable[[str], Awaitable[None]]
@@ -92,20 +93,33 @@ class Admin:
         return len(expired)
 
     async def reward(self, session: Session, body: dict[str, Any]) -> dict[str, Any]:
-        """Records `reward`, a finite number, under `name`, which takes one; the same again changes nothing."""
+        """Records `reward`, a finite number, under `name`, which takes one; the same again changes nothing.
+
+        With `call`, the id of a reply, it is the reward of that turn alone.
+        """
         reader = _BodyReader(body)
         value = reader.value(float, "reward", way_out="Give a finite number")
         name = reader.value(Name, "name", default="reward", way_out="Give 1 to 200 characters, or leave it out")
+        call = reader.value(Name | None, "call", way_out="Give the id of a reply of this session, or leave it out")
         reader.refuse_mistakes()
         if session.state is not SessionState.OPEN:
             code = ErrorCode.EXPIRED if session.state is SessionState.EXPIRED else ErrorCode.CLOSED
             message = f"Session {session.session_id} is {session.state} ({session.reason}): it takes no reward any more"
             raise ApiError(code, message)
-        if session.rewards.setdefault(name, value) != value:
-            message = f"Session {session.session_id} has the reward {name}={session.rewards[name]} already"
+        stored = name if call is None else turn_reward_name(self._find_turn(session, call), name)
+        if session.rewards.setdefault(stored, value) != value:
+            message = f"Session {session.session_id} has the reward {stored}={session.rewards[stored]} already"
             raise ApiError(ErrorCode.REWARDED, message, param="reward")
-        await self._recorder.post_reward(session, name, value)
-        return {"session_id": session.session_id, "name": name, "reward": value}
+        await self._recorder.post_reward(session, stored, value)
+        of_call = {} if call is None else {"call": call}
+        return {"session_id": session.session_id, "name": name, "reward": value, **of_call}
+
+    def _find_turn(self, session: Session, call: str) -> str:
+        turn_id = self._recorder.find_turn(session, call)
+        if turn_id is None:
+            message = f"call={call!r}: session {session.session_id} has given no reply of this id. Give the `id` of one"
+            raise ApiError(ErrorCode.MALFORMED, message, param="call")
+        return turn_id
 
 
 class _BodyReader:

@@ -207,6 +207,8 @@ class FleetEngineClient(IdleEngineClient):
         index, call_id = context.next_call()
         earlier, interrupted = context.earlier_output(index), context.take_interrupted_call(index)
         call = _session_call(context, request, index, call_id)
+        if context.is_retry:
+            context.session.retried_replies[call.reply_id] = context.attempt.number
         call, source, recorder, count_tokens = self._collaborators(call, context, earlier, interrupted)
         output = CallOutput()
         context.attempt.outputs[index] = earlier or output
@@ -266,6 +268,7 @@ def _session_call(context: RequestContext, request: EngineCoreRequest, index: in
         idempotency_key=context.attempt.key,
         response=context.stored_response(),
         dropped_tools=context.dropped_tools,
+        reply_id=request.external_req_id or "",
     )
 
 

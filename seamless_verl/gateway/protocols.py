@@ -22,7 +22,8 @@ class SessionCall(Call):
     is a conversation. `attempt` numbers the session's request that the call belongs to, and `index` is its place in
     that request; with `idempotency_key` they let a retry find the call after a restart too. `response` names the stored
     response that the call makes: its `id`, its `model`, and whether the messages begin with `instructions`.
-    `dropped_tools` are the types of hosted tools that were left out.
+    `dropped_tools` are the types of hosted tools that were left out. `reply_id` is the id that the reply has, or the
+    beginning of it, as it was made.
     """
 
     session_id: str = ""
@@ -34,6 +35,7 @@ class SessionCall(Call):
     timed: bool = True
     response: Mapping[str, Any] | None = None
     dropped_tools: tuple[str, ...] = ()
+    reply_id: str = ""
 
 
 class CallSource(Protocol):
@@ -70,6 +72,10 @@ class Recorder(Protocol):
     async def post_reward(self, session: Session, name: str, value: float) -> None:
         """Raises ApiError when the session accepts no more rewards."""
 
+    def find_turn(self, session: Session, reply_id: str) -> str | None:
+        """The id of the turn that the agent got as the reply of this id; None if there is none on record."""
+        ...
+
     def note_refusal(self, session: Session, path: str, status: int, message: str) -> None:
         """Stores that a request got an error; nobody waits for it."""
 
@@ -101,6 +107,8 @@ class NullRecorder:
     async def end_call(self, call: SessionCall, finish: Finish, reply: dict[str, Any]) -> None: ...
 
     async def post_reward(self, session: Session, name: str, value: float) -> None: ...
+
+    def find_turn(self, session: Session, reply_id: str) -> str | None: ...
 
     def note_refusal(self, session: Session, path: str, status: int, message: str) -> None: ...
 

@@ -34,6 +34,7 @@ from typing import Any, Protocol
 from seamless_verl.errors import JournalError, JournalOrderError
 from seamless_verl.gateway.api_errors import ApiError, ErrorCode
 from seamless_verl.gateway.protocols import SessionCall
+from seamless_verl.gateway.reply_ids import find_turn
 from seamless_verl.gateway.resumed_calls import GATEWAY_KEY
 from seamless_verl.gateway.session import Session, SessionState
 from seamless_verl.journal import (
@@ -184,6 +185,10 @@ class JournalRecorder:
             raise _too_late(session) from error
         record.post_reward(value, name)
 
+    def find_turn(self, session: Session, reply_id: str) -> str | None:
+        record = self._records.get(session.session_id)
+        return None if record is None else find_turn(record, reply_id, session.retried_replies)
+
     def note_refusal(self, session: Session, path: str, status: int, message: str) -> None:
         if session.refused > MAX_REFUSED:
             return
@@ -244,6 +249,7 @@ def request_to_store(call: SessionCall) -> dict[str, Any]:
     """The call's request, with what finds the call again after a restart."""
     own: dict[str, Any] = {"attempt": call.attempt, "place": call.index}
     own["max_tokens"] = call.sampling.get("max_tokens")
+    own["reply_id"] = call.reply_id
     if call.idempotency_key is not None:
         own["key"] = call.idempotency_key
     if call.response is not None:

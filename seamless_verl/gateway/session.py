@@ -104,7 +104,8 @@ class Session:
 
     `requests` counts admitted requests, retries included; `turns` counts them without retries. `refused` counts
     those that got an error, `refused_outside` those of them that came as from a program outside of the run. `awaited`:
-    an agent loop of the run waits for the session's end, and takes what it has.
+    an agent loop of the run waits for the session's end, and takes what it has. `retried_replies` has the attempts of
+    which a retry gave the reply, by the id that the retry gave it.
     """
 
     session_id: str
@@ -126,6 +127,7 @@ class Session:
     prefixes: PrefixIndex = field(default_factory=PrefixIndex)
     attempts: Attempts = field(default_factory=Attempts)
     responses: StoredResponses = field(default_factory=StoredResponses)
+    retried_replies: dict[str, int] = field(default_factory=dict)
     refused: int = 0
     refused_outside: int = 0
 

@@ -132,6 +132,9 @@ class MemoryRecorder:
     async def post_reward(self, session: Session, name: str, value: float) -> None:
         self.events.append(("rewarded", session.session_id, name, value))
 
+    def find_turn(self, session: Session, reply_id: str) -> str | None:
+        return None
+
     def note_refusal(self, session: Session, path: str, status: int, message: str) -> None:
         self.events.append(("refused", session.session_id, path, status, message))
 

@@ -9,15 +9,17 @@ from typing import Any
 import hydra
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 from support.agent_loops import make_loop
 
-from seamless_verl.agent_loops.loops import AgentFailedError, closing_reason, task_of
+from seamless_verl.agent_loops.loops import AgentFailedError, closing_reason, task_of, warn_of_unread, warn_once
 from seamless_verl.agents.limits import CommandLimits
 from seamless_verl.agents.outcome import AgentOutcome, AgentStatus
 from seamless_verl.agents.settings import SamplingDefaults, SessionQuota
 from seamless_verl.data_plane.actor import FinishedSession
 from seamless_verl.data_plane.lease_book import LOST, UNCLAIMED, TaskState
 from seamless_verl.data_plane.runner_tasks import TaskResult
+from seamless_verl.trajectory.turns import TurnNote
 
 pytestmark = pytest.mark.integration
 LOOPS = "seamless_verl.agent_loops.loops"
@@ -87,3 +89,16 @@ def test_a_task_has_the_plain_columns_of_its_row() -> None:
     row |= {"extra_info": {"a": np.array([1, 2])}, "image": object(), "agent_name": "mine", "session_id": 4, "uid": "u"}
     prompt = [{"role": "user", "content": "q"}]
     assert task_of(row) == {"prompt": prompt, "repo": "r", "count": 3, "extra_info": {"a": [1, 2]}, "uid": "u"}
+
+
+@pytest.mark.parametrize(("estimator", "reward", "lines"), [("grpo", 0.5, 1), ("hgpo", 0.5, 0), ("grpo", 0.0, 0)])
+def test_rewards_of_calls_that_nothing_reads_are_said_once(
+    caplog: pytest.LogCaptureFixture, estimator: str, reward: float, lines: int
+) -> None:
+    warn_once.cache_clear()
+    session = FinishedSession([], {}, 1, notes={"s.1": TurnNote(0, 7, reward)})
+    for _ in range(2):
+        warn_of_unread(OmegaConf.create({"algorithm": {"adv_estimator": estimator}}), session)
+    assert [record.message for record in caplog.records] == [
+        "algorithm.adv_estimator=grpo: does not read the rewards of calls. Set algorithm.adv_estimator=hgpo"
+    ] * lines

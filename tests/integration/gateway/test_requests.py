@@ -368,6 +368,8 @@ REWARDS: dict[str, bytes] = {
     "a text": b'{"reward": "1"}',
     "nothing": b"{}",
     "a name that is no text": b'{"reward": 1, "name": {}}',
+    "a call of half a character": b'{"reward": 1, "call": "\\ud800"}',
+    "a call that is no text": b'{"reward": 1, "call": []}',
 }
 
 

@@ -12,6 +12,7 @@ from seamless_verl.journal.recorded import rebuild_for_display, recorded
 from seamless_verl.trajectory.account import DropReason
 from seamless_verl.trajectory.policies import TrainAll
 from seamless_verl.trajectory.sequences import assemble
+from seamless_verl.trajectory.turns import turn_reward_name
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 
@@ -23,6 +24,8 @@ def test_an_estimator_trains_and_every_token_is_accounted_for(nano: Path, tmp_pa
         "actor_rollout_ref__rollout__n": 3,
         "trainer__total_training_steps": 2,
     }
+    if name == "hgpo":
+        options["actor_rollout_ref__rollout__agent__default_agent_loop"] = "credited"
     steps = run(tmp_path, nano, **options).metrics()
     assert steps.keys() == {1, 2}
     # which rewards an untrained model gets is chance: a median may have none below it in all groups of a step
@@ -40,6 +43,8 @@ def test_an_estimator_trains_and_every_token_is_accounted_for(nano: Path, tmp_pa
         assert pivots == 0 and last["seamless/novelty/bonus"] >= 0
     else:
         assert pivots == 0 and any(0 < metrics["seamless/hgpo/compared"] <= 1 for metrics in steps.values())
+        assert last["critic/score/max"] == last["critic/score/min"] == 0, "what is learned from is the turns' alone"
+        assert turn_rewards_in(tmp_path / "checkpoints" / "trajectories.sqlite") >= 2 * 3 * 8 * 2
 
 
 def pivots_in(journal: Path) -> int:
@@ -52,3 +57,10 @@ def pivots_in(journal: Path) -> int:
         assembly = assemble(rebuild_for_display(stored), TrainAll(), how.version, how.limits)
         found += how.account(assembly.account).dropped.get(DropReason.PIVOT, 0)
     return found
+
+
+def turn_rewards_in(journal: Path) -> int:
+    """The number of rewards of turns in sessions that are on record with their turns."""
+    stored = [JournalReader(journal).read(summary.session_id) for summary in JournalReader(journal).sessions()]
+    names = {turn_reward_name(call.call_id) for one in stored if one is not None for call in one.calls}
+    return sum(name in names for one in stored if one is not None for name in one.rewards)

@@ -99,3 +99,16 @@ async def branching(task: dict[str, Any], endpoint: Any) -> None:
             reply = await client.chat.completions.create(model="policy", messages=question, max_tokens=6)
             if sum(map(ord, endpoint.session_id)) % 5 == 0:
                 raise ConnectionError(f"the tool of {reply.id} took too long to connect")
+
+
+async def credited(task: dict[str, Any], endpoint: Any) -> float:
+    """As `run`, but each of its two calls is rewarded for its own digits, and the session is not."""
+    messages: list[Any] = list(task["prompt"])
+    async with AsyncOpenAI(base_url=f"{endpoint.base_url}/v1", api_key=endpoint.session_key, max_retries=0) as client:
+        for _ in range(2):
+            reply = await client.chat.completions.create(model="policy", messages=messages, max_tokens=6)
+            said = reply.choices[0].message.content or ""
+            digits = sum(character.isdigit() for character in said) / max(1, len(said))
+            await client.post("/session/reward", cast_to=object, body={"reward": digits, "call": reply.id})
+            messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "Sure?"}]
+    return 0.0
