@@ -120,7 +120,7 @@ def test_advantages_are_finite_and_those_of_lone_steps_0(sessions: list[Session]
 
 def test_the_estimator_gives_each_turn_of_each_row_its_own() -> None:
     """The last turn of session 0 is split over its rows, and its last token is masked; padding has no turn. With the
-    discount 0.5 the returns of session 0 are 1.25 + 0.5 x 4 and 4, those of session 1 are 0."""
+    discount 0.5 the returns of session 0 are 1.25 + 0.5 x 4 and 4, those of session 1 are -10 + 0.5 x 5 and 5."""
     import numpy as np
     import torch
     from verl.trainer.ppo.core_algos import get_adv_estimator_fn
@@ -133,19 +133,20 @@ def test_the_estimator_gives_each_turn_of_each_row_its_own() -> None:
     rows = [
         row([0, -1, 3], [7, 0, 9], [1.25, 0, 0]),
         row([3, 3], [9, 9], [0, 0]),
-        row([1, -1, -1, 2], [7, 0, 0, 9], [0, 0, 0, 0]),
+        row([1, -1, -1, 2], [7, 0, 0, 9], [-10, 0, 0, 0]),
         NO_TURNS,
     ]
     turns = Turns(rows, [[0, 1], [2], [3]], [1, 2, 3], 0, 0.5)
     mask = torch.tensor([[1, 0, 1, 0], [1, 0, 0, 0], [1, 0, 0, 1], [0, 0, 0, 0]])
     rewards = torch.zeros(4, 4)
     rewards[0, 2] = rewards[1, 1] = 4.0  # one reward, which both rows of the session have
+    rewards[2, 3] = 5.0
     estimate = Estimate(torch.zeros(3), turns)
     with during(estimate):
         found, returns = get_adv_estimator_fn("hgpo")(
             token_level_rewards=rewards, response_mask=mask, index=np.array(["u", "u", "u", "pad"], dtype=object)
         )
-    expected = [[1.0, 0, 1, 0], [1, 0, 0, 0], [-1, 0, 0, -1], [0, 0, 0, 0]]
+    expected = [[1.0, 0, -1, 0], [-1, 0, 0, 0], [-1, 0, 0, 1], [0, 0, 0, 0]]
     assert torch.allclose(found, torch.tensor(expected), atol=1e-5) and torch.equal(found, returns)
     assert estimate.metrics == {"seamless/hgpo/compared": 1.0} and estimate.untrained == []
 
