@@ -260,7 +260,7 @@ class RunnerAgentLoop(SessionAgentLoop):
 def warn_of_unread(config: Any, session: FinishedSession) -> None:
     """Says once in a process that rewards of calls are not read by the run's advantage estimator."""
     estimator = OmegaConf.select(config, ESTIMATOR)
-    if estimator not in OF_TURNS and any(note.reward for note in session.notes.values()):
+    if estimator not in OF_TURNS and any(note.reward for note in session.trained_turns.values()):
         warn_once(f"{ESTIMATOR}={estimator}: does not read the rewards of calls. Set {ESTIMATOR}={OF_TURNS[0]}")
 
 

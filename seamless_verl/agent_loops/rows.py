@@ -77,7 +77,7 @@ def output_of(
             "max_global_steps": int(versions.max()),
             "weight_version": sequence.weight_version.tolist(),
             "grammar": sequence.grammar.tolist(),
-            **turn_columns(sequence, session.notes),
+            **turn_columns(sequence, session.trained_turns),
             "turn_scores": [],
             "tool_rewards": [],
             "reward_extra_info": {},
@@ -85,12 +85,12 @@ def output_of(
     )
 
 
-def turn_columns(sequence: TrainingSequence, notes: Mapping[str, TurnNote]) -> dict[str, list[Any]]:
+def turn_columns(sequence: TrainingSequence, turns: Mapping[str, TurnNote]) -> dict[str, list[Any]]:
     """For each token of the response its turn's place in the session, -1 for context, its observation and reward."""
     size = len(sequence.response_ids)
     turn, observation, reward = [NO_TURN] * size, [0] * size, [0.0] * size
     for span in sequence.spans:
-        note, length = notes[span.turn_id], span.stop - span.start
+        note, length = turns[span.turn_id], span.stop - span.start
         turn[span.start : span.stop] = [note.place] * length
         observation[span.start : span.stop] = [note.observation] * length
         reward[span.start : span.stop] = [note.reward] * length

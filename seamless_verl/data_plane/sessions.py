@@ -99,7 +99,7 @@ class SessionSettings:
 class FinishedSession:
     """The result of a session: sequences to train, rewards by name, turns, and the account of its tokens.
 
-    `untrained` is why there is no sequence, empty if there is one. `notes` has the turns of the sequences, by id.
+    `untrained` is why there is no sequence, empty if there is one. `trained_turns` are those of the sequences, by id.
     """
 
     sequences: list[TrainingSequence]
@@ -107,7 +107,7 @@ class FinishedSession:
     turns: int
     account: dict[str, float] = field(default_factory=dict)
     untrained: str = ""
-    notes: Mapping[str, TurnNote] = field(default_factory=dict)
+    trained_turns: Mapping[str, TurnNote] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

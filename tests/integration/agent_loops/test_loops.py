@@ -96,7 +96,7 @@ def test_rewards_of_calls_that_nothing_reads_are_said_once(
     caplog: pytest.LogCaptureFixture, estimator: str, reward: float, lines: int
 ) -> None:
     warn_once.cache_clear()
-    session = FinishedSession([], {}, 1, notes={"s.1": TurnNote(0, 7, reward)})
+    session = FinishedSession([], {}, 1, trained_turns={"s.1": TurnNote(0, 7, reward)})
     for _ in range(2):
         warn_of_unread(OmegaConf.create({"algorithm": {"adv_estimator": estimator}}), session)
     assert [record.message for record in caplog.records] == [

@@ -90,7 +90,7 @@ def test_each_token_has_its_turn_in_a_session_with_a_branch() -> None:
     notes = turn_notes(record.tree, "abcd", rewards)
     rows = [
         VersionedOutput.of(made).as_dict()
-        for made in outputs_of(FinishedSession(sequences, {}, 4, notes=notes), 1.0, 0)
+        for made in outputs_of(FinishedSession(sequences, {}, 4, trained_turns=notes), 1.0, 0)
     ]
     a, b, c, d = (notes[name].observation for name in "abcd")
     assert len({a, b, c}) == 3 and c == d
