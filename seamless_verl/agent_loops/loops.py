@@ -130,7 +130,7 @@ class SessionAgentLoop(AgentLoopBase, ABC):  # type: ignore[misc]
             await await_reply(plane.acknowledge.remote(session_id, False, note))
             raise
         warn_of_unread(self.config, session)
-        outputs = outputs_of(session, reward, time.monotonic() - started)
+        outputs = outputs_of(session, reward, time.monotonic() - started, of_turns=compares_turns(self.config))
         if not self.confirmed:
             note = HandedNote(str(kwargs["uid"]), rewards=rewards_of(outputs[-1]))
             await await_reply(plane.acknowledge.remote(session_id, True, note))
@@ -257,10 +257,15 @@ class RunnerAgentLoop(SessionAgentLoop):
         return result.session_id, replace(ended, reward_info=dict(outcome["reward_info"]))
 
 
+def compares_turns(config: Any) -> bool:
+    """Whether the run's advantage estimator reads the turns of a session."""
+    return OmegaConf.select(config, ESTIMATOR) in OF_TURNS
+
+
 def warn_of_unread(config: Any, session: FinishedSession) -> None:
     """Says once in a process that rewards of calls are not read by the run's advantage estimator."""
-    estimator = OmegaConf.select(config, ESTIMATOR)
-    if estimator not in OF_TURNS and any(note.reward for note in session.trained_turns.values()):
+    if not compares_turns(config) and any(note.reward for note in session.trained_turns.values()):
+        estimator = OmegaConf.select(config, ESTIMATOR)
         warn_once(f"{ESTIMATOR}={estimator}: does not read the rewards of calls. Set {ESTIMATOR}={OF_TURNS[0]}")
 
 

@@ -54,10 +54,17 @@ def rewards_of(output: AgentLoopOutput) -> dict[str, float]:
     return rewards if output.reward_score is None else rewards | {"reward": float(output.reward_score)}
 
 
-def outputs_of(session: FinishedSession, reward: float | None, seconds: float) -> list[AgentLoopOutput]:
-    """The sequences as verl's outputs; `reward` None lets verl's reward manager score them."""
+def outputs_of(
+    session: FinishedSession, reward: float | None, seconds: float, *, of_turns: bool = False
+) -> list[AgentLoopOutput]:
+    """The sequences as verl's outputs; `reward` None lets verl's reward manager score them. `of_turns`: with the turn
+    of each token, for an advantage estimator that compares turns."""
     metrics = AgentLoopMetrics(generate_sequences=seconds)
-    return [output_of(sequence, session, reward, metrics) for sequence in session.sequences]
+    outputs = [output_of(sequence, session, reward, metrics) for sequence in session.sequences]
+    if of_turns:
+        for output, sequence in zip(outputs, session.sequences, strict=True):
+            output.extra_fields |= turn_columns(sequence, session.trained_turns)
+    return outputs
 
 
 def output_of(
@@ -77,7 +84,6 @@ def output_of(
             "max_global_steps": int(versions.max()),
             "weight_version": sequence.weight_version.tolist(),
             "grammar": sequence.grammar.tolist(),
-            **turn_columns(sequence, session.trained_turns),
             "turn_scores": [],
             "tool_rewards": [],
             "reward_extra_info": {},
@@ -98,22 +104,16 @@ def turn_columns(sequence: TrainingSequence, turns: Mapping[str, TurnNote]) -> d
 
 
 class VersionedOutput(AgentLoopOutput):  # type: ignore[misc]
-    """verl's output with more columns, int64 [response]: `weight_version`, -1 where nothing was generated; `grammar`, a
-    `Grammar` for each token; `turn`, the place of the token's turn in its session, -1 where nothing was generated;
-    `observation`, the hash of what that turn answered; and float32 `turn_reward`, what it was given itself.
+    """verl's output with two more columns, int64 [response]: `weight_version`, -1 where nothing was generated, and
+    `grammar`, a `Grammar` for each token.
 
     `extra_fields` has the columns for our sessions, and the versions of all tokens of a conversation for our client. A
     generated token without a recorded version gets the oldest version of its conversation. Tokens of verl's own agent
-    loops have no labels of grammars, and are all of one turn.
+    loops have no labels of grammars.
     """
 
     def as_dict(self) -> dict[str, Any]:
         columns: dict[str, Any] = super().as_dict()
-        turn, *of_turns = TURN_COLUMNS
-        one = [0 if generated else NO_TURN for generated in self.response_mask]
-        columns[turn] = torch.tensor(self.extra_fields.get(turn) or one, dtype=torch.int64)
-        for name, dtype in zip(of_turns, (torch.int64, torch.float32), strict=True):
-            columns[name] = torch.tensor(self.extra_fields.get(name) or [0] * len(one), dtype=dtype)
         columns["weight_version"] = torch.tensor(versions_of(self), dtype=torch.int64)
         labels = self.extra_fields.get("grammar") or [0] * len(self.response_ids)
         columns["grammar"] = torch.tensor(labels, dtype=torch.int64)
@@ -141,8 +141,28 @@ class Row(NamedTuple):
     tag: dict[str, Any]
 
 
+def turns_of(output: AgentLoopOutput) -> dict[str, torch.Tensor]:
+    """For each token of the response, [response]: int64 `turn`, the place of its turn in the session, -1 where nothing
+    was generated; int64 `observation`, the hash of what that turn answered; float32 `turn_reward`, what it was given.
+
+    A conversation of verl's own agent loops is one turn.
+    """
+    one = [0 if generated else NO_TURN for generated in output.response_mask]
+    none = [0] * len(one)
+    dtypes = (torch.int64, torch.int64, torch.float32)
+    return {
+        name: torch.tensor(output.extra_fields.get(name) or default, dtype=dtype)
+        for name, default, dtype in zip(TURN_COLUMNS, (one, none, none), dtypes, strict=True)
+    }
+
+
 class Positions(Protocol):
-    """The methods of verl's worker that depend on its model; `ids` and `mask` have shape [1, length]."""
+    """The methods of verl's worker that depend on its model; `ids` and `mask` have shape [1, length].
+
+    `compares_turns`: the run's advantage estimator reads the turns.
+    """
+
+    compares_turns: bool
 
     def _compute_multi_modal_inputs(self, output: AgentLoopOutput, ids: torch.Tensor) -> Mapping[str, Any]: ...
     def _compute_position_ids(
@@ -180,6 +200,8 @@ def _columns_and_tag(
     output: AgentLoopOutput, worker: Positions, sample: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     columns = VersionedOutput.of(output).as_dict() | dict(sample)
+    if worker.compares_turns:
+        columns |= turns_of(output)
     columns.pop("multi_modal_data", None)  # raw images; the model takes `multi_modal_inputs`
     ids = torch.cat([columns["prompts"], columns["responses"]])
     inputs = worker._compute_multi_modal_inputs(output, ids)

@@ -20,7 +20,7 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorke
 from verl.utils.rollout_trace import rollout_trace_attr
 
 from seamless_verl.agent_loops.group import ERROR, GROUP, UNTRAINABLE, SessionGroup, WithoutDroppedGroups
-from seamless_verl.agent_loops.loops import AgentFailedError, SessionAgentLoop
+from seamless_verl.agent_loops.loops import AgentFailedError, SessionAgentLoop, compares_turns
 from seamless_verl.agent_loops.queue_writer import QueueWriter
 from seamless_verl.agent_loops.rows import FIRST, PROMPT, SAMPLES, SessionOutputs, labelled, rows_of, share_reward
 from seamless_verl.config.schema import SeamlessConfig
@@ -37,6 +37,8 @@ STOP_S = 30.0  # for cancelled agents to end
 class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[misc]
     """verl's worker; notifies the data plane of finished and failed groups, and acknowledges sessions."""
 
+    compares_turns = False
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         show_log()
         super().__init__(*args, **kwargs)
@@ -45,6 +47,7 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
         self.running: dict[str, tuple[SessionGroup, asyncio.Task[Any]]] = {}  # by the prompt's uid
         self.writer = QueueWriter()
         self.seamless = SeamlessConfig.parse(self.config.get("seamless"))
+        self.compares_turns = compares_turns(self.config)
         logging.getLogger(AgentLoopWorkerTQ.__module__).addFilter(WithoutDroppedGroups())
         SessionAgentLoop.confirmed = True
         freeze_imports()

@@ -70,7 +70,7 @@ def test_each_token_has_its_turn_in_a_session_with_a_branch() -> None:
     """The second row begins behind what the first turn generated, and its turn is the session's second."""
     from support.trajectory import session, turn
 
-    from seamless_verl.agent_loops.rows import VersionedOutput, outputs_of
+    from seamless_verl.agent_loops.rows import outputs_of, turns_of
     from seamless_verl.data_plane.actor import FinishedSession
     from seamless_verl.trajectory.policies import TrainAll
     from seamless_verl.trajectory.sequences import assemble
@@ -88,10 +88,9 @@ def test_each_token_has_its_turn_in_a_session_with_a_branch() -> None:
     rewards = {turn_reward_name("a"): 0.5, turn_reward_name("c"): -1.0}
     sequences = assemble(record, TrainAll(), 0).sequences
     notes = turn_notes(record.tree, "abcd", rewards)
-    rows = [
-        VersionedOutput.of(made).as_dict()
-        for made in outputs_of(FinishedSession(sequences, {}, 4, trained_turns=notes), 1.0, 0)
-    ]
+    finished = FinishedSession(sequences, {}, 4, trained_turns=notes)
+    assert not any("turn" in made.extra_fields for made in outputs_of(finished, 1.0, 0))
+    rows = [turns_of(made) for made in outputs_of(finished, 1.0, 0, of_turns=True)]
     a, b, c, d = (notes[name].observation for name in "abcd")
     assert len({a, b, c}) == 3 and c == d
     assert [row["turn"].tolist() for row in rows] == [[0, 0, -1, 1, -1, -1, 3], [2, 2]]
@@ -100,8 +99,8 @@ def test_each_token_has_its_turn_in_a_session_with_a_branch() -> None:
 
 
 def test_a_conversation_of_verls_own_loops_is_one_turn() -> None:
-    from seamless_verl.agent_loops.rows import VersionedOutput
+    from seamless_verl.agent_loops.rows import turns_of
 
-    columns = VersionedOutput.of(output([1, 0, 1])).as_dict()
+    columns = turns_of(output([1, 0, 1]))
     assert columns["turn"].tolist() == [0, -1, 0]
     assert columns["observation"].tolist() == [0, 0, 0] and columns["turn_reward"].tolist() == [0.0, 0.0, 0.0]
