@@ -239,13 +239,18 @@ async def test_a_group_that_is_reopened_before_its_first_task_has_ended_still_en
                 release.set()
                 await later[0]
 
+    async def extra() -> AgentLoopOutput:
+        await release.wait()
+        return output([8])
+
     monkeypatch.setattr(transfer_queue, "async_kv_put", mark)
-    scripted |= {0: output([7]), 1: release.wait}
+    scripted |= {0: output([7]), 1: extra}
     await made._run_prompt(dict(prompt), {}, trajectory=trajectory)
     assert made.plane.ends[-1].error is None and len(made.plane.ends) == 1 + again
     assert ("u" in made.running) is not again
     await made.defer(["u"])
     assert len(made.plane.ends) == 2 and made.plane.ends[-1].deferred is not again and made.running == {}
+    assert list(put.rows()) == ["u_0_0", "u_1_0"][: 1 + again]
 
 
 @pytest.mark.parametrize("failing", range(3))
