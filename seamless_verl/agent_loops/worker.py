@@ -66,7 +66,7 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
         GROUP.set(group)
         task = asyncio.current_task()
         assert task is not None
-        self.running[group.uid] = group, task
+        entry = self.running[group.uid] = group, task
         try:
             await super()._run_prompt(prompt, sampling_params, trajectory, trace)
         except asyncio.CancelledError:
@@ -74,7 +74,8 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
                 raise
             task.uncancel()
         finally:
-            del self.running[group.uid]
+            if self.running.get(group.uid) is entry:  # else it was reopened, and runs under its uid again
+                del self.running[group.uid]
         if group.kept is None:  # some of its sessions were stopped before they began
             group.cancelled = True
             await group.hand_over()

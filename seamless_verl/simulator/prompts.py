@@ -55,7 +55,7 @@ class SimulatedPrompts:
         draw, rate = Random(f"{self.seed}/{group.number}/outcomes"), self.pass_rates[group.prompt]
         rewards = tuple(float(draw.random() < rate) for _ in group.samples)
         uid = str(group.number)
-        return self.sampling.judge([EndedGroup(uid, str(group.prompt), rewards)])[uid]
+        return self.sampling.judge([EndedGroup(uid, str(group.prompt), rewards, len(rewards))])[uid]
 
     def trained(self, group: SimulatedGroup) -> None:
         if self.sampling is not None:

@@ -10,6 +10,7 @@ import transfer_queue as tq
 from verl.utils import tensordict_utils as tu
 
 TRAIN, DEFERRED = "train", "deferred"
+BEGUN_AGAIN = uuid.uuid5(uuid.NAMESPACE_OID, "deferred prompts that begin again")
 
 
 def put_aside(uids: Sequence[str], step: int) -> None:
@@ -22,13 +23,19 @@ def put_aside(uids: Sequence[str], step: int) -> None:
 def take_out(uids: Sequence[str], step: int) -> Any:
     """A batch of these prompts for `step`, as the dataloader would give it: each is a new group, with a uid of its own.
 
-    They are deferred no longer.
+    The uid follows from the one that was deferred, so that a resumed run gives it again and its sessions are found. The
+    prompts are deferred no longer.
     """
     batch = tq.kv_batch_get(keys=list(uids), partition_id=DEFERRED)
-    tu.assign_non_tensor_stack(batch, "uid", [str(uuid.uuid4()) for _ in uids])
+    tu.assign_non_tensor_stack(batch, "uid", [name_again(uid) for uid in uids])
     tu.assign_non_tensor_data(batch, "global_steps", step)
     tq.kv_clear(keys=list(uids), partition_id=DEFERRED)
     return batch
+
+
+def name_again(uid: str) -> str:
+    """The uid that a deferred prompt begins again under; another one at each deferral."""
+    return str(uuid.uuid5(BEGUN_AGAIN, uid))
 
 
 def stored() -> list[str]:

@@ -98,7 +98,7 @@ class SamplingTrainer(PromptSubmittingTrainer):
         parts = [self.prompt_sampling.reopened[uid] for uid in uids]
         batch = tq.kv_batch_get(keys=uids, partition_id=TRAIN)
         tu.assign_non_tensor_stack(batch, SAMPLES, [part.extra for part in parts])
-        tu.assign_non_tensor_stack(batch, FIRST, [part.first for part in parts])
+        tu.assign_non_tensor_stack(batch, FIRST, [part.next_session for part in parts])
         tu.assign_non_tensor_data(batch, "global_steps", step)
         tags = [{"is_prompt": True, "status": "pending", "global_steps": step}] * len(uids)
         tq.kv_batch_put(keys=uids, partition_id=TRAIN, tags=tags)
@@ -114,7 +114,9 @@ class SamplingTrainer(PromptSubmittingTrainer):
         reissued = int(super()._reissue_inflight_prompts(partition_id))
         sessions = sessions_of(items)
         again = {  # a group puts its extra rows at once: where there is one, all are there
-            uid: int(tag["global_steps"]) for uid, tag in running.items() if max(sessions[uid]) < reopened[uid].first
+            uid: int(tag["global_steps"])
+            for uid, tag in running.items()
+            if max(sessions[uid]) < reopened[uid].next_session
         }
         self._run_again(again)
         return reissued + len(again)
@@ -179,5 +181,7 @@ def ended_groups(rows: Mapping[str, Mapping[str, Any]], uids: Iterable[str]) -> 
         if uid in wanted and tag.get("prompt"):
             rewards[uid][int(session)] = float(tag["reward"])
             prompts[uid] = tag["prompt"]
-    by_session = {uid: [reward for _, reward in sorted(found.items())] for uid, found in rewards.items()}
-    return [EndedGroup(uid, prompts[uid], tuple(by_session[uid])) for uid in sorted(by_session)]
+    return [
+        EndedGroup(uid, prompts[uid], tuple(reward for _, reward in sorted(found.items())), max(found) + 1)
+        for uid, found in sorted(rewards.items())
+    ]

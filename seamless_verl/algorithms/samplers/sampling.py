@@ -1,7 +1,7 @@
 """Runs a sampler: asks it before prompts are submitted and when groups end, and keeps what it must know. Pure.
 
-The trainer and the simulator both use it. Owned state: the prompts' histories, the sampler, and the groups that were
-reopened and have not ended again.
+The trainer and the simulator both use it. Owned state: the prompts' histories, the sampler, the groups that were
+reopened and have not ended again, and those in the queue that have ended for good. A checkpoint has all of it.
 
 Invariants:
 - A group is judged when its samples have ended, and again only after it was reopened. Its result enters the history
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from statistics import fmean
 from typing import Any
 
@@ -28,19 +28,25 @@ LEVELS = ("none", "hard", "middle", "easy")
 
 @dataclass(frozen=True)
 class EndedGroup:
-    """The group `uid` of a prompt, all of whose samples have ended, with the reward of each, one or more."""
+    """The group `uid` of a prompt, all of whose samples have ended, with the reward of each, one or more.
+
+    `next_session` is above the numbers of the sessions that it has rows of. It may be more than there are rewards,
+    since a session that failed has none.
+    """
 
     uid: str
     prompt: str
     rewards: tuple[float, ...]
+    next_session: int
 
 
 @dataclass(frozen=True)
 class Reopened:
-    """A group that runs again: `first` samples have ended, `extra` more are to end."""
+    """A group that runs again: `first` samples have ended, `extra` more are to end, in sessions from `next_session`."""
 
     first: int
     extra: int
+    next_session: int
 
 
 class PromptSampling:
@@ -129,16 +135,18 @@ class PromptSampling:
             "name": self.name,
             "sampler": self.sampler.state_dict(),
             "histories": self.histories.state_dict(),
-            "reopened": {uid: [one.first, one.extra] for uid, one in self.reopened.items()},
+            "reopened": {uid: astuple(one) for uid, one in self.reopened.items()},
+            "final": {uid: one.drop for uid, one in self.final.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from a checkpoint; what another sampler remembered is not used, the histories are."""
         self.histories.load_state_dict(state["histories"])
-        self.reopened = {
-            str(uid): Reopened(int(first), int(extra)) for uid, (first, extra) in state["reopened"].items()
-        }
-        self.counts["judged"] += len(self.reopened)
+        self.reopened = {str(uid): Reopened(*map(int, parts)) for uid, parts in state["reopened"].items()}
+        self.final = {str(uid): GroupVerdict(drop=str(reason)) for uid, reason in state["final"].items()}
+        dropped = len(self.dropped())
+        ends = {"dropped": dropped, "trained": len(self.final) - dropped}
+        self.counts.update(ends, judged=len(self.reopened) + len(self.final))
         if state["name"] == self.name:
             self.sampler.load_state_dict(state["sampler"])
 
@@ -152,7 +160,7 @@ class PromptSampling:
         else:
             self.counts["judged"] += 1
         if verdict.extra:
-            self.reopened[group.uid] = Reopened(result.samples, verdict.extra)
+            self.reopened[group.uid] = Reopened(result.samples, verdict.extra, group.next_session)
             self.counts.update({"reopened": 1, "extra_samples": verdict.extra})
             return
         self.final[group.uid] = verdict

@@ -220,6 +220,39 @@ def test_a_reopened_group_gets_the_sessions_after_its_first(
     assert put.tags[-1] == ("u", "finished") and made.plane.ends[0].error is None
 
 
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_group_that_is_reopened_before_its_first_task_has_ended_still_ends(
+    put: Put, scripted: dict[int, Any], monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    """The trainer may reopen it as soon as its prompt is marked as finished. Its extra sessions can be deferred."""
+    made, release, later = worker(SeamlessAgentLoopWorker, put, 1), asyncio.Event(), list[asyncio.Task[None]]()
+    trajectory = {"step": 7, "sample_index": 0, "rollout_n": 0, "validate": False}
+    prompt = {"uid": "u", "agent_name": "scripted", **KEPT}
+
+    async def mark(**kwargs: Any) -> None:
+        await put.single(**kwargs)
+        if kwargs["tag"]["status"] == "finished" and not later:
+            columns = {**prompt, SAMPLES: 1, FIRST: 1}
+            later.append(asyncio.create_task(made._run_prompt(columns, {}, trajectory=trajectory)))
+            await asyncio.sleep(0)
+            if again:  # and it has ended already
+                release.set()
+                await later[0]
+
+    async def extra() -> AgentLoopOutput:
+        await release.wait()
+        return output([8])
+
+    monkeypatch.setattr(transfer_queue, "async_kv_put", mark)
+    scripted |= {0: output([7]), 1: extra}
+    await made._run_prompt(dict(prompt), {}, trajectory=trajectory)
+    assert made.plane.ends[-1].error is None and len(made.plane.ends) == 1 + again
+    assert ("u" in made.running) is not again
+    await made.defer(["u"])
+    assert len(made.plane.ends) == 2 and made.plane.ends[-1].deferred is not again and made.running == {}
+    assert list(put.rows()) == ["u_0_0", "u_1_0"][: 1 + again]
+
+
 @pytest.mark.parametrize("failing", range(3))
 def test_a_group_is_trained_without_its_failed_session(
     put: Put, scripted: dict[int, Any], caplog: pytest.LogCaptureFixture, failing: int

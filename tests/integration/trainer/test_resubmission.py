@@ -13,7 +13,7 @@ from verl.trainer.ppo.v1 import trainer_base
 from verl.utils import tensordict_utils as tu
 
 from seamless_verl.resources.staleness import StalenessBound
-from seamless_verl.trainer import prompt_submission
+from seamless_verl.trainer import deferred_prompts, prompt_submission
 from seamless_verl.trainer.prompt_names import PromptNames
 from seamless_verl.trainer.prompt_submission import PromptSubmittingTrainer, rows_of
 
@@ -116,3 +116,20 @@ def test_unfinished_prompts_keep_their_step_unless_it_would_be_too_old(monkeypat
     found = {uid: (tag["status"], tag["global_steps"]) for uid, tag in queue.tags.items() if tag.get("is_prompt")}
     assert found == {"old": ("pending", 5), "kept": ("pending", 4), "pending": ("pending", 5), "done": ("finished", 4)}
     assert {key for key in queue.tags if "_" in key} == {"done_0_0", "trained_0_0"}, "rows of a group that begins again"
+
+
+def test_a_deferred_prompt_begins_again_under_the_same_uid_after_a_resume(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what its sessions generated after the checkpoint is not found. Each deferral gives a uid of its own."""
+
+    def begun_again(*uids: str) -> list[str]:
+        queue = Queue({uid: {"is_prompt": True, "status": "pending", "global_steps": 3} for uid in uids})
+        monkeypatch.setattr(deferred_prompts, "tq", queue)
+        batch = deferred_prompts.take_out(uids, 4)
+        assert not queue.tags and tu.get(batch, "global_steps") == 4
+        return list(batch["uid"])
+
+    drawn = PromptNames().take(rows_of(prompts("a", "b")))
+    once = begun_again(*drawn)
+    assert begun_again(*drawn) == once and begun_again(*reversed(drawn)) == once[::-1]
+    assert len({*drawn, *once, *begun_again(*once)}) == 6, "a uid is given once, since its end is on record"
+    assert not any("_" in uid for uid in once), "TransferQueue's keys are split there"

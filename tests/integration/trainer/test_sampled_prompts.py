@@ -79,6 +79,13 @@ def trainer(name: str = "dars", **options: Any) -> Any:
     return made
 
 
+def resumed_after(stopped: Any) -> Any:
+    """A trainer that goes on from what the stopped one saved."""
+    made = trainer()
+    made.prompt_sampling.load_state_dict(stopped.prompt_sampling.state_dict())
+    return made
+
+
 def row(i: int) -> dict[str, Any]:
     """A batch of one prompt, as verl's loader gives it."""
     messages = [{"role": "user", "content": QUESTIONS[i]}]
@@ -92,14 +99,14 @@ def array_of(value: Any) -> Any:
     return array
 
 
-def end(tq: Any, made: Any, uid: str, *rewards: float, first: int = 0) -> None:
-    """The group's sessions from `first` on end with these rewards, as the agent loops write them."""
+def end(tq: Any, made: Any, uid: str, *rewards: float | None, first: int = 0) -> None:
+    """The group's sessions from `first` on end with these rewards, as the agent loops write them; None: it failed."""
     import torch
     from tensordict import TensorDict
 
-    keys = [f"{uid}_{first + i}_0" for i in range(len(rewards))]
-    prompt = names(made)[uid]
-    tags = [{"status": "success", "global_steps": 3, "prompt": prompt, "reward": reward} for reward in rewards]
+    found = {f"{uid}_{first + i}_0": reward for i, reward in enumerate(rewards) if reward is not None}
+    prompt, keys = names(made)[uid], list(found)
+    tags = [{"status": "success", "global_steps": 3, "prompt": prompt, "reward": reward} for reward in found.values()]
     fields = TensorDict({"x": torch.zeros(len(keys), 1)}, batch_size=len(keys))
     tq.kv_batch_put(keys=keys, partition_id="train", fields=fields, tags=tags)
     tq.kv_put(key=uid, partition_id="train", tag={"status": "finished"})
@@ -166,8 +173,7 @@ def test_a_resumed_run_generates_only_the_extra_samples(clean: Any, written: boo
     if written:  # and the prompt's own row does not say so yet
         end(clean, before, hard, 0, 0, 0, 0, 1, 1, first=4)
         clean.kv_put(key=hard, partition_id="train", tag={"status": "running"})
-    resumed = trainer()
-    resumed.prompt_sampling.load_state_dict(before.prompt_sampling.state_dict())
+    resumed = resumed_after(before)
     resumed.global_steps = 4
     assert resumed._reissue_inflight_prompts() == 2 - written
     again = [] if written else [(hard, 6, 4, 3)]
@@ -180,6 +186,34 @@ def test_a_resumed_run_generates_only_the_extra_samples(clean: Any, written: boo
         end(clean, resumed, hard, 0, 0, 0, 0, 1, 1, first=4)
     assert resumed.replay_buffer.outstanding() == 2 and resumed.replay_buffer.finished() == 1
     resumed.prompt_sampling.check_integrity()
+
+
+@pytest.mark.parametrize("failed", [1, 3])
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_group_with_a_failed_session_is_reopened_under_new_numbers(clean: Any, failed: int, stopped: bool) -> None:
+    """No extra session overwrites a row of the first ones, and it is judged once, also by a run that was stopped."""
+    made = trainer()
+    made._add_prompts_to_generate(1)
+    ((hard, *_),) = made.agent_loop_manager.given
+    first = [None if i == failed else i == (failed + 1) % 4 for i in range(4)]
+    end(clean, made, hard, *first)
+    made.replay_buffer.outstanding()
+    if stopped:
+        made = resumed_after(made)
+        assert made._reissue_inflight_prompts() == 1
+    uid, extra, number, _ = made.agent_loop_manager.given[-1]
+    rows = {key for key in clean.kv_list("train")["train"] if key.startswith(f"{hard}_")}
+    assert uid == hard and len(rows) == 3
+    assert number == (3 if failed == 3 else 4), "above the number of each session that has a row"
+    end(clean, made, hard, *[0] * extra, first=number)
+    made.replay_buffer.outstanding()
+    if stopped:
+        made = resumed_after(made)
+        assert made._reissue_inflight_prompts() == 0
+    batch, _ = made.replay_buffer.sample(global_steps=4, partition_id="train", batch_size=1)
+    assert rows < set(batch.keys) and len(batch.keys) == 3 + extra
+    (results,) = made.prompt_sampling.histories.groups.values()
+    assert [result.samples for result in results] == [3 + extra], "in the history once"
 
 
 def test_prompts_are_known_again_and_learned_ones_are_left_out(clean: Any) -> None:
@@ -214,6 +248,7 @@ def test_rows_of_a_time_without_a_sampler_are_not_judged() -> None:
     tags = {f"u_{i}_{j}": {"prompt": "p", "reward": float(i)} for i in (10, 2) for j in (0, 1)}
     (group,) = ended_groups(tags, ["u"])
     assert (group.uid, group.prompt, group.rewards) == ("u", "p", (2.0, 10.0)), "one reward a session, in order"
+    assert group.next_session == 11
     from verl.utils import tensordict_utils as tu
 
     first, again, other = prompt_names(tu.concat_tensordict([tu.get_tensordict(row(i)) for i in (1, 1, 2)]))

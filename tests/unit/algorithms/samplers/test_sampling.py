@@ -20,7 +20,7 @@ def sampling(name: str = "dars", samples: int = 4, success: float | None = None)
 
 
 def ended(uid: str, *rewards: float, prompt: str = "p") -> EndedGroup:
-    return EndedGroup(uid, prompt, rewards)
+    return EndedGroup(uid, prompt, rewards, len(rewards))
 
 
 def test_a_group_is_judged_once_and_its_result_counts_once() -> None:
@@ -61,6 +61,29 @@ def test_what_is_dropped_has_a_reason_until_it_has_left_the_queue() -> None:
     assert "u" in runs.dropped()
     runs.keep_only(set())
     assert runs.dropped() == {} and runs.metrics()["seamless/sampler/dropped"] == 1
+
+
+def test_groups_that_were_judged_for_good_are_not_judged_again_after_a_resume() -> None:
+    runs = sampling()
+    runs.judge([ended("hard", 0, 0, 0, 0, prompt="h")])
+    ready = [ended("hard", *[0] * 9, 1, prompt="h"), ended("easy", 1, 1, 1, 1, prompt="e")]
+    runs.judge(ready)
+    resumed = sampling()
+    resumed.load_state_dict(json.loads(json.dumps(runs.state_dict())))
+    assert resumed.judge(ready) == runs.judge(ready) and not resumed.reopened, "a hard one is not reopened twice"
+    assert resumed.histories.groups == runs.histories.groups
+    assert resumed.dropped() == {"easy": "all of its 4 samples were right"}
+    metrics = resumed.metrics()
+    assert [metrics[f"seamless/sampler/{name}"] for name in ("judged", "trained", "dropped")] == [2, 1, 1]
+
+
+def test_extra_sessions_have_numbers_that_no_session_of_the_group_has() -> None:
+    runs = sampling()
+    runs.judge([EndedGroup("u", "p", (0, 0, 1), 4)])  # session 1 of four failed
+    assert (runs.reopened["u"].first, runs.reopened["u"].next_session) == (3, 4)
+    resumed = sampling()
+    resumed.load_state_dict(json.loads(json.dumps(runs.state_dict())))
+    assert resumed.reopened == runs.reopened
 
 
 def test_a_reopened_group_that_left_the_queue_is_lost() -> None:
@@ -113,7 +136,6 @@ def test_a_restored_run_decides_as_one_that_was_never_stopped(name: str, seed: i
     for _ in range(40):
         restored = sampling(name)
         restored.load_state_dict(json.loads(json.dumps(other.state_dict())))
-        restored.final = dict(other.final)  # judged again from the queue in a run, with the same result
         other = restored
         prompts = [f"p{draw.randrange(5)}" for _ in range(draw.randrange(4))]
         chosen = runs.choose(prompts)
@@ -122,13 +144,15 @@ def test_a_restored_run_decides_as_one_that_was_never_stopped(name: str, seed: i
             if samples:
                 number += 1
                 rewards = [float(draw.random() < int(prompt[1]) / 4) for _ in range(samples)]
-                queue[f"u{number}"] = EndedGroup(f"u{number}", prompt, tuple(rewards))
+                queue[f"u{number}"] = EndedGroup(f"u{number}", prompt, tuple(rewards), samples + draw.randrange(3))
         ready = [group for group in queue.values() if draw.random() < 0.7]
         verdicts = runs.judge(ready)
         assert verdicts == other.judge(ready)
         for uid, verdict in verdicts.items():
             rewards = [float(draw.random() < 0.3) for _ in range(verdict.extra)]
-            queue[uid] = EndedGroup(uid, queue[uid].prompt, (*queue[uid].rewards, *rewards))
+            group = queue[uid]
+            number_after = group.next_session + verdict.extra
+            queue[uid] = EndedGroup(uid, group.prompt, (*group.rewards, *rewards), number_after)
         for uid in [uid for uid in queue if draw.random() < 0.2]:
             del queue[uid]
         runs.keep_only(queue)
@@ -136,3 +160,4 @@ def test_a_restored_run_decides_as_one_that_was_never_stopped(name: str, seed: i
         runs.check_integrity()
         other.check_integrity()
         assert runs.reopened == other.reopened and runs.histories.groups == other.histories.groups
+        assert runs.final == other.final
