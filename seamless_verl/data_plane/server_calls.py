@@ -1,14 +1,15 @@
 """Calls of the replicas' servers by the trainer, each with a limit: a process that hangs gives no reply and no error.
 
 Such a server is absent, as one that is dead is. It costs the limit once: it is called again only after it has replied,
-however late, and that reply is returned then.
+however late. That reply is returned then if it answers a question. If it answers a command it is dropped, and the
+command is given again: it says that the server did as it was told then, and nothing of what it has done since.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,17 +30,20 @@ class ServerCall:
 
 
 class ServerCalls:
-    """Calls of one `method`, which replies within `limit_s` seconds.
+    """Calls of one `method`, which replies within `limit_s` seconds; `commands` if it is a command, and no question.
 
     Owned state: the calls without a reply, one for each server at most, by the name of its replica. For one thread.
     """
 
-    def __init__(self, method: str, limit_s: float = REPLY_S) -> None:
-        self.method, self.limit_s = method, limit_s
+    def __init__(self, method: str, limit_s: float = REPLY_S, *, commands: bool = False) -> None:
+        self.method, self.limit_s, self.commands = method, limit_s, commands
         self.open: dict[str, ServerCall] = {}
 
     def begin(self, servers: Mapping[str, Any]) -> None:
         """Calls these servers, but for those that did not reply yet; one that was started again is another server."""
+        if self.commands:
+            for name in self._replied(name for name, call in self.open.items() if call.late):
+                del self.open[name]
         for name, server in servers.items():
             if name not in self.open or self.open[name].server is not server:
                 self.open[name] = ServerCall(server, getattr(server, self.method).remote(), time.monotonic())
@@ -49,9 +53,8 @@ class ServerCalls:
         awaited = [call.reply for call in self.open.values() if not call.late]
         if awaited:
             ray.wait(awaited, num_returns=len(awaited), timeout=self.limit_s)
-        calls = [call.reply for call in self.open.values()]
-        replied = set(ray.wait(calls, num_returns=len(calls), timeout=0)[0]) if calls else set()
-        ended = {name: call for name, call in self.open.items() if call.reply in replied}
+        expected = [name for name, call in self.open.items() if not (self.commands and call.late)]
+        ended = {name: self.open[name] for name in self._replied(expected)}
         absent = {name: call for name, call in self.open.items() if name not in ended}
         if fresh := [name for name, call in absent.items() if not call.late]:
             logger.warning(
@@ -62,6 +65,12 @@ class ServerCalls:
             )
         self.open = {name: replace(call, late=True) for name, call in absent.items()}
         return ended
+
+    def _replied(self, names: Iterable[str]) -> list[str]:
+        """Those of these replicas whose calls have ended by now."""
+        calls = {self.open[name].reply: name for name in names}
+        replied = ray.wait(list(calls), num_returns=len(calls), timeout=0)[0] if calls else []
+        return [calls[reply] for reply in replied]
 
     def call(self, servers: Mapping[str, Any]) -> dict[str, ServerCall]:
         """Calls these servers; returns as `end`."""

@@ -3,7 +3,8 @@
 verl spreads agent loop workers, reward workers and TransferQueue over all nodes of the cluster, and leaves its router
 to Ray. The loss of a node that only generates would then end a run that could do without its replicas. Here these
 actors get the nodes whose loss ends the run in any case: the task runner's, and those of machines that do more than
-generate. Without tags all nodes are alike, and verl's spreading stays.
+generate. Without tags all nodes are alike, and verl's spreading stays. So does TransferQueue's own where its setting
+names a resource that the nodes of its storage must have: only others may have it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import ray
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from transfer_queue import interface
 from transfer_queue.utils import common
@@ -27,6 +28,7 @@ from seamless_verl.resources.nodes import needed_nodes
 from seamless_verl.trainer.cluster import cluster_nodes
 
 SPREADING = (agent_loop, reward_loop, common, router)  # modules that choose nodes through their name `ray`
+STORAGE_RESOURCE = "transfer_queue.backend.SimpleStorage.required_node_resource"
 
 
 def nodes_of_run(config: DictConfig) -> list[str]:
@@ -34,13 +36,20 @@ def nodes_of_run(config: DictConfig) -> list[str]:
     return needed_nodes(plan_by_tags(config), ray.get_runtime_context().get_node_id(), cluster_nodes())
 
 
+def places_storage(config: DictConfig) -> bool:
+    """Whether the user says by `STORAGE_RESOURCE` which nodes TransferQueue's storage is on."""
+    return OmegaConf.select(config, STORAGE_RESOURCE) is not None
+
+
 @contextmanager
-def actors_on(nodes: Sequence[str]) -> Iterator[None]:
+def actors_on(nodes: Sequence[str], *, storage_elsewhere: bool = False) -> Iterator[None]:
     """In the block, actors that verl spreads are spread over these nodes, and those that it leaves to Ray are on the
-    first one."""
+    first one. With `storage_elsewhere` TransferQueue chooses the nodes of its storage among all."""
     ours, first = RayOn(nodes), nodes[0]
     with ExitStack() as stack:
         for module in SPREADING:
+            if module is common and storage_elsewhere:
+                continue
             stack.enter_context(rebound(module, ray=ours))
         controller = OnNode(interface.TransferQueueController, first)
         stack.enter_context(rebound(interface, TransferQueueController=controller))

@@ -5,8 +5,8 @@ each. A replica on devices of its own whose node is gone gets those of another n
 it waits, and a node that joins is taken as soon as it has joined. What has started is connected by the trainer's thread
 alone, where weights may be loaded: before a commit, whose load it then takes part in, or while training waits for
 groups, when it loads the committed version by itself. So it serves no other weights. On an accelerator that it shares
-with the trainer it also starts there: vLLM measures the memory that it finds free, and training must not change it
-meanwhile.
+with the trainer it also starts there: vLLM measures the memory that it finds free, and neither training nor the
+copying of a version may change it meanwhile.
 
 Invariants:
 - A replica is started by one thread at a time, and only after what was left of its lost server is dead.
@@ -49,7 +49,8 @@ class ReplicaStarter:
         limit: starts of a replica in a row; with 0 nothing is started.
         keep_kv: as given to `DataPlaneClient.attach`.
         must_wait: whether this replica may start only in the trainer's thread, between two computations.
-        free_memory: called before such a start; frees memory of the device that the trainer does not use.
+        wait_staged: called before such a start; returns when no version is copied from the device any more.
+        free_memory: called then; frees memory of the device that the trainer does not use.
     """
 
     def __init__(
@@ -60,10 +61,11 @@ class ReplicaStarter:
         limit: int,
         keep_kv: bool,
         must_wait: Callable[[PlacedReplica], bool],
+        wait_staged: Callable[[], Any],
         free_memory: Callable[[], Any],
     ) -> None:
         self.servers, self.client, self.keep_kv = servers, client, keep_kv
-        self.must_wait, self.free_memory = must_wait, free_memory
+        self.must_wait, self.wait_staged, self.free_memory = must_wait, wait_staged, free_memory
         self.placed = {placed.replica_id: placed for placed in servers.placed}
         self.restarts = Restarts(self.placed, limit)
         self.returns: Counter[str] = Counter()  # of each replica, by which a reply from before a return is known
@@ -202,6 +204,7 @@ class ReplicaStarter:
 
     def _connect(self) -> list[str]:
         for name, number in self._begin_due(between_computations=True).items():
+            self.wait_staged()
             self.free_memory()
             self._start(name, number)
         with self.lock:

@@ -187,9 +187,10 @@ class SeamlessServers(LLMServerManager):
         lost, replica = placed.replica.server_address, placed.replica
         ray.get(self.global_load_balancer.remove_servers.remote([lost]))
         ray.get(self.global_load_balancer.add_servers.remote({started.server_address: started.server_handle}))
+        # The workers first: the thread of a transfer ends the servers that it found beside dead workers.
+        replica.workers, replica.resource_pool = started.workers, started.resource_pool
         replica.servers, replica._server_handle = started.servers, started.server_handle
         replica._server_address = started.server_address
-        replica.workers, replica.resource_pool = started.workers, started.resource_pool
 
     def stop(self) -> None:
         """Ends every engine; one that does not end in time, for example after it was given up, ends with the job."""

@@ -117,6 +117,7 @@ class TrainerSetup(SamplingTrainer):
             limit=self.seamless.replica_restarts,
             keep_kv=keep_kv,
             must_wait=lambda placed: placed.shares_device and self._share_accelerators,
+            wait_staged=lambda: self.commit.wait_committed(),
             free_memory=lambda: self.actor_rollout_wg.free_cached_memory(),
         )
         self.device_time = self._device_time(replicas)
@@ -146,7 +147,8 @@ class TrainerSetup(SamplingTrainer):
         if self.handover is Handover.RESIDENT:
             return ResidentLending(*arguments)
         keeps_weights = self.handover is Handover.CACHE_ONLY
-        calls = ServerCalls("put_cache_away" if keeps_weights else "sleep", self.seamless.watchdog.transition_s)
+        command = "put_cache_away" if keeps_weights else "sleep"
+        calls = ServerCalls(command, self.seamless.watchdog.transition_s, commands=True)
         put_away = partial(put_caches_away if keeps_weights else put_to_sleep, calls, sharing)
         return ReleasedLending(*arguments, put_away=put_away, load=lambda ids: self.commit.lend(ids))
 

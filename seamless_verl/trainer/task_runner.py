@@ -16,7 +16,7 @@ from verl.utils.logging_utils import configure_verl_logging
 from seamless_verl.platform.adaptation import plain_class
 from seamless_verl.runtime.process import BackgroundTask, show_log
 from seamless_verl.trainer.deaths import DeathWatch, numbered, queue_actors
-from seamless_verl.trainer.needed_nodes import actors_on, nodes_of_run
+from seamless_verl.trainer.needed_nodes import actors_on, nodes_of_run, places_storage
 from seamless_verl.trainer.node_watch import NodeWatch, clock_warnings
 from seamless_verl.trainer.watchdog import REPLY_S, Watchdog
 
@@ -36,7 +36,7 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
         """Trains to the end; the trainer registers itself when it is imported, only in this process."""
         configure_verl_logging()
         show_log("INFO")
-        with actors_on(nodes_of_run(config)):
+        with actors_on(nodes_of_run(config), storage_elsewhere=places_storage(config)):
             self.run_here(config)
 
     def run_here(self, config: DictConfig) -> None:

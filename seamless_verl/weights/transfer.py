@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import ray
@@ -55,11 +55,21 @@ _worker = ray.remote(SeamlessReplicaWorker)
 
 
 class Transfer(CheckpointEngineManager):  # type: ignore[misc]
-    """verl's transfer to standalone replicas, which ends in the memory of their hosts."""
+    """verl's transfer to standalone replicas, which ends in the memory of their hosts.
+
+    Owned state: the node of each worker that said it once; a worker does not move.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.nodes: dict[Any, str] = {}
 
     def without(self, hosts: set[str]) -> list[tuple[Any, str]]:
-        """The workers of living replicas that are on none of these hosts, which have the weights; with their nodes."""
-        return without_weights(self.living(), hosts)
+        """The workers of living replicas that are on none of these hosts, which have the weights; with their nodes.
+
+        Workers that are known to be on these hosts are not asked: nothing is sent to them, whether they live or not.
+        """
+        return without_weights(self.living(but_on=hosts), hosts)
 
     def stage(self, version: int, staged: Sequence[StagedWeights]) -> tuple[list[StagedWeights], dict[str, Any]]:
         """Sends what is `staged` to the hosts of living replicas that have nothing of it.
@@ -79,18 +89,31 @@ class Transfer(CheckpointEngineManager):  # type: ignore[misc]
                     raise
                 logger.warning("a replica died in a transfer of weights, which begins again: %s", shorten(error))
 
-    def living(self) -> list[list[tuple[Any, str]]]:
-        """The workers with their nodes, of each replica all of whose workers live."""
-        asked = [(replica, [(worker, worker.node.remote()) for worker in replica.workers]) for replica in self.replicas]
+    def living(self, but_on: Collection[str] = ()) -> list[list[tuple[Any, str]]]:
+        """The workers with their nodes, of each replica all of whose workers live; it is not asked `but_on` these."""
+        asked = [  # the servers first, and before any reply: the trainer's thread may put others in their place
+            (list(replica.servers), [(worker, self._ask(worker, but_on)) for worker in replica.workers])
+            for replica in self.replicas
+        ]
+        deadline = time.monotonic() + UNREACHABLE_S
         found = []
-        for replica, replies in asked:
-            nodes = [node_of(worker, reply) for worker, reply in replies]
-            if None not in nodes:
-                found.append([(worker, str(node)) for (worker, _), node in zip(replies, nodes, strict=True)])
+        for servers, replies in asked:
+            nodes = {
+                worker: self.nodes[worker] if reply is None else node_of(worker, reply, deadline)
+                for worker, reply in replies
+            }
+            known = [(worker, node) for worker, node in nodes.items() if node is not None]
+            self.nodes.update(known)
+            if len(known) == len(nodes):
+                found.append(known)
                 continue
-            for server in replica.servers:  # it can get no weights any more
+            for server in servers:  # it can get no weights any more
                 ray.kill(server)
         return found
+
+    def _ask(self, worker: Any, but_on: Collection[str]) -> Any:
+        """The reply to come of a worker that is asked for its node; None if it is known to be on one of these."""
+        return None if self.nodes.get(worker) in but_on else worker.node.remote()
 
     def _send(
         self, version: int, staged: Sequence[StagedWeights], receivers: Sequence[tuple[Any, str]]
@@ -111,18 +134,21 @@ class Transfer(CheckpointEngineManager):  # type: ignore[misc]
         return one_per_host(results[len(sent) :]), metrics
 
 
-def node_of(worker: Any, reply: Any) -> str | None:
-    """The node of a worker that was asked for it; None if the worker is dead.
+def node_of(worker: Any, reply: Any, deadline: float) -> str | None:
+    """The node of a worker that was asked for it; None if the worker is lost.
 
-    A node that does not reply is dead, or reachable again, as soon as Ray knows.
+    A node that does not reply is dead, or reachable again, as soon as Ray knows. A process that is stopped gives
+    neither a reply nor an error: it is lost at the deadline, a monotonic time.
 
     Raises:
-        ActorUnavailableError: neither within `UNREACHABLE_S`.
+        ActorUnavailableError: its node is neither at the deadline.
     """
-    deadline = time.monotonic() + UNREACHABLE_S
     while True:
         try:
-            return str(ray.get(reply))
+            return str(ray.get(reply, timeout=max(0.0, deadline - time.monotonic())))
+        except ray.exceptions.GetTimeoutError:
+            logger.warning("a worker beside an engine does not reply, and is lost: %s", worker)
+            return None
         except ray.exceptions.ActorUnavailableError:
             if time.monotonic() > deadline:
                 raise

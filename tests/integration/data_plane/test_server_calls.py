@@ -55,6 +55,25 @@ def test_a_server_that_hangs_is_absent_until_it_replies(caplog: pytest.LogCaptur
     assert not calls.call(servers)["replica-1"].late
 
 
+def test_a_late_reply_to_a_command_does_not_answer_the_next_one() -> None:
+    server = started(Ending)
+    hanging = pid_of(server)
+    calls = ServerCalls("stop", LIMIT_S, commands=True)
+    os.kill(hanging, signal.SIGSTOP)
+    try:
+        assert calls.call({"replica-0": server}) == {}
+        first = calls.open["replica-0"].reply
+        calls.begin({"replica-0": server})
+        assert calls.open["replica-0"].reply == first, "it was called again, before it replied"
+    finally:
+        os.kill(hanging, signal.SIGCONT)
+    assert ray.wait([first], timeout=30)[0]
+    assert calls.end() == {}, "it replied to the earlier command"
+    again = calls.call({"replica-0": server})["replica-0"]
+    assert again.reply != first and not again.late
+    assert list(living_replies([again])) == ["stopped"]
+
+
 def test_the_server_that_takes_the_place_of_one_that_hangs_is_called() -> None:
     calls, hanging, started_again = ServerCalls("stop", 5.0), started(Ending), started(Ending)
     hanging.hold.remote()

@@ -6,11 +6,14 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
+import transfer_queue
+from omegaconf import OmegaConf
 from ray.cluster_utils import Cluster
 from verl.single_controller.ray.base import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from verl.trainer.ppo.utils import Role
@@ -21,9 +24,10 @@ from seamless_verl.resources.parallel import ParallelSizes, ReplicaSizes
 from seamless_verl.resources.placement import Roles
 from seamless_verl.resources.plan import Plan, make_plan
 from seamless_verl.resources.tags import Resources
-from seamless_verl.trainer.needed_nodes import SPREADING, actors_on
+from seamless_verl.trainer.needed_nodes import SPREADING, STORAGE_RESOURCE, actors_on, places_storage
 from seamless_verl.trainer.pools import TagPools, TagWorkers, place_by_tags
 
+TRANSFER_QUEUE = Path(transfer_queue.__file__).with_name("config.yaml")
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 NODES = {"big": (2, {"zone": "a"}), "small": (1, {"zone": "a"}), "far": (2, {"zone": "b"})}
 GROUPS = [
@@ -171,6 +175,19 @@ def test_actors_that_a_run_needs_stay_off_the_other_nodes(nodes: Nodes) -> None:
         assert set(ray.get([actor.node.remote() for actor in placed])) == {chosen[0]}
     assert agent_loop.ray is router.ray is ray
     assert {node.node_id for node in common.get_node_round_robin_scheduling_strategies(9)} >= set(nodes.ids.values())
+
+
+def test_transfer_queue_chooses_among_all_nodes_where_its_setting_names_their_resource(nodes: Nodes) -> None:
+    agent_loop, _, common, _ = SPREADING
+    config = OmegaConf.create({"transfer_queue": {"backend": {"SimpleStorage": {"required_node_resource": "storage"}}}})
+    unset = OmegaConf.create({"transfer_queue": {"backend": {"SimpleStorage": {"required_node_resource": None}}}})
+    assert places_storage(config) and not places_storage(unset) and not places_storage(OmegaConf.create({}))
+    assert "required_node_resource" in OmegaConf.load(TRANSFER_QUEUE)[STORAGE_RESOURCE.split(".")[1]]["SimpleStorage"]
+    node = nodes.cluster.add_node(num_cpus=1, resources={"storage": 1.0})
+    with actors_on([nodes.ids["big"]], storage_elsewhere=places_storage(config)):
+        strategies = common.get_node_round_robin_scheduling_strategies(2, required_node_resource="storage")
+        assert {strategy.node_id for strategy in strategies} == {node.node_id}
+        assert {one["NodeID"] for one in agent_loop.ray.nodes()} == {nodes.ids["big"]}
 
 
 def test_a_replica_moves_to_a_node_that_its_machine_fits() -> None:

@@ -64,6 +64,7 @@ def starter_of(plane: Plane, *, failing: int = 0, in_trainer: bool = False) -> R
         limit=LIMIT,
         keep_kv=False,
         must_wait=lambda placed: in_trainer,
+        wait_staged=lambda: None,
         free_memory=lambda: None,
     )
 
@@ -131,8 +132,12 @@ def test_what_starts_between_computations_and_fails_is_abandoned(
             return starter.restarts.stage("replica-0") is RestartStage.WAITING
 
         await_that(lost)
+        waited = list[str]()
+        starter.wait_staged = lambda: waited.append("staged")
+        starter.free_memory = lambda: waited.append(f"free for start {len(waited) // 2}")
         for _ in range(LIMIT):
             starter.before_commit()
+        assert waited == ["staged", "free for start 0", "staged", "free for start 1"], "nothing is copied at a start"
         assert starter.restarts.stage("replica-0") is RestartStage.ABANDONED
         with pytest.raises(PlaneFailedError, match="no replica is left"):
             ray.get(running.first.wait_for_groups.remote(0, 60.0), timeout=120)

@@ -12,20 +12,26 @@ import ray
 
 pytestmark = pytest.mark.integration
 NODES = ["a", "a", "b", "b", "c"]  # of five workers
+NEVER = object()  # the reply of a process that is stopped
 
 
 class FakeWorker:
-    """A worker at a place among NODES; `dead` has the places whose calls fail."""
+    """A worker at a place among NODES; `dead` has the places whose calls fail, `stopped` those that never reply."""
 
-    def __init__(self, place: int, dead: set[int]) -> None:
-        self.place, self.dead = place, dead
+    def __init__(self, place: int, dead: set[int], stopped: set[int]) -> None:
+        self.place, self.dead, self.stopped = place, dead, stopped
         self.node = SimpleNamespace(remote=self.asked)
 
     def asked(self) -> Any:
+        if self.place in self.stopped:
+            return NEVER
         return ray.exceptions.ActorDiedError() if self.place in self.dead else NODES[self.place]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, FakeWorker) and other.place == self.place
+
+    def __hash__(self) -> int:
+        return hash(self.place)
 
 
 class FakeGroup:
@@ -48,7 +54,10 @@ class FakeGroup:
         return methods
 
 
-def result(reply: Any) -> Any:
+def result(reply: Any, timeout: float | None = None) -> Any:
+    if reply is NEVER:
+        assert timeout is not None, "it would be waited for without end"
+        raise ray.exceptions.GetTimeoutError
     if isinstance(reply, ray.exceptions.RayError):
         raise reply
     return reply if isinstance(reply, str) else list(reply)
@@ -56,19 +65,21 @@ def result(reply: Any) -> Any:
 
 @pytest.fixture
 def transfer(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A transfer to two replicas, of three workers and of two; it has the `calls` that it made, and who is `dead`."""
+    """A transfer to two replicas, of three workers and of two; it has the `calls` that it made, and who is `dead` or
+    `stopped`."""
     from seamless_verl.weights import transfer as module
 
-    calls, dead = list[Any](), set[int]()
+    calls, dead, stopped = list[Any](), set[int](), set[int]()
     replying = SimpleNamespace(get=result, wait=lambda replies, num_returns: (replies, []), exceptions=ray.exceptions)
     replying.kill = lambda server: calls.append(("end", server))
     monkeypatch.setattr(module, "ray", replying)
     monkeypatch.setattr(module, "group_of", lambda workers: FakeGroup([worker.place for worker in workers], calls))
     monkeypatch.setattr(module, "one_per_host", lambda reports: [one.host for one in reports if one is not None])
     made: Any = object.__new__(module.Transfer)
-    made.calls, made.dead, made.actor_wg = calls, dead, FakeGroup([0], calls)
+    made.calls, made.dead, made.stopped, made.actor_wg = calls, dead, stopped, FakeGroup([0], calls)
+    made.nodes = {}
     made.replicas = [
-        SimpleNamespace(workers=[FakeWorker(place, dead) for place in places], servers=[name])
+        SimpleNamespace(workers=[FakeWorker(place, dead, stopped) for place in places], servers=[name])
         for name, places in (("first", (0, 1, 2)), ("second", (3, 4)))
     ]
     made.build_process_group = lambda rollout: calls.append(("group", rollout.places))
@@ -103,6 +114,34 @@ def test_a_replica_without_all_of_its_workers_gets_nothing_and_its_server_is_end
     ]
     transfer.dead.add(4)
     assert transfer.stage(6, []) == ([], {})
+
+
+def test_a_replica_with_a_worker_that_is_stopped_gets_nothing_and_its_server_is_ended(transfer: Any) -> None:
+    transfer.stopped.add(4)
+    staged, _ = transfer.stage(5, [])
+    assert staged == ["a", "b"] and transfer.calls[:2] == [("end", "second"), ("group", [0, 1, 2])]
+
+
+def test_a_worker_whose_host_is_known_to_have_the_weights_is_not_asked(transfer: Any) -> None:
+    places = [[worker.place for worker, _ in transfer.without({having})] for having in ("a", "c")]
+    assert places == [[2, 3, 4], [0, 1, 2, 3]]
+    transfer.stopped.update(range(5))
+    assert transfer.without({"a", "b", "c"}) == [] and transfer.calls == []
+    assert transfer.without({"b", "c"}) == [] and transfer.calls == [("end", "first")], "the others are asked"
+
+
+def test_the_servers_that_are_ended_are_those_that_were_beside_the_dead_worker(transfer: Any) -> None:
+    first = transfer.replicas[0]
+    transfer.dead.add(2)
+    asked = first.workers[2].asked
+
+    def started_again_meanwhile() -> Any:
+        first.servers, first.workers = ["new"], [FakeWorker(place, set(), set()) for place in (0, 1, 2)]
+        return asked()
+
+    first.workers[2].node = SimpleNamespace(remote=started_again_meanwhile)
+    transfer.living()
+    assert transfer.calls == [("end", "first")]
 
 
 def test_a_transfer_begins_again_without_the_replica_that_died_in_it(transfer: Any) -> None:
