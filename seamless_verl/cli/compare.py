@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import re
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from seamless_verl.compare.probing import probe_arms, probe_job
 from seamless_verl.compare.processes import exit_on_signals
 from seamless_verl.compare.report import Comparison, verdicts
 from seamless_verl.compare.series import RunSeries
+from seamless_verl.compare.store import output_folder
 from seamless_verl.errors import ConfigError
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -29,7 +31,8 @@ much of their devices' time is idle, how stale their tokens are, and whether the
 
 The job is a recipe (its name or its folder), a config file of verl's (.yaml), or KEY=VALUE alone; further KEY=VALUE
 hold in every arm. A run that is finished in the output folder is not made again. Exit code 0; 1 when an arm did not
-finish; 2 for a setting that cannot work; 130 after Ctrl-C, with a report of what there is."""
+finish; 2 for a setting that cannot work; 130 after Ctrl-C, 143 after SIGTERM, 129 when the terminal is closed, with a
+report of what there is."""
 ARMS_HELP = (
     "separated by commas, the first is the baseline: sync, colocate_async, separate_async (verl's), seamless (ours), "
     "each with settings as in seamless:seamless.max_staleness=4, or ours by another name as in "
@@ -73,10 +76,12 @@ def compare(args: argparse.Namespace) -> int:
     )
     options.check()
     arms = parse_arms(args.arms) if args.arms else None
-    exit_on_signals()
     out = (args.out or Path("runs/compare") / job_named(target, overrides, Path()).name).absolute()
+    job = job_named(target, overrides, out)
     try:
-        series = prepared(job_named(target, overrides, out), arms, options, out)
+        with output_folder(out):
+            exit_on_signals()
+            series = prepared(job, arms, options, out)
     except SystemExit as end:  # a signal before anything ran
         return int(end.code or 0)
     return make(series)
@@ -110,7 +115,8 @@ def make(series: RunSeries) -> int:
         series.make()
     except SystemExit as end:
         series.interrupt()
-        write(ending(series))
+        if end.code != 128 + signal.SIGHUP:  # then the terminal is closed
+            write(ending(series))
         return int(end.code or 0)
     write(ending(series))
     return int(any(run.state is not RunState.FINISHED for run in series.runs))

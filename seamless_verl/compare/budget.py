@@ -21,7 +21,7 @@ KEYS = (
     *(f"{ROLLOUT}.max_model_len", f"{ROLLOUT}.agent.default_agent_loop"),
     *(f"{ACTOR}.ppo_mini_batch_size", f"{ACTOR}.ppo_epochs", f"{ACTOR}.optim.lr"),
     *("algorithm.adv_estimator", "reward.custom_reward_function.path", "reward.custom_reward_function.name"),
-    *("trainer.test_freq", "trainer.val_before_train", "trainer.device"),
+    *("trainer.test_freq", "trainer.val_before_train", "trainer.device", "seamless.sampler.name"),
 )
 DEVICES = "devices"  # of trainer and rollout together, which no single key has
 WAY_OUT = "Give it to all arms, as an argument of its own, or leave it out of this arm"

@@ -7,10 +7,13 @@ the supervisor that ends what a run leaves.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import yaml
 
 from seamless_verl.compare.running import METRICS_FILE
 from seamless_verl.errors import ConfigError
@@ -19,6 +22,7 @@ MAIN, PROBE = "seamless_verl.main_ppo", "seamless_verl.compare.probe"
 RESULT = "SEAMLESS_PROBE"  # names the file in which a probe writes what it found
 RECIPES = Path(__file__).parents[2] / "recipes"
 SCRIPT = "run.sh"
+READS_MAIN = re.compile(r"^(?!\s*#).*\$\{?MAIN\b", re.MULTILINE)
 SEARCH_PATH = "hydra.searchpath=[pkg://seamless_verl.config]"
 
 
@@ -69,17 +73,47 @@ def job_named(target: str | None, overrides: Sequence[str], out: Path) -> Job:
     """The job of a recipe's name or folder, of a config file, or of overrides alone.
 
     Raises:
-        ConfigError: there is no such recipe or file.
+        ConfigError: there is no such recipe or file, or it cannot be checked before it is run.
     """
     data = out / "data"
     if target is None:
         return Job("job", None, None, tuple(overrides), data)
     for folder in (Path(target), RECIPES / target):
         if (folder / SCRIPT).is_file():
+            check_script(folder / SCRIPT)
             return Job(folder.resolve().name, (folder / SCRIPT).resolve(), None, tuple(overrides), data)
     file = Path(target)
     if file.is_file() and file.suffix in (".yaml", ".yml"):
+        check_config(file)
         return Job(file.stem, None, file.resolve(), tuple(overrides), data)
-    names = ", ".join(sorted(script.parent.name for script in RECIPES.glob(f"*/{SCRIPT}")))
+    names = ", ".join(sorted(script.parent.name for script in RECIPES.glob(f"*/{SCRIPT}") if reads_main(script)))
     way_out = f"Give a recipe ({names or 'a folder with a run.sh'}), a .yaml file, or KEY=VALUE alone"
     raise ConfigError("CONFIG|RECIPE", target, "is no recipe and no config file", way_out)
+
+
+def reads_main(script: Path) -> bool:
+    """Whether the script runs what MAIN names, outside of its comments."""
+    return READS_MAIN.search(script.read_text(encoding="utf-8", errors="replace")) is not None
+
+
+def check_script(script: Path) -> None:
+    """ConfigError for a script that would train where it is only to be checked."""
+    if not reads_main(script):
+        reason = "does not read MAIN, by which it is told to check its settings instead of training"
+        raise ConfigError("CONFIG|RECIPE", str(script), reason, f'End it in -m "${{MAIN:-{MAIN}}}"')
+
+
+def check_config(file: Path) -> None:
+    """ConfigError for a file that hydra would not read: it takes names that end in .yaml, and a mapping."""
+    if file.suffix != ".yaml":
+        way_out = f"Name it {file.stem}.yaml"
+        raise ConfigError("CONFIG|RECIPE", str(file), "hydra reads config files whose names end in .yaml", way_out)
+    try:
+        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        reason = f"is not YAML: {' '.join(str(error).split())}"
+        raise ConfigError("CONFIG|RECIPE", str(file), reason, "Correct the file") from error
+    except OSError as error:
+        raise ConfigError("CONFIG|RECIPE", str(file), f"cannot be read: {error.strerror}", "Allow it") from error
+    if not isinstance(tree, dict | None):
+        raise ConfigError("CONFIG|RECIPE", str(file), "has no settings by name", "Write them as key: value")

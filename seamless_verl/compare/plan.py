@@ -32,12 +32,17 @@ class Options:
             raise ConfigError("--rounds", self.rounds, "makes no run", "Give --rounds 1 or more")
         if len(set(self.seeds)) < len(self.seeds):
             raise ConfigError("--seeds", list(self.seeds), "names one twice", "Name each once; --rounds repeats them")
-        if self.validate < 0 or self.steps < LAST * self.validate:
-            way_out = f"Give --steps {LAST * max(self.validate, 1)} or more, or a smaller --validate"
+        if self.validate < 0:
+            way_out = "Give the steps from one to the next, or 0 for none"
+            raise ConfigError("--validate", self.validate, "is no number of steps", way_out)
+        if self.steps < LAST * self.validate:
+            way_out = f"Give --steps {LAST * self.validate} or more, or a smaller --validate"
             reason = f"{self.steps} steps hold fewer than {LAST} validations"
             raise ConfigError("--validate", self.validate, reason, way_out)
         if self.devices is not None and self.devices < 1:
             raise ConfigError("--devices", self.devices, "is no number of devices", "Give 1 or more")
+        if not self.timeout_s > 0:  # nan too
+            raise ConfigError("--timeout", self.timeout_s, "is no time for a run", "Give seconds, more than 0")
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any
 
 POLL_INTERVAL_S = 0.02
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 GRACE_S = 60.0  # from asking a run to stop until it is killed; its supervisor needs up to half of it
 
 
@@ -74,7 +74,7 @@ def managed_process(
 def deferred_signals() -> Iterator[None]:
     """Signals that arrive in the block are raised at its end, so that no started process is left without an owner."""
     received = list[int]()
-    before = {number: signal.signal(number, lambda number, _: received.append(number)) for number in SIGNALS}
+    before = {number: signal.signal(number, lambda number, _: received.append(number)) for number in handled()}
     try:
         yield
     finally:
@@ -99,9 +99,15 @@ def stop(process: subprocess.Popen[bytes], *, group: bool = False) -> None:
         process.wait()
 
 
+def handled() -> list[signal.Signals]:
+    """The signals that end a run; a closed terminal's not where it is ignored, as nohup has it."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [number for number in SIGNALS if number != signal.SIGHUP or not ignored]
+
+
 def exit_on_signals() -> None:
     """On a signal, exit and stop the current run; Ctrl-C too where a script started us with `&`, which ignores it."""
-    for number in SIGNALS:
+    for number in handled():
         signal.signal(number, exit_on_signal)
 
 

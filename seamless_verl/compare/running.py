@@ -13,7 +13,7 @@ from typing import Any
 
 from seamless_verl.compare.processes import RunFailedError, Tail, managed_process, poll_until_end
 
-LOG_FILE, METRICS_FILE = "log.txt", "metrics.jsonl"
+LOG_FILE, METRICS_FILE = "log.txt", "logged.jsonl"  # no run's own metrics.jsonl, by which `view` knows a run
 LOG_END = 3000  # characters of a failed run's log that are shown
 Step = dict[str, Any]
 """{"step", "at" in seconds since the run's start, "data": verl's metrics}."""

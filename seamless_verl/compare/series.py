@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -17,6 +18,7 @@ from seamless_verl.compare.budget import samples_of_step, select, updates_of_ste
 from seamless_verl.compare.device_use import CoreUse, UseSample, UseSampler, UseSource, idle_between, nvml_use
 from seamless_verl.compare.figures import RunFigures, StepFigures, StepSize, run_figures, step_figures
 from seamless_verl.compare.job import Job
+from seamless_verl.compare.made_of import made_of
 from seamless_verl.compare.outcome import Run, RunState
 from seamless_verl.compare.plan import Options, PlannedRun, planned_runs, shared_overrides
 from seamless_verl.compare.probing import ProbedArm
@@ -47,6 +49,7 @@ class RunSeries:
         self.planned = list(planned_runs([one.arm for one in self.arms], self.options, self.out))
         self.by_name = {one.arm.name: one for one in self.arms}
         runnable = [one for one in self.arms if one.config is not None]
+        self.made_of = {one.arm.name: made_of(one.config, self.job) for one in runnable if one.config is not None}
         self.baseline = runnable[0].arm.name
         config = runnable[0].config
         assert config is not None
@@ -77,15 +80,16 @@ class RunSeries:
             return Run(*planned.key, RunState.REFUSED, reason=probed.reason, log=probed.log)
         overrides = [*shared_overrides(self.options, planned.seed, planned.folder), *probed.overrides]
         command, log = self.job.command(overrides), str(planned.folder / LOG_FILE)
+        identity = {"command": command, "made_of": self.made_of[planned.arm.name]}
         try:
-            steps, use = read_run(planned.folder, command) or self.start(planned, command)
+            steps, use = read_run(planned.folder, identity) or self.start(planned, identity)
         except RunFailedError as error:
             return Run(*planned.key, RunState.FAILED, reason=str(error), log=log)
         self.raw[planned.key] = steps
         found = step_figures(steps, self.size, lambda began, ended: idle_between(use, began, ended))
         return Run(*planned.key, RunState.FINISHED, tuple(found), self.figures(found, use), log=log)
 
-    def start(self, planned: PlannedRun, command: Sequence[str]) -> tuple[list[Step], list[UseSample]]:
+    def start(self, planned: PlannedRun, identity: Mapping[str, Any]) -> tuple[list[Step], list[UseSample]]:
         """Run the command; what it logged, and what was seen of its devices, by seconds since its start."""
         folder = planned.folder
         folder.mkdir(parents=True, exist_ok=True)
@@ -100,7 +104,7 @@ class RunSeries:
         self.progress(planned, None)
         try:
             steps = run_logged(
-                command,
+                identity["command"],
                 folder,
                 self.job.environment(folder),
                 steps=self.options.steps,
@@ -113,8 +117,8 @@ class RunSeries:
             for sampler, _ in watch:
                 sampler.close()
         samples, began = (watch[0][0].samples, watch[0][1]) if watch else ([], 0.0)
-        write_run(folder, command, steps, samples, began)
-        return read_run(folder, command) or (steps, [])
+        write_run(folder, identity, steps, samples, began)
+        return read_run(folder, identity) or (steps, [])
 
     def figures(self, steps: Sequence[StepFigures], use: Sequence[UseSample]) -> RunFigures:
         begun = next(step.at_s for step in steps if step.step == self.options.skip)
@@ -135,8 +139,9 @@ class RunSeries:
             self.say(f"\r\x1b[K{number}: {planned.arm.name}, seed {planned.seed}, round {planned.round}: {at}")
 
     def say(self, text: str) -> None:
-        self.screen.write(text)
-        self.screen.flush()
+        with suppress(OSError):  # a terminal that was closed, of which a signal tells
+            self.screen.write(text)
+            self.screen.flush()
 
     def report(self, *, interrupted: bool = False) -> None:
         write_report(self.out, self.comparison(interrupted=interrupted), self.raw)

@@ -1,15 +1,17 @@
 """The files of a comparison: the report, the raw data as parquet, and the manifest with which it is run again.
 
     OUT/report.md report.html manifest.json runs.parquet steps.parquet
-    OUT/<arm>-seed<seed>-r<round>/ log.txt metrics.jsonl steps.jsonl use.json done
+    OUT/<arm>-seed<seed>-r<round>/ log.txt logged.jsonl steps.jsonl use.json done
 
-Each is replaced whole. A run whose `done` has the very command line of a run that is asked for is not made again.
+Each is replaced whole. A run whose `done` has the very command line of a run that is asked for, and the same config,
+files, versions and code, is not made again.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,26 +21,34 @@ from seamless_verl.compare.figures import number
 from seamless_verl.compare.outcome import Run
 from seamless_verl.compare.report import Comparison, markdown
 from seamless_verl.compare.running import Step
-from seamless_verl.tiny.files import replaced_file
+from seamless_verl.tiny.files import replaced_file, writing_to
 
 STEPS, USE, DONE = "steps.jsonl", "use.json", "done"
 
 
+@contextmanager
+def output_folder(out: Path) -> Iterator[None]:
+    """Makes the folder of the report; ConfigError for `--out` where it, or the block, cannot write there."""
+    with writing_to(out):
+        out.mkdir(parents=True, exist_ok=True)
+        yield
+
+
 def write_run(
-    folder: Path, command: Sequence[str], steps: Sequence[Step], use: Sequence[UseSample], began: float
+    folder: Path, identity: Mapping[str, Any], steps: Sequence[Step], use: Sequence[UseSample], began: float
 ) -> None:
     """What a finished run logged, and what was seen of its devices, by seconds since its start. `done` comes last."""
     samples = [[sample.began - began, sample.ended - began, *sample.shares] for sample in use]
     (folder / STEPS).write_text("".join(json.dumps(step) + "\n" for step in steps))
     (folder / USE).write_text(json.dumps(samples))
     with replaced_file(folder / DONE) as temporary:
-        temporary.write_text(json.dumps(list(command)))
+        temporary.write_text(json.dumps(identity))
 
 
-def read_run(folder: Path, command: Sequence[str]) -> tuple[list[Step], list[UseSample]] | None:
-    """A finished run of this very command line; None where there is none."""
+def read_run(folder: Path, identity: Mapping[str, Any]) -> tuple[list[Step], list[UseSample]] | None:
+    """A finished run of this very command line, made of the same; None where there is none."""
     done = folder / DONE
-    if not done.is_file() or json.loads(done.read_text()) != list(command):
+    if not done.is_file() or json.loads(done.read_text()) != identity:
         return None
     steps = [json.loads(line) for line in (folder / STEPS).read_text().splitlines()]
     return steps, [UseSample(row[0], row[1], tuple(row[2:])) for row in json.loads((folder / USE).read_text())]

@@ -1,10 +1,11 @@
 """Where a comparison was made: versions, git state, machine. What a run does not inherit is left out.
 
-Of the environment only variables that steer a run are kept, so that no key or token gets into a manifest.
+Of the environment only variables that steer a run are kept, and none whose name says that it is a key or a token.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import subprocess
@@ -20,7 +21,9 @@ PACKAGES = (
     *("TransferQueue", "tensordict", "numpy", "plotly", "pyarrow"),
 )
 KEPT = ("SEAMLESS_", "VERL_", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "TORCHDYNAMO_", "HF_HUB_OFFLINE", "NCCL_")
+SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 REPOSITORY = Path(__file__).parents[2]
+CODE = ("seamless_verl", "recipes")
 
 
 def versions() -> dict[str, str]:
@@ -39,6 +42,15 @@ def git_state(folder: Path = REPOSITORY) -> dict[str, Any]:
     try:
         commit = _git(folder, "rev-parse", "HEAD")
         return {"commit": commit.strip(), "changed": _git(folder, "status", "--porcelain").splitlines()}
+    except (OSError, subprocess.CalledProcessError):
+        return {}
+
+
+def code_state(folder: Path = REPOSITORY) -> dict[str, str]:
+    """The commit, and the SHA-256 of what differs from it in `CODE`; empty where it is no checkout."""
+    try:
+        commit, changes = _git(folder, "rev-parse", "HEAD"), _git(folder, "diff", "HEAD", "--", *CODE)
+        return {"commit": commit.strip(), "changes": hashlib.sha256(changes.encode()).hexdigest()}
     except (OSError, subprocess.CalledProcessError):
         return {}
 
@@ -68,5 +80,6 @@ def processor() -> str:
 
 
 def kept_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that steer a run."""
-    return {name: value for name, value in sorted(environ.items()) if name.startswith(KEPT)}
+    """The variables that steer a run, without secrets, such as the key of its runners."""
+    kept = (name for name in sorted(environ) if name.startswith(KEPT))
+    return {name: environ[name] for name in kept if not any(word in name.upper() for word in SECRET)}

@@ -14,7 +14,7 @@ LOOPBACK = "127.0.0.1"
 class ViewConfig:
     """The page that shows a run, served by a process of its own on the machine that starts the run."""
 
-    enabled: Annotated[bool, Doc("serve a page that shows what the run does; its address is in the log")] = False
+    enabled: Annotated[bool, Doc("serve a page that shows what the run does; its address is printed to stderr")] = False
     host: Annotated[
         Text,
         Doc(

@@ -33,13 +33,13 @@ class Lanes:
 
 
 def read_lanes(trace: Path, *, columns: int, last_s: float | None = None) -> Lanes | None:
-    """The lanes of the trace, or of its last `last_s` seconds; None before the first step has ended.
+    """The lanes of the trace, or of its last `last_s` seconds; None before the first step, or of another program's.
 
     More devices than fit are shown as groups of neighbours, averaged.
     """
     try:
         timeline = read_timeline(trace, columns=columns, last_s=last_s)
-    except ValueError:
+    except (ValueError, LookupError, TypeError, AttributeError):
         return None
     return lanes_of(timeline)
 

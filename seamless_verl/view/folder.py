@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,9 +30,10 @@ class RunFiles:
 
     @classmethod
     def of(cls, folder: Path) -> RunFiles:
-        """The run's own list of journals counts, unless the folder was moved since."""
+        """The run's own list of journals counts, and of each the one in this folder, which may be a copy of the run."""
         description = RunDescription.read(folder)
         named = [Path(path) for path in description.journals] if description else []
+        named = [here if (here := folder / path.name).exists() else path for path in named]
         journals = [path for path in named if path.exists()] or sorted(folder.glob(JOURNALS))
         begun = tuple(path for path in journals if path.stat().st_size)  # an empty one is about to be made
         return cls(folder, description, begun, max(folder.glob(TRACES), key=start_number, default=None))
@@ -74,15 +76,28 @@ def find_run(path: Path) -> Path:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether the folder has anything that a run writes."""
+    """Whether the folder has anything that a run writes; not if it may not be read, or is gone."""
     names = (DESCRIPTION, METRICS, JOURNALS, TRACES)
-    return any(any(folder.glob(name)) for name in names)
+    with suppress(OSError):
+        return any(any(folder.glob(name)) for name in names)
+    return False
 
 
 def runs_below(path: Path) -> list[Path]:
     """The runs in folders below this one, not deeper than `DEPTH`, in alphabetical order."""
     level, found = [path], list[Path]()
     for _ in range(DEPTH):
-        level = [child for folder in level for child in folder.iterdir() if child.is_dir() and not child.is_symlink()]
+        level = [child for folder in level for child in folders_in(folder)]
         found += [folder for folder in level if is_run(folder)]
     return sorted(found)
+
+
+def folders_in(path: Path) -> list[Path]:
+    """The folders in this one, without links; none of one that may not be read, or is gone."""
+    found = list[Path]()
+    with suppress(OSError):
+        for child in path.iterdir():
+            with suppress(OSError):
+                if child.is_dir() and not child.is_symlink():
+                    found.append(child)
+    return found

@@ -178,6 +178,8 @@ class MetricsReader:
             (row,) = read_steps([line.decode()])
         except (ValueError, LookupError, TypeError):
             return  # of another program, or of a disk that was full
+        if type(row.step) is not int or not isinstance(row.time, int | float) or not isinstance(row.metrics, dict):
+            return
         self._names.update(numbers_of(row))
         earlier = self._rows.get(row.step)
         metrics = row.metrics if earlier is None else {**earlier.metrics, **row.metrics}

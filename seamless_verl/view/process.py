@@ -22,7 +22,7 @@ END_S = 5.0  # from asking it to end until it is killed
 
 @contextmanager
 def viewing(folder: Path, host: str, port: int) -> Iterator[None]:
-    """In the block, the run in `folder` is shown at this address, which the log has once; if not, it says why."""
+    """In the block, the run in `folder` is shown at an address that is printed to stderr; if not, the log says why."""
     process = ViewProcess(folder, host, port)
     try:
         yield
@@ -62,13 +62,13 @@ class ViewProcess:
         self._reader.join(END_S)
 
     def _read(self, process: subprocess.Popen[str]) -> None:
-        """Logs the address, and what the process said last if it ends before the run does."""
+        """Prints the address, and logs what the process said last if it ends before the run does."""
         assert process.stdout is not None
         lines: deque[str] = deque(maxlen=LAST_LINES)
         with process.stdout:
             for line in process.stdout:
                 if line.startswith("http"):
-                    logger.info("The view of this run: %s", line.strip())
+                    sys.stderr.write(f"The view of this run: {line.strip()}\n")  # a log file is for others too
                 else:
                     lines.append(line.strip())
         if not self._ending:

@@ -47,7 +47,8 @@ class OnlyWithToken:
         self._app, self._token = app, token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        given = str(scope.get("path", "")).split("/")[1].encode("utf-8", "surrogatepass") if scope.get("path") else b""
+        first = "".join(str(scope.get("path", "")).split("/")[1:2])  # OPTIONS has a path without a slash
+        given = first.encode("utf-8", "surrogatepass")
         if scope["type"] == "http" and hmac.compare_digest(given, self._token):
             await self._app(scope, receive, send)
         else:
@@ -56,7 +57,7 @@ class OnlyWithToken:
     async def _refuse(self, scope: Scope, send: Send) -> None:
         if scope["type"] != "http":
             return
-        text = b"403: this address has no token, or another run's. The run's log has the whole address.\n"
+        text = b"403: this address has no token, or another run's. The run printed the whole address.\n"
         headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(text)).encode())]
         await send({"type": "http.response.start", "status": 403, "headers": headers})
         await send({"type": "http.response.body", "body": text})
@@ -181,5 +182,6 @@ def serve(run: RunView, listening: socket.socket, token: str) -> None:
     import uvicorn
 
     app = make_app(run, token)
-    config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=1)
+    options: dict[str, Any] = {"log_level": "warning", "access_log": False, "lifespan": "off", "ws": "none"}
+    config = uvicorn.Config(app, timeout_graceful_shutdown=1, **options)
     uvicorn.Server(config).run(sockets=[listening])

@@ -106,7 +106,7 @@ def run_to_end(run: SeedRun, recipe: Path, data: Path) -> bool:
     """Make a run unless it is finished; whether it succeeded."""
     settings = json.dumps(run.command(recipe))
     done = run.folder / DONE
-    if done.is_file() and done.read_text() == settings:
+    if done.is_file() and (run.folder / METRICS_FILE).is_file() and done.read_text() == settings:
         return True
     run.folder.mkdir(parents=True, exist_ok=True)
     for file in (done, run.folder / METRICS_FILE):

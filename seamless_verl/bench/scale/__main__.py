@@ -33,6 +33,7 @@ import uvloop
 from seamless_verl.bench.gateway.arms import child_process, read_ports
 from seamless_verl.bench.gateway.load import Pacing
 from seamless_verl.bench.scale.sessions import Served, Work, run_agents
+from seamless_verl.compare.processes import exit_on_signals
 from seamless_verl.errors import ConfigError, exits_on_config_error
 from seamless_verl.runtime.tables import text_table
 
@@ -150,11 +151,20 @@ def check_sessions(sessions: Sequence[int]) -> None:
             raise ConfigError("--sessions", number, "each has a connection, which is an open file", way_out)
 
 
+def check_processes(shards: Sequence[int], replicas: int) -> None:
+    """ConfigError where there would be nobody to serve, or to generate."""
+    if min(shards) < 1:
+        raise ConfigError("--shards", min(shards), "serves no session", "Give 1 or more of each")
+    if replicas < 1:
+        raise ConfigError("--replicas", replicas, "generates nothing", "Give 1 or more")
+
+
 @exits_on_config_error
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0, or 2 with one line for an argument that cannot work."""
     options = _parser().parse_args(argv)
     check_sessions(options.sessions)
+    check_processes(options.shards, options.replicas)
     pacing = Pacing("real", options.tokens, CHUNK, CHUNK * TOKEN_S)
     work = Work(options.turns, options.tool_s, pacing)
     rows = []
@@ -185,4 +195,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    exit_on_signals()
     sys.exit(main())

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from seamless_verl.bench.training.arms import MINI_BATCH, VERL, Arm
 from seamless_verl.bench.training.workloads import PROMPT_TOKENS, Workload
+from seamless_verl.compare.running import METRICS_FILE
 from seamless_verl.config.composing import HERE as CONFIGS
 from seamless_verl.errors import ConfigError
 from seamless_verl.platform.detect import set_cpu_environment
@@ -60,7 +61,7 @@ class BenchPlan:
         """The same for every arm; variables that the user exported stay."""
         env = dict(os.environ)
         set_cpu_environment(env, cores=bench_cores(), devices=DEVICES, pin=True)
-        return env | {"HF_HUB_OFFLINE": "1", "VERL_FILE_LOGGER_PATH": str(self.folder / "metrics.jsonl")}
+        return env | {"HF_HUB_OFFLINE": "1", "VERL_FILE_LOGGER_PATH": str(self.folder / METRICS_FILE)}
 
     def write_loops(self) -> None:
         """The agent loop's entry. YAML, of which JSON is a part."""

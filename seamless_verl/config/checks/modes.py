@@ -353,6 +353,8 @@ UNUSED = (
     "correction.scale_lr",
     "watchdog.transition_s",
     "watchdog.no_progress_s",
+    "sampler.name",
+    "console",
 )
 """Of the `seamless:` node, read by our trainer alone. Machines and the gateway have checks of their own."""
 OF_THE_GATEWAY = (

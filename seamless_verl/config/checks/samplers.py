@@ -22,7 +22,7 @@ def check_sampler(settings: Settings) -> list[Problem]:
     """The sampler's options, its budgets, and what it needs of estimator and loss."""
     chosen = settings.seamless.sampler
     if settings.mode != "seamless":
-        return []
+        return _unread(settings, (), f"by trainer.v1.trainer_mode={settings.mode}")
     if chosen.name is None:
         return _unread(settings, (), "without a sampler")
     kind = sampler_named(chosen.name)

@@ -23,7 +23,7 @@ JOB = DATA / "compared_job.py"
 def recipe(tmp_path: Path) -> Path:
     folder = tmp_path / "sums"
     folder.mkdir()
-    (folder / "run.sh").write_text(f'#!/usr/bin/env bash\nexec "$PYTHON" {JOB} "$@"\n')
+    (folder / "run.sh").write_text(f'#!/usr/bin/env bash\nexport MAIN="${{MAIN:-x}}"\nexec "$PYTHON" {JOB} "$@"\n')
     (folder / "run.sh").chmod(0o755)
     return folder
 
@@ -68,23 +68,31 @@ def test_what_is_finished_is_not_made_again_unless_it_is_another_run(recipe: Pat
     assert compare(recipe, "--arms", "sync,seamless", "--seeds", "1").returncode == 0
     assert done.stat().st_mtime_ns == first
     assert compare(recipe, "--arms", "sync", "--seeds", "1", "data.x=2").returncode == 0
-    assert done.stat().st_mtime_ns > first
+    second = done.stat().st_mtime_ns
+    assert second > first
+    with (recipe / "run.sh").open("a") as script:
+        script.write("# edited\n")
+    assert compare(recipe, "--arms", "sync", "--seeds", "1", "data.x=2").returncode == 0
+    assert done.stat().st_mtime_ns > second
 
 
-def test_ctrl_c_leaves_a_report_of_what_there_is_and_no_process(recipe: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 129)])
+def test_ctrl_c_or_a_closed_terminal_leaves_a_report_of_what_there_is_and_no_process(
+    recipe: Path, number: signal.Signals, code: int
+) -> None:
     arms = ["--arms", "sync,seamless:seamless.x=1:+hang=1", "--seeds", "1"]
     with subprocess.Popen(command(recipe, *arms), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as one:
-        metrics = recipe.parent / "out" / "seamless_seamless.x_1_hang_1-seed1-r1" / "metrics.jsonl"
+        metrics = recipe.parent / "out" / "seamless_seamless.x_1_hang_1-seed1-r1" / "logged.jsonl"
         deadline = time.monotonic() + 120
         while not (metrics.is_file() and len(metrics.read_text().splitlines()) == 2):
             assert one.poll() is None and time.monotonic() < deadline, one.communicate()
             time.sleep(0.05)
-        one.send_signal(signal.SIGINT)
+        one.send_signal(number)
         output, errors = one.communicate(timeout=120)
-    assert one.returncode == 130, errors
+    assert one.returncode == code, errors
     text = (recipe.parent / "out" / "report.md").read_text()
     assert "**Interrupted**: 1 of 2 runs were not made." in text and "| sync | 1/1 |" in text
-    assert b"The report is in" in output
+    assert (b"The report is in" in output) == (number == signal.SIGINT)
     assert [process for process in psutil.process_iter() if belongs(process, recipe)] == []
 
 

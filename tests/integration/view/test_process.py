@@ -21,6 +21,7 @@ from seamless_verl.view.process import ViewProcess, viewing
 
 pytestmark = pytest.mark.integration
 LIMIT_S = 20.0
+ADDRESS = "The view of this run: "
 
 
 @pytest.fixture(autouse=True)
@@ -38,20 +39,31 @@ def logged(caplog: pytest.LogCaptureFixture, text: str) -> str:
     raise AssertionError(f"{text!r} is not in {caplog.messages}")
 
 
+def printed(capsys: pytest.CaptureFixture[str]) -> str:
+    """The address, when it is on standard error."""
+    deadline, text = time.monotonic() + LIMIT_S, ""
+    while time.monotonic() < deadline:
+        text += capsys.readouterr().err
+        if found := re.findall(rf"{ADDRESS}(http\S+)\n", text):
+            return str(found[0])
+        time.sleep(0.02)
+    raise AssertionError(f"no address in {text!r}")
+
+
 def views() -> list[psutil.Process]:
     return [one for one in psutil.Process().children(recursive=True) if "seamless_verl.view" in one.cmdline()]
 
 
-def test_it_serves_as_long_as_the_block_and_logs_its_address_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_it_serves_as_long_as_the_block_and_prints_its_address_once_and_into_no_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with viewing(make_run(tmp_path), "127.0.0.1", 0):
-        address = re.findall(r"http\S+", logged(caplog, "The view of this run: "))[0]
+        address = printed(capsys)
         assert httpx.get(f"{address}api/run").json()["step"] == 2
         (process,) = views()
         assert process.nice() == psutil.Process().nice() + 10, "a run comes first"
     assert not process.is_running() and views() == []
-    assert caplog.messages == [f"The view of this run: {address}"]
+    assert caplog.messages == [] and capsys.readouterr().err == ""
     with pytest.raises(httpx.ConnectError):
         httpx.get(address)
 
@@ -65,9 +77,11 @@ def test_a_port_that_is_taken_only_warns(tmp_path: Path, caplog: pytest.LogCaptu
     assert views() == []
 
 
-def test_its_death_only_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_its_death_only_warns(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
     with viewing(make_run(tmp_path), "127.0.0.1", 0):
-        logged(caplog, "The view of this run: ")
+        printed(capsys)
         views()[0].kill()
         logged(caplog, "The view has ended, and the run goes on without: -9")
 
@@ -80,9 +94,9 @@ def test_a_process_that_cannot_start_only_warns(
         logged(caplog, "The view does not start, and the run goes on without")
 
 
-def test_one_that_does_not_end_is_killed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_that_does_not_end_is_killed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     view = ViewProcess(make_run(tmp_path), "127.0.0.1", 0)
-    logged(caplog, "The view of this run: ")
+    printed(capsys)
     (process,) = views()
     process.suspend()
     view.end()
@@ -92,15 +106,14 @@ def test_one_that_does_not_end_is_killed(tmp_path: Path, caplog: pytest.LogCaptu
 
 def test_it_ends_when_the_run_is_killed(tmp_path: Path) -> None:
     code = f"""
-import logging, time
+import time
 from pathlib import Path
 from seamless_verl.view.process import viewing
-logging.basicConfig(level=logging.INFO, format="%(message)s")
 with viewing(Path({str(make_run(tmp_path))!r}), "127.0.0.1", 0):
     time.sleep(600)
 """
     with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) as run:
-        assert run.stderr is not None and "The view of this run: " in run.stderr.readline()
+        assert run.stderr is not None and ADDRESS in run.stderr.readline()
         (view,) = psutil.Process(run.pid).children()
         os.kill(run.pid, signal.SIGKILL)
         run.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import zipfile
@@ -69,6 +70,25 @@ def test_a_wrong_token_is_refused(address: str, http: httpx.Client, token: str, 
     for method in ("GET", "POST"):
         answer = http.request(method, f"{parts.scheme}://{parts.netloc}/{token}{path}")
         assert answer.status_code == 403 and "no token, or another run's" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("request_line", "headers", "status"),
+    [
+        ("OPTIONS * HTTP/1.1", "", 403),
+        ("GET /wrong/ HTTP/1.1", "Upgrade: websocket\r\nConnection: Upgrade\r\n", 403),
+        ("GET {path}api/run HTTP/1.1", "Upgrade: websocket\r\nConnection: Upgrade\r\n", 200),
+    ],
+)
+def test_requests_of_other_kinds_are_answered_like_any(
+    address: str, request_line: str, headers: str, status: int
+) -> None:
+    parts = urlsplit(address)
+    host, line = f"{parts.hostname}:{parts.port}", request_line.format(path=parts.path)
+    websocket = "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n" if headers else ""
+    with socket.create_connection((parts.hostname, parts.port), timeout=20) as connection:
+        connection.sendall(f"{line}\r\nHost: {host}\r\n{headers}{websocket}\r\n".encode())
+        assert connection.recv(100).startswith(f"HTTP/1.1 {status} ".encode())
 
 
 def test_a_token_that_begins_right_is_refused(address: str, http: httpx.Client) -> None:

@@ -39,3 +39,46 @@ def test_settings_alone_are_a_job(tmp_path: Path) -> None:
 def test_anything_else_is_refused_with_the_recipes(target: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"is no recipe and no config file.*arithmetic_grpo"):
         job_named(target, [], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("script", "passes"),
+    [
+        ('exec python -m "${MAIN:-seamless_verl.main_ppo}" "$@"', True),
+        ('MAIN="${MAIN:-x}"\nexec python -m "$MAIN" "$@"', True),
+        ('exec python -m seamless_verl.main_ppo "$@"', False),
+        ("# MAIN=other ./run.sh, or $MAIN\nexec python -m seamless_verl.main_ppo", False),
+        ('exec python -m "$MAINS"', False),
+    ],
+)
+def test_a_script_that_would_train_while_it_is_checked_is_refused(tmp_path: Path, script: str, passes: bool) -> None:
+    (tmp_path / "run.sh").write_text(f"#!/usr/bin/env bash\n{script}\n")
+    if passes:
+        assert job_named(str(tmp_path), [], tmp_path).script is not None
+        return
+    with pytest.raises(ConfigError, match=r'run\.sh.*does not read MAIN.*End it in -m "\$\{MAIN:-seamless_verl.main'):
+        job_named(str(tmp_path), [], tmp_path)
+
+
+def test_the_runners_of_a_recipe_would_be_started_by_its_check(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not read MAIN"):
+        job_named("runner", [], tmp_path)
+    with pytest.raises(ConfigError) as error:
+        job_named("no_such", [], tmp_path)
+    assert "runner" not in error.value.way_out.replace("(", "").split(", ") and "swe_agent" in error.value.way_out
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("job.yml", "a: 1", r"hydra reads config files whose names end in \.yaml\. Name it job\.yaml"),
+        ("job.yaml", "a: [1\nb: 2", "is not YAML: .*line 2"),
+        ("job.yaml", "\xff", "is not YAML"),
+        ("job.yaml", "- a", "has no settings by name"),
+    ],
+)
+def test_a_config_that_hydra_would_not_read_is_named(tmp_path: Path, name: str, text: str, reason: str) -> None:
+    (tmp_path / "job.yaml").write_text("a: 1")  # another job, which must not be taken
+    (tmp_path / name).write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigError, match=f"{name}.*{reason}"):
+        job_named(str(tmp_path / name), [], tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,11 @@ from seamless_verl.errors import ConfigError
         (Options(seeds=(1, 1)), "--seeds"),
         (Options(steps=20, validate=7), "--validate"),
         (Options(validate=-1), "--validate"),
+        (Options(validate=-1), "--validate=-1: is no number of steps"),
         (Options(devices=0), "--devices"),
+        (Options(timeout_s=-5.0), "--timeout=-5.0"),
+        (Options(timeout_s=0.0), "--timeout"),
+        (Options(timeout_s=math.nan), "--timeout=nan"),
     ],
 )
 def test_options_that_make_no_comparison_are_refused(options: Options, key: str) -> None:

@@ -56,6 +56,13 @@ def test_many_devices_are_averaged(tmp_path: Path, devices: int) -> None:
     assert shares(lanes, 0, "train")[0] == round(WHOLE * -(-group // 2) / group)
 
 
+@pytest.mark.parametrize("text", ["[1,2]", '{"name": "x"}', "1", '{"pid": 1}', '{"pid": 2, "ph": "X", "name": "x"}'])
+def test_of_another_programs_trace_there_is_nothing(tmp_path: Path, text: str) -> None:
+    trace = tmp_path / "devices.trace.json"
+    trace.write_text(f"[\n{text},\n")
+    assert read_lanes(trace, columns=10) is None
+
+
 def test_before_the_first_step_there_is_nothing(tmp_path: Path) -> None:
     trace = Trace(tmp_path / "devices.trace.json", ["d0"], 0.0)
     assert read_lanes(trace.path, columns=10) is None

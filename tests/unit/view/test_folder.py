@@ -10,7 +10,7 @@ import pytest
 from seamless_verl.errors import ConfigError
 from seamless_verl.runtime.locks import only_writer
 from seamless_verl.runtime.run_description import RunDescription
-from seamless_verl.view.folder import RunFiles, find_run
+from seamless_verl.view.folder import RunFiles, find_run, folders_in
 
 RUN = RunDescription("p/e", 1.0, "colocated")
 
@@ -71,6 +71,24 @@ def test_journals_are_those_that_the_run_names_or_those_in_a_folder_that_was_mov
     assert RunFiles.of(run).journals == (elsewhere,)
     elsewhere.unlink()
     assert RunFiles.of(run).journals == (run / "trajectories.sqlite",)
+
+
+def test_a_copy_of_a_run_has_the_journal_that_was_copied(tmp_path: Path) -> None:
+    first, copy = tmp_path / "first", tmp_path / "copy"
+    for folder in (first, copy):
+        replace(RUN, journals=(str(first / "trajectories.sqlite"),)).write(folder)
+        (folder / "trajectories.sqlite").write_text("x")
+    assert RunFiles.of(copy).journals == (copy / "trajectories.sqlite",)
+    assert RunFiles.of(first).journals == (first / "trajectories.sqlite",)
+
+
+def test_folders_that_cannot_be_read_are_passed_over(tmp_path: Path) -> None:
+    assert folders_in(tmp_path / "gone") == []
+    (tmp_path / "link").symlink_to("/")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "file").touch()
+    assert folders_in(tmp_path) == [tmp_path / "a"]
+    assert "it has no run" in refused(Path("/proc/self"))
 
 
 def test_it_runs_while_it_holds_its_lock(tmp_path: Path) -> None:

@@ -97,6 +97,8 @@ def test_what_a_resumed_run_does_again_counts_once(tmp_path: Path) -> None:
 
 
 def test_lines_of_others_are_left_out(tmp_path: Path) -> None:
-    text = 'no json\n{"step": "x"}\n\n[]\n\xff\n{"step": 1, "time": 0.0, "metrics": {"loss": 1}}\n'
+    others = '{"step": "x", "time": 1, "metrics": {}}\n{"step": 2, "time": 1, "metrics": []}\n'
+    text = others + '{"step": 3, "time": "x", "metrics": {}}\n'
+    text += 'no json\n{"step": "x"}\n\n[]\n\xff\n{"step": 1, "time": 0.0, "metrics": {"loss": 1}}\n'
     StepMetrics.beside(str(tmp_path)).path.write_bytes(text.encode("latin-1"))
     assert values(MetricsReader(tmp_path)) == [(1, 1)]

@@ -7,7 +7,7 @@ from resource import RLIMIT_NOFILE, getrlimit
 import pytest
 
 from seamless_verl.bench.gateway.load import Pacing
-from seamless_verl.bench.scale.__main__ import HEADER, SPARE_FILES, SessionLoad, check_sessions
+from seamless_verl.bench.scale.__main__ import HEADER, SPARE_FILES, SessionLoad, check_processes, check_sessions
 from seamless_verl.bench.scale.sessions import Served, Work
 from seamless_verl.errors import ConfigError
 
@@ -37,6 +37,13 @@ def test_only_what_ends_in_the_window_counts() -> None:
 def test_sessions_beyond_the_open_files_are_refused(number: int) -> None:
     with pytest.raises(ConfigError, match="ulimit -n"):
         check_sessions([1, number])
+
+
+@pytest.mark.parametrize(("shards", "replicas", "key"), [([1, 0], 16, "--shards=0"), ([1], 0, "--replicas=0")])
+def test_a_window_without_shards_or_engines_is_refused(shards: list[int], replicas: int, key: str) -> None:
+    check_processes([1, 2], 16)
+    with pytest.raises(ConfigError, match=key):
+        check_processes(shards, replicas)
 
 
 def test_as_many_as_there_are_files_are_not() -> None:

@@ -383,6 +383,7 @@ def test_several_updates_a_step_must_divide_the_batch(tmp_path: Path) -> None:
         ("seamless.correction.scale_lr=True", "seamless.correction.scale_lr=True"),
         ("seamless.watchdog.no_progress_s=60", "seamless.watchdog.no_progress_s=60"),
         ("seamless.replica_restarts=1", "seamless.replica_restarts=1"),
+        ("seamless.console=verl", "seamless.console='verl'"),
     ],
 )
 def test_what_only_our_trainer_reads_brings_a_warning_in_other_modes(
@@ -391,6 +392,14 @@ def test_what_only_our_trainer_reads_brings_a_warning_in_other_modes(
     (warning,) = preflight(tiny_run(tmp_path, f"trainer.v1.trainer_mode={mode}", setting), devices=1, accelerator=False)
     assert f"{said}: is not read by trainer.v1.trainer_mode={mode}" in warning
     assert preflight(tiny_run(tmp_path, setting), devices=1, accelerator=False) == []
+
+
+def test_a_sampler_brings_a_warning_in_other_modes_and_so_does_each_of_its_options(tmp_path: Path) -> None:
+    options = ["seamless.sampler.name=dars", "seamless.sampler.most=64", "seamless.sampler.success=0.5"]
+    config = tiny_run(tmp_path, "trainer.v1.trainer_mode=sync", *options)
+    warnings = "\n".join(preflight(config, devices=1, accelerator=False))
+    for option in ("name='dars'", "most=64", "success=0.5"):
+        assert f"seamless.sampler.{option}: is not read by trainer.v1.trainer_mode=sync" in warnings
 
 
 @pytest.mark.parametrize(
