@@ -112,10 +112,10 @@ async def run_agents(
     async with asyncio.TaskGroup() as group:
         agents = [Agent(number, ports[number % len(ports)], work, served) for number in range(sessions)]
         tasks = [group.create_task(agent.run()) for agent in agents]
-        await asyncio.sleep(settle_s)
+        await asyncio.sleep(settle_s)  # until turns are spread
         window_began()
         began, served.counting = perf_counter(), True
-        await asyncio.sleep(seconds)
+        await asyncio.sleep(seconds)  # the window
         served.counting, ended = False, perf_counter()
         for task in tasks:
             task.cancel()
