@@ -23,7 +23,15 @@ MADE_UP = (
     (re.compile(rb'("created(_at)?"|"completed_at"):\s*[0-9.]+'), rb"\1:<time>"),
 )
 TEXTS = st.text(max_size=20) | st.sampled_from(["hi", "naïve 漢字 🙂", "x" * 5000, ""])
-ODD = st.none() | st.booleans() | st.integers(-3, 3) | st.floats(allow_nan=False) | TEXTS | st.just([]) | st.just({})
+ODD = (
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 3)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | TEXTS
+    | st.just([])
+    | st.just({})
+)
 PARTS = st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": TEXTS}), max_size=3)
 ROLES = st.sampled_from(["system", "user", "assistant", "tool", "nobody"])
 MESSAGES = st.lists(st.fixed_dictionaries({"role": ROLES, "content": TEXTS | PARTS | ODD}), max_size=4)
