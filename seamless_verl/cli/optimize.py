@@ -40,6 +40,7 @@ TRAINERS = ((1, 1), (2, 1), (4, 1), (8, 1), (4, 2), (8, 2), (8, 4), (8, 8))  # T
 STALENESS = (0, 1, 2, 4, 8, 16)
 HEADER = ("", "LAYOUT", "DEVICES", "REPLICA", "TRAINER", "UPDATES", "STALE", "TOK/S", "IDLE", "MEMORY", "WHY NOT FIRST")
 ENGINE = "actor_rollout_ref.rollout"
+MEGATRON = "actor_rollout_ref.actor.megatron"
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,8 @@ def fitted(candidate: PlanCandidate, machines: AlikeMachines, settings: Settings
         problems = [problem for problem in memory_problems(plan) if problem.certain]
         if not problems:
             peak = max(p.peak.certain for p in plan.memory)
-            return replace(candidate, trainer=f"TP {tensor} x PP {pipeline}", memory=gigabytes(peak))
+            words = f"TP {tensor} x PP {pipeline}"
+            return replace(candidate, trainer=words, sizes=(tensor, pipeline), memory=gigabytes(peak))
         refused = ConfigError(problems[0].key, tensor, problems[0].reason, problems[0].way_out)
     assert refused is not None
     raise refused
@@ -246,16 +248,21 @@ def _cells(number: str, prediction: Prediction, best: Prediction) -> tuple[str, 
 
 
 def settings_of(candidate: PlanCandidate, machines: AlikeMachines) -> str:
-    """The candidate as overrides of a run."""
+    """The candidate as overrides of a run, with which its plan is this one; on accelerators also how weights travel."""
     groups = [
         f"{{count: {g.count}, devices: {g.devices}, tags: [{', '.join(g.tags)}]}}"
         for g in _resources(candidate, machines).groups
     ]
-    size = candidate.unit.size
-    return (
-        f"'seamless.resources=[{', '.join(groups)}]' {ENGINE}.tensor_model_parallel_size={size} "
-        f"trainer.v1.seamless.parameter_sync_step={candidate.updates} seamless.max_staleness={candidate.max_staleness}"
-    )
+    settings = [f"'seamless.resources=[{', '.join(groups)}]'"]
+    settings.append(f"{ENGINE}.tensor_model_parallel_size={candidate.unit.size}")
+    if candidate.sizes is not None:
+        tensor, pipeline = candidate.sizes
+        settings.append(f"{MEGATRON}.tensor_model_parallel_size={tensor}")
+        settings.append(f"{MEGATRON}.pipeline_model_parallel_size={pipeline}")
+        settings += [f"{ENGINE}.checkpoint_engine.backend=nccl"] if candidate.generating else []
+    settings.append(f"trainer.v1.seamless.parameter_sync_step={candidate.updates}")
+    settings.append(f"seamless.max_staleness={candidate.max_staleness}")
+    return " ".join(settings)
 
 
 def to_json(predictions: Sequence[Prediction], machines: AlikeMachines, args: argparse.Namespace) -> str:

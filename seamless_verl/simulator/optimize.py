@@ -43,6 +43,8 @@ class PlanCandidate:
     max_staleness: int = 1
     trainer: str = "-"
     """the trainer's parallel sizes, in words"""
+    sizes: tuple[int, int] | None = None
+    """its tensor and pipeline parallel sizes, where they follow from an accelerator's memory"""
     memory: str = "-"
     """the peak of a device, in words"""
 

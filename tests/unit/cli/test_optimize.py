@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,20 @@ def test_published_figures_are_named_with_their_source(tmp_path: Path, capsys: p
     text = capsys.readouterr().out
     assert "arXiv 2412.19437" in text and "assumed:" in text
     assert "GB" in text and "TP 1 x PP 1" in text
+
+
+def test_the_settings_of_a_plan_give_that_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With a memory for which the trainer must be divided, and devices that only generate."""
+    memory = ["seamless.device_memory_gb=32"]
+    arguments = [*FEW, "--machines", "2x4", "--top", "50", "--json", *published(tmp_path), *memory]
+    assert main(arguments) == 0
+    plans = json.loads(capsys.readouterr().out)["plans"]
+    chosen = next(plan for plan in plans if plan["layout"] == "multiplexed" and plan["trainer"] != "TP 1 x PP 1")
+    assert main(["plan", *published(tmp_path)[2:], *memory, *shlex.split(chosen["settings"])]) == 0
+    text = capsys.readouterr().out
+    tensor, pipeline = chosen["trainer"].split(" x ")
+    assert f"{tensor} x {pipeline} x CP 1" in text and text.startswith("multiplexed")
+    assert "checkpoint_engine.backend=nccl" in chosen["settings"]
 
 
 def test_what_cannot_be_searched_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
