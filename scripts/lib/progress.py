@@ -136,6 +136,8 @@ def main(log: str, command: Sequence[str]) -> int:
     code = code if code >= 0 else 128 - code  # as a shell counts death by a signal
     if code in STOPPED:
         screen.write(f"\nIt was stopped; all it wrote is in {log}.\n")
+        if command := os.environ.get("GOES_ON_WITH"):
+            screen.write(f"From its last checkpoint, if it has one, it goes on with: {command}\n")
     elif code:
         screen.write(f"\nIt ended with code {code}. The last lines of {log}:\n{''.join(tail)}")
     return code

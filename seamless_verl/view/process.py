@@ -40,7 +40,12 @@ class ViewProcess:
         command = [sys.executable, "-m", "seamless_verl.view", *arguments]
         try:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,  # Ctrl-C in a terminal is for the run, which then ends it
             )
         except OSError as error:
             logger.warning("The view does not start, and the run goes on without: %s", error)
