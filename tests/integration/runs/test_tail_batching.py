@@ -14,8 +14,8 @@ from support.job import AGENT, SEAMLESS, Job
 from support.job_ends import leftovers, stopped
 from support.paths import DATA
 
-from seamless_verl.cli.reading import recorded
 from seamless_verl.journal import GroupOutcome, JournalReader
+from seamless_verl.journal.recorded import recorded
 from seamless_verl.tiny import make_arithmetic
 from seamless_verl.trajectory.account import DropReason
 

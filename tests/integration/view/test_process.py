@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -51,7 +52,11 @@ def printed(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def views() -> list[psutil.Process]:
-    return [one for one in psutil.Process().children(recursive=True) if "seamless_verl.view" in one.cmdline()]
+    found = []
+    for one in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # a zombie, which other tests may leave, has no command line
+            found += [one] if "seamless_verl.view" in one.cmdline() else []
+    return found
 
 
 def test_it_serves_as_long_as_the_block_and_prints_its_address_once_and_into_no_log(
