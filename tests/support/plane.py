@@ -64,6 +64,10 @@ class StubServer:
         for connection in tuple(self.engine_server.connections):
             connection.abandon("the network failed")
 
+    async def end(self) -> None:
+        """As SeamlessServer: its engine ends."""
+        self.engine.kill("ended")
+
     async def running(self) -> int:
         return self.engine.running
 
