@@ -36,12 +36,16 @@ class SessionView(msgspec.Struct, frozen=True):
 
 
 class LeaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A runner asks for a task of one of its agents, and waits up to `wait_s` seconds for one."""
+    """A runner asks for a task of one of its agents, and waits up to `wait_s` seconds for one.
+
+    With a `lease_id` of its own, a random one for each request, it can return a lease whose reply it did not wait for.
+    """
 
     protocol: int
     runner: Name
     agents: Annotated[list[Name], msgspec.Meta(min_length=1)]
     wait_s: Annotated[float, msgspec.Meta(ge=0)] = WAIT_S
+    lease_id: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{32})?$")] = ""
 
 
 class TaskLease(msgspec.Struct, frozen=True):

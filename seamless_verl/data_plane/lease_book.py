@@ -139,10 +139,14 @@ class LeaseBook:
         fits = [task for task in queued if ready is None or task.task_id in ready]
         return min(fits, key=lambda task: task.place).task_id if fits else None
 
+    def knows(self, lease_id: str) -> bool:
+        """Whether a lease of this id was given; of those that have ended the last 65,536 are known."""
+        return lease_id in self._by_lease or lease_id in self._ended
+
     def lease(self, task_id: str, lease_id: str, runner: str, now: float) -> None:
         """Gives the queued task to a runner."""
         task = self._tasks[task_id]
-        assert lease_id not in self._by_lease and lease_id not in self._ended, "a lease's id is used once"
+        assert not self.knows(lease_id), "a lease's id is used once"
         self._move(task, LEASED, "lease", now)
         task.attempts, task.lease_id, task.runner = task.attempts + 1, lease_id, runner
         task.deadline = now + task.terms.lease_s

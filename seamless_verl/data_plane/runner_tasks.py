@@ -145,7 +145,7 @@ class RunnerTasks:
         try:
             return await asyncio.shield(result)
         except asyncio.CancelledError:
-            await self._withdraw(task_id)
+            await self._whole(self._withdraw(task_id))  # an agent loop may be cancelled twice
             raise
 
     async def _of_earlier_lease(self, order: TaskOrder) -> TaskOrder:
@@ -193,7 +193,7 @@ class RunnerTasks:
         return built
 
     async def _whole(self, work: Coroutine[Any, Any, None]) -> None:
-        """Does all of it, also if the runner disconnects meanwhile."""
+        """Does all of it, also if the runner disconnects, or the agent loop is cancelled, meanwhile."""
         task = asyncio.ensure_future(work)
         self._working.add(task)
         task.add_done_callback(self._working.discard)
@@ -208,10 +208,13 @@ class RunnerTasks:
         if request.protocol != PROTOCOL:
             message = f"The runner speaks version {request.protocol}, this run {PROTOCOL}. Install the run's release"
             raise ApiError(ErrorCode.PROTOCOL, message, param="protocol")
+        lease_id = request.lease_id or secrets.token_hex(16)
+        if self.leases.knows(lease_id):  # a runner that asks again did not get the first reply
+            await self._end_attempt(lease_id, lambda: self.leases.give_back(lease_id, self._now()))
+            raise ApiError(ErrorCode.LEASE_ENDED, "A lease of this id was given. Ask with a new id", param="lease_id")
         task_id = await self._next_task(request)
         if task_id is None:
             return LeaseReply(None)
-        lease_id = secrets.token_hex(16)
         self.leases.lease(task_id, lease_id, request.runner, self._now())
         beginning = asyncio.ensure_future(self._begin(self._orders[task_id], self.leases[task_id], lease_id))
         try:

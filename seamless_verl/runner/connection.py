@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import secrets
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -33,6 +34,7 @@ T = TypeVar("T")
 TIMEOUT_S = 30.0  # of a reply, besides the wait for a task
 TRIES = 3  # of a request, until a warning says that the run cannot be reached
 LONGEST_PAUSE_S = 10.0  # between two tries
+GIVE_BACK_S = 10.0  # for the run to take a task back from a runner that stops; later the lease expires
 TEMPORARY = {408, 425, 429, 500, 502, 503, 504}  # of the run, or of a proxy before it
 
 
@@ -49,9 +51,30 @@ class RunConnection:
         )
 
     async def lease(self, agents: list[str]) -> TaskLease | None:
-        """A task of one of these agents; None if there is none for a while."""
-        request = LeaseRequest(PROTOCOL, self.runner, agents)
-        return (await self._post("/runner/lease", request, LeaseReply)).lease
+        """A task of one of these agents; None if there is none for a while.
+
+        Cancelled, it returns the lease that the run may have given meanwhile: no reply would tell of it.
+        """
+        lease_id = secrets.token_hex(16)
+        request = LeaseRequest(PROTOCOL, self.runner, agents, lease_id=lease_id)
+        try:
+            return (await self._post("/runner/lease", request, LeaseReply)).lease
+        except asyncio.CancelledError:
+            await self._return_unseen(lease_id)
+            raise
+        except OutsideApiError as error:
+            if error.code != "lease_ended":
+                raise
+            return None  # a reply was lost, the request was repeated, and the run has taken its lease back
+
+    async def _return_unseen(self, lease_id: str) -> None:
+        try:
+            async with asyncio.timeout(GIVE_BACK_S):
+                await self._post(f"/runner/leases/{lease_id}/return", TaskReturn("the runner was stopped"), dict)
+        except OutsideApiError:
+            pass  # as it should be: there is no such lease
+        except TimeoutError:
+            logger.warning("the run cannot be reached; a lease that it may have given expires by itself")
 
     async def heartbeat(self, lease: TaskLease) -> Heartbeat:
         """Extends the lease; raises OutsideApiError when it has ended."""

@@ -24,11 +24,10 @@ from seamless_verl.agents.outcome import AgentOutcome, AgentStatus
 from seamless_verl.agents.own_time import PausedFigures, PausedSeconds
 from seamless_verl.client.messages import Heartbeat, RunStatus, TaskCompletion, TaskLease, TaskReturn
 from seamless_verl.errors import OutsideApiError, shorten
-from seamless_verl.runner.connection import RunConnection
+from seamless_verl.runner.connection import GIVE_BACK_S, RunConnection
 from seamless_verl.runner.json_values import to_json_value, to_text
 
 logger = logging.getLogger(__name__)
-GIVE_BACK_S = 10.0  # for the run to take a task back from a runner that stops; later the lease expires
 HEARTBEATS = 3  # in the time that a lease lasts
 LEASE_ENDED = {404, 409, 410}
 RunAgent: TypeAlias = Callable[[Mapping[str, Any], Endpoint, float, PausedSeconds], Awaitable[AgentOutcome]]

@@ -85,8 +85,9 @@ class RunnersAndLoops:
         self.loops.append(asyncio.create_task(self.tasks.run(order)))
         return self.loops[-1]
 
-    def lease(self) -> None:
-        self._request("lease", {"protocol": 1, "runner": "r", "agents": ["a"], "wait_s": WAIT_S})
+    def lease(self, lease_id: str = "") -> None:
+        body = {"protocol": 1, "runner": "r", "agents": ["a"], "wait_s": WAIT_S}
+        self._request("lease", body | ({"lease_id": lease_id} if lease_id else {}))
 
     def end(self, pick: int, how: str) -> None:
         """A request about one of the leases that runners got."""
@@ -94,9 +95,12 @@ class RunnersAndLoops:
             body = {"heartbeat": {}, "complete": {"status": "finished"}, "return": {"reason": "why", "refused": True}}
             lease_id = self.leases[pick % len(self.leases)]
             if how == "give back":
-                self._request(f"leases/{lease_id}/return", {"reason": "stopped"})
+                self.give_back(lease_id)
             else:
                 self._request(f"leases/{lease_id}/{how}", body[how])
+
+    def give_back(self, lease_id: str) -> None:
+        self._request(f"leases/{lease_id}/return", {"reason": "stopped"})
 
     def _request(self, path: str, body: dict[str, Any]) -> None:
         async def asked() -> None:

@@ -123,8 +123,7 @@ async def test_a_runner_that_is_stopped_gives_its_task_back(nano: Path, tmp_path
         process.send_signal(signal.SIGTERM)
         _, errors = await process.communicate()
         assert process.returncode == 0, errors
-        # Long before its lease of 600 s ends; where the signal came before the runner had its lease, the plane gives it
-        # back itself, once it sees that nobody took the reply.
+        # Long before its lease of 600 s ends, also where the signal came before the runner had read of its lease.
         await until(lambda: plane.runner_tasks.leases.metrics()["runner_tasks/queued"] == 1)
         running.cancel()
         await asyncio.wait({running})

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.runner_sessions import MemorySessions, RunnersAndLoops
 
-from seamless_verl.data_plane.lease_book import DONE, LEASED
+from seamless_verl.data_plane.lease_book import DONE, LEASED, QUEUED
 
 ACTION = st.one_of(
     st.tuples(st.just("submit"), st.integers(1, 3)),
@@ -169,3 +169,39 @@ async def test_of_a_task_with_two_leases_on_record_the_newest_is_continued() -> 
     assert list(later.sessions.closed) == ["s1"]
     await later.stop()
     await first.stop()
+
+
+async def test_a_runner_returns_a_lease_by_the_id_it_chose_and_that_costs_no_attempt() -> None:
+    world = await world_of(1, tasks=0)
+    world.submit("t0", max_attempts=1)
+    world.lease("a" * 32)
+    await world.settle()
+    world.give_back("a" * 32)
+    await world.settle()
+    assert [(task.state, task.attempts) for task in world.tasks.leases] == [(QUEUED, 0)] and not world.codes
+    world.lease("b" * 32)
+    await world.settle()
+    assert world.leases == ["a" * 32, "b" * 32]
+    await world.stop()
+
+
+async def test_a_repeated_request_for_a_lease_ends_the_one_whose_reply_was_lost() -> None:
+    world = await world_of(1, tasks=0)
+    world.submit("t0", max_attempts=1)
+    world.lease("a" * 32)
+    await world.settle()
+    world.lease("a" * 32)
+    await world.settle()
+    assert world.codes == ["lease_ended"]
+    assert [(task.state, task.attempts) for task in world.tasks.leases] == [(QUEUED, 0)] and not world.sessions.closed
+    await world.stop()
+
+
+async def test_an_agent_loop_that_is_cancelled_twice_leaves_no_session_open() -> None:
+    world = await world_of(1, 1, 1, 30, 1)  # the withdrawal's append is slow
+    for _ in range(2):
+        world.loops[0].cancel()
+        await world.settle(2)
+    await world.settle(200)
+    assert not list(world.tasks.leases) and not world.sessions.closed
+    await world.stop()
