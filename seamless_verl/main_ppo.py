@@ -19,11 +19,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from seamless_verl.client.admin_file import AdminFile, remove_stale
 from seamless_verl.config import SeamlessConfig, preflight, register_search_path
-from seamless_verl.config.adopting import adopt_handover, adopt_loss, adopt_parsers, adopt_resources
+from seamless_verl.config.adopting import adopt_handover, adopt_parsers, adopt_resources
 from seamless_verl.config.checks.files import FOLDER, IN_USE, USE_ANOTHER
 from seamless_verl.config.checks.modes import VERL_MODES
 from seamless_verl.config.checks.settings import resolved_tree
 from seamless_verl.config.composing import composing, remove_run_folder
+from seamless_verl.config.correcting import adopt_correction
 from seamless_verl.config.joining import adopt_cluster
 from seamless_verl.config.mistakes import Inspect, beside, find_mistakes, only_composes, with_own_keys, without_settings
 from seamless_verl.errors import ConfigError, exits_on_config_error, refuse
@@ -178,12 +179,12 @@ def check_overrides(
     config: DictConfig, overrides: Sequence[str], *, unmade: bool = False, anywhere: bool = False
 ) -> SeamlessConfig:
     """The same for a config that was made with these overrides."""
-    mistakes, warnings = list[ConfigError](), list[str]()
+    mistakes, warnings, chosen = list[ConfigError](), list[str](), None
     if lacks_accelerator(config) and not anywhere:
         mistakes.append(no_accelerator(config))
     try:
         seamless = parse_seamless(config, overrides, unmade=unmade)
-        warnings = complete_and_check(config, seamless, overrides, unmade=unmade)
+        warnings, chosen = complete_and_check(config, seamless, overrides, unmade=unmade)
     except ConfigError as error:
         mistakes += error.mistakes
     refuse(mistakes)
@@ -191,8 +192,9 @@ def check_overrides(
         warnings.insert(0, f"{OTHER_CONFIG}{config.trainer.v1.trainer_mode}")
     for warning in warnings:
         logger.warning(warning)
-    if (chosen := adopt_handover(config)) is not None and not (unmade or anywhere):
-        logger.info(chosen)
+    for choice in (chosen, adopt_handover(config)):
+        if choice is not None and not (unmade or anywhere):
+            logger.info(choice)
     return seamless
 
 
@@ -214,15 +216,15 @@ def parse_seamless(config: DictConfig, overrides: Sequence[str], *, unmade: bool
 
 def complete_and_check(
     config: DictConfig, seamless: SeamlessConfig, overrides: Sequence[str], *, unmade: bool
-) -> list[str]:
-    """Set what follows from the tags, and refuse what cannot work; the warnings otherwise."""
+) -> tuple[list[str], str | None]:
+    """Set what follows from the settings, and refuse what cannot work; else the warnings, and which loss was chosen."""
     adopt_cluster(config, overrides)
     adopt_resources(config, overrides)
     adopt_parsers(config)
-    adopt_loss(config, overrides)
+    chosen = adopt_correction(config, overrides)
     cpu = uses_cpu(config)
     devices, elsewhere = seamless.cpu.device_count if cpu else None, lacks_accelerator(config)
-    return preflight(config, devices=devices, accelerator=not cpu, unmade=unmade, elsewhere=elsewhere)
+    return preflight(config, devices=devices, accelerator=not cpu, unmade=unmade, elsewhere=elsewhere), chosen
 
 
 def uses_cpu(config: DictConfig) -> bool:

@@ -1,6 +1,6 @@
 """Makes what the recipe trains on: `model/`, `train.parquet` and `val.parquet` in one folder.
 
-    python recipes/long_sums/data.py --out DIR [--steps 400] [--seed 0] [--train 8192] [--val 128]
+    python recipes/long_sums/data.py --out DIR [--steps 600] [--seed 0] [--train 8192] [--val 128]
 
 A model that was made with the same seed and steps is kept.
 """
@@ -61,7 +61,7 @@ def main() -> int:
     """Exit code 0, or 2 with one line on standard error for a setting that cannot work."""
     parser = argparse.ArgumentParser(description="Make the model and the data of long sums.")
     parser.add_argument("--out", type=Path, required=True, help="folder for model/ and the parquet files")
-    parser.add_argument("--steps", type=int, default=400, help="of the warm start")
+    parser.add_argument("--steps", type=int, default=600, help="of the warm start")
     parser.add_argument("--seed", type=int, default=0, help="of the weights and of the data")
     parser.add_argument("--train", type=int, default=8192, help="questions to train on")
     parser.add_argument("--val", type=int, default=128, help="questions to validate on")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 MEDIAN, SIGMA = 12.0, 0.8
@@ -33,13 +34,17 @@ class Question:
     @property
     def steps(self) -> list[str]:
         """The right steps; one more than LONGEST where the chain is longer than may be asked."""
+        return self.written(lambda digit: digit)
+
+    def written(self, write: Callable[[int], int]) -> list[str]:
+        """The steps of somebody who writes `write(digit)` for each right digit, and goes on from what is written."""
         first, second = self.first, self.second
         steps: list[str] = []
         while len(steps) <= LONGEST:
-            ones = first % 10 + second % 10
-            tens = first // 10 + second // 10 + ones // 10
+            ones = _sum_of(first % 10 + second % 10, write)
+            tens = _sum_of(first // 10 + second // 10 + ones // 10, write)
             steps.append(f"{first:02}+{second:02}:{ones:02},{tens:02}")
-            first, second = second, (first + second) % 100
+            first, second = second, tens % 10 * 10 + ones % 10
             if second < self.bound:
                 break
         return steps
@@ -47,6 +52,18 @@ class Question:
     @property
     def answer(self) -> str:
         return " ".join(self.steps)
+
+
+def _sum_of(exact: int, write: Callable[[int], int]) -> int:
+    return exact // 10 * 10 + write(exact % 10)
+
+
+def careless_answer(question: Question, draw: random.Random, mistakes: float) -> str:
+    """An answer in which each digit of a sum is a random one with probability `mistakes`; at most LONGEST steps."""
+    while True:
+        steps = question.written(lambda digit: draw.randrange(10) if draw.random() < mistakes else digit)
+        if len(steps) <= LONGEST:
+            return " ".join(steps)
 
 
 def ask(draw: random.Random) -> Question:

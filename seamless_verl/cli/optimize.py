@@ -65,7 +65,7 @@ def optimize(args: argparse.Namespace, settings: Settings) -> str:
     else:
         workload = workload_of(args, settings)
         candidates = published(accelerator_named(args.device), settings, machines, workload)
-    bound = settings.seamless.max_staleness
+    bound = settings.seamless.staleness_bound
     search = Search(
         workload,
         stalenesses=tuple(s for s in STALENESS if s <= bound) if bound in STALENESS else (*_below(bound), bound),

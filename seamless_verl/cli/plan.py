@@ -58,12 +58,14 @@ def show_plan(args: argparse.Namespace) -> None:
     from seamless_verl.config import SeamlessConfig
     from seamless_verl.config.adopting import adopt_resources
     from seamless_verl.config.checks import Settings, preflight_of_plan
+    from seamless_verl.config.correcting import adopt_correction
     from seamless_verl.config.planning import choose_handover, plan_of
 
     config = compose_config(args.config_dir, args.config_name, args.overrides)
     cpu = config.trainer.device == "cpu"
     devices = SeamlessConfig.parse(config.get("seamless")).cpu.device_count if cpu else None
     adopt_resources(config, args.overrides)
+    adopt_correction(config, args.overrides)
     settings = Settings.of(config, devices=devices, accelerator=not cpu)
     if args.optimize:
         from seamless_verl.cli.optimize import optimize

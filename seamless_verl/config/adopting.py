@@ -29,17 +29,6 @@ VERL_DEFAULTS: dict[str, object] = {
     f"{TEACHER_NODE}.{NODES}": 0,
     f"{TEACHER_NODE}.{PER_NODE}": 8,
 }
-ACTOR = "actor_rollout_ref.actor"
-DPPO: dict[str, tuple[object, object]] = {
-    f"{ACTOR}.policy_loss.loss_mode": ("vanilla", "dppo_tv"),
-    f"{ACTOR}.clip_ratio": (0.2, 0.15),
-    f"{ACTOR}.clip_ratio_low": (0.2, 0.15),
-    f"{ACTOR}.clip_ratio_high": (0.2, 0.15),
-    f"{ACTOR}.clip_ratio_c": (3.0, 10_000.0),
-    "algorithm.rollout_correction.bypass_mode": (False, True),
-}
-"""verl's default of each field, and what `seamless.correction.loss=dppo` sets (arXiv 2602.04879). The clips are of
-probabilities. verl cuts a ratio off at `clip_ratio_c`: at 10,000 in effect never."""
 ADOPTED = ("reasoning-parser", "reasoning-parser-plugin")
 CPU_DEFAULTS = VERL_DEFAULTS | {f"trainer.{PER_NODE}": 1}  # config/platform/cpu.yaml
 
@@ -60,17 +49,6 @@ def adopt_resources(config: DictConfig, overrides: Sequence[str] = ()) -> None:
     fields = verl_fields(resources, replica=replica_sizes(settings).size, needed=roles_of(settings).tags)
     for key, value in fields.items():
         if key not in named and _is_default(config, settings, key, defaults):
-            OmegaConf.update(config, key, value, force_add=True)
-
-
-def adopt_loss(config: DictConfig, overrides: Sequence[str] = ()) -> None:
-    """Set verl's fields for `seamless.correction.loss`; those that the user set stay. Other trainers do not read it."""
-    settings = Settings.of(config, devices=None, accelerator=True)
-    if settings.mode != "seamless" or settings.seamless.correction.loss is None:
-        return
-    named = {text.lstrip("+").partition("=")[0] for text in overrides}
-    for key, (default, value) in DPPO.items():
-        if key not in named and settings.get(key, default) == default:
             OmegaConf.update(config, key, value, force_add=True)
 
 

@@ -30,13 +30,15 @@ TokenPolicy: TypeAlias = Literal["train_all", "mask_older_than", "drop_if_older_
 GrammarPolicy: TypeAlias = Literal["train_all", "mask_forced", "mask_all"]
 Weigh: TypeAlias = Literal["session", "sequence"]
 TailShare: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
-CorrectionLoss: TypeAlias = Literal["dppo"]
+CorrectionLoss: TypeAlias = Literal["auto", "dppo"]
 Console: TypeAlias = Literal["line", "verl"]
 LENDING_POLICIES: tuple[str, ...] = get_args(Lending)
 TOKEN_POLICIES: tuple[str, ...] = get_args(TokenPolicy)  # those of trajectory/policies.py
 GRAMMAR_POLICIES: tuple[str, ...] = get_args(GrammarPolicy)  # its GrammarTokens
 HostedTools: TypeAlias = Literal["drop", "refuse"]
 JOURNAL = "trajectories.sqlite"
+HARMLESS_STALENESS = 1
+"""Versions that a token may be behind the trainer without a correction: bench/rewards/README.md has what it costs."""
 
 
 class Handover(StrEnum):
@@ -257,9 +259,11 @@ class CorrectionConfig:
         CorrectionLoss | None,
         Doc(
             "`dppo`: DPPO's trust region on probabilities, against the weights that generated: sets verl's "
-            "`policy_loss.loss_mode=dppo_tv`, its clips and `bypass_mode`, where they are not set; `null` leaves them"
+            "`policy_loss.loss_mode=dppo_tv`, its clips and `bypass_mode`, where they are not set; `null` leaves them; "
+            "`auto`: `dppo`, where the run leaves verl's `loss_mode` and `rollout_correction` as they are, and trains "
+            "tokens of older weights"
         ),
-    ] = None
+    ] = "auto"
     truncate: Annotated[
         PositiveNumber,
         Doc(
@@ -314,13 +318,14 @@ class SeamlessConfig:
         ),
     ] = Layout.AUTO
     max_staleness: Annotated[
-        NotNegative,
+        NotNegative | None,
         Doc(
             "oldest weights, in versions behind the trainer, whose tokens are trained on; `0` is "
             "on-policy. A hard bound: what could pass it is waited for, or dropped and counted after a "
-            "resume under a smaller one",
+            "resume under a smaller one. `null` is 4 where the loss corrects for old tokens, else 1; the run uses as "
+            "little of it as keeps its engines busy, see `ahead`",
         ),
-    ] = 1
+    ] = None
     ahead: Annotated[
         NotNegative | None,
         Doc(
@@ -438,6 +443,11 @@ class SeamlessConfig:
         """
         tree = OmegaConf.to_container(node, resolve=True) if isinstance(node, DictConfig) else node
         return fields.read(cls, tree, key=NODE, renamed=SETTINGS)
+
+    @property
+    def staleness_bound(self) -> int:
+        """`max_staleness`; where the run has yet to choose it, what does little harm under any loss."""
+        return HARMLESS_STALENESS if self.max_staleness is None else self.max_staleness
 
     def sessions_needed(self, sessions: int) -> int:
         """How many of a group's sessions must have something to train, or it is dropped."""

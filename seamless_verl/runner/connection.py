@@ -43,6 +43,7 @@ class RunConnection:
 
     def __init__(self, url: str, key: str, *, runner: str, ca_file: str | None = None) -> None:
         self.url, self.runner = checked_url(url), runner
+        self._lost = False  # whether the last request that ended got no reply
         self._warned = False  # that the run cannot be reached: once for all slots, until it can
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         timeout = httpx.Timeout(TIMEOUT_S, read=WAIT_S + TIMEOUT_S)
@@ -60,7 +61,8 @@ class RunConnection:
         try:
             return (await self._post("/runner/lease", request, LeaseReply)).lease
         except asyncio.CancelledError:
-            await self._return_unseen(lease_id)
+            if not self._lost:  # where no request arrives there is no lease either, or it has waited too long for this
+                await self._return_unseen(lease_id)
             raise
         except OutsideApiError as error:
             if error.code != "lease_ended":
@@ -74,7 +76,7 @@ class RunConnection:
         except OutsideApiError:
             pass  # as it should be: there is no such lease
         except TimeoutError:
-            logger.warning("the run cannot be reached; a lease that it may have given expires by itself")
+            pass  # it then expires by itself
 
     async def heartbeat(self, lease: TaskLease) -> Heartbeat:
         """Extends the lease; raises OutsideApiError when it has ended."""
@@ -93,14 +95,14 @@ class RunConnection:
         while True:
             try:
                 reply = read_reply(await self._http.post(path, content=content), kind)
-                self._warned = False
+                self._warned = self._lost = False
                 return reply
             except OutsideApiError as error:
                 if error.status not in TEMPORARY:
                     raise
                 reason, wait = str(error), error.retry_after
             except httpx.TransportError as error:
-                reason, wait = f"{type(error).__name__}: {error}", None
+                reason, wait, self._lost = f"{type(error).__name__}: {error}", None, True
             tries += 1
             if tries >= TRIES and not self._warned:
                 self._warned = True

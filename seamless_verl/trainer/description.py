@@ -23,5 +23,5 @@ def describe(config: DictConfig, seamless: SeamlessConfig, layout: Layout) -> Ru
         layout=str(layout.value),
         model=str(Path(tokenizer).absolute()) if Path(tokenizer).is_dir() else tokenizer,
         journals=tuple(str(path.absolute()) for path in journals),
-        max_staleness=seamless.max_staleness,
+        max_staleness=seamless.staleness_bound,
     )

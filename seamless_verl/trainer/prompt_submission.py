@@ -69,9 +69,9 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
         updates = self.parameter_sync_step
         self.tail = TailBatching(extra_prompts(self.seamless.tail_batching, self.config.data.train_batch_size))
         batch = self.config.data.train_batch_size // updates
-        self.bound = StalenessBound(self.seamless.max_staleness, batch, updates)
+        self.bound = StalenessBound(self.seamless.staleness_bound, batch, updates)
         if self.seamless.ahead is None:
-            self.ahead = AheadLevel(self.seamless.max_staleness)
+            self.ahead = AheadLevel(self.seamless.staleness_bound)
         return SeamlessReplayBuffer(
             bound=self.bound,
             update=lambda: self.local_trigger_step,
@@ -142,7 +142,7 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
         """Steps' worth of prompts that generate beyond those of the current step."""
         if self.ahead is not None:
             return self.ahead.level
-        return min(self.seamless.ahead or 0, self.seamless.max_staleness)
+        return min(self.seamless.ahead or 0, self.seamless.staleness_bound)
 
     def choose_ahead(self) -> dict[str, float]:
         """At a step's end: how far to run ahead from now on; returns metrics."""

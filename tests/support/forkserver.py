@@ -40,9 +40,13 @@ def forkserver_with(module: str, tmp_path: Path, import_s: float = 20) -> Iterat
 
 def forkservers() -> list[psutil.Process]:
     children = psutil.Process().children(recursive=True)
-    return [
-        p for p in children if p.is_running() and p.status() != psutil.STATUS_ZOMBIE and "server.py" in str(p.cmdline())
-    ]
+    return [p for p in children if p.is_running() and p.status() != psutil.STATUS_ZOMBIE and is_forkserver(p)]
+
+
+def is_forkserver(process: psutil.Process) -> bool:
+    """Whether it is one, or was started so lately that the kernel has yet to give it its command line."""
+    line = process.cmdline()
+    return "server.py" in str(line) or (not line and os.getsid(process.pid) == process.pid)
 
 
 def script(folder: Path, text: str) -> str:

@@ -8,6 +8,7 @@ legacy trainer, `trainer.use_v1=False`, hands the rest to its loss.
 from __future__ import annotations
 
 from seamless_verl.config.checks.settings import Problem, Settings, check
+from seamless_verl.config.schema import HARMLESS_STALENESS
 
 CORRECTION = "algorithm.rollout_correction"
 POLICY_LOSS = "actor_rollout_ref.actor.policy_loss"
@@ -16,8 +17,6 @@ OWN_LOSSES = ("interpolated", "m2po")
 """Policy losses of this package; they need the versions of tokens, which our trainer gives."""
 CORRECTING_LOSSES = ("dppo_tv", "dppo_kl", "cispo", *OWN_LOSSES)
 """Policy losses that train a token by how far the policy is from the one that generated it, without PPO's clip."""
-HARMLESS_STALENESS = 1
-"""Versions that a token may be behind the trainer without a correction: bench/rewards/README.md has what it costs."""
 IGNORED_BY_BYPASS = {"rollout_is": None, "rollout_rs": None, "loss_type": "ppo_clip"}
 """Of `rollout_correction`, with the values of verl that ask for nothing."""
 
@@ -43,7 +42,7 @@ def check_chosen_loss(settings: Settings) -> list[Problem]:
     """`seamless.correction.loss` and what verl's fields say are one."""
     chosen, loss = settings.seamless.correction.loss, settings.get(LOSS_MODE, "vanilla")
     bypass = settings.flag(f"{CORRECTION}.bypass_mode")
-    if settings.mode != "seamless" or chosen is None or (loss == "dppo_tv" and bypass):
+    if settings.mode != "seamless" or chosen != "dppo" or (loss == "dppo_tv" and bypass):
         return []
     reason = f"contradicts {LOSS_MODE}={loss} with {CORRECTION}.bypass_mode={bypass}"
     return [Problem("seamless.correction.loss", chosen, reason, "Leave these out, or seamless.correction.loss")]
@@ -68,8 +67,8 @@ def check_bypass(settings: Settings) -> list[Problem]:
 @check
 def check_staleness(settings: Settings) -> list[Problem]:
     """Old tokens are corrected for, or masked; else a warning that names the corrections."""
-    bound = settings.seamless.max_staleness
-    if settings.mode != "seamless" or bound <= HARMLESS_STALENESS or _corrects(settings) or _masks(settings):
+    bound = settings.seamless.staleness_bound
+    if settings.mode != "seamless" or bound <= HARMLESS_STALENESS or corrects(settings) or masks(settings):
         return []
     loss = settings.get(LOSS_MODE, "vanilla")
     reason = f"trains tokens that are {bound} versions old with loss_mode={loss}, which does not correct for that"
@@ -80,7 +79,8 @@ def check_staleness(settings: Settings) -> list[Problem]:
     return [Problem("seamless.max_staleness", bound, reason, way_out, warning=True)]
 
 
-def _corrects(settings: Settings) -> bool:
+def corrects(settings: Settings) -> bool:
+    """Whether the loss takes into account how far the policy is from the one that generated a token."""
     loss = settings.get(LOSS_MODE, "vanilla")
     if loss == "bypass_mode":
         return bool(settings.get(f"{POLICY_LOSS}.rollout_correction.loss_type") == "reinforce")
@@ -88,6 +88,7 @@ def _corrects(settings: Settings) -> bool:
     return loss in CORRECTING_LOSSES or (asked and not settings.flag(f"{CORRECTION}.bypass_mode"))
 
 
-def _masks(settings: Settings) -> bool:
+def masks(settings: Settings) -> bool:
+    """Whether no token is trained that is older than does little harm."""
     tokens = settings.seamless.tokens
     return tokens.policy != "train_all" and tokens.older_than <= HARMLESS_STALENESS

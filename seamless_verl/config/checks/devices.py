@@ -187,7 +187,7 @@ def _unused(resources: Resources, names: set[str]) -> list[Problem]:
 def _staleness(settings: Settings, resources: Resources) -> list[Problem]:
     """On-policy, machines that only generate and machines that train wait for each other in turns."""
     alone = resources.tagged(ROLLOUT, without=TRAIN)
-    if settings.seamless.max_staleness or not alone:
+    if settings.seamless.staleness_bound or not alone:
         return []
     reason = f"leaves {', '.join(group.name for group in alone)} idle whenever the trainer computes"
     return [Problem(STALENESS, 0, reason, f"Set {STALENESS}=1, or tag those machines train too", warning=True)]

@@ -128,7 +128,7 @@ def _never_lent(settings: Settings) -> list[Problem]:
 
 
 def _ahead(settings: Settings) -> list[Problem]:
-    ahead, bound = settings.seamless.ahead, settings.seamless.max_staleness
+    ahead, bound = settings.seamless.ahead, settings.seamless.staleness_bound
     if ahead is None or ahead <= bound:
         return []
     reason = f"is more than seamless.max_staleness={bound} lets be trained"
@@ -141,7 +141,7 @@ def _tail_batching(settings: Settings) -> list[Problem]:
     if share is None:
         return []
     found = list[Problem]()
-    if bound := settings.seamless.max_staleness:
+    if bound := settings.seamless.staleness_bound:
         reason = f"begins prompts again that seamless.max_staleness={bound} lets be trained in a later step"
         found.append(Problem(key, share, reason, f"Set seamless.max_staleness=0, or {key}=null"))
     if settings.flag(REPLAYED):

@@ -28,6 +28,21 @@ def test_a_chain_goes_on_until_a_result_is_below_the_bound() -> None:
         assert results[0] == (question.first + question.second) % 100
 
 
+def test_a_careless_answer_goes_on_from_its_mistakes() -> None:
+    question, wrong = SUMS.Question(30, 37, 45), iter([3, 8, 5, 0])
+    # 83 is written for 37 + 45, and then 05 for 45 + 83, which is below the bound; the carries are right
+    assert question.written(lambda digit: next(wrong)) == ["37+45:13,08", "45+83:05,10"]
+
+
+def test_mistakes_are_as_frequent_as_asked() -> None:
+    draw = random.Random(2)
+    questions = [SUMS.ask(draw) for _ in range(2000)]
+    short = [question for question in questions if len(question.steps) == 1]
+    right = sum(SUMS.careless_answer(question, draw, 0.1) == question.answer for question in short) / len(short)
+    assert len(short) > 200 and right == pytest.approx(0.91**2, abs=0.08)  # a random digit is right one time in ten
+    assert all(SUMS.careless_answer(question, draw, 0.0) == question.answer for question in short)
+
+
 def test_most_answers_are_short_and_a_few_very_long() -> None:
     draw = random.Random(1)
     lengths = sorted(len(SUMS.ask(draw).answer) for _ in range(2000))

@@ -1,0 +1,72 @@
+"""What `seamless.correction.loss=auto` and `seamless.max_staleness=null` come to: a loss that corrects for old tokens,
+and how old they may be with it.
+
+Measured in bench/rewards/README.md: with DPPO's loss tokens of four versions learn as those of none do, and without a
+correction one version is already behind. So `auto` is `dppo` wherever a run leaves verl's loss as it is, and a run that
+brings a loss of its own keeps it, with a bound that does little harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from omegaconf import DictConfig, OmegaConf
+
+from seamless_verl.config.checks.corrections import (
+    CORRECTION,
+    HARMLESS_STALENESS,
+    IGNORED_BY_BYPASS,
+    LOSS_MODE,
+    corrects,
+    masks,
+)
+from seamless_verl.config.checks.settings import Settings
+
+ACTOR = "actor_rollout_ref.actor"
+BYPASS = f"{CORRECTION}.bypass_mode"
+DPPO: dict[str, tuple[object, object]] = {
+    LOSS_MODE: ("vanilla", "dppo_tv"),
+    f"{ACTOR}.clip_ratio": (0.2, 0.15),
+    f"{ACTOR}.clip_ratio_low": (0.2, 0.15),
+    f"{ACTOR}.clip_ratio_high": (0.2, 0.15),
+    f"{ACTOR}.clip_ratio_c": (3.0, 10_000.0),
+    BYPASS: (False, True),
+}
+"""verl's default of each field, and what `seamless.correction.loss=dppo` sets (arXiv 2602.04879). The clips are of
+probabilities. verl cuts a ratio off at `clip_ratio_c`: at 10,000 in effect never."""
+CORRECTED_STALENESS = 4
+"""Versions that a token may be behind the trainer where the loss corrects: the most that was compared with none."""
+LOSS, STALENESS = "seamless.correction.loss", "seamless.max_staleness"
+
+
+def adopt_correction(config: DictConfig, overrides: Sequence[str] = ()) -> str | None:
+    """Set verl's fields for the loss, and the bound; what the user set stays. Other trainers read neither.
+
+    Returns in words what was chosen; None where the user chose both, or another trainer runs.
+    """
+    settings = Settings.of(config, devices=None, accelerator=True)
+    if settings.mode != "seamless":
+        return None
+    named = {text.lstrip("+").partition("=")[0] for text in overrides}
+    asked = settings.seamless.correction.loss
+    loss = asked if asked != "auto" else ("dppo" if _leaves_the_loss(settings, named) else None)
+    OmegaConf.update(config, LOSS, loss, force_add=True)
+    for key, (default, value) in DPPO.items() if loss else ():
+        if key not in named and settings.get(key, default) == default:
+            OmegaConf.update(config, key, value, force_add=True)
+    bound = settings.seamless.max_staleness
+    if bound is None:
+        corrected = corrects(Settings.of(config, devices=None, accelerator=True))
+        bound = CORRECTED_STALENESS if corrected else HARMLESS_STALENESS
+        OmegaConf.update(config, STALENESS, bound, force_add=True)
+    chosen = [f"{LOSS}={loss or 'null'}"] if asked == "auto" else []
+    chosen += [f"{STALENESS}={bound}"] if settings.seamless.max_staleness is None else []
+    return f"chosen: {', '.join(chosen)} (docs/algorithms.md says why)" if chosen else None
+
+
+def _leaves_the_loss(settings: Settings, named: set[str]) -> bool:
+    """Whether old tokens are trained, and the run says nothing about the loss that is to train them."""
+    defaults = {LOSS_MODE: "vanilla", **{f"{CORRECTION}.{name}": value for name, value in IGNORED_BY_BYPASS.items()}}
+    own = {*defaults, BYPASS} & named or any(settings.get(key, value) != value for key, value in defaults.items())
+    on_policy = settings.seamless.max_staleness == 0
+    return not (own or on_policy or masks(settings) or settings.flag("distillation.enabled"))
