@@ -6,6 +6,7 @@ kind of call is made: a command, a sub-agent with a command of its own, the last
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import AsyncIterator
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.gateway import GatewayHarness, gateway_harness
+from support.gateway import GatewayHarness, ScriptedSource, gateway_harness
 from support.recipes import agents_folder, conversations
 
 from seamless_verl.agents.command import AgentCommand, run_command
@@ -62,6 +63,13 @@ async def run(harness: GatewayHarness, command: list[str], **env: str) -> str:
     return outcome.output
 
 
+async def called(source: ScriptedSource, times: int) -> None:
+    """Returns when so many calls have begun."""
+    while len(source.calls) < times:
+        source.started.clear()
+        await source.started.wait()
+
+
 def tool_call(name: str, **arguments: Any) -> str:
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
@@ -103,9 +111,15 @@ async def test_codex_runs_tools(harness: GatewayHarness) -> None:
 
 @pytest.mark.skipif(not TAKES_NAMESPACES, reason="vLLM 0.24 takes no namespaces of tools")
 async def test_codex_runs_a_sub_agent(harness: GatewayHarness) -> None:
-    """Both work at the same time, so they have the same last words."""
+    """Both work at the same time, so they have the same last words, and neither ends before the other has asked."""
     harness.set_replies(tool_call("multi_agent_v1__spawn_agent", message="Look around."), "I looked.")
-    await run(harness, CODEX)
+    harness.source.replies[-1].hold = both = asyncio.Event()
+    working = asyncio.create_task(run(harness, CODEX))
+    all_called = asyncio.create_task(called(harness.source, 3))
+    await asyncio.wait({working, all_called}, return_when=asyncio.FIRST_COMPLETED)
+    all_called.cancel()
+    both.set()
+    await working
     first, *others = recorded_conversations(harness)
     [sub_agent] = others
     assert first[0] == 0 and len(first) > 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -152,8 +153,16 @@ def test_a_signal_to_the_launcher_reaches_the_worker(forkserver: dict[str, str],
     text = "import signal, sys; signal.signal(15, lambda *_: sys.exit(9)); print('up', flush=True); signal.pause()"
     worker = launch(forkserver, script(tmp_path, text))
     assert worker.stdout is not None and worker.stdout.readline() == "up\n"
+    while not catches(worker.pid, signal.SIGTERM):  # the worker may be up before the launcher has heard of it
+        time.sleep(0.01)
     worker.terminate()
     assert worker.wait(20) == 9
+
+
+def catches(process: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler for the signal."""
+    (mask,) = re.findall(r"^SigCgt:\s*(\w+)$", Path(f"/proc/{process}/status").read_text(), re.MULTILINE)
+    return bool(int(mask, 16) >> (number - 1) & 1)
 
 
 def test_without_a_forkserver_the_launcher_becomes_the_worker(tmp_path: Path) -> None:
