@@ -14,13 +14,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from seamless_verl.config.checks.corrections import (
     CORRECTION,
-    HARMLESS_STALENESS,
     IGNORED_BY_BYPASS,
     LOSS_MODE,
     corrects,
     masks,
 )
 from seamless_verl.config.checks.settings import Settings
+from seamless_verl.config.schema import HARMLESS_STALENESS
 
 ACTOR = "actor_rollout_ref.actor"
 BYPASS = f"{CORRECTION}.bypass_mode"
