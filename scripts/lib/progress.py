@@ -31,7 +31,7 @@ STEP = re.compile(r"step:(\d+) - ")  # verl's
 FIGURES = (
     ("reward", r"critic/score/mean:([-\d.e]+)"),
     ("validation", r"val-[a-z]+/[^ ]*/reward/mean@\d+:(?:np\.float64\()?([-\d.e]+)"),
-    ("tokens/s", r"perf/throughput:(?:np\.float64\()?([-\d.e]+)"),
+    ("tokens/s a device with prompts", r"perf/throughput:(?:np\.float64\()?([-\d.e]+)"),
     ("seconds", r"timing_s/step:([-\d.e]+)"),
 )
 STOPPED = (130, 143, 129)  # by Ctrl-C, and by SIGTERM or SIGHUP
