@@ -92,7 +92,7 @@ def test_settings_that_differ_are_in_the_report_in_the_page_and_below_the_table(
 def test_few_steps_or_few_pairs_are_said_beside_the_ratios() -> None:
     said = "With care: this rests on 3 measured steps a run, fewer than 10, and on 2 pairs of runs, fewer than 3."
     few = comparison(steps=5)
-    assert list(verdicts(few))[0].endswith(said) and caution(3, 1).endswith("1 pair of runs, fewer than 3.")
+    assert next(verdicts(few)).endswith(said) and caution(3, 1).endswith("1 pair of runs, fewer than 3.")
     assert f"|\n\n{said}\n\n## Where" in markdown(few) and f"<p>{said}</p>" in page(few)
     assert caution(10, 3) == "" and "steps" not in caution(10, 2) and "pair" not in caution(9, 3)
 
