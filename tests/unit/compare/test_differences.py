@@ -14,7 +14,7 @@ def config(mode: str, loss: str = "vanilla", **seamless: Any) -> dict[str, Any]:
         "actor_rollout_ref": {"actor": actor},
         "data": {"seed": len(mode)},
         "trainer": trainer,
-        "seamless": {"max_staleness": 1, "ahead": None, "weights": {"kv": "recompute"}} | seamless,
+        "seamless": {"max_staleness": None, "ahead": None, "weights": {"kv": "recompute"}} | seamless,
     }
 
 
@@ -31,8 +31,10 @@ def test_the_loss_and_the_bound_come_first_and_places_and_names_are_no_settings(
 
 def test_beside_verls_mode_ours_has_its_bound_also_where_it_is_the_default() -> None:
     mode, bound = differences(config("seamless"), config("sync"))
-    assert (mode.key, bound) == ("trainer.v1.trainer_mode", Difference("seamless.max_staleness", "1", "not read"))
-    assert differences(config("sync"), config("seamless"))[1] == Difference("seamless.max_staleness", "not read", "1")
+    assert (mode.key, bound) == ("trainer.v1.trainer_mode", Difference("seamless.max_staleness", "null", "not read"))
+    assert differences(config("sync"), config("seamless"))[1] == Difference(
+        "seamless.max_staleness", "not read", "null"
+    )
 
 
 def test_verls_modes_do_not_differ_by_what_neither_reads() -> None:
@@ -43,7 +45,7 @@ def test_verls_modes_do_not_differ_by_what_neither_reads() -> None:
 def test_two_arms_of_ours_differ_by_what_was_given_also_if_it_is_a_default() -> None:
     kept = config("seamless", max_staleness=4, weights={"kv": "keep"})
     assert differences(config("seamless"), kept) == (
-        Difference("seamless.max_staleness", "1", "4"),
+        Difference("seamless.max_staleness", "null", "4"),
         Difference("seamless.weights.kv", "recompute", "keep"),
     )
     assert differences(kept, kept) == ()
