@@ -39,13 +39,13 @@ def differences(config: Mapping[str, Any], first: Mapping[str, Any]) -> tuple[Di
     """The settings of an arm that differ from those of the first one; `FIRST` come first."""
     own, other, defaults = settings_read(config), settings_read(first), own_defaults()
     keys = [key for key in own | other if own.get(key, ABSENT) != other.get(key, ABSENT)]
-    told = [
+    listed = [
         key
         for key in keys
         if key == STALENESS or key in own.keys() & other.keys() or (own | other)[key] != defaults.get(key)
     ]
-    told.sort(key=lambda key: (FIRST.index(key) if key in FIRST else len(FIRST), key))
-    return tuple(Difference(key, own.get(key, ABSENT), other.get(key, ABSENT)) for key in told)
+    listed.sort(key=lambda key: (FIRST.index(key) if key in FIRST else len(FIRST), key))
+    return tuple(Difference(key, own.get(key, ABSENT), other.get(key, ABSENT)) for key in listed)
 
 
 def settings_read(config: Mapping[str, Any]) -> dict[str, str]:

@@ -129,8 +129,8 @@ def verdicts(comparison: Comparison) -> Iterator[str]:
         if (test := summary.reward_test) is not None:
             alike = "within noise" if test.equal else "more than noise"
             learned = f"the reward differs by {test.difference:+.3f} +- {test.half_width:.3f}, {alike}"
-        said = f"{summary.arm}: {ratio.median:.2f} times the tokens/s of {comparison.baseline} ({pairs}); {learned}."
-        yield " ".join(filter(None, [said, caution(comparison.steps - comparison.skip, ratio.values)]))
+        verdict = f"{summary.arm}: {ratio.median:.2f} times the tokens/s of {comparison.baseline} ({pairs}); {learned}."
+        yield " ".join(filter(None, [verdict, caution(comparison.steps - comparison.skip, ratio.values)]))
 
 
 def caution(steps: int, pairs: int) -> str:
