@@ -60,7 +60,7 @@ def test_the_overview(browser: Browser, address: str) -> None:
     colours = browser.script(
         "const colour = (found, of) => getComputedStyle(document.querySelector(found))[of];"
         "return [colour('.swatch.use-idle', 'backgroundColor'),"
-        " colour('figure[data-chart=idle] .u-legend .u-marker', 'borderTopColor')]"
+        " colour('figure[data-chart=idle] .u-series:nth-child(2) .u-marker', 'borderTopColor')]"
     )
     assert colours[0] == colours[1], "a kind of use has one colour in lanes and chart"
     titles = [figure.get_attribute("data-chart") for figure in browser.all("figure")]
