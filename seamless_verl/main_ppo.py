@@ -48,6 +48,10 @@ OTHER_CONFIG = (
     "--config-name: this config is not built on seamless_ppo_trainer, so verl's own trainer runs. Leave --config-name "
     "and --config-path out for the seamless trainer; now it is trainer.v1.trainer_mode="
 )
+UNKNOWN_HERE = "is not built on seamless_ppo_trainer, whose settings the seamless trainer needs"
+BUILD_ON_OURS = (
+    "Leave --config-name and --config-path out, or put seamless_ppo_trainer into the defaults of your config"
+)
 CHOSEN_CPU = (
     "RAY_ADDRESS=%s: the torch that is installed here is built without accelerators, so this run is on the CPU "
     "platform, and what the nodes count as GPU are its devices. VERL_PLATFORM names another"
@@ -153,6 +157,13 @@ def run_folder() -> Path | None:
     return Path(HydraConfig.get().runtime.output_dir) if HydraConfig.initialized() else None
 
 
+def config_name() -> str | None:
+    """The config that hydra composed; None when it composed none."""
+    from hydra.core.hydra_config import HydraConfig
+
+    return HydraConfig.get().job.config_name if HydraConfig.initialized() else None
+
+
 def command_line() -> list[str]:
     """The overrides that hydra was given; none when it did not compose the config."""
     from hydra.core.hydra_config import HydraConfig
@@ -182,6 +193,8 @@ def check_overrides(
     mistakes, warnings, chosen = list[ConfigError](), list[str](), None
     if lacks_accelerator(config) and not anywhere:
         mistakes.append(no_accelerator(config))
+    if "seamless" not in config and config.trainer.v1.trainer_mode not in VERL_MODES:
+        mistakes.append(ConfigError("--config-name", config_name(), UNKNOWN_HERE, BUILD_ON_OURS))
     try:
         seamless = parse_seamless(config, overrides, unmade=unmade)
         warnings, chosen = complete_and_check(config, seamless, overrides, unmade=unmade)

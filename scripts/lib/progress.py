@@ -1,7 +1,8 @@
 """Run a training command, print a summary of its progress, and write its whole output to a file.
 
-`python progress.py LOG COMMAND [ARG ...]` exits as the command does. Signals are forwarded to the command, which cleans
-up after itself. When the summary cannot be written any more (a closed pipe or terminal), the command is interrupted.
+`python progress.py LOG COMMAND [ARG ...]` exits as the command does. A command that was refused, with code 2, leaves an
+earlier one's log as it was. Signals are forwarded to the command, which cleans up after itself. When the summary cannot
+be written any more (a closed pipe or terminal), the command is interrupted.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ STEP = re.compile(r"step:(\d+) - ")  # verl's
 FIGURES = (
     ("reward", r"critic/score/mean:([-\d.e]+)"),
     ("validation", r"val-[a-z]+/[^ ]*/reward/mean@\d+:(?:np\.float64\()?([-\d.e]+)"),
-    ("tokens/s", r"perf/throughput:(?:np\.float64\()?([-\d.e]+)"),
+    ("tokens/s a device with prompts", r"perf/throughput:(?:np\.float64\()?([-\d.e]+)"),
     ("seconds", r"timing_s/step:([-\d.e]+)"),
 )
 STOPPED = (130, 143, 129)  # by Ctrl-C, and by SIGTERM or SIGHUP
+REFUSED = 2
 WARNING = re.compile(r"\[seamless_verl\.main_ppo\]\[WARNING\] - (.+)")  # as hydra writes what the checks found
 PREFIX = re.compile(r"^(?:\x1b\[\d+m)?\([^)]*pid=\d+\)(?:\x1b\[0m)?\s?")
 
@@ -101,6 +103,20 @@ def log_lines(child: subprocess.Popen[str], log: str) -> Iterator[str]:
 
 
 def main(log: str, command: Sequence[str]) -> int:
+    """Run the command as `follow` does; the log that was there stays if it is refused."""
+    earlier, code = f"{log}.earlier", None
+    with suppress(FileNotFoundError):
+        os.replace(log, earlier)
+    try:
+        code = follow(log, command)
+    finally:
+        with suppress(FileNotFoundError):
+            os.replace(earlier, log) if code == REFUSED else os.unlink(earlier)
+    return code
+
+
+def follow(log: str, command: Sequence[str]) -> int:
+    """Run the command, with its summary on the screen and its output in the log; its exit code."""
     forwarded, numbers = list[int](), signals_to_forward()
 
     def forward(number: int, _: object = None) -> None:
@@ -138,6 +154,8 @@ def main(log: str, command: Sequence[str]) -> int:
         screen.write(f"\nIt was stopped; all it wrote is in {log}.\n")
         if command := os.environ.get("GOES_ON_WITH"):
             screen.write(f"From its last checkpoint, if it has one, it goes on with: {command}\n")
+    elif code == REFUSED:
+        screen.write(f"\nIt was refused:\n{''.join(tail)}")
     elif code:
         screen.write(f"\nIt ended with code {code}. The last lines of {log}:\n{''.join(tail)}")
     return code

@@ -10,12 +10,16 @@ from typing import TypeAlias
 
 from seamless_verl.cli.text import format_count, write
 from seamless_verl.errors import ConfigError
+from seamless_verl.runtime.run_description import FILE as DESCRIPTION
+from seamless_verl.runtime.step_metrics import FILE as METRICS
 from seamless_verl.runtime.tables import text_table
-from seamless_verl.simulator.calibration import LEAST_STEPS, Calibration, fit
+from seamless_verl.simulator.calibration import LEAST_STEPS, Calibration, RatesSource, fit
 from seamless_verl.simulator.machine import TWO_CORES
-from seamless_verl.simulator.run_metrics import read_metrics, read_rates, read_rates_file
+from seamless_verl.simulator.run_metrics import RECORDING, read_metrics, read_rates, read_rates_file
+from seamless_verl.view.folder import DEPTH, JOURNALS, MAX_LISTED, TRACES, runs_below
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+FILES = (DESCRIPTION, RECORDING, TRACES, JOURNALS)  # of a run, beside its metrics
 ABOUT = "fit the simulator's constants to a run, for `plan --optimize`"
 SHOWN = (
     ("train_token_s", "train", "device-seconds a trained token"),
@@ -31,7 +35,12 @@ SHOWN = (
 def add_command(commands: Commands) -> None:
     """Adds the command to the tree of subcommands."""
     calibrate = commands.add_parser("calibrate", help=ABOUT, description=ABOUT[0].upper() + ABOUT[1:] + ".")
-    calibrate.add_argument("run_folder", type=Path, metavar="RUN", help="trainer.default_local_dir of a run")
+    calibrate.add_argument(
+        "run_folder",
+        type=Path,
+        metavar="RUN",
+        help="trainer.default_local_dir of a run, a file in it, or a folder above",
+    )
     calibrate.add_argument("--out", type=Path, metavar="FILE", help="where the constants go; calibration.json in RUN")
     calibrate.add_argument("--skip", type=int, default=2, help="first steps that are left out")
     calibrate.add_argument("--samples", type=int, default=1, help="the run's actor_rollout_ref.rollout.n")
@@ -49,22 +58,44 @@ def calibrate_run(args: argparse.Namespace) -> None:
     for key, least in (("skip", 0), ("samples", 1), ("updates", 1)):
         if getattr(args, key) < least:
             raise ConfigError(f"--{key}", getattr(args, key), "it is too small", f"Give {least} or more")
-    run = read_metrics(args.run_folder, skip=args.skip, least=LEAST_STEPS)
+    found_run = run_of(args.run_folder)
+    folder = found_run if found_run.is_dir() else found_run.parent
+    run = read_metrics(found_run, skip=args.skip, least=LEAST_STEPS)
     points: list[tuple[float, float]]
     if args.rates is None:
-        points = read_rates(args.run_folder)
+        points = read_rates(folder)
     else:
         points = [(float(calls), rate) for calls, rate in read_rates_file(args.rates).items()]
     found = fit(run, points, samples=args.samples, updates=args.updates, alone=args.rates is not None)
     if args.shared_cores:
         assumed = {name: getattr(TWO_CORES, name) for name in ("host_token_s", "host_sample_s", "dispatch_s", "call_s")}
         found = replace(found, machine=replace(found.machine, **assumed))
-    folder = args.run_folder if args.run_folder.is_dir() else args.run_folder.parent
     out = args.out or folder / "calibration.json"
     partial = out.with_name(f"{out.name}.tmp")
     partial.write_text(found.to_json() + "\n", encoding="utf-8")
     partial.replace(out)
     write(found.to_json() if args.json else "\n".join((*calibration_lines(found), "", f"written to {out}")))
+
+
+def run_of(given: Path) -> Path:
+    """The run's folder, or its file of metrics: as given, around another file of the run, or the only one below.
+
+    Raises ConfigError when there is none, or more than one.
+    """
+    beside = given.parent / METRICS
+    if given.is_file():
+        return given.parent if beside.is_file() and any(given.match(name) for name in FILES) else given
+    found = [folder for folder in (given, *runs_below(given)) if (folder / METRICS).is_file()]
+    if not found:
+        reason = "there is no such file or folder"
+        if given.is_dir():
+            reason = f"neither it nor a folder up to {DEPTH} levels below it has a {METRICS}"
+        way_out = "Give trainer.default_local_dir of a run of the seamless trainer, or verl's file logger's file"
+        raise ConfigError("RUN", str(given), reason, way_out)
+    if len(found) > 1 and found[0] != given:
+        listed = ", ".join(map(str, found[:MAX_LISTED])) + (", ..." if len(found) > MAX_LISTED else "")
+        raise ConfigError("RUN", str(given), f"{len(found)} runs are below it", f"Give one of them: {listed}")
+    return found[0]
 
 
 def calibration_lines(found: Calibration) -> Iterator[str]:
@@ -73,7 +104,11 @@ def calibration_lines(found: Calibration) -> Iterator[str]:
     rows = [
         (name, f"{getattr(found.machine, name):.4g}", f"{found.residuals[of]:.0%}", what) for name, of, what in SHOWN
     ]
-    for calls, rate in found.machine.rates.items():
-        rows.append((f"rates {calls}", f"{rate:.4g}", f"{found.residuals['rates']:.0%}", "tokens/s of an engine"))
+    spread, what = f"{found.residuals['rates']:.0%}", "tokens/s of an engine"
+    if found.engine_source is RatesSource.ALONE:
+        spread, what = "-", f"{what}, as it was measured"
+    if found.engine_source is RatesSource.MEAN:
+        what += "; the mean of the run, beside it the spread of its steps"
+    rows += [(f"rates {calls}", f"{rate:.4g}", spread, what) for calls, rate in found.machine.rates.items()]
     yield text_table(("CONSTANT", "VALUE", "RESIDUAL", ""), rows, align="<>><")
     yield f"engines: {found.engine_source}; not seen in a run, and assumed: {', '.join(found.assumed)}"

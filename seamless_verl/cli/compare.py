@@ -19,7 +19,7 @@ from seamless_verl.compare.outcome import RunState
 from seamless_verl.compare.plan import SKIP, STEPS, Options
 from seamless_verl.compare.probing import probe_arms, probe_job
 from seamless_verl.compare.processes import exit_on_signals
-from seamless_verl.compare.report import Comparison, verdicts
+from seamless_verl.compare.report import Comparison, difference_lines, verdicts
 from seamless_verl.compare.series import RunSeries
 from seamless_verl.compare.store import output_folder
 from seamless_verl.errors import ConfigError
@@ -89,12 +89,12 @@ def compare(args: argparse.Namespace) -> int:
 
 def prepared(job: Job, arms: Sequence[ComparedArm] | None, options: Options, out: Path) -> RunSeries:
     """The comparison, with each arm checked; ConfigError when there is nothing to compare."""
-    sys.stderr.write(f"{job.name}: checking the job and its arms\n")
+    sys.stderr.write(f"checking the job {job.name}: its settings, after what its recipe makes, if it is one\n")
     wanted = arms or [one for text in DEFAULT_ARMS for one in parse_arms(text)]
     splits = any(arm.mode == "separate_async" for arm in wanted)
     facts, _ = probe_job(job, options, out, splits=splits)
     chosen = [arm for arm in wanted if arms or fits(arm, facts)]
-    probed = probe_arms(job, chosen, facts, options, out)
+    probed = probe_arms(job, chosen, facts, options, out, sys.stderr.write)
     for one in probed:
         if one.config is None:
             sys.stderr.write(f"{one.arm.name} cannot run here: {one.reason}\n")
@@ -124,7 +124,8 @@ def make(series: RunSeries) -> int:
 
 def ending(series: RunSeries) -> str:
     comparison: Comparison = series.comparison()
-    return "\n".join([*verdicts(comparison), f"The report is in {series.out / 'report.html'}, and as text beside it."])
+    lines = [*verdicts(comparison), *difference_lines(comparison)]
+    return "\n".join([*lines, f"The report is in {series.out / 'report.html'}, and as text beside it."])
 
 
 def needs_parts() -> None:

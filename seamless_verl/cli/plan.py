@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from seamless_verl.cli.text import format_count, write
-from seamless_verl.errors import ConfigError
+from seamless_verl.errors import ConfigError, refuse
 from seamless_verl.resources.memory_fit import gigabytes, sizes
 from seamless_verl.resources.placement import PlannedDevice
 from seamless_verl.resources.plan import Plan, plan_to_json
@@ -39,22 +39,31 @@ def add_command(commands: Commands) -> None:
 
 
 def add_search(plan: argparse.ArgumentParser) -> None:
-    """The arguments of the search."""
+    """The arguments of the search; `search` has those that nothing else reads."""
     plan.add_argument("--optimize", action="store_true", help="search layouts, sizes and staleness by simulation")
-    plan.add_argument("--machines", metavar="COUNTxDEVICES", help="4x8; without it those of the config")
-    plan.add_argument("--calibration", type=Path, metavar="FILE", help="times as `seamless-verl calibrate` found them")
-    plan.add_argument("--device", metavar="NAME", help="without a calibration: a100, h100, h200 or h800, as published")
-    plan.add_argument("--median", type=int, metavar="TOKENS", help="of a turn's length; a quarter of the longest")
-    plan.add_argument("--sigma", type=float, default=0.8, help="of the logarithm of a turn's length")
-    plan.add_argument("--turns", type=int, default=1, help="calls of a session")
-    plan.add_argument("--tool-s", type=float, default=0.0, help="mean seconds of a tool between two calls")
-    plan.add_argument("--tool-tokens", type=int, default=0, help="of a tool's result")
-    plan.add_argument("--steps", type=int, default=12, help="of each simulated run")
-    plan.add_argument("--top", type=int, default=5, help="plans to print")
+    options = [
+        plan.add_argument("--machines", metavar="COUNTxDEVICES", help="4x8; without it those of the config"),
+        plan.add_argument(
+            "--calibration", type=Path, metavar="FILE", help="times as `seamless-verl calibrate` found them"
+        ),
+        plan.add_argument(
+            "--device", metavar="NAME", help="without a calibration: a100, h100, h200 or h800, as published"
+        ),
+        plan.add_argument("--median", type=int, metavar="TOKENS", help="of a turn's length; a quarter of the longest"),
+        plan.add_argument("--sigma", type=float, default=0.8, help="of the logarithm of a turn's length"),
+        plan.add_argument("--turns", type=int, default=1, help="calls of a session"),
+        plan.add_argument("--tool-s", type=float, default=0.0, help="mean seconds of a tool between two calls"),
+        plan.add_argument("--tool-tokens", type=int, default=0, help="of a tool's result"),
+        plan.add_argument("--steps", type=int, default=12, help="of each simulated run"),
+        plan.add_argument("--top", type=int, default=5, help="plans to print"),
+    ]
+    plan.set_defaults(search=options)
 
 
 def show_plan(args: argparse.Namespace) -> None:
     """Raises ConfigError for settings that have no plan; other reasons to refuse a run are printed as warnings."""
+    if not args.optimize:
+        refuse(unread(args))
     from seamless_verl.config import SeamlessConfig
     from seamless_verl.config.adopting import adopt_resources
     from seamless_verl.config.checks import Settings, preflight_of_plan
@@ -78,6 +87,17 @@ def show_plan(args: argparse.Namespace) -> None:
         sys.stderr.write(f"warning: {warning}\n")
     chosen = str(choose_handover(unmade)) if settings.mode == "seamless" else ""
     write(plan_to_json(plan) if args.json else "\n".join(plan_lines(plan, chosen)))
+
+
+def unread(args: argparse.Namespace) -> list[ConfigError]:
+    """A mistake for each argument of the search that was given."""
+    given = [(option.option_strings[0], getattr(args, option.dest), option.default) for option in args.search]
+    way_out = "Add --optimize to search, or leave it out"
+    return [
+        ConfigError(name, str(value), "is read by the search alone", way_out)
+        for name, value, default in given
+        if value != default
+    ]
 
 
 def compose_config(folder: Path | None, name: str, overrides: Sequence[str]) -> DictConfig:

@@ -13,8 +13,8 @@ from statistics import mean, median
 from typing import Any
 
 from seamless_verl.errors import ConfigError
+from seamless_verl.runtime.response_tokens import RESPONSE, response_tokens
 
-TOKENS, RESPONSE, PROMPT = "perf/total_num_tokens", "response_length/mean", "prompt_length/mean"
 REWARD, VALIDATION = "critic/score/mean", "/reward/mean@"
 STALENESS_MEAN = "training/off_policy/trajectory_staleness_worst/mean"  # of each sample's oldest tokens
 STALENESS_MAX = "training/off_policy/trajectory_staleness_worst/max"
@@ -143,12 +143,6 @@ def check_skip(skip: int, steps: int) -> None:
     if not 1 <= skip < steps:
         way_out = f"Give --skip from 1 to {steps - 1}" if steps > 1 else "Give --steps 2 or more"
         raise ConfigError("--skip", skip, f"of {steps} steps, none can be measured", way_out)
-
-
-def response_tokens(row: Row) -> float:
-    """Response tokens of a step: its tokens by the mean lengths of prompts and responses."""
-    tokens, response, prompt = (number(row, name) or 0.0 for name in (TOKENS, RESPONSE, PROMPT))
-    return tokens * response / (response + prompt) if response + prompt else 0.0
 
 
 def dropped_tokens(row: Row, size: StepSize) -> float:

@@ -15,7 +15,9 @@ from seamless_verl.compare.report import (
     HEADER,
     Comparison,
     cells,
+    difference_table,
     last_lines,
+    ratio_caution,
     ratio_table,
     reward_source,
     verdicts,
@@ -75,6 +77,10 @@ def sections(comparison: Comparison) -> Iterator[str]:
     rows = [cells(summary) for summary in comparison.summaries]
     yield f'<h2>Arms</h2><div class="card scroll">{html_table(HEADER, rows)}</div>'
     yield f'<h2>Ratios, pair by pair</h2><div class="card scroll">{html_table(*ratio_table(comparison))}</div>'
+    yield f"<p>{escape(ratio_caution(comparison))}</p>"
+    if comparison.differences:
+        header, rows = difference_table(comparison)
+        yield f'<h2>Where settings differ</h2><div class="card scroll">{html_table(header, rows, whole=True)}</div>'
     yield failures(comparison)
     yield '<h2>Plots</h2><div class="plots">'
     for number, (title, text, figure) in enumerate(plots(comparison)):
@@ -88,8 +94,10 @@ def sections(comparison: Comparison) -> Iterator[str]:
     yield f"<p>{escape(FILES.replace('`', ''))}</p>"
 
 
-def html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    body = "".join(f"<tr>{''.join(f'<td>{two_lines(cell)}</td>' for cell in row)}</tr>" for row in rows)
+def html_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, whole: bool = False) -> str:
+    """A table whose cells are in two lines, or `whole` as they are."""
+    written = escape if whole else two_lines
+    body = "".join(f"<tr>{''.join(f'<td>{written(cell)}</td>' for cell in row)}</tr>" for row in rows)
     head = "".join(f"<th>{escape(name)}</th>" for name in header)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 

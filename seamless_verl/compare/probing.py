@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,13 +71,23 @@ def probe_job(job: Job, options: Options, out: Path, *, splits: bool) -> tuple[J
     return facts_of(found.config, devices=options.devices, on_machine=found.cores, splits=splits), found
 
 
-def probe_arms(job: Job, arms: Sequence[ComparedArm], facts: JobFacts, options: Options, out: Path) -> list[ProbedArm]:
-    """Each arm as its run would be, or why it cannot run here.
+def probe_arms(
+    job: Job,
+    arms: Sequence[ComparedArm],
+    facts: JobFacts,
+    options: Options,
+    out: Path,
+    say: Callable[[str], object] = lambda text: None,
+) -> list[ProbedArm]:
+    """Each arm as its run would be, or why it cannot run here; `say` gets a line before each.
 
     Raises:
         ConfigError: arms that can run have different budgets, or none can.
     """
-    found = [probe_arm(job, arm, facts, options, out / FOLDER) for arm in arms]
+    found = []
+    for number, arm in enumerate(arms, 1):
+        say(f"checking arm {number} of {len(arms)}: {arm.name}\n")
+        found.append(probe_arm(job, arm, facts, options, out / FOLDER))
     budgets = {one.arm.name: budget_of(one.config) for one in found if one.config is not None}
     if not budgets:
         raise ConfigError("--arms", [arm.name for arm in arms], f"none can run here: {found[0].reason}", "See above")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from seamless_verl.compare.differences import Difference
 from seamless_verl.compare.outcome import ArmSummary, Run, RunState, summarize
 from seamless_verl.compare.statistics import Spread
+from seamless_verl.runtime.response_tokens import COUNTED
 from seamless_verl.runtime.tables import text_table
 
 HEADER = (
@@ -24,11 +26,16 @@ RATIO_NAMES = {
 }
 ABSENT = "-"
 LOG_LINES = 15  # of a failed run that the report shows
+SHOWN = 3  # differences of an arm on the terminal
+FEW_STEPS, FEW_PAIRS = 10, 3  # with fewer of either, a caution stands beside the ratios
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All that a report says. `conditions` are lines about machine, job and budget; `command` makes it again."""
+    """All that a report says. `conditions` are lines about machine, job and budget; `command` makes it again.
+
+    `differences` are the settings in which an arm differs from the baseline, by the names of the arms that can run.
+    """
 
     title: str
     baseline: str
@@ -37,6 +44,7 @@ class Comparison:
     skip: int
     conditions: tuple[str, ...]
     command: str
+    differences: Mapping[str, Sequence[Difference]] = field(default_factory=dict)
     interrupted: bool = False
 
     @property
@@ -44,9 +52,28 @@ class Comparison:
         return summarize(self.runs, self.baseline)
 
 
-def table(summaries: Sequence[ArmSummary]) -> str:
-    """The arms as a text table, for the terminal."""
-    return text_table(HEADER, [cells(summary) for summary in summaries], align="<>")
+def table(comparison: Comparison) -> str:
+    """The arms as a text table, for the terminal, and below it where their settings differ."""
+    rows = text_table(HEADER, [cells(summary) for summary in comparison.summaries], align="<>")
+    return "\n".join([rows, *difference_lines(comparison)])
+
+
+def difference_lines(comparison: Comparison) -> Iterator[str]:
+    """A line for each arm but the baseline: how many settings differ, and the first of them."""
+    for arm, found in comparison.differences.items():
+        more = f" and {len(found) - SHOWN} more, which the report lists" if len(found) > SHOWN else ""
+        settings = f"{', '.join(map(str, found[:SHOWN]))}{more}" if found else "none"
+        yield f"Settings of {arm} that differ from those of {comparison.baseline} (in brackets): {settings}."
+
+
+def difference_table(comparison: Comparison) -> tuple[Sequence[str], list[list[str]]]:
+    """Header and rows: every setting in which an arm differs from the baseline."""
+    rows = [
+        [arm, one.key, one.value, one.first]
+        for arm, found in comparison.differences.items()
+        for one in found or (Difference("none", ABSENT, ABSENT),)
+    ]
+    return ("arm", "setting", "its value", f"that of {comparison.baseline}"), rows
 
 
 def cells(summary: ArmSummary) -> list[str]:
@@ -102,14 +129,28 @@ def verdicts(comparison: Comparison) -> Iterator[str]:
         if (test := summary.reward_test) is not None:
             alike = "within noise" if test.equal else "more than noise"
             learned = f"the reward differs by {test.difference:+.3f} +- {test.half_width:.3f}, {alike}"
-        yield f"{summary.arm}: {ratio.median:.2f} times the tokens/s of {comparison.baseline} ({pairs}); {learned}."
+        verdict = f"{summary.arm}: {ratio.median:.2f} times the tokens/s of {comparison.baseline} ({pairs}); {learned}."
+        yield " ".join(filter(None, [verdict, caution(comparison.steps - comparison.skip, ratio.values)]))
+
+
+def caution(steps: int, pairs: int) -> str:
+    """What to say where ratios rest on few measured steps of a run, or on few pairs of runs; "" otherwise."""
+    few = [f"{steps} measured step{'s' * (steps != 1)} a run, fewer than {FEW_STEPS}"] * (steps < FEW_STEPS)
+    few += [f"{pairs} pair{'s' * (pairs != 1)} of runs, fewer than {FEW_PAIRS}"] * (pairs < FEW_PAIRS)
+    return f"With care: this rests on {', and on '.join(few)}." if few else ""
+
+
+def ratio_caution(comparison: Comparison) -> str:
+    """The caution for all ratios: that of the arm with the fewest pairs."""
+    pairs = [summary.ratio.values for summary in comparison.summaries if summary.ratio is not None]
+    return caution(comparison.steps - comparison.skip, min(pairs)) if pairs else ""
 
 
 EXPLANATIONS = (
     "Medians over an arm's runs, in brackets the lowest and the highest. A ratio is of two runs of the same seed and "
     "round; the table has the median of these.",
-    "tokens/s: response tokens that were trained, by the time between the ends of steps, validations and checkpoints "
-    "left out. The first steps of each run are not measured.",
+    f"tokens/s: {COUNTED}, by the time between the ends of steps, validations and checkpoints left out. The first "
+    "steps of each run are not measured.",
     "idle: the share of time for which a device was seen to do nothing, from outside, alike for every arm: by NVML on "
     "GPUs; on the CPU platform by the scheduler's account of the processes that are pinned to the device's core, where "
     "one that polls counts as busy.",
@@ -129,6 +170,9 @@ def markdown(comparison: Comparison) -> str:
     parts = [f"# {comparison.title}", *warnings_of(comparison), bullets(verdicts(comparison))]
     rows = [cells(summary) for summary in comparison.summaries]
     parts += [markdown_table(HEADER, rows), "## Ratios, pair by pair", markdown_table(*ratio_table(comparison))]
+    parts += [ratio_caution(comparison)]
+    if comparison.differences:
+        parts += ["## Where settings differ", markdown_table(*difference_table(comparison))]
     parts += [failures(comparison), "## What the columns say"]
     parts += [bullets([f"The baseline is `{comparison.baseline}`.", reward_source(comparison), *EXPLANATIONS])]
     parts += ["## Conditions", bullets(comparison.conditions)]

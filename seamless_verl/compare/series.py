@@ -16,6 +16,7 @@ from typing import Any, TextIO
 
 from seamless_verl.compare.budget import samples_of_step, select, updates_of_step
 from seamless_verl.compare.device_use import CoreUse, UseSample, UseSampler, UseSource, idle_between, nvml_use
+from seamless_verl.compare.differences import differences
 from seamless_verl.compare.figures import RunFigures, StepFigures, StepSize, run_figures, step_figures
 from seamless_verl.compare.job import Job
 from seamless_verl.compare.made_of import made_of
@@ -25,8 +26,8 @@ from seamless_verl.compare.probing import ProbedArm
 from seamless_verl.compare.processes import RunFailedError
 from seamless_verl.compare.report import Comparison, run_line, table
 from seamless_verl.compare.running import LOG_FILE, METRICS_FILE, Step, run_logged
-from seamless_verl.compare.store import DONE, read_run, write_manifest, write_report, write_run
-from seamless_verl.compare.surroundings import git_state, kept_environment, machine, versions
+from seamless_verl.compare.store import DONE, StoredRun, read_run, write_manifest, write_report, write_run
+from seamless_verl.compare.surroundings import condition_lines, span, surroundings
 
 
 @dataclass
@@ -42,7 +43,7 @@ class RunSeries:
     screen: TextIO = sys.stderr
     runs: list[Run] = field(default_factory=list)
     raw: dict[tuple[str, int, int], list[Step]] = field(default_factory=dict)
-    began: float = field(default_factory=time.time)
+    surroundings: list[Mapping[str, Any]] = field(default_factory=list)
     now: PlannedRun | None = None
 
     def __post_init__(self) -> None:
@@ -54,6 +55,9 @@ class RunSeries:
         config = runnable[0].config
         assert config is not None
         self.config = config
+        self.differences = {
+            one.arm.name: differences(one.config, config) for one in runnable[1:] if one.config is not None
+        }
         group = samples_of_step(config) // max(1, int(select(config, "data.train_batch_size") or 1))
         self.size = StepSize(samples_of_step(config), group, updates_of_step(config))
 
@@ -64,7 +68,7 @@ class RunSeries:
             self.runs.append(self.run(planned))
             self.now = None
             self.report()
-            self.say(f"\n{run_line(self.runs[-1])}\n{table(self.comparison().summaries)}\n")
+            self.say(f"\n{run_line(self.runs[-1])}\n{table(self.comparison())}\n")
 
     def interrupt(self) -> None:
         """Account for the runs that were not made, and report the others."""
@@ -81,17 +85,20 @@ class RunSeries:
         overrides = [*shared_overrides(self.options, planned.seed, planned.folder), *probed.overrides]
         command, log = self.job.command(overrides), str(planned.folder / LOG_FILE)
         identity = {"command": command, "made_of": self.made_of[planned.arm.name]}
+        begun = time.time()
         try:
-            steps, use = read_run(planned.folder, identity) or self.start(planned, identity)
+            made = read_run(planned.folder, identity) or self.start(planned, identity)
         except RunFailedError as error:
+            self.surroundings.append(surroundings(begun))
             return Run(*planned.key, RunState.FAILED, reason=str(error), log=log)
-        self.raw[planned.key] = steps
-        found = step_figures(steps, self.size, lambda began, ended: idle_between(use, began, ended))
-        return Run(*planned.key, RunState.FINISHED, tuple(found), self.figures(found, use), log=log)
+        self.surroundings.append(made.surroundings)
+        self.raw[planned.key] = made.steps
+        found = step_figures(made.steps, self.size, lambda began, ended: idle_between(made.use, began, ended))
+        return Run(*planned.key, RunState.FINISHED, tuple(found), self.figures(found, made.use), log=log)
 
-    def start(self, planned: PlannedRun, identity: Mapping[str, Any]) -> tuple[list[Step], list[UseSample]]:
-        """Run the command; what it logged, and what was seen of its devices, by seconds since its start."""
-        folder = planned.folder
+    def start(self, planned: PlannedRun, identity: Mapping[str, Any]) -> StoredRun:
+        """Run the command, and keep what came of it."""
+        folder, begun = planned.folder, time.time()
         folder.mkdir(parents=True, exist_ok=True)
         for name in (DONE, METRICS_FILE):
             (folder / name).unlink(missing_ok=True)
@@ -116,9 +123,10 @@ class RunSeries:
         finally:
             for sampler, _ in watch:
                 sampler.close()
-        samples, began = (watch[0][0].samples, watch[0][1]) if watch else ([], 0.0)
-        write_run(folder, identity, steps, samples, began)
-        return read_run(folder, identity) or (steps, [])
+        seen = [UseSample(one.began - at, one.ended - at, one.shares) for use, at in watch for one in use.samples]
+        made = StoredRun(steps, seen, surroundings(begun))
+        write_run(folder, identity, made)
+        return made
 
     def figures(self, steps: Sequence[StepFigures], use: Sequence[UseSample]) -> RunFigures:
         begun = next(step.at_s for step in steps if step.step == self.options.skip)
@@ -156,43 +164,37 @@ class RunSeries:
             skip=self.options.skip,
             conditions=tuple(self.conditions()),
             command=self.command,
+            differences=self.differences,
             interrupted=interrupted,
         )
 
     def conditions(self) -> list[str]:
-        """Lines about budget, machine and versions."""
-        options, size, here, found = self.options, self.size, machine(), versions()
+        """Lines about the budget, and about the machine, the versions and the time of the runs."""
+        options, size = self.options, self.size
         kind = "the CPU platform, a core each" if select(self.config, "trainer.device") == "cpu" else "accelerators"
         model = select(self.config, "actor_rollout_ref.model.path")
         seeds = ", ".join(map(str, options.seeds))
-        git = git_state()
-        changed = f", {len(git['changed'])} files changed" if git.get("changed") else ""
         return [
             f"{options.steps} steps of {size.samples} samples, {self.devices} device(s) ({kind}), seeds {seeds}, "
             f"{options.rounds} round(s); the first {options.skip} steps of a run are not measured.",
             f"The same in every arm: model {model}, prompts and their order by seed, {size.updates} optimizer steps a "
             f"step, {size.group} samples a prompt, no checkpoints.",
-            f"Machine: {here['processor']}, {here['cores']} cores, {here['memory_gb']} GB; load average at the end "
-            f"{', '.join(map(str, here['load_average']))}.",
-            "Versions: " + ", ".join(f"{name} {number}" for name, number in found.items()) + ".",
-            f"Commit: {git.get('commit', 'not a git checkout')}{changed}.",
-            f"It took {(time.time() - self.began) / 60:.1f} minutes, without runs that were in the folder already.",
+            *(condition_lines(self.surroundings) if self.surroundings else ()),
         ]
 
     def manifest(self) -> dict[str, Any]:
-        """All that it takes to run it again."""
+        """All that it takes to run it again; surroundings are those of the last run."""
+        began, ended = span(self.surroundings) if self.surroundings else (None, None)
+        last = self.surroundings[-1] if self.surroundings else surroundings(time.time())
         return {
             "command": self.command,
             "folder": str(Path.cwd()),
             "options": vars(self.options),
             "baseline": self.baseline,
             "devices": self.devices,
-            "began": self.began,
-            "ended": time.time(),
-            "versions": versions(),
-            "git": git_state(),
-            "machine": machine(),
-            "environment": kept_environment(os.environ),
+            **last,
+            "began": began,
+            "ended": ended,
             "runs": [self.run_entry(run) for run in self.runs],
         }
 

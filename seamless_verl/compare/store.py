@@ -1,7 +1,7 @@
 """The files of a comparison: the report, the raw data as parquet, and the manifest with which it is run again.
 
     OUT/report.md report.html manifest.json runs.parquet steps.parquet
-    OUT/<arm>-seed<seed>-r<round>/ log.txt logged.jsonl steps.jsonl use.json done
+    OUT/<arm>-seed<seed>-r<round>/ log.txt logged.jsonl steps.jsonl use.json surroundings.json done
 
 Each is replaced whole. A run whose `done` has the very command line of a run that is asked for, and the same config,
 files, versions and code, is not made again.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,16 @@ from seamless_verl.compare.report import Comparison, markdown
 from seamless_verl.compare.running import Step
 from seamless_verl.tiny.files import replaced_file, writing_to
 
-STEPS, USE, DONE = "steps.jsonl", "use.json", "done"
+STEPS, USE, SURROUNDINGS, DONE = "steps.jsonl", "use.json", "surroundings.json", "done"
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """What a finished run logged, what was seen of its devices by seconds since its start, and where it was made."""
+
+    steps: list[Step]
+    use: list[UseSample]
+    surroundings: Mapping[str, Any]
 
 
 @contextmanager
@@ -34,24 +43,24 @@ def output_folder(out: Path) -> Iterator[None]:
         yield
 
 
-def write_run(
-    folder: Path, identity: Mapping[str, Any], steps: Sequence[Step], use: Sequence[UseSample], began: float
-) -> None:
-    """What a finished run logged, and what was seen of its devices, by seconds since its start. `done` comes last."""
-    samples = [[sample.began - began, sample.ended - began, *sample.shares] for sample in use]
-    (folder / STEPS).write_text("".join(json.dumps(step) + "\n" for step in steps))
+def write_run(folder: Path, identity: Mapping[str, Any], run: StoredRun) -> None:
+    """`done` comes last."""
+    samples = [[sample.began, sample.ended, *sample.shares] for sample in run.use]
+    (folder / STEPS).write_text("".join(json.dumps(step) + "\n" for step in run.steps))
     (folder / USE).write_text(json.dumps(samples))
+    (folder / SURROUNDINGS).write_text(json.dumps(run.surroundings, indent=1) + "\n")
     with replaced_file(folder / DONE) as temporary:
         temporary.write_text(json.dumps(identity))
 
 
-def read_run(folder: Path, identity: Mapping[str, Any]) -> tuple[list[Step], list[UseSample]] | None:
+def read_run(folder: Path, identity: Mapping[str, Any]) -> StoredRun | None:
     """A finished run of this very command line, made of the same; None where there is none."""
-    done = folder / DONE
-    if not done.is_file() or json.loads(done.read_text()) != identity:
+    done, surroundings = folder / DONE, folder / SURROUNDINGS
+    if not (done.is_file() and surroundings.is_file()) or json.loads(done.read_text()) != identity:
         return None
     steps = [json.loads(line) for line in (folder / STEPS).read_text().splitlines()]
-    return steps, [UseSample(row[0], row[1], tuple(row[2:])) for row in json.loads((folder / USE).read_text())]
+    use = [UseSample(row[0], row[1], tuple(row[2:])) for row in json.loads((folder / USE).read_text())]
+    return StoredRun(steps, use, json.loads(surroundings.read_text()))
 
 
 def write_report(out: Path, comparison: Comparison, raw: Mapping[tuple[str, int, int], Sequence[Step]]) -> None:

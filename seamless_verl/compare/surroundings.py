@@ -1,6 +1,7 @@
-"""Where a comparison was made: versions, git state, machine. What a run does not inherit is left out.
+"""Where and when the runs of a comparison were made: versions, git state, machine.
 
-Of the environment only variables that steer a run are kept, and none whose name says that it is a key or a token.
+They are kept with each run, so that a report that is written again says what held when its runs were made. Of the
+environment only variables that steer a run are kept, and none whose name says that it is a key or a token.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ import hashlib
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,43 @@ KEPT = ("SEAMLESS_", "VERL_", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "TORCHD
 SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 REPOSITORY = Path(__file__).parents[2]
 CODE = ("seamless_verl", "recipes")
+
+
+def surroundings(began: float) -> dict[str, Any]:
+    """Those of a run that began then, in seconds since 1970, and ends now."""
+    return {
+        "began": began,
+        "ended": time.time(),
+        "versions": versions(),
+        "git": git_state(),
+        "machine": machine(),
+        "environment": kept_environment(os.environ),
+    }
+
+
+def condition_lines(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Lines of a report about the surroundings of its runs, each once; of the load of a machine the last one."""
+    loads = {machine_words(run["machine"]): ", ".join(map(str, run["machine"]["load_average"])) for run in runs}
+    yield from (f"Machine: {words}; load average at the end {load}." for words, load in loads.items())
+    yield from dict.fromkeys(f"Versions: {', '.join(f'{n} {v}' for n, v in run['versions'].items())}." for run in runs)
+    yield from dict.fromkeys(f"Commit: {commit_words(run['git'])}." for run in runs)
+    begun, ended = (time.strftime("%Y-%m-%d %H:%M", time.gmtime(at)) for at in span(runs))
+    minutes = sum(run["ended"] - run["began"] for run in runs) / 60
+    yield f"The runs were made from {begun} to {ended} UTC, and took {minutes:.1f} minutes together."
+
+
+def span(runs: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    """When the first run began and the last one ended."""
+    return min(run["began"] for run in runs), max(run["ended"] for run in runs)
+
+
+def machine_words(found: Mapping[str, Any]) -> str:
+    return f"{found['processor']}, {found['cores']} cores, {found['memory_gb']} GB"
+
+
+def commit_words(git: Mapping[str, Any]) -> str:
+    changed = f", {len(git['changed'])} files changed" if git.get("changed") else ""
+    return f"{git.get('commit', 'not a git checkout')}{changed}"
 
 
 def versions() -> dict[str, str]:

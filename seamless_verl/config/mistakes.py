@@ -28,6 +28,8 @@ from seamless_verl.errors import ConfigError
 
 ENGINE = "model_engine"
 DEFAULT_ENGINE = "dp"  # verl's own default, FSDP, whose file has no engine in its name
+STRATEGIES = tuple(f"{node}.strategy" for node in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"))
+NODES = (".fsdp_config.", ".megatron.")  # the same settings of FSDP's and of Megatron's engine
 MACHINES = ("seamless.resources", "seamless.layout", "seamless.cpu")
 LISTED = 6  # keys in a message, at most
 CONFIG_NAME = "--config-name"
@@ -59,9 +61,11 @@ def find_mistakes(arguments: Sequence[str], compose: Compose, inspect: Inspect) 
         return mistakes
     values = [override for override in readable if not _is_choice(override)]
     found = _apply_all(values, config)
-    engine = _engine_of(found, kept, str(config.get(ENGINE)))
+    current = str(config.get(ENGINE))
+    choice = _choice_of(current, [str(given.config_name), *kept], values)
+    engine = None if choice else _engine_of(found, values, current)
     if engine is None:
-        _name_engines(found, str(config.get(ENGINE)))
+        _name_engines(found, current, choice)
     else:
         keys = found.keys_of(engine)
         mistakes.append(_wrong_engine(engine, config, sorted(keys)))
@@ -185,13 +189,24 @@ def _apply_all(values: Iterable[Override], config: DictConfig) -> _Applied:
     return done
 
 
-def _engine_of(found: _Applied, kept: Sequence[str], current: str) -> str | None:
-    """The engine that has most of the unknown keys, when the command line chooses none and one has any."""
-    if any(_key(text).partition("@")[0] in (ENGINE, "actor", "ref", "critic") for text in kept):
-        return None
+def _choice_of(current: str, choices: Sequence[str], values: Sequence[Override]) -> str:
+    """What on the command line chooses the engine: its group, a strategy, or verl's config of it; "" for nothing."""
+    name, *groups = choices
+    chosen = [text for text in groups if _key(text).partition("@")[0] in (ENGINE, "actor", "ref", "critic")]
+    strategies = (one.key_or_group for one in values if one.key_or_group in STRATEGIES and one.value() == current)
+    chosen += [f"{key}={current}" for key in strategies]
+    chosen += [f"{CONFIG_NAME}={name}"] if f"_{current}_" in name else []
+    return next(iter(chosen), "")
+
+
+def _engine_of(found: _Applied, values: Sequence[Override], current: str) -> str | None:
+    """The engine that has most of the unknown keys, and more of the given ones than the current engine has alone."""
     counts = {engine: len(found.keys_of(engine)) for engine in engines() if engine != current}
     best = max(counts, key=lambda engine: counts[engine], default=None)
-    return best if best is not None and counts[best] else None
+    if best is None:
+        return None
+    own = {one.key_or_group for one in values} & (engine_keys(current) - engine_keys(best))
+    return best if counts[best] > len(own) else None
 
 
 def _wrong_engine(engine: str, config: DictConfig, keys: Sequence[str]) -> ConfigError:
@@ -205,13 +220,24 @@ def _wrong_engine(engine: str, config: DictConfig, keys: Sequence[str]) -> Confi
     return ConfigError(ENGINE, config.get(ENGINE), reason, way_out)
 
 
-def _name_engines(found: _Applied, current: str) -> None:
-    """Say of each unknown key which other engine has it."""
+def _name_engines(found: _Applied, current: str, choice: str) -> None:
+    """Say of each unknown key which other engine has it; `choice` chose the current one, if it is not empty."""
     for key, mistake in found.unknown.items():
         others = [engine for engine in engines() if key in engine_keys(engine)]
         if others:
-            reason = f"is a key of {ENGINE}={others[0]}, and the engine is {current}"
-            found.unknown[key] = ConfigError(key, mistake.value, reason, f"Leave it out, or write {ENGINE}={others[0]}")
+            says = "" if choice in ("", f"{ENGINE}={current}") else f", as {choice} says"
+            fsdp = ", verl's FSDP" if others[0] == DEFAULT_ENGINE else ""
+            reason = f"is a key of {ENGINE}={others[0]}{fsdp}, and the engine is {current}{says}"
+            other = "" if choice and current != DEFAULT_ENGINE else f"{ENGINE}={others[0]}"
+            instead = _own_key(key, current) or other
+            way_out = f"Leave it out{f', or write {instead}' if instead else ''}"
+            found.unknown[key] = ConfigError(key, mistake.value, reason, way_out)
+
+
+def _own_key(key: str, engine: str) -> str | None:
+    """The key with which that engine sets what another one's key does; None where it has none."""
+    names = (key.replace(one, other) for one in NODES for other in NODES if one in key)
+    return next((name for name in names if name != key and name in engine_keys(engine)), None)
 
 
 def _name_replaced(found: _Applied) -> None:

@@ -56,11 +56,15 @@ class MachineFacts:
 
 @dataclass(frozen=True)
 class ClockFacts:
-    """`behind_files`: by how much the clock is behind the time of this package's files; 0 where it is not."""
+    """`synchronized` and `max_error` are the kernel's account, `clients` the NTP clients that are seen to run here.
+
+    `behind_files`: by how much the clock is behind the time of this package's files; 0 where it is not.
+    """
 
     synchronized: bool | None
     max_error: float | None
     behind_files: float
+    clients: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

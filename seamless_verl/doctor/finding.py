@@ -13,6 +13,8 @@ GIB = 2**30
 class Level(StrEnum):
     OK = "ok"
     """Nothing to do."""
+    NOTE = "note"
+    """Not in order, or not known, and no trouble for a run here."""
     WARNING = "warning"
     """A run works, but slower, or only in some layouts."""
     ERROR = "error"
@@ -37,6 +39,10 @@ class Finding:
 
 def ok(subject: str, text: str) -> Finding:
     return Finding(subject, Level.OK, text)
+
+
+def note(subject: str, text: str, way_out: str) -> Finding:
+    return Finding(subject, Level.NOTE, text, way_out)
 
 
 def warning(subject: str, text: str, way_out: str) -> Finding:

@@ -51,7 +51,8 @@ TRANSPARENT_HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 CONTAINER_TASKS = tuple(Path("/sys/fs/cgroup", folder) for folder in ("", "pids"))  # of cgroup version 2, and 1
 ELSEWHERE = ("8.8.8.8", 53)  # an address that is not on this host; nothing is sent to it
 CONNECT_TIMEOUT_S = 2.0
-UNSYNCHRONIZED = 0x40  # STA_UNSYNC of sys/timex.h
+UNSYNCHRONIZED = 0x40  # STA_UNSYNC of sys/timex.h, which timedatectl shows as NTPSynchronized, too
+NTP_CLIENTS = ("chronyd", "ntpd", "systemd-timesyncd", "ptp4l")
 RAYLET, SESSION = "raylet", re.compile(r"--(?:session_dir|temp_dir)=(.+)")
 
 
@@ -123,11 +124,13 @@ class Timex(ctypes.Structure):
 
 def _clock() -> ClockFacts:
     behind = max(0.0, Path(__file__).stat().st_mtime - time.time())
+    running = {process.info["name"] or "" for process in psutil.process_iter(["name"])}
+    clients = tuple(name for name in NTP_CLIENTS if name in running)
     timex = Timex()  # modes=0 sets nothing
     adjtimex = getattr(ctypes.CDLL(None), "adjtimex", None)
     if adjtimex is None or adjtimex(ctypes.byref(timex)) < 0:
-        return ClockFacts(None, None, behind)
-    return ClockFacts(not timex.status & UNSYNCHRONIZED, timex.maxerror / 1e6, behind)
+        return ClockFacts(None, None, behind, clients)
+    return ClockFacts(not timex.status & UNSYNCHRONIZED, timex.maxerror / 1e6, behind, clients)
 
 
 def _limits() -> LimitFacts:

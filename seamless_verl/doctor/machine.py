@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from seamless_verl.config.checks.settings import Problem
-from seamless_verl.doctor.facts import Facts
-from seamless_verl.doctor.finding import GIB, Finding, error, gib, of_problem, ok, warning
+from seamless_verl.doctor.facts import ClockFacts, Facts
+from seamless_verl.doctor.finding import GIB, Finding, error, gib, note, of_problem, ok, warning
 from seamless_verl.errors import ConfigError
 from seamless_verl.resources.visible_devices import ORDER, PCI, VARIABLE, order_problem, visible_devices
 
@@ -90,15 +90,22 @@ def probe_clock(facts: Facts) -> list[Finding]:
     if clock.behind_files > FILES_AHEAD_S:
         text = f"it is {clock.behind_files:.0f} s behind the time of this package's files"
         return [warning("clock", text, "Set it: timedatectl set-ntp true, or date -s")]
-    if clock.synchronized is None:
-        return [ok("clock", "the system does not say whether it is synchronized")]
     if clock.synchronized and (clock.max_error is None or clock.max_error <= CLOCK_ERROR_S):
-        return [ok("clock", "synchronized")]
-    state = f"may be {clock.max_error:.1f} s off" if clock.synchronized else "is not synchronized"
+        return [ok("clock", "synchronized, as the kernel has it")]
+    way_out = "Run an NTP client on every machine, such as chrony"
+    if clock.synchronized is None:
+        text = f"not known whether it is synchronized: the kernel does not say, and {_clients(clock)}"
+        return [note("clock", text, way_out)]
+    state = f"may be {clock.max_error:.1f} s off" if clock.synchronized else "is not synchronized, as the kernel has it"
     if not facts.joins_named_cluster:
-        return [ok("clock", f"{state}, which matters only between machines")]
-    text = f"{state}, and the devices' time is added up over the machines of RAY_ADDRESS"
-    return [warning("clock", text, "Run an NTP client on every machine, such as chrony")]
+        return [note("clock", f"{state}, and {_clients(clock)}; that matters only between machines", way_out)]
+    text = f"{state}, and {_clients(clock)}; the devices' time is added up over the machines of RAY_ADDRESS"
+    return [warning("clock", text, way_out)]
+
+
+def _clients(clock: ClockFacts) -> str:
+    """A container does not see those of its host."""
+    return f"{' and '.join(clock.clients)} runs" if clock.clients else "no NTP client is seen to run here"
 
 
 def probe_open_files(facts: Facts) -> list[Finding]:

@@ -50,7 +50,8 @@ class RatesSource(StrEnum):
 
 @dataclass(frozen=True)
 class Calibration:
-    """`residuals` are relative: of a fit the root mean square, of a median the median distance from it.
+    """`residuals` are relative: of a fit the root mean square, of a median the median distance from it, of the
+    ledger's mean rate the standard deviation of the steps' rates. An engine that was measured alone has none, 0.
 
     `measured` are the run's own figures: seconds of a step, tokens/s with prompts, the idle share.
     """
@@ -85,6 +86,8 @@ def fit(
     seats = max(1, round(median(rows) / max(1, generates)))
     source = RatesSource.ALONE if alone else RatesSource.SEEN if len(points) >= LEAST_POINTS else RatesSource.MEAN
     rates, rate_residual = fit_rates([(seats, _mean_rate(run))] if source is RatesSource.MEAN else points)
+    if source is RatesSource.MEAN:
+        rate_residual = _spread_of(_step_rates(run))  # one point is fitted without any residual, whatever it says
     if alone:
         rates, rate_residual = {round(calls): rate for calls, rate in sorted(points)}, 0.0
     times = {
@@ -182,6 +185,13 @@ def _rows(run: RunMetrics) -> list[int]:
     tokens = run.values("perf/total_num_tokens")
     means = [max(1.0, prompt + reply) for prompt, reply in lengths]
     return [max(1, round(total / one)) for total, one in zip(tokens, means, strict=True)]
+
+
+def _step_rates(run: RunMetrics) -> list[float]:
+    """Tokens/s of a device that generates, in each step but the first; steps without generation are left out."""
+    generated = [max(0.0, after - before) for before, after in pairwise(run.values("calls/tokens"))]
+    seconds = run.values("seamless/device/rollout_s")[1:]
+    return [tokens / spent for tokens, spent in zip(generated, seconds, strict=True) if spent]
 
 
 def _mean_rate(run: RunMetrics) -> float:

@@ -20,6 +20,7 @@ import ray
 
 from seamless_verl.data_plane.server_calls import ServerCalls
 from seamless_verl.resources.ledger import (
+    END,
     SAME_CLOCK,
     Activity,
     ActivityReport,
@@ -134,7 +135,7 @@ class DeviceTime:
 
         if self.ledger is None:
             return None
-        self.close("end")
+        self.close(END)
         picture = self.trace.path.with_name(self.trace.path.name.removesuffix(TRACE) + ".png")
         return draw_timeline(self.trace.path, picture)
 

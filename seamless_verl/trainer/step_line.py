@@ -1,24 +1,26 @@
 """One line for a step on the terminal: what was learned, how fast, and what the trainer waited for. Pure.
 
-    step:12 of 80  reward 0.231  validation 0.204  887 tokens/s  1.9 s  idle 23%  staleness 1  waited 0.4 s for groups
+    step:12 of 80  reward 0.231  validation 0.204  273 tokens/s  1.9 s  idle 23%  staleness 1  waited 0.4 s for groups
 
 It begins as verl's own line of a step does, so that what looks for `step:12 ` finds it. A figure that a step does not
-have is left out.
+have is left out. tokens/s count what a comparison's report does: response tokens that were trained, tools' answers
+included and prompts not; by the step's time without its checkpoint.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from seamless_verl.runtime.response_tokens import response_tokens
 from seamless_verl.trainer.validation_curve import reward_metric
 
-REWARD, TOKENS, SECONDS = "critic/score/mean", "perf/total_num_tokens", "perf/time_per_step"
+REWARD, SECONDS, CHECKPOINT = "critic/score/mean", "perf/time_per_step", "timing_s/save_checkpoint"
 IDLE, STALENESS = "seamless/device/idle_share", "training/off_policy/trajectory_staleness_worst/max"
 WAITS = {
     "timing_s/gen": "for groups",
     "seamless/commit/waited_s": "for replicas that loaded weights",
     "timing_s/update_weights": "for staging weights",
-    "timing_s/save_checkpoint": "for a checkpoint",
+    CHECKPOINT: "for a checkpoint",
     "timing_s/testing": "for the validation",
 }
 """What a step may wait for besides its computations, by the metric with its seconds."""
@@ -27,14 +29,16 @@ SHORTEST_S = 0.05  # a wait that is worth naming
 
 def step_line(step: int, total: int, metrics: Mapping[str, float]) -> str:
     """The line of a step, of `total` steps of the run. Seconds of the step are those that verl counts as the step's."""
-    tokens, seconds = metrics.get(TOKENS), metrics.get(SECONDS)
+    seconds = metrics.get(SECONDS)
     parts = [f"step:{step} of {total}"]
     if (reward := metrics.get(REWARD)) is not None:
         parts.append(f"reward {reward:.3f}")
     if (name := reward_metric(metrics)) is not None:
         parts.append(f"validation {metrics[name]:.3f}")
-    if tokens is not None and seconds:
-        parts += [f"{tokens / seconds:,.0f} tokens/s", f"{seconds:.1f} s"]
+    if seconds:
+        tokens, measured = response_tokens(metrics), seconds - metrics.get(CHECKPOINT, 0.0)
+        parts += [f"{tokens / measured:,.0f} tokens/s"] if tokens and measured > 0 else []
+        parts.append(f"{seconds:.1f} s")
     if (idle := metrics.get(IDLE)) is not None:
         parts.append(f"idle {idle:.0%}")
     if (staleness := metrics.get(STALENESS)) is not None:

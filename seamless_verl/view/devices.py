@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from seamless_verl.resources.ledger.activity import DeviceUse
-from seamless_verl.resources.ledger.trace import Timeline, read_timeline
+from seamless_verl.resources.ledger.trace import END, Timeline, read_timeline
 
 MAX_LANES = 64
 WHOLE = 1000  # of a share
@@ -19,7 +19,8 @@ class Lanes:
     """Lanes of [start, until), in seconds since the run's start; `columns` of each.
 
     `shares` has for each lane, column after column, the share of each of `kinds` in thousandths. `totals` are shares of
-    the whole window, 0 to 1, of each lane. `steps` are (label, end) in the window.
+    the whole window, 0 to 1, of each lane. `steps` are (label, end) in the window; what came after the
+    last one is no step.
     """
 
     names: tuple[str, ...]
@@ -58,5 +59,5 @@ def lanes_of(timeline: Timeline) -> Lanes:
         shares.shape[1],
         np.rint(merged * WHOLE).astype(int).reshape(len(groups), -1).tolist(),
         merged.mean(axis=1).round(4).tolist(),
-        timeline.steps,
+        tuple(step for step in timeline.steps if step[0] != END),
     )

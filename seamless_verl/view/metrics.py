@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from seamless_verl.resources.ledger import DeviceUse
 from seamless_verl.runtime.step_metrics import FILE, StepRow, read_steps
 
 VALIDATION = "val-"  # of the names of verl's validation metrics
@@ -15,13 +16,17 @@ MAX_POINTS = 2000  # steps of a chart
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart: `lines` are (metric, label); `about` says what to see in it."""
+    """A chart: `lines` are (metric, label); `about` says what to see in it.
+
+    `of_use`: the labels are kinds of a device's use, and have the colours that the devices' lanes have for these.
+    """
 
     key: str
     title: str
     unit: str
     lines: tuple[tuple[str, str], ...]
     about: str
+    of_use: bool = False
 
 
 CHARTS = (
@@ -43,8 +48,9 @@ CHARTS = (
         "idle",
         "Device time",
         "share",
-        tuple((f"seamless/device/{kind}_share", kind) for kind in ("idle", "train", "rollout", "switch", "sync")),
+        tuple((f"seamless/device/{kind}_share", str(kind)) for kind in DeviceUse),
         "what all devices did in the step",
+        of_use=True,
     ),
     Chart(
         "queue",

@@ -81,11 +81,6 @@ class RunView:
     def summary(self) -> RunSummary:
         with self._lock:
             files, steps = RunFiles.of(self.folder), self._metrics.steps()
-            remarks = (
-                [] if files.journals else ["No journal yet: sessions are on record with seamless.gateway.enabled."]
-            )
-            if not steps:
-                remarks.append("No step has ended yet, or the run kept no metrics.")
             self._refresh(files)
             last = steps[-1] if steps else None
             return RunSummary(
@@ -97,7 +92,7 @@ class RunView:
                 numbers_of(last) if last else {},
                 [str(path) for path in files.journals],
                 len(self._entries),
-                remarks,
+                remarks_of(files, steps=len(steps)),
             )
 
     def series(self, extra: Sequence[str] = ()) -> Series:
@@ -184,6 +179,17 @@ class RunView:
         if model not in self._texts:
             self._texts[model] = Texts.load(model)
         return self._texts[model]
+
+
+def remarks_of(files: RunFiles, *, steps: int) -> list[str]:
+    """What the page cannot show, and whether it may yet come: not of a run that has ended."""
+    ended = files.running is False and (files.description is not None or steps > 0)
+    journal, step = "No journal yet", "No step has ended yet, or the run kept no metrics."
+    if ended:
+        journal = "The run has ended, and kept no journal"
+        step = "The run has ended before its first step, or kept no metrics."
+    missing = [] if files.journals else [f"{journal}: sessions are on record with seamless.gateway.enabled."]
+    return missing if steps else [*missing, step]
 
 
 def keep(cache: OrderedDict[Key, Value], key: Key, value: Value) -> None:

@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from seamless_verl.compare.differences import Difference
 from seamless_verl.compare.figures import StepSize, run_figures, step_figures
 from seamless_verl.compare.outcome import Run, RunState
 from seamless_verl.compare.report import Comparison
 
 SIZE = StepSize(samples=128, group=8, updates=4)
 SKIP = 2
+OTHERS = (
+    Difference("trainer.v1.trainer_mode", "seamless", "sync"),
+    Difference("actor_rollout_ref.actor.policy_loss.loss_mode", "dppo_tv", "vanilla"),
+    Difference("seamless.max_staleness", "4", "not read"),
+    Difference("actor_rollout_ref.actor.clip_ratio", "0.15", "0.2"),
+)
 
 
 def logged(
@@ -41,7 +48,9 @@ def finished(arm: str, seed: int, log: Sequence[dict[str, Any]], *, idle: float 
     return Run(arm, seed, 1, RunState.FINISHED, tuple(steps), run_figures(steps, SIZE, skip=SKIP, idle=idle))
 
 
-def comparison(*, runs: Sequence[Run] | None = None, interrupted: bool = False) -> Comparison:
+def comparison(
+    *, runs: Sequence[Run] | None = None, interrupted: bool = False, steps: int = 12, different: bool = True
+) -> Comparison:
     """Two seeds of `sync` and of ours, which is faster, and an arm that failed."""
     given = [
         *(finished("sync", seed, logged(12, seconds=2.0 + 0.1 * seed, reward=0.01), idle=0.45) for seed in (1, 2)),
@@ -58,9 +67,10 @@ def comparison(*, runs: Sequence[Run] | None = None, interrupted: bool = False) 
         title="sums: sync, seamless, separate_async",
         baseline="sync",
         runs=tuple(given if runs is None else runs),
-        steps=12,
+        steps=steps,
         skip=SKIP,
         conditions=("12 steps of 128 samples on 2 devices (the CPU platform, a core each).", "Versions: verl 0.9.1."),
         command="seamless-verl compare arithmetic_grpo --steps 12",
+        differences={"seamless": OTHERS} if different else {},
         interrupted=interrupted,
     )

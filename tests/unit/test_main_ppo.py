@@ -46,6 +46,17 @@ def test_a_run_for_accelerators_is_refused_without_one_with_all_else(
     assert [mistake.key for mistake in checked.value.mistakes] == ["data.train_batch_size"]
 
 
+def test_our_trainer_needs_its_own_settings(tmp_path: Path) -> None:
+    """verl's config, such as ppo_megatron_trainer, does not have them; with verl's own modes it is taken."""
+    config = tiny_run(tmp_path, "trainer.device=cpu")
+    del config["seamless"]
+    with pytest.raises(ConfigError) as refused:
+        check_overrides(config, [])
+    assert [mistake.key for mistake in refused.value.mistakes] == ["--config-name"]
+    config.trainer.v1.trainer_mode = "sync"
+    check_overrides(config, [])
+
+
 def test_a_run_for_accelerators_can_be_checked_without_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

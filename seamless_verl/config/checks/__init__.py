@@ -232,9 +232,9 @@ def warnings_of(problems: Sequence[Problem]) -> list[str]:
 
 
 def find_problems(settings: Settings, checks: Sequence[Check] = CHECKS) -> list[Problem]:
-    """All problems and warnings, in the order of the checks, one for each key and reason."""
-    found: dict[tuple[str, str], Problem] = {}
+    """All problems and warnings, in the order of the checks, one for each key, value and reason."""
+    found: dict[tuple[str, str, str], Problem] = {}
     for check in checks:
         for problem in check(settings):
-            found.setdefault((problem.key, problem.reason), problem)
+            found.setdefault((problem.key, str(problem.value), problem.reason), problem)
     return list(found.values())

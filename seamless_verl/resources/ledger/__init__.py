@@ -19,10 +19,11 @@ from seamless_verl.resources.ledger.activity import (
 )
 from seamless_verl.resources.ledger.ledger import Ledger
 from seamless_verl.resources.ledger.report import LedgerReport
-from seamless_verl.resources.ledger.trace import Trace
+from seamless_verl.resources.ledger.trace import END, Trace
 
 __all__ = [
     "BUSY",
+    "END",
     "SAME_CLOCK",
     "Activity",
     "ActivityReport",

@@ -30,6 +30,7 @@ from seamless_verl.resources.ledger.interval_set import Change
 from seamless_verl.resources.ledger.report import LedgerReport
 
 DEVICES, LATE, STEPS = 1, 2, 3
+END = "end"  # of the period after a run's last step, which is none itself
 TITLES = {DEVICES: "devices", LATE: "devices: corrections that arrived late", STEPS: "steps and counters"}
 COLOURS = {  # names of the format's own palette
     DeviceUse.TRAIN: "thread_state_runnable",

@@ -95,7 +95,7 @@ export class Chart {
         { label: "step" },
         ...lines.map(([, label], number) => ({
           label,
-          stroke: colour(COLOURS[number % COLOURS.length]),
+          stroke: colour(this.chart.of_use ? `--use-${label}` : COLOURS[number % COLOURS.length]),
           width: 1.75,
           spanGaps: true,
           value: (plot, value) => figure(value),

@@ -39,7 +39,8 @@ export class Lanes {
     if (last !== this.last) return; // another window was chosen meanwhile
     this.lanes = lanes;
     if (this.lanes === null) {
-      this.rows.replaceChildren(element("p", {}, "What devices did is on record when the first step has ended."));
+      const missing = this.ended ? "The run has ended, and what devices did is not on record." : "What devices did is on record when the first step has ended.";
+      this.rows.replaceChildren(element("p", {}, missing));
       return;
     }
     this.fill();

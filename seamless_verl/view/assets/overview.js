@@ -36,6 +36,7 @@ export class Overview {
   async update(run) {
     this.showTiles(run);
     this.notes.replaceChildren(...run.remarks.map((note) => element("p", {}, note)));
+    this.lanes.ended = run.running === false && run.description !== null;
     await this.lanes.update();
     await this.updateCharts();
   }

@@ -41,6 +41,7 @@ def test_a_comparison_goes_on_behind_arms_that_fail_and_has_all_files(recipe: Pa
     done = compare(recipe, "--arms", "sync,colocate_async,separate_async,seamless", "data.x=1")
     assert done.returncode == 1, done.stderr
     assert "colocate_async cannot run here" in done.stderr and "seamless: " in done.stdout
+    assert "checking arm 2 of 4: colocate_async" in done.stderr and "trainer_mode=seamless (sync)" in done.stdout
     out = recipe.parent / "out"
     manifest = json.loads((out / "manifest.json").read_text())
     states = {(run["arm"], run["seed"]): run["state"] for run in manifest["runs"]}
@@ -65,6 +66,10 @@ def test_what_is_finished_is_not_made_again_unless_it_is_another_run(recipe: Pat
     assert compare(recipe, "--arms", "sync", "--seeds", "1").returncode == 0
     done = recipe.parent / "out" / "sync-seed1-r1" / "done"
     first = done.stat().st_mtime_ns
+    files = [recipe.parent / "out" / name for name in ("report.md", "report.html", "manifest.json")]
+    before = [file.read_text() for file in files]
+    assert compare(recipe, "--arms", "sync", "--seeds", "1").returncode == 0
+    assert [file.read_text() for file in files] == before, "no run was made, so nothing new is said of one"
     assert compare(recipe, "--arms", "sync,seamless", "--seeds", "1").returncode == 0
     assert done.stat().st_mtime_ns == first
     assert compare(recipe, "--arms", "sync", "--seeds", "1", "data.x=2").returncode == 0

@@ -44,6 +44,17 @@ def test_a_step_is_shown_as_the_trainer_prints_it_or_in_short(tmp_path: Path) ->
     assert [line.partition(" s  ")[2] for line in shown] == [ours, "step    3  reward 0.250  seconds 1.900"]
 
 
+@pytest.mark.parametrize(("code", "kept"), [(2, "the last run's\n"), (3, "no GPU\n"), (0, "no GPU\n")])
+def test_what_is_refused_leaves_the_log_of_the_last_run(tmp_path: Path, code: int, kept: str) -> None:
+    script, log = tmp_path / "run.sh", tmp_path / "log"
+    script.write_text(f"echo no GPU; exit {code}")
+    log.write_text("the last run's\n")
+    command = [sys.executable, str(PROGRESS), str(log), "bash", str(script)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == code and ("no GPU" in done.stdout) == (code != 0)
+    assert log.read_text() == kept and sorted(path.name for path in tmp_path.iterdir()) == ["log", "run.sh"]
+
+
 def test_what_nobody_reads_any_more_is_interrupted(tmp_path: Path) -> None:
     """As by `| head`, which leaves after some lines."""
     script = tmp_path / "run.sh"

@@ -36,10 +36,12 @@ def left_by_a_run(checkout: Path) -> tuple[Path, Path]:
     return model, log
 
 
-def quickstart(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    env = {name: value for name, value in os.environ.items() if name != "DATA"}
+def quickstart(
+    checkout: Path, *arguments: str, cwd: Path | None = None, **data: str
+) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if name != "DATA"} | data
     command = [str(checkout / "scripts/quickstart"), *arguments]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, timeout=300)
 
 
 def test_a_mistake_takes_nothing_of_the_last_run_away(checkout: Path) -> None:
@@ -64,3 +66,14 @@ def test_options_of_hydra_are_refused_before_anything_is_removed(checkout: Path,
     assert done.returncode == 2 and done.stderr.startswith(f"{options[0]}: ")
     assert f"recipes/arithmetic_grpo/run.sh {options[0]}" in done.stderr
     assert (model.read_text(), log.read_text()) == ("trained", "the last run's")
+
+
+def test_a_folder_of_the_users_is_taken_from_where_the_command_is_given(checkout: Path) -> None:
+    """A run that is refused there leaves its log."""
+    here = checkout.parent / f"{checkout.name}-caller"
+    (here / "mine").mkdir(parents=True)
+    (here / "mine" / "log.txt").write_text("the last run's")
+    done = quickstart(checkout, "seamless.max_staleness=-1", cwd=here, DATA="mine")
+    assert done.returncode == 2 and "seamless.max_staleness=-1" in done.stdout, done.stderr
+    assert (here / "mine" / "log.txt").read_text() == "the last run's"
+    assert not (checkout / "mine").exists() and str(here / "mine" / "log.txt") in done.stderr

@@ -57,6 +57,12 @@ def test_the_overview(browser: Browser, address: str) -> None:
         "return [0.1, 0.6, 0.95].map(x => [...d.getImageData(Math.floor(x * c.width), 5, 1, 1).data].join())"
     )
     assert len(set(drawn)) == 3, "it generated, trained and waited"
+    colours = browser.script(
+        "const colour = (found, of) => getComputedStyle(document.querySelector(found))[of];"
+        "return [colour('.swatch.use-idle', 'backgroundColor'),"
+        " colour('figure[data-chart=idle] .u-series:nth-child(2) .u-marker', 'borderTopColor')]"
+    )
+    assert colours[0] == colours[1], "a kind of use has one colour in lanes and chart"
     titles = [figure.get_attribute("data-chart") for figure in browser.all("figure")]
     assert titles == ["reward", "throughput", "idle"]
     browser.choose("Also draw", "perf/throughput")

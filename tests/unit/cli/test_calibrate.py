@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from seamless_verl.cli.calibrate import run_of
 from seamless_verl.cli.main import main
+from seamless_verl.errors import ConfigError
 from seamless_verl.simulator.calibration import read_calibration
 from seamless_verl.simulator.machine import TWO_CORES
 
@@ -30,9 +33,13 @@ METRICS = {
 }
 
 
-def write_steps(folder: Path, steps: int) -> None:
-    rows = ({"step": n, "time": 1e9 + n, "metrics": {**METRICS, "calls/tokens": 4160 * n}} for n in range(1, steps + 1))
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+def write_steps(folder: Path, steps: int, rollout_s: Sequence[float] = (2.0,)) -> None:
+    """The seconds of generation of the steps are taken in turn."""
+    lines = []
+    for step in range(1, steps + 1):
+        own = {"calls/tokens": 4160 * step, "seamless/device/rollout_s": rollout_s[step % len(rollout_s)]}
+        lines.append(json.dumps({"step": step, "time": 1e9 + step, "metrics": {**METRICS, **own}}) + "\n")
+    (folder / "metrics.jsonl").write_text("".join(lines))
 
 
 def test_it_prints_constants_with_residuals_and_writes_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,6 +52,41 @@ def test_it_prints_constants_with_residuals_and_writes_them(tmp_path: Path, caps
     assert (found.steps, found.workload.prompts, found.seats) == (7, 16, 32)
     assert main(["calibrate", str(tmp_path), "--samples", "4", "--json", "--out", str(tmp_path / "c")]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "c").read_text())
+
+
+def test_a_mean_rate_has_the_spread_of_the_steps_and_no_residual(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_steps(tmp_path, 9, rollout_s=(1.6, 2.0, 2.4))
+    assert main(["calibrate", str(tmp_path), "--samples", "4"]) == 0
+    rates = [line for line in capsys.readouterr().out.splitlines() if line.startswith("rates")]
+    assert rates and all(" 17%  tokens/s of an engine; the mean of the run" in line for line in rates)
+    alone = tmp_path / "rates.json"
+    alone.write_text('{"1": 475, "32": 7014}')
+    assert main(["calibrate", str(tmp_path), "--samples", "4", "--rates", str(alone)]) == 0
+    rates = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("rates")]
+    assert [line[1:4] for line in rates] == [["1", "475", "-"], ["32", "7014", "-"]]
+
+
+def test_a_run_is_found_by_its_folder_by_a_file_in_it_and_from_above(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "runs" / "sums" / "checkpoints"
+    folder.mkdir(parents=True)
+    write_steps(folder, 9)
+    (folder / "devices.trace.json").touch()
+    for given in (folder, folder / "metrics.jsonl", folder / "devices.trace.json", tmp_path / "runs"):
+        assert run_of(given) in (folder, folder / "metrics.jsonl")
+        assert main(["calibrate", str(given), "--samples", "4"]) == 0
+        assert f"written to {folder / 'calibration.json'}" in capsys.readouterr().out
+    (other := tmp_path / "runs" / "other").mkdir()
+    write_steps(other, 9)
+    assert run_of(folder) == folder
+    with pytest.raises(ConfigError, match=f"2 runs are below it. Give one of them: {other}, {folder}"):
+        run_of(tmp_path / "runs")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match="neither it nor a folder up to 4 levels below it has a metrics"):
+        run_of(tmp_path / "empty")
 
 
 def test_on_shared_cores_the_hosts_work_is_assumed_as_on_two_cores(tmp_path: Path) -> None:

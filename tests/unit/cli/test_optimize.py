@@ -80,6 +80,14 @@ def test_the_settings_of_a_plan_give_that_plan(tmp_path: Path, capsys: pytest.Ca
     assert "checkpoint_engine.backend=nccl" in chosen["settings"]
 
 
+def test_arguments_of_the_search_are_refused_without_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--device", "h100", "--steps", "12", "--top", "3", "platform=cpu"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "seamless-verl: --device='h100': is read by the search alone. Add --optimize to search, or leave it out",
+        "seamless-verl: --top='3': is read by the search alone. Add --optimize to search, or leave it out",
+    ]
+
+
 def test_what_cannot_be_searched_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given, device = ["--calibration", str(calibration(tmp_path)), "--machines", "1x2"], published(tmp_path)
     for arguments, message in (

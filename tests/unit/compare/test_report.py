@@ -6,7 +6,7 @@ from support.comparison import comparison, finished, logged
 
 from seamless_verl.compare.outcome import Run, RunState
 from seamless_verl.compare.page import page, two_lines
-from seamless_verl.compare.report import cells, markdown, ratio_table, run_line, table, verdicts
+from seamless_verl.compare.report import caution, cells, markdown, ratio_table, run_line, table, verdicts
 
 
 def test_an_arm_is_compared_with_the_first_one_in_pairs() -> None:
@@ -73,7 +73,28 @@ def test_without_the_baseline_there_are_no_pairs_to_plot() -> None:
 
 def test_a_comparison_without_a_finished_run_has_a_page_too() -> None:
     none = comparison(runs=[Run("sync", 1, 1, RunState.REFUSED, reason="trainer.device='cuda': no accelerator")])
-    assert "no accelerator" in page(none) and "no accelerator" in markdown(none) and "sync" in table(none.summaries)
+    assert "no accelerator" in page(none) and "no accelerator" in markdown(none) and "sync" in table(none)
+
+
+def test_settings_that_differ_are_in_the_report_in_the_page_and_below_the_table() -> None:
+    shown = table(comparison()).splitlines()[-1]
+    assert shown.startswith(
+        "Settings of seamless that differ from those of sync (in brackets): trainer.v1.trainer_mode="
+    )
+    assert "loss_mode=dppo_tv (vanilla), seamless.max_staleness=4 (not read) and 1 more" in shown
+    text, html = markdown(comparison()), page(comparison())
+    assert "## Where settings differ\n\n| arm | setting | its value | that of sync |" in text
+    assert "| seamless | actor_rollout_ref.actor.clip_ratio | 0.15 | 0.2 |" in text
+    assert "<td>actor_rollout_ref.actor.policy_loss.loss_mode</td><td>dppo_tv</td><td>vanilla</td>" in html
+    assert "Where settings differ" not in markdown(comparison(different=False)) + page(comparison(different=False))
+
+
+def test_few_steps_or_few_pairs_are_said_beside_the_ratios() -> None:
+    said = "With care: this rests on 3 measured steps a run, fewer than 10, and on 2 pairs of runs, fewer than 3."
+    few = comparison(steps=5)
+    assert next(verdicts(few)).endswith(said) and caution(3, 1).endswith("1 pair of runs, fewer than 3.")
+    assert f"|\n\n{said}\n\n## Where" in markdown(few) and f"<p>{said}</p>" in page(few)
+    assert caution(10, 3) == "" and "steps" not in caution(10, 2) and "pair" not in caution(9, 3)
 
 
 def test_the_line_of_a_run() -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from seamless_verl.compare.store import output_folder, read_run, write_run
+from seamless_verl.compare.device_use import UseSample
+from seamless_verl.compare.store import SURROUNDINGS, StoredRun, output_folder, read_run, write_run
 from seamless_verl.errors import ConfigError
 
 IDENTITY: dict[str, Any] = {"command": ["run.sh", "a=1"], "made_of": {"config": "x", "versions": {"verl": "1"}}}
@@ -15,12 +16,15 @@ IDENTITY: dict[str, Any] = {"command": ["run.sh", "a=1"], "made_of": {"config": 
 
 def test_a_run_is_taken_again_only_where_its_command_and_all_that_it_is_made_of_are_the_same(tmp_path: Path) -> None:
     assert read_run(tmp_path, IDENTITY) is None
-    steps = [{"step": 1, "at": 0.5, "data": {}}]
-    write_run(tmp_path, IDENTITY, steps, [], 0.0)
-    assert read_run(tmp_path, IDENTITY) == (steps, [])
+    seen = [UseSample(0.0, 0.5, (1.0, 0.5))]
+    run = StoredRun([{"step": 1, "at": 0.5, "data": {}}], seen, {"began": 5.0, "ended": 6.0})
+    write_run(tmp_path, IDENTITY, run)
+    assert read_run(tmp_path, IDENTITY) == run
     assert read_run(tmp_path, IDENTITY | {"command": ["run.sh", "a=2"]}) is None
     assert read_run(tmp_path, IDENTITY | {"made_of": {"config": "y", "versions": {"verl": "1"}}}) is None
     assert read_run(tmp_path, IDENTITY | {"made_of": {"config": "x", "versions": {"verl": "2"}}}) is None
+    (tmp_path / SURROUNDINGS).unlink()
+    assert read_run(tmp_path, IDENTITY) is None, "its report could not say where it was made"
 
 
 @pytest.mark.parametrize("place", ["file", "file/below", "/proc/x"])

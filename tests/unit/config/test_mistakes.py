@@ -86,6 +86,27 @@ def test_keys_of_an_engine_that_was_not_chosen() -> None:
     assert config is not None and config.model_engine == "dp"
 
 
+@pytest.mark.parametrize(
+    "choice",
+    ["model_engine=megatron", f"{ACTOR}.strategy=megatron", f"{ACTOR}.megatron.tensor_model_parallel_size=2"],
+)
+def test_a_script_for_megatron_is_not_told_to_train_with_fsdp(platform: str, choice: str) -> None:
+    """Nor is one that gives as many keys of Megatron as of FSDP."""
+    offload, size = f"{ACTOR}.fsdp_config.param_offload", f"{ACTOR}.fsdp_config.fsdp_size"
+    given = [f"{offload}=True"] if ".megatron." in choice else [f"{offload}=True", f"{size}=2"]
+    ways_out, config = found(choice, *given)
+    assert ways_out[offload] == f"Leave it out, or write {ACTOR}.megatron.param_offload"
+    assert ways_out.get(size, "Leave it out") == "Leave it out" and len(ways_out) == len(given)
+    assert config is not None and config.model_engine == "megatron"
+
+
+def test_verls_config_for_megatron_chooses_it_too() -> None:
+    name = "--config-name=ppo_megatron_trainer"
+    mistakes = find_mistakes([name, f"{ACTOR}.fsdp_config.fsdp_size=2"], lambda parts: composed(()), lambda *_: None)
+    assert [mistake.way_out for mistake in mistakes] == ["Leave it out"]
+    assert mistakes[0].reason.endswith(f"and the engine is megatron, as {name} says")
+
+
 def test_keys_that_only_our_platform_files_have(platform: str) -> None:
     """verl takes them with +, so they are taken; added twice they are refused, as verl's own are."""
     assert ROPE in own_keys() and "trainer.device" not in own_keys()

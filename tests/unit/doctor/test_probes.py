@@ -18,7 +18,7 @@ Changes = Mapping[str, Mapping[str, Any]]
 
 
 def bad(found: Facts) -> list[Finding]:
-    return [finding for finding in diagnose(found) if finding.level is not Level.OK]
+    return [finding for finding in diagnose(found) if finding.level not in (Level.OK, Level.NOTE)]
 
 
 @pytest.mark.parametrize("changes", [(), (ACCELERATED,)])
@@ -199,6 +199,33 @@ def test_one_thing_wrong_with_accelerators_is_one_finding(
 )
 def test_what_is_no_trouble(changes: list[Changes]) -> None:
     assert bad(facts(*changes)) == []
+
+
+@pytest.mark.parametrize(
+    ("clock", "text"),
+    [
+        (
+            {"synchronized": False},
+            "is not synchronized, as the kernel has it, and no NTP client is seen to run here; that",
+        ),
+        (
+            {"synchronized": False, "clients": ("chronyd",)},
+            "is not synchronized, as the kernel has it, and chronyd runs; ",
+        ),
+        (
+            {"max_error": 2.5},
+            "may be 2.5 s off, and no NTP client is seen to run here; that matters only between machines",
+        ),
+        (
+            {"synchronized": None, "max_error": None},
+            "not known whether it is synchronized: the kernel does not say, and ",
+        ),
+    ],
+)
+def test_a_clock_that_is_not_known_to_be_right_is_not_said_to_be(clock: dict[str, Any], text: str) -> None:
+    """Alone it is no trouble, and so no warning."""
+    (found,) = [finding for finding in diagnose(facts({"clock": clock})) if finding.level is not Level.OK]
+    assert (found.subject, found.level) == ("clock", Level.NOTE) and found.text.startswith(text)
 
 
 def test_a_cluster_that_is_joined_may_have_the_devices() -> None:

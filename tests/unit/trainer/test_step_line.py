@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from seamless_verl.trainer.step_line import WAITS, longest_wait, step_line
+from seamless_verl.trainer.step_line import CHECKPOINT, WAITS, longest_wait, step_line
 
 STEP = {
     "critic/score/mean": 0.2314,
     "perf/total_num_tokens": 1664,
+    "response_length/mean": 4.0,
+    "prompt_length/mean": 9.0,
     "perf/time_per_step": 2.0,
     "seamless/device/idle_share": 0.234,
     "training/off_policy/trajectory_staleness_worst/max": 1,
@@ -18,8 +20,14 @@ STEP = {
 
 
 def test_a_step_is_one_line_with_its_figures() -> None:
-    line = "step:12 of 80  reward 0.231  832 tokens/s  2.0 s  idle 23%  staleness 1  waited 0.4 s for groups"
+    line = "step:12 of 80  reward 0.231  256 tokens/s  2.0 s  idle 23%  staleness 1  waited 0.4 s for groups"
     assert step_line(12, 80, STEP) == line
+
+
+def test_tokens_are_the_responses_and_a_checkpoint_takes_none_of_their_time() -> None:
+    """As in a comparison's report: 512 of the 1664 tokens are of responses."""
+    assert "512 tokens/s  2.0 s" in step_line(12, 80, STEP | {CHECKPOINT: 1.0})
+    assert "tokens/s" not in step_line(12, 80, {"perf/time_per_step": 2.0})
 
 
 def test_a_validation_before_the_first_step_has_only_its_reward() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.ledger import activity_report, make_ledger, span
 
-from seamless_verl.resources.ledger import Trace
+from seamless_verl.resources.ledger import END, Trace
 from seamless_verl.view.devices import MAX_LANES, WHOLE, Lanes, read_lanes
 
 
@@ -39,6 +39,15 @@ def test_a_lane_shows_what_its_device_did(tmp_path: Path) -> None:
     assert shares(lanes, 1, "rollout") == [0, 0, WHOLE, WHOLE]
     assert lanes.totals[0][lanes.kinds.index("train")] == 0.5
     assert lanes.steps == (("step 1", 10.0),)
+
+
+def test_what_came_after_the_last_step_is_no_step(tmp_path: Path) -> None:
+    trace = Trace(tmp_path / "devices.trace.json", ["d0"], 0.0)
+    ledger = make_ledger(1, observers=[trace])
+    for until, label in ((10, "step 1"), (20, "step 2"), (21, END)):
+        ledger.close(until, label)
+    lanes = read(trace.path, columns=2)
+    assert [label for label, _ in lanes.steps] == ["step 1", "step 2"] and lanes.until == 21.0
 
 
 def test_of_the_last_seconds(tmp_path: Path) -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from seamless_verl.resources.ledger import DeviceUse
 from seamless_verl.runtime.step_metrics import StepMetrics, StepRow
+from seamless_verl.view import metrics
 from seamless_verl.view.metrics import CHARTS, MetricsReader, read_series
 
 STEPS = [
@@ -30,6 +32,13 @@ def test_a_chart_has_a_value_or_none_for_each_step() -> None:
     assert series.values["seamless/device/idle_share"] == [None, 0.1, None]
     assert "own/metric" in series.names and "own/metric" not in series.values
     assert series.every == 1
+
+
+def test_a_kind_of_use_has_one_colour_in_lanes_and_chart() -> None:
+    (chart,) = (one for one in CHARTS if one.of_use)
+    assert [label for _, label in chart.lines] == [str(kind) for kind in DeviceUse], "as the lanes' legend has them"
+    style = Path(metrics.__file__).with_name("assets").joinpath("style.css").read_text()
+    assert all(f"--use-{kind}: #" in style for kind in DeviceUse)
 
 
 def test_any_metric_can_be_asked_for() -> None:

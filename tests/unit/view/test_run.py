@@ -11,6 +11,8 @@ from support.view import CUT, JOURNAL, make_run
 
 from seamless_verl.errors import JournalError
 from seamless_verl.journal import SqliteJournal
+from seamless_verl.runtime.locks import only_writer
+from seamless_verl.runtime.step_metrics import FILE as METRICS
 from seamless_verl.runtime.step_metrics import StepMetrics
 from seamless_verl.view import run as module
 from seamless_verl.view.run import RunView
@@ -42,6 +44,19 @@ def test_before_anything_is_written(tmp_path: Path) -> None:
     assert view.sessions(SessionQuery()).total == 0
     with pytest.raises(LookupError):
         view.session("s")
+
+
+def test_after_the_end_nothing_is_awaited(tmp_path: Path) -> None:
+    folder = make_run(tmp_path)
+    view = RunView(folder)
+    (folder / JOURNAL).unlink()
+    assert view.summary().remarks == [
+        "The run has ended, and kept no journal: sessions are on record with seamless.gateway.enabled."
+    ]
+    (folder / METRICS).unlink()
+    assert view.summary().remarks[1] == "The run has ended before its first step, or kept no metrics."
+    with only_writer(folder):
+        assert "yet" in view.summary().remarks[0] and "yet" in view.summary().remarks[1]
 
 
 def test_reading_goes_on_while_the_run_writes(tmp_path: Path) -> None:

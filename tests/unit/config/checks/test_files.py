@@ -47,6 +47,11 @@ def test_model_folder_without_a_config(tmp_path: Path) -> None:
     assert "has no config.json" in str(refused(config)[0])
 
 
+def test_every_file_that_is_missing_is_named(tmp_path: Path) -> None:
+    config = tiny_run(tmp_path, "data.train_files=[/no/a.parquet,/no/b.parquet]")
+    assert [error.value for error in refused(config)] == ["/no/a.parquet", "/no/b.parquet"]
+
+
 def test_home_is_not_expanded_for_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     config = tiny_run(tmp_path, f"{PATH}=~/model")
