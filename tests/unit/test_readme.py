@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from support.journal import call_ended, call_started, chunk_appended, write
+from support.pages import DOCS, PAGES, page_name
 from support.paths import ROOT
 
 from seamless_verl.cli.main import main, make_parser
@@ -26,14 +27,7 @@ from seamless_verl.journal import (
     SqliteJournal,
 )
 
-DOCS = ROOT / "docs"
 TRAJECTORIES, LAYOUTS, SETTINGS = DOCS / "trajectories.md", DOCS / "layouts.md", DOCS / "settings.md"
-PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "patches/README.md")),
-    *sorted(DOCS.glob("*.md")),
-    *sorted((ROOT / "recipes").rglob("README.md")),
-    *sorted((ROOT / "seamless_verl").rglob("README.md")),
-]
 FOLDERS = ("docker", "docs", "patches", "recipes", "requirements", "scripts", "seamless_verl", "tests")
 MARKDOWN = [*sorted(ROOT.glob("*.md")), *(page for name in FOLDERS for page in sorted((ROOT / name).rglob("*.md")))]
 PLACEHOLDER = re.compile(r"\b(SEEN|TODO|TBD|FIXME)\b")
@@ -128,7 +122,7 @@ def anchor(heading: str) -> str:
     return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_links_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)", page.read_text(encoding="utf-8"))
     targets = [((page.parent / path).resolve() if path else page, part) for path, part in links]

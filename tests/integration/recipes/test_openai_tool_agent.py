@@ -1,4 +1,7 @@
-"""The tool agent's recipe as a user runs it, for two steps: tools are called, and all of it is on record."""
+"""The tool agent's recipe as a user runs it, for two steps: tools are called, and all of it is on record.
+
+Its metrics are those of docs/metrics.md.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from support.metric_names import unlisted
 from support.paths import RECIPES
 from transformers import AutoTokenizer
 
@@ -39,6 +43,7 @@ def test_the_recipe_calls_its_tool_and_trains(tmp_path: Path) -> None:
         assert now["tokens/generated"] == now["tokens/trained"] + dropped > 0
         assert now["calls/failed"] == now["calls/cancelled"] == 0
         assert now["actor/grad_norm"] > 0
+        assert unlisted(now) == set()
     [journal] = (tmp_path / "data").glob("checkpoints/*/trajectories.sqlite")
     reader = JournalReader(journal)
     finished = [one for one in reader.sessions() if one.reason == "finished"]
