@@ -77,7 +77,7 @@ def texts_of(file: Path) -> Iterator[str]:
                 yield "".join(part_of(value, names) for value in values)
             case ast.Constant(value=str(text)) if node not in within:
                 yield text
-            case ast.Subscript(value=ast.Subscript(slice=ast.Constant(value="metrics")), slice=ast.Constant(value=name)):
+            case ast.Subscript(ast.Subscript(slice=ast.Constant("metrics")), ast.Constant(name)):
                 yield f"actor/{name}"
 
 

@@ -1,4 +1,4 @@
-"""Every command that the documents show is real: its program, its subcommand, its options, and the settings it gives."""
+"""Every command that the documents show is real: its program, subcommand and options, and the settings it gives."""
 
 from __future__ import annotations
 
