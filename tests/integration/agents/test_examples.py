@@ -13,10 +13,8 @@ from seamless_verl.agents.endpoint import Endpoint
 from seamless_verl.agents.outcome import AgentStatus
 
 pytestmark = pytest.mark.integration
-BLOCKS = re.findall(
-    r"^```python\n(.*?)^```$", (DOCS / "agents.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
-)
-FUNCTIONS = [block for block in BLOCKS if "async def run(task, endpoint)" in block]
+BLOCKS = FENCE.findall((DOCS / "agents.md").read_text(encoding="utf-8"))
+FUNCTIONS = [block for kind, block in BLOCKS if kind == "python" and "async def run(task, endpoint)" in block]
 
 
 def test_there_is_one_for_each_sdk() -> None:
