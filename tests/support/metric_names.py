@@ -18,7 +18,10 @@ from support.paths import ROOT
 PAGE = DOCS / "metrics.md"
 VERLS = "verl's own that matter here"
 PACKAGE = ROOT / "seamless_verl"
-READERS = ("bench", "cli", "compare", "doctor", "simulator", "testing", "tiny", "view", "trainer/step_line.py")
+READERS = (
+    *("bench", "cli", "compare", "doctor", "simulator", "testing", "tiny", "view"),
+    *("runtime/response_tokens.py", "trainer/step_line.py"),
+)
 """What reads metrics, or has nothing to do with them."""
 NAME = re.compile(r"[a-z_]+(/([a-z0-9_]|\*)+)+")
 ROW = re.compile(r"^\| (`.+?`(?:, `.+?`)*) \| (.+?) \| (.+) \|$", re.MULTILINE)

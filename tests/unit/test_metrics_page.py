@@ -17,7 +17,8 @@ from seamless_verl.resources.lending.policy import LendingReason
 from seamless_verl.rollout.replica_state import ReplicaState
 from seamless_verl.rollout.restarts import LossReason, RestartStage
 from seamless_verl.rollout.routing import PrefixAffinity
-from seamless_verl.trainer.step_line import IDLE, REWARD, SECONDS, STALENESS, TOKENS, WAITS
+from seamless_verl.runtime.response_tokens import PROMPT, RESPONSE, TOKENS
+from seamless_verl.trainer.step_line import IDLE, REWARD, SECONDS, STALENESS, WAITS
 from seamless_verl.trajectory.account import DropReason
 from seamless_verl.trajectory.records import Finish
 from seamless_verl.view.metrics import CHARTS
@@ -83,7 +84,8 @@ def test_no_row_is_there_twice() -> None:
 
 def test_what_is_shown_of_a_step_is_on_the_page() -> None:
     charts = {name for chart in CHARTS for name, _ in chart.lines}
-    assert {REWARD, TOKENS, SECONDS, IDLE, STALENESS, *WAITS, *charts} <= listed() | listed(of_verl=True)
+    line = {REWARD, TOKENS, PROMPT, RESPONSE, SECONDS, IDLE, STALENESS, *WAITS}
+    assert line | charts <= listed() | listed(of_verl=True)
 
 
 def test_names_of_a_run_are_compared_with_the_page() -> None:
