@@ -128,15 +128,16 @@ class IntegrityError(SeamlessError, AssertionError):
 
 
 class NoProgressError(SeamlessError, TimeoutError):
-    """A run made no progress for `limit_s` seconds; `found` says what did not move."""
+    """A run made no progress for `limit_s` seconds, which the `setting` of the watchdog allows; `found` says what did
+    not move."""
 
-    def __init__(self, found: str, limit_s: float) -> None:
-        super().__init__(found, limit_s)
-        self.found, self.limit_s = found, limit_s
+    def __init__(self, found: str, limit_s: float, setting: str = "no_progress_s") -> None:
+        super().__init__(found, limit_s, setting)
+        self.found, self.limit_s, self.setting = found, limit_s, setting
 
     def __str__(self) -> str:
         return (
-            f"{self.found}\nNothing has moved for seamless.watchdog.no_progress_s={self.limit_s:g} seconds. The log "
+            f"{self.found}\nNothing has moved for seamless.watchdog.{self.setting}={self.limit_s:g} seconds. The log "
             "above has the stacks of every process; set a larger value if a step may take so long"
         )
 
@@ -151,6 +152,17 @@ class ActorLostError(SeamlessError, RuntimeError):
     def __str__(self) -> str:
         way_out = "The same command goes on from the last checkpoint (trainer.save_freq)"
         return f"{self.actors} died: {self.reason}\n{way_out}"
+
+
+class SessionStuckError(SeamlessError, TimeoutError):
+    """A session was ended since its group had waited for too long; `reason` says for what."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.reason
 
 
 class SessionClosedError(SeamlessError, RuntimeError):

@@ -7,12 +7,14 @@ Invariants:
 - Each session ends once, and the last one hands the group over: all its rows are put, or none.
 - Each session of the gateway is acknowledged once, as kept or as dropped.
 - A group that is deferred while sessions of it run puts nothing.
+- Sessions that are ended since they are stuck fail; no hand-over is interrupted by that.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from contextvars import ContextVar
 from dataclasses import KW_ONLY, dataclass, field
@@ -24,7 +26,7 @@ from seamless_verl.errors import GroupDroppedError, shorten
 from seamless_verl.trajectory.account import DropReason
 
 logger = logging.getLogger(__name__)
-ERROR, UNTRAINABLE = "error", "untrainable"
+ERROR, UNTRAINABLE, STUCK = "error", "untrainable", "stuck"
 """Kinds of failed sessions, beside the values of AgentStatus, and of TaskState for tasks that no runner did."""
 MAX_ERROR_CHARS = 4000  # characters of an error that are passed on
 
@@ -50,6 +52,9 @@ class SessionGroup:
     cancelled: bool = False
     deferred: bool = False  # and cancelled: its step has enough groups, and its prompt begins again later
     kept: bool | None = None  # None until it was handed over
+    stuck: str = ""  # why its sessions that run are ended, as failed ones
+    began: float = field(default_factory=time.monotonic)
+    running: set[asyncio.Task[object]] = field(default_factory=set)  # of its sessions, until they are handed over
     errors: list[str] = field(default_factory=list)
     failed: Counter[str] = field(default_factory=Counter)  # sessions by kind, rewarded ones among them
     rows: list[Row] = field(default_factory=list)
@@ -64,12 +69,24 @@ class SessionGroup:
         """What tokens of its sessions are counted as, when they are dropped with it."""
         return DropReason.DEFERRED if self.deferred else DropReason.SESSION
 
+    @property
+    def stopped_as(self) -> DropReason:
+        """What tokens of one of its sessions are counted as, when that is stopped."""
+        return DropReason.TIMED_OUT if self.stuck and not self.deferred else self.dropped_as
+
     def defer(self) -> bool:
         """Gives the group up while sessions of it run; False if all have ended, so that it is handed over."""
         if self.ended == self.total:
             return False
         self.cancelled = self.deferred = True
         return True
+
+    def end_stuck(self, reason: str) -> int:
+        """Ends its sessions that run, as failed ones; the others are handed over as usual. Returns how many it ends."""
+        self.stuck = reason
+        for task in self.running:
+            task.cancel()
+        return len(self.running)
 
     def add(self, outputs: SessionOutputs | None, rows: list[Row]) -> None:
         """A session has ended with these rows; `outputs` if it is one of the gateway."""

@@ -293,7 +293,7 @@ async def close_session(plane: Any, session_id: str, outcome: AgentOutcome) -> F
 
 def dropped_as() -> DropReason:
     """What the tokens of a session of this task's group are counted as, when it is stopped."""
-    return DropReason.SESSION if (group := GROUP.get(None)) is None else group.dropped_as
+    return DropReason.SESSION if (group := GROUP.get(None)) is None else group.stopped_as
 
 
 def closing_reason(outcome: AgentOutcome) -> Closed:

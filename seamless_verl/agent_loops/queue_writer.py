@@ -7,6 +7,7 @@ at a time, and rows that arrive meanwhile are written by the next one.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,9 +28,13 @@ class PendingWrite:
 
 
 class QueueWriter:
-    """A writer for one event loop. Owned state: the pending writes, and the task that puts them."""
+    """A writer for one event loop. Owned state: the pending writes, and the task that puts them.
+
+    `since` is when the put began that runs, on the monotonic clock; None while none does.
+    """
 
     def __init__(self) -> None:
+        self.since: float | None = None
         self.waiting: list[PendingWrite] = []
         self.writing: asyncio.Task[None] | None = None
 
@@ -51,8 +56,10 @@ class QueueWriter:
                 writes, self.waiting = self.waiting, []
                 for partition in dict.fromkeys(write.partition for write in writes):
                     pending = [write for write in writes if write.partition == partition and not write.done.done()]
+                    self.since = time.monotonic()
                     await put_batch(pending, partition)
         finally:
+            self.since = None
             for write in (*writes, *self.waiting):  # no effect on those that are done
                 write.done.cancel()
             self.waiting, self.writing = [], None

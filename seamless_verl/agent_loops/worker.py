@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
@@ -19,15 +20,17 @@ from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 from verl.utils.rollout_trace import rollout_trace_attr
 
-from seamless_verl.agent_loops.group import ERROR, GROUP, UNTRAINABLE, SessionGroup, WithoutDroppedGroups
+from seamless_verl.agent_loops.group import ERROR, GROUP, STUCK, UNTRAINABLE, SessionGroup, WithoutDroppedGroups
 from seamless_verl.agent_loops.loops import AgentFailedError, SessionAgentLoop, compares_turns
 from seamless_verl.agent_loops.queue_writer import QueueWriter
 from seamless_verl.agent_loops.rows import FIRST, PROMPT, SAMPLES, SessionOutputs, labelled, rows_of, share_reward
 from seamless_verl.config.schema import SeamlessConfig
 from seamless_verl.data_plane.client import PLANE, await_reply
-from seamless_verl.errors import ConfigError
+from seamless_verl.data_plane.waits import group_name
+from seamless_verl.errors import ConfigError, SessionStuckError
 from seamless_verl.platform.adaptation import plain_class
 from seamless_verl.runtime.process import freeze_imports, show_log
+from seamless_verl.runtime.waits import QUEUE, Wait, WaitKind
 
 logger = logging.getLogger(__name__)
 LOOPS_KEY = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
@@ -101,6 +104,20 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
                 task.cancel()
         await self._await_end({task for _, task in running})
 
+    async def waits(self) -> list[Wait]:
+        """The groups that run here, and the put of the rows of those that have ended, for the watchdog."""
+        now = time.monotonic()
+        waits = [group_wait(group, now) for group, _ in self.running.values()]
+        if self.writer.since is not None:
+            waits.append(Wait(WaitKind.QUEUE, QUEUE, now - self.writer.since, what="has not taken rows"))
+        return waits
+
+    async def end_stuck(self, uid: str, reason: str) -> int:
+        """Ends the sessions of this group that still run, as failed ones; returns how many, also if an agent does not
+        end."""
+        entry = self.running.get(uid)
+        return 0 if entry is None else entry[0].end_stuck(reason)
+
     async def _await_end(self, running: set[asyncio.Task[Any]]) -> None:
         unended = (await asyncio.wait(running, timeout=STOP_S))[1] if running else running
         if unended:
@@ -108,16 +125,25 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
 
     async def _run_agent_loop(self, sampling_params: dict[str, Any], trajectory: dict[str, Any], **kwargs: Any) -> None:
         """One session of a group; the last to end hands over the group's rows."""
-        group = GROUP.get()
+        group, task = GROUP.get(), asyncio.current_task()
+        assert task is not None
         kwargs["session_id"] += group.first
+        group.running.add(task)
         try:
             await self._run_session(sampling_params, trajectory, **kwargs)
+        except asyncio.CancelledError:
+            if not group.stuck or group.cancelled:
+                group.cancelled = True
+                raise
+            task.uncancel()
+            group.session_failed(kwargs["session_id"], SessionStuckError(group.stuck), STUCK)
         except Exception as error:  # whatever the loop raised: its group goes on without this session
             group.session_failed(kwargs["session_id"], error, getattr(error, "kind", ERROR))
         except BaseException:
             group.cancelled = True
             raise
         finally:
+            group.running.discard(task)  # what is handed over is not interrupted
             await group.session_ended()
 
     async def _run_session(
@@ -169,6 +195,13 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
         group.add(session, rows)
 
 
+def group_wait(group: SessionGroup, now: float) -> Wait:
+    """The group as a node; the data planes know what its sessions wait for."""
+    on = () if group.running else (QUEUE,)
+    what = f"has {len(group.running)} sessions that run without a call"
+    return Wait(WaitKind.GROUP, group_name(group.uid), now - group.began, on, what)
+
+
 def loop_factory(config: Any) -> Callable[..., Any]:
     """A function that makes loops of this configuration. If no part must be new for each loop, Hydra reads it once."""
     if any(isinstance(value, Mapping | list | ListConfig | DictConfig) for value in config.values()):
@@ -190,6 +223,11 @@ class SeamlessAgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
     def generate_sequences(self, prompts: Any) -> None:
         """Gives the prompts to the workers, at once or, in another thread, when they may begin."""
         self.may_begin(partial(super().generate_sequences, prompts))
+
+    def end_stuck(self, uid: str, reason: str) -> None:
+        """Ends the sessions of this group that still run, as failed ones, in the worker that has it; does not wait."""
+        for worker in self.agent_loop_workers:
+            worker.end_stuck.remote(uid, reason)
 
     def defer(self, uids: Collection[str]) -> None:
         """Ends the groups of these prompts that still run."""

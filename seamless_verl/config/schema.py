@@ -20,6 +20,7 @@ from seamless_verl.config.renames import SETTINGS
 from seamless_verl.config.sampler_settings import SamplerConfig
 from seamless_verl.config.turn_settings import TurnsConfig
 from seamless_verl.config.view_settings import ViewConfig
+from seamless_verl.config.wait_settings import WaitsConfig
 from seamless_verl.resources.tags import Layout, Resources
 from seamless_verl.runtime import fields
 from seamless_verl.runtime.fields import Doc, NotNegative, Positive, PositiveNumber, Text
@@ -302,6 +303,7 @@ class WatchdogConfig:
         Positive,
         Doc("seconds: a run that makes no progress for so long ends, with a report of what did not move"),
     ] = 3600
+    waits: Annotated[WaitsConfig, Doc("limits of what waits in a run")] = field(default_factory=WaitsConfig)
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from array import array
 from collections import Counter
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
@@ -36,6 +37,7 @@ from seamless_verl.data_plane.sessions import (
     SessionSettings,
     TakenUpSession,
 )
+from seamless_verl.data_plane.waits import PlaneState, PlaneWaits, plane_waits
 from seamless_verl.errors import JournalError, PlaneFailedError, ReplicaLostError
 from seamless_verl.journal import GroupDecided
 from seamless_verl.rollout.call import Call, Calls
@@ -116,6 +118,7 @@ class DataPlane:
         self.returning: asyncio.Task[None] | None = None
         self.saving: asyncio.Task[None] | None = None
         self.watching: asyncio.Task[None] | None = None
+        self.commands = dict[object, tuple[str, float]]()  # that have not ended, and when they came
         self.unloaded = set[str]()  # replicas that were taken back, and that the trainer was not told of
         self.failed: PlaneFailedError | None = None
         self.stopping = False
@@ -262,7 +265,12 @@ class DataPlane:
         """Executes a command of the rollout manager, by name; RolloutManager says what it returns and raises."""
         await self.ensure_started()
         assert command in COMMANDS, command
-        return await getattr(self.manager, command)(*arguments)
+        running = object()
+        self.commands[running] = command, time.monotonic()
+        try:
+            return await getattr(self.manager, command)(*arguments)
+        finally:
+            del self.commands[running]
 
     async def checked_metrics(self, loading: bool = False) -> dict[str, float]:
         """Metrics of all data planes, after their conservation laws were checked and a replica was found to serve.
@@ -328,6 +336,29 @@ class DataPlane:
     async def progress(self) -> float:
         """A count of calls and tokens, which grows as long as anything is generated."""
         return sum(self.calls.metrics().values())
+
+    async def waits(self) -> PlaneWaits:
+        """What waits here, for the watchdog."""
+        await self.ensure_started()
+        now = time.monotonic()
+        commands = {name: now - since for name, since in reversed(self.commands.values())}
+        state = PlaneState(self.fleet, self.calls, self.manager.snapshot.training, commands)
+        if self.sessions is not None:
+            table = self.sessions.gateway.table
+            state = replace(state, quiet_s=table.quiet_s(), uids={one.session_id: one.uid for one in table})
+        return plane_waits(state)
+
+    async def give_up(self, replica_id: str, detail: str) -> bool:
+        """Gives up a replica that gives no tokens, in all data planes; False where its calls would continue nowhere."""
+        await self.ensure_started()
+        others = [name for name in self.manager.in_state(self.fleet, SERVING) if name != replica_id]
+        if not (self.settings.mirror or self.settings.restarts or others):
+            return False
+        if self.manager.in_state([replica_id], SERVING):
+            self.connections.stuck[replica_id] = detail
+            self.fleet.lost(replica_id, detail)
+        await self._on_others("give_up", replica_id, detail)
+        return True
 
     async def stack_report(self) -> str:
         """Replicas, calls, and every task of this process, as text."""
@@ -425,7 +456,9 @@ class DataPlane:
         if view.state is SERVING:
             self.connections.unproved.discard(view.replica_id)
         if view.state is DEAD and why != "restored" and not self.stopping:
-            if self.fleet.timed_out(view.replica_id):
+            if (detail := self.connections.stuck.pop(view.replica_id, None)) is not None:
+                self.connections.give_up(view.replica_id, LossReason.STUCK, detail)
+            elif self.fleet.timed_out(view.replica_id):
                 self.connections.give_up(view.replica_id, LossReason.LATE, f"{why} (seamless.watchdog.transition_s)")
             else:
                 self.connections.lost.add(view.replica_id)

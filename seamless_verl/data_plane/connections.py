@@ -126,6 +126,7 @@ class ReplicaConnections:
         self.lost, self.reconnecting = set(addresses), set[str]()
         self.given_up: dict[str, ReplicaLoss] = {}
         self.unproved = set[str]()
+        self.stuck: dict[str, str] = {}  # why a replica is about to be lost that gives no tokens
         self.counts = Counter(dict.fromkeys(LOSS_METRICS, 0))
 
     @property

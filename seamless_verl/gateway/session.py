@@ -104,7 +104,8 @@ class Session:
 
     `requests` counts admitted requests, retries included; `turns` counts them without retries. `refused` counts
     those that got an error, `refused_outside` those of them that came as from a program outside of the run. `awaited`:
-    an agent loop of the run waits for the session's end, and takes what it has. `retried_replies` has the attempts of
+    an agent loop of the run waits for the session's end, and takes what it has. `quiet_since` is when it had a call
+    last, by the table's clock; 0 if it never had one. `retried_replies` has the attempts of
     which a retry gave the reply, by the id that the retry gave it.
     """
 
@@ -123,6 +124,7 @@ class Session:
     turns: int = 0
     tokens: int = 0
     running: int = 0
+    quiet_since: float = 0.0
     rewards: dict[str, float] = field(default_factory=dict)
     prefixes: PrefixIndex = field(default_factory=PrefixIndex)
     attempts: Attempts = field(default_factory=Attempts)

@@ -94,6 +94,12 @@ class SessionTable:
         self._by_id[session.session_id] = session
         self._by_key[session.key_hash] = session
 
+    def quiet_s(self) -> dict[str, float]:
+        """Seconds for which the open sessions that have no call have had none, by their ids."""
+        now = self._clock()
+        quiet = (one for one in self._by_id.values() if one.state is SessionState.OPEN and not one.running)
+        return {one.session_id: max(0.0, now - max(one.opened_at, one.quiet_since)) for one in quiet}
+
     def get(self, session_id: str) -> Session:
         """The session of that id, in any state; raises ApiError for an unknown one."""
         session = self._by_id.get(session_id)
@@ -163,6 +169,7 @@ class SessionTable:
             yield
         finally:
             session.running -= calls
+            session.quiet_since = self._clock()
             self.running -= calls
 
     def require_open(self, session: Session) -> None:

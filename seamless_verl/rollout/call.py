@@ -22,6 +22,8 @@ grammar.
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from array import array
 from collections import Counter
 from collections.abc import AsyncGenerator, Collection, Mapping
@@ -46,6 +48,7 @@ from seamless_verl.rollout.paused_time import PausedTime, WaitingCall
 from seamless_verl.rollout.precedence import CallOrder, Precedence
 from seamless_verl.rollout.replica import Lease
 from seamless_verl.rollout.replica_state import DEAD, SERVING
+from seamless_verl.rollout.waiting import CallWait
 from seamless_verl.trajectory.records import Finish, TokenChunk, empty_chunk, tokens
 
 AFFINITY_TOKENS = 256  # tokens of the prompt that identify it: system prompt and tools distinguish agents
@@ -86,6 +89,7 @@ class CallProgress:
         self._attempts = self._resumed_tokens = self._losses = self._version = 0
         self._replica = ""
         self.holds = ""  # the replica on which it has a slot
+        self.since = time.monotonic()  # its last token, else its last request, else its begin
 
     @property
     def place(self) -> Precedence:
@@ -96,6 +100,7 @@ class CallProgress:
         """The next request: the prompt with all that is produced, and the remaining budget."""
         name = f"{self.call.call_id}#{self._attempts}"
         self._attempts, self._resumed_tokens = self._attempts + 1, len(self.produced)
+        self.since = time.monotonic()
         beside = (len(self.produced), self.call.key, self.place.priority)
         if not self.produced:
             return EngineRequest(name, self.call.prompt_ids, self.call.sampling, *beside)
@@ -104,7 +109,7 @@ class CallProgress:
     def add(self, chunk: TokenChunk) -> TokenChunk | None:
         """Adds an engine's chunk; returns the chunk for the caller, None if it has nothing for the caller."""
         if chunk.ids:
-            self._version, self._replica = chunk.version, chunk.replica
+            self._version, self._replica, self.since = chunk.version, chunk.replica, time.monotonic()
             self.produced.extend(chunk.ids)
         if chunk.finish_reason is Finish.CUT:  # a cut does not end the call
             return replace(chunk, finish_reason=None, stop_reason=None) if chunk.ids else None
@@ -177,6 +182,7 @@ class Calls:
         self._running: set[CallProgress] = set()
         self._begun = self._tokens = 0
         self._tokens_of: Counter[str] = Counter()  # by replica
+        self._last_token: dict[str, float] = {}  # when a replica gave one, on the monotonic clock
         self._ended: Counter[Finish] = Counter()
         self._lengths = LengthForecast()
         self.paused_time = PausedTime()
@@ -201,6 +207,7 @@ class Calls:
                     async for chunk in chunks:
                         self._tokens += len(chunk.ids)
                         self._tokens_of[chunk.replica] += len(chunk.ids)
+                        self._last_token[chunk.replica] = progress.since
                         yield chunk
         except (GeneratorExit, asyncio.CancelledError):
             progress.finish = progress.finish or Finish.CANCELLED
@@ -246,6 +253,19 @@ class Calls:
             for view in self._fleet.view
         )
         return RolloutObservation(loads, self._fleet.waiting, finished)
+
+    def waits(self) -> list[CallWait]:
+        """All calls, as they wait now."""
+        now = time.monotonic()
+        return [
+            CallWait(one.call.call_id, one.call.key, one.call.group, one.holds, now - one.since)
+            for one in self._running
+        ]
+
+    def token_s(self, replica_id: str) -> float:
+        """Seconds since a call got a token of this replica; infinite if none did."""
+        last = self._last_token.get(replica_id)
+        return math.inf if last is None else time.monotonic() - last
 
     def check_integrity(self) -> None:
         """Raises IntegrityError unless calls begun = running + ended."""

@@ -16,6 +16,7 @@ A `keep` pause leaves calls attached: they continue at the resume, with new weig
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
 from functools import partial
 from typing import Any, TypeAlias
@@ -38,6 +39,7 @@ from seamless_verl.rollout.replica_state import (
 )
 from seamless_verl.rollout.routing import ReplicaView, RoutingPolicy
 from seamless_verl.rollout.wait_queue import WaitQueue
+from seamless_verl.rollout.waiting import WaitingReplica
 
 OnChange: TypeAlias = Callable[[ReplicaView, str], None]  # the replica after the change, and its reason
 RESUME_S = 1.0  # the longest that calls wait for the resume of their preferred replica, which takes milliseconds
@@ -87,6 +89,15 @@ class Fleet:
     def waiting(self) -> int:
         """Calls that wait for a slot."""
         return len(self._queue)
+
+    def waiting_replicas(self) -> list[WaitingReplica]:
+        """All replicas, as they wait now."""
+        now = time.monotonic()
+        owed = {one.replica_id: now - one.commanded for one in self._replicas.values() if one.command is not None}
+        return [
+            WaitingReplica(one.replica_id, one.state, now - one.since, owed.get(one.replica_id))
+            for one in self._replicas.values()
+        ]
 
     def metrics(self) -> dict[str, float]:
         view = self.view
@@ -344,7 +355,7 @@ class Fleet:
 
     async def _command(self, replica: Replica, command: Coroutine[Any, Any, None]) -> bool:
         """Runs a control's command, which a death interrupts; returns whether the replica is alive after it."""
-        replica.command = asyncio.ensure_future(command)
+        replica.command, replica.commanded = asyncio.ensure_future(command), time.monotonic()
         try:
             done, _ = await asyncio.wait({replica.command}, timeout=self._deadline_s)
             if not done:

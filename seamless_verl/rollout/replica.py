@@ -10,6 +10,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -55,7 +56,10 @@ class Lease:
 
 @dataclass(eq=False)
 class Replica:
-    """One replica. `command` is its control's running command; `lock` makes operations follow each other."""
+    """One replica. `command` is its control's running command; `lock` makes operations follow each other.
+
+    `since` is when it entered its state, and `commanded` when its command began, both on the monotonic clock.
+    """
 
     replica_id: str
     engine: Engine
@@ -69,7 +73,9 @@ class Replica:
     timed_out: bool = False  # its control did not reply in time: it may be alive
     leases: set[Lease] = field(default_factory=set)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    since: float = field(default_factory=time.monotonic)
     command: asyncio.Task[Any] | None = None
+    commanded: float = 0.0
     late: asyncio.Task[Any] | None = None  # the command that did not end in time; its end is a sign of life
 
     @property
@@ -85,7 +91,7 @@ class Replica:
             ReplicaStateError: the operation does not lead from the current state to that one; nothing changed.
         """
         check_transition(self.replica_id, self.state, state, operation)
-        self.state = state
+        self.state, self.since = state, time.monotonic()
         self.pauses += state is ReplicaState.PAUSED
         if state not in VERSIONED:
             self.version, self.outdated = None, False

@@ -32,6 +32,8 @@ class LossReason(StrEnum):
     """its server lives, but could not be connected to for long"""
     LATE = "late"
     """its server did not carry out a command in time"""
+    STUCK = "stuck"
+    """it served, and gave none of its calls a token for long"""
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ class DeathWatch:
     ) -> None:
         self.actors, self.describe = actors, describe
         self.calls: dict[str, Any] = {}
+        self.asked: dict[str, float] = {}  # when each of them began, on the monotonic clock
         self.nodes: dict[str, str] = {}
 
     def check(self) -> None:
@@ -43,7 +44,7 @@ class DeathWatch:
         """
         for name, actor in self.actors().items():
             if name not in self.calls:
-                self.calls[name] = actor.__ray_call__.remote(own_node)
+                self.calls[name], self.asked[name] = actor.__ray_call__.remote(own_node), time.monotonic()
         done, _ = ray.wait(list(self.calls.values()), num_returns=len(self.calls), timeout=0)
         names = {call: name for name, call in self.calls.items()}
         dead = dict[str, str]()
@@ -55,6 +56,14 @@ class DeathWatch:
             del self.calls[name]
         if dead:
             raise ActorLostError(", ".join(sorted(dead)), self._reason(dead))
+
+    def silent_s(self) -> dict[str, float]:
+        """For how many seconds each actor has not replied, by name; those that replied at the last check are left out.
+
+        One that computes does not reply either.
+        """
+        now = time.monotonic()
+        return {name: now - self.asked[name] for name in self.calls}
 
     def check_soon(self, error: ray.exceptions.RayActorError) -> None:
         """As `check`, for some time: a call to some actor has failed with this error, which may be one of these."""

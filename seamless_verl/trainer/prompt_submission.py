@@ -107,6 +107,10 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
         if self.sampling and self.ahead is not None and not self.ahead.final and self.engine_use.due(time.monotonic()):
             self.engine_use.look(self.data_plane.observe(), time.monotonic())
 
+    def outstanding_uids(self) -> list[str]:
+        """Prompts whose groups had not ended at the last look at the queue, validation's too; any thread may ask."""
+        return self.replay_buffer.unfinished_uids()
+
     def wait_for_more(self) -> bool:
         """Waits for a group to end, and looks at the queue again; whether one did."""
         ended = self._await_group(self.poll_s)

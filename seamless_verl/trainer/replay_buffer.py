@@ -109,12 +109,17 @@ class SeamlessReplayBuffer(ReplayBufferAsync):
 
     def unfinished(self) -> int:
         """Groups that generated at the last look at the queue, validation's too."""
-        return sum(
-            len(uids)
+        return len(self.unfinished_uids())
+
+    def unfinished_uids(self) -> list[str]:
+        """The prompts of these groups; any thread may ask."""
+        return [
+            uid
             for status in (self.pending_keys, self.running_keys)
-            for partition, uids in status.items()
+            for partition, uids in list(status.items())
             if partition != DEFERRED
-        )
+            for uid in list(uids)
+        ]
 
     def _materialize_batch(self, partition_id: str, uids: list[str], snapshot: dict[str, dict[str, Any]]) -> Any:
         """A batch in the order in which its prompts were submitted, so that sums round alike whichever ended first."""

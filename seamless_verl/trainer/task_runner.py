@@ -18,6 +18,7 @@ from seamless_verl.runtime.process import BackgroundTask, show_log
 from seamless_verl.trainer.deaths import DeathWatch, numbered, queue_actors
 from seamless_verl.trainer.needed_nodes import actors_on, nodes_of_run, places_storage
 from seamless_verl.trainer.node_watch import NodeWatch, clock_warnings
+from seamless_verl.trainer.recoveries import stuck_watch
 from seamless_verl.trainer.watchdog import REPLY_S, Watchdog
 
 logger = logging.getLogger(__name__)
@@ -82,23 +83,21 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
 
     def train_watched(self, training: Callable[[], None]) -> None:
         """Trains; raises when the run makes no more progress, or will make none: an actor is lost, or a load failed."""
-        plane, limit = self.trainer.data_plane.actor, self.trainer.seamless.watchdog.no_progress_s
+        plane, limits = self.trainer.data_plane.actor, self.trainer.seamless.watchdog
         nodes = NodeWatch(self.trainer.machines_by_node)
         for warning in clock_warnings(self.trainer.training_actors() | self.trainer.watched_actors()):
             logger.warning(warning)
         self.deaths = DeathWatch(self.needed_actors, nodes.describe)
+        checks = [self.deaths.check, nodes.check, self.trainer.commit.raise_failed, self.trainer.starter.raise_failed]
         watchdog = Watchdog(
-            limit,
+            limits.no_progress_s,
             lambda: ray.get(plane.progress.remote(), timeout=REPLY_S),
             self.trainer.watched_actors,
-            checks=[
-                self.deaths.check,
-                nodes.check,
-                self.trainer.commit.raise_failed,
-                self.trainer.starter.raise_failed,
-            ],
+            checks=[*checks, lambda: stuck.check()],
+            explain=lambda: stuck.explain(),
         )
-        self.trainer.enter_stage = watchdog.enter_stage
+        stuck = stuck_watch(self.trainer, self.own_loops(), self.deaths, watchdog)
+        self.trainer.enter_stage, self.trainer.stuck_metrics = watchdog.enter_stage, stuck.metrics
         try:
             watchdog.train(training)
         except ray.exceptions.RayActorError as error:
@@ -112,15 +111,18 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
         named = numbered("agent loop worker", loops) | numbered("reward worker", rewards)
         return named | queue_actors() | self.trainer.training_actors()
 
-    def stop_agent_loops(self) -> None:
-        """Stops the workers that call the data plane. A custom manager's are killed: its `stop` may do anything."""
+    def own_loops(self) -> Any:
+        """The agent loop manager, if it is ours; None for one of the user's own."""
         from seamless_verl.agent_loops.worker import SeamlessAgentLoopManager
 
-        manager = self.agent_loop_manager
-        if isinstance(manager, SeamlessAgentLoopManager):
-            manager.stop()
+        return self.agent_loop_manager if isinstance(self.agent_loop_manager, SeamlessAgentLoopManager) else None
+
+    def stop_agent_loops(self) -> None:
+        """Stops the workers that call the data plane. A custom manager's are killed: its `stop` may do anything."""
+        if (own := self.own_loops()) is not None:
+            own.stop()
             return
-        for worker in getattr(manager, "agent_loop_workers", ()):
+        for worker in getattr(self.agent_loop_manager, "agent_loop_workers", ()):
             ray.kill(worker)
 
     def print_device_time(self) -> None:

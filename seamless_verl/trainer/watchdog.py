@@ -16,7 +16,7 @@ from typing import Any
 
 import ray
 
-from seamless_verl.errors import NoProgressError
+from seamless_verl.errors import NoProgressError, shorten
 from seamless_verl.runtime.process import BackgroundTask, stack_report
 
 logger = logging.getLogger(__name__)
@@ -33,6 +33,7 @@ class Watchdog:
         progress: a count that grows while calls generate; raises if the data plane does not reply.
         actors: the actors that give a stack report, by name.
         checks: each raises if the training waits for ever: an actor died that it needs, or no replica has its weights.
+        explain: what the trainer waits for, in a line, where that is known.
     """
 
     def __init__(
@@ -42,12 +43,14 @@ class Watchdog:
         actors: Callable[[], Mapping[str, Any]],
         *,
         checks: Sequence[Callable[[], None]] = (),
+        explain: Callable[[], str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limit_s, self.progress, self.actors, self.clock = limit_s, progress, actors, clock
-        self.checks = checks
+        self.checks, self.explain = checks, explain
         self.last_count = -1.0
         self.stage, self.last_progress = "starting", clock()
+        self.entered = self.last_progress  # the stage
         self.failure: Future[None] = Future()
         self.ended = threading.Event()
 
@@ -73,7 +76,18 @@ class Watchdog:
 
     def enter_stage(self, stage: str) -> None:
         """The trainer is at this stage now, which is progress."""
-        self.stage, self.last_progress = stage, self.clock()
+        self.stage = stage
+        self.last_progress = self.entered = self.clock()
+
+    def stage_s(self) -> tuple[str, float]:
+        """The stage, and for how many seconds the trainer has been in it."""
+        return self.stage, self.clock() - self.entered
+
+    def without_progress_s(self) -> float:
+        """Seconds since the trainer entered a stage, or calls were last seen to generate; asks the data plane."""
+        if self.calls_progressed():
+            self.last_progress = self.clock()
+        return self.clock() - self.last_progress
 
     def watch(self) -> None:
         """Checks until the training has ended; an error of a check ends the training."""
@@ -98,6 +112,8 @@ class Watchdog:
             self.last_progress = self.clock()
             return
         text = f"The training has made no progress for {without_progress_s:.1f} s.\nThe trainer was at: {self.stage}."
+        if self.explain is not None:
+            text = f"{text}\nWhat it waits for: {explained(self.explain)}."
         logger.critical("%s\n%s\n%s", text, self.stack_reports(), stack_report())
         raise NoProgressError(text, self.limit_s)
 
@@ -113,13 +129,25 @@ class Watchdog:
 
     def stack_reports(self) -> str:
         """The stack report of each actor, or why there is none."""
-        replies = {name: actor.stack_report.remote() for name, actor in self.actors().items()}
-        ready, _ = ray.wait(list(replies.values()), num_returns=len(replies), timeout=REPLY_S) if replies else ([], [])
-        reports = {
-            name: report_or_error(reply) if reply in ready else f"no reply within {REPLY_S} s"
-            for name, reply in replies.items()
-        }
-        return "\n".join(f"--- {name}\n{report}" for name, report in reports.items())
+        return stack_reports({name: actor.stack_report.remote() for name, actor in self.actors().items()})
+
+
+def stack_reports(replies: Mapping[str, ray.ObjectRef[str]]) -> str:
+    """The reports of these processes, by name, each under its name, or why there is none."""
+    ready, _ = ray.wait(list(replies.values()), num_returns=len(replies), timeout=REPLY_S) if replies else ([], [])
+    reports = {
+        name: report_or_error(reply) if reply in ready else f"no reply within {REPLY_S} s"
+        for name, reply in replies.items()
+    }
+    return "\n".join(f"--- {name}\n{report}" for name, report in reports.items())
+
+
+def explained(explain: Callable[[], str]) -> str:
+    """What it says; an error of a process that is asked is said instead, since the run ends for another reason."""
+    try:
+        return explain()
+    except ray.exceptions.RayError as error:
+        return f"it is not known: {shorten(error)}"
 
 
 def report_or_error(reply: ray.ObjectRef[str]) -> str:

@@ -31,7 +31,7 @@ class DropReason(StrEnum):
     RUNNER_LOST = "runner_lost"
     """its whole session was dropped: its runner was lost, and its task began again in another session"""
     TIMED_OUT = "timed_out"
-    """its whole session was dropped: its agent was ended at its time limit"""
+    """its whole session was dropped: its agent was ended at its time limit, or at that of its group"""
     GROUP = "group"
     """its group was dropped after it was handed over: too old, or filtered"""
     DEFERRED = "deferred"

@@ -68,6 +68,7 @@ class WeightCommit:
     syncing: Callable[[Sequence[str]], AbstractContextManager[None]] = lambda devices: nullcontext()
     hosts: Mapping[str, str] = field(default_factory=dict)
     committed: tuple[int, Staged] | None = None  # the version, and where it is staged until the next one is
+    begun: int | None = None  # the version of the last call
     loads: BackgroundLoads | None = None  # of the version that was committed last, or is
     times: CommitTimes = field(default_factory=CommitTimes)  # of the version that was committed last, or is
 
@@ -81,6 +82,7 @@ class WeightCommit:
         """
         began = time.monotonic()
         self.wait()
+        self.begun = version
         earlier, self.times = self.times, CommitTimes(waited_s=time.monotonic() - began)
         named = {"waited_s": self.times.waited_s} | (earlier.metrics() if earlier.load_s else {})
         of_planes = self.client.actor.checked_metrics.remote(loading=True)
@@ -144,6 +146,13 @@ class WeightCommit:
         since = time.monotonic()
         yield
         self.times.trainer_waited(since, for_loads=False)
+
+    def under_way(self) -> tuple[int, float] | None:
+        """The version that is being staged, committed or loaded, and for how many seconds; any thread may call it."""
+        version, loads, began = self.begun, self.loads, self.times.began
+        if version is None or (loads is not None and loads.version == version and not loads.open):
+            return None
+        return version, time.monotonic() - began
 
     def raise_failed(self) -> None:
         """Raises what `wait` would raise, if it is known by now; any thread may call it."""

@@ -26,6 +26,7 @@ from seamless_verl.config.checks.roles import (
 from seamless_verl.config.checks.settings import MISSING, Problem, Settings, check, texts_of
 from seamless_verl.config.renames import renamed_code
 from seamless_verl.config.schema import RequestsConfig, SeamlessConfig
+from seamless_verl.config.wait_settings import WaitsConfig
 from seamless_verl.errors import ConfigError
 from seamless_verl.resources.tags import Layout
 from seamless_verl.runtime.fields import nearest
@@ -353,6 +354,7 @@ UNUSED = (
     "correction.scale_lr",
     "watchdog.transition_s",
     "watchdog.no_progress_s",
+    *(f"watchdog.waits.{item.name}" for item in fields(WaitsConfig)),
     "sampler.name",
     "console",
 )

@@ -89,7 +89,8 @@ def test_losses_are_counted_once_by_their_reason() -> None:
     clock.now += 7.0
     come_back(restarts, "r0")
     metrics = restarts.metrics()
-    assert {name: metrics[f"replicas/lost/{name}"] for name in LossReason} == {"died": 0, "unreachable": 1, "late": 1}
+    lost = {name: metrics[f"replicas/lost/{name}"] for name in LossReason}
+    assert lost == {"died": 0, "unreachable": 1, "late": 1, "stuck": 0}
     assert (metrics["replicas/returned"], metrics["replicas/waiting"], metrics["replicas/away_s"]) == (1, 1, 7)
 
 

@@ -1,0 +1,44 @@
+"""The limits of what waits in a run: `seamless.watchdog.waits`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from seamless_verl.runtime.fields import Doc, PositiveNumber
+
+
+@dataclass(frozen=True)
+class WaitsConfig:
+    """Seconds after which a part of the run that still waits is named in the log, with the chain of what waits for it;
+    what can be recovered is, once."""
+
+    token_s: Annotated[
+        PositiveNumber | None,
+        Doc(
+            "seconds: a replica that serves and gives none of its calls a token for so long is given up, if others "
+            "serve or it is started again: its calls continue there; `null` waits"
+        ),
+    ] = 600.0
+    group_s: Annotated[
+        PositiveNumber | None,
+        Doc(
+            "seconds: of a group that takes longer, and waits for agents that have no call open, the sessions that "
+            "still run are ended; it is trained without them, or dropped (`seamless.min_sessions`). `null` waits for "
+            "as long as the agents' own time limits allow"
+        ),
+    ] = None
+    queue_s: Annotated[
+        PositiveNumber | None, Doc("seconds: TransferQueue takes longer to take the rows of a group; `null` waits")
+    ] = 600.0
+    commit_s: Annotated[
+        PositiveNumber | None,
+        Doc("seconds: a version of the weights takes longer to be staged, sent and loaded; `null` waits"),
+    ] = 1800.0
+    actor_s: Annotated[
+        PositiveNumber | None,
+        Doc(
+            "seconds: an agent loop worker, a reward worker, a data plane or a part of TransferQueue takes longer to "
+            "reply; `null` waits"
+        ),
+    ] = 1800.0

@@ -1,0 +1,124 @@
+"""What a run does about a part that is over its limit, and the stacks that it logs of it.
+
+| over its limit | recovery |
+|---|---|
+| a replica that gives no tokens | it is given up, and started again where that is set; its calls continue on others |
+| a group that waits for its agents | its sessions that run are ended, as failed ones |
+| the server of a replica | its data plane gives it up by itself, at the same limit |
+
+Others have none: verl's TransferQueue and a transfer of weights cannot be begun again by another thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from seamless_verl.data_plane.waits import group_name
+from seamless_verl.errors import shorten
+from seamless_verl.runtime.process import stack_report
+from seamless_verl.runtime.waits import TRAINER, Blocked, WaitKind
+from seamless_verl.trainer.deaths import DeathWatch, numbered
+from seamless_verl.trainer.run_waits import FIRST_PLANE, REPLY_S, SETTINGS, RunParts, RunWaits, limits_of
+from seamless_verl.trainer.stuck_watch import Recover, StuckWatch
+from seamless_verl.trainer.watchdog import Watchdog, stack_reports
+
+if TYPE_CHECKING:
+    from seamless_verl.agent_loops.worker import SeamlessAgentLoopManager
+    from seamless_verl.trainer.trainer import SeamlessTrainer
+
+logger = logging.getLogger(__name__)
+LOOP_WORKER = "agent loop worker"
+
+
+class Recoveries:
+    """The recoveries of a run, by the first data plane and the agent loop manager, None for one of the user's own."""
+
+    def __init__(self, plane: Any, loops: SeamlessAgentLoopManager | None) -> None:
+        self.plane, self.loops = plane, loops
+
+    @property
+    def by_kind(self) -> dict[WaitKind, Recover]:
+        """By the kind of the node that is over its limit."""
+        return {
+            WaitKind.REPLICA: self.give_up,
+            WaitKind.GROUP: self.end_group,
+            WaitKind.SERVER: lambda blocked: True,
+        }
+
+    def give_up(self, blocked: Blocked) -> bool:
+        """Gives the replica up, unless its calls could then continue nowhere, or its server is what does not reply."""
+        replica = blocked.over
+        if blocked.culprit is not replica:
+            return False
+        why = f"{replica.what} for {replica.waited_s:.0f} s ({setting_of(replica.kind)})"
+        try:
+            return bool(ray.get(self.plane.give_up.remote(replica.name, f"it {why}"), timeout=REPLY_S))
+        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
+            logger.warning("the data plane does not reply, and %s is not given up: %s", replica.name, shorten(error))
+            return False
+
+    def end_group(self, blocked: Blocked) -> bool:
+        """Ends the sessions of a group that waits for nothing but its agents."""
+        if self.loops is None or blocked.culprit.kind not in (WaitKind.GROUP, WaitKind.SESSION):
+            return False
+        group = blocked.over
+        reason = f"its group has not ended for {group.waited_s:.0f} s ({setting_of(group.kind)}): {blocked}"
+        self.loops.end_stuck(group.name.removeprefix(group_name("")), reason)
+        return True
+
+
+def setting_of(kind: WaitKind) -> str:
+    """The key of the limit of this kind."""
+    return f"seamless.watchdog.{SETTINGS[kind]}"
+
+
+def own_stacks(actor: Any) -> str:
+    """What an actor of any class does: it reports its threads, and its tasks if it has an event loop."""
+    try:
+        return stack_report(asyncio.get_running_loop())
+    except RuntimeError:  # it has none
+        return stack_report()
+
+
+def stacks_of(names: Collection[str], actors: Mapping[str, Any]) -> str:
+    """The stacks of these processes; of those that are among the `actors`, and of this one for the trainer."""
+    replies = {name: actors[name].__ray_call__.remote(own_stacks) for name in sorted(names) if name in actors}
+    own = [f"--- {TRAINER}", stack_report()] if TRAINER in names else []
+    return "\n".join([*own, stack_reports(replies)])
+
+
+def stuck_watch(
+    trainer: SeamlessTrainer, loops: SeamlessAgentLoopManager | None, deaths: DeathWatch, watchdog: Watchdog
+) -> StuckWatch:
+    """Watches the limits of what waits in a run; `loops` is None for a manager of the user's own."""
+
+    def workers() -> dict[str, Any]:
+        return {} if loops is None else numbered(LOOP_WORKER, loops.agent_loop_workers)
+
+    def planes() -> dict[str, Any]:
+        first, *others = trainer.data_plane.actors
+        return {FIRST_PLANE: first, **{f"{FIRST_PLANE} {shard}": actor for shard, actor in enumerate(others, 1)}}
+
+    waits = RunWaits(
+        RunParts(
+            stage=watchdog.stage_s,
+            planes=planes,
+            workers=workers,
+            silent_s=deaths.silent_s,
+            training=trainer.training_actors,
+            commit=trainer.commit.under_way,
+            outstanding=trainer.outstanding_uids,
+        )
+    )
+    return StuckWatch(
+        waits.collect,
+        limits_of(trainer.seamless.watchdog),
+        Recoveries(trainer.data_plane.actor, loops).by_kind,
+        report=lambda one: stacks_of(waits.concerned(one), deaths.actors() | planes() | trainer.watched_actors()),
+        without_progress_s=watchdog.without_progress_s,
+    )
