@@ -73,7 +73,7 @@ class Replica:
     timed_out: bool = False  # its control did not reply in time: it may be alive
     leases: set[Lease] = field(default_factory=set)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    since: float = field(default_factory=time.monotonic)
+    since: float = field(default_factory=lambda: time.monotonic())
     command: asyncio.Task[Any] | None = None
     commanded: float = 0.0
     late: asyncio.Task[Any] | None = None  # the command that did not end in time; its end is a sign of life

@@ -53,6 +53,7 @@ def test_a_busy_actor_lives_and_a_dead_one_is_named() -> None:
         actors["busy"].compute.remote(60)
         for _ in range(3):
             watch.check()
+        assert "busy" in watch.silent_s(), "it has not replied since it computes"
         ray.kill(actors["dead"])
         limit = time.monotonic() + 20
         with pytest.raises(ActorLostError, match=r"^dead died: ") as lost:

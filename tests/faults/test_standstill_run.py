@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -19,5 +20,9 @@ def test_a_run_whose_agents_never_end_is_ended(nano: Path, tmp_path: Path) -> No
     assert job.process is not None and job.process.wait(300) == 1
     log = job.log()
     assert "The trainer was at: waiting for groups, step 1." in log
+    chain = (
+        r"What it waits for: the trainer \(waiting for groups, step 1\) waits for group \S+ -> session \S+, which has "
+    )
+    assert re.search(chain + r"had no call of its agent for \d+ s\.", log)
     assert "--- data plane" in log and "--- replica-0" in log, "it does not say where the others were"
     assert leftovers(job) == []

@@ -16,6 +16,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 
 from seamless_verl.agent_loops.group import WithoutDroppedGroups
+from seamless_verl.agent_loops.loops import dropped_as
 from seamless_verl.agent_loops.queue_writer import QueueWriter
 from seamless_verl.agent_loops.rows import FIRST, PROMPT, SAMPLES, Row, SessionOutputs
 from seamless_verl.agent_loops.worker import SeamlessAgentLoopWorker, loop_factory
@@ -23,6 +24,8 @@ from seamless_verl.config.schema import SeamlessConfig
 from seamless_verl.data_plane.group_notifier import GroupCounts, GroupEnd
 from seamless_verl.data_plane.sessions import HandedNote
 from seamless_verl.platform.adaptation import plain_class
+from seamless_verl.runtime.waits import QUEUE, WaitKind
+from seamless_verl.trajectory.account import DropReason
 
 pytestmark = pytest.mark.integration
 KEPT = {
@@ -431,6 +434,66 @@ async def test_a_group_that_is_handed_over_is_not_deferred(
     await deferring
     assert [batch["keys"] for batch in put.batches] == [["u_0_0"]] and put.tags[-1] == ("u", "finished")
     assert made.plane.events == [("s0", 1), ("group ended", None)] and not made.plane.ends[0].deferred
+
+
+async def run_until_stuck(made: Any) -> asyncio.Task[None]:
+    """Runs the group until only sessions are left that do not end."""
+    trajectory = {"step": 7, "sample_index": 0, "rollout_n": 0, "validate": False}
+    running = asyncio.create_task(made._run_prompt({"uid": "u", "agent_name": "scripted", **KEPT}, {}, trajectory))
+    for _ in range(30):
+        await asyncio.sleep(0)
+    assert not running.done()
+    return running
+
+
+@pytest.mark.parametrize(("needed", "kept"), [(1, True), (2, False)])
+async def test_a_group_that_is_stuck_is_trained_without_the_sessions_that_do_not_end(
+    put: Put, scripted: dict[int, Any], caplog: pytest.LogCaptureFixture, needed: int, kept: bool
+) -> None:
+    made, stopped_as = worker(SeamlessAgentLoopWorker, put, 3), list[DropReason]()
+
+    async def counted() -> None:
+        try:
+            await forever()
+        finally:
+            stopped_as.append(dropped_as())
+
+    made.seamless = SeamlessConfig(min_sessions=needed)
+    scripted |= {0: SessionOutputs([output([0])], made.plane, "s0"), 1: counted, 2: counted}
+    running = await run_until_stuck(made)
+    (wait,) = await made.waits()
+    assert (wait.kind, wait.name, wait.on) == (WaitKind.GROUP, "group u", ()) and "2 sessions" in wait.what
+    assert await made.end_stuck("another", "it is late") == 0 and not running.done()
+    assert await made.end_stuck("u", "it is late") == 2
+    await running
+    assert put.tags[-1] == ("u", "finished" if kept else "failure") and len(put.batches) == kept
+    assert made.plane.events[0] == ("s0", 1 if kept else "dropped") and made.running == {}
+    assert made.plane.ends[0].kinds == {"stuck": 2} and not made.plane.ends[0].deferred
+    assert stopped_as == [DropReason.TIMED_OUT] * 2
+    assert next(line for line in caplog.messages if "session 1 of prompt u failed and is left out: " in line).endswith(
+        "SessionStuckError: it is late"
+    )
+
+
+async def test_a_hand_over_is_not_interrupted_by_the_end_of_a_stuck_group(
+    put: Put, scripted: dict[int, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, release = worker(SeamlessAgentLoopWorker, put, 1), asyncio.Event()
+
+    async def late(**kwargs: Any) -> None:
+        await release.wait()
+        await put.batch(**kwargs)
+
+    monkeypatch.setattr(transfer_queue, "async_kv_batch_put", late)
+    scripted |= {0: SessionOutputs([output([0])], made.plane, "s0")}
+    running = await run_until_stuck(made)
+    waits = {wait.name: wait for wait in await made.waits()}
+    assert waits["group u"].on == (QUEUE,) and waits[QUEUE].kind is WaitKind.QUEUE
+    assert await made.end_stuck("u", "it is late") == 0
+    release.set()
+    await running
+    assert put.tags[-1] == ("u", "finished") and made.plane.events == [("s0", 1), ("group ended", None)]
+    assert await made.waits() == []
 
 
 def test_a_session_without_rows_is_logged(put: Put, scripted: dict[int, Any], caplog: pytest.LogCaptureFixture) -> None:

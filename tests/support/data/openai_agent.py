@@ -54,6 +54,17 @@ async def stuck(task: dict[str, Any], endpoint: Any) -> float:
     return 0.0
 
 
+async def one_stuck(task: dict[str, Any], endpoint: Any) -> float:
+    """As `held`; but the one that takes the file `STUCK_IF_TAKEN` does not end."""
+    while is_held():  # noqa: ASYNC110 - nothing notifies of a file
+        await asyncio.sleep(0.1)
+    try:
+        Path(os.environ["STUCK_IF_TAKEN"]).unlink()
+    except FileNotFoundError:
+        return await asked(task, endpoint, max_retries=0)
+    return await stuck(task, endpoint)
+
+
 async def stuck_after_a_call(task: dict[str, Any], endpoint: Any) -> float:
     await asked(task, endpoint, max_retries=0)
     return await stuck(task, endpoint)

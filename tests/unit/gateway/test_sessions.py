@@ -100,6 +100,18 @@ def test_only_an_ended_session_is_forgotten() -> None:
     table.check_integrity()
 
 
+def test_how_long_a_session_had_no_call_counts_from_its_last_one() -> None:
+    table = SessionTable(clock=(clock := Clock()))
+    one, other, closed = (table.open("u")[0] for _ in range(3))
+    table.close(closed.session_id, "done")
+    clock.now += 7
+    with table.admit(one):
+        assert table.quiet_s() == {other.session_id: 7.0}
+        clock.now += 2
+    clock.now += 1
+    assert table.quiet_s() == {one.session_id: 1.0, other.session_id: 10.0}
+
+
 def test_a_lost_place_is_noticed() -> None:
     table = SessionTable()
     session, _ = table.open("u")

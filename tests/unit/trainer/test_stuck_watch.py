@@ -1,0 +1,136 @@
+"""What is over its limit is named once, recovered once, and ends the run if nothing else moves."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from support.ledger import Clock
+
+from seamless_verl.config.schema import WatchdogConfig
+from seamless_verl.config.wait_settings import WaitsConfig
+from seamless_verl.errors import NoProgressError
+from seamless_verl.runtime.waits import TRAINER, Blocked, Limits, Wait, WaitKind
+from seamless_verl.trainer.run_waits import SETTINGS, limits_of
+from seamless_verl.trainer.stuck_watch import StuckWatch
+
+LIMITS: Limits = {WaitKind.REPLICA: 100.0, WaitKind.QUEUE: 100.0}
+
+
+class Run:
+    """A run whose waits a test sets; `recoveries` are those that were tried."""
+
+    def __init__(self, *, recovers: bool = True, limits: Limits = LIMITS) -> None:
+        self.clock, self.waits, self.recoveries, self.looks = Clock(), list[Wait](), list[str](), 0
+        self.recovers, self.still_s = recovers, 0.0
+        self.watch = StuckWatch(
+            self.collect,
+            limits,
+            {WaitKind.REPLICA: self.recover},
+            report=lambda blocked: f"the stacks of {blocked.culprit.name}",
+            without_progress_s=lambda: self.still_s,
+            clock=self.clock,
+        )
+
+    def collect(self) -> list[Wait]:
+        self.looks += 1
+        return self.waits
+
+    def recover(self, blocked: Blocked) -> bool:
+        self.recoveries.append(blocked.over.name)
+        return self.recovers
+
+    def look(self, *waits: Wait, after_s: float = 10.0) -> None:
+        self.clock.now += after_s
+        self.waits = list(waits)
+        self.watch.check()
+
+
+def replica(s: float, name: str = "replica-1") -> Wait:
+    return Wait(WaitKind.REPLICA, name, s, what="has given none of its calls a token")
+
+
+def queue(s: float) -> Wait:
+    return Wait(WaitKind.QUEUE, "TransferQueue", s, what="has not taken rows")
+
+
+def test_a_look_is_due_ten_times_within_the_shortest_limit() -> None:
+    run = Run()
+    for _ in range(20):
+        run.look(after_s=5.0)
+    assert run.looks == 10
+
+
+def test_without_limits_nothing_is_asked() -> None:
+    run = Run(limits=dict.fromkeys(LIMITS))
+    run.look(replica(1e6), after_s=1e6)
+    assert run.looks == 0
+
+
+def test_what_is_over_its_limit_is_named_with_its_stacks_and_recovered_once(caplog: pytest.LogCaptureFixture) -> None:
+    run = Run()
+    for waited in (100.0, 101.0, 111.0):
+        run.look(Wait(WaitKind.TRAINER, TRAINER, 5.0, ("replica-1",), "waiting for groups, step 3"), replica(waited))
+    (record,) = caplog.records
+    assert record.levelno == logging.ERROR and record.getMessage() == (
+        "the trainer (waiting for groups, step 3) waits for replica-1, which has given none of its calls a token for "
+        "101 s\nthe stacks of replica-1"
+    )
+    assert run.recoveries == ["replica-1"] and run.watch.metrics()["watchdog/recovery/replica"] == 1
+
+
+def test_a_recovery_that_is_not_possible_is_asked_for_at_each_look() -> None:
+    run = Run(recovers=False)
+    run.look(replica(101.0))
+    run.recovers = True
+    run.look(replica(111.0))
+    run.look(replica(121.0))
+    assert run.recoveries == ["replica-1"] * 2
+
+
+def test_many_at_once_have_a_few_lines_and_all_are_recovered(caplog: pytest.LogCaptureFixture) -> None:
+    run = Run()
+    run.look(*(replica(101.0 + i, f"replica-{i}") for i in range(6)))
+    assert len(caplog.records) == 5 and caplog.messages[-1] == "2 more are over their limits"
+    assert len(run.recoveries) == 6
+
+
+def test_a_run_ends_only_when_nothing_else_moves_for_as_long_as_the_limit() -> None:
+    run = Run()
+    run.still_s = 100.0
+    run.look(queue(101.0))
+    run.still_s = 100.1
+    with pytest.raises(NoProgressError, match=r"^TransferQueue has not taken rows for 111 s\n") as caught:
+        run.look(queue(111.0))
+    assert "seamless.watchdog.waits.queue_s=100 seconds" in str(caught.value)
+
+
+def test_a_run_waits_for_a_recovery_before_it_ends() -> None:
+    run = Run()
+    run.still_s = 1000.0
+    run.look(replica(101.0))
+    run.look(replica(201.0), after_s=100.0)
+    with pytest.raises(NoProgressError, match="replica-1 has given none of its calls a token for 211 s"):
+        run.look(replica(211.0))
+
+
+def test_a_run_whose_recovery_is_not_possible_ends() -> None:
+    run = Run(recovers=False)
+    run.still_s = 101.0
+    with pytest.raises(NoProgressError):
+        run.look(replica(101.0))
+
+
+def test_what_the_trainer_waits_for_is_said_at_any_time() -> None:
+    run = Run()
+    run.waits = [Wait(WaitKind.TRAINER, TRAINER, 5.0, ("replica-1",), "computing, step 3"), replica(2.0)]
+    assert run.watch.explain().startswith("the trainer (computing, step 3) waits for replica-1, which")
+
+
+def test_each_limit_has_its_setting() -> None:
+    settings = WatchdogConfig(5, 60, WaitsConfig(1.0, 2.0, 3.0, 4.0, 6.0))
+    limits = limits_of(settings)
+    assert limits.keys() == SETTINGS.keys()
+    for kind, key in SETTINGS.items():
+        part = settings.waits if key.startswith("waits.") else settings
+        assert limits[kind] == getattr(part, key.removeprefix("waits."))
