@@ -136,9 +136,10 @@ class NoProgressError(SeamlessError, TimeoutError):
         self.found, self.limit_s, self.setting = found, limit_s, setting
 
     def __str__(self) -> str:
+        whose = "every process" if self.setting == "no_progress_s" else "the processes concerned"
         return (
             f"{self.found}\nNothing has moved for seamless.watchdog.{self.setting}={self.limit_s:g} seconds. The log "
-            "above has the stacks of every process; set a larger value if a step may take so long"
+            f"above has the stacks of {whose}; set a larger value if a step may take so long"
         )
 
 

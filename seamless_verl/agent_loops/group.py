@@ -54,7 +54,8 @@ class SessionGroup:
     kept: bool | None = None  # None until it was handed over
     stuck: str = ""  # why its sessions that run are ended, as failed ones
     began: float = field(default_factory=time.monotonic)
-    running: set[asyncio.Task[object]] = field(default_factory=set)  # of its sessions, until they are handed over
+    running: dict[asyncio.Task[object], str] = field(default_factory=dict)
+    """of its sessions, until they are handed over, with the gateway's ids of those that this process opened"""
     errors: list[str] = field(default_factory=list)
     failed: Counter[str] = field(default_factory=Counter)  # sessions by kind, rewarded ones among them
     rows: list[Row] = field(default_factory=list)
@@ -81,12 +82,23 @@ class SessionGroup:
         self.cancelled = self.deferred = True
         return True
 
-    def end_stuck(self, reason: str) -> int:
-        """Ends its sessions that run, as failed ones; the others are handed over as usual. Returns how many it ends."""
+    def opened(self, session_id: str) -> None:
+        """This task, one of its sessions, has opened this one of the gateway."""
+        task = asyncio.current_task()
+        if task in self.running:
+            self.running[task] = session_id
+
+    def end_stuck(self, session_id: str, reason: str) -> int:
+        """Ends this session, as a failed one, or all that run where it is not known; returns how many.
+
+        The others are handed over as usual.
+        """
+        tasks = [task for task, name in self.running.items() if session_id and name == session_id]
+        tasks = tasks or list(self.running)
         self.stuck = reason
-        for task in self.running:
+        for task in tasks:
             task.cancel()
-        return len(self.running)
+        return len(tasks)
 
     def add(self, outputs: SessionOutputs | None, rows: list[Row]) -> None:
         """A session has ended with these rows; `outputs` if it is one of the gateway."""

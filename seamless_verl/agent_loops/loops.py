@@ -192,6 +192,8 @@ class LocalAgentLoop(SessionAgentLoop):
     ) -> tuple[str, AgentOutcome]:
         opened = await open_session(plane, opening)
         endpoint = Endpoint(opened["anthropic_base_url"], opened["key"], opened["session_id"])
+        if (group := GROUP.get(None)) is not None:
+            group.opened(endpoint.session_id)
         try:
             paused = partial(paused_seconds, plane, endpoint.session_id)
             return endpoint.session_id, await self.run_agent(task, endpoint, paused)

@@ -112,11 +112,10 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
             waits.append(Wait(WaitKind.QUEUE, QUEUE, now - self.writer.since, what="has not taken rows"))
         return waits
 
-    async def end_stuck(self, uid: str, reason: str) -> int:
-        """Ends the sessions of this group that still run, as failed ones; returns how many, also if an agent does not
-        end."""
+    async def end_stuck(self, uid: str, session_id: str, reason: str) -> int:
+        """Ends a session of this group, or all, as `SessionGroup.end_stuck`; does not wait for agents to end."""
         entry = self.running.get(uid)
-        return 0 if entry is None else entry[0].end_stuck(reason)
+        return 0 if entry is None else entry[0].end_stuck(session_id, reason)
 
     async def _await_end(self, running: set[asyncio.Task[Any]]) -> None:
         unended = (await asyncio.wait(running, timeout=STOP_S))[1] if running else running
@@ -128,7 +127,7 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
         group, task = GROUP.get(), asyncio.current_task()
         assert task is not None
         kwargs["session_id"] += group.first
-        group.running.add(task)
+        group.running[task] = ""
         try:
             await self._run_session(sampling_params, trajectory, **kwargs)
         except asyncio.CancelledError:
@@ -143,7 +142,7 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
             group.cancelled = True
             raise
         finally:
-            group.running.discard(task)  # what is handed over is not interrupted
+            del group.running[task]  # what is handed over is not interrupted
             await group.session_ended()
 
     async def _run_session(
@@ -224,10 +223,10 @@ class SeamlessAgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
         """Gives the prompts to the workers, at once or, in another thread, when they may begin."""
         self.may_begin(partial(super().generate_sequences, prompts))
 
-    def end_stuck(self, uid: str, reason: str) -> None:
-        """Ends the sessions of this group that still run, as failed ones, in the worker that has it; does not wait."""
+    def end_stuck(self, uid: str, session_id: str, reason: str) -> None:
+        """As `SessionGroup.end_stuck`, in the worker that has this group; does not wait for agents to end."""
         for worker in self.agent_loop_workers:
-            worker.end_stuck.remote(uid, reason)
+            worker.end_stuck.remote(uid, session_id, reason)
 
     def defer(self, uids: Collection[str]) -> None:
         """Ends the groups of these prompts that still run."""

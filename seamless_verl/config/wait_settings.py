@@ -23,9 +23,9 @@ class WaitsConfig:
     group_s: Annotated[
         PositiveNumber | None,
         Doc(
-            "seconds: of a group that takes longer, and waits for agents that have no call open, the sessions that "
-            "still run are ended; it is trained without them, or dropped (`seamless.min_sessions`). `null` waits for "
-            "as long as the agents' own time limits allow"
+            "seconds: of a group that takes longer, a session whose agent has had no call for as long is ended; the "
+            "group is trained without it, or dropped (`seamless.min_sessions`). `null` waits for as long as the "
+            "agents' own time limits allow"
         ),
     ] = None
     queue_s: Annotated[

@@ -135,12 +135,16 @@ def _group_waits(state: PlaneState, calls: Iterable[tuple[CallWait, Wait]]) -> l
 
 
 def _session(session_id: str, seconds: float, on: tuple[str, ...] = ()) -> Wait:
-    return Wait(WaitKind.SESSION, f"session {session_id}", seconds, on, "has had no call of its agent")
+    return Wait(WaitKind.SESSION, session_name(session_id), seconds, on, "has had no call of its agent")
 
 
 def _group(uid: str, first: Wait) -> Wait:
     """Its age is known to the agent loop worker."""
     return Wait(WaitKind.GROUP, group_name(uid), 0.0, (first.name,), "has not ended")
+
+
+def session_name(session_id: str) -> str:
+    return f"session {session_id}"
 
 
 def group_name(uid: str) -> str:

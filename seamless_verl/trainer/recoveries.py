@@ -3,7 +3,7 @@
 | over its limit | recovery |
 |---|---|
 | a replica that gives no tokens | it is given up, and started again where that is set; its calls continue on others |
-| a group that waits for its agents | its sessions that run are ended, as failed ones |
+| a group that waits for an agent that has no call | its session is ended, as a failed one |
 | the server of a replica | its data plane gives it up by itself, at the same limit |
 
 Others have none: verl's TransferQueue and a transfer of weights cannot be begun again by another thread.
@@ -14,14 +14,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import ray
 
-from seamless_verl.data_plane.waits import group_name
+from seamless_verl.data_plane.waits import group_name, session_name
 from seamless_verl.errors import shorten
 from seamless_verl.runtime.process import stack_report
-from seamless_verl.runtime.waits import TRAINER, Blocked, WaitKind
+from seamless_verl.runtime.waits import TRAINER, Blocked, WaitKind, is_over
 from seamless_verl.trainer.deaths import DeathWatch, numbered
 from seamless_verl.trainer.run_waits import FIRST_PLANE, REPLY_S, SETTINGS, RunParts, RunWaits, limits_of
 from seamless_verl.trainer.stuck_watch import Recover, StuckWatch
@@ -63,12 +64,17 @@ class Recoveries:
             return False
 
     def end_group(self, blocked: Blocked) -> bool:
-        """Ends the sessions of a group that waits for nothing but its agents."""
-        if self.loops is None or blocked.culprit.kind not in (WaitKind.GROUP, WaitKind.SESSION):
+        """Ends the session of a group whose agent has had no call for as long as the group's limit.
+
+        Sessions of verl's own agent loops are not known: all that run are ended if they have no call now.
+        """
+        group, culprit = blocked.over, blocked.culprit
+        quiet = is_over(replace(culprit, kind=WaitKind.GROUP), blocked.limits)
+        if self.loops is None or not quiet or culprit.kind not in (WaitKind.GROUP, WaitKind.SESSION):
             return False
-        group = blocked.over
+        session = culprit.name.removeprefix(session_name("")) if culprit.kind is WaitKind.SESSION else ""
         reason = f"its group has not ended for {group.waited_s:.0f} s ({setting_of(group.kind)}): {blocked}"
-        self.loops.end_stuck(group.name.removeprefix(group_name("")), reason)
+        self.loops.end_stuck(group.name.removeprefix(group_name("")), session, reason)
         return True
 
 

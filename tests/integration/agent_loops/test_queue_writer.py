@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ from verl.experimental.agent_loop import agent_loop as verls
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 
-from seamless_verl.agent_loops.group import WithoutDroppedGroups
+from seamless_verl.agent_loops.group import GROUP, WithoutDroppedGroups
 from seamless_verl.agent_loops.loops import dropped_as
 from seamless_verl.agent_loops.queue_writer import QueueWriter
 from seamless_verl.agent_loops.rows import FIRST, PROMPT, SAMPLES, Row, SessionOutputs
@@ -463,8 +464,8 @@ async def test_a_group_that_is_stuck_is_trained_without_the_sessions_that_do_not
     running = await run_until_stuck(made)
     (wait,) = await made.waits()
     assert (wait.kind, wait.name, wait.on) == (WaitKind.GROUP, "group u", ()) and "2 sessions" in wait.what
-    assert await made.end_stuck("another", "it is late") == 0 and not running.done()
-    assert await made.end_stuck("u", "it is late") == 2
+    assert await made.end_stuck("another", "", "it is late") == 0 and not running.done()
+    assert await made.end_stuck("u", "one that is not known", "it is late") == 2
     await running
     assert put.tags[-1] == ("u", "finished" if kept else "failure") and len(put.batches) == kept
     assert made.plane.events[0] == ("s0", 1 if kept else "dropped") and made.running == {}
@@ -473,6 +474,22 @@ async def test_a_group_that_is_stuck_is_trained_without_the_sessions_that_do_not
     assert next(line for line in caplog.messages if "session 1 of prompt u failed and is left out: " in line).endswith(
         "SessionStuckError: it is late"
     )
+
+
+async def test_only_the_session_that_is_stuck_is_ended(put: Put, scripted: dict[int, Any]) -> None:
+    made, release = worker(SeamlessAgentLoopWorker, put, 3), asyncio.Event()
+
+    async def opened(name: str, until: asyncio.Event) -> list[AgentLoopOutput]:
+        GROUP.get().opened(name)
+        await until.wait()
+        return [output([7])]
+
+    scripted |= {i: partial(opened, f"s{i}", asyncio.Event() if i == 1 else release) for i in range(3)}
+    running = await run_until_stuck(made)
+    assert await made.end_stuck("u", "s1", "it is late") == 1
+    release.set()
+    await running
+    assert made.plane.ends[0].kinds == {"stuck": 1} and list(put.rows()) == ["u_0_0", "u_2_0"]
 
 
 async def test_a_hand_over_is_not_interrupted_by_the_end_of_a_stuck_group(
@@ -489,7 +506,7 @@ async def test_a_hand_over_is_not_interrupted_by_the_end_of_a_stuck_group(
     running = await run_until_stuck(made)
     waits = {wait.name: wait for wait in await made.waits()}
     assert waits["group u"].on == (QUEUE,) and waits[QUEUE].kind is WaitKind.QUEUE
-    assert await made.end_stuck("u", "it is late") == 0
+    assert await made.end_stuck("u", "", "it is late") == 0
     release.set()
     await running
     assert put.tags[-1] == ("u", "finished") and made.plane.events == [("s0", 1), ("group ended", None)]

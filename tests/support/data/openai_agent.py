@@ -38,6 +38,15 @@ async def held_at_end(task: dict[str, Any], endpoint: Any) -> float:
     return reward
 
 
+def takes() -> bool:
+    """Whether this is the one that takes the file."""
+    try:
+        Path(os.environ["STUCK_IF_TAKEN"]).unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def is_held() -> bool:
     return Path(os.environ["HELD_WHILE_EXISTS"]).exists()
 
@@ -58,11 +67,7 @@ async def one_stuck(task: dict[str, Any], endpoint: Any) -> float:
     """As `held`; but the one that takes the file `STUCK_IF_TAKEN` does not end."""
     while is_held():  # noqa: ASYNC110 - nothing notifies of a file
         await asyncio.sleep(0.1)
-    try:
-        Path(os.environ["STUCK_IF_TAKEN"]).unlink()
-    except FileNotFoundError:
-        return await asked(task, endpoint, max_retries=0)
-    return await stuck(task, endpoint)
+    return await (stuck(task, endpoint) if takes() else asked(task, endpoint, max_retries=0))
 
 
 async def stuck_after_a_call(task: dict[str, Any], endpoint: Any) -> float:
