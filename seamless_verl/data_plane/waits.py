@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from seamless_verl.rollout.call import Calls
 from seamless_verl.rollout.fleet import Fleet
@@ -52,12 +53,13 @@ class PlaneWaits:
 
 
 def plane_waits(state: PlaneState) -> PlaneWaits:
-    """The waits of this data plane now."""
+    """The waits of this data plane now. Of thousands of calls nodes are made only of those that are in a chain."""
     replicas, calls = state.fleet.waiting_replicas(), state.calls.waits()
+    groups = _longest_of_groups(state, replicas, calls)
+    longest = heapq.nlargest(MAX_GROUPS, groups.items(), key=lambda item: item[1].waited_s)
     waits = [*_replica_waits(state, replicas, calls), *_command_waits(state, replicas)]
-    groups = _group_waits(state, _call_waits(replicas, calls))
-    longest = heapq.nlargest(MAX_GROUPS, groups, key=lambda chain: chain[-1].waited_s)
-    return PlaneWaits([*waits, *(wait for chain in longest for wait in chain)], len(longest) == len(groups))
+    waits += [wait for uid, one in longest for wait in _chain(uid, one, replicas)]
+    return PlaneWaits(waits, len(longest) == len(groups))
 
 
 def server_name(replica_id: str) -> str:
@@ -100,47 +102,52 @@ def _command_waits(state: PlaneState, replicas: Iterable[WaitingReplica]) -> lis
     ]
 
 
-def _call_waits(replicas: Iterable[WaitingReplica], calls: Iterable[CallWait]) -> list[tuple[CallWait, Wait]]:
-    """Each call, as a node; one that waits for a slot waits for the replicas that serve, else for all others."""
-    by_id = {one.replica_id: one for one in replicas}
-    serving = tuple(name for name, one in by_id.items() if one.state is SERVING) or tuple(by_id)
-    found = list[tuple[CallWait, Wait]]()
+class _Longest(NamedTuple):
+    """What a group waits for: a call, None if an agent has none, of a session, "" where that is not known."""
+
+    waited_s: float
+    session: str
+    call: CallWait | None = None
+
+
+def _longest_of_groups(
+    state: PlaneState, replicas: Iterable[WaitingReplica], calls: Iterable[CallWait]
+) -> dict[str, _Longest]:
+    """By prompt, what of its group has waited for the longest time; a call not before its replica served."""
+    serving_s = {one.replica_id: one.state_s for one in replicas if one.state is SERVING}
+    groups = dict[str, _Longest]()
     for call in calls:
-        replica = by_id.get(call.replica)
-        works = replica is not None and replica.state is SERVING
-        waited = min(call.waited_s, replica.state_s) if replica is not None and works else call.waited_s
-        kind = WaitKind.CALL if works else WaitKind.HELD_CALL
-        what = "has got no token" if replica is not None else "has waited for a slot"
-        on = serving if replica is None else (call.replica,)
-        found.append((call, Wait(kind, f"call {call.call_id}", waited, on, what)))
-    return found
+        waited = min(call.waited_s, serving_s.get(call.replica, math.inf))
+        uid = state.uids.get(call.key, "")
+        if (name := uid or call.group) and (name not in groups or groups[name].waited_s < waited):
+            groups[name] = _Longest(waited, call.key if uid else "", call)
+    for session, waited in state.quiet_s.items():
+        uid = state.uids[session]
+        if uid not in groups or groups[uid].waited_s < waited:
+            groups[uid] = _Longest(waited, session)
+    return groups
 
 
-def _group_waits(state: PlaneState, calls: Iterable[tuple[CallWait, Wait]]) -> list[list[Wait]]:
-    """For each group the chain from it to the call or the agent that has waited for the longest time."""
-    chains = dict[str, list[Wait]]()
-
-    def offer(uid: str, chain: list[Wait]) -> None:
-        if uid not in chains or chains[uid][-1].waited_s < chain[-1].waited_s:
-            chains[uid] = chain
-
-    for call, wait in calls:
-        if call.key in state.uids:
-            offer(state.uids[call.key], [_session(call.key, wait.waited_s, (wait.name,)), wait])
-        elif call.group:
-            offer(call.group, [wait])
-    for session, seconds in state.quiet_s.items():
-        offer(state.uids[session], [_session(session, seconds)])
-    return [[_group(uid, chain[0]), *chain] for uid, chain in chains.items()]
+def _chain(uid: str, one: _Longest, replicas: Sequence[WaitingReplica]) -> list[Wait]:
+    """The nodes of a group, its session and its call. The group's age is known to the agent loop worker."""
+    nodes = list[Wait]()
+    if one.call is not None:
+        nodes.append(_call(one.call, one.waited_s, replicas))
+    if one.session:
+        on = tuple(node.name for node in nodes)
+        what = "has had no call of its agent"
+        nodes.append(Wait(WaitKind.SESSION, session_name(one.session), one.waited_s, on, what))
+    return [*nodes, Wait(WaitKind.GROUP, group_name(uid), 0.0, (nodes[-1].name,), "has not ended")]
 
 
-def _session(session_id: str, seconds: float, on: tuple[str, ...] = ()) -> Wait:
-    return Wait(WaitKind.SESSION, session_name(session_id), seconds, on, "has had no call of its agent")
-
-
-def _group(uid: str, first: Wait) -> Wait:
-    """Its age is known to the agent loop worker."""
-    return Wait(WaitKind.GROUP, group_name(uid), 0.0, (first.name,), "has not ended")
+def _call(call: CallWait, waited_s: float, replicas: Sequence[WaitingReplica]) -> Wait:
+    """One that waits for a slot waits for the replicas that serve, else for all others."""
+    serving = tuple(one.replica_id for one in replicas if one.state is SERVING)
+    kind = WaitKind.CALL if call.replica in serving else WaitKind.HELD_CALL
+    if call.replica:
+        return Wait(kind, f"call {call.call_id}", waited_s, (call.replica,), "has got no token")
+    on = serving or tuple(one.replica_id for one in replicas)
+    return Wait(kind, f"call {call.call_id}", waited_s, on, "has waited for a slot")
 
 
 def session_name(session_id: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from seamless_verl.rollout.replica_state import ReplicaState
 
@@ -17,8 +18,7 @@ class WaitingReplica:
     command_s: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class CallWait:
+class CallWait(NamedTuple):
     """A call of the session `key` and the prompt `group`: since its last token, or since it waits for a slot.
 
     `replica` is where it has a slot, "" while it waits for one.

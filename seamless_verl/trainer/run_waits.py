@@ -119,12 +119,13 @@ class RunWaits:
         """The trainer, its commit, groups of which nobody knows who replied, and a queue of which a part is silent."""
         (stage, seconds), names = self.parts.stage(), _names(waits)
         training = [name for name in self.parts.training() if name in silent]
+        others = [name for name in silent if name not in training]  # for any of them it may wait
         groups = [name for name in map(group_name, self.parts.outstanding()) if name in names or hosts]
         queue = [name for name in silent if name.startswith(QUEUE)]
         commands = [wait.name for wait in waits if wait.kind is WaitKind.COMMAND]
         found = [Wait(WaitKind.GROUP, name, 0.0, tuple(hosts)) for name in groups if name not in names]
         found += [Wait(WaitKind.QUEUE, QUEUE, 0.0, tuple(queue), "has not taken rows")] if queue else []
-        on = [*(groups if stage.startswith(FOR_GROUPS) else training), *commands, *queue]
+        on = [*(groups if stage.startswith(FOR_GROUPS) else training), *commands, *others]
         if (commit := self.parts.commit()) is not None:
             name = f"the commit of version {commit[0]}"
             found.append(Wait(WaitKind.COMMIT, name, commit[1], (*commands, *training), "has not ended"))
