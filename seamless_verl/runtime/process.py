@@ -103,6 +103,14 @@ def stack_report(loop: asyncio.AbstractEventLoop | None = None) -> str:
     return "\n".join([*threads, *map(_task_section, tasks)])
 
 
+def own_stacks(actor: Any) -> str:
+    """The stack report of the process of an actor, of any class, that is called with this function."""
+    try:
+        return stack_report(asyncio.get_running_loop())
+    except RuntimeError:  # it has no event loop
+        return stack_report()
+
+
 def _task_section(task: asyncio.Task[Any]) -> str:
     coroutine = task.get_coro()
     lines = [line for frame in _await_chain(coroutine) for line in traceback.format_stack(frame, limit=1)]

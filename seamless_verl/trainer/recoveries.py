@@ -11,7 +11,6 @@ Others have none: verl's TransferQueue and a transfer of weights cannot be begun
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -21,7 +20,7 @@ import ray
 
 from seamless_verl.data_plane.waits import group_name, session_name
 from seamless_verl.errors import shorten
-from seamless_verl.runtime.process import stack_report
+from seamless_verl.runtime.process import own_stacks, stack_report
 from seamless_verl.runtime.waits import TRAINER, Blocked, WaitKind, is_over
 from seamless_verl.trainer.deaths import DeathWatch, numbered
 from seamless_verl.trainer.run_waits import FIRST_PLANE, REPLY_S, SETTINGS, RunParts, RunWaits, limits_of
@@ -81,14 +80,6 @@ class Recoveries:
 def setting_of(kind: WaitKind) -> str:
     """The key of the limit of this kind."""
     return f"seamless.watchdog.{SETTINGS[kind]}"
-
-
-def own_stacks(actor: Any) -> str:
-    """What an actor of any class does: it reports its threads, and its tasks if it has an event loop."""
-    try:
-        return stack_report(asyncio.get_running_loop())
-    except RuntimeError:  # it has none
-        return stack_report()
 
 
 def stacks_of(names: Collection[str], actors: Mapping[str, Any]) -> str:

@@ -80,6 +80,18 @@ async def test_a_call_without_tokens_leads_to_its_replica(clock: Time) -> None:
             assert (waits["a"].kind, waits["a"].waited_s, waits["a"].on) == (WaitKind.REPLICA, 43, ())
 
 
+async def test_a_call_waits_since_its_last_token(clock: Time) -> None:
+    async with world() as w:
+        engine = await w.start("a")
+        async with running(w, call("c1", group="1", max_tokens=100_000)):
+            clock.now += 10
+            await settle()
+            engine.delay_s = 1000
+            await settle()
+            clock.now += 43
+            assert (found(w)["call c1"].waited_s, found(w)["a"].waited_s) == (43, 43)
+
+
 async def test_a_new_call_does_not_hide_that_a_replica_gives_no_tokens(clock: Time) -> None:
     async with world() as w:
         await w.start("a", delay_s=1000)
