@@ -8,7 +8,8 @@ Invariants:
 - A session is taken up only if each of its tokens is of weights that the resumed run descends from, and within the
   staleness bound of its prompt: submitted in step p, and resumed at version k, it has versions from p - 1 to k.
 - Weights newer than k are gone. What they generated ends here, so that no later start takes it up.
-- What is not taken up has ended in the journal, with its reason, and is counted.
+- What is not taken up ends in the journal, and is counted with its reason: at the begin, when its group was decided
+  without it, or when it is too old for any prompt that is still submitted.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
@@ -42,6 +43,8 @@ class BegunAgain(StrEnum):
     """some of its tokens are too old for the step in which its prompt is submitted now"""
     NOTHING = "nothing"
     """it has no token to train, or its result is not on record"""
+    UNWANTED = "unwanted"
+    """its group was trained or dropped without it"""
     REPLACED = "replaced"
     """another session of the same place in its group ended later"""
 
@@ -143,6 +146,20 @@ class EarlierSessions:
             return None
         self.taken[session.session_id] = session
         return await asyncio.to_thread(self.journal.read, session.session_id)
+
+    async def end_unwanted(self, uids: Collection[str], step: int) -> None:
+        """Ends the hand-overs of sessions that nobody takes up; the groups of these prompts were decided in this step.
+
+        The checkpoint that the run goes on from may have their rows, so that it is not known whether they were trained.
+        """
+        for place, session in list(self.candidates.items()):
+            assert session.oldest is not None
+            too_old, unwanted = session.oldest < step - 1, place[0] in uids
+            if session.stage is Stage.HANDED or session.session_id in self.taken or not (too_old or unwanted):
+                continue
+            del self.candidates[place]
+            await self._end(session.session_id, session.stage, None)
+            self.count(BegunAgain.UNWANTED if unwanted else BegunAgain.OLDER_WEIGHTS, session.tokens)
 
     def count(self, why: BegunAgain, tokens: int) -> None:
         """A session begins again."""

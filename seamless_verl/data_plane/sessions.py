@@ -403,6 +403,9 @@ class Sessions:
     async def record_groups(self, groups: Sequence[GroupDecided]) -> None:
         """What became of groups: into the journal, and the tokens of those that were dropped into the account."""
         await self.journal.append(*groups)
+        decided_uids = {one.uid for one in groups if one.outcome is not GroupOutcome.DEFERRED}
+        if groups:
+            await self.earlier.end_unwanted(decided_uids, max(one.step for one in groups))
         for decided in groups:
             tokens = self.queued.pop(decided.uid, 0)
             if decided.outcome is not GroupOutcome.TRAINED:

@@ -119,6 +119,31 @@ async def test_the_staleness_bound_holds(nano: Path, tmp_path: Path) -> None:
     assert outcomes(journal) == {old: "dropped", kept: "queued"}
 
 
+async def test_what_nobody_takes_up_ends_with_its_group_or_when_it_is_too_old(nano: Path, tmp_path: Path) -> None:
+    """As where a group has fewer samples after the resume. What was handed over has ended, and is left as it is."""
+    journal = tmp_path / "journal.sqlite"
+    async with asyncio.timeout(120):
+        async with sessions(nano, journal, restarted=False, version=2) as first:
+            await begun(first, 2)
+            taken, left = await ended(first, "u"), await ended(first, "u", "1")
+            deferred, old = await ended(first, "deferred"), await ended(first, "old")
+            kept = await handed(first, "u", "2")
+        async with sessions(nano, journal, restarted=False, version=2) as second:
+            await begun(second, 2)
+            assert (await second.take_up("u", "0", 3, 2)) is not None
+            decided = [GroupDecided("u", GroupOutcome.TRAINED, 3), GroupDecided("deferred", GroupOutcome.DEFERRED, 3)]
+            await second.record_groups(decided)
+            stages = {row.session_id: row.stage for row in JournalReader(journal).sessions()}
+            open_still = {name for name in (taken, left, deferred, old, kept) if stages[name] is not Stage.HANDED}
+            assert open_still == {taken, deferred, old}
+            assert await second.take_up("u", "1", 3, 2) is None
+            assert (await second.checked_metrics())["resumed/begun_again/unwanted"] == 1
+            await second.record_groups([GroupDecided("another", GroupOutcome.TRAINED, 4)])
+            assert (await second.checked_metrics())["resumed/begun_again/older_weights"] == 2
+            stages = {row.session_id: row.stage for row in JournalReader(journal).sessions()}
+            assert {name for name in stages if stages[name] is not Stage.HANDED} == {taken}
+
+
 async def test_what_no_resumed_run_may_take_up(nano: Path, tmp_path: Path) -> None:
     journal = tmp_path / "journal.sqlite"
     async with asyncio.timeout(120):
