@@ -87,7 +87,7 @@ class StuckNodes:
         self._move(name, TRIED)
 
     def metrics(self) -> dict[str, float]:
-        """Counts of the run by kind, and how many nodes are over their limits now."""
+        """Counts of the run by kind, and how many nodes were over their limits at the last look."""
         self.check_integrity()
         counts = {f"watchdog/named/{kind}": float(count) for kind, count in self._named.items()}
         tried = {f"watchdog/recovery/{kind}": float(count) for kind, count in self._tried.items()}

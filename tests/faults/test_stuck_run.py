@@ -59,11 +59,11 @@ def test_an_engine_and_an_agent_that_are_stuck_are_named_and_the_run_goes_on(nan
     )
     (waited,) = re.findall(chain + r" has given none of its calls a token for (\d+) s", log)
     assert TOKEN_S <= int(waited) < 2 * TOKEN_S
-    assert "--- replica-0\nthread " in log, "the stacks of its server are missing"
+    assert re.search(chain + r" .*\n.*--- replica-0\n.* thread ", log), "the stacks of its server are missing"
     assert (last["fleet/given_up/stuck"], last["replicas/lost/stuck"], last["replicas/returned"]) == (1, 1, 1)
     assert (last["watchdog/named/replica"], last["watchdog/recovery/replica"]) == (1, 1)
     assert re.search(
-        r"group \S+ -> session \S+, which has had no call of its agent for \d+ s\n--- agent loop worker", log
+        r"group \S+ -> session \S+, which has had no call of its agent for \d+ s\n.*--- agent loop worker 0\n", log
     )
     assert re.search(
         r"session \d of prompt \S+ failed and is left out: SessionStuckError: its group has not ended for \d+ s "
@@ -71,7 +71,7 @@ def test_an_engine_and_an_agent_that_are_stuck_are_named_and_the_run_goes_on(nan
         log,
     )
     assert (last["sessions/failed/stuck"], last["sessions/failed"], last["groups/dropped"]) == (1, 1, 0)
-    assert (last["watchdog/recovery/group"], last["watchdog/over_limit"]) == (1, 0)
+    assert last["watchdog/named/group"] >= last["watchdog/recovery/group"] == 1
     for metrics in steps.values():
         dropped = sum(value for name, value in metrics.items() if name.startswith("tokens/dropped/"))
         assert metrics["tokens/generated"] == metrics["tokens/trained"] + dropped > 0

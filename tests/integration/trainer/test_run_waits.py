@@ -23,38 +23,45 @@ CALL = Wait(WaitKind.CALL, "call c9", 44.0, ("replica-1",))
 REPLICA = Wait(WaitKind.REPLICA, "replica-1", 43.0, what="has given none of its calls a token")
 
 
-class Silent:
-    """What asks it waits until `reply`."""
+def actor_classes() -> tuple[Any, Any]:
+    """Made in here, they are sent to the actors' processes, which cannot import this file."""
 
-    def __init__(self) -> None:
-        self.may_reply = threading.Event()
+    class Silent:
+        """Who asks it waits until `reply`."""
 
-    def reply(self) -> None:
-        self.may_reply.set()
+        def __init__(self) -> None:
+            self.may_reply = threading.Event()
 
-    def waits(self) -> list[Any]:
-        self.may_reply.wait()
-        return []
+        def reply(self) -> None:
+            self.may_reply.set()
 
+        def waits(self) -> list[Any]:
+            self.may_reply.wait()
+            return []
 
-class Replying:
-    def __init__(self, reply: Any) -> None:
-        self.reply = reply
+    class Replying:
+        def __init__(self, reply: Any) -> None:
+            self.reply = reply
 
-    def waits(self) -> Any:
-        return self.reply
+        def waits(self) -> Any:
+            return self.reply
+
+    return ray.remote(Silent).options(num_cpus=0, max_concurrency=16), ray.remote(Replying).options(num_cpus=0)
 
 
 @pytest.fixture(scope="module")
 def actors() -> Iterator[dict[str, Any]]:
     ray.init(num_cpus=2, include_dashboard=False, runtime_env={"env_vars": child_environment()})
+    silent, replying = actor_classes()
     plane = PlaneWaits([Wait(WaitKind.GROUP, GROUP.name, 0.0, (CALL.name,)), CALL, REPLICA])
     try:
-        yield {
-            "data plane": ray.remote(Replying).options(num_cpus=0).remote(plane),
-            "agent loop worker 0": ray.remote(Replying).options(num_cpus=0).remote([GROUP]),
-            "agent loop worker 1": ray.remote(Silent).options(num_cpus=0, max_concurrency=2).remote(),
+        made = {
+            "data plane": replying.remote(plane),
+            "agent loop worker 0": replying.remote([GROUP]),
+            "agent loop worker 1": silent.remote(),
         }
+        ray.get([actor.__ray_ready__.remote() for actor in made.values()])
+        yield made
     finally:
         ray.shutdown()
 
