@@ -18,6 +18,8 @@ from seamless_verl.rollout.replica_state import ReplicaState
 from seamless_verl.rollout.restarts import LossReason, RestartStage
 from seamless_verl.rollout.routing import PrefixAffinity
 from seamless_verl.runtime.response_tokens import PROMPT, RESPONSE, TOKENS
+from seamless_verl.runtime.waits import WaitKind
+from seamless_verl.trainer.run_waits import SETTINGS
 from seamless_verl.trainer.step_line import IDLE, REWARD, SECONDS, STALENESS, WAITS
 from seamless_verl.trajectory.account import DropReason
 from seamless_verl.trajectory.records import Finish
@@ -26,7 +28,7 @@ from seamless_verl.weights.commit_times import CommitTimes
 
 NO_METRICS = {"application/json", "policy/max_staleness", "ray/session_2*/logs", "seamless/device"}
 """What has the shape of a name: a media type, a bound that the journal reads, a folder, the beginning of names."""
-FAILURES = (AgentStatus.FAILED, AgentStatus.TIMED_OUT, AgentStatus.OUTPUT_LIMIT, "untrainable", "error")
+FAILURES = (AgentStatus.FAILED, AgentStatus.TIMED_OUT, AgentStatus.OUTPUT_LIMIT, "untrainable", "stuck", "error")
 COMMIT = CommitTimes(pauses_s=[0.1], load_s=1.0).metrics()
 COMPUTED: dict[str, Iterable[str | tuple[str, ...]]] = {
     "calls/*": [finish for finish in Finish if finish is not Finish.CUT],
@@ -50,6 +52,8 @@ COMPUTED: dict[str, Iterable[str | tuple[str, ...]]] = {
     "seamless/sampler/samples_of/*": LEVELS,
     "sessions/failed/*": [*FAILURES, TaskState.LOST, TaskState.UNCLAIMED],
     "tokens/dropped/*": DropReason,
+    "watchdog/named/*": SETTINGS,
+    "watchdog/recovery/*": (WaitKind.REPLICA, WaitKind.GROUP, WaitKind.SERVER),
 }
 """What the source computes of a name: the values of each `*`."""
 
