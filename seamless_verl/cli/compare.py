@@ -153,10 +153,7 @@ def needs_parts() -> None:
 
 def settings_first(arguments: Sequence[str]) -> list[str]:
     """The arguments with every KEY=VALUE before the options, wherever it was: argparse takes them in one place only."""
-    before = [
-        "",
-        *arguments,
-    ]  # every option takes a value, but --equal-tokens, which the expression below does not take for one
+    before = ["", *arguments]  # an option takes a value; --equal-tokens, which takes none, is no --[a-z]+
     found = [
         OVERRIDE.match(word) is not None and not word.startswith("-") and not re.fullmatch("--[a-z]+", last)
         for last, word in zip(before, arguments, strict=False)
