@@ -29,7 +29,7 @@ Logged = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class RunAtTokens:
-    """A run after T generated tokens: `trained` are the response tokens that were trained by then.
+    """A run after T generated tokens: seconds since the end of its first step, and response tokens trained by then.
 
     `samples` has the mean size of groups by level of `LEVELS`, over the run's steps; None where it had no such group.
     """
@@ -110,7 +110,7 @@ def run_at(
     points = list(zip(generated, steps, strict=True))
     return RunAtTokens(
         reward=on_line(tokens, [(at, step.validation) for at, step in points if step.validation is not None]),
-        seconds=(on_line(tokens, [(at, step.at_s) for at, step in points]) or began) - began,
+        seconds=max(0.0, (on_line(tokens, [(at, step.at_s) for at, step in points]) or began) - began),
         trained=on_line(tokens, list(zip(generated, trained, strict=True))) or 0.0,
         samples=samples_of(logged, group),
     )

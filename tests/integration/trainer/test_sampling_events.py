@@ -95,7 +95,8 @@ class EventsRun:
         rewards: list[float | None] = [
             None if self.draw.random() < 0.1 else float(self.draw.random() < chance) for _ in range(samples)
         ]
-        rewards[-1] = rewards[-1] or 0.0
+        kept = self.draw.randrange(samples)
+        rewards[kept] = rewards[kept] or 0.0
         for i, reward in enumerate(rewards):
             if reward is not None:
                 key, tokens = f"{uid}_{first + i}_0", self.draw.randint(1, 9)
