@@ -100,14 +100,14 @@ def test_the_table_is_one_command_that_compare_takes(recipe: str, tmp_path: Path
     printing = tmp_path / "python"
     printing.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     printing.chmod(0o755)
-    command = [RECIPES / recipe / "methods.sh", "--steps", "30", "data.seed=7"]
+    command = [RECIPES / recipe / "methods.sh", "--steps", "40", "data.seed=7"]
     done = subprocess.run(
         command, env=os.environ | {"PYTHON": str(printing)}, check=True, capture_output=True, text=True
     )
     _, module, name, *words = done.stdout.splitlines()
     assert (module, name) == ("seamless_verl.cli", "compare")
     given = make_parser().parse_args([name, *settings_first(words)])
-    assert given.equal_tokens and given.steps == 30 and given.seeds == "1,2,3" and "data.seed=7" in given.job
+    assert given.equal_tokens and given.steps == 40 and given.seeds == "1,2,3" and "data.seed=7" in given.job
     arms = parse_arms(given.arms)
     assert arms[0].name == "grpo" and all(arm.is_ours for arm in arms)
     Options(given.steps, validate=given.validate, equal_tokens=True).check()
