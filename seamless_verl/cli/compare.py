@@ -16,13 +16,14 @@ from seamless_verl.cli.text import write
 from seamless_verl.compare.arms import DEFAULT_ARMS, ComparedArm, JobFacts, parse_arms
 from seamless_verl.compare.job import Job, job_named
 from seamless_verl.compare.outcome import RunState
-from seamless_verl.compare.plan import SKIP, STEPS, Options
+from seamless_verl.compare.plan import SKIP, STEPS, Options, check_arms
 from seamless_verl.compare.probing import probe_arms, probe_job
 from seamless_verl.compare.processes import exit_on_signals
-from seamless_verl.compare.report import Comparison, difference_lines, verdicts
+from seamless_verl.compare.report import Comparison, difference_lines, equal_table, verdicts
 from seamless_verl.compare.series import RunSeries
 from seamless_verl.compare.store import output_folder
 from seamless_verl.errors import ConfigError
+from seamless_verl.runtime.tables import text_table
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 ABOUT = "verl's trainers and ours on one job, interleaved, with a report"
@@ -61,6 +62,11 @@ def add_command(commands: Commands) -> None:
         metavar="N",
         help="validate every N steps; by default the reward is training's",
     )
+    parser.add_argument(
+        "--equal-tokens",
+        action="store_true",
+        help="compare after as many generated tokens, too; arms may differ in sampler, estimator and rollout.n",
+    )
     parser.add_argument("--devices", type=int, metavar="N", help="of every arm, by default as many as the job has")
     parser.add_argument("--out", type=Path, help="folder of the report; runs/compare/<job> by default")
     parser.add_argument("--timeout", type=float, default=3600.0, metavar="SECONDS", help="of one run")
@@ -72,7 +78,14 @@ def compare(args: argparse.Namespace) -> int:
     needs_parts()
     target, overrides = split_job(args.job)
     options = Options(
-        args.steps, args.skip, parse_seeds(args.seeds), args.rounds, args.validate, args.devices, args.timeout
+        args.steps,
+        args.skip,
+        parse_seeds(args.seeds),
+        args.rounds,
+        args.validate,
+        args.devices,
+        args.timeout,
+        args.equal_tokens,
     )
     options.check()
     arms = parse_arms(args.arms) if args.arms else None
@@ -91,6 +104,7 @@ def prepared(job: Job, arms: Sequence[ComparedArm] | None, options: Options, out
     """The comparison, with each arm checked; ConfigError when there is nothing to compare."""
     sys.stderr.write(f"checking the job {job.name}: its settings, after what its recipe makes, if it is one\n")
     wanted = arms or [one for text in DEFAULT_ARMS for one in parse_arms(text)]
+    check_arms(wanted, options)
     splits = any(arm.mode == "separate_async" for arm in wanted)
     facts, _ = probe_job(job, options, out, splits=splits)
     chosen = [arm for arm in wanted if arms or fits(arm, facts)]
@@ -124,7 +138,9 @@ def make(series: RunSeries) -> int:
 
 def ending(series: RunSeries) -> str:
     comparison: Comparison = series.comparison()
-    lines = [*verdicts(comparison), *difference_lines(comparison)]
+    equal = comparison.equal_tokens
+    table = [] if equal is None else [text_table(*equal_table(equal, comparison.baseline), align="<>")]
+    lines = [*verdicts(comparison), *difference_lines(comparison), *table]
     return "\n".join([*lines, f"The report is in {series.out / 'report.html'}, and as text beside it."])
 
 
@@ -137,7 +153,7 @@ def needs_parts() -> None:
 
 def settings_first(arguments: Sequence[str]) -> list[str]:
     """The arguments with every KEY=VALUE before the options, wherever it was: argparse takes them in one place only."""
-    before = ["", *arguments]  # every option of this command takes a value
+    before = ["", *arguments]  # an option takes a value; --equal-tokens, which takes none, is no --[a-z]+
     found = [
         OVERRIDE.match(word) is not None and not word.startswith("-") and not re.fullmatch("--[a-z]+", last)
         for last, word in zip(before, arguments, strict=False)

@@ -23,6 +23,8 @@ KEYS = (
     *("algorithm.adv_estimator", "reward.custom_reward_function.path", "reward.custom_reward_function.name"),
     *("trainer.test_freq", "trainer.val_before_train", "trainer.device", "seamless.sampler.name"),
 )
+OF_A_METHOD = (f"{ROLLOUT}.n", "algorithm.adv_estimator", "seamless.sampler.name")
+"""What methods differ in that are compared at equal tokens: whom they sample, how often, and what they make of it."""
 DEVICES = "devices"  # of trainer and rollout together, which no single key has
 WAY_OUT = "Give it to all arms, as an argument of its own, or leave it out of this arm"
 
@@ -53,9 +55,10 @@ def devices_of(tree: Mapping[str, Any]) -> int:
     return trainer + (pool_devices(tree) if uses_pool and not colocated else 0)
 
 
-def budget_of(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """What the arms of a comparison must have alike, by key."""
-    return {key: select(tree, key) for key in KEYS} | {DEVICES: devices_of(tree)}
+def budget_of(tree: Mapping[str, Any], *, equal_tokens: bool = False) -> dict[str, Any]:
+    """What the arms of a comparison must have alike, by key; at equal tokens not what methods differ in."""
+    keys = [key for key in KEYS if not (equal_tokens and key in OF_A_METHOD)]
+    return {key: select(tree, key) for key in keys} | {DEVICES: devices_of(tree)}
 
 
 def check_same_budget(budgets: Mapping[str, Mapping[str, Any]]) -> None:

@@ -137,7 +137,11 @@ def figures_by_pair(runs: Sequence[Run], arm: str) -> dict[tuple[int, int], RunF
 
 def reward_test(arm: Sequence[RunFigures], baseline: Sequence[RunFigures]) -> RewardTest | None:
     """Whether an arm's reward differs from the baseline's by more than runs do; None with too few runs of either."""
-    own, other = ([run.reward for run in runs if run.reward is not None] for runs in (arm, baseline))
+    return reward_difference(*([run.reward for run in runs if run.reward is not None] for runs in (arm, baseline)))
+
+
+def reward_difference(own: Sequence[float], other: Sequence[float]) -> RewardTest | None:
+    """The same of the rewards of runs, those of the baseline last."""
     if min(len(own), len(other)) < LEAST_RUNS:
         return None
     return RewardTest(*MeanOfRuns.of(own).difference(MeanOfRuns.of(other)))

@@ -10,12 +10,15 @@ from plotly.offline import get_plotlyjs
 
 from seamless_verl.compare.plots import plots
 from seamless_verl.compare.report import (
+    EQUAL_TOKENS,
     EXPLANATIONS,
     FILES,
     HEADER,
     Comparison,
     cells,
     difference_table,
+    equal_heading,
+    equal_table,
     last_lines,
     ratio_caution,
     ratio_table,
@@ -81,6 +84,10 @@ def sections(comparison: Comparison) -> Iterator[str]:
     if comparison.differences:
         header, rows = difference_table(comparison)
         yield f'<h2>Where settings differ</h2><div class="card scroll">{html_table(header, rows, whole=True)}</div>'
+    if (equal := comparison.equal_tokens) is not None:
+        yield f"<h2>{escape(equal_heading(equal))}</h2>"
+        yield f'<div class="card scroll">{html_table(*equal_table(equal, comparison.baseline))}</div>'
+        yield f"<p>{escape(EQUAL_TOKENS)}</p>"
     yield failures(comparison)
     yield '<h2>Plots</h2><div class="plots">'
     for number, (title, text, figure) in enumerate(plots(comparison)):

@@ -15,7 +15,10 @@ STEPS, SKIP = 20, 4
 
 @dataclass(frozen=True)
 class Options:
-    """What the user asked for. `validate` is the steps from a validation to the next, 0 for none."""
+    """What the user asked for. `validate` is the steps from a validation to the next, 0 for none.
+
+    `equal_tokens` compares arms after as many generated tokens too, and lets them differ in what methods differ in.
+    """
 
     steps: int = STEPS
     skip: int = SKIP
@@ -24,6 +27,7 @@ class Options:
     validate: int = 0
     devices: int | None = None
     timeout_s: float = 3600.0
+    equal_tokens: bool = False
 
     def check(self) -> None:
         """ConfigError for what cannot work."""
@@ -39,6 +43,9 @@ class Options:
             way_out = f"Give --steps {LAST * self.validate} or more, or a smaller --validate"
             reason = f"{self.steps} steps hold fewer than {LAST} validations"
             raise ConfigError("--validate", self.validate, reason, way_out)
+        if self.equal_tokens and not self.validate:
+            reason = "the rewards of trained samples are of the prompts that a method chose"
+            raise ConfigError("--equal-tokens", True, reason, "Give --validate N")
         if self.devices is not None and self.devices < 1:
             raise ConfigError("--devices", self.devices, "is no number of devices", "Give 1 or more")
         if not self.timeout_s > 0:  # nan too
@@ -57,6 +64,14 @@ class PlannedRun:
     @property
     def key(self) -> tuple[str, int, int]:
         return self.arm.name, self.seed, self.round
+
+
+def check_arms(arms: Sequence[ComparedArm], options: Options) -> None:
+    """ConfigError for an arm whose generated tokens are not counted, where that is needed."""
+    verls = [arm.text for arm in arms if not arm.is_ours]
+    if options.equal_tokens and verls:
+        way_out = "Give --arms in mode seamless alone, such as grpo:seamless.sampler.name=null"
+        raise ConfigError("--equal-tokens", verls[0], "verl's modes do not log the tokens that they generate", way_out)
 
 
 def shared_overrides(options: Options, seed: int, folder: Path) -> list[str]:

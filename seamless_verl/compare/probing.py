@@ -88,7 +88,8 @@ def probe_arms(
     for number, arm in enumerate(arms, 1):
         say(f"checking arm {number} of {len(arms)}: {arm.name}\n")
         found.append(probe_arm(job, arm, facts, options, out / FOLDER))
-    budgets = {one.arm.name: budget_of(one.config) for one in found if one.config is not None}
+    runnable = [(one.arm.name, one.config) for one in found if one.config is not None]
+    budgets = {name: budget_of(config, equal_tokens=options.equal_tokens) for name, config in runnable}
     if not budgets:
         raise ConfigError("--arms", [arm.name for arm in arms], f"none can run here: {found[0].reason}", "See above")
     check_same_budget(budgets)

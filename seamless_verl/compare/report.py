@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from seamless_verl.compare.differences import Difference
-from seamless_verl.compare.outcome import ArmSummary, Run, RunState, summarize
+from seamless_verl.compare.equal_tokens import LEVELS, EqualTokens
+from seamless_verl.compare.outcome import ArmSummary, RewardTest, Run, RunState, summarize
 from seamless_verl.compare.statistics import Spread
 from seamless_verl.runtime.response_tokens import COUNTED
 from seamless_verl.runtime.tables import text_table
@@ -46,6 +47,7 @@ class Comparison:
     command: str
     differences: Mapping[str, Sequence[Difference]] = field(default_factory=dict)
     interrupted: bool = False
+    equal_tokens: EqualTokens | None = None
 
     @property
     def summaries(self) -> list[ArmSummary]:
@@ -89,7 +91,7 @@ def cells(summary: ArmSummary) -> list[str]:
         spread(summary.staleness_updates, ".0f", alone=True),
         spread(summary.dropped_tokens, ",.0f", alone=True),
         spread(summary.reward, ".3f"),
-        reward_words(summary),
+        reward_words(summary.reward_test),
     ]
 
 
@@ -109,8 +111,7 @@ def staleness(summary: ArmSummary) -> str:
     return f"{mean}, at most {summary.staleness_max.highest:.0f}"
 
 
-def reward_words(summary: ArmSummary) -> str:
-    test = summary.reward_test
+def reward_words(test: RewardTest | None) -> str:
     if test is None:
         return ABSENT
     return f"{test.difference:+.3f} +- {test.half_width:.3f}: {'within noise' if test.equal else 'differs'}"
@@ -173,6 +174,8 @@ def markdown(comparison: Comparison) -> str:
     parts += [ratio_caution(comparison)]
     if comparison.differences:
         parts += ["## Where settings differ", markdown_table(*difference_table(comparison))]
+    if (equal := comparison.equal_tokens) is not None:
+        parts += [equal_heading(equal, "## "), markdown_table(*equal_table(equal, comparison.baseline)), EQUAL_TOKENS]
     parts += [failures(comparison), "## What the columns say"]
     parts += [bullets([f"The baseline is `{comparison.baseline}`.", reward_source(comparison), *EXPLANATIONS])]
     parts += ["## Conditions", bullets(comparison.conditions)]
@@ -207,6 +210,35 @@ def ratio_table(comparison: Comparison) -> tuple[Sequence[str], list[list[str]]]
         if summary.arm != comparison.baseline
     ]
     return [f"arm to {comparison.baseline}", *RATIO_NAMES.values()], rows
+
+
+def equal_heading(equal: EqualTokens, level: str = "") -> str:
+    return f"{level}At {equal.tokens:,.0f} generated tokens"
+
+
+def equal_table(equal: EqualTokens, baseline: str) -> tuple[Sequence[str], list[list[str]]]:
+    """Header and rows: each arm after as many generated tokens."""
+    header = ("arm", "reward", f"to {baseline}", "seconds", "trained", *(f"samples: {level}" for level in LEVELS))
+    rows = [
+        [
+            arm.arm,
+            spread(arm.reward, ".3f"),
+            reward_words(arm.reward_test),
+            spread(arm.seconds, ",.0f"),
+            spread(arm.trained, ",.0f", alone=True),
+            *(ABSENT if (size := arm.samples[level]) is None else f"{size:.1f}" for level in LEVELS),
+        ]
+        for arm in equal.arms
+    ]
+    return header, rows
+
+
+EQUAL_TOKENS = (
+    "Tokens are all that the engines generated for a run, validations and dropped samples included; the number is that "
+    "of the run that generated the fewest. The reward lies on the line between the two validations around it. seconds: "
+    "since the end of the first step, with validations; trained: response tokens by then. samples: of a prompt, the "
+    "mean over steps, by the share of them that were right: none, up to 1/4 (hard), up to 3/4 (middle), more (easy)."
+)
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

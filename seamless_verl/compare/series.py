@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from seamless_verl.compare.budget import samples_of_step, select, updates_of_step
+from seamless_verl.compare.budget import ROLLOUT, samples_of_step, select, updates_of_step
 from seamless_verl.compare.device_use import CoreUse, UseSample, UseSampler, UseSource, idle_between, nvml_use
 from seamless_verl.compare.differences import differences
+from seamless_verl.compare.equal_tokens import EqualTokens, at_equal_tokens
 from seamless_verl.compare.figures import RunFigures, StepFigures, StepSize, run_figures, step_figures
 from seamless_verl.compare.job import Job
 from seamless_verl.compare.made_of import made_of
@@ -166,7 +167,12 @@ class RunSeries:
             command=self.command,
             differences=self.differences,
             interrupted=interrupted,
+            equal_tokens=self.at_equal_tokens() if self.options.equal_tokens else None,
         )
+
+    def at_equal_tokens(self) -> EqualTokens | None:
+        groups = {one.arm.name: int(select(one.config, f"{ROLLOUT}.n")) for one in self.arms if one.config is not None}
+        return at_equal_tokens(self.runs, self.raw, groups, self.baseline)
 
     def conditions(self) -> list[str]:
         """Lines about the budget, and about the machine, the versions and the time of the runs."""
@@ -178,7 +184,7 @@ class RunSeries:
             f"{options.steps} steps of {size.samples} samples, {self.devices} device(s) ({kind}), seeds {seeds}, "
             f"{options.rounds} round(s); the first {options.skip} steps of a run are not measured.",
             f"The same in every arm: model {model}, prompts and their order by seed, {size.updates} optimizer steps a "
-            f"step, {size.group} samples a prompt, no checkpoints.",
+            f"step, {'' if options.equal_tokens else f'{size.group} samples a prompt, '}no checkpoints.",
             *(condition_lines(self.surroundings) if self.surroundings else ()),
         ]
 

@@ -1,5 +1,7 @@
 """Lend, reclaim, update, death and resume events in a row on a live run, several at a time: after each, all goes on.
 
+Half of the calls are groups of DARS, whose generated tokens are all trained or dropped.
+
 SEAMLESS_EVENTS=1000 makes it as long as the promise, SEAMLESS_SEED draws the same events again.
 """
 
@@ -15,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.events_groups import SampledGroups
 from support.events_run import CALLS, SAMPLES, ChaosRun, RunSummary, Sample
 from support.events_world import cluster, world
 from support.version_weights import Weights
@@ -49,13 +52,16 @@ def error_under(model: Any, sample: Sample, version: int) -> float:
 def test_no_row_of_events_stops_a_call_or_loses_a_token(nano: Path) -> None:
     sys.stdout.write(f"\nSEAMLESS_EVENTS={EVENTS} SEAMLESS_SEED={SEED}\n")
 
-    async def scenario() -> RunSummary:
+    async def scenario() -> tuple[RunSummary, SampledGroups]:
         async with world(nano / "model") as running:
-            return await ChaosRun(running, number=EVENTS, seed=SEED).run()
+            run = ChaosRun(running, number=EVENTS, seed=SEED)
+            return await run.run(), run.groups
 
     with cluster():
-        summary = asyncio.run(scenario())
+        summary, groups = asyncio.run(scenario())
     assert summary.events.total() == EVENTS and summary.calls > CALLS
+    assert not groups.open and min(groups.outcomes[end] for end in ("reopened", "trained", "dropped")) > 0
+    assert groups.tokens["generated"] == groups.tokens["trained"] + groups.tokens["dropped"] > 0
     samples = [sample for kept in summary.samples.values() for _, _, sample in kept]
     error, weights = largest_error(samples, Weights(nano / "model")), Weights(nano / "model")
     sys.stdout.write(
@@ -63,6 +69,7 @@ def test_no_row_of_events_stops_a_call_or_loses_a_token(nano: Path) -> None:
         f"{dict(summary.events)}\n"
         f"{summary.calls} calls, {summary.tokens} tokens of {summary.versions} versions, longest wait of a call "
         f"{summary.longest:.1f} s; logprob error of {len(samples)} calls {error:.1e}\n"
+        f"groups under DARS {dict(groups.outcomes)}, tokens {dict(groups.tokens)}\n"
     )
     assert error < 1e-3
     assert largest_error(samples[:20], weights, shift=1) > 0.1, "wrong weights would not have been told apart"

@@ -1,4 +1,7 @@
-"""Random events, several at a time, over calls that never pause; after each event every call must make progress."""
+"""Random events, several at a time, over calls that never pause; after each event every call must make progress.
+
+Half of the calls are samples of groups under a sampler, which reopens and drops groups as it does in a run.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from itertools import count
 from seamless_verl.data_plane.actor import Generated
 from seamless_verl.rollout.replica_state import SERVING
 from support.events_cases import KINDS, BadLuck, Trainer
+from support.events_groups import FIRST, PROMPTS, SampledGroups
 from support.events_world import NAMES, World
 
 CALLS, SAMPLES = 32, 150
@@ -59,21 +63,26 @@ class ChaosRun:
         self.summary, self.over = RunSummary(), asyncio.Event()
         self.draw = random.Random(self.seed)
         self.open: set[asyncio.Task[None]] = set()
+        self.groups = SampledGroups(self.call, seed)
 
     async def agent(self, number: int) -> None:
         """One call after the other, each with its seed."""
         for turn in count():
             if self.over.is_set():
                 return
-            name = f"call-{number}.{turn}"
-            draw = random.Random(f"{self.seed} {name}")
-            prompt, tokens = [draw.randrange(250) for _ in range(draw.randint(4, 60))], draw.randint(20, 160)
-            fields = {"seed": draw.randrange(1 << 31), "stream_interval": draw.choice((1, 1, 2, 8))}
-            fields |= {"temperature": 1.0, "max_tokens": tokens, "ignore_eos": True}
-            done = await self.world.plane.generate.remote(name, prompt, fields)
-            assert (done.finish, len(done.ids), len(done.logprobs), len(done.versions)) == ("length", *3 * [tokens])
-            assert max(done.versions) <= self.trainer.version, "a version nobody committed"
-            self.summary.take(Sample(prompt, done), draw.random())
+            await self.call(f"call-{number}.{turn}")
+
+    async def call(self, name: str) -> int:
+        """One call to its end; returns how many tokens it has."""
+        draw = random.Random(f"{self.seed} {name}")
+        prompt, tokens = [draw.randrange(250) for _ in range(draw.randint(4, 60))], draw.randint(20, 160)
+        fields = {"seed": draw.randrange(1 << 31), "stream_interval": draw.choice((1, 1, 2, 8))}
+        fields |= {"temperature": 1.0, "max_tokens": tokens, "ignore_eos": True}
+        done = await self.world.plane.generate.remote(name, prompt, fields)
+        assert (done.finish, len(done.ids), len(done.logprobs), len(done.versions)) == ("length", *3 * [tokens])
+        assert max(done.versions) <= self.trainer.version, "a version nobody committed"
+        self.summary.take(Sample(prompt, done), draw.random())
+        return tokens
 
     async def events(self) -> None:
         """So many, each once the ones before it are over or, as often, beside up to three of them."""
@@ -162,7 +171,9 @@ class ChaosRun:
         """Raises AssertionError, IntegrityError or what else an event met, with its number and the seed."""
         await self.trainer.load_all(NAMES, random.Random(0))
         began = time.monotonic()
-        agents = [asyncio.create_task(self.agent(number), name=f"agent {number}") for number in range(CALLS)]
+        alone, prompts = range(CALLS - PROMPTS * FIRST), range(PROMPTS)
+        agents = [asyncio.create_task(self.agent(number), name=f"agent {number}") for number in alone]
+        agents += [asyncio.create_task(self.groups.prompt(n, self.over), name=f"prompt {n}") for n in prompts]
         events = asyncio.create_task(self.run_events())
         async with self.within(self.number * EVENT_S, "all events"):
             await first_failure(events, *agents)

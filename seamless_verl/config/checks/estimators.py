@@ -6,11 +6,26 @@ from seamless_verl.config.checks.settings import Problem, Settings, check
 
 ESTIMATOR = "algorithm.adv_estimator"
 SESSIONS = "actor_rollout_ref.rollout.n"
+GATEWAY = "seamless.gateway.enabled"
 MEDIAN = "mc_grpo"
 OF_TURNS = ("hgpo",)
 """They compare turns, and read the rewards that turns were given."""
 OWN_ESTIMATORS = (MEDIAN, "grpo_novelty", *OF_TURNS)
 """They compare the sessions of a group, which our trainer tells apart."""
+
+
+@check
+def check_turns(settings: Settings) -> list[Problem]:
+    """An estimator that compares turns has turns: sessions of agents, which the gateway records call by call.
+
+    Rewards of turns are posted to the gateway, so that without it there are none of these either.
+    """
+    estimator = settings.get(ESTIMATOR)
+    if estimator not in OF_TURNS or settings.mode != "seamless" or settings.seamless.gateway.enabled:
+        return []
+    reason = "compares turns and reads their rewards, and without the gateway each session is one turn without any"
+    way_out = f"Set {GATEWAY}=true and train an agent (docs/agents.md), or {ESTIMATOR}=grpo"
+    return [Problem(ESTIMATOR, estimator, reason, way_out)]
 
 
 @check

@@ -12,6 +12,8 @@ SAMPLER = "seamless.sampler"
 BY_STD = "algorithm.norm_adv_by_std_in_grpo"
 DIVIDING = ("grpo", "grpo_vectorized", "grpo_passk", "gdpo", "grpo_novelty")
 """Estimators that read `BY_STD`; the other ones do not divide by the deviation."""
+OVERLONG = "reward.reward_kwargs.overlong_buffer_cfg"
+"""Of verl's DAPO reward manager."""
 SEATS = "actor_rollout_ref.rollout.max_num_seqs"
 SMALLEST = 2
 """Samples of a group in which samples can be compared."""
@@ -26,7 +28,7 @@ def check_sampler(settings: Settings) -> list[Problem]:
     if chosen.name is None:
         return _unread(settings, (), "without a sampler")
     kind = sampler_named(chosen.name)
-    problems = _unread(settings, (*kind.OPTIONS, "success"), f"by {chosen.name}")
+    problems = [*_unread(settings, (*kind.OPTIONS, "success"), f"by {chosen.name}"), *_outcomes(settings)]
     if kind.VARIES:
         problems += [*_budgets(settings, kind), *_seats(settings, kind), *_sizes(settings)]
     if chosen.name == "dars" and settings.get(ESTIMATOR) in DIVIDING and settings.flag(BY_STD, True):
@@ -43,6 +45,15 @@ def _unread(settings: Settings, read: tuple[str, ...], by: str) -> list[Problem]
     return [
         Problem(f"{SAMPLER}.{name}", given[name], f"is not read {by}", "Leave it out", warning=True) for name in unread
     ]
+
+
+def _outcomes(settings: Settings) -> list[Problem]:
+    """Rewards that are no outcomes from 0 to 1, where the config says so; others are refused when they come."""
+    if settings.seamless.sampler.success is not None or not settings.flag(f"{OVERLONG}.enable"):
+        return []
+    reason = f"takes rewards as pass rates from 0 to 1, and {OVERLONG}.enable=True takes up to a penalty off them"
+    way_out = f"Set {SAMPLER}.success to the least reward of a right answer"
+    return [Problem(f"{SAMPLER}.success", None, reason, way_out)]
 
 
 def _budgets(settings: Settings, kind: type[BaseSampler]) -> list[Problem]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -81,6 +82,19 @@ def test_what_is_finished_is_not_made_again_unless_it_is_another_run(recipe: Pat
     assert done.stat().st_mtime_ns > second
 
 
+def test_methods_are_compared_at_equal_tokens(recipe: Path) -> None:
+    other = "wide:seamless.x=1:actor_rollout_ref.rollout.n=4"
+    options = ["--arms", f"seamless,{other}", "--validate", "1", "--seeds", "1"]
+    assert compare(recipe, *options).returncode == 2, "another budget"
+    done = compare(recipe, "--equal-tokens", "data.x=1", *options)
+    assert done.returncode == 0, done.stderr
+    text = (recipe.parent / "out" / "report.md").read_text()
+    assert "## At 200 generated tokens" in text and "samples a prompt" not in text
+    rows = re.findall(r"^\| (seamless|wide) \| 0.400 \| - \| .* \| ([\d.]+) \|$", text, re.MULTILINE)
+    assert rows == [("seamless", "2.0"), ("wide", "4.0")]
+    assert re.search(r"^wide +0.400", done.stdout, re.MULTILINE)
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_ctrl_c_or_a_closed_terminal_leaves_a_report_of_what_there_is_and_no_process(
     recipe: Path, number: signal.Signals, code: int
@@ -117,6 +131,8 @@ def belongs(process: psutil.Process, recipe: Path) -> bool:
         (["--arms", "colocate_async"], "none can run here: trainer.v1.trainer_mode='colocate_async'"),
         (["--skip", "4"], "--skip=4: of 4 steps, none can be measured"),
         (["--seeds", "a"], "--seeds='a': are not numbers"),
+        (["--equal-tokens"], "--equal-tokens=True: the rewards of trained samples"),
+        (["--equal-tokens", "--validate", "1"], "--equal-tokens='sync': verl's modes do not log"),
         (["--validate", "2"], "--validate=2: 4 steps hold fewer than 3 validations"),
         (["nonsense"], "unrecognized arguments: nonsense"),
     ],

@@ -2,128 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
+from support.sampled_prompts import end, names, resumed_after, row, statuses, trainer
 
-from seamless_verl.algorithms.samplers import PromptSampling, make_sampler
-from seamless_verl.config.schema import SeamlessConfig
 from seamless_verl.errors import ConfigError
 
 pytestmark = pytest.mark.integration
-QUESTIONS = [f"{number}+1=" for number in range(6)]
-
-
-@pytest.fixture(scope="module")
-def queue() -> Iterator[Any]:
-    """TransferQueue in a Ray of its own."""
-    import ray
-    import transfer_queue as tq
-
-    ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False)  # each storage unit asks for one
-    try:
-        tq.init()
-        yield tq
-        tq.close()
-    finally:
-        ray.shutdown()
-
-
-@pytest.fixture
-def clean(queue: Any) -> Iterator[Any]:
-    yield queue
-    for partition, items in (queue.kv_list() or {}).items():
-        if items:
-            queue.kv_clear(keys=list(items), partition_id=partition)
-
-
-class Loops:
-    """Records the prompts of each call: uid, number of samples, number of the first session and step."""
-
-    def __init__(self) -> None:
-        self.given: list[tuple[str, int, int, int]] = []
-
-    def generate_sequences(self, batch: Any) -> None:
-        from verl.utils import tensordict_utils as tu
-
-        first = tu.get(batch, "__first_session__") or [0] * len(batch)
-        columns = zip(tu.get(batch, "uid"), tu.get(batch, "__rollout_n__"), first, strict=True)
-        self.given += [(uid, int(number), int(one), tu.get(batch, "global_steps")) for uid, number, one in columns]
-
-
-def trainer(name: str = "dars", **options: Any) -> Any:
-    """A trainer with a buffer, data of six questions and no engines, in step 3."""
-    from omegaconf import OmegaConf
-
-    from seamless_verl.resources.staleness import StalenessBound
-    from seamless_verl.resources.tail_batching import TailBatching
-    from seamless_verl.trainer.replay_buffer import SeamlessReplayBuffer
-    from seamless_verl.trainer.trainer import SeamlessTrainer
-
-    made = object.__new__(SeamlessTrainer)
-    made.seamless = SeamlessConfig()
-    made.prompt_sampling = PromptSampling(name, make_sampler(name, options), samples=4)
-    made.config = OmegaConf.create({"data": {"train_batch_size": 2, "gen_batch_size": 1}})
-    made.trainer_mode, made.global_steps, made.agent_loop_manager = "seamless", 3, Loops()
-    made.commit, made.tail = SimpleNamespace(wait_committed=lambda: None), TailBatching(0)
-    made.train_dataset, made.train_dataloader_it = QUESTIONS, None
-    made.train_dataloader = [row(i) for i in range(len(QUESTIONS))]
-    bound = StalenessBound(2, 2)
-    made.replay_buffer = SeamlessReplayBuffer(
-        bound=bound, update=lambda: 0, wait=lambda: None, trainer_mode="seamless", trainer_config={}, sampler_kwargs={}
-    )
-    made.replay_buffer.review, made.replay_buffer.unwanted = made._review, made.prompt_sampling.dropped
-    return made
-
-
-def resumed_after(stopped: Any) -> Any:
-    """A trainer that goes on from what the stopped one saved."""
-    made = trainer()
-    made.prompt_sampling.load_state_dict(stopped.prompt_sampling.state_dict())
-    return made
-
-
-def row(i: int) -> dict[str, Any]:
-    """A batch of one prompt, as verl's loader gives it."""
-    messages = [{"role": "user", "content": QUESTIONS[i]}]
-    columns = {"raw_prompt": messages, "data_source": "sums", "index": i, "agent_name": "scripted"}
-    return {name: array_of(value) for name, value in columns.items()}
-
-
-def array_of(value: Any) -> Any:
-    array = np.empty(1, dtype=object)
-    array[0] = value
-    return array
-
-
-def end(tq: Any, made: Any, uid: str, *rewards: float | None, first: int = 0) -> None:
-    """The group's sessions from `first` on end with these rewards, as the agent loops write them; None: it failed."""
-    import torch
-    from tensordict import TensorDict
-
-    found = {f"{uid}_{first + i}_0": reward for i, reward in enumerate(rewards) if reward is not None}
-    prompt, keys = names(made)[uid], list(found)
-    tags = [{"status": "success", "global_steps": 3, "prompt": prompt, "reward": reward} for reward in found.values()]
-    fields = TensorDict({"x": torch.zeros(len(keys), 1)}, batch_size=len(keys))
-    tq.kv_batch_put(keys=keys, partition_id="train", fields=fields, tags=tags)
-    tq.kv_put(key=uid, partition_id="train", tag={"status": "finished"})
-
-
-def names(made: Any) -> dict[str, str]:
-    """What the sampler knows the prompts in the queue by, from their columns there."""
-    import transfer_queue as tq
-    from verl.utils import tensordict_utils as tu
-
-    uids = [uid for uid, tag in tq.kv_list("train")["train"].items() if tag.get("is_prompt")]
-    return dict(zip(uids, tu.get(tq.kv_batch_get(keys=uids, partition_id="train"), "__sampler_prompt__"), strict=True))
-
-
-def statuses(tq: Any) -> dict[str, tuple[str, int]]:
-    items = tq.kv_list("train")["train"].items()
-    return {key: (tag["status"], tag["global_steps"]) for key, tag in items if tag.get("is_prompt")}
 
 
 def test_a_hard_group_is_reopened_and_trained_whole(clean: Any) -> None:

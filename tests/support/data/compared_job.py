@@ -25,7 +25,8 @@ def main() -> int:
     with Path(os.environ["VERL_FILE_LOGGER_PATH"]).open("wb", buffering=0) as file:
         for step in range(1, int(given["trainer.total_training_steps"]) + 1):
             time.sleep(STEP_S[mode])
-            file.write(json.dumps({"step": step, "data": metrics(step)}).encode() + b"\n")
+            data = metrics(step, validated=given["trainer.test_freq"] != "-1")
+            file.write(json.dumps({"step": step, "data": data}).encode() + b"\n")
             if mode == "separate_async":
                 print("the engine has no memory")  # noqa: T201
                 return 3
@@ -52,8 +53,10 @@ def probe(given: dict[str, str], mode: str) -> int:
     return 0
 
 
-def metrics(step: int) -> dict[str, float]:
-    return {
+def metrics(step: int, validated: bool) -> dict[str, float]:
+    validation = {"val-core/task/reward/mean@1": step / 10} if validated else {}
+    return validation | {
+        "calls/tokens": 50 * step,
         "perf/total_num_tokens": 104,
         "response_length/mean": 4.0,
         "prompt_length/mean": 9.0,

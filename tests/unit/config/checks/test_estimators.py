@@ -8,7 +8,7 @@ import pytest
 from support.config import tiny_run
 
 from seamless_verl.config.checks import Settings, find_problems
-from seamless_verl.config.checks.estimators import OWN_ESTIMATORS, check_own_estimators
+from seamless_verl.config.checks.estimators import OWN_ESTIMATORS, check_own_estimators, check_turns
 from seamless_verl.config.checks.hosts import check_names
 from seamless_verl.config.checks.modes import check_seamless
 from seamless_verl.config.checks.settings import Problem
@@ -41,6 +41,18 @@ def test_a_group_of_one_is_refused(tmp_path: Path, name: str, reason: str, enoug
     (problem,) = found(tmp_path, f"{NAME}={name}", f"{SESSIONS}=1")
     assert (problem.key, problem.value) == (NAME, name) and reason in problem.reason and not problem.warning
     assert problem.way_out == f"Set {SESSIONS}={enough}, or another estimator"
+
+
+def test_turns_are_compared_where_there_are_turns(tmp_path: Path) -> None:
+    def refused(*overrides: str) -> list[Problem]:
+        return find_problems(Settings.of(tiny_run(tmp_path, *overrides), devices=1, accelerator=False), [check_turns])
+
+    (problem,) = refused(f"{NAME}=hgpo", f"{SESSIONS}=4")
+    assert (problem.key, problem.value, problem.warning) == (NAME, "hgpo", False)
+    assert "each session is one turn" in problem.reason
+    assert problem.way_out.startswith("Set seamless.gateway.enabled=true and train an agent")
+    assert refused(f"{NAME}=hgpo", f"{SESSIONS}=4", "seamless.gateway.enabled=true") == []
+    assert refused(f"{NAME}=grpo_novelty", f"{SESSIONS}=4") == []
 
 
 def test_an_even_group_has_no_pivot(tmp_path: Path) -> None:

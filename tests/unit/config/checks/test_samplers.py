@@ -78,6 +78,16 @@ def test_more_samples_than_the_engines_run_at_once_are_refused(tmp_path: Path) -
     assert seats_of(two) == 48 + 48 * two.integer("actor_rollout_ref.rollout.n_gpus_per_node", 0, least=0)
 
 
+def test_rewards_that_may_be_below_zero_are_refused_with_the_setting_that_maps_them(tmp_path: Path) -> None:
+    buffer = "reward.reward_kwargs.overlong_buffer_cfg"
+    overlong = (f"+{buffer}.enable=True", f"+{buffer}.len=4", f"+{buffer}.penalty_factor=1.0")
+    (problem,) = found(tmp_path, f"{NAME}=srpo", *overlong)
+    assert (problem.key, problem.value, problem.warning) == ("seamless.sampler.success", None, False)
+    assert problem.way_out == "Set seamless.sampler.success to the least reward of a right answer"
+    assert found(tmp_path, f"{NAME}=srpo", "seamless.sampler.success=1.0", *overlong) == []
+    assert found(tmp_path, f"{NAME}=srpo", f"+{buffer}.enable=False") == []
+
+
 def test_an_estimator_that_does_not_divide_needs_no_setting(tmp_path: Path) -> None:
     assert found(tmp_path, f"{NAME}=dars", f"{BY_STD}=True", "algorithm.adv_estimator=rloo") == []
 

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Compare samplers and estimators with plain GRPO at equal tokens, three seeds each; the report says where it is.
+# Further arguments are those of `seamless-verl compare`, such as --steps 20 --seeds 1,2, or overrides of every arm.
+set -euo pipefail
+HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+VENV="$HERE/../../.venv/bin/python"
+PYTHON="${PYTHON:-$([ -x "$VENV" ] && echo "$VENV" || echo python)}"
+ALONE=seamless.sampler.name=null
+
+ARMS=(
+  "grpo:$ALONE"
+  dars:seamless.sampler.name=dars
+  dars_hardness:seamless.sampler.name=dars:seamless.sampler.schedule=hardness
+  gdro:seamless.sampler.name=gdro
+  xrpo:seamless.sampler.name=xrpo
+  "mc_grpo:$ALONE:algorithm.adv_estimator=mc_grpo:actor_rollout_ref.rollout.n=9"
+  "novelty:$ALONE:algorithm.adv_estimator=grpo_novelty"
+)
+exec "$PYTHON" -m seamless_verl.cli compare "$HERE" actor_rollout_ref.rollout.val_kwargs.n=2 --equal-tokens \
+  --validate 10 --steps 60 --seeds 1,2,3 --arms "$(IFS=, && echo "${ARMS[*]}")" "$@"

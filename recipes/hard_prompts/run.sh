@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Make the model and the data in $DATA, then train with $PYTHON (.venv of the checkout, or python).
+# Further arguments are hydra overrides. WARM_STEPS is the length of the model's warm start.
+set -euo pipefail
+HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+SUMS="$HERE/../arithmetic_grpo" # its settings and its reward
+VENV="$HERE/../../.venv/bin/python"
+PYTHON="${PYTHON:-$([ -x "$VENV" ] && echo "$VENV" || echo python)}"
+export DATA="${DATA:-$PWD/runs/$(basename "$HERE")}"
+export HF_HUB_OFFLINE="${HF_HUB_OFFLINE:-1}"
+
+ARGUMENTS=(--config-dir "$HERE" --config-name hard_prompts
+  "hydra.searchpath=[pkg://seamless_verl.config,file://$SUMS]" "hydra.run.dir=$DATA/outputs"
+  "reward.custom_reward_function.path=$SUMS/reward.py"
+  "trainer.default_local_dir=$DATA/checkpoints/\${trainer.experiment_name}" "$@")
+
+"$PYTHON" -m seamless_verl.check --unmade "${ARGUMENTS[@]}" # refuse a setting that cannot work before anything else
+"$PYTHON" "$HERE/data.py" --out "$DATA" --steps "${WARM_STEPS:-300}"
+exec "$PYTHON" -m "${MAIN:-seamless_verl.main_ppo}" "${ARGUMENTS[@]}"
