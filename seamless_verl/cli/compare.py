@@ -14,12 +14,15 @@ from typing import TypeAlias
 
 from seamless_verl.cli.text import write
 from seamless_verl.compare.arms import DEFAULT_ARMS, ComparedArm, JobFacts, parse_arms
+from seamless_verl.compare.comparison import Comparison
+from seamless_verl.compare.frontier import collapse_lines, target_lines
+from seamless_verl.compare.grid import parse_bounds, parse_rates, repeated
 from seamless_verl.compare.job import Job, job_named
 from seamless_verl.compare.outcome import RunState
 from seamless_verl.compare.plan import SKIP, STEPS, Options, check_arms
 from seamless_verl.compare.probing import probe_arms, probe_job
 from seamless_verl.compare.processes import exit_on_signals
-from seamless_verl.compare.report import Comparison, difference_lines, equal_table, verdicts
+from seamless_verl.compare.report import difference_lines, equal_table, verdicts
 from seamless_verl.compare.series import RunSeries
 from seamless_verl.compare.store import output_folder
 from seamless_verl.errors import ConfigError
@@ -36,8 +39,8 @@ finish; 2 for a setting that cannot work; 130 after Ctrl-C, 143 after SIGTERM, 1
 report of what there is."""
 ARMS_HELP = (
     "separated by commas, the first is the baseline: sync, colocate_async, separate_async (verl's), seamless (ours), "
-    "each with settings as in seamless:seamless.max_staleness=4, or ours by another name as in "
-    f"far:seamless.max_staleness=4; by default {','.join(DEFAULT_ARMS)}, the second one where there are two devices"
+    "each with settings as in seamless:max_staleness=4, or ours by another name as in "
+    f"far:max_staleness=4; by default {','.join(DEFAULT_ARMS)}, the second one where there are two devices"
 )
 NAME = "compare"
 PARTS = ("plotly", "pyarrow")
@@ -51,6 +54,12 @@ def add_command(commands: Commands) -> None:
     )
     parser.add_argument("job", nargs="*", metavar="CONFIG|RECIPE KEY=VALUE", help="what is compared")
     parser.add_argument("--arms", help=ARMS_HELP)
+    parser.add_argument(
+        "--staleness", metavar="S,...", help="run each arm of ours with each max_staleness, as in 0,1,4"
+    )
+    parser.add_argument(
+        "--learning-rates", metavar="R,...", help="run each arm with each of them, beside a baseline of its own"
+    )
     parser.add_argument("--seeds", default="1,2", help="of the data's order; 1,2 by default")
     parser.add_argument("--rounds", type=int, default=1, help="how often each seed is run; 1 by default")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"of each run; {STEPS} by default")
@@ -66,6 +75,12 @@ def add_command(commands: Commands) -> None:
         "--equal-tokens",
         action="store_true",
         help="compare after as many generated tokens, too; arms may differ in sampler, estimator and rollout.n",
+    )
+    parser.add_argument(
+        "--target-reward",
+        type=float,
+        metavar="REWARD",
+        help="report the seconds to it; by default to the reward that the baseline has at the end",
     )
     parser.add_argument("--devices", type=int, metavar="N", help="of every arm, by default as many as the job has")
     parser.add_argument("--out", type=Path, help="folder of the report; runs/compare/<job> by default")
@@ -86,9 +101,13 @@ def compare(args: argparse.Namespace) -> int:
         args.devices,
         args.timeout,
         args.equal_tokens,
+        args.target_reward,
+        tuple(parse_bounds(args.staleness)) if args.staleness else (),
+        tuple(parse_rates(args.learning_rates)) if args.learning_rates else (),
     )
     options.check()
     arms = parse_arms(args.arms) if args.arms else None
+    repeated(arms or default_arms(), options.bounds, options.rates)
     out = (args.out or Path("runs/compare") / job_named(target, overrides, Path()).name).absolute()
     job = job_named(target, overrides, out)
     try:
@@ -103,16 +122,20 @@ def compare(args: argparse.Namespace) -> int:
 def prepared(job: Job, arms: Sequence[ComparedArm] | None, options: Options, out: Path) -> RunSeries:
     """The comparison, with each arm checked; ConfigError when there is nothing to compare."""
     sys.stderr.write(f"checking the job {job.name}: its settings, after what its recipe makes, if it is one\n")
-    wanted = arms or [one for text in DEFAULT_ARMS for one in parse_arms(text)]
+    wanted = arms or default_arms()
     check_arms(wanted, options)
     splits = any(arm.mode == "separate_async" for arm in wanted)
     facts, _ = probe_job(job, options, out, splits=splits)
     chosen = [arm for arm in wanted if arms or fits(arm, facts)]
-    probed = probe_arms(job, chosen, facts, options, out, sys.stderr.write)
+    probed = probe_arms(job, repeated(chosen, options.bounds, options.rates), facts, options, out, sys.stderr.write)
     for one in probed:
         if one.config is None:
             sys.stderr.write(f"{one.arm.name} cannot run here: {one.reason}\n")
     return RunSeries(job, probed, options, facts.machines.total, out, command_line())
+
+
+def default_arms() -> list[ComparedArm]:
+    return parse_arms(",".join(DEFAULT_ARMS))
 
 
 def fits(arm: ComparedArm, facts: JobFacts) -> bool:
@@ -140,7 +163,8 @@ def ending(series: RunSeries) -> str:
     comparison: Comparison = series.comparison()
     equal = comparison.equal_tokens
     table = [] if equal is None else [text_table(*equal_table(equal, comparison.baseline), align="<>")]
-    lines = [*verdicts(comparison), *difference_lines(comparison), *table]
+    learned = [*target_lines(comparison), *collapse_lines(comparison)]
+    lines = [*verdicts(comparison), *difference_lines(comparison), *learned, *table]
     return "\n".join([*lines, f"The report is in {series.out / 'report.html'}, and as text beside it."])
 
 

@@ -1,8 +1,9 @@
 """The arms of a comparison: a trainer mode each, its devices, and settings of its own. Pure: strings and numbers.
 
-An arm is written `MODE`, `MODE:key=value:key=value`, or `NAME:seamless.key=value`, which is ours under that name. Every
-arm has all devices of the comparison: `sync` and `colocate_async` train and generate on all of them, `separate_async`
-trains on one half and generates on the other, and ours does as its settings say.
+An arm is written `MODE`, `MODE:key=value:key=value`, or `NAME:seamless.key=value`, which is ours under that name. In an
+arm of ours a key without a dot is of the `seamless:` node, as in `seamless:max_staleness=4`. Every arm has all devices
+of the comparison: `sync` and `colocate_async` train and generate on all of them, `separate_async` trains on one half
+and generates on the other, and ours does as its settings say.
 """
 
 from __future__ import annotations
@@ -28,12 +29,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ComparedArm:
-    """A trainer mode under some settings; `text` is how it was written, and `name` what it is called in the report."""
+    """A trainer mode under some settings; `text` is how it was written, and `name` what it is called in the report.
+
+    `rate` is the learning rate of an arm that is there with several (`grid`), and `system` what these have in common;
+    `line` is what those have in common that `grid` gave different bounds on staleness.
+    """
 
     text: str
     name: str
     mode: str
     settings: tuple[str, ...] = ()
+    rate: str = ""
+    system: str = ""
+    line: str = ""
 
     @property
     def is_ours(self) -> bool:
@@ -73,13 +81,20 @@ def parse_arm(text: str) -> ComparedArm:
     """The arm of that text; ConfigError for one of another form."""
     name, *settings = split_settings(text)
     complete = all("=" in setting for setting in settings)
+    if name not in VERL_MODES:
+        settings = [whole_key(setting) for setting in settings]
     if complete and name in MODES:
         return ComparedArm(text, text if settings else name, name, tuple(settings))
     if complete and re.fullmatch(r"[\w.-]+", name) and any(s.lstrip("+").startswith("seamless.") for s in settings):
         return ComparedArm(text, name, OURS, tuple(settings))
-    way_out = f"Write it as one of {', '.join(MODES)}, with settings as in seamless:seamless.ahead=1, "
-    way_out += "or with a name of its own as in far:seamless.max_staleness=4"
+    way_out = f"Write it as one of {', '.join(MODES)}, with settings as in seamless:max_staleness=4, "
+    way_out += "or with a name of its own as in far:max_staleness=4"
     raise ConfigError("--arms", text, "is no trainer mode with settings", way_out)
+
+
+def whole_key(setting: str) -> str:
+    """A setting of ours by its whole key: one without a dot is of the `seamless:` node, but for one that is added."""
+    return f"seamless.{setting}" if re.match(r"\w+=", setting) else setting
 
 
 def parse_arms(text: str) -> list[ComparedArm]:

@@ -50,7 +50,12 @@ class StepFigures:
 
 @dataclass(frozen=True)
 class RunFigures:
-    """A run after its first steps: `staleness_updates` in optimizer updates, at the last update of a step."""
+    """A run after its first steps.
+
+    `staleness_updates` is the highest staleness in optimizer updates, at the last update of a step, and
+    `staleness_updates_mean` the mean over samples and over the updates of a step. `dropped_share` is of the tokens that
+    were trained or dropped, the first steps' among them.
+    """
 
     tokens_per_s: float
     step_s: float
@@ -59,7 +64,9 @@ class RunFigures:
     staleness_mean: float | None
     staleness_max: float | None
     staleness_updates: float | None
+    staleness_updates_mean: float | None
     dropped_tokens: float
+    dropped_share: float
     reward: float | None
     reward_of: str
     start_s: float
@@ -111,22 +118,31 @@ def run_figures(steps: Sequence[StepFigures], size: StepSize, *, skip: int, idle
     kept = [step for step in steps if step.step > skip and step.seconds is not None]
     seconds = [step.seconds for step in kept if step.seconds is not None]
     tokens, oldest = sum(step.tokens for step in kept), highest(step.staleness_max for step in kept)
+    staleness = mean_or_none(step.staleness_mean for step in kept)
+    dropped, trained = sum(step.dropped_tokens for step in steps), sum(step.tokens for step in steps)
     reward, reward_of = learned(steps)
     return RunFigures(
         tokens_per_s=tokens / sum(seconds),
         step_s=median(seconds),
         idle=idle,
         own_idle=time_mean((step.own_idle, step.seconds) for step in kept),
-        staleness_mean=mean_or_none(step.staleness_mean for step in kept),
+        staleness_mean=staleness,
         staleness_max=oldest,
-        staleness_updates=None if oldest is None else oldest * size.updates + size.updates - 1,
-        dropped_tokens=sum(step.dropped_tokens for step in steps),
+        staleness_updates=in_updates(oldest, size.updates, size.updates - 1),
+        staleness_updates_mean=in_updates(staleness, size.updates, (size.updates - 1) / 2),
+        dropped_tokens=dropped,
+        dropped_share=dropped / (dropped + trained) if dropped + trained else 0.0,
         reward=reward,
         reward_of=reward_of,
         start_s=next(step.at_s for step in steps if step.step > 0),
         seconds=sum(seconds),
         tokens=tokens,
     )
+
+
+def in_updates(versions: float | None, updates: int, at: float) -> float | None:
+    """Staleness in optimizer updates before the `at`-th of a step, from 0; a version has `updates` of them."""
+    return None if versions is None else versions * updates + at
 
 
 def learned(steps: Sequence[StepFigures]) -> tuple[float | None, str]:

@@ -6,12 +6,17 @@ each other in time; a ratio is of such a pair, so that a machine whose speed dri
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from seamless_verl.compare.figures import RunFigures, StepFigures
+from seamless_verl.compare.lengths import LengthBias
 from seamless_verl.compare.statistics import LEAST_RUNS, MeanOfRuns, Spread, pair_ratios
+from seamless_verl.runtime.sample_lengths import RecordedLengths
+
+Pair = tuple[int, int]
+"""Seed and round."""
 
 
 class RunState(StrEnum):
@@ -29,7 +34,10 @@ class RunState(StrEnum):
 
 @dataclass(frozen=True)
 class Run:
-    """One run of an arm; `figures` is there if it finished, `reason` and `log` say why it did not."""
+    """One run of an arm; `figures` is there if it finished, `reason` and `log` say why it did not.
+
+    `lengths` are those of its samples, and `bias` what follows from them, where the trainer wrote them down.
+    """
 
     arm: str
     seed: int
@@ -39,9 +47,11 @@ class Run:
     figures: RunFigures | None = None
     reason: str = ""
     log: str = ""
+    lengths: RecordedLengths | None = None
+    bias: LengthBias | None = None
 
     @property
-    def pair(self) -> tuple[int, int]:
+    def pair(self) -> Pair:
         return self.seed, self.round
 
 
@@ -71,7 +81,9 @@ class ArmSummary:
     staleness_mean: Spread | None
     staleness_max: Spread | None
     staleness_updates: Spread | None
+    staleness_updates_mean: Spread | None
     dropped_tokens: Spread | None
+    dropped_share: Spread | None
     reward: Spread | None
     reward_of: str
     reward_test: RewardTest | None
@@ -86,9 +98,9 @@ class ArmSummary:
         return self.ratios.get("tokens_per_s")
 
 
-def summarize(runs: Sequence[Run], baseline: str) -> list[ArmSummary]:
-    """A summary of each arm, in the order in which they first come."""
-    return [arm_summary(name, runs, baseline) for name in dict.fromkeys(run.arm for run in runs)]
+def summarize(runs: Sequence[Run], baseline_of: Callable[[str], str]) -> list[ArmSummary]:
+    """A summary of each arm, in the order in which they first come, compared with its baseline."""
+    return [arm_summary(name, runs, baseline_of(name)) for name in dict.fromkeys(run.arm for run in runs)]
 
 
 def arm_summary(name: str, runs: Sequence[Run], baseline: str) -> ArmSummary:
@@ -112,7 +124,7 @@ def arm_summary(name: str, runs: Sequence[Run], baseline: str) -> ArmSummary:
 
 SPREADS = (
     *("tokens_per_s", "step_s", "idle", "own_idle", "staleness_mean", "staleness_max", "staleness_updates"),
-    *("dropped_tokens", "reward"),
+    *("staleness_updates_mean", "dropped_tokens", "dropped_share", "reward"),
 )
 
 

@@ -8,21 +8,22 @@ from html import escape
 from plotly.io import to_html
 from plotly.offline import get_plotlyjs
 
-from seamless_verl.compare.plots import plots
+from seamless_verl.compare.comparison import Comparison
+from seamless_verl.compare.frontier_plots import frontier_plots
+from seamless_verl.compare.plots import colours_of, plots
 from seamless_verl.compare.report import (
     EQUAL_TOKENS,
-    EXPLANATIONS,
     FILES,
     HEADER,
-    Comparison,
     cells,
     difference_table,
     equal_heading,
     equal_table,
+    explanations,
     last_lines,
+    learning_sections,
     ratio_caution,
     ratio_table,
-    reward_source,
     verdicts,
     warnings_of,
 )
@@ -88,14 +89,17 @@ def sections(comparison: Comparison) -> Iterator[str]:
         yield f"<h2>{escape(equal_heading(equal))}</h2>"
         yield f'<div class="card scroll">{html_table(*equal_table(equal, comparison.baseline))}</div>'
         yield f"<p>{escape(EQUAL_TOKENS)}</p>"
+    for title, lines, table in learning_sections(comparison):
+        yield f'<h2>{escape(title)}</h2>{items(lines)}<div class="card scroll">{html_table(*table)}</div>'
     yield failures(comparison)
     yield '<h2>Plots</h2><div class="plots">'
-    for number, (title, text, figure) in enumerate(plots(comparison)):
+    drawings = [*plots(comparison), *frontier_plots(comparison, colours_of(comparison))]
+    for number, (title, text, figure) in enumerate(drawings):
         drawn = to_html(figure, include_plotlyjs=False, full_html=False, config=PLOT_OPTIONS, div_id=f"plot-{number}")
         yield f'<div class="card"><h3>{escape(title)}</h3><p>{escape(text)}</p>{drawn}</div>'
     yield f"</div>{REDRAW}"
-    baseline = f"The baseline is {comparison.baseline}."
-    yield f"<h2>What the columns say</h2>{items([baseline, reward_source(comparison), *EXPLANATIONS])}"
+    lines = [line.replace("`", "") for line in explanations(comparison)]
+    yield f"<h2>What the columns say</h2>{items(lines)}"
     yield f"<h2>Conditions</h2>{items(comparison.conditions)}"
     yield f"<h2>To run it again</h2><pre>{escape(comparison.command)}</pre>"
     yield f"<p>{escape(FILES.replace('`', ''))}</p>"
@@ -127,4 +131,4 @@ def failures(comparison: Comparison) -> str:
 
 
 def items(lines: tuple[str, ...] | list[str]) -> str:
-    return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
+    return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>" if lines else ""

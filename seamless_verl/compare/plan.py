@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ class Options:
     """What the user asked for. `validate` is the steps from a validation to the next, 0 for none.
 
     `equal_tokens` compares arms after as many generated tokens too, and lets them differ in what methods differ in.
+    `target_reward` is None for the baseline's; `bounds` and `rates` are those of `grid.repeated`.
     """
 
     steps: int = STEPS
@@ -28,6 +30,9 @@ class Options:
     devices: int | None = None
     timeout_s: float = 3600.0
     equal_tokens: bool = False
+    target_reward: float | None = None
+    bounds: tuple[int, ...] = ()
+    rates: tuple[str, ...] = ()
 
     def check(self) -> None:
         """ConfigError for what cannot work."""
@@ -48,6 +53,8 @@ class Options:
             raise ConfigError("--equal-tokens", True, reason, "Give --validate N")
         if self.devices is not None and self.devices < 1:
             raise ConfigError("--devices", self.devices, "is no number of devices", "Give 1 or more")
+        if self.target_reward is not None and not math.isfinite(self.target_reward):
+            raise ConfigError("--target-reward", self.target_reward, "is no reward", "Give a number")
         if not self.timeout_s > 0:  # nan too
             raise ConfigError("--timeout", self.timeout_s, "is no time for a run", "Give seconds, more than 0")
 
@@ -84,9 +91,14 @@ def shared_overrides(options: Options, seed: int, folder: Path) -> list[str]:
         "trainer.resume_mode=disable",
         "trainer.logger=[console,file]",
         f"data.seed={seed}",
-        f"trainer.default_local_dir={folder}/checkpoints",
+        f"trainer.default_local_dir={checkpoints(folder)}",
         f"hydra.run.dir={folder}/hydra",
     ]
+
+
+def checkpoints(folder: Path) -> Path:
+    """Where a run would save, and writes what it has besides."""
+    return folder / "checkpoints"
 
 
 def planned_runs(arms: Sequence[ComparedArm], options: Options, out: Path) -> Iterator[PlannedRun]:

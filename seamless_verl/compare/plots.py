@@ -9,9 +9,10 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from seamless_verl.compare.comparison import Comparison
 from seamless_verl.compare.figures import StepFigures
+from seamless_verl.compare.learning import training_seconds
 from seamless_verl.compare.outcome import Run
-from seamless_verl.compare.report import Comparison
 
 # Okabe and Ito's colours, which people with any kind of colour vision tell apart.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#666666", "#B8A900")
@@ -28,11 +29,12 @@ def plots(comparison: Comparison) -> Iterator[tuple[str, str, go.Figure]]:
         return
     yield "Speed", "Response tokens trained in a second: the median, and each run.", speed(runs, colours)
     if any(summary.ratio is not None for summary in comparison.summaries):
-        what = f"tokens/s over those of {comparison.baseline} of the same seed and round."
+        names = " or ".join(comparison.baselines)
+        what = f"tokens/s over those of {names} of the same seed and round."
         yield "Speed in pairs", what, pairs(comparison, colours)
     what = "Mean reward of a step's samples" if not validated(runs) else "Mean reward of a validation"
     yield "Reward by samples", f"{what}: the mean over runs, and their range.", reward_by_samples(runs, colours)
-    seconds = "against seconds since the end of the first step; a line is a run."
+    seconds = "against seconds of training since the end of the first step, validations left out; a line is a run."
     yield "Reward by time", f"{what}, {seconds}", reward_by_time(runs, colours)
     yield (
         "Step time",
@@ -67,18 +69,23 @@ def arms_of(runs: Sequence[Run]) -> list[str]:
 
 def figure(x: str, y: str, *, legend: bool = True) -> go.Figure:
     """An empty figure with named axes."""
-    found = go.Figure()
+    found = styled(go.Figure(), legend=legend)
+    found.update_xaxes(title=x, zeroline=False)
+    found.update_yaxes(title=y, rangemode="tozero")
+    return found
+
+
+def styled(found: go.Figure, *, legend: bool = True, height: int = HEIGHT) -> go.Figure:
+    """The same figure with the look of all."""
     found.update_layout(
         template="plotly_white",
-        height=HEIGHT,
+        height=height,
         margin={"l": 62, "r": 16, "t": 12, "b": 48},
         font=FONT,
         showlegend=legend,
         legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
         hovermode="closest",
     )
-    found.update_xaxes(title=x, zeroline=False)
-    found.update_yaxes(title=y, rangemode="tozero")
     return found
 
 
@@ -109,10 +116,11 @@ def bars_and_runs(
 def pairs(comparison: Comparison, colours: Mapping[str, str]) -> go.Figure:
     """A point for each pair, by seed and round; a line at 1."""
     found = figure("seed and round", "ratio")
-    base = {run.pair: run.figures for run in of_arm(comparison.runs, comparison.baseline) if run.figures}
     for arm in arms_of(comparison.runs):
+        baseline = comparison.baseline_of(arm)
+        base = {pair: run.figures for pair, run in comparison.finished(baseline).items() if run.figures}
         ours = [run for run in of_arm(comparison.runs, arm) if run.figures and run.pair in base]
-        if arm == comparison.baseline or not ours:
+        if arm == baseline or not ours:
             continue
         found.add_scatter(
             x=[f"seed {run.seed}, round {run.round}" for run in ours],
@@ -181,8 +189,8 @@ def reward_by_time(runs: Sequence[Run], colours: Mapping[str, str]) -> go.Figure
     found = figure("seconds", "reward")
     for arm in arms_of(runs):
         for index, run in enumerate(of_arm(runs, arm)):
-            begun = next(step.at_s for step in run.steps if step.step > 0)
-            points = [(step.at_s - begun, value(step)) for step in run.steps if step.at_s >= begun]
+            seconds = training_seconds(run.steps)
+            points = [(seconds[step.step], value(step)) for step in run.steps if step.step in seconds]
             points = [point for point in points if point[1] is not None]
             found.add_scatter(
                 x=[at for at, _ in points],

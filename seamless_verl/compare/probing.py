@@ -11,6 +11,7 @@ from typing import Any
 
 from seamless_verl.compare.arms import ComparedArm, JobFacts, arm_overrides, folder_name
 from seamless_verl.compare.budget import budget_of, check_same_budget, facts_of
+from seamless_verl.compare.grid import RATE
 from seamless_verl.compare.job import Job
 from seamless_verl.compare.plan import Options, shared_overrides
 from seamless_verl.compare.processes import managed_process
@@ -92,14 +93,25 @@ def probe_arms(
     budgets = {name: budget_of(config, equal_tokens=options.equal_tokens) for name, config in runnable}
     if not budgets:
         raise ConfigError("--arms", [arm.name for arm in arms], f"none can run here: {found[0].reason}", "See above")
-    check_same_budget(budgets)
+    rates_differ = any(arm.rate for arm in arms)
+    check_same_budget({name: without_rate(budget) if rates_differ else budget for name, budget in budgets.items()})
     return found
+
+
+def without_rate(budget: Mapping[str, Any]) -> dict[str, Any]:
+    """The budget where arms were asked for at several learning rates."""
+    return {key: value for key, value in budget.items() if key != RATE}
+
+
+def recording(arm: ComparedArm) -> list[str]:
+    """Ours writes down its samples' lengths; of verl's modes nobody outside knows what they drew and did not train."""
+    return ["++seamless.record_lengths=true"] if arm.is_ours else []
 
 
 def probe_arm(job: Job, arm: ComparedArm, facts: JobFacts, options: Options, folder: Path) -> ProbedArm:
     place = folder / folder_name(arm.name)
     try:
-        overrides = arm_overrides(arm, facts)
+        overrides = [*recording(arm), *arm_overrides(arm, facts)]
     except ConfigError as error:
         return ProbedArm(arm, (), None, str(error))
     try:

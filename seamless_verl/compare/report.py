@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 
+from seamless_verl.compare.comparison import Comparison
 from seamless_verl.compare.differences import Difference
 from seamless_verl.compare.equal_tokens import LEVELS, EqualTokens
-from seamless_verl.compare.outcome import ArmSummary, RewardTest, Run, RunState, summarize
-from seamless_verl.compare.statistics import Spread
+from seamless_verl.compare.frontier import EXPLANATIONS as FRONTIER_EXPLANATIONS
+from seamless_verl.compare.frontier import (
+    Table,
+    collapse_lines,
+    frontier_table,
+    target_lines,
+    target_table,
+    unknown_lines,
+)
+from seamless_verl.compare.outcome import ArmSummary, RewardTest, Run, RunState
+from seamless_verl.compare.targets import targets
+from seamless_verl.compare.words import ABSENT, spread
 from seamless_verl.runtime.response_tokens import COUNTED
 from seamless_verl.runtime.tables import text_table
 
@@ -25,33 +35,9 @@ RATIO_NAMES = {
     "staleness_updates": "in updates",
     "reward": "reward",
 }
-ABSENT = "-"
 LOG_LINES = 15  # of a failed run that the report shows
 SHOWN = 3  # differences of an arm on the terminal
 FEW_STEPS, FEW_PAIRS = 10, 3  # with fewer of either, a caution stands beside the ratios
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """All that a report says. `conditions` are lines about machine, job and budget; `command` makes it again.
-
-    `differences` are the settings in which an arm differs from the baseline, by the names of the arms that can run.
-    """
-
-    title: str
-    baseline: str
-    runs: tuple[Run, ...]
-    steps: int
-    skip: int
-    conditions: tuple[str, ...]
-    command: str
-    differences: Mapping[str, Sequence[Difference]] = field(default_factory=dict)
-    interrupted: bool = False
-    equal_tokens: EqualTokens | None = None
-
-    @property
-    def summaries(self) -> list[ArmSummary]:
-        return summarize(self.runs, self.baseline)
 
 
 def table(comparison: Comparison) -> str:
@@ -95,14 +81,6 @@ def cells(summary: ArmSummary) -> list[str]:
     ]
 
 
-def spread(values: Spread | None, form: str, *, alone: bool = False) -> str:
-    """The median, and the lowest and highest if there are several and not `alone`."""
-    if values is None:
-        return ABSENT
-    text = f"{values.median:{form}}"
-    return text if alone or values.values < 2 else f"{text} ({values.lowest:{form}}-{values.highest:{form}})"
-
-
 def staleness(summary: ArmSummary) -> str:
     """Mean and highest staleness, in weight versions."""
     if summary.staleness_max is None:
@@ -120,7 +98,8 @@ def reward_words(test: RewardTest | None) -> str:
 def verdicts(comparison: Comparison) -> Iterator[str]:
     """A sentence for each arm but the baseline: how fast it is, and whether it learned alike."""
     for summary in comparison.summaries:
-        if summary.arm == comparison.baseline:
+        baseline = comparison.baseline_of(summary.arm)
+        if summary.arm == baseline:
             continue
         if (ratio := summary.ratio) is None:
             yield f"{summary.arm}: no pair of runs to compare."
@@ -130,7 +109,7 @@ def verdicts(comparison: Comparison) -> Iterator[str]:
         if (test := summary.reward_test) is not None:
             alike = "within noise" if test.equal else "more than noise"
             learned = f"the reward differs by {test.difference:+.3f} +- {test.half_width:.3f}, {alike}"
-        verdict = f"{summary.arm}: {ratio.median:.2f} times the tokens/s of {comparison.baseline} ({pairs}); {learned}."
+        verdict = f"{summary.arm}: {ratio.median:.2f} times the tokens/s of {baseline} ({pairs}); {learned}."
         yield " ".join(filter(None, [verdict, caution(comparison.steps - comparison.skip, ratio.values)]))
 
 
@@ -176,8 +155,9 @@ def markdown(comparison: Comparison) -> str:
         parts += ["## Where settings differ", markdown_table(*difference_table(comparison))]
     if (equal := comparison.equal_tokens) is not None:
         parts += [equal_heading(equal, "## "), markdown_table(*equal_table(equal, comparison.baseline)), EQUAL_TOKENS]
-    parts += [failures(comparison), "## What the columns say"]
-    parts += [bullets([f"The baseline is `{comparison.baseline}`.", reward_source(comparison), *EXPLANATIONS])]
+    for title, lines, (header, entries) in learning_sections(comparison):
+        parts += [f"## {title}", bullets(lines), markdown_table(header, entries)]
+    parts += [failures(comparison), "## What the columns say", bullets(explanations(comparison))]
     parts += ["## Conditions", bullets(comparison.conditions)]
     parts += ["## To run it again", f"```bash\n{comparison.command}\n```", FILES]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -185,15 +165,31 @@ def markdown(comparison: Comparison) -> str:
 
 FILES = (
     "`manifest.json` has the command line and environment of every run, versions, git state and machine; "
-    "`runs.parquet` and `steps.parquet` have the figures of every run and every metric of every step."
+    "`runs.parquet` and `steps.parquet` have the figures of every run and every metric of every step, "
+    "`lengths.parquet` the samples of ours."
 )
 
 
 def warnings_of(comparison: Comparison) -> list[str]:
     missing = sum(run.state is RunState.NOT_MADE for run in comparison.runs)
-    return (
-        [f"**Interrupted**: {missing} of {len(comparison.runs)} runs were not made."] if comparison.interrupted else []
-    )
+    interrupted = f"**Interrupted**: {missing} of {len(comparison.runs)} runs were not made."
+    return [*([interrupted] if comparison.interrupted else []), *collapse_lines(comparison)]
+
+
+def learning_sections(comparison: Comparison) -> Iterator[tuple[str, list[str], Table]]:
+    """(title, sentences, table): what staleness brings and costs, and the seconds to a reward."""
+    if comparison.arms and comparison.summaries:
+        yield "The frontier of staleness", list(unknown_lines(comparison)), frontier_table(comparison)
+    if targets(comparison):
+        yield "Seconds to a reward", list(target_lines(comparison)), target_table(comparison)
+
+
+def explanations(comparison: Comparison) -> list[str]:
+    """What the columns say."""
+    names = ", ".join(f"`{name}`" for name in comparison.baselines) or f"`{comparison.baseline}`"
+    baseline = f"The baseline is {names}{', each for the arms of its learning rate' if ',' in names else ''}."
+    more = FRONTIER_EXPLANATIONS if comparison.arms else ()
+    return [baseline, reward_source(comparison), *EXPLANATIONS, *more]
 
 
 def reward_source(comparison: Comparison) -> str:
@@ -207,9 +203,9 @@ def ratio_table(comparison: Comparison) -> tuple[Sequence[str], list[list[str]]]
     rows = [
         [summary.arm, *(spread(summary.ratios.get(figure), ".2f") for figure in RATIO_NAMES)]
         for summary in comparison.summaries
-        if summary.arm != comparison.baseline
+        if summary.arm != comparison.baseline_of(summary.arm)
     ]
-    return [f"arm to {comparison.baseline}", *RATIO_NAMES.values()], rows
+    return [f"arm to {' or '.join(comparison.baselines) or comparison.baseline}", *RATIO_NAMES.values()], rows
 
 
 def equal_heading(equal: EqualTokens, level: str = "") -> str:

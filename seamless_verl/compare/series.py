@@ -14,21 +14,49 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from seamless_verl.compare.arms import OURS, ComparedArm
 from seamless_verl.compare.budget import ROLLOUT, samples_of_step, select, updates_of_step
+from seamless_verl.compare.comparison import ArmFacts, Comparison
 from seamless_verl.compare.device_use import CoreUse, UseSample, UseSampler, UseSource, idle_between, nvml_use
 from seamless_verl.compare.differences import differences
 from seamless_verl.compare.equal_tokens import EqualTokens, at_equal_tokens
 from seamless_verl.compare.figures import RunFigures, StepFigures, StepSize, run_figures, step_figures
 from seamless_verl.compare.job import Job
+from seamless_verl.compare.lengths import length_bias
 from seamless_verl.compare.made_of import made_of
 from seamless_verl.compare.outcome import Run, RunState
-from seamless_verl.compare.plan import Options, PlannedRun, planned_runs, shared_overrides
+from seamless_verl.compare.plan import Options, PlannedRun, checkpoints, planned_runs, shared_overrides
 from seamless_verl.compare.probing import ProbedArm
 from seamless_verl.compare.processes import RunFailedError
-from seamless_verl.compare.report import Comparison, run_line, table
+from seamless_verl.compare.report import run_line, table
 from seamless_verl.compare.running import LOG_FILE, METRICS_FILE, Step, run_logged
 from seamless_verl.compare.store import DONE, StoredRun, read_run, write_manifest, write_report, write_run
 from seamless_verl.compare.surroundings import condition_lines, span, surroundings
+from seamless_verl.runtime.sample_lengths import FILE as LENGTHS
+from seamless_verl.runtime.sample_lengths import RecordedLengths
+
+
+def facts_of_arms(arms: Sequence[ProbedArm], runnable: Sequence[ComparedArm]) -> dict[str, ArmFacts]:
+    """What is known of each arm before its runs; its baseline is the first of its learning rate that can run."""
+    return {
+        one.arm.name: ArmFacts(
+            baseline=next((arm.name for arm in runnable if arm.rate == one.arm.rate), runnable[0].name),
+            ours=one.arm.is_ours,
+            permitted=permitted(one),
+            rate=one.arm.rate,
+            system=one.arm.system or one.arm.name,
+            line=one.arm.line or one.arm.name,
+        )
+        for one in arms
+    }
+
+
+def permitted(one: ProbedArm) -> int | None:
+    """Staleness that the arm allows, in weight versions; None where nothing bounds it."""
+    if one.config is None or one.arm.mode not in ("sync", OURS):
+        return None
+    found = select(one.config, "seamless.max_staleness")
+    return 0 if one.arm.mode == "sync" else None if found is None else int(found)
 
 
 @dataclass
@@ -53,6 +81,7 @@ class RunSeries:
         runnable = [one for one in self.arms if one.config is not None]
         self.made_of = {one.arm.name: made_of(one.config, self.job) for one in runnable if one.config is not None}
         self.baseline = runnable[0].arm.name
+        self.facts = facts_of_arms(self.arms, [one.arm for one in runnable])
         config = runnable[0].config
         assert config is not None
         self.config = config
@@ -95,7 +124,10 @@ class RunSeries:
         self.surroundings.append(made.surroundings)
         self.raw[planned.key] = made.steps
         found = step_figures(made.steps, self.size, lambda began, ended: idle_between(made.use, began, ended))
-        return Run(*planned.key, RunState.FINISHED, tuple(found), self.figures(found, made.use), log=log)
+        figures = self.figures(found, made.use)
+        lengths = RecordedLengths.read(checkpoints(planned.folder) / LENGTHS)
+        bias = None if lengths is None else length_bias(lengths)
+        return Run(*planned.key, RunState.FINISHED, tuple(found), figures, log=log, lengths=lengths, bias=bias)
 
     def start(self, planned: PlannedRun, identity: Mapping[str, Any]) -> StoredRun:
         """Run the command, and keep what came of it."""
@@ -168,6 +200,8 @@ class RunSeries:
             differences=self.differences,
             interrupted=interrupted,
             equal_tokens=self.at_equal_tokens() if self.options.equal_tokens else None,
+            arms=self.facts,
+            target_reward=self.options.target_reward,
         )
 
     def at_equal_tokens(self) -> EqualTokens | None:

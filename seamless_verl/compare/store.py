@@ -1,6 +1,6 @@
 """The files of a comparison: the report, the raw data as parquet, and the manifest with which it is run again.
 
-    OUT/report.md report.html manifest.json runs.parquet steps.parquet
+    OUT/report.md report.html manifest.json runs.parquet steps.parquet lengths.parquet
     OUT/<arm>-seed<seed>-r<round>/ log.txt logged.jsonl steps.jsonl use.json surroundings.json done
 
 Each is replaced whole. A run whose `done` has the very command line of a run that is asked for, and the same config,
@@ -16,11 +16,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from seamless_verl.compare.comparison import ArmFacts, Comparison
 from seamless_verl.compare.device_use import UseSample
 from seamless_verl.compare.figures import number
-from seamless_verl.compare.outcome import Run
-from seamless_verl.compare.report import Comparison, markdown
+from seamless_verl.compare.learning import RewardPoint, collapse, reward_points
+from seamless_verl.compare.lengths import sample_rows
+from seamless_verl.compare.outcome import Pair, Run
+from seamless_verl.compare.report import markdown
 from seamless_verl.compare.running import Step
+from seamless_verl.compare.targets import targets, times_to_target
 from seamless_verl.tiny.files import replaced_file, writing_to
 
 STEPS, USE, SURROUNDINGS, DONE = "steps.jsonl", "use.json", "surroundings.json", "done"
@@ -71,14 +75,47 @@ def write_report(out: Path, comparison: Comparison, raw: Mapping[tuple[str, int,
         temporary.write_text(markdown(comparison), encoding="utf-8")
     with replaced_file(out / "report.html") as temporary:
         temporary.write_text(page(comparison), encoding="utf-8")
-    write_table(out / "runs.parquet", [run_row(run) for run in comparison.runs])
+    write_table(out / "runs.parquet", run_rows(comparison))
     write_table(out / "steps.parquet", list(step_rows(comparison.runs, raw)))
+    write_table(out / "lengths.parquet", list(length_rows(comparison.runs)))
 
 
-def run_row(run: Run) -> dict[str, Any]:
-    figures = {} if run.figures is None else asdict(run.figures)
-    named = {"arm": run.arm, "seed": run.seed, "round": run.round, "state": str(run.state), "reason": run.reason}
-    return named | figures
+def run_rows(comparison: Comparison) -> list[dict[str, Any]]:
+    """A row for each run: its figures, and what an arm permits, and when its run reached a reward."""
+    goals, times = targets(comparison), {one.arm: one for one in times_to_target(comparison)}
+    rows = []
+    for run in comparison.runs:
+        named = {"arm": run.arm, "seed": run.seed, "round": run.round, "state": str(run.state), "reason": run.reason}
+        figures = {} if run.figures is None else asdict(run.figures)
+        reached = times[run.arm].reached.get(run.pair) if run.arm in times else None
+        rows.append(named | arm_columns(comparison.arms.get(run.arm)) | figures | learning_columns(run, goals, reached))
+    return rows
+
+
+def arm_columns(facts: ArmFacts | None) -> dict[str, Any]:
+    rate = float(facts.rate) if facts is not None and facts.rate else None
+    return {"permitted": None if facts is None else facts.permitted, "learning_rate": rate}
+
+
+def learning_columns(run: Run, goals: Mapping[Pair, float], reached: RewardPoint | None) -> dict[str, Any]:
+    """When the run reached its target, whether it fell, and how its lengths differ; null where that is not known."""
+    points = reward_points(run.steps) if run.figures is not None else []
+    bias = {} if run.bias is None else {f"length_{name}": value for name, value in asdict(run.bias).items()}
+    return {
+        "target_reward": goals.get(run.pair),
+        "seconds_to_target": None if reached is None else reached.seconds,
+        "samples_to_target": None if reached is None else reached.samples,
+        "best_reward": max((point.reward for point in points), default=None),
+        "collapsed": collapse(points) is not None if points else None,
+        **bias,
+    }
+
+
+def length_rows(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
+    """A row for each sample whose length its run wrote down."""
+    for run in runs:
+        for row in sample_rows(run.lengths) if run.lengths is not None else ():
+            yield {"arm": run.arm, "seed": run.seed, "round": run.round, **row}
 
 
 def step_rows(runs: Sequence[Run], raw: Mapping[tuple[str, int, int], Sequence[Step]]) -> Iterator[dict[str, Any]]:

@@ -400,6 +400,10 @@ class SeamlessConfig:
         bool,
         Doc("write what the lending policy saw and decided to `lending.jsonl` beside the checkpoints"),
     ] = False
+    record_lengths: Annotated[
+        bool,
+        Doc("write the lengths of all samples, and which were trained, to `lengths.jsonl` beside the checkpoints"),
+    ] = False
     resources: Annotated[
         Resources | None,
         Doc(

@@ -25,7 +25,8 @@ from seamless_verl.resources.ahead import AheadLevel
 from seamless_verl.resources.lending import Demand
 from seamless_verl.resources.staleness import StalenessBound
 from seamless_verl.resources.tail_batching import Draw, DrawView, TailBatching, extra_prompts
-from seamless_verl.trainer.deferred_prompts import take_out
+from seamless_verl.runtime.sample_lengths import LengthRecord
+from seamless_verl.trainer.deferred_prompts import name_again, take_out
 from seamless_verl.trainer.engine_use import EngineUse
 from seamless_verl.trainer.lending import DeviceLending
 from seamless_verl.trainer.lending_view import TrainingProgress
@@ -46,6 +47,7 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
     data_plane: DataPlaneClient
     lending: DeviceLending
     commit: WeightCommit
+    lengths: LengthRecord | None = None  # of the samples, where `seamless.record_lengths` asks for them
 
     def __init__(self, config: DictConfig) -> None:
         self.step_batches = self.trained = 0  # mini-batches taken, in this step and in all
@@ -77,6 +79,7 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
             update=lambda: self.local_trigger_step,
             wait=self._wait_for_groups,
             defers=bool(self.tail.extra),
+            lengths=self.lengths,
             trainer_mode=self.trainer_mode,
             trainer_config=self.config.trainer.v1.get(self.trainer_mode, {}),
             sampler_kwargs=self.config.trainer.v1.sampler.sampler_kwargs,
@@ -135,6 +138,8 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
         """
         if not isinstance(self.agent_loop_manager, SeamlessAgentLoopManager):
             self.commit.wait_committed()
+        if self.lengths is not None:
+            self.lengths.begin(batch["uid"])
         return int(super()._submit_batch_to_rollout(batch))
 
     def room(self) -> int:
@@ -202,6 +207,8 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
         if draw.fresh:
             self._add_prompts_to_generate(draw.fresh)
         if draw.again:
+            if self.lengths is not None:
+                self.lengths.begin_again({uid: name_again(uid) for uid in draw.again})
             self._submit_batch_to_rollout(take_out(draw.again, self.global_steps))
 
     def _next_train_batch(self, num_prompts: int | None = None) -> Any:

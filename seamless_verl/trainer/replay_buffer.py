@@ -9,6 +9,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
 from seamless_verl.journal import GroupDecided, GroupOutcome
 from seamless_verl.resources.staleness import StalenessBound
+from seamless_verl.runtime.sample_lengths import LengthRecord
 from seamless_verl.trainer.deferred_prompts import DEFERRED, TRAIN, put_aside
 
 
@@ -28,11 +29,13 @@ class SeamlessReplayBuffer(ReplayBufferAsync):
         update: Callable[[], int],
         wait: Callable[[], None],
         defers: bool = False,
+        lengths: LengthRecord | None = None,
         **kwargs: Any,
     ) -> None:
         kwargs.update(max_off_policy_threshold=bound.max_staleness + 1, max_off_policy_strategy="wait")
         super().__init__(**kwargs)
         self.bound, self.update, self.wait, self.defers = bound, update, wait, defers
+        self.lengths = lengths
         self.decided: list[GroupDecided] = []  # of groups dropped since `take_decided`
         self.sampled: list[str] = []  # prompts whose groups were sampled since then
         self.late: tuple[str, ...] = ()  # prompts whose groups held training back at the last look
@@ -45,6 +48,8 @@ class SeamlessReplayBuffer(ReplayBufferAsync):
         for uid in self.review():
             self.finished_keys[TRAIN].discard(uid)
             self.pending_keys[TRAIN].add(uid)
+        if self.lengths is not None:
+            self.lengths.groups_ended(self.partitions[TRAIN], self.finished_keys[TRAIN])
 
     def _terminal_eviction_reasons(self, global_steps: int, partition_id: str) -> Any:
         stale, filtered, failed, counts = super()._terminal_eviction_reasons(global_steps, partition_id)

@@ -30,6 +30,7 @@ from seamless_verl.resources.lending import LendingPolicy, RecordedPolicy, lendi
 from seamless_verl.resources.machines import Machine
 from seamless_verl.resources.placement import ReplicaKind
 from seamless_verl.runtime.process import BackgroundTask
+from seamless_verl.runtime.sample_lengths import LengthRecord
 from seamless_verl.runtime.step_metrics import StepMetrics
 from seamless_verl.trainer.deaths import numbered
 from seamless_verl.trainer.description import describe
@@ -70,6 +71,8 @@ class TrainerSetup(SamplingTrainer):
         self.saved: list[int] = []  # steps whose checkpoints this run saved, and did not remove
         self.curve = ValidationCurve.beside(config.trainer.default_local_dir)
         self.step_metrics = StepMetrics.beside(config.trainer.default_local_dir)
+        if self.seamless.record_lengths:
+            self.lengths = LengthRecord.beside(config.trainer.default_local_dir)
         describe(config, self.seamless, self.layout).write(Path(config.trainer.default_local_dir))
         self.commit: WeightCommit
         self.lending: DeviceLending

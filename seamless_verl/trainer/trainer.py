@@ -19,6 +19,7 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.utils.debug import marked_timer
 
 from seamless_verl.config.checks.estimators import OF_TURNS, OWN_ESTIMATORS
+from seamless_verl.journal import GroupOutcome
 from seamless_verl.platform.adaptation import rebound
 from seamless_verl.runtime.checkpoint_cleanup import marked_save, remove_emptied
 from seamless_verl.runtime.process import freeze_imports
@@ -148,11 +149,14 @@ class SeamlessTrainer(TrainerSetup):
         self._pending_sync_metrics |= {} if self.prompt_sampling is None else self.prompt_sampling.metrics()
 
     def _record_groups(self) -> None:
-        """What became of groups since the last call, into the journal."""
+        """What became of groups since the last call, into the journal, and their lengths where they are recorded."""
         details = {"policy": self.seamless.tokens.policy_text, "version": self.global_steps - 1}
         pivots, self.pivots = self.pivots, {}
         groups = self.replay_buffer.take_decided(self.global_steps, details, pivots)
         self.data_plane.record_groups(groups if self.seamless.gateway.enabled else [])
+        if self.lengths is not None:
+            trained = [group.uid for group in groups if group.outcome is GroupOutcome.TRAINED]
+            self.lengths.write(self.global_steps, trained)
 
     def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
         if self.seamless.tokens.policy != TRAIN_ALL:

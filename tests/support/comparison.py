@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from seamless_verl.compare.comparison import ArmFacts, Comparison
 from seamless_verl.compare.differences import Difference
 from seamless_verl.compare.figures import StepSize, run_figures, step_figures
+from seamless_verl.compare.lengths import length_bias
 from seamless_verl.compare.outcome import Run, RunState
-from seamless_verl.compare.report import Comparison
+from seamless_verl.runtime.sample_lengths import RecordedLengths
 
 SIZE = StepSize(samples=128, group=8, updates=4)
 SKIP = 2
@@ -74,3 +77,33 @@ def comparison(
         differences={"seamless": OTHERS} if different else {},
         interrupted=interrupted,
     )
+
+
+def frontier() -> Comparison:
+    """Two seeds of `sync`, of `colocate_async` and of ours at two bounds, one run of which collapses."""
+    facts = {
+        "sync": ArmFacts("sync", permitted=0),
+        "colocate_async": ArmFacts("sync"),
+        "seamless s=0": ArmFacts("sync", ours=True, permitted=0, line="seamless"),
+        "seamless s=4": ArmFacts("sync", ours=True, permitted=4, line="seamless"),
+    }
+    fallen = logged(12, seconds=1.0, reward=0.02, staleness=3.0)
+    for row in fallen[8:]:
+        row["data"]["critic/score/mean"] = 0.0
+    in_order = RecordedLengths(24, {place: (place, place + 9) for place in range(24)}, tuple(range(20)))
+    short_first = RecordedLengths(24, {place: (90 - place, 99 - place) for place in range(24)}, tuple(range(4, 24)))
+    runs = [
+        *(finished("sync", seed, logged(12, seconds=2.0, reward=0.01)) for seed in (1, 2)),
+        *(finished("colocate_async", seed, logged(12, seconds=1.5, reward=0.01, staleness=6.0)) for seed in (1, 2)),
+        *(
+            with_lengths(finished("seamless s=0", seed, logged(12, seconds=1.5, reward=0.01)), in_order)
+            for seed in (1, 2)
+        ),
+        with_lengths(finished("seamless s=4", 1, logged(12, seconds=1.0, reward=0.02, staleness=3.0)), short_first),
+        with_lengths(finished("seamless s=4", 2, fallen), in_order),
+    ]
+    return replace(comparison(runs=runs), arms=facts)
+
+
+def with_lengths(run: Run, lengths: RecordedLengths) -> Run:
+    return replace(run, lengths=lengths, bias=length_bias(lengths))

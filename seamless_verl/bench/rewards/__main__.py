@@ -18,8 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from seamless_verl.bench.rewards.validation_curves import LAST, read_validation_curve, report_lines
+from seamless_verl.bench.rewards.validation_curves import read_validation_curve, report_lines
 from seamless_verl.compare.arms import MODE, folder_name, parse_arm, parse_arms
+from seamless_verl.compare.figures import LAST
 from seamless_verl.compare.processes import RunFailedError, exit_on_signals
 from seamless_verl.compare.running import LOG_FILE, METRICS_FILE, run_logged
 from seamless_verl.errors import ConfigError, exits_on_config_error

@@ -1,18 +1,20 @@
 """Validation rewards of an arm's runs, and whether two arms differ by more than their seeds do. Pure.
 
-A validation curve is the mean reward by step. What a run has learned is the mean of its last `LAST` validations,
-since a single one has few samples. Whether two arms are within noise is `seamless_verl.compare.statistics`'.
+A validation curve is the mean reward by step. What of a step's metrics is a reward, of how many validations the mean is
+what a run has learned, and whether two arms are within noise is decided in `seamless_verl.compare`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean
+from typing import Any
 
+from seamless_verl.compare.figures import LAST, validation_reward
+from seamless_verl.compare.outcome import RewardTest
 from seamless_verl.compare.statistics import MeanOfRuns
 from seamless_verl.runtime.tables import text_table
 
-LAST = 3
 MAX_NAME = 24  # characters of an arm's name above its column
 ValidationCurve = Mapping[int, float]
 ArmCurves = Mapping[str, Sequence[ValidationCurve]]
@@ -28,15 +30,12 @@ def learned_reward(validation_curve: ValidationCurve) -> float:
     return mean(validation_curve[step] for step in sorted(set(validation_curve) - {0})[-LAST:])
 
 
-def read_validation_curve(rows: Sequence[Mapping[str, object]]) -> dict[int, float]:
+def read_validation_curve(rows: Sequence[Mapping[str, Any]]) -> dict[int, float]:
     """The validation curve in verl's file log, rows of {"step", "data"}; the later row of a step counts."""
     validation_curve = dict[int, float]()
     for row in rows:
-        step, data = row["step"], row["data"]
-        assert isinstance(step, int) and isinstance(data, Mapping)
-        names = [name for name in data if "/reward/mean@" in name]
-        if names:
-            validation_curve[step] = float(data[min(names)])
+        if (reward := validation_reward(row["data"])) is not None:
+            validation_curve[int(row["step"])] = reward
     return validation_curve
 
 
@@ -50,9 +49,9 @@ def report_lines(arms: ArmCurves) -> Iterator[str]:
     (baseline, learned), *others = ((name, learned_rewards(curves)) for name, curves in arms.items())
     yield f"{baseline}: {learned.mean:.3f} in the last {LAST} validations"
     for name, other in others:
-        more, noise = other.difference(learned)
-        verdict = "within noise" if abs(more) <= noise else "differs"
-        yield f"{name}: {other.mean:.3f}, {more:+.3f} +- {noise:.3f} (95%) to {baseline}: {verdict}"
+        test = RewardTest(*other.difference(learned))
+        verdict = f"{test.difference:+.3f} +- {test.half_width:.3f} (95%) to {baseline}"
+        yield f"{name}: {other.mean:.3f}, {verdict}: {'within noise' if test.equal else 'differs'}"
 
 
 def _rows(arms: ArmCurves) -> Iterator[tuple[str, ...]]:

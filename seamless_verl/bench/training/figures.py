@@ -26,7 +26,7 @@ from statistics import mean, median
 from typing import Any
 
 from seamless_verl.bench.training.workloads import Workload
-from seamless_verl.compare.figures import check_skip
+from seamless_verl.compare.figures import EVICTED, REWARD, STALENESS_MAX, check_skip, highest, number
 from seamless_verl.compare.statistics import median_or_none
 from seamless_verl.errors import ConfigError
 
@@ -131,8 +131,6 @@ def mean_turn_s(samples: Iterable[SampleRecord]) -> float:
 
 Steps = Sequence[Mapping[str, Any]]
 TIMINGS = {"wait_s": "gen", "update_s": "update_actor", "sync_s": "update_weights", "lent_s": "switch_wait"}
-STALENESS = "training/off_policy/trajectory_staleness_worst/max"
-EVICTED = "training/off_policy/evicted_samples"
 
 
 @dataclass(frozen=True)
@@ -192,8 +190,8 @@ def figures(workload: Workload, steps: Steps, *, skip: int, trains: int) -> Figu
         seconds=ends[-1] - ends[skip - 1],
         step_s=median(after - before for before, after in zip(ends[skip - 1 :], ends[skip:], strict=False)),
         update_s_per_token=median_or_none(per_token),
-        staleness=max(values_of(STALENESS, kept), default=None),
-        evicted=sum(values_of(EVICTED, rows)),
+        staleness=highest(number(row, STALENESS_MAX) for row in kept),
+        evicted=sum(number(row, EVICTED) or 0.0 for row in rows),
         budget=sum(generated(workload, row) for row in rows) / workload.generated(range(len(rows) * workload.prompts)),
         start_s=ends[0],
         **{
@@ -203,11 +201,6 @@ def figures(workload: Workload, steps: Steps, *, skip: int, trains: int) -> Figu
     )
 
 
-def values_of(name: str, rows: Iterable[Mapping[str, float]]) -> list[float]:
-    """The values of a metric in the steps that have it."""
-    return [row[name] for row in rows if name in row]
-
-
 def generated(workload: Workload, row: Mapping[str, float]) -> int:
     """Tokens of a step that engines generated: its responses without the tools' part."""
     return round(row["response_length/mean"] * workload.step_samples) - workload.tool_tokens_of_step
@@ -215,7 +208,7 @@ def generated(workload: Workload, row: Mapping[str, float]) -> int:
 
 def reward_curve(steps: Steps) -> list[float]:
     """The mean reward of each step."""
-    return [float(step["data"]["critic/score/mean"]) for step in steps]
+    return [float(step["data"][REWARD]) for step in steps]
 
 
 @dataclass(frozen=True)
@@ -250,7 +243,7 @@ def figure_row(arm: str, runs: Mapping[int, Figures], baseline: Mapping[int, Fig
         highest=max(rates),
         ratio=median_or_none(runs[n].tokens_per_s / baseline[n].tokens_per_s for n in shared),
         step_s=median(run.step_s for run in runs.values()),
-        staleness=max((run.staleness for run in runs.values() if run.staleness is not None), default=None),
+        staleness=highest(run.staleness for run in runs.values()),
         evicted=max(run.evicted for run in runs.values()),
         budget=median(run.budget for run in runs.values()),
         **{name: typical(name) for name in (*TIMINGS, "update_s_per_token")},

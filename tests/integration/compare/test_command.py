@@ -63,6 +63,26 @@ def figure(out: Path, arm: str, name: str) -> float:
     return float(min(row[name] for row in rows if row["arm"] == arm))
 
 
+def test_arms_are_repeated_over_staleness_and_learning_rates(recipe: Path) -> None:
+    grid = ["--arms", "sync,seamless", "--staleness", "0,4", "--learning-rates", "1e-3,5e-4", "--seeds", "1"]
+    done = compare(recipe, *grid, "--steps", "6", "--target-reward", "0.3")
+    assert done.returncode == 0, done.stderr
+    out = recipe.parent / "out"
+    runs = {row["arm"]: row for row in parquet.read_table(out / "runs.parquet").to_pylist()}
+    assert list(runs) == [
+        f"{arm} lr={lr}" for lr in ("1e-3", "5e-4") for arm in ("sync", "seamless s=0", "seamless s=4")
+    ]
+    assert [(run["permitted"], run["learning_rate"]) for run in runs.values()][1:4] == [(0, 1e-3), (4, 1e-3), (0, 5e-4)]
+    for arm, length in (("sync", None), ("seamless s=0", 0.0), ("seamless s=4", 0.25)):
+        assert runs[f"{arm} lr=5e-4"]["length_distance"] == length
+    assert all(run["seconds_to_target"] > 0 and run["samples_to_target"] == 5 * 8 for run in runs.values())
+    text = (out / "report.md").read_text()
+    assert "The baseline is `sync lr=1e-3`, `sync lr=5e-4`, each for the arms of its learning rate." in text
+    assert "seamless s=4 is fastest to the reward with learning rate" in done.stdout
+    command = json.loads((out / "manifest.json").read_text())["runs"][-1]["command"]
+    assert {"++seamless.record_lengths=true", "seamless.max_staleness=4"} <= set(command)
+
+
 def test_what_is_finished_is_not_made_again_unless_it_is_another_run(recipe: Path) -> None:
     assert compare(recipe, "--arms", "sync", "--seeds", "1").returncode == 0
     done = recipe.parent / "out" / "sync-seed1-r1" / "done"
@@ -133,6 +153,9 @@ def belongs(process: psutil.Process, recipe: Path) -> bool:
         (["--seeds", "a"], "--seeds='a': are not numbers"),
         (["--equal-tokens"], "--equal-tokens=True: the rewards of trained samples"),
         (["--equal-tokens", "--validate", "1"], "--equal-tokens='sync': verl's modes do not log"),
+        (["--arms", "sync", "--staleness", "1"], "--staleness=[1]: no arm takes it"),
+        (["--learning-rates", "0"], "--learning-rates='0': are not numbers between 0 and 1"),
+        (["--target-reward", "nan"], "--target-reward=nan: is no reward"),
         (["--validate", "2"], "--validate=2: 4 steps hold fewer than 3 validations"),
         (["nonsense"], "unrecognized arguments: nonsense"),
     ],

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 from support.browser import paths
-from support.comparison import comparison
+from support.comparison import comparison, frontier
 
+from seamless_verl.compare.comparison import Comparison
 from seamless_verl.compare.page import page
 
 pytestmark = pytest.mark.integration
@@ -32,12 +33,13 @@ def browse(chromium: str, file: Path, *options: str) -> subprocess.CompletedProc
     )
 
 
-def test_every_plot_is_drawn_within_its_card(chromium: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("found", "count"), [(comparison(), 7), (frontier(), 9)], ids=["arms", "frontier"])
+def test_every_plot_is_drawn_within_its_card(chromium: str, tmp_path: Path, found: Comparison, count: int) -> None:
     file = tmp_path / "report.html"
-    file.write_text(page(comparison()), encoding="utf-8")
+    file.write_text(page(found), encoding="utf-8")
     done = browse(chromium, file, "--dump-dom")
     plots = re.findall(r'<div id="plot-\d+" class="plotly-graph-div.*?(?=<div id="plot-|<h2>)', done.stdout, re.DOTALL)
-    assert len(plots) == 7 and all('class="main-svg"' in plot for plot in plots)
+    assert len(plots) == count and all('class="main-svg"' in plot for plot in plots)
     widths = [int(width) for plot in plots for width in re.findall(r'class="main-svg"[^>]*? width="(\d+)"', plot)]
     assert widths and all(300 < width < 620 for width in widths)  # two cards beside each other in 1,280 pixels
     drawn = [len(re.findall(r'class="(?:point|js-line|points)', plot)) for plot in plots]

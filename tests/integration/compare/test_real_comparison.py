@@ -27,6 +27,10 @@ def test_a_recipe_is_compared(tmp_path: Path) -> None:
     for run in (sync, ours):
         assert 0 < run["idle"] < 1 and run["tokens_per_s"] == pytest.approx(run["tokens"] / run["seconds"])
     assert sync["own_idle"] is None and 0 <= ours["own_idle"] <= 1
+    samples = parquet.read_table(tmp_path / "lengths.parquet").to_pylist()
+    assert {row["arm"] for row in samples} == {"seamless"} and sum(row["trained"] for row in samples) == 4 * 128
+    assert {row["tokens"] for row in samples} <= {1, 2, 3, 4} and ours["length_trained"] == 4 * 128
+    assert ours["length_drawn"] + 8 * ours["length_unknown"] == 4 * 128 and sync["length_trained"] is None
     commands = [run["command"] for run in json.loads((tmp_path / "manifest.json").read_text())["runs"]]
     assert all("trainer.n_gpus_per_node=1" in words for words in commands), "no arm needs a second device"
     assert "times the tokens/s of sync (one pair)" in done.stdout and (tmp_path / "report.html").stat().st_size > 3e6

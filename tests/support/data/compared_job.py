@@ -22,6 +22,8 @@ def main() -> int:
     mode = given.get("trainer.v1.trainer_mode", "seamless")
     if os.environ["MAIN"] == "seamless_verl.compare.probe":
         return probe(given, mode)
+    if given.get("seamless.record_lengths") == "true":
+        record_lengths(Path(given["trainer.default_local_dir"]), int(given.get("seamless.max_staleness", 0)))
     with Path(os.environ["VERL_FILE_LOGGER_PATH"]).open("wb", buffering=0) as file:
         for step in range(1, int(given["trainer.total_training_steps"]) + 1):
             time.sleep(STEP_S[mode])
@@ -51,6 +53,14 @@ def probe(given: dict[str, str], mode: str) -> int:
         node[last] = int(value) if str(value).lstrip("-").isdigit() else value
     Path(os.environ["SEAMLESS_PROBE"]).write_text(json.dumps({"config": tree, "cores": 2}))
     return 0
+
+
+def record_lengths(folder: Path, staleness: int) -> None:
+    """Four prompts of two samples, one of them long, in whose place a short one is trained where staleness lets it."""
+    lengths = {"0": [4, 5], "1": [90, 95], "2": [3, 4], "3": [2, 3], "4": [3, 3]}
+    folder.mkdir(parents=True, exist_ok=True)
+    row = {"step": 1, "begun": 5, "lengths": lengths, "trained": [0, 2, 3, 4] if staleness else [0, 1, 2, 3]}
+    (folder / "lengths.jsonl").write_text(json.dumps(row) + "\n")
 
 
 def metrics(step: int, validated: bool) -> dict[str, float]:

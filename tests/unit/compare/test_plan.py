@@ -25,6 +25,7 @@ from seamless_verl.errors import ConfigError
         (Options(timeout_s=-5.0), "--timeout=-5.0"),
         (Options(timeout_s=0.0), "--timeout"),
         (Options(timeout_s=math.nan), "--timeout=nan"),
+        (Options(target_reward=math.inf), "--target-reward=inf"),
     ],
 )
 def test_options_that_make_no_comparison_are_refused(options: Options, key: str) -> None:

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.comparison import comparison, frontier
 
 from seamless_verl.compare.device_use import UseSample
-from seamless_verl.compare.store import SURROUNDINGS, StoredRun, output_folder, read_run, write_run
+from seamless_verl.compare.store import SURROUNDINGS, StoredRun, output_folder, read_run, write_report, write_run
 from seamless_verl.errors import ConfigError
 
 IDENTITY: dict[str, Any] = {"command": ["run.sh", "a=1"], "made_of": {"config": "x", "versions": {"verl": "1"}}}
@@ -37,3 +38,23 @@ def test_an_output_folder_that_cannot_be_made_is_refused(tmp_path: Path, place: 
 def test_one_that_can_is_made(tmp_path: Path) -> None:
     with output_folder(tmp_path / "a" / "b"):
         assert (tmp_path / "a" / "b").is_dir()
+
+
+def test_the_tables_have_what_the_frontier_is_made_of(tmp_path: Path) -> None:
+    from pyarrow import parquet
+
+    write_report(tmp_path, frontier(), {})
+    runs = {(row["arm"], row["seed"]): row for row in parquet.read_table(tmp_path / "runs.parquet").to_pylist()}
+    fallen, other = runs["seamless s=4", 2], runs["colocate_async", 1]
+    assert (fallen["permitted"], fallen["collapsed"], fallen["seconds_to_target"]) == (4, True, 6.0)
+    assert (fallen["length_drawn"], fallen["length_p"], other["length_p"]) == (40, 1.0, None)
+    assert (other["permitted"], other["collapsed"], other["target_reward"]) == (None, False, fallen["target_reward"])
+    samples = parquet.read_table(tmp_path / "lengths.parquet").to_pylist()
+    assert len(samples) == 4 * 24 * 2 and sum(row["trained"] for row in samples) == 4 * 40
+
+
+def test_a_comparison_of_which_no_arm_recorded_lengths_has_an_empty_table_of_them(tmp_path: Path) -> None:
+    from pyarrow import parquet
+
+    write_report(tmp_path, comparison(), {})
+    assert parquet.read_table(tmp_path / "lengths.parquet").num_rows == 0
