@@ -67,6 +67,7 @@ def adopt_correction(config: DictConfig, overrides: Sequence[str] = ()) -> str |
 def _leaves_the_loss(settings: Settings, named: set[str]) -> bool:
     """Whether old tokens are trained, and the run says nothing about the loss that is to train them."""
     defaults = {LOSS_MODE: "vanilla", **{f"{CORRECTION}.{name}": value for name, value in IGNORED_BY_BYPASS.items()}}
-    own = {*defaults, BYPASS} & named or any(settings.get(key, value) != value for key, value in defaults.items())
+    own = defaults.keys() & named or any(settings.get(key, value) != value for key, value in defaults.items())
+    own = own or (BYPASS in named and not settings.flag(BYPASS))  # old logprobs of the trainer; true is DPPO's own way
     on_policy = settings.seamless.max_staleness == 0
     return not (own or on_policy or masks(settings) or settings.flag("distillation.enabled"))

@@ -74,6 +74,7 @@ CORRECTION = "algorithm.rollout_correction"
         ((f"{LOSS_MODE}=m2po",), (None, 4, "m2po")),
         ((f"{CORRECTION}.rollout_is=token",), (None, 4, "vanilla")),
         ((f"{CORRECTION}.bypass_mode=False",), (None, 1, "vanilla")),
+        ((f"{CORRECTION}.bypass_mode=True",), ("dppo", 4, "dppo_tv")),
         (("seamless.max_staleness=0",), (None, 0, "vanilla")),
         (("seamless.max_staleness=2",), ("dppo", 2, "dppo_tv")),
         (("seamless.correction.loss=null",), (None, 1, "vanilla")),
