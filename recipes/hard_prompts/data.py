@@ -8,20 +8,16 @@ A model that was made with the same seed and steps is kept.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 from sums import questions
 
 from seamless_verl.errors import ConfigError, exits_on_config_error
-from seamless_verl.tiny import make_model
+from seamless_verl.tiny import beginner
 from seamless_verl.tiny.files import writing_to
 from seamless_verl.tiny.task import DATA_SOURCE, write_parquet
-
-RECORD = "warm_start.json"  # in the model's folder: the settings it was made with
 
 
 def rows(split: str, seed: int, count: int) -> list[dict[str, Any]]:
@@ -40,16 +36,14 @@ def rows(split: str, seed: int, count: int) -> list[dict[str, Any]]:
 
 def make_beginner(folder: Path, seed: int, steps: int) -> None:
     """Make the warm-started model unless it exists."""
-    record, settings = folder / RECORD, {"seed": seed, "steps": steps}
-    if record.is_file() and json.loads(record.read_text()) == settings:
-        return
-    from warm_start import warm_start
 
-    began = time.monotonic()
-    make_model("nano", seed, folder)
-    warm_start(folder, seed, steps)
-    record.write_text(json.dumps(settings))  # last: without it, all of it is made again
-    print(f"warm start: {steps} steps in {time.monotonic() - began:.0f} s")  # noqa: T201
+    def warm_start(folder: Path, seed: int, steps: int) -> None:
+        from warm_start import warm_start  # torch and transformers take seconds to import
+
+        warm_start(folder, seed, steps)
+
+    code = [Path(__file__).with_name(name) for name in ("sums.py", "warm_start.py")]
+    beginner.make_beginner(folder, seed, steps, code=code, warm_start=warm_start)
 
 
 @exits_on_config_error

@@ -16,28 +16,19 @@ from typing import Any
 import torch
 from agent import TOOLS
 from transcripts import Habit, ask, transcript
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerBase
 
-from seamless_verl.tiny.files import replaced_folder
+from seamless_verl.tiny.supervised import IGNORED, Example, retrain
 
 BATCH = 16  # transcripts
 RATE, WARM_UP = 4e-3, 20  # learning rate, and the steps until it is reached
 RIGHT_SHARE = 0.8  # the share of steps with transcripts of RIGHT only
-IGNORED = -100  # the label of a token that is not learned
-
-Example = tuple[list[int], list[int]]
 
 
 def warm_start(folder: Path, seed: int, steps: int) -> None:
     """Train the model in `folder` for that many steps, and replace it by the result."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = Qwen3ForCausalLM.from_pretrained(folder)
-    torch.set_num_threads(1)
-    torch.manual_seed(seed)
-    train(model, tokenizer, random.Random(f"transcripts/{seed}"), steps)
-    with replaced_folder(folder, marker="config.json") as place:
-        model.save_pretrained(place)
-        tokenizer.save_pretrained(place)
+    draw = random.Random(f"transcripts/{seed}")
+    retrain(folder, seed, lambda model, tokenizer: train(model, tokenizer, draw, steps))
 
 
 def train(model: Any, tokenizer: PreTrainedTokenizerBase, draw: random.Random, steps: int) -> None:

@@ -111,7 +111,7 @@ def make_model(size: str, seed: int, path: str | Path, positions: int = MAX_POSI
 def keep_or_make_model(size: str, seed: int, path: str | Path, positions: int = MAX_POSITIONS) -> Path:
     """`make_model`, unless `path` has the same one already: making it takes seconds, most of them imports."""
     made = Path(path) / MADE
-    wanted = {"size": size, "seed": seed, "positions": positions, "code": _code()}
+    wanted = {"size": size, "seed": seed, "positions": positions, "code": code_digest()}
     if not made.is_file() or json.loads(made.read_text(encoding="utf-8")) != wanted:
         make_model(size, seed, path, positions)
         with replaced_file(made) as temporary:
@@ -119,7 +119,7 @@ def keep_or_make_model(size: str, seed: int, path: str | Path, positions: int = 
     return Path(path)
 
 
-def _code() -> str:
+def code_digest() -> str:
     """A digest of this package's code; it changes when the files of a model would."""
     sources = (Path(__file__), Path(__file__).with_name("tokenizer.py"), CHAT_TEMPLATE)
     return sha256(b"".join(file.read_bytes() for file in sources)).hexdigest()

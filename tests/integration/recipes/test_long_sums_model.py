@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.recipes import RECIPES, load
 
-from seamless_verl.tiny import make_tokenizer
+from seamless_verl.tiny import make_tokenizer, supervised
 
 pytestmark = pytest.mark.integration
 RECIPE = RECIPES / "long_sums"
@@ -20,20 +20,20 @@ SUMS, WARM_START = load(RECIPE, "sums", "warm_start")
 def test_only_answers_and_their_ends_are_learned() -> None:
     tokenizer = make_tokenizer()
     batch = next(WARM_START.batches(tokenizer, random.Random(0)))
-    ids, labels = WARM_START.padded(batch)
+    ids, labels = supervised.padded(batch)
     assert ids.shape == labels.shape and ids.numel() <= max(WARM_START.TOKENS, ids.shape[1])
     for row, row_labels in zip(ids.tolist(), labels.tolist(), strict=True):
         question, _, answer = tokenizer.decode(row).partition("<|assistant|>")
-        learned = [label for label in row_labels if label != WARM_START.IGNORED]
+        learned = [label for label in row_labels if label != supervised.IGNORED]
         assert "<|user|><" in question and answer.startswith(tokenizer.decode(learned))
-        assert learned[-1] == tokenizer.eos_token_id and row_labels[0] == WARM_START.IGNORED
+        assert learned[-1] == tokenizer.eos_token_id and row_labels[0] == supervised.IGNORED
 
 
 def test_batches_hold_answers_of_similar_length() -> None:
     draw = WARM_START.batches(make_tokenizer(), random.Random(1))
     batches = [next(draw) for _ in range(20)]
-    used = sum(WARM_START.length(one) for batch in batches for one in batch)
-    room = sum(max(map(WARM_START.length, batch)) * len(batch) for batch in batches)
+    used = sum(supervised.length(one) for batch in batches for one in batch)
+    room = sum(max(map(supervised.length, batch)) * len(batch) for batch in batches)
     assert used > 0.5 * room  # the longest answers have no equals among the pool
 
 

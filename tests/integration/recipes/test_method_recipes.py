@@ -21,7 +21,7 @@ from seamless_verl.compare.arms import parse_arms
 from seamless_verl.compare.budget import select
 from seamless_verl.compare.job import RESULT
 from seamless_verl.compare.plan import Options
-from seamless_verl.tiny import make_tokenizer
+from seamless_verl.tiny import make_tokenizer, supervised
 
 pytestmark = pytest.mark.integration
 REWARD = "reward.custom_reward_function.path"
@@ -74,10 +74,10 @@ def test_what_contradicts_the_method_is_refused_before_anything_is_made(
 def test_only_answers_and_their_ends_are_learned_in_the_warm_start() -> None:
     sums, warm_start = load(RECIPES / "hard_prompts", "sums", "warm_start")
     tokenizer = make_tokenizer()
-    batch = random.Random(0).sample(sums.questions("warm start", 0, 60), 8)
-    ids, labels = warm_start.padded(tokenizer, batch)
+    batch = random.Random("warm start/0").sample(sums.questions("warm start", 0, warm_start.POOL), warm_start.BATCH)
+    ids, labels = supervised.padded(next(warm_start.batches(tokenizer, 0)))
     for question, row, row_labels in zip(batch, ids.tolist(), labels.tolist(), strict=True):
-        learned = [label for label in row_labels if label != warm_start.IGNORED]
+        learned = [label for label in row_labels if label != supervised.IGNORED]
         assert tokenizer.decode(learned[:-1]) == question.answer and learned[-1] == tokenizer.eos_token_id
         text = tokenizer.decode(row)
         assert f"<|user|>{question.text}" in text and f"<|assistant|>{question.answer}" in text

@@ -122,6 +122,6 @@ def test_a_model_that_is_there_is_kept_and_another_is_not(tmp_path: Path, monkey
     assert MADE not in contents(path)
     keep_or_make_model("nano", 3, path)
     assert contents(path) == first
-    monkeypatch.setattr(models, "_code", lambda: "other code")
+    monkeypatch.setattr(models, "code_digest", lambda: "other code")
     keep_or_make_model("nano", 3, path)
     assert contents(path)[MADE] != first[MADE]
