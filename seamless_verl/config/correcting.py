@@ -20,7 +20,7 @@ from seamless_verl.config.checks.corrections import (
     masks,
 )
 from seamless_verl.config.checks.settings import Settings
-from seamless_verl.config.schema import HARMLESS_STALENESS
+from seamless_verl.config.correction_settings import HARMLESS_STALENESS
 
 ACTOR = "actor_rollout_ref.actor"
 BYPASS = f"{CORRECTION}.bypass_mode"

@@ -1,7 +1,7 @@
 """The schema of the `seamless:` node: frozen dataclasses with the type, the bounds and the meaning of each setting.
 
 Invariant: a parsed config holds known keys only, with values of their types and within their bounds; whoever has one
-need not check again. The defaults equal those of `seamless.yaml`, and docs/settings.md is made of this module.
+need not check again. The defaults equal those of `seamless.yaml`, and docs/settings.md is made of it. Nodes that a concern of their own reads are in `*_settings.py`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 from msgspec import Meta
 from omegaconf import DictConfig, OmegaConf
 
+from seamless_verl.config.correction_settings import HARMLESS_STALENESS, CorrectionConfig
 from seamless_verl.config.renames import SETTINGS
 from seamless_verl.config.sampler_settings import SamplerConfig
 from seamless_verl.config.turn_settings import TurnsConfig
 from seamless_verl.config.view_settings import ViewConfig
-from seamless_verl.config.wait_settings import WaitsConfig
+from seamless_verl.config.wait_settings import WatchdogConfig
 from seamless_verl.resources.tags import Layout, Resources
 from seamless_verl.runtime import fields
 from seamless_verl.runtime.fields import Doc, NotNegative, Positive, PositiveNumber, Text
@@ -31,15 +32,12 @@ TokenPolicy: TypeAlias = Literal["train_all", "mask_older_than", "drop_if_older_
 GrammarPolicy: TypeAlias = Literal["train_all", "mask_forced", "mask_all"]
 Weigh: TypeAlias = Literal["session", "sequence"]
 TailShare: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
-CorrectionLoss: TypeAlias = Literal["auto", "dppo"]
 Console: TypeAlias = Literal["line", "verl"]
 LENDING_POLICIES: tuple[str, ...] = get_args(Lending)
 TOKEN_POLICIES: tuple[str, ...] = get_args(TokenPolicy)  # those of trajectory/policies.py
 GRAMMAR_POLICIES: tuple[str, ...] = get_args(GrammarPolicy)  # its GrammarTokens
 HostedTools: TypeAlias = Literal["drop", "refuse"]
 JOURNAL = "trajectories.sqlite"
-HARMLESS_STALENESS = 1
-"""Versions that a token may be behind the trainer without a correction: bench/rewards/README.md has what it costs."""
 
 
 class Handover(StrEnum):
@@ -250,60 +248,6 @@ class TokensConfig:
     def sequence_limit(self, prompt_length: int, response_length: int) -> int:
         """Tokens of a training sequence, where the rollout's prompts and responses may have so many."""
         return prompt_length + response_length if self.max_sequence is None else self.max_sequence
-
-
-@dataclass(frozen=True)
-class CorrectionConfig:
-    """Corrections for tokens of older weights: methods of algorithms/, beside verl's own."""
-
-    loss: Annotated[
-        CorrectionLoss | None,
-        Doc(
-            "`dppo`: DPPO's trust region on probabilities, against the weights that generated: sets verl's "
-            "`policy_loss.loss_mode=dppo_tv`, its clips and `bypass_mode`, where they are not set; `null` leaves them; "
-            "`auto`: `dppo`, where the run leaves verl's `loss_mode` and `rollout_correction` as they are, and trains "
-            "tokens of older weights"
-        ),
-    ] = "auto"
-    truncate: Annotated[
-        PositiveNumber,
-        Doc(
-            "for `policy_loss.loss_mode=interpolated`: the largest importance weight of a token, proximal to behavior "
-            "policy"
-        ),
-    ] = 2.0
-    m2_threshold: Annotated[
-        PositiveNumber,
-        Doc(
-            "for `policy_loss.loss_mode=m2po`: the largest mean of the squared log ratios of the tokens that its trust "
-            "region bounds",
-        ),
-    ] = 0.04
-    scale_lr: Annotated[
-        bool,
-        Doc(
-            "scale the learning rate of each optimizer step by the root of its mini-batch's effective sample size, as "
-            "a share of its sequences (VCPO)",
-        ),
-    ] = False
-
-
-@dataclass(frozen=True)
-class WatchdogConfig:
-    """Limits of time, in seconds."""
-
-    transition_s: Annotated[
-        Positive,
-        Doc(
-            "seconds: a replica that takes longer to pause, to load weights or to start is given up, and "
-            "its calls continue on others",
-        ),
-    ] = 300
-    no_progress_s: Annotated[
-        Positive,
-        Doc("seconds: a run that makes no progress for so long ends, with a report of what did not move"),
-    ] = 3600
-    waits: Annotated[WaitsConfig, Doc("limits of what waits in a run")] = field(default_factory=WaitsConfig)
 
 
 @dataclass(frozen=True)

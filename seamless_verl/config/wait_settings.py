@@ -1,11 +1,11 @@
-"""The limits of what waits in a run: `seamless.watchdog.waits`."""
+"""The limits of time of a run and of what waits in it: `seamless.watchdog`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
-from seamless_verl.runtime.fields import Doc, PositiveNumber
+from seamless_verl.runtime.fields import Doc, Positive, PositiveNumber
 
 
 @dataclass(frozen=True)
@@ -42,3 +42,21 @@ class WaitsConfig:
             "reply; `null` waits"
         ),
     ] = 1800.0
+
+
+@dataclass(frozen=True)
+class WatchdogConfig:
+    """Limits of time, in seconds."""
+
+    transition_s: Annotated[
+        Positive,
+        Doc(
+            "seconds: a replica that takes longer to pause, to load weights or to start is given up, and "
+            "its calls continue on others",
+        ),
+    ] = 300
+    no_progress_s: Annotated[
+        Positive,
+        Doc("seconds: a run that makes no progress for so long ends, with a report of what did not move"),
+    ] = 3600
+    waits: Annotated[WaitsConfig, Doc("limits of what waits in a run")] = field(default_factory=WaitsConfig)

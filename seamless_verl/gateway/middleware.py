@@ -269,7 +269,7 @@ async def _send_result(send: Send, work: Awaitable[dict[str, Any]]) -> None:
         body = await work
     except (ApiError, ClientGoneError):
         raise
-    except Exception as error:
+    except Exception as error:  # the server answers for whatever is behind it, and goes on
         logger.exception("admin request failed")
         message = f"it could not be done: {type(error).__name__}"
         details = {"message": message, "type": "server_error", "param": None, "code": "server_error"}

@@ -122,7 +122,7 @@ def ending_its_request(
     def create_or_reject(request: EngineRequest) -> StructuredOutputGrammar:
         try:
             return create(request)
-        except Exception:
+        except Exception:  # whatever a backend says of a grammar: raised here, it would end the engine
             logger.exception("request %s: its grammar cannot be used", request.request_id)
             return RejectingGrammar()
 

@@ -48,7 +48,7 @@ def returning_errors(method: Callable[..., T]) -> Callable[..., T | str]:
     def run(worker: Any, *args: Any, **kwargs: Any) -> T | str:
         try:
             return method(worker, *args, **kwargs)
-        except Exception as error:
+        except Exception as error:  # whatever it is, the replica's process gets it as a reply
             if worker.vllm_config.parallel_config.data_parallel_size > 1:
                 raise
             logger.exception("%s failed", method.__name__)

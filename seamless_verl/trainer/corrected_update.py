@@ -19,7 +19,7 @@ from seamless_verl.algorithms.clipped import log_ratio
 from seamless_verl.algorithms.ess_scaling import WeightSums, total, weight_sums
 from seamless_verl.algorithms.update import CONTEXT, Update, during
 from seamless_verl.config.checks.corrections import OWN_LOSSES
-from seamless_verl.config.schema import CorrectionConfig
+from seamless_verl.config.correction_settings import CorrectionConfig
 from seamless_verl.platform.adaptation import rebound
 
 UPDATE = "seamless_update"

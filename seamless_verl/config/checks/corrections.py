@@ -8,7 +8,7 @@ legacy trainer, `trainer.use_v1=False`, hands the rest to its loss.
 from __future__ import annotations
 
 from seamless_verl.config.checks.settings import Problem, Settings, check
-from seamless_verl.config.schema import HARMLESS_STALENESS
+from seamless_verl.config.correction_settings import HARMLESS_STALENESS
 
 CORRECTION = "algorithm.rollout_correction"
 POLICY_LOSS = "actor_rollout_ref.actor.policy_loss"

@@ -11,18 +11,18 @@ from omegaconf import OmegaConf
 from support.config import compose_ours
 
 from seamless_verl.config import CpuConfig, GatewayConfig, Layout, SeamlessConfig, usable_cores
+from seamless_verl.config.correction_settings import CorrectionConfig
 from seamless_verl.config.schema import (
     GRAMMAR_POLICIES,
     LENDING_POLICIES,
     TOKEN_POLICIES,
-    CorrectionConfig,
     Handover,
     KvOnUpdate,
     TokensConfig,
-    WatchdogConfig,
     WeightsConfig,
 )
 from seamless_verl.config.turn_settings import TurnsConfig
+from seamless_verl.config.wait_settings import WatchdogConfig
 from seamless_verl.errors import ConfigError, ConfigErrors
 from seamless_verl.resources import lending
 from seamless_verl.trajectory.policies import POLICIES, GrammarTokens

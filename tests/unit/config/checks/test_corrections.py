@@ -10,7 +10,7 @@ from support.config import tiny_run
 from seamless_verl.config.checks import Settings
 from seamless_verl.config.checks.corrections import check_bypass, check_own_losses, check_staleness
 from seamless_verl.config.checks.settings import Problem
-from seamless_verl.config.schema import HARMLESS_STALENESS
+from seamless_verl.config.correction_settings import HARMLESS_STALENESS
 
 BYPASS = "algorithm.rollout_correction.bypass_mode=True"
 IS = "algorithm.rollout_correction.rollout_is"
