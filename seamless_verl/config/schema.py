@@ -1,7 +1,8 @@
 """The schema of the `seamless:` node: frozen dataclasses with the type, the bounds and the meaning of each setting.
 
 Invariant: a parsed config holds known keys only, with values of their types and within their bounds; whoever has one
-need not check again. The defaults equal those of `seamless.yaml`, and docs/settings.md is made of it. Nodes that a concern of their own reads are in `*_settings.py`.
+need not check again. The defaults equal those of `seamless.yaml`, and docs/settings.md is made of it. Nodes of
+one concern alone are in `*_settings.py`.
 """
 
 from __future__ import annotations
