@@ -52,7 +52,7 @@ class SessionGroup:
     cancelled: bool = False
     deferred: bool = False  # and cancelled: its step has enough groups, and its prompt begins again later
     kept: bool | None = None  # None until it was handed over
-    stuck: str = ""  # why its sessions that run are ended, as failed ones
+    stuck: dict[asyncio.Task[object], str] = field(default_factory=dict)  # sessions that are ended, and why
     began: float = field(default_factory=time.monotonic)
     running: dict[asyncio.Task[object], str] = field(default_factory=dict)
     """of its sessions, until they are handed over, with the gateway's ids of those that this process opened"""
@@ -73,7 +73,8 @@ class SessionGroup:
     @property
     def stopped_as(self) -> DropReason:
         """What tokens of one of its sessions are counted as, when that is stopped."""
-        return DropReason.TIMED_OUT if self.stuck and not self.deferred else self.dropped_as
+        stuck = asyncio.current_task() in self.stuck
+        return DropReason.TIMED_OUT if stuck and not self.cancelled else self.dropped_as
 
     def defer(self) -> bool:
         """Gives the group up while sessions of it run; False if all have ended, so that it is handed over."""
@@ -89,14 +90,10 @@ class SessionGroup:
             self.running[task] = session_id
 
     def end_stuck(self, session_id: str, reason: str) -> int:
-        """Ends this session, as a failed one, or all that run where it is not known; returns how many.
-
-        The others are handed over as usual.
-        """
-        tasks = [task for task, name in self.running.items() if session_id and name == session_id]
-        tasks = tasks or list(self.running)
-        self.stuck = reason
+        """Ends this session, as a failed one, if it runs here; returns how many that are. The others go on."""
+        tasks = [task for task, name in self.running.items() if name == session_id]
         for task in tasks:
+            self.stuck[task] = reason
             task.cancel()
         return len(tasks)
 

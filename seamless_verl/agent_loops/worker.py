@@ -113,7 +113,7 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
         return waits
 
     async def end_stuck(self, uid: str, session_id: str, reason: str) -> int:
-        """Ends a session of this group, or all, as `SessionGroup.end_stuck`; does not wait for agents to end."""
+        """Ends a session of this group, as `SessionGroup.end_stuck`; does not wait for its agent to end."""
         entry = self.running.get(uid)
         return 0 if entry is None else entry[0].end_stuck(session_id, reason)
 
@@ -131,11 +131,12 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
         try:
             await self._run_session(sampling_params, trajectory, **kwargs)
         except asyncio.CancelledError:
-            if not group.stuck or group.cancelled:
+            if (
+                (reason := group.stuck.get(task)) is None or task.uncancel() > 0 or group.cancelled
+            ):  # stopped, or deferred
                 group.cancelled = True
                 raise
-            task.uncancel()
-            group.session_failed(kwargs["session_id"], SessionStuckError(group.stuck), STUCK)
+            group.session_failed(kwargs["session_id"], SessionStuckError(reason), STUCK)
         except Exception as error:  # whatever the loop raised: its group goes on without this session
             group.session_failed(kwargs["session_id"], error, getattr(error, "kind", ERROR))
         except BaseException:

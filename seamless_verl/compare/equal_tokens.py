@@ -90,7 +90,11 @@ def key_of(run: Run) -> tuple[str, int, int]:
 
 
 def generated_tokens(logged: Sequence[Logged]) -> list[float]:
-    """The tokens generated until each step's end. A step that does not say so, as a first validation, added none."""
+    """The tokens generated until each step's end. A step that does not say so, as a first validation, added none.
+
+    The count begins again with a data plane. Of several shards it is the sum: where one of them began again, what the
+    others had is counted twice.
+    """
     total, last, found = 0.0, 0.0, list[float]()
     for step in logged:
         now = number(step["data"], GENERATED)

@@ -73,4 +73,4 @@ def collapse(points: Sequence[RewardPoint]) -> Collapse | None:
     if not points:
         return None
     best, end = max(points, key=lambda point: point.reward), points[-1]
-    return Collapse(best, end) if end.reward < FALLEN_TO * best.reward else None
+    return Collapse(best, end) if best.reward > 0 and end.reward < FALLEN_TO * best.reward else None

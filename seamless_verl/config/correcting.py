@@ -65,8 +65,10 @@ def adopt_correction(config: DictConfig, overrides: Sequence[str] = ()) -> str |
 
 
 def _leaves_the_loss(settings: Settings, named: set[str]) -> bool:
-    """Whether old tokens are trained, and the run says nothing about the loss that is to train them."""
-    defaults = {LOSS_MODE: "vanilla", **{f"{CORRECTION}.{name}": value for name, value in IGNORED_BY_BYPASS.items()}}
+    """Whether old tokens are trained, and the run says nothing about the loss that is to train them, nor its clips:
+    those of PPO are of ratios."""
+    defaults: dict[str, object] = {key: default for key, (default, _) in DPPO.items() if key != BYPASS}
+    defaults |= {f"{CORRECTION}.{name}": value for name, value in IGNORED_BY_BYPASS.items()}
     own = defaults.keys() & named or any(settings.get(key, value) != value for key, value in defaults.items())
     own = own or (BYPASS in named and not settings.flag(BYPASS))  # old logprobs of the trainer; true is DPPO's own way
     on_policy = settings.seamless.max_staleness == 0

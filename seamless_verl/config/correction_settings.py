@@ -21,8 +21,8 @@ class CorrectionConfig:
         Doc(
             "`dppo`: DPPO's trust region on probabilities, against the weights that generated: sets verl's "
             "`policy_loss.loss_mode=dppo_tv`, its clips and `bypass_mode`, where they are not set; `null` leaves them; "
-            "`auto`: `dppo`, where the run leaves verl's `loss_mode` and `rollout_correction` as they are, and trains "
-            "tokens of older weights"
+            "`auto`: `dppo`, where the run leaves verl's `loss_mode`, clips and `rollout_correction` as they are, and "
+            "trains tokens of older weights"
         ),
     ] = "auto"
     truncate: Annotated[

@@ -24,8 +24,8 @@ class WaitsConfig:
         PositiveNumber | None,
         Doc(
             "seconds: of a group that takes longer, a session whose agent has had no call for as long is ended; the "
-            "group is trained without it, or dropped (`seamless.min_sessions`). `null` waits for as long as the "
-            "agents' own time limits allow"
+            "group is trained without it, or dropped (`seamless.min_sessions`); runners have leases instead. `null` "
+            "waits for as long as the agents' own time limits allow"
         ),
     ] = None
     queue_s: Annotated[

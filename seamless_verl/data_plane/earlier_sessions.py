@@ -8,8 +8,8 @@ Invariants:
 - A session is taken up only if each of its tokens is of weights that the resumed run descends from, and within the
   staleness bound of its prompt: submitted in step p, and resumed at version k, it has versions from p - 1 to k.
 - Weights newer than k are gone. What they generated ends here, so that no later start takes it up.
-- What is not taken up ends in the journal, and is counted with its reason: at the begin, when its group was decided
-  without it, or when it is too old for any prompt that is still submitted.
+- What is not taken up ends in the journal, and is counted with its reason: at the begin of this start or of the next
+  one, or when its group was decided without it.
 """
 
 from __future__ import annotations
@@ -147,19 +147,21 @@ class EarlierSessions:
         self.taken[session.session_id] = session
         return await asyncio.to_thread(self.journal.read, session.session_id)
 
-    async def end_unwanted(self, uids: Collection[str], step: int) -> None:
-        """Ends the hand-overs of sessions that nobody takes up; the groups of these prompts were decided in this step.
+    async def end_unwanted(self, uids: Collection[str]) -> None:
+        """Ends the hand-overs of sessions that nobody took up; the groups of these prompts have been decided.
 
         The checkpoint that the run goes on from may have their rows, so that it is not known whether they were trained.
+        A data plane that was restarted does not know which were taken up, and which are of this start: it ends none.
         """
+        if not self.begun:
+            return
         for place, session in list(self.candidates.items()):
-            assert session.oldest is not None
-            too_old, unwanted = session.oldest < step - 1, place[0] in uids
-            if session.stage is Stage.HANDED or session.session_id in self.taken or not (too_old or unwanted):
+            if place[0] not in uids or session.stage is Stage.HANDED or session.session_id in self.taken:
                 continue
-            del self.candidates[place]
+            if self.candidates.pop(place, None) is not session:  # one of its kind was taken, or ended, meanwhile
+                continue
             await self._end(session.session_id, session.stage, None)
-            self.count(BegunAgain.UNWANTED if unwanted else BegunAgain.OLDER_WEIGHTS, session.tokens)
+            self.count(BegunAgain.UNWANTED, session.tokens)
 
     def count(self, why: BegunAgain, tokens: int) -> None:
         """A session begins again."""

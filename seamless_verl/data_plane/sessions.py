@@ -404,8 +404,7 @@ class Sessions:
         """What became of groups: into the journal, and the tokens of those that were dropped into the account."""
         await self.journal.append(*groups)
         decided_uids = {one.uid for one in groups if one.outcome is not GroupOutcome.DEFERRED}
-        if groups:
-            await self.earlier.end_unwanted(decided_uids, max(one.step for one in groups))
+        await self.earlier.end_unwanted(decided_uids)
         for decided in groups:
             tokens = self.queued.pop(decided.uid, 0)
             if decided.outcome is not GroupOutcome.TRAINED:

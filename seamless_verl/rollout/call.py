@@ -207,7 +207,8 @@ class Calls:
                     async for chunk in chunks:
                         self._tokens += len(chunk.ids)
                         self._tokens_of[chunk.replica] += len(chunk.ids)
-                        self._last_token[chunk.replica] = progress.since
+                        if chunk.ids:
+                            self._last_token[chunk.replica] = progress.since
                         yield chunk
         except (GeneratorExit, asyncio.CancelledError):
             progress.finish = progress.finish or Finish.CANCELLED

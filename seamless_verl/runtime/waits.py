@@ -49,6 +49,8 @@ class WaitKind(StrEnum):
     """TransferQueue, since it was given rows that it does not have yet"""
     ACTOR = "actor"
     """another actor, since it was asked something and has not replied"""
+    COMPUTING = "computing"
+    """a worker of the trainer, which does not reply while it computes, since it was asked something"""
 
 
 Limits = Mapping[WaitKind, float | None]

@@ -65,13 +65,14 @@ class Recoveries:
     def end_group(self, blocked: Blocked) -> bool:
         """Ends the session of a group whose agent has had no call for as long as the group's limit.
 
-        Sessions of verl's own agent loops are not known: all that run are ended if they have no call now.
+        Only sessions that the group's agent loop worker has opened are known: not those of runners, which have leases,
+        nor those of verl's own agent loops.
         """
         group, culprit = blocked.over, blocked.culprit
         quiet = is_over(replace(culprit, kind=WaitKind.GROUP), blocked.limits)
-        if self.loops is None or not quiet or culprit.kind not in (WaitKind.GROUP, WaitKind.SESSION):
+        if self.loops is None or not quiet or culprit.kind is not WaitKind.SESSION:
             return False
-        session = culprit.name.removeprefix(session_name("")) if culprit.kind is WaitKind.SESSION else ""
+        session = culprit.name.removeprefix(session_name(""))
         reason = f"its group has not ended for {group.waited_s:.0f} s ({setting_of(group.kind)}): {blocked}"
         self.loops.end_stuck(group.name.removeprefix(group_name("")), session, reason)
         return True

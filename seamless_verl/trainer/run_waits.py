@@ -85,13 +85,19 @@ class RunWaits:
         silent = {name: seconds for name, seconds in self.parts.silent_s().items() if seconds > SILENT_S}
         silent |= self._silent()
         of_planes: list[PlaneWaits] = [replies[name] for name in planes if name in replies]
+        complete = len(of_planes) == len(planes)
         waits = [wait for reply in of_planes for wait in reply.waits]
-        whole, known = len(of_planes) == len(planes) and all(reply.whole for reply in of_planes), _names(waits)
+        if not complete:  # a replica that gives these planes' calls no token may work for the others
+            waits = [wait for wait in waits if wait.kind is not WaitKind.REPLICA]
+        whole, known = complete and all(reply.whole for reply in of_planes), _names(waits)
         of_workers: dict[str, list[Wait]] = {name: replies[name] for name in workers if name in replies}
         self.hosts = {wait.name: name for name, found in of_workers.items() for wait in found}
         for found in of_workers.values():  # a group that the planes left out would seem to wait for nothing
             waits += [wait for wait in found if whole or wait.kind is not WaitKind.GROUP or wait.name in known]
-        waits += [Wait(WaitKind.ACTOR, name, seconds, what="has not replied") for name, seconds in silent.items()]
+        computing = set(self.parts.training())
+        for name, seconds in silent.items():
+            kind = WaitKind.COMPUTING if name in computing else WaitKind.ACTOR
+            waits.append(Wait(kind, name, seconds, what="has not replied"))
         return merge([*waits, *self._of_trainer(waits, silent, [name for name in workers if name in silent])])
 
     def _ask(self, actors: Mapping[str, Any]) -> dict[str, Any]:

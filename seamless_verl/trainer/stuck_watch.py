@@ -52,6 +52,7 @@ class StuckWatch:
         set_limits = [limit for limit in limits.values() if limit is not None]
         self.every_s = max(LEAST_S, min(set_limits) / LOOKS) if set_limits else None
         self.looked = clock()
+        self._metrics = self.nodes.metrics()
 
     def check(self) -> None:
         """Looks if it is time to.
@@ -72,12 +73,16 @@ class StuckWatch:
             recover = self.recoveries.get(one.over.kind)
             if self.nodes.stage(one.over.name) is StuckStage.NAMED and recover is not None and recover(one):
                 self.nodes.tried(one.over.name)
+        self._metrics = self.nodes.metrics()
         if blocked:
             self._check_left(blocked)
 
     def _check_left(self, blocked: Sequence[Blocked]) -> None:
+        """Not for a trainer that computes, nor for groups, whose scoring may take long: `no_progress_s` is theirs."""
         still_s = self.without_progress_s()
         for one in blocked:
+            if one.over.kind is WaitKind.GROUP or one.culprit.kind in (WaitKind.TRAINER, WaitKind.COMPUTING):
+                continue
             limit = self.limits[one.over.kind]
             if limit is not None and still_s > limit and self.nodes.stage(one.over.name) is not StuckStage.TRIED:
                 raise NoProgressError(str(one), limit, SETTINGS[one.over.kind])
@@ -88,5 +93,5 @@ class StuckWatch:
         return str(follow(nodes, nodes[TRAINER], self.limits))
 
     def metrics(self) -> dict[str, float]:
-        """Counts of the run; see `StuckNodes.metrics`."""
-        return self.nodes.metrics()
+        """Counts of the run as of the last look, see `StuckNodes.metrics`; any thread may ask."""
+        return self._metrics

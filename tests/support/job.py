@@ -55,6 +55,7 @@ class Job:
             "data.max_response_length": 8,
             "data.dataloader_num_workers": 0,
             "algorithm.adv_estimator": "grpo",
+            "algorithm.rollout_correction.bypass_mode": False,  # the trainer computes logprobs, which tests compare
             "actor_rollout_ref.model.path": self.data / "model",
             "actor_rollout_ref.actor.ppo_mini_batch_size": 8,
             "actor_rollout_ref.actor.use_dynamic_bsz": True,

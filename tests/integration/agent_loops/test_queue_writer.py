@@ -453,19 +453,25 @@ async def test_a_group_that_is_stuck_is_trained_without_the_sessions_that_do_not
 ) -> None:
     made, stopped_as = worker(SeamlessAgentLoopWorker, put, 3), list[DropReason]()
 
-    async def counted() -> None:
+    async def counted(name: str) -> None:
+        GROUP.get().opened(name)
         try:
             await forever()
         finally:
             stopped_as.append(dropped_as())
 
     made.seamless = SeamlessConfig(min_sessions=needed)
-    scripted |= {0: SessionOutputs([output([0])], made.plane, "s0"), 1: counted, 2: counted}
+    scripted |= {
+        0: SessionOutputs([output([0])], made.plane, "s0"),
+        1: partial(counted, "s1"),
+        2: partial(counted, "s2"),
+    }
     running = await run_until_stuck(made)
     (wait,) = await made.waits()
     assert (wait.kind, wait.name, wait.on) == (WaitKind.GROUP, "group u", ()) and "2 sessions" in wait.what
-    assert await made.end_stuck("another", "", "it is late") == 0 and not running.done()
-    assert await made.end_stuck("u", "one that is not known", "it is late") == 2
+    assert await made.end_stuck("another", "s1", "it is late") == 0 and not running.done()
+    assert await made.end_stuck("u", "one that has ended", "it is late") == 0 and not running.done()
+    assert [await made.end_stuck("u", name, "it is late") for name in ("s1", "s2")] == [1, 1]
     await running
     assert put.tags[-1] == ("u", "finished" if kept else "failure") and len(put.batches) == kept
     assert made.plane.events[0] == ("s0", 1 if kept else "dropped") and made.running == {}
@@ -506,7 +512,7 @@ async def test_a_hand_over_is_not_interrupted_by_the_end_of_a_stuck_group(
     running = await run_until_stuck(made)
     waits = {wait.name: wait for wait in await made.waits()}
     assert waits["group u"].on == (QUEUE,) and waits[QUEUE].kind is WaitKind.QUEUE
-    assert await made.end_stuck("u", "", "it is late") == 0
+    assert await made.end_stuck("u", "s0", "it is late") == 0
     release.set()
     await running
     assert put.tags[-1] == ("u", "finished") and made.plane.events == [("s0", 1), ("group ended", None)]

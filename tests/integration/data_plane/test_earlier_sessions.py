@@ -119,7 +119,7 @@ async def test_the_staleness_bound_holds(nano: Path, tmp_path: Path) -> None:
     assert outcomes(journal) == {old: "dropped", kept: "queued"}
 
 
-async def test_what_nobody_takes_up_ends_with_its_group_or_when_it_is_too_old(nano: Path, tmp_path: Path) -> None:
+async def test_what_nobody_takes_up_ends_with_its_group(nano: Path, tmp_path: Path) -> None:
     """As where a group has fewer samples after the resume. What was handed over has ended, and is left as it is."""
     journal = tmp_path / "journal.sqlite"
     async with asyncio.timeout(120):
@@ -138,10 +138,21 @@ async def test_what_nobody_takes_up_ends_with_its_group_or_when_it_is_too_old(na
             assert open_still == {taken, deferred, old}
             assert await second.take_up("u", "1", 3, 2) is None
             assert (await second.checked_metrics())["resumed/begun_again/unwanted"] == 1
-            await second.record_groups([GroupDecided("another", GroupOutcome.TRAINED, 4)])
-            assert (await second.checked_metrics())["resumed/begun_again/older_weights"] == 2
+            await second.record_groups([GroupDecided("old", GroupOutcome.TRAINED, 9)])
             stages = {row.session_id: row.stage for row in JournalReader(journal).sessions()}
-            assert {name for name in stages if stages[name] is not Stage.HANDED} == {taken}
+            assert {name for name in stages if stages[name] is not Stage.HANDED} == {taken, deferred}
+
+
+async def test_a_restarted_plane_ends_no_session_that_its_run_may_still_acknowledge(nano: Path, tmp_path: Path) -> None:
+    """It does not know which sessions are of this start: ended here, their tokens would be trained without a record."""
+    journal = tmp_path / "journal.sqlite"
+    async with asyncio.timeout(120):
+        async with sessions(nano, journal, restarted=False) as first:
+            await begun(first, 0)
+            waiting = await ended(first, "u")
+        async with sessions(nano, journal, restarted=True) as second:
+            await second.record_groups([GroupDecided("u", GroupOutcome.TRAINED, 1)])
+            assert {row.session_id: row.stage for row in JournalReader(journal).sessions()}[waiting] is not Stage.HANDED
 
 
 async def test_what_no_resumed_run_may_take_up(nano: Path, tmp_path: Path) -> None:

@@ -10,6 +10,20 @@ from support.job import run
 pytestmark = [pytest.mark.integration]
 
 
+def test_by_default_dppo_trains_tokens_of_up_to_four_versions(nano: Path, tmp_path: Path) -> None:
+    options = {
+        "algorithm__rollout_correction__bypass_mode": True,  # as DPPO sets it; this test's jobs have false
+        "actor_rollout_ref__actor__ppo_mini_batch_size": 4,
+        "trainer__total_training_steps": 4,
+    }
+    job = run(tmp_path, nano, **options)
+    assert "chosen: seamless.correction.loss=dppo, seamless.max_staleness=4" in job.log()
+    steps = job.metrics()
+    stalest = [metrics["training/off_policy/trajectory_staleness_worst/max"] for metrics in steps.values()]
+    assert len(stalest) == 4 and 0 < max(stalest) <= 4
+    assert all(metrics["actor/grad_norm"] > 0 for metrics in steps.values())
+
+
 @pytest.mark.parametrize(("loss", "metric"), [("interpolated", "interpolation"), ("m2po", "second_moment")])
 def test_old_tokens_are_corrected_in_the_trainers_workers(nano: Path, tmp_path: Path, loss: str, metric: str) -> None:
     options = {

@@ -95,6 +95,14 @@ def test_what_planes_and_workers_say_of_a_group_is_one_chain(actors: dict[str, A
 
 
 @pytest.mark.usefixtures("short_wait")
+def test_a_replica_is_not_blamed_while_some_data_plane_does_not_reply(actors: dict[str, Any]) -> None:
+    """Its tokens may go to the calls of that one."""
+    planes = {"data plane": actors["data plane"], "data plane 1": actors["agent loop worker 1"]}
+    kinds = {wait.kind for wait in waits_of({}, planes=planes).collect()}
+    assert WaitKind.REPLICA not in kinds and {WaitKind.CALL, WaitKind.ACTOR} <= kinds
+
+
+@pytest.mark.usefixtures("short_wait")
 def test_a_group_that_nobody_who_replies_knows_waits_for_the_worker_that_does_not(actors: dict[str, Any]) -> None:
     waits = waits_of(actors)
     nodes = {wait.name: wait for wait in waits.collect()}

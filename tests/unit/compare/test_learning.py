@@ -58,3 +58,4 @@ def test_a_run_that_ends_below_half_of_its_best_has_collapsed() -> None:
     assert (fallen.best.reward, fallen.end.reward) == (pytest.approx(0.4), pytest.approx(0.16))
     assert collapse(reward_points(run([0.4] * 5 + [0.0, 0.0, 0.4]))) is None  # 0.24 at the end
     assert collapse(reward_points(run([0.0] * 6))) is None and collapse([]) is None
+    assert collapse(reward_points(run([-0.9, -0.8, -0.7, -0.6, -0.5, -0.4]))) is None

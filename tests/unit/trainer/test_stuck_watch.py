@@ -120,6 +120,20 @@ def test_a_run_whose_recovery_is_not_possible_ends() -> None:
         run.look(replica(101.0))
 
 
+@pytest.mark.parametrize("kind", [WaitKind.TRAINER, WaitKind.COMPUTING])
+def test_a_run_that_waits_for_the_trainers_own_computation_goes_on(kind: WaitKind) -> None:
+    run = Run()
+    run.still_s = 1000.0
+    run.look(Wait(WaitKind.QUEUE, "TransferQueue", 101.0, ("worker 0",)), Wait(kind, "worker 0", 1000.0))
+
+
+def test_a_group_that_takes_long_does_not_end_the_run() -> None:
+    run = Run(limits={WaitKind.GROUP: 100.0})
+    run.still_s = 1000.0
+    run.look(Wait(WaitKind.GROUP, "group u", 101.0))
+    assert run.watch.metrics()["watchdog/named/group"] == 1
+
+
 def test_what_the_trainer_waits_for_is_said_at_any_time() -> None:
     run = Run()
     run.waits = [Wait(WaitKind.TRAINER, TRAINER, 5.0, ("replica-1",), "computing, step 3"), replica(2.0)]
