@@ -205,8 +205,9 @@ def check_overrides(
         warnings.insert(0, f"{OTHER_CONFIG}{config.trainer.v1.trainer_mode}")
     for warning in warnings:
         logger.warning(warning)
-    for choice in (chosen, adopt_handover(config)):
-        if choice is not None and not (unmade or anywhere):
+    handover = adopt_handover(config)
+    for choice in (None if unmade else chosen, None if unmade or anywhere else handover):
+        if choice is not None:
             logger.info(choice)
     return seamless
 

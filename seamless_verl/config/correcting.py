@@ -59,9 +59,14 @@ def adopt_correction(config: DictConfig, overrides: Sequence[str] = ()) -> str |
         corrected = corrects(Settings.of(config, devices=None, accelerator=True))
         bound = CORRECTED_STALENESS if corrected else HARMLESS_STALENESS
         OmegaConf.update(config, STALENESS, bound, force_add=True)
-    chosen = [f"{LOSS}={loss or 'null'}"] if asked == "auto" else []
+    why = f"which sets {LOSS_MODE}, its clips and {BYPASS}" if loss else _why_none(bound)
+    chosen = [f"{LOSS}={loss or 'null'}, {why}"] if asked == "auto" else []
     chosen += [f"{STALENESS}={bound}"] if settings.seamless.max_staleness is None else []
-    return f"chosen: {', '.join(chosen)} (docs/algorithms.md says why)" if chosen else None
+    return f"chosen: {'; '.join(chosen)} (docs/algorithms.md)" if chosen else None
+
+
+def _why_none(bound: int) -> str:
+    return "since nothing old is trained" if bound == 0 else "since the run has a loss, clips, a correction or a mask"
 
 
 def _leaves_the_loss(settings: Settings, named: set[str]) -> bool:

@@ -191,6 +191,11 @@ def test_a_check_says_what_the_run_would_and_starts_nothing(tmp_path: Path) -> N
     files = tiny_files(tmp_path / "files")
     mine = (*TINY, "trainer.default_local_dir=mine", "hydra.run.dir=run folder")
     done = run(tmp_path, *files, *mine, main="check")
+    assert done.returncode == 0
+    (line,) = (done.stdout + done.stderr).splitlines()
+    assert "chosen: seamless.correction.loss=" in line and "seamless.max_staleness=" in line
+    settled = ("seamless.correction.loss=null", "seamless.max_staleness=1")
+    done = run(tmp_path, *files, *mine, *settled, main="check")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     wrong = ("trainer.total_training_steps=0", "data.train_batch_size=7")
     refused = run(tmp_path, *files, *mine, *wrong, main="check")
