@@ -1,8 +1,8 @@
 """Calls of the replicas' servers by the trainer, each with a limit: a process that hangs gives no reply and no error.
 
-Such a server is absent, as one that is dead is. It costs the limit once: it is called again only after it has replied,
-however late. That reply is returned then if it answers a question. If it answers a command it is dropped, and the
-command is given again: it says that the server did as it was told then, and nothing of what it has done since.
+Such a server is absent, as one that is dead is. It costs each question the limit once: it is called again only after it
+has replied, however late. That reply is returned then if it answers a question. If it answers a command it is dropped,
+and the command is given again: it says that the server did as it was told then, and nothing of what it has done since.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """How far generation runs ahead of training, found while the run goes on. Pure.
 
 The staleness bound says how old a token may be at most; how many steps' worth of prompts are outstanding decides how
-old most of them are. So the run begins with one step's worth ahead, and tries one more only where devices would gain by
-it: while training waits for groups, and engines run below their full rate because there are too few calls.
+old most of them are. So the run begins with half of what the bound permits, and looks for the least at which engines
+lose nothing: while training waits for groups, engines run below their full rate because there are too few calls.
 
-Legal transitions of `level`: up by one, to be tried; down by one, when that trial gained too little, which ends all
-trials. So it never goes back and forth.
+Legal transitions of `level`: down by one, as long as nothing is lost and none was tried upwards before; up by one,
+where something is lost, which ends the descent; down by one, when such a trial gained too little, which ends all of
+them. So it turns twice at most, and never goes back and forth.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ class AheadLevel:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self.level = min(1, most)
-        self.final = self.level == most
-        self.before: float | None = None  # the share that was lost before the trial that runs
-        self.settling = 0  # steps until a change has had its effect
+        self.level = (most + 1) // 2
+        self.final = most <= 1
+        self.descends = True  # until more was tried
+        self.before: float | None = None  # the share that was lost before the upward trial that runs
+        self.settling = 1  # steps until a change has had its effect; the first one starts the engines
         self.shares: deque[float] = deque(maxlen=WINDOW)
 
     def step_ended(self, step_s: float, lost_s: float) -> str | None:
@@ -39,21 +41,30 @@ class AheadLevel:
             self.settling -= 1
             return None
         self.shares.append(min(1.0, lost_s / step_s))
-        if len(self.shares) < WINDOW:
+        seen, share = len(self.shares), mean(self.shares)
+        if self.before is None and 1 < seen < WINDOW and seen * share > WINDOW * WORTH:
+            return self._try_more(share)  # the window's mean will be above `WORTH`, whatever the rest of it brings
+        if seen < WINDOW:
             return None
-        share = mean(self.shares)
+        self.shares.clear()
         if self.before is not None and share > (1 - GAIN) * self.before:
             return self._take_back(share)
         self.before = None
-        return self._try_more(share) if share > WORTH else None
+        return self._try_more(share) if share > WORTH else self._try_less(share)
 
     def _try_more(self, share: float) -> str | None:
         if self.level == self.most:
             self.final = True
             return None
-        self.before = share
+        self.before, self.descends = share, False
         self._change(self.level + 1)
         return f"{share:.0%} of the last steps were lost on engines with too few calls"
+
+    def _try_less(self, share: float) -> str | None:
+        if not self.descends or self.level == 1:
+            return None
+        self._change(self.level - 1)
+        return f"only {share:.0%} of the last steps were lost on engines with too few calls"
 
     def _take_back(self, share: float) -> str:
         before, self.before, self.final = self.before, None, True
@@ -65,11 +76,12 @@ class AheadLevel:
         self.shares.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"level": self.level, "final": self.final, "before": self.before}
+        return {"level": self.level, "final": self.final, "before": self.before, "descends": self.descends}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues at the level of a checkpoint, as far as the bound now allows; it settles anew."""
         level = min(int(state["level"]), self.most)
         self.final = bool(state["final"]) or level == self.most
         self.before = state["before"] if level == state["level"] else None
+        self.descends = bool(state["descends"])
         self._change(level)

@@ -157,7 +157,7 @@ class Search:
         scheduler = Scheduler(
             max_staleness=candidate.max_staleness,
             updates=candidate.updates,
-            ahead=min(1, candidate.max_staleness),  # with which `seamless.ahead=null` begins
+            ahead=(candidate.max_staleness + 1) // 2,  # with which `seamless.ahead=null` begins
             keep_cache=self.keep_cache,
             look_s=step_s / LOOKS,
             policy="marginal" if candidate.shared else "never",

@@ -21,20 +21,42 @@ def run(level: AheadLevel, lost: list[float], steps: int) -> list[int]:
     return levels
 
 
-def test_it_stays_where_nothing_is_lost() -> None:
-    assert set(run(AheadLevel(4), [1.0, 0.04, 0.0, 0.0, 0.0], 50)) == {1}
+def test_it_begins_with_half_of_what_is_permitted() -> None:
+    assert [AheadLevel(most).level for most in range(7)] == [0, 1, 1, 2, 2, 3, 3]
+
+
+def test_it_goes_down_to_one_where_nothing_is_lost() -> None:
+    levels = run(AheadLevel(6), [1.0, 0.04, 0.0, 0.0, 0.0, 0.0, 0.0], 50)
+    assert levels[:3] == [3, 3, 3], "one step to start, then a whole window"
+    assert sorted(set(levels), reverse=True) == [3, 2, 1] and levels[-1] == 1
+
+
+def test_what_less_cannot_do_is_gone_back_to() -> None:
+    levels = run(AheadLevel(4), [1.0, 0.3, 0.0, 0.0, 0.0], 50)
+    assert [a for a, b in pairwise([0, *levels]) if a != b] == [0, 2, 1] and levels[-1] == 2
+
+
+def test_much_loss_needs_no_whole_window() -> None:
+    assert run(AheadLevel(4), [1.0, 1.0, 0.08, 0.0, 0.0], 3) == [2, 2, 3], "0.08 twice is more than three times 0.05"
+    assert run(AheadLevel(4), [1.0, 1.0, 0.06, 0.0, 0.0], 4) == [2, 2, 2, 3]
+
+
+def test_it_goes_up_again_when_samples_become_longer() -> None:
+    level = AheadLevel(4)
+    assert run(level, [1.0, 0.0, 0.0, 0.0, 0.0], 30)[-1] == 1
+    assert run(level, [1.0, 0.4, 0.2, 0.01, 0.0], 60)[-1] == 3
 
 
 def test_it_goes_up_as_long_as_that_gains() -> None:
-    level = AheadLevel(8)
-    assert run(level, [1.0, 0.5, 0.3, 0.1, 0.04, 0, 0, 0, 0], 60)[-1] == 4
+    level = AheadLevel(5)
+    assert run(level, [1.0, 0.9, 0.7, 0.5, 0.3, 0.04], 60)[-1] == 5
 
 
 def test_a_trial_without_gain_is_taken_back_for_good() -> None:
     level = AheadLevel(8)
-    levels = run(level, [1.0, 0.5, 0.3, 0.29, 0, 0, 0, 0, 0], 60)
-    assert max(levels) == 3 and levels[-1] == 2 and level.final
-    assert run(level, [1.0] * 9, 60)[-1] == 2
+    levels = run(level, [1.0, 1.0, 1.0, 1.0, 0.5, 0.3, 0.29, 0, 0], 60)
+    assert max(levels) == 6 and levels[-1] == 5 and level.final
+    assert run(level, [1.0] * 9, 60)[-1] == 5
 
 
 def test_it_says_what_it_does_and_why() -> None:
@@ -47,32 +69,35 @@ def test_it_says_what_it_does_and_why() -> None:
 
 
 def test_there_is_nothing_to_choose_on_policy_and_one_version_old() -> None:
-    assert [AheadLevel(most).level for most in (0, 1, 4)] == [0, 1, 1]
     assert [AheadLevel(most).final for most in (0, 1, 4)] == [True, True, False]
 
 
 def test_a_resumed_run_goes_on_at_its_level() -> None:
-    first = AheadLevel(4)
-    run(first, [1.0, 0.5, 0.3, 0.1, 0.0], 9)
+    first = AheadLevel(6)
+    run(first, [1.0, 0.5, 0.5, 0.3, 0.1, 0.0, 0.0], 9)
     state = json.loads(json.dumps(first.state_dict()))
-    second = AheadLevel(4)
+    second = AheadLevel(6)
     second.load_state_dict(state)
-    assert second.state_dict() == first.state_dict() and second.level > 1
+    assert second.state_dict() == first.state_dict() and second.level > 3
     smaller = AheadLevel(1)
     smaller.load_state_dict(state)
     assert (smaller.level, smaller.final) == (1, True), "the bound was lowered"
 
 
 @given(st.lists(st.floats(0, 2), min_size=30, max_size=120), st.integers(0, 6))
-def test_it_turns_at_most_once(lost: list[float], most: int) -> None:
+def test_it_turns_at_most_twice(lost: list[float], most: int) -> None:
+    """Down, then up, then down by one at the very end."""
     level = AheadLevel(most)
-    levels = []
+    levels = [level.level]
     for seconds in lost:
         level.step_ended(1.0, seconds)
         levels.append(level.level)
         assert min(1, most) <= level.level <= most
-    turns = [b - a for a, b in pairwise(levels) if a != b]
-    assert turns == sorted(turns, reverse=True) and turns.count(-1) <= 1 and set(turns) <= {1, -1}
+    moves = [b - a for a, b in pairwise(levels) if a != b]
+    first_up = moves.index(1) if 1 in moves else len(moves)
+    assert set(moves[:first_up]) <= {-1}
+    later = moves[first_up:]
+    assert later == sorted(later, reverse=True) and later.count(-1) <= 1 and set(later) <= {1, -1}
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0])
