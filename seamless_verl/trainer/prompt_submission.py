@@ -108,7 +108,7 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
     def _look_at_engines(self) -> None:
         """While training waits, where what they lose decides how far to run ahead."""
         if self.sampling and self.ahead is not None and not self.ahead.final and self.engine_use.due(time.monotonic()):
-            self.engine_use.look(self.data_plane.observe(), time.monotonic())
+            self.engine_use.look(self.data_plane.observe(), time.monotonic(), self.ahead.level)
 
     def outstanding_uids(self) -> list[str]:
         """Prompts whose groups had not ended at the last look at the queue, validation's too; any thread may ask."""
@@ -155,11 +155,15 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
 
     def choose_ahead(self) -> dict[str, float]:
         """At a step's end: how far to run ahead from now on; returns metrics."""
-        now, lost_s = time.monotonic(), self.engine_use.take()
+        now, lost = time.monotonic(), self.engine_use.take()
         step_s, self.step_began = now - self.step_began, now
-        if self.ahead is not None and (reason := self.ahead.step_ended(step_s, lost_s)):
+        if self.ahead is not None and (reason := self.ahead.step_ended(step_s, lost)):
             logger.info("seamless.ahead is %s from now on: %s", self.ahead.level, reason)
-        return {"seamless/ahead": float(self.batches_ahead), "seamless/ahead/lost_share": lost_s / step_s}
+        return {
+            "seamless/ahead": float(self.batches_ahead),
+            "seamless/ahead/lost_share": lost.seconds / step_s,
+            "seamless/ahead/lost_share_with_fewer": lost.with_fewer / step_s,
+        }
 
     def _fetch_one_gen_batch(self) -> Any:
         """With a gateway a prompt has the same uid after a resume, by which the journal's sessions are found again."""
