@@ -74,7 +74,7 @@ def show_plan(args: argparse.Namespace) -> None:
     cpu = config.trainer.device == "cpu"
     devices = SeamlessConfig.parse(config.get("seamless")).cpu.device_count if cpu else None
     adopt_resources(config, args.overrides)
-    adopt_correction(config, args.overrides)
+    correction = adopt_correction(config, args.overrides)
     settings = Settings.of(config, devices=devices, accelerator=not cpu)
     if args.optimize:
         from seamless_verl.cli.optimize import optimize
@@ -86,7 +86,8 @@ def show_plan(args: argparse.Namespace) -> None:
     for warning in warnings:
         sys.stderr.write(f"warning: {warning}\n")
     chosen = str(choose_handover(unmade)) if settings.mode == "seamless" else ""
-    write(plan_to_json(plan) if args.json else "\n".join(plan_lines(plan, chosen)))
+    lines = [*plan_lines(plan, chosen), *([] if correction is None else [correction])]
+    write(plan_to_json(plan) if args.json else "\n".join(lines))
 
 
 def unread(args: argparse.Namespace) -> list[ConfigError]:

@@ -68,10 +68,13 @@ def check_rates(arms: Sequence[ComparedArm]) -> None:
 def parse_bounds(text: str) -> list[int]:
     """Whole numbers between commas; ConfigError for anything else."""
     parts = text.split(",")
-    if not all(part.isdecimal() for part in parts) or len(set(map(int, parts))) < len(parts):
-        way_out = "Write them as --staleness 0,1,4"
-        raise ConfigError("--staleness", text, "are not whole numbers, each once", way_out)
-    return [int(part) for part in parts]
+    way_out = "Write them as --staleness 0,1,4"
+    if not all(part.isdecimal() for part in parts):
+        raise ConfigError("--staleness", text, "are not whole numbers of 0 or more between commas", way_out)
+    bounds = [int(part) for part in parts]
+    if len(set(bounds)) < len(bounds):
+        raise ConfigError("--staleness", text, "names one twice", way_out)
+    return bounds
 
 
 def parse_rates(text: str) -> list[str]:
@@ -81,7 +84,9 @@ def parse_rates(text: str) -> list[str]:
         values = {float(part) for part in parts}
     except ValueError:
         values = {0.0}
-    if not all(0 < value < 1 for value in values) or len(values) < len(parts):
-        way_out = "Write them as --learning-rates 5e-4,1e-3"
-        raise ConfigError("--learning-rates", text, "are not numbers between 0 and 1, each once", way_out)
+    way_out = "Write them as --learning-rates 5e-4,1e-3"
+    if not all(0 < value < 1 for value in values):
+        raise ConfigError("--learning-rates", text, "are not numbers between 0 and 1", way_out)
+    if len(values) < len(parts):
+        raise ConfigError("--learning-rates", text, "names one twice", way_out)
     return parts

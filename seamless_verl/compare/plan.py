@@ -19,7 +19,8 @@ class Options:
     """What the user asked for. `validate` is the steps from a validation to the next, 0 for none.
 
     `equal_tokens` compares arms after as many generated tokens too, and lets them differ in what methods differ in.
-    `target_reward` is None for the baseline's; `bounds` and `rates` are those of `grid.repeated`.
+    `target_reward` is None for the baseline's; `bounds` and `rates` are those of `grid.repeated`, `short_poll` is for
+    verl's modes.
     """
 
     steps: int = STEPS
@@ -33,6 +34,7 @@ class Options:
     target_reward: float | None = None
     bounds: tuple[int, ...] = ()
     rates: tuple[str, ...] = ()
+    short_poll: bool = False
 
     def check(self) -> None:
         """ConfigError for what cannot work."""
@@ -49,8 +51,8 @@ class Options:
             reason = f"{self.steps} steps hold fewer than {LAST} validations"
             raise ConfigError("--validate", self.validate, reason, way_out)
         if self.equal_tokens and not self.validate:
-            reason = "the rewards of trained samples are of the prompts that a method chose"
-            raise ConfigError("--equal-tokens", True, reason, "Give --validate N")
+            reason = "with --equal-tokens the rewards of trained samples are of the prompts that a method chose"
+            raise ConfigError("--validate", self.validate, reason, "Give --validate N")
         if self.devices is not None and self.devices < 1:
             raise ConfigError("--devices", self.devices, "is no number of devices", "Give 1 or more")
         if self.target_reward is not None and not math.isfinite(self.target_reward):
@@ -77,8 +79,9 @@ def check_arms(arms: Sequence[ComparedArm], options: Options) -> None:
     """ConfigError for an arm whose generated tokens are not counted, where that is needed."""
     verls = [arm.text for arm in arms if not arm.is_ours]
     if options.equal_tokens and verls:
+        reason = "verl's modes do not log the tokens that they generate, by which --equal-tokens compares"
         way_out = "Give --arms in mode seamless alone, such as grpo:seamless.sampler.name=null"
-        raise ConfigError("--equal-tokens", verls[0], "verl's modes do not log the tokens that they generate", way_out)
+        raise ConfigError("--arms", verls[0], reason, way_out)
 
 
 def shared_overrides(options: Options, seed: int, folder: Path) -> list[str]:

@@ -17,6 +17,7 @@ from seamless_verl.compare.frontier import (
     unknown_lines,
 )
 from seamless_verl.compare.outcome import ArmSummary, RewardTest, Run, RunState
+from seamless_verl.compare.polls import poll_line
 from seamless_verl.compare.targets import targets
 from seamless_verl.compare.words import ABSENT, spread
 from seamless_verl.runtime.response_tokens import COUNTED
@@ -138,8 +139,6 @@ EXPLANATIONS = (
     "in updates: optimizer steps between the oldest weights that generated and the last update of the training step.",
     "dropped: response tokens generated and not trained, because they were too old or masked; groups that were dropped "
     "whole count with the mean length of their step.",
-    "verl's modes run as verl ships them. Among others they look for finished prompts every 2.0 s, which weighs where "
-    "a step takes seconds.",
     "The reward differs where zero is outside of the 95% confidence interval of the difference (Welch's t test). With "
     "few runs the interval is wide: within noise says that no difference was seen, not that there is none.",
 )
@@ -189,7 +188,7 @@ def explanations(comparison: Comparison) -> list[str]:
     names = ", ".join(f"`{name}`" for name in comparison.baselines) or f"`{comparison.baseline}`"
     baseline = f"The baseline is {names}{', each for the arms of its learning rate' if ',' in names else ''}."
     more = FRONTIER_EXPLANATIONS if comparison.arms else ()
-    return [baseline, reward_source(comparison), *EXPLANATIONS, *more]
+    return [baseline, reward_source(comparison), *EXPLANATIONS, *filter(None, [poll_line(comparison)]), *more]
 
 
 def reward_source(comparison: Comparison) -> str:

@@ -125,9 +125,12 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
         for worker in getattr(self.agent_loop_manager, "agent_loop_workers", ()):
             ray.kill(worker)
 
-    def print_device_time(self) -> None:
+    def print_what_is_left(self) -> None:
+        """The files that a user looks for next. verl prints a run's last lines too."""
         if (picture := self.trainer.device_time.finish()) is not None:
-            print(f"device time: {picture}")  # noqa: T201 - verl prints a run's last lines too
+            print(f"device time: {picture}")  # noqa: T201
+        if saved := self.trainer.saved:
+            print(f"last checkpoint: {self.trainer.config.trainer.default_local_dir}/global_step_{saved[-1]}")  # noqa: T201
 
     def close(self, succeeded: bool) -> None:
         """Stops the agent loops, then loggers, queue, gateway and engines; also if the trainer was never built."""
@@ -136,7 +139,7 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
         if tracking is not None:
             stops.insert(0, partial(tracking.finish, exit_code=0 if succeeded else 1))
         if succeeded:  # else all of this ends with the job, and the journal has what agents received
-            stops = [self.await_loads, self.stop_agent_loops, *stops, self.print_device_time]
+            stops = [self.await_loads, self.stop_agent_loops, *stops, self.print_what_is_left]
             stops += [self.trainer.starter.close, self.trainer.data_plane.stop, self.trainer.servers.stop]
         call_all(stops)
 

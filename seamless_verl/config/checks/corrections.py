@@ -44,8 +44,9 @@ def check_chosen_loss(settings: Settings) -> list[Problem]:
     bypass = settings.flag(f"{CORRECTION}.bypass_mode")
     if settings.mode != "seamless" or chosen != "dppo" or (loss == "dppo_tv" and bypass):
         return []
-    reason = f"contradicts {LOSS_MODE}={loss} with {CORRECTION}.bypass_mode={bypass}"
-    return [Problem("seamless.correction.loss", chosen, reason, "Leave these out, or seamless.correction.loss")]
+    other = f"{LOSS_MODE}={loss}" if loss != "dppo_tv" else f"{CORRECTION}.bypass_mode={bypass}"
+    way_out = "Leave one of them out"
+    return [Problem("seamless.correction.loss", chosen, f"contradicts {other}", way_out)]
 
 
 @check

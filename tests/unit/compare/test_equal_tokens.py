@@ -110,11 +110,13 @@ def test_methods_may_differ_in_what_makes_them_and_in_nothing_else() -> None:
 
 
 def test_it_needs_validations_and_arms_of_ours() -> None:
-    with pytest.raises(ConfigError, match=r"--equal-tokens=True: the rewards of trained samples.*--validate"):
+    with pytest.raises(
+        ConfigError, match=r"--validate=0: with --equal-tokens the rewards of trained samples.*--validate N"
+    ):
         Options(equal_tokens=True).check()
     options = Options(equal_tokens=True, validate=5)
     options.check()
     check_arms(parse_arms("grpo:seamless.sampler.name=null,seamless:algorithm.adv_estimator=rloo"), options)
-    with pytest.raises(ConfigError, match=r"--equal-tokens='sync': verl's modes do not log"):
+    with pytest.raises(ConfigError, match=r"--arms='sync': verl's modes do not log.*--equal-tokens"):
         check_arms(parse_arms("seamless,sync"), options)
     check_arms(parse_arms("seamless,sync"), Options())
