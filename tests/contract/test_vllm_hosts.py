@@ -268,7 +268,7 @@ def test_an_engine_has_our_modes_of_logprobs(mode: str) -> None:
 
     from vllm.config.model import LogprobsMode
 
-    from seamless_verl.config.checks.modes import LOGPROBS_MODES
+    from seamless_verl.config.checks.values import LOGPROBS_MODES
     from seamless_verl.replica.own_logprobs import MODES
 
     assert MODES == LOGPROBS_MODES and mode in MODES and mode in get_args(LogprobsMode)

@@ -64,19 +64,17 @@ from seamless_verl.config.checks.model import (
     check_model_division,
 )
 from seamless_verl.config.checks.modes import (
-    check_logprobs_mode,
-    check_missing,
     check_mode,
-    check_numbers,
     check_renamed_code,
     check_seamless,
     check_standalone_pool,
-    check_unused,
 )
 from seamless_verl.config.checks.samplers import check_sampler
 from seamless_verl.config.checks.serve_options import check_engine_options, check_options, check_reasoning
 from seamless_verl.config.checks.settings import Check, Problem, RefusedConfigError, Settings
 from seamless_verl.config.checks.tools import check_function_tools, check_tool_format, check_tools
+from seamless_verl.config.checks.unused import check_unused
+from seamless_verl.config.checks.values import check_logprobs_mode, check_missing, check_numbers
 from seamless_verl.config.checks.view import check_view, check_view_address
 from seamless_verl.config.checks.visible import check_visible_devices
 from seamless_verl.config.joining import check_joined

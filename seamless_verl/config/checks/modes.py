@@ -1,39 +1,21 @@
-"""Checks of the trainer mode and of single values: what each mode needs, what it does not read, values that are
-missing, numbers, and old names of code.
-
-Missing values (`???` in the yaml) count unless the part of the config that they belong to is switched off. The
-numbers are those that nothing else reads before the run: verl and vLLM would refuse them a minute or two after the
-start.
-"""
+"""Checks of the trainer mode: what each mode needs, and which settings of ours fit together."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields
-from enum import Enum
-from operator import attrgetter
-
-from seamless_verl.config import engine_kwargs
 from seamless_verl.config.checks.estimators import OWN_ESTIMATORS
 from seamless_verl.config.checks.roles import (
     by_tags,
     has_reward_model,
     has_standalone_rollout,
-    has_teacher,
-    needs_critic,
     seamless_layout,
 )
 from seamless_verl.config.checks.settings import MISSING, Problem, Settings, check, texts_of
 from seamless_verl.config.renames import renamed_code
-from seamless_verl.config.schema import RequestsConfig, SeamlessConfig
-from seamless_verl.config.wait_settings import WaitsConfig
-from seamless_verl.errors import ConfigError
 from seamless_verl.resources.tags import Layout
 from seamless_verl.runtime.fields import nearest
 
 VERL_MODES = ("sync", "colocate_async", "separate_async")
 MODES = (*VERL_MODES, "seamless")
-BOUNDED_POLICIES = ("mask_older_than", "drop_if_older_than")  # of seamless.tokens.policy, those with `older_than`
 MODE_KEY = "trainer.v1.trainer_mode"
 ROLLOUT = "actor_rollout_ref.rollout"
 NO_REPLAY = "disabled"
@@ -235,170 +217,3 @@ def _someone_generates(settings: Settings) -> list[Problem]:
         return [Problem(key, False, "and machines that train are to generate too", way_out)]
     way_out = f"Remove it, or give generation a pool: {ROLLOUT}.nnodes=1 {ROLLOUT}.n_gpus_per_node=1"
     return [Problem(key, False, "leaves nothing to generate in the colocated layout", way_out)]
-
-
-SUGGESTED = {"actor_rollout_ref.rollout.name": "vllm", "reward.reward_model.rollout.name": "vllm"}
-
-
-@check
-def check_missing(settings: Settings) -> list[Problem]:
-    """One problem for each missing value that the run will read."""
-    unused = tuple(_unused(settings))
-    keys = [key for key in _missing(settings.tree, "") if not key.startswith(unused)]
-    return [Problem(key, MISSING, "has no value", _way_out(key)) for key in keys]
-
-
-def _way_out(key: str) -> str:
-    return f"Add {key}={SUGGESTED.get(key, '...')} to the command"
-
-
-def _unused(settings: Settings) -> Iterator[str]:
-    if not has_reward_model(settings):
-        yield "reward.reward_model."
-    if not has_teacher(settings):
-        yield "distillation."
-    if not needs_critic(settings):
-        yield "critic."
-
-
-def _missing(node: object, prefix: str) -> Iterator[str]:
-    if isinstance(node, Mapping):
-        for name, value in node.items():
-            yield from _missing(value, f"{prefix}.{name}" if prefix else str(name))
-    elif node == MISSING:
-        yield prefix
-
-
-WHOLE_NUMBERS = {
-    f"{ROLLOUT}.max_num_seqs": 1,
-    f"{ROLLOUT}.n": 1,
-}
-"""Keys of whole numbers, with the least allowed value."""
-REAL_NUMBERS = (
-    *(f"{part}.optim.{name}" for part in ("actor_rollout_ref.actor", "critic") for name in ("lr", "weight_decay")),
-    *(f"actor_rollout_ref.actor.{name}" for name in ("clip_ratio", "entropy_coeff", "kl_loss_coef")),
-    *(f"{ROLLOUT}.{name}" for name in ("temperature", "top_p")),
-    *("algorithm.gamma", "algorithm.lam"),
-)
-"""Keys of numbers; verl would compare a text with numbers and fail."""
-FREQUENCIES = ("save_freq", "test_freq")  # of `trainer`, whole numbers; -1 is never
-MEMORY_SHARE = f"{ROLLOUT}.gpu_memory_utilization"
-
-
-@check
-def check_numbers(settings: Settings) -> list[Problem]:
-    """Each of these keys is a number within its bounds."""
-    given = {key: least for key, least in WHOLE_NUMBERS.items() if settings.get(key) is not None}
-    given |= {f"trainer.{name}": -1 for name in FREQUENCIES if name in settings.get("trainer", {})}
-    problems = [problem for key, least in given.items() if (problem := _whole(settings, key, least)) is not None]
-    reals = ((key, settings.get(key)) for key in REAL_NUMBERS)
-    problems += [
-        Problem(key, value, "is no number", f"Set {key} to a number") for key, value in reals if not _real(value)
-    ]
-    share = settings.get(MEMORY_SHARE)
-    if share is not None and not (_real(share) and 0 < share <= 1):
-        problems.append(Problem(MEMORY_SHARE, share, "must be a number above 0, at most 1", f"Set {MEMORY_SHARE}=0.5"))
-    return problems
-
-
-def _real(value: object) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
-
-
-def _whole(settings: Settings, key: str, least: int) -> Problem | None:
-    try:
-        settings.integer(key, least=least)
-    except ConfigError as error:
-        return Problem.of(error)
-    return None
-
-
-LOGPROBS_MODES = ("processed_logprobs", "raw_logprobs")
-"""Of vLLM's modes those that give logprobs; replica/own_logprobs.py makes the model's own of both."""
-
-
-@check
-def check_logprobs_mode(settings: Settings) -> list[Problem]:
-    """The engines record logprobs, which the trainer uses, and not logits."""
-    overriding = engine_kwargs.given(settings.get(engine_kwargs.KEY), "logprobs_mode")
-    keys = {f"{ROLLOUT}.logprobs_mode": settings.get(f"{ROLLOUT}.logprobs_mode")}
-    keys |= {} if overriding is None else {f"{engine_kwargs.KEY}.logprobs_mode": overriding}
-    if settings.mode in VERL_MODES:
-        return []
-    return [
-        Problem(key, value, "gives no logprobs to train with", f"Set {key}={' or '.join(LOGPROBS_MODES)}")
-        for key, value in keys.items()
-        if value is not None and value not in LOGPROBS_MODES
-    ]
-
-
-UNUSED = (
-    "layout",
-    "wait_for_machines_s",
-    "max_staleness",
-    "ahead",
-    "tail_batching",
-    "min_sessions",
-    "lending",
-    "handover",
-    "replica_restarts",
-    "weights.at_once",
-    "weights.kv",
-    "tokens.policy",
-    "tokens.older_than",
-    "tokens.weigh",
-    "tokens.max_sequence",
-    "tokens.grammar",
-    "correction.truncate",
-    "correction.m2_threshold",
-    "correction.scale_lr",
-    "watchdog.transition_s",
-    "watchdog.no_progress_s",
-    *(f"watchdog.waits.{item.name}" for item in fields(WaitsConfig)),
-    "sampler.name",
-    "console",
-)
-"""Of the `seamless:` node, read by our trainer alone. Machines and the gateway have checks of their own."""
-OF_THE_GATEWAY = (
-    *("gateway.port", "gateway.journal", "gateway.options", "gateway.public_address"),
-    *(f"gateway.requests.{item.name}" for item in fields(RequestsConfig)),
-    *("gateway.max_calls", "gateway.max_sessions"),
-)
-"""Read only where the gateway runs. `shards` and `max_failed_groups` concern all calls and all agent loops."""
-
-
-@check
-def check_unused(settings: Settings) -> list[Problem]:
-    """A warning for each setting that was changed and that nothing reads, as other settings are."""
-    given = settings.seamless
-    if settings.mode in VERL_MODES:
-        way_out = f"Set {MODE_KEY}=seamless, or leave it out"
-        return _changed(given, UNUSED, f"is not read by {MODE_KEY}={settings.mode}", way_out)
-    found: list[Problem] = []
-    if given.tokens.policy not in BOUNDED_POLICIES:
-        reason = f"is not read by seamless.tokens.policy={given.tokens.policy}"
-        way_out = f"Set seamless.tokens.policy={' or '.join(BOUNDED_POLICIES)}, or leave it out"
-        found += _changed(given, ("tokens.older_than",), reason, way_out)
-    if not given.gateway.enabled:
-        reason, way_out = "is not read while seamless.gateway.enabled=false", "Set seamless.gateway.enabled=true"
-        found += _changed(given, OF_THE_GATEWAY, reason, f"{way_out}, or leave it out")
-    if not given.view.enabled:
-        reason, way_out = "is not read while seamless.view.enabled=false", "Set seamless.view.enabled=true"
-        found += _changed(given, ("view.host", "view.port"), reason, f"{way_out}, or leave it out")
-    return found
-
-
-def _changed(given: SeamlessConfig, names: Iterable[str], reason: str, way_out: str) -> list[Problem]:
-    """A warning for each of these settings that is not its default."""
-    default = SeamlessConfig()
-    return [
-        Problem(f"seamless.{name}", plain(value), reason, way_out, warning=True)
-        for name in names
-        if (value := attrgetter(name)(given)) != attrgetter(name)(default)
-    ]
-
-
-def plain(value: object) -> object:
-    if isinstance(value, tuple):
-        return list(value)
-    return value.value if isinstance(value, Enum) else value

@@ -381,6 +381,7 @@ def test_several_updates_a_step_must_divide_the_batch(tmp_path: Path) -> None:
         ("seamless.weights.kv=keep", "seamless.weights.kv='keep'"),
         ("seamless.max_staleness=0", "seamless.max_staleness=0"),
         ("seamless.correction.scale_lr=True", "seamless.correction.scale_lr=True"),
+        ("seamless.correction.loss=null", "seamless.correction.loss=None"),
         ("seamless.watchdog.no_progress_s=60", "seamless.watchdog.no_progress_s=60"),
         ("seamless.replica_restarts=1", "seamless.replica_restarts=1"),
         ("seamless.console=verl", "seamless.console='verl'"),
