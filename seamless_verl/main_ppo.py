@@ -11,16 +11,14 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from seamless_verl.client.admin_file import AdminFile, remove_stale
 from seamless_verl.config import SeamlessConfig, preflight, register_search_path
 from seamless_verl.config.adopting import adopt_handover, adopt_parsers, adopt_resources
-from seamless_verl.config.checks.files import FOLDER, IN_USE, USE_ANOTHER
 from seamless_verl.config.checks.modes import VERL_MODES
 from seamless_verl.config.checks.settings import resolved_tree
 from seamless_verl.config.composing import composing, remove_run_folder
@@ -29,20 +27,19 @@ from seamless_verl.config.joining import adopt_cluster
 from seamless_verl.config.mistakes import Inspect, beside, find_mistakes, only_composes, with_own_keys, without_settings
 from seamless_verl.errors import ConfigError, exits_on_config_error, refuse
 from seamless_verl.platform.detect import can_only_be_cpu, on_cpu, set_cpu_environment
-from seamless_verl.runtime.checkpoint_cleanup import (
-    RUN_FILE,
-    CleanupReport,
-    clean_up_run,
-    refreshing_marker,
-    register_run,
+from seamless_verl.run_folder import (
+    clean_up,
+    exclusive_checkpoint_folder,
+    register_admin_files,
+    register_checkpoints,
+    register_resume,
 )
-from seamless_verl.runtime.locks import only_writer
+from seamless_verl.runtime.checkpoint_cleanup import RUN_FILE, refreshing_marker
 from seamless_verl.runtime.resume_hint import ResumeSettings
-from seamless_verl.runtime.supervisor import joins_cluster, set_log_folder, supervise
+from seamless_verl.runtime.supervisor import set_log_folder, supervise
 from seamless_verl.view.process import viewing
 
 SUPERVISED = "SEAMLESS_SUPERVISED"
-ADMIN_FILES = "admin-files"  # beside the run file: the files that name this run's gateways
 PLATFORM = "SEAMLESS_PLATFORM"  # the choice among config/platform/, by default
 OTHER_CONFIG = (
     "--config-name: this config is not built on seamless_ppo_trainer, so verl's own trainer runs. Leave --config-name "
@@ -325,87 +322,6 @@ def plot_validation_curve(config: DictConfig) -> None:
     from seamless_verl.trainer.validation_curve import ValidationCurve, text_plot
 
     sys.stdout.write(text_plot(ValidationCurve.beside(config.trainer.default_local_dir).points()) + "\n")
-
-
-def writes_locally(config: DictConfig) -> bool:
-    """Whether checkpoints are written on this machine by processes of this run, as far as the settings show."""
-    address = OmegaConf.select(config, "ray_kwargs.ray_init.address")
-    joins = joins_cluster(os.environ | ({"RAY_ADDRESS": address} if address else {}))
-    return not joins and "://" not in config.trainer.default_local_dir
-
-
-@contextmanager
-def exclusive_checkpoint_folder(config: DictConfig) -> Iterator[None]:
-    """In the block, no other run writes into this one's checkpoint folder.
-
-    Raises:
-        ConfigError: another run writes there already.
-    """
-    folder = config.trainer.default_local_dir
-    writes = config.trainer.save_freq > 0 or config.trainer.v1.trainer_mode not in VERL_MODES
-    with ExitStack() as lock:
-        try:
-            if writes and writes_locally(config):
-                lock.enter_context(only_writer(Path(folder)))
-        except BlockingIOError:  # it began since this one was checked
-            raise ConfigError(FOLDER, folder, IN_USE, USE_ANOTHER) from None
-        yield
-
-
-def register_checkpoints(config: DictConfig) -> None:
-    """Let the supervisor remove checkpoints that this run leaves incomplete; first clean up after killed runs.
-
-    Not in a cluster that outlives this run: the supervisor cannot see whether a save still runs there.
-    """
-    if config.trainer.save_freq > 0 and writes_locally(config):
-        report = register_run(
-            config.trainer.default_local_dir,
-            async_save=bool(config.actor_rollout_ref.actor.checkpoint.get("async_save", False)),
-            seamless=config.trainer.v1.trainer_mode not in VERL_MODES,
-        )
-        print_cleanup(report, "an earlier run was killed")
-
-
-def register_resume(config: DictConfig) -> None:
-    """Let the supervisor say how a run that ended early goes on, where it can see the checkpoints."""
-    if RUN_FILE in os.environ and writes_locally(config):
-        trainer = config.trainer
-        folder = str(Path(trainer.default_local_dir).absolute())
-        path = trainer.get("resume_from_path")
-        ResumeSettings(folder, trainer.resume_mode, path, trainer.save_freq).keep(Path(os.environ[RUN_FILE]))
-
-
-def register_admin_files(config: DictConfig, seamless: SeamlessConfig) -> None:
-    """Let the supervisor remove the files with the address and the keys of this run's gateways, if they do not."""
-    if RUN_FILE in os.environ and seamless.gateway.enabled:
-        gateway, folder = seamless.gateway, config.trainer.default_local_dir
-        files = [AdminFile.beside(gateway.journal_of(shard, folder).absolute()) for shard in range(gateway.shards)]
-        Path(os.environ[RUN_FILE]).with_name(ADMIN_FILES).write_text("\n".join(map(str, files)))
-
-
-def clean_up(run_file: Path) -> None:
-    """In the supervisor, when every process of the run is gone."""
-    clean_up_checkpoints(run_file)
-    listed = run_file.with_name(ADMIN_FILES)
-    for file in listed.read_text().splitlines() if listed.exists() else ():
-        remove_stale(Path(file))
-
-
-def clean_up_checkpoints(run_file: Path) -> None:
-    """In the supervisor, when every process of the run is gone."""
-    try:
-        report = clean_up_run(run_file)
-    except (OSError, ValueError) as error:
-        sys.stderr.write(f"An incomplete checkpoint may be left: {error}\n")
-        return
-    print_cleanup(report, "the run ended")
-
-
-def print_cleanup(report: CleanupReport, cause: str) -> None:
-    for folder in report.removed:
-        sys.stderr.write(f"Removed {folder}: {cause} while it was written\n")
-    for folder in report.overwritten:
-        sys.stderr.write(f"{folder} is incomplete: {cause} while it was overwritten\n")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from support.paths import RECIPES
 from seamless_verl.config import register_search_path
 from seamless_verl.config.composing import FULL_ERROR, HERE, composing, remove_run_folder
 from seamless_verl.errors import ConfigError
-from seamless_verl.main_ppo import exclusive_checkpoint_folder
+from seamless_verl.run_folder import exclusive_checkpoint_folder
 from seamless_verl.runtime.locks import is_locked, only_writer
 
 RECIPE = RECIPES / "arithmetic_grpo"
@@ -177,7 +177,6 @@ def test_pythons_own_options_reach_the_child(tmp_path: Path) -> None:
     script.write_text("""
 import os, sys
 from seamless_verl import main_ppo
-main_ppo.tidy_checkpoints = lambda run_file: None
 if main_ppo.SUPERVISED in os.environ:
     print(sys.warnoptions[-1], sys.flags.utf8_mode, sys.argv[1:])
 else:

@@ -59,7 +59,8 @@ BELOW = {
         *("errors", "tiny", "trajectory", "journal", "rollout", "transport", "testing", "gateway"),
         *("resources", "config", "platform", "runtime", "data_plane", "weights", "replica", "compare"),
     },
-    "main_ppo": {"errors", "client", "config", "platform", "trainer", "runtime", "view"},
+    "run_folder": {"errors", "client", "config", "runtime"},
+    "main_ppo": {"errors", "config", "platform", "trainer", "run_folder", "runtime", "view"},
     "check": {"errors", "config", "runtime", "main_ppo"},
 }
 
