@@ -20,7 +20,7 @@ from seamless_verl.config.checks.corrections import (
     masks,
 )
 from seamless_verl.config.checks.settings import Settings
-from seamless_verl.config.correction_settings import HARMLESS_STALENESS
+from seamless_verl.config.correction_settings import CORRECTED_STALENESS, HARMLESS_STALENESS
 
 ACTOR = "actor_rollout_ref.actor"
 BYPASS = f"{CORRECTION}.bypass_mode"
@@ -34,8 +34,6 @@ DPPO: dict[str, tuple[object, object]] = {
 }
 """verl's default of each field, and what `seamless.correction.loss=dppo` sets (arXiv 2602.04879). The clips are of
 probabilities. verl cuts a ratio off at `clip_ratio_c`: at 10,000 in effect never."""
-CORRECTED_STALENESS = 4
-"""Versions that a token may be behind the trainer where the loss corrects: the most that was compared with none."""
 LOSS, STALENESS = "seamless.correction.loss", "seamless.max_staleness"
 
 

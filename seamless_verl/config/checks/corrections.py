@@ -8,7 +8,7 @@ legacy trainer, `trainer.use_v1=False`, hands the rest to its loss.
 from __future__ import annotations
 
 from seamless_verl.config.checks.settings import Problem, Settings, check
-from seamless_verl.config.correction_settings import HARMLESS_STALENESS
+from seamless_verl.config.correction_settings import CORRECTED_STALENESS, HARMLESS_STALENESS
 
 CORRECTION = "algorithm.rollout_correction"
 POLICY_LOSS = "actor_rollout_ref.actor.policy_loss"
@@ -69,8 +69,10 @@ def check_bypass(settings: Settings) -> list[Problem]:
 def check_staleness(settings: Settings) -> list[Problem]:
     """Old tokens are corrected for, or masked; else a warning that names the corrections."""
     bound = settings.seamless.staleness_bound
-    if settings.mode != "seamless" or bound <= HARMLESS_STALENESS or corrects(settings) or masks(settings):
+    if settings.mode != "seamless" or bound <= HARMLESS_STALENESS or masks(settings):
         return []
+    if corrects(settings):
+        return [_not_compared(bound)] if bound > CORRECTED_STALENESS else []
     loss = settings.get(LOSS_MODE, "vanilla")
     reason = f"trains tokens that are {bound} versions old with loss_mode={loss}, which does not correct for that"
     way_out = (
@@ -78,6 +80,12 @@ def check_staleness(settings: Settings) -> list[Problem]:
         f"with {CORRECTION}.rollout_is=token, or seamless.max_staleness={HARMLESS_STALENESS} (see docs/algorithms.md)"
     )
     return [Problem("seamless.max_staleness", bound, reason, way_out, warning=True)]
+
+
+def _not_compared(bound: int) -> Problem:
+    reason = f"lets tokens be older than the {CORRECTED_STALENESS} versions that were compared with on-policy training"
+    way_out = f"Compare what it costs: seamless-verl compare ... --arms sync,seamless --staleness 4,{bound}"
+    return Problem("seamless.max_staleness", bound, reason, f"{way_out} (docs/benchmarks.md)", warning=True)
 
 
 def corrects(settings: Settings) -> bool:

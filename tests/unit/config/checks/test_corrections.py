@@ -10,7 +10,7 @@ from support.config import tiny_run
 from seamless_verl.config.checks import Settings
 from seamless_verl.config.checks.corrections import check_bypass, check_own_losses, check_staleness
 from seamless_verl.config.checks.settings import Problem
-from seamless_verl.config.correction_settings import HARMLESS_STALENESS
+from seamless_verl.config.correction_settings import CORRECTED_STALENESS, HARMLESS_STALENESS
 
 BYPASS = "algorithm.rollout_correction.bypass_mode=True"
 IS = "algorithm.rollout_correction.rollout_is"
@@ -62,6 +62,13 @@ def test_staleness_brings_a_warning_that_names_the_corrections(tmp_path: Path, c
 def test_a_mask_of_older_tokens_than_are_harmless_is_none(tmp_path: Path) -> None:
     mask = ("seamless.tokens.policy=mask_older_than", f"seamless.tokens.older_than={HARMLESS_STALENESS + 1}")
     assert [problem.key for problem in found(tmp_path, STALE, *mask)] == ["seamless.max_staleness"]
+
+
+def test_more_than_was_compared_brings_a_warning(tmp_path: Path) -> None:
+    far = f"seamless.max_staleness={CORRECTED_STALENESS + 1}"
+    (warning,) = found(tmp_path, far, BYPASS, f"{LOSS}=dppo_tv")
+    assert warning.warning and (warning.key, warning.value) == ("seamless.max_staleness", CORRECTED_STALENESS + 1)
+    assert "seamless-verl compare" in warning.way_out
 
 
 @pytest.mark.parametrize("loss", ["interpolated", "m2po"])
