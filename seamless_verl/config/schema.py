@@ -277,8 +277,8 @@ class SeamlessConfig:
         NotNegative | None,
         Doc(
             "at most so many + 1 steps' worth of prompts are outstanding at any time, refilled before "
-            "each update; `0` draws none for a later step. `null` begins with half of `max_staleness`, and finds "
-            "the least with which engines have enough calls while training waits",
+            "each update; `0` draws none for a later step. `null` begins with half of `max_staleness`, rounded "
+            "up, and takes more or less by what engines lose for want of calls while training waits",
         ),
     ] = None
     tail_batching: Annotated[

@@ -4,11 +4,12 @@ The staleness bound says how old a token may be at most; how many steps' worth o
 old most of them are. So the run begins with half of what the bound permits, and looks for the least at which engines
 lose little. They lose, while training waits for groups, where they have too few calls for their full rate.
 
-More is tried, since only a trial shows what it gains. Less is not tried: the wait for a long sample that is rare would
-be noticed too late. It follows from what engines would lose with fewer calls.
+What more or less would bring is not tried: how much a few steps lose depends on the long samples that happen to be in
+them, so that a trial would be decided by chance. It follows from what engines would lose with more or fewer calls in
+the same waits. Less is safe only where no step of a window would lose by it.
 
-Legal transitions of `level`: down by one, until more was tried; up by one; down by one, when that trial gained too
-little, which ends all of them. So it turns twice at most, and never goes back and forth.
+Legal transitions of `level` in a run: down by one, until it went up; up by one. So it turns once at most. A resume may
+have another bound: the level is then cut to it.
 """
 
 from __future__ import annotations
@@ -18,20 +19,21 @@ from collections.abc import Mapping
 from statistics import mean
 from typing import Any, Protocol
 
-WINDOW = 3  # steps whose mean is looked at
-LONG_WINDOW = 6  # steps that must all speak for less
+WINDOW = 6  # steps that are looked at
 WORTH = 0.05  # share of a step: less lost engine time is not worth older tokens
-GAIN = 0.2  # of the lost time: a trial that saves less is taken back
 
 
 class LostTime(Protocol):
-    """Seconds that engines lost in a step, and that they would have lost with one step's worth fewer."""
+    """Seconds that engines lost in a step, and would have lost with one step's worth of prompts fewer, and more."""
 
     @property
     def seconds(self) -> float: ...
 
     @property
     def with_fewer(self) -> float: ...
+
+    @property
+    def with_more(self) -> float: ...
 
 
 class AheadLevel:
@@ -40,67 +42,41 @@ class AheadLevel:
     def __init__(self, most: int) -> None:
         self.most = most
         self.level = (most + 1) // 2
-        self.final = most <= 1
-        self.descends = True  # until more was tried
-        self.before: float | None = None  # the share that was lost before the upward trial that runs
+        self.descends = True  # until it went up
         self.settling = 1  # steps until a change has had its effect; the first one starts the engines
-        self.shares: deque[float] = deque(maxlen=WINDOW)
-        self.with_fewer: deque[float] = deque(maxlen=LONG_WINDOW)
+        self.with_fewer: deque[float] = deque(maxlen=WINDOW)  # shares of a step that would have been lost
+        self.gains: deque[float] = deque(maxlen=WINDOW)  # shares of a step that more would have saved
 
     def step_ended(self, step_s: float, lost: LostTime) -> str | None:
         """A step has taken `step_s` seconds, of which engines lost some; says what was changed, and why."""
-        if self.final or step_s <= 0:
+        if step_s <= 0:
             return None
         if self.settling:
             self.settling -= 1
             return None
-        self.shares.append(min(1.0, lost.seconds / step_s))
-        self.with_fewer.append(min(1.0, lost.with_fewer / step_s))
-        seen, share = len(self.shares), mean(self.shares)
-        if self.before is None and 1 < seen < WINDOW and seen * share > WINDOW * WORTH:
-            return self._try_more(share)  # the window's mean will be above `WORTH`, whatever the rest of it brings
-        if seen < WINDOW:
+        self.with_fewer.append(lost.with_fewer / step_s)
+        self.gains.append((lost.seconds - lost.with_more) / step_s)
+        if len(self.gains) < WINDOW:
             return None
-        self.shares.clear()
-        if self.before is not None and share > (1 - GAIN) * self.before:
-            return self._take_back(share)
-        self.before = None
-        return self._try_more(share) if share > WORTH else self._take_less()
-
-    def _try_more(self, share: float) -> str | None:
-        if self.level == self.most:
-            self.final = True
-            return None
-        self.before, self.descends = share, False
-        self._change(self.level + 1)
-        return f"{share:.0%} of the last steps were lost on engines with too few calls"
-
-    def _take_less(self) -> str | None:
-        if not self.descends or self.level == 1 or len(self.with_fewer) < LONG_WINDOW:
-            return None
-        if max(self.with_fewer) > WORTH:
-            return None
-        reason = f"with one fewer at most {max(self.with_fewer):.0%} of a step would have been lost"
-        self._change(self.level - 1)
-        return reason
-
-    def _take_back(self, share: float) -> str:
-        before, self.before, self.final = self.before, None, True
-        self._change(self.level - 1)
-        return f"with one more {share:.0%} of the steps were lost, before it {before:.0%}"
+        gain, loss = mean(self.gains), max(self.with_fewer)
+        if gain > WORTH and self.level < self.most:
+            self.descends = False
+            self._change(self.level + 1)
+            return f"one more would have kept engines from losing {gain:.0%} of the last steps"
+        if loss <= WORTH and self.level > 1 and self.descends:
+            self._change(self.level - 1)
+            return f"with one fewer engines would have lost {loss:.0%} of a step at most"
+        return None
 
     def _change(self, level: int) -> None:
         self.level, self.settling = level, level + 1
-        self.shares.clear()
         self.with_fewer.clear()
+        self.gains.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"level": self.level, "final": self.final, "before": self.before, "descends": self.descends}
+        return {"level": self.level, "descends": self.descends}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues at the level of a checkpoint, as far as the bound now allows; it settles anew."""
-        level = min(int(state["level"]), self.most)
-        self.final = bool(state["final"]) or level == self.most
-        self.before = state["before"] if level == state["level"] else None
-        self.descends = bool(state["descends"])
-        self._change(level)
+        self.descends = bool(state.get("descends", True))
+        self._change(max(min(1, self.most), min(int(state["level"]), self.most)))

@@ -51,7 +51,7 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
 
     def __init__(self, config: DictConfig) -> None:
         self.step_batches = self.trained = 0  # mini-batches taken, in this step and in all
-        self.ahead: AheadLevel | None = None  # None where `seamless.ahead` sets it
+        self.ahead: AheadLevel | None = None  # None where there is nothing to choose
         self.engine_use = EngineUse()
         self.sampling = False  # training waits for groups, or takes them
         self.step_began = 0.0
@@ -72,7 +72,7 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
         self.tail = TailBatching(extra_prompts(self.seamless.tail_batching, self.config.data.train_batch_size))
         batch = self.config.data.train_batch_size // updates
         self.bound = StalenessBound(self.seamless.staleness_bound, batch, updates)
-        if self.seamless.ahead is None:
+        if self.seamless.ahead is None and self.seamless.staleness_bound > 1:
             self.ahead = AheadLevel(self.seamless.staleness_bound)
         return SeamlessReplayBuffer(
             bound=self.bound,
@@ -107,7 +107,7 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
 
     def _look_at_engines(self) -> None:
         """While training waits, where what they lose decides how far to run ahead."""
-        if self.sampling and self.ahead is not None and not self.ahead.final and self.engine_use.due(time.monotonic()):
+        if self.sampling and self.ahead is not None and self.engine_use.due(time.monotonic()):
             self.engine_use.look(self.data_plane.observe(), time.monotonic(), self.ahead.level)
 
     def outstanding_uids(self) -> list[str]:
@@ -151,18 +151,22 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
         """Steps' worth of prompts that generate beyond those of the current step."""
         if self.ahead is not None:
             return self.ahead.level
-        return min(self.seamless.ahead or 0, self.seamless.staleness_bound)
+        bound, asked = self.seamless.staleness_bound, self.seamless.ahead
+        return bound if asked is None else min(asked, bound)
 
     def choose_ahead(self) -> dict[str, float]:
         """At a step's end: how far to run ahead from now on; returns metrics."""
         now, lost = time.monotonic(), self.engine_use.take()
         step_s, self.step_began = now - self.step_began, now
-        if self.ahead is not None and (reason := self.ahead.step_ended(step_s, lost)):
+        if self.ahead is None:
+            return {"seamless/ahead": float(self.batches_ahead)}
+        if reason := self.ahead.step_ended(step_s, lost):
             logger.info("seamless.ahead is %s from now on: %s", self.ahead.level, reason)
         return {
-            "seamless/ahead": float(self.batches_ahead),
+            "seamless/ahead": float(self.ahead.level),
             "seamless/ahead/lost_share": lost.seconds / step_s,
-            "seamless/ahead/lost_share_with_fewer": lost.with_fewer / step_s,
+            "seamless/ahead/lost_share/fewer": lost.with_fewer / step_s,
+            "seamless/ahead/lost_share/more": lost.with_more / step_s,
         }
 
     def _fetch_one_gen_batch(self) -> Any:

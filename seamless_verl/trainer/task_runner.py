@@ -130,7 +130,7 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
         if (picture := self.trainer.device_time.finish()) is not None:
             print(f"device time: {picture}")  # noqa: T201
         if saved := self.trainer.saved:
-            print(f"last checkpoint: {self.trainer.config.trainer.default_local_dir}/global_step_{saved[-1]}")  # noqa: T201
+            print(f"checkpoint: {self.trainer.config.trainer.default_local_dir}/global_step_{saved[-1]}")  # noqa: T201
 
     def close(self, succeeded: bool) -> None:
         """Stops the agent loops, then loggers, queue, gateway and engines; also if the trainer was never built."""

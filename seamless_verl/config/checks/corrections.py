@@ -72,7 +72,8 @@ def check_staleness(settings: Settings) -> list[Problem]:
     if settings.mode != "seamless" or bound <= HARMLESS_STALENESS or masks(settings):
         return []
     if corrects(settings):
-        return [_not_compared(bound)] if bound > CORRECTED_STALENESS else []
+        oldest = bound if settings.seamless.tokens.policy == "train_all" else settings.seamless.tokens.older_than
+        return [_not_compared(bound)] if min(bound, oldest) > CORRECTED_STALENESS else []
     loss = settings.get(LOSS_MODE, "vanilla")
     reason = f"trains tokens that are {bound} versions old with loss_mode={loss}, which does not correct for that"
     way_out = (
@@ -84,7 +85,7 @@ def check_staleness(settings: Settings) -> list[Problem]:
 
 def _not_compared(bound: int) -> Problem:
     reason = f"lets tokens be older than the {CORRECTED_STALENESS} versions that were compared with on-policy training"
-    way_out = f"Compare what it costs: seamless-verl compare ... --arms sync,seamless --staleness 4,{bound}"
+    way_out = f"Compare what it costs: seamless-verl compare ... --arms sync,seamless --staleness {CORRECTED_STALENESS},{bound}"
     return Problem("seamless.max_staleness", bound, reason, f"{way_out} (docs/benchmarks.md)", warning=True)
 
 

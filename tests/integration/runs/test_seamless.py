@@ -72,7 +72,7 @@ def test_disaggregated_trains_within_its_staleness_bound(disaggregated: Job) -> 
     worst = [steps[i]["training/off_policy/trajectory_staleness_worst/max"] for i in range(1, 7)]
     assert max(worst) <= 1
     assert "validation curve" in disaggregated.log()
-    assert f"last checkpoint: {disaggregated.folder / 'checkpoints' / 'global_step_6'}\n" in disaggregated.log()
+    assert f"checkpoint: {disaggregated.folder / 'checkpoints' / 'global_step_6'}\n" in disaggregated.log()
 
 
 def test_a_commit_reports_the_share_for_which_replicas_paused(disaggregated: Job) -> None:

@@ -46,7 +46,7 @@ def test_looks_are_apart() -> None:
     assert not use.due(5.1) and use.due(5.3)
 
 
-def test_with_fewer_prompts_there_would_be_as_many_fewer_calls() -> None:
+def test_with_other_prompts_there_would_be_other_calls_in_proportion() -> None:
     use = EngineUse()
     for now in (0.0, 1.0):
         use.look(seen((8, 800 * int(now))), now, 3)
@@ -54,13 +54,14 @@ def test_with_fewer_prompts_there_would_be_as_many_fewer_calls() -> None:
     use.take()
     use.look(seen((4, 0)), 10.0, 3)
     use.look(seen((4, 600)), 11.0, 3)
-    at_three = use.curve.at(3) / 800
-    assert use.take() == EngineLoss(pytest.approx(1 - 600 / 800), pytest.approx(1 - at_three))
+    fewer, more = (1 - use.curve.at(calls) / 800 for calls in (3, 5))
+    assert use.take() == EngineLoss(pytest.approx(1 - 600 / 800), pytest.approx(fewer), pytest.approx(more))
+    assert fewer > 1 - 600 / 800 > more > 0
 
 
 def test_calls_that_wait_would_take_the_seats_of_those_that_there_would_not_be() -> None:
     use = EngineUse()
-    busy = RolloutObservation((ReplicaLoad("r0", 8, 0, 8, 0),), waiting=8)
-    use.look(busy, 0.0, 1)
-    use.look(RolloutObservation((ReplicaLoad("r0", 8, 0, 8, 800),), waiting=8), 1.0, 1)
-    assert use.take() == EngineLoss(0.0, 0.0), "half of 16 calls are as many as there are seats"
+    for now in (0.0, 1.0):
+        busy = RolloutObservation((ReplicaLoad("r0", 8, 0, 8, 800 * int(now)),), waiting=8)
+        use.look(busy, now, 1)
+    assert use.take() == EngineLoss(0.0, 0.0, 0.0), "half of 16 calls are as many as there are seats"

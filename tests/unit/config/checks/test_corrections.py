@@ -69,6 +69,8 @@ def test_more_than_was_compared_brings_a_warning(tmp_path: Path) -> None:
     (warning,) = found(tmp_path, far, BYPASS, f"{LOSS}=dppo_tv")
     assert warning.warning and (warning.key, warning.value) == ("seamless.max_staleness", CORRECTED_STALENESS + 1)
     assert "seamless-verl compare" in warning.way_out
+    mask = ("seamless.tokens.policy=mask_older_than", f"seamless.tokens.older_than={CORRECTED_STALENESS}")
+    assert found(tmp_path, far, BYPASS, f"{LOSS}=dppo_tv", *mask) == []
 
 
 @pytest.mark.parametrize("loss", ["interpolated", "m2po"])
