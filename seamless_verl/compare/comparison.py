@@ -16,7 +16,8 @@ class ArmFacts:
 
     `permitted` is staleness in weight versions: None for verl's asynchronous modes, which have no such bound, and for
     an arm that cannot run here. `rate` is its learning rate where there are several, `system` its name without that,
-    and `line` its name without what it permits, where `--staleness` gave that.
+    and `line` its name without what it permits, where `--staleness` gave that. `shipped_poll`: it looks for finished
+    prompts as often as verl ships it.
     """
 
     baseline: str
@@ -25,6 +26,7 @@ class ArmFacts:
     rate: str = ""
     system: str = ""
     line: str = ""
+    shipped_poll: bool = False
 
 
 @dataclass(frozen=True)

@@ -30,16 +30,16 @@ def with_short_poll(arm: ComparedArm) -> ComparedArm:
 
 
 def poll_line(comparison: Comparison) -> str:
-    """That verl's modes poll as they are shipped, where their steps are short; "" otherwise."""
-    as_shipped = {name for name, facts in comparison.arms.items() if not facts.ours and MARK not in name}
+    """That verl's modes poll as they are shipped, for those whose steps are short; "" if there is none."""
     steps = {
         summary.arm: summary.step_s.median
         for summary in comparison.summaries
-        if summary.arm in as_shipped and summary.step_s is not None
+        if summary.step_s is not None and summary.arm in comparison.arms and comparison.arms[summary.arm].shipped_poll
     }
-    if not steps or (shortest := min(steps.values())) >= SHORT_STEP_S:
+    short = {arm: seconds for arm, seconds in steps.items() if seconds < SHORT_STEP_S}
+    if not short:
         return ""
     return (
-        f"{', '.join(steps)}: verl looks for finished prompts every {VERLS_POLL_S:g} s, and a step takes "
-        f"{shortest:.1f} s here; with --short-poll it looks every {SHORT_POLL_S:g} s."
+        f"{', '.join(short)}: verl looks for finished prompts every {VERLS_POLL_S:g} s, and a step takes "
+        f"{min(short.values()):.1f} s here; with --short-poll it looks every {SHORT_POLL_S:g} s."
     )

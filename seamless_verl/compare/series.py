@@ -26,6 +26,7 @@ from seamless_verl.compare.lengths import length_bias
 from seamless_verl.compare.made_of import made_of
 from seamless_verl.compare.outcome import Run, RunState
 from seamless_verl.compare.plan import Options, PlannedRun, checkpoints, planned_runs, shared_overrides
+from seamless_verl.compare.polls import BUFFER
 from seamless_verl.compare.probing import ProbedArm
 from seamless_verl.compare.processes import RunFailedError
 from seamless_verl.compare.report import run_line, table
@@ -46,6 +47,9 @@ def facts_of_arms(arms: Sequence[ProbedArm], runnable: Sequence[ComparedArm]) ->
             rate=one.arm.rate,
             system=one.arm.system or one.arm.name,
             line=one.arm.line or one.arm.name,
+            shipped_poll=not one.arm.is_ours
+            and one.config is not None
+            and select(one.config, f"{BUFFER}.path") is None,
         )
         for one in arms
     }

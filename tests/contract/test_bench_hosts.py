@@ -22,9 +22,16 @@ from seamless_verl.bench.training.arms import BUFFERS, POLL_S
 from seamless_verl.bench.training.figures import read_samples
 from seamless_verl.bench.training.loop import ForcedLengthLoop
 from seamless_verl.bench.training.workloads import WORKLOADS
+from seamless_verl.compare import polls
 from seamless_verl.tiny import make_tokenizer
 
 W3 = WORKLOADS["w3"]
+
+
+def test_a_comparison_names_the_polls_that_there_are() -> None:
+    assert (polls.SHORT_POLL_S, polls.MODULE, polls.BUFFER) == (POLL_S, BUFFERS, "trainer.v1.sampler.custom_sampler")
+    shipped = {inspect.signature(one).parameters["poll_interval"].default for one in (ReplayBuffer, ReplayBufferAsync)}
+    assert shipped == {polls.VERLS_POLL_S}
 
 
 @pytest.mark.parametrize(

@@ -82,8 +82,8 @@ def comparison(
 def frontier() -> Comparison:
     """Two seeds of `sync`, of `colocate_async` and of ours at two bounds, one run of which collapses."""
     facts = {
-        "sync": ArmFacts("sync", permitted=0),
-        "colocate_async": ArmFacts("sync"),
+        "sync": ArmFacts("sync", permitted=0, shipped_poll=True),
+        "colocate_async": ArmFacts("sync", shipped_poll=True),
         "seamless s=0": ArmFacts("sync", ours=True, permitted=0, line="seamless"),
         "seamless s=4": ArmFacts("sync", ours=True, permitted=4, line="seamless"),
     }

@@ -85,7 +85,8 @@ def check_staleness(settings: Settings) -> list[Problem]:
 
 def _not_compared(bound: int) -> Problem:
     reason = f"lets tokens be older than the {CORRECTED_STALENESS} versions that were compared with on-policy training"
-    way_out = f"Compare what it costs: seamless-verl compare ... --arms sync,seamless --staleness {CORRECTED_STALENESS},{bound}"
+    arms = f"--arms sync,seamless --staleness {CORRECTED_STALENESS},{bound}"
+    way_out = f"Compare what it costs: seamless-verl compare ... {arms}"
     return Problem("seamless.max_staleness", bound, reason, f"{way_out} (docs/benchmarks.md)", warning=True)
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from support.comparison import finished, frontier, logged
 
 from seamless_verl.compare.arms import parse_arm
+from seamless_verl.compare.plan import Options, check_arms
 from seamless_verl.compare.polls import poll_line, with_short_poll
 from seamless_verl.compare.report import explanations
+from seamless_verl.errors import ConfigError
 
 BUFFER = "trainer.v1.sampler.custom_sampler"
 
@@ -39,6 +42,22 @@ def test_short_steps_of_verls_modes_are_named() -> None:
 
 def test_steps_in_which_it_weighs_little_are_not_named() -> None:
     assert poll_line(replace(frontier(), arms={})) == "", "nothing is known of them"
-    slow = [finished(arm, 1, logged(12, seconds=100.0)) for arm in ("sync", "colocate_async")]
-    one = replace(frontier(), runs=tuple(slow))
-    assert poll_line(one) == "" and "" not in explanations(one)
+    steps = {"sync": 100.0, "colocate_async": 2.0}
+    runs = [finished(arm, 1, logged(12, seconds=seconds)) for arm, seconds in steps.items()]
+    one = replace(frontier(), runs=tuple(runs))
+    assert poll_line(one).startswith("colocate_async: ")
+    assert poll_line(replace(one, runs=tuple(runs[:1]))) == "" and "" not in explanations(one)
+
+
+def test_a_shorter_poll_is_not_named() -> None:
+    one = frontier()
+    assert (
+        poll_line(replace(one, arms={name: replace(facts, shipped_poll=False) for name, facts in one.arms.items()}))
+        == ""
+    )
+
+
+def test_the_option_needs_a_mode_of_verls() -> None:
+    with pytest.raises(ConfigError, match="--arms=.*--short-poll is for verl's modes"):
+        check_arms([parse_arm("seamless")], Options(short_poll=True))
+    check_arms([parse_arm("sync"), parse_arm("seamless")], Options(short_poll=True))
