@@ -76,13 +76,12 @@ class PlannedRun:
 
 
 def check_arms(arms: Sequence[ComparedArm], options: Options) -> None:
-    """ConfigError for arms that an option cannot be for: whose generated tokens are not counted, or that do not poll."""
+    """ConfigError for arms that an option is not for: their generated tokens are not counted, or they do not poll."""
     verls = [arm.text for arm in arms if not arm.is_ours]
     if options.short_poll and not verls:
         way_out = "Name one of verl's modes among --arms, or leave --short-poll out"
-        raise ConfigError(
-            "--arms", [arm.text for arm in arms], "--short-poll is for verl's modes, and none is there", way_out
-        )
+        reason = "--short-poll is for verl's modes, and none is there"
+        raise ConfigError("--arms", [arm.text for arm in arms], reason, way_out)
     if options.equal_tokens and verls:
         reason = "verl's modes do not log the tokens that they generate, by which --equal-tokens compares"
         way_out = "Give --arms in mode seamless alone, such as grpo:seamless.sampler.name=null"

@@ -47,12 +47,14 @@ def facts_of_arms(arms: Sequence[ProbedArm], runnable: Sequence[ComparedArm]) ->
             rate=one.arm.rate,
             system=one.arm.system or one.arm.name,
             line=one.arm.line or one.arm.name,
-            shipped_poll=not one.arm.is_ours
-            and one.config is not None
-            and select(one.config, f"{BUFFER}.path") is None,
+            shipped_poll=polls_as_shipped(one),
         )
         for one in arms
     }
+
+
+def polls_as_shipped(one: ProbedArm) -> bool:
+    return not one.arm.is_ours and one.config is not None and select(one.config, f"{BUFFER}.path") is None
 
 
 def permitted(one: ProbedArm) -> int | None:

@@ -51,13 +51,11 @@ def test_steps_in_which_it_weighs_little_are_not_named() -> None:
 
 def test_a_shorter_poll_is_not_named() -> None:
     one = frontier()
-    assert (
-        poll_line(replace(one, arms={name: replace(facts, shipped_poll=False) for name, facts in one.arms.items()}))
-        == ""
-    )
+    arms = {name: replace(facts, shipped_poll=False) for name, facts in one.arms.items()}
+    assert poll_line(replace(one, arms=arms)) == ""
 
 
 def test_the_option_needs_a_mode_of_verls() -> None:
-    with pytest.raises(ConfigError, match="--arms=.*--short-poll is for verl's modes"):
+    with pytest.raises(ConfigError, match=r"--arms=.*--short-poll is for verl's modes"):
         check_arms([parse_arm("seamless")], Options(short_poll=True))
     check_arms([parse_arm("sync"), parse_arm("seamless")], Options(short_poll=True))
