@@ -17,7 +17,7 @@ from seamless_verl.simulator.scenario import SCHEDULERS, Scenario, Scheduler
 from seamless_verl.simulator.simulate import simulate
 from seamless_verl.simulator.workload import WORKLOADS, workload_named
 
-PROG = "python -m seamless_verl.simulator"
+PROG, AUTO = "python -m seamless_verl.simulator", "auto"
 SPREAD = tuple(i / 8 for i in range(9))  # pass rates from prompts that always fail to prompts that never do
 
 
@@ -48,7 +48,12 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--policy", nargs="+", help=f"for each scheduler, one line for each of {', '.join(POLICIES)}")
     parser.add_argument("--max-staleness", type=int, help="weight versions")
-    parser.add_argument("--ahead", type=float, help="batches submitted beyond the current one")
+    parser.add_argument(
+        "--ahead",
+        type=ahead,
+        metavar="STEPS",
+        help="batches submitted beyond the current one; auto: found as a run does",
+    )
     parser.add_argument("--updates", type=int, help="mini-batches of a step")
     parser.add_argument("--machine", default="devices", help=f"one of {', '.join(MACHINES)}")
     parser.add_argument("--switch-s", type=float, help="seconds of a switch, each way")
@@ -106,11 +111,18 @@ def _devices(text: str) -> tuple[frozenset[str], ...]:
     return (frozenset(tags.split("+")),) * (int(number) if star else 1)
 
 
+def ahead(text: str) -> float | str:
+    """A number, or AUTO; ValueError for another text."""
+    return AUTO if text == AUTO else float(text)
+
+
 def _scheduler(args: argparse.Namespace, name: str, policy: str | None) -> Scheduler:
     if name not in SCHEDULERS:
         way_out = f"Choose one of {sorted(SCHEDULERS)}"
         raise ConfigError("scheduler", name, "there is no such scheduler", way_out)
-    overrides = {"policy": policy, "max_staleness": args.max_staleness, "ahead": args.ahead, "updates": args.updates}
+    found = args.ahead == AUTO or None
+    overrides = {"policy": policy, "max_staleness": args.max_staleness, "updates": args.updates}
+    overrides |= {"finds_ahead": found, "ahead": None if found else args.ahead}
     overrides |= {"tail_batching": args.tail_batching}
     overrides |= {"drop": args.drop or None, "prefetch": args.prefetch or None, "early_pause": args.early_pause or None}
     overrides |= {"keep_cache": args.keep or None, "look_s": args.look_s}

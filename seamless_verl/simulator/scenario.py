@@ -28,8 +28,9 @@ class Scheduler:
     - `updates` mini-batches a step are each taken as soon as their groups are ready. While training waits, finished
       groups are noticed every `poll_s` seconds, 0 at once, and the policy is asked at most every `look_s` seconds.
     - `ahead` batches are submitted beyond the current one, at most `max_staleness`: before each update with `refill`,
-      else when a step begins. `enforce_bound`: the staleness bound also holds training back for old groups, and not
-      only limits how many are outstanding; `drop` drops those groups instead of waiting for them.
+      else when a step begins; with `finds_ahead` as many as a run finds with `seamless.ahead=null`. `enforce_bound`:
+      the staleness bound also holds training back for old groups, and not only limits how many are outstanding; `drop`
+      drops those groups instead of waiting for them.
     - `oldest_first` gives seats to the groups submitted first, else to the calls that arrived first. `carry` overrides
       the policy on whether the calls of a reclaimed device move to others; a cut call is submitted again after
       `carry_s`. `early_pause` reclaims before the host's work on a mini-batch, as verl does, else only for the
@@ -44,6 +45,7 @@ class Scheduler:
     max_staleness: int = 1
     updates: int = 4
     ahead: float | None = None
+    finds_ahead: bool = False
     enforce_bound: bool = True
     drop: bool = False
     oldest_first: bool = True
@@ -69,6 +71,8 @@ class Scheduler:
             raise ConfigError(
                 "carry", self.carry, "calls frozen on a device that never generates again end never", way_out
             )
+        if self.finds_ahead and self.ahead is not None:
+            raise ConfigError("ahead", self.ahead, "is found while the run goes on", "Leave one of the two out")
         if self.ahead is not None and not 0 <= self.ahead <= self.max_staleness:
             way_out = f"Give 0 to {self.max_staleness}, or raise max_staleness"
             raise ConfigError("ahead", self.ahead, "the staleness bound has no room for it", way_out)

@@ -8,6 +8,7 @@ from typing import Any
 
 from seamless_verl.resources.lending import LendingPolicy
 from seamless_verl.resources.staleness import StalenessBound
+from seamless_verl.simulator.ahead_control import AheadControl
 from seamless_verl.simulator.capacity_control import CapacityController
 from seamless_verl.simulator.cluster import VirtualCluster
 from seamless_verl.simulator.device import SimulatedDevice, SimulatedUse
@@ -121,8 +122,9 @@ class Simulation:
             self.cluster, self.groups, self.policy, carry=scheduler.carry, look_s=scheduler.look_s
         )
         self.prompts = SimulatedPrompts(scenario)
+        self.ahead = AheadControl(self.cluster, scheduler)
         self.trainer = SimulatedTrainer(
-            scenario, self.cluster, self.groups, self.lending, self.measurements, self.prompts
+            scenario, self.cluster, self.groups, self.lending, self.measurements, self.prompts, self.ahead
         )
 
     def run(self) -> Result:
@@ -145,6 +147,10 @@ class Simulation:
 
     def _advance(self) -> None:
         collecting = self.lending.due_at is None and not self.cluster.syncing
+        if collecting:
+            self.ahead.look()
+        else:
+            self.ahead.wait_ended()
         held = collecting and self.groups.held(self.trainer.step, self.lending.update)
         before = self.cluster.now
         self.cluster.advance()

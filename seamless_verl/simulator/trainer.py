@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from seamless_verl.resources.tail_batching import DrawView
+from seamless_verl.simulator.ahead_control import AheadControl
 from seamless_verl.simulator.cluster import VirtualCluster
 from seamless_verl.simulator.engine import SimulatedGroup, SimulatedSample
 from seamless_verl.simulator.lending_control import LendingController
@@ -33,8 +34,9 @@ class SimulatedTrainer:
         lending: LendingController,
         measurements: Measurements,
         prompts: SimulatedPrompts,
+        ahead: AheadControl,
     ) -> None:
-        self.scenario, self.cluster, self.groups = scenario, cluster, groups
+        self.scenario, self.cluster, self.groups, self.ahead = scenario, cluster, groups, ahead
         self.lending, self.measurements, self.prompts = lending, measurements, prompts
         self.step = self.drawn = 0
         self.tail = scenario.scheduler.new_tail_batching(scenario.workload.prompts)
@@ -44,7 +46,7 @@ class SimulatedTrainer:
     def run_steps(self) -> Iterator[Condition]:
         scheduler, prompts = self.scenario.scheduler, self.scenario.workload.prompts
         self.step = 1
-        self.submit(round(scheduler.batches_ahead * prompts))
+        self.submit(round(self.ahead.batches * prompts))
         for step in range(1, self.scenario.steps + 1):
             self.step = step
             for update in range(scheduler.updates):
@@ -53,6 +55,7 @@ class SimulatedTrainer:
                 yield from self._update(update)
             yield from self._update_weights()
             self.measurements.record_step_end(self.step)
+            self.ahead.step_ended()
 
     def _submit_for(self, update: int) -> None:
         """Submit what there is room for: before each update, or a step's prompts when it begins."""
@@ -61,7 +64,7 @@ class SimulatedTrainer:
             if not update:
                 self._draw()
         elif scheduler.refill:
-            ahead = round(scheduler.batches_ahead)
+            ahead = round(self.ahead.batches)
             self.submit(bound.room(self.groups.outstanding, ahead, update))
         elif not update:
             self.submit(min(self.scenario.workload.prompts, bound.room(self.groups.outstanding)))

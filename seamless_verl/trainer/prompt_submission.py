@@ -22,12 +22,12 @@ from seamless_verl.agent_loops.worker import SeamlessAgentLoopManager
 from seamless_verl.config.schema import SeamlessConfig
 from seamless_verl.data_plane.client import DataPlaneClient
 from seamless_verl.resources.ahead import AheadLevel
+from seamless_verl.resources.engine_use import EngineUse
 from seamless_verl.resources.lending import Demand
 from seamless_verl.resources.staleness import StalenessBound
 from seamless_verl.resources.tail_batching import Draw, DrawView, TailBatching, extra_prompts
 from seamless_verl.runtime.sample_lengths import LengthRecord
 from seamless_verl.trainer.deferred_prompts import name_again, take_out
-from seamless_verl.trainer.engine_use import EngineUse
 from seamless_verl.trainer.lending import DeviceLending
 from seamless_verl.trainer.lending_view import TrainingProgress
 from seamless_verl.trainer.prompt_names import PromptNames
@@ -108,7 +108,8 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
     def _look_at_engines(self) -> None:
         """While training waits, where what they lose decides how far to run ahead."""
         if self.sampling and self.ahead is not None and self.engine_use.due(time.monotonic()):
-            self.engine_use.look(self.data_plane.observe(), time.monotonic(), self.ahead.level)
+            seen = self.data_plane.observe()
+            self.engine_use.look(seen.replicas, seen.waiting, time.monotonic(), self.ahead.level)
 
     def outstanding_uids(self) -> list[str]:
         """Prompts whose groups had not ended at the last look at the queue, validation's too; any thread may ask."""

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seamless_verl.resources.ahead import WINDOW, AheadLevel
-from seamless_verl.trainer.engine_use import EngineLoss
+from seamless_verl.resources.engine_use import EngineLoss
 
 
 def run(level: AheadLevel, lost: list[float], steps: int) -> list[int]:

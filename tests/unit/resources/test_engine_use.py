@@ -4,56 +4,56 @@ from __future__ import annotations
 
 import pytest
 
-from seamless_verl.rollout.observation import ReplicaLoad, RolloutObservation
-from seamless_verl.trainer.engine_use import EngineLoss, EngineUse
+from seamless_verl.resources.engine_use import EngineLoss, EngineUse
+from seamless_verl.rollout.observation import ReplicaLoad
 
 
-def seen(*engines: tuple[int, int]) -> RolloutObservation:
+def seen(*engines: tuple[int, int]) -> list[ReplicaLoad]:
     """Engines of 8 seats by their running calls and their tokens."""
-    return RolloutObservation(tuple(ReplicaLoad(f"r{i}", n, 0, 8, tokens) for i, (n, tokens) in enumerate(engines)))
+    return [ReplicaLoad(f"r{i}", n, 0, 8, tokens) for i, (n, tokens) in enumerate(engines)]
 
 
 def test_an_engine_with_few_calls_loses_what_a_full_one_would_generate_more() -> None:
     use = EngineUse()
-    use.look(seen((8, 0)), 0.0, 1)
-    use.look(seen((8, 800)), 1.0, 1)
+    use.look(seen((8, 0)), 0, 0.0, 1)
+    use.look(seen((8, 800)), 0, 1.0, 1)
     assert use.take().seconds == 0.0, "every seat is taken"
     use.wait_ended()
-    use.look(seen((1, 900)), 10.0, 1)
+    use.look(seen((1, 900)), 0, 10.0, 1)
     assert use.take().seconds == 0.0, "between two waits nothing is counted"
-    use.look(seen((1, 1100)), 12.0, 1)
+    use.look(seen((1, 1100)), 0, 12.0, 1)
     assert use.take().seconds == pytest.approx(2.0 * (1 - 100 / 800))
 
 
 def test_an_idle_engine_loses_everything_and_engines_count_alike() -> None:
     use = EngineUse()
-    use.look(seen((8, 0), (0, 0)), 0.0, 1)
-    use.look(seen((8, 800), (0, 0)), 1.0, 1)
+    use.look(seen((8, 0), (0, 0)), 0, 0.0, 1)
+    use.look(seen((8, 800), (0, 0)), 0, 1.0, 1)
     assert use.take().seconds == pytest.approx(0.5)
 
 
 def test_tokens_of_a_restarted_data_plane_are_no_rate() -> None:
     use = EngineUse()
     for now, tokens in ((0.0, 0), (1.0, 800), (2.0, 8)):
-        use.look(seen((8, tokens)), now, 1)
+        use.look(seen((8, tokens)), 0, now, 1)
     assert use.curve.at(8) == pytest.approx(800)
 
 
 def test_looks_are_apart() -> None:
     use = EngineUse()
     assert use.due(5.0)
-    use.look(seen((8, 0)), 5.0, 1)
+    use.look(seen((8, 0)), 0, 5.0, 1)
     assert not use.due(5.1) and use.due(5.3)
 
 
 def test_with_other_prompts_there_would_be_other_calls_in_proportion() -> None:
     use = EngineUse()
     for now in (0.0, 1.0):
-        use.look(seen((8, 800 * int(now))), now, 3)
+        use.look(seen((8, 800 * int(now))), 0, now, 3)
     use.wait_ended()
     use.take()
-    use.look(seen((4, 0)), 10.0, 3)
-    use.look(seen((4, 600)), 11.0, 3)
+    use.look(seen((4, 0)), 0, 10.0, 3)
+    use.look(seen((4, 600)), 0, 11.0, 3)
     fewer, more = (1 - use.curve.at(calls) / 800 for calls in (3, 5))
     assert use.take() == EngineLoss(pytest.approx(1 - 600 / 800), pytest.approx(fewer), pytest.approx(more))
     assert fewer > 1 - 600 / 800 > more > 0
@@ -62,6 +62,5 @@ def test_with_other_prompts_there_would_be_other_calls_in_proportion() -> None:
 def test_calls_that_wait_would_take_the_seats_of_those_that_there_would_not_be() -> None:
     use = EngineUse()
     for now in (0.0, 1.0):
-        busy = RolloutObservation((ReplicaLoad("r0", 8, 0, 8, 800 * int(now)),), waiting=8)
-        use.look(busy, now, 1)
+        use.look(seen((8, 800 * int(now))), 8, now, 1)
     assert use.take() == EngineLoss(0.0, 0.0, 0.0), "half of 16 calls are as many as there are seats"
