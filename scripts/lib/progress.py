@@ -29,6 +29,7 @@ STAGES = (
 CURVE = "validation curve"  # the first words of what the run prints at its end
 LINE = re.compile(r"step:\d+ of .+")  # the seamless trainer's one line a step, which is a summary already
 STEP = re.compile(r"step:(\d+) - ")  # verl's
+LEFT = re.compile(r"(?:device time|checkpoint): /.+")  # the files that a run names at its end
 FIGURES = (
     ("reward", r"critic/score/mean:([-\d.e]+)"),
     ("validation", r"val-[a-z]+/[^ ]*/reward/mean@\d+:(?:np\.float64\()?([-\d.e]+)"),
@@ -48,7 +49,7 @@ def summarize(line: str) -> str | None:
             return meaning
     if (warning := WARNING.search(line)) is not None:
         return f"warning: {warning[1]}"
-    if (own := LINE.search(line)) is not None:
+    if (own := LINE.search(line) or LEFT.match(PREFIX.sub("", line))) is not None:
         return own[0]
     step = STEP.search(line)
     if step is None:

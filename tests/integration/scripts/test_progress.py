@@ -38,10 +38,16 @@ def test_a_step_is_shown_as_the_trainer_prints_it_or_in_short(tmp_path: Path) ->
     """Ours prints one line a step already; verl's modes print every metric."""
     script = tmp_path / "run.sh"
     ours, verls = "step:3 of 80  reward 0.250  887 tokens/s", "step:3 - critic/score/mean:0.25 - timing_s/step:1.9"
-    script.write_text(f"echo '(SeamlessTaskRunner pid=7) {ours}'; echo '(TaskRunnerV1 pid=7) {verls}'")
+    left = "checkpoint: /runs/quickstart/checkpoints/global_step_80"
+    lines = [
+        f"(SeamlessTaskRunner pid=7) {ours}",
+        f"(TaskRunnerV1 pid=7) {verls}",
+        f"(SeamlessTaskRunner pid=7) {left}",
+    ]
+    script.write_text("; ".join(f"echo '{line}'" for line in [*lines, f"Load from {left}"]))
     command = [sys.executable, str(PROGRESS), str(tmp_path / "log"), "bash", str(script)]
     shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert [line.partition(" s  ")[2] for line in shown] == [ours, "step    3  reward 0.250  seconds 1.900"]
+    assert [line.partition(" s  ")[2] for line in shown] == [ours, "step    3  reward 0.250  seconds 1.900", left]
 
 
 @pytest.mark.parametrize(("code", "kept"), [(2, "the last run's\n"), (3, "no GPU\n"), (0, "no GPU\n")])
