@@ -65,7 +65,6 @@ from seamless_verl.config.checks.model import (
 )
 from seamless_verl.config.checks.modes import (
     check_mode,
-    check_renamed_code,
     check_seamless,
     check_standalone_pool,
 )
@@ -74,7 +73,7 @@ from seamless_verl.config.checks.serve_options import check_engine_options, chec
 from seamless_verl.config.checks.settings import Check, Problem, RefusedConfigError, Settings
 from seamless_verl.config.checks.tools import check_function_tools, check_tool_format, check_tools
 from seamless_verl.config.checks.unused import check_unused
-from seamless_verl.config.checks.values import check_logprobs_mode, check_missing, check_numbers
+from seamless_verl.config.checks.values import check_logprobs_mode, check_missing, check_numbers, check_renamed_code
 from seamless_verl.config.checks.view import check_view, check_view_address
 from seamless_verl.config.checks.visible import check_visible_devices
 from seamless_verl.config.joining import check_joined

@@ -9,8 +9,7 @@ from seamless_verl.config.checks.roles import (
     has_standalone_rollout,
     seamless_layout,
 )
-from seamless_verl.config.checks.settings import MISSING, Problem, Settings, check, texts_of
-from seamless_verl.config.renames import renamed_code
+from seamless_verl.config.checks.settings import MISSING, Problem, Settings, check
 from seamless_verl.resources.tags import Layout
 from seamless_verl.runtime.fields import nearest
 
@@ -34,13 +33,6 @@ def check_mode(settings: Settings) -> list[Problem]:
         way_out = f"Remove trainer.use_v1=False, or set {MODE_KEY}=sync for verl's legacy trainer"
         return [Problem("trainer.use_v1", False, "the seamless trainer is a v1 trainer", way_out)]
     return []
-
-
-@check
-def check_renamed_code(settings: Settings) -> list[Problem]:
-    """No setting names code of this package by an old name."""
-    found = ((key, text, renamed_code(text)) for key, text in texts_of(settings.tree, ""))
-    return [Problem(key, text, "was renamed", f"Write {key}={new}") for key, text, new in found if new is not None]
 
 
 @check
