@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import math
 import tempfile
@@ -37,6 +38,15 @@ def temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("TMPDIR", str(path))
         patch.setattr(tempfile, "tempdir", None)
         yield path
+
+
+@pytest.fixture(scope="module")
+def verl_alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No other file runs verl's own modes meanwhile: their sockets in /tmp have the Ray job's id for a name, which is
+    the first in each cluster, so that two runs on one machine take each other's weights and hang."""
+    with (tmp_path_factory.getbasetemp().parent / "verl.lock").open("w") as lock:  # the workers' folders are beside it
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @pytest.fixture(autouse=True)

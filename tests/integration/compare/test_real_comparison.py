@@ -11,7 +11,10 @@ import pytest
 from pyarrow import parquet
 from support.paths import ROOT
 
-pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(1200)]
+pytestmark = [
+    *(pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(1200)),
+    pytest.mark.usefixtures("verl_alone"),
+]
 
 
 def test_a_recipe_is_compared(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from support.job import VERL, Job, comparable, run
 from support.paths import DATA
 
-pytestmark = [pytest.mark.integration, pytest.mark.slowest(2)]
+pytestmark = [pytest.mark.integration, pytest.mark.slowest(2), pytest.mark.usefixtures("verl_alone")]
 DETERMINISTIC: dict[str, Any] = {
     "trainer__v1__trainer_mode": "sync",
     "trainer__total_training_steps": 4,

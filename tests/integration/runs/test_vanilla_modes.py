@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.job import POOL, VERL, run
 
-pytestmark = [pytest.mark.integration, pytest.mark.long]
+pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.usefixtures("verl_alone")]
 SEPARATE: dict[str, Any] = {
     **POOL,
     "trainer__v1__trainer_mode": "separate_async",
