@@ -17,23 +17,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from statistics import mean
-from typing import Any, Protocol
+from typing import Any
+
+from seamless_verl.resources.engine_use import EngineLoss
 
 WINDOW = 6  # steps that are looked at
 WORTH = 0.05  # share of a step: less lost engine time is not worth older tokens
-
-
-class LostTime(Protocol):
-    """Seconds that engines lost in a step, and would have lost with one step's worth of prompts fewer, and more."""
-
-    @property
-    def seconds(self) -> float: ...
-
-    @property
-    def with_fewer(self) -> float: ...
-
-    @property
-    def with_more(self) -> float: ...
 
 
 class AheadLevel:
@@ -47,7 +36,7 @@ class AheadLevel:
         self.with_fewer: deque[float] = deque(maxlen=WINDOW)  # shares of a step that would have been lost
         self.gains: deque[float] = deque(maxlen=WINDOW)  # shares of a step that more would have saved
 
-    def step_ended(self, step_s: float, lost: LostTime) -> str | None:
+    def step_ended(self, step_s: float, lost: EngineLoss) -> str | None:
         """A step has taken `step_s` seconds, of which engines lost some; says what was changed, and why."""
         if step_s <= 0:
             return None
