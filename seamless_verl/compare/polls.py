@@ -20,12 +20,17 @@ MODULE = "pkg://seamless_verl.bench.training.polling"
 MARK = f"poll={SHORT_POLL_S:g}"
 
 
+def short_poll(mode: str) -> dict[str, str]:
+    """The settings that give one of verl's modes its own buffer with a shorter poll."""
+    name = "PollingReplayBuffer" if mode == "sync" else "PollingReplayBufferAsync"
+    return {f"{BUFFER}.path": MODULE, f"{BUFFER}.name": name}
+
+
 def with_short_poll(arm: ComparedArm) -> ComparedArm:
     """The arm with verl's own buffer and a shorter poll; one of ours, or with a buffer of its own, stays as it is."""
     if arm.is_ours or sets(arm, f"{BUFFER}.path"):
         return arm
-    name = "PollingReplayBuffer" if arm.mode == "sync" else "PollingReplayBufferAsync"
-    more = (f"{BUFFER}.path={MODULE}", f"{BUFFER}.name={name}")
+    more = [f"{key}={value}" for key, value in short_poll(arm.mode).items()]
     return replace(arm, text=":".join([arm.text, *more]), name=f"{arm.name} {MARK}", settings=(*arm.settings, *more))
 
 

@@ -15,12 +15,11 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatch
 
 from seamless_verl.bench.training.workloads import Workload
+from seamless_verl.compare.polls import short_poll
 from seamless_verl.errors import ConfigError
 
 VERL, SEAMLESS = "verl.trainer.main_ppo", "seamless_verl.main_ppo"
-POLL_S = 0.1  # instead of verl's 2.0 s
 MINI_BATCH = 4  # prompts, in every arm: each takes the same optimizer steps on the same amount of data
-BUFFERS = "pkg://seamless_verl.bench.training.polling"
 MODE = "trainer.v1.trainer_mode"
 Overrides = Mapping[str, object]
 
@@ -65,11 +64,8 @@ def verl_arms(workload: Workload) -> list[Arm]:
 
 
 def with_short_poll(arm: Arm) -> Arm:
-    """The same mode with a poll of `POLL_S` for finished samples, through verl's own setting."""
-    sampler = "trainer.v1.sampler.custom_sampler"
-    name = "PollingReplayBuffer" if arm.overrides[MODE] == "sync" else "PollingReplayBufferAsync"
-    buffer = {f"{sampler}.path": BUFFERS, f"{sampler}.name": name}
-    return Arm(f"{arm.name}-poll", arm.main, arm.trains, {**arm.overrides, **buffer})
+    """The same mode with a shorter poll for finished samples, through verl's own setting."""
+    return Arm(f"{arm.name}-poll", arm.main, arm.trains, {**arm.overrides, **short_poll(str(arm.overrides[MODE]))})
 
 
 LAYOUTS = {

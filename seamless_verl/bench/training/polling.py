@@ -9,18 +9,18 @@ from typing import Any
 
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
-from seamless_verl.bench.training.arms import POLL_S
+from seamless_verl.compare.polls import SHORT_POLL_S
 
 
 class PollingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
     """For `sync`."""
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(poll_interval=POLL_S, **kwargs)
+        super().__init__(poll_interval=SHORT_POLL_S, **kwargs)
 
 
 class PollingReplayBufferAsync(ReplayBufferAsync):  # type: ignore[misc]
     """For the asynchronous modes; lending asks it for `wait_for_sampleable` and `get_sampleable_count`, verl's own."""
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(poll_interval=POLL_S, **kwargs)
+        super().__init__(poll_interval=SHORT_POLL_S, **kwargs)
