@@ -22,7 +22,7 @@ DARS: dict[str, Any] = {
     "seamless__sampler__most": 10,
     "algorithm__norm_adv_by_std_in_grpo": False,
     "seamless__max_staleness": 1,
-    "actor_rollout_ref__rollout__agent__default_agent_loop": "retrying",
+    "actor_rollout_ref__rollout__agent__default_agent_loop": "uneven",
     "actor_rollout_ref__actor__ppo_mini_batch_size": 4,
 }
 
@@ -55,7 +55,7 @@ def test_hard_prompts_get_more_samples_and_every_token_is_accounted_for(nano: Pa
     assert end["seamless/sampler/lost"] == 0
     sizes = trained_sizes(checkpoints / "trajectories.sqlite")
     assert min(sizes) >= 2 and max(sizes) > 4, "some groups were trained with their extra samples"
-    assert len(set(sizes)) > 1
+    assert min(sizes) <= 4, "those of easy questions have none"
 
 
 def accounted(job: Job) -> bool:

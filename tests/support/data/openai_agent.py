@@ -23,6 +23,13 @@ async def retrying(task: dict[str, Any], endpoint: Any) -> float:
     return await asked(task, endpoint)
 
 
+async def uneven(task: dict[str, Any], endpoint: Any) -> float:
+    """As `retrying`, but half of the questions are easy: whatever is said to them is at least half right."""
+    share = await asked(task, endpoint)
+    easy = sum(map(ord, task["prompt"][-1]["content"])) % 2 == 0
+    return 0.5 + share / 2 if easy else share
+
+
 async def held(task: dict[str, Any], endpoint: Any) -> float:
     """Begins when a file is gone: a test holds training back by it."""
     while is_held():  # noqa: ASYNC110 - nothing notifies of a file
