@@ -11,8 +11,8 @@ from verl.workers.rollout.replica import TokenOutput
 
 from seamless_verl.agent_loops.group import GROUP
 from seamless_verl.agent_loops.rows import GENERATED_VERSIONS
-from seamless_verl.data_plane.actor import Generated
 from seamless_verl.data_plane.client import await_reply, plane_for
+from seamless_verl.data_plane.settings import Generated
 from seamless_verl.trajectory.records import Finish
 
 LIMITS = ("max_tokens", "max_new_tokens")  # the second is sglang's name, which verl takes too

@@ -12,9 +12,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
-from seamless_verl.data_plane.actor import FinishedSession
 from seamless_verl.data_plane.client import await_reply
-from seamless_verl.data_plane.sessions import HandedNote
+from seamless_verl.data_plane.finished_sessions import FinishedSession, HandedNote
 from seamless_verl.trajectory.account import DropReason
 from seamless_verl.trajectory.sequences import CONTEXT_VERSION, TrainingSequence
 from seamless_verl.trajectory.turns import TurnNote

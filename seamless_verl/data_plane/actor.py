@@ -19,24 +19,20 @@ from array import array
 from collections import Counter
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import ray
 
 from seamless_verl.data_plane.connections import LOSS_METRICS, ReplicaAddress, ReplicaConnections
 from seamless_verl.data_plane.earlier_sessions import AgentResult
+from seamless_verl.data_plane.finished_sessions import NO_NOTE, FinishedSession, HandedNote, TakenUpSession
 from seamless_verl.data_plane.group_notifier import ConsecutiveFailures, GroupCounts, GroupEnd, GroupNotifier
+from seamless_verl.data_plane.lost_replicas import LostReplicas
 from seamless_verl.data_plane.restart import StateStore
 from seamless_verl.data_plane.runner_tasks import RunnerTasks, TaskOrder, TaskResult
-from seamless_verl.data_plane.sessions import (
-    NO_NOTE,
-    FinishedSession,
-    HandedNote,
-    Sessions,
-    SessionSettings,
-    TakenUpSession,
-)
+from seamless_verl.data_plane.sessions import Sessions
+from seamless_verl.data_plane.settings import Generated, PlaneSettings
 from seamless_verl.data_plane.waits import PlaneState, PlaneWaits, plane_waits
 from seamless_verl.errors import JournalError, PlaneFailedError, ReplicaLostError
 from seamless_verl.journal import GroupDecided
@@ -44,51 +40,17 @@ from seamless_verl.rollout.call import Call, Calls
 from seamless_verl.rollout.fleet import Fleet
 from seamless_verl.rollout.manager import COMMANDS, FleetSnapshot, RolloutManager
 from seamless_verl.rollout.observation import RolloutObservation
-from seamless_verl.rollout.replica_state import DEAD, PAUSED, RELEASED, SERVING, STALE, SYNCING, ReplicaState
-from seamless_verl.rollout.restarts import LossReason, ReplicaLoss
-from seamless_verl.rollout.routing import PrefixAffinity, ReplicaView
+from seamless_verl.rollout.replica_state import PAUSED, RELEASED, SERVING, SYNCING, ReplicaState
+from seamless_verl.rollout.restarts import ReplicaLoss
+from seamless_verl.rollout.routing import PrefixAffinity
 from seamless_verl.runtime.process import freeze_imports, show_log, stack_report
 from seamless_verl.trajectory.account import DropReason, drop_masked
 from seamless_verl.trajectory.records import Finish
 
-__all__ = ["DataPlane", "FinishedSession", "Generated", "PlaneSettings"]
 logger = logging.getLogger(__name__)
 PAUSED_SAVE_S = 5.0  # a kill makes a session's lifetime shorter by so many paused seconds at most
 STREAM_INTERVAL = 64  # tokens in a chunk of a call whose reader waits for the end
 STATE_METRICS = {f"fleet/{state}" for state in ReplicaState} | LOSS_METRICS  # the same in every data plane
-
-
-@dataclass(frozen=True)
-class PlaneSettings:
-    """Settings of one data plane.
-
-    It runs at most `capacity` calls at once on one replica. The replicas' servers require `token`. A replica that does
-    not pause or resume within `transition_s` is given up. With `restarts` the trainer starts lost replicas again, until
-    it abandons them: calls wait for one even if none is left. With `grammars_resume` the engines resume a grammar where
-    a call was cut. If several data planes share the replicas, `others` of the first one names the rest, each of which
-    is a `mirror`. Without `sessions` there is no gateway.
-    """
-
-    name: str
-    token: str
-    capacity: int = 256
-    others: tuple[str, ...] = ()
-    mirror: bool = False
-    max_failed_groups: int = 32
-    transition_s: float | None = None
-    restarts: bool = False
-    grammars_resume: bool = True
-    sessions: SessionSettings | None = None
-
-
-@dataclass
-class Generated:
-    """A whole generation: ids [N], logprobs [N] in nats, weight versions [N], and the finish reason."""
-
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    finish: str = ""
 
 
 class DataPlane:
@@ -103,25 +65,22 @@ class DataPlane:
         self.fleet = Fleet(
             policy=PrefixAffinity(),
             deadline_s=settings.transition_s,
-            on_change=self._replica_changed,
-            on_late_reply=self._replica_replied,
+            on_change=lambda view, why: self.lost.changed(view, why),
+            on_late_reply=lambda replica_id: self.lost.replied(replica_id),
         )
         self.calls = Calls(self.fleet, grammars_resume=settings.grammars_resume)
         self.notifier, self.failures = GroupNotifier(), ConsecutiveFailures(settings.max_failed_groups)
         self.groups = GroupCounts()
         self.connections: ReplicaConnections
+        self.lost: LostReplicas
         self.manager: RolloutManager
         self.sessions: Sessions | None = None
         self.runner_tasks: RunnerTasks
         self.starting: asyncio.Task[None] | None = None
-        self.reconnecting: asyncio.Task[None] | None = None
-        self.returning: asyncio.Task[None] | None = None
         self.saving: asyncio.Task[None] | None = None
         self.watching: asyncio.Task[None] | None = None
         self.commands = dict[object, tuple[str, float]]()  # that have not ended, and when they came
-        self.unloaded = set[str]()  # replicas that were taken back, and that the trainer was not told of
         self.failed: PlaneFailedError | None = None
-        self.stopping = False
         self.masked: Counter[DropReason] = Counter()  # tokens that the trainer masked
         self.set_up_process()
 
@@ -186,7 +145,8 @@ class DataPlane:
             reconnect=self.connections.reconnect,
             forward=self._forward,
         )
-        self._ensure_reconnecting()
+        self.lost = LostReplicas(settings, self.manager, self.connections, on_failure=self.fail)
+        self.lost.ensure_reconnecting()
         return stored is not None
 
     async def _save_paused_time(self) -> None:
@@ -214,10 +174,9 @@ class DataPlane:
             await self.runner_tasks.stop()
             await self.sessions.stop()
             self.sessions = None
-        self.stopping = True
-        for task in (self.returning, self.watching):
-            if task is not None:
-                task.cancel()
+        self.lost.stop()
+        if self.watching is not None:
+            self.watching.cancel()
         for replica_id in list(self.fleet):
             await self.fleet.remove(replica_id)
         self.store.clear()
@@ -249,9 +208,7 @@ class DataPlane:
     async def taken_back(self) -> list[str]:
         """The replicas that reply again and wait for weights, each once: the trainer may load them before a commit."""
         await self.ensure_started()
-        waiting = self.manager.in_state(self.unloaded, STALE)
-        self.unloaded.difference_update(waiting)
-        return waiting
+        return self.lost.take_unloaded()
 
     async def abandon(self, replica_id: str) -> None:
         """This lost replica is not started again; if no other one is left, the data plane fails."""
@@ -259,7 +216,7 @@ class DataPlane:
         async with self.manager.exclusive():
             self.manager.snapshot.abandoned.add(replica_id)
             await self._on_others("abandon", replica_id)
-        self._ensure_reconnecting()
+        self.lost.ensure_reconnecting()
 
     async def execute(self, command: str, *arguments: Any) -> Any:
         """Executes a command of the rollout manager, by name; RolloutManager says what it returns and raises."""
@@ -289,7 +246,7 @@ class DataPlane:
             paused = self.manager.in_state(self.manager.snapshot.training, PAUSED)
             stopped = self.settings.mirror and self.manager.in_state(self.fleet, PAUSED, SYNCING)
             serving = self.manager.in_state(self.fleet, SERVING, RELEASED)
-            if not (loading or paused or stopped or serving or self._awaited()):
+            if not (loading or paused or stopped or serving or self.lost.awaited()):
                 raise ReplicaLostError(", ".join(self.fleet), f"no replica serves version {self.fleet.committed}")
             metrics = sum_metrics([await self.metrics(), *await self._on_others("checked_metrics", loading)])
             for reason, tokens in self.masked.items():
@@ -450,58 +407,6 @@ class DataPlane:
             self.fail(error)
             raise
 
-    # Replicas that are lost
-
-    def _replica_changed(self, view: ReplicaView, why: str) -> None:
-        if view.state is SERVING:
-            self.connections.unproved.discard(view.replica_id)
-        if view.state is DEAD and why != "restored" and not self.stopping:
-            if (detail := self.connections.stuck.pop(view.replica_id, None)) is not None:
-                self.connections.give_up(view.replica_id, LossReason.STUCK, detail)
-            elif self.fleet.timed_out(view.replica_id):
-                self.connections.give_up(view.replica_id, LossReason.LATE, f"{why} (seamless.watchdog.transition_s)")
-            else:
-                self.connections.lost.add(view.replica_id)
-            self._ensure_reconnecting()
-
-    def _replica_replied(self, replica_id: str) -> None:
-        """A replica that was given up for being late is taken back, unless another server is started in its place."""
-        if self._takes_back() and self.connections.take_back(replica_id, LossReason.LATE):
-            self.unloaded.add(replica_id)
-            self._ensure_reconnecting()
-
-    def _takes_back(self) -> bool:
-        """Not where the trainer starts lost replicas again, which it does by what the first data plane gave up."""
-        return not self.stopping and (self.settings.mirror or not self.settings.restarts)
-
-    async def _await_returns(self) -> None:
-        """Looks for replicas that were unreachable and are no longer."""
-        while names := await self.connections.await_return():
-            self.unloaded.update(names)
-            self._ensure_reconnecting()
-
-    def _ensure_reconnecting(self) -> None:
-        """Reconnects to lost replicas also while no command is executed."""
-        if not is_running(self.reconnecting):
-            self.reconnecting = asyncio.create_task(self._reconnect(), name="reconnecting")
-            self.reconnecting.add_done_callback(self._background_ended)
-
-    async def _reconnect(self) -> None:
-        while self.connections.missing and not self.stopping:
-            async with self.manager.exclusive():
-                pass
-        states = {view.state for view in self.fleet.view}
-        if states == {DEAD} and not self.stopping and not self._awaited():
-            raise ReplicaLostError(", ".join(self.fleet), "no replica is left, so that every call would wait for ever")
-        if self.connections.unreachable and self._takes_back() and not is_running(self.returning):
-            self.returning = asyncio.create_task(self._await_returns(), name="waiting for replicas")
-            self.returning.add_done_callback(self._background_ended)
-
-    def _awaited(self) -> list[str]:
-        """The dead replicas that are started again."""
-        dead = self.manager.in_state(self.fleet, DEAD) if self.settings.restarts else []
-        return [name for name in dead if name not in self.manager.snapshot.abandoned]
-
     def _background_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self.fail(error)
@@ -515,10 +420,6 @@ class DataPlane:
         """Calls a method of the other data planes, if there are any; returns their replies."""
         others = [ray.get_actor(name) for name in self.settings.others]
         return list(await asyncio.gather(*(getattr(other, method).remote(*arguments) for other in others)))
-
-
-def is_running(task: asyncio.Task[None] | None) -> bool:
-    return task is not None and not task.done()
 
 
 def sum_metrics(metrics: list[dict[str, float]]) -> dict[str, float]:

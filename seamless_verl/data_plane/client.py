@@ -22,10 +22,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from seamless_verl.config import engine_kwargs
 from seamless_verl.config.schema import SeamlessConfig
-from seamless_verl.data_plane.actor import DataPlane, PlaneSettings
+from seamless_verl.data_plane.actor import DataPlane
+from seamless_verl.data_plane.finished_sessions import HandedNote, TakenUpSession
 from seamless_verl.data_plane.restart import SocketHolder
 from seamless_verl.data_plane.server_calls import ServerCall
-from seamless_verl.data_plane.sessions import HandedNote, SessionSettings, TakenUpSession
+from seamless_verl.data_plane.settings import PlaneSettings, SessionSettings
 from seamless_verl.errors import ReplicaLostError
 from seamless_verl.gateway.request_rules import RequestRules
 from seamless_verl.journal import GroupDecided

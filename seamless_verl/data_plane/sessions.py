@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from socket import gethostname
 from typing import TYPE_CHECKING, Any
@@ -34,10 +33,11 @@ from seamless_verl.data_plane.earlier_sessions import (
     result_of,
     run_of,
 )
+from seamless_verl.data_plane.finished_sessions import NO_NOTE, FinishedSession, HandedNote, TakenUpSession
 from seamless_verl.data_plane.lease_events import live_leases
 from seamless_verl.data_plane.restart import held_sockets
+from seamless_verl.data_plane.settings import SessionSettings
 from seamless_verl.errors import ConfigError, JournalOrderError
-from seamless_verl.gateway.request_rules import RequestRules
 from seamless_verl.journal import (
     CallEnded,
     GroupDecided,
@@ -52,11 +52,11 @@ from seamless_verl.journal import (
 from seamless_verl.journal.recovery import read_closed_session, rebuild_record
 from seamless_verl.rollout.call import Calls
 from seamless_verl.trajectory.account import Account, DropReason
-from seamless_verl.trajectory.policies import GrammarTokens, TrainAll
+from seamless_verl.trajectory.policies import TrainAll
 from seamless_verl.trajectory.records import Finish
-from seamless_verl.trajectory.sequences import Assembly, SequenceLimits, TrainingSequence, assemble
+from seamless_verl.trajectory.sequences import Assembly, SequenceLimits, assemble
 from seamless_verl.trajectory.session import Closed, SessionRecord
-from seamless_verl.trajectory.turns import TurnNote, turn_notes
+from seamless_verl.trajectory.turns import turn_notes
 from seamless_verl.trajectory.untrained import why_untrained
 
 if TYPE_CHECKING:
@@ -66,80 +66,6 @@ logger = logging.getLogger(__name__)
 KEPT_S = 7 * 24 * 3600.0  # for which the journal keeps a session after its hand-over,
 KEPT_BYTES = 4 << 30  # or until the journal is larger than this
 LOCKED_S, RETRY_S = 10.0, 0.05  # an earlier process that was just killed may hold the journal's lock for so long
-
-
-@dataclass(frozen=True)
-class SessionSettings:
-    """Settings of a gateway. `options` are those of `vllm serve`; `max_sequence` bounds a training sequence, in tokens,
-    and `limit_keys` names the user's settings that it follows from; `grammar` says what is trained of tokens that were
-    sampled under a grammar.
-
-    `max_calls` run at once, and `max_sessions` are open when another is opened from outside; None is no bound.
-    `socket_holder` names the actor that holds the listening socket, at `port`, while the gateway is down.
-    `public_address` and `rules` are those of GatewaySettings.
-    """
-
-    model: str
-    journal: str
-    admin_key: str
-    runner_key: str = ""
-    max_calls: int | None = None
-    max_sessions: int | None = None
-    port: int = 0
-    options: Sequence[str] = ()
-    max_sequence: int | None = None
-    limit_keys: str = "max_sequence"
-    grammar: GrammarTokens = GrammarTokens.MASK_FORCED
-    socket_holder: str | None = None
-    public_address: str | None = None
-    rules: RequestRules = field(default_factory=RequestRules)
-
-
-@dataclass(frozen=True)
-class FinishedSession:
-    """The result of a session: sequences to train, rewards by name, turns, and the account of its tokens.
-
-    `untrained` is why there is no sequence, empty if there is one. `trained_turns` are those of the sequences, by id.
-    """
-
-    sequences: list[TrainingSequence]
-    rewards: dict[str, float]
-    turns: int
-    account: dict[str, float] = field(default_factory=dict)
-    untrained: str = ""
-    trained_turns: Mapping[str, TurnNote] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class TakenUpSession:
-    """A session that an earlier start of the run ended: how its agent ended, and its result, as `close` returned it."""
-
-    session_id: str
-    result: AgentResult
-    session: FinishedSession
-
-
-@dataclass(frozen=True)
-class HandedNote:
-    """What the journal keeps of a session's hand-over: why it was dropped or its agent failed, and all its rewards.
-
-    The tokens of one that was dropped are counted under `dropped`.
-    """
-
-    uid: str = ""
-    reason: str = ""
-    rewards: Mapping[str, float] = field(default_factory=dict)
-    validation: bool = False
-    dropped: DropReason = DropReason.SESSION
-
-    def as_dict(self, *, kept: bool) -> dict[str, Any]:
-        """Plain JSON values; empty ones are left out."""
-        rewards = {name: value for name, value in self.rewards.items() if math.isfinite(value)}
-        values = {"dropped": "" if kept else str(self.dropped), "reason": self.reason, "rewards": rewards}
-        return {"kept": kept, **{name: value for name, value in values.items() if value}}
-
-
-NO_NOTE = HandedNote()
 
 
 class Sessions:

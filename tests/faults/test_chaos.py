@@ -26,7 +26,7 @@ from support.local_plane import LocalDataPlane
 from support.paths import child_environment
 from support.version_weights import Weights
 
-from seamless_verl.data_plane.actor import PlaneSettings
+from seamless_verl.data_plane.settings import PlaneSettings
 from seamless_verl.gateway.recorder import JournalRecorder
 from seamless_verl.gateway.server import Gateway, GatewaySettings
 from seamless_verl.journal import JournalReader, SqliteJournal

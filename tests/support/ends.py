@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import ray
@@ -29,6 +29,14 @@ def started(kind: type) -> Any:
     actor = ray.remote(kind).options(num_cpus=0).remote()
     ray.get(actor.__ray_ready__.remote())
     return actor
+
+
+def kill(actor: Any) -> None:
+    """Returns when the actor is dead: after `ray.kill` it may still reply to a call."""
+    ray.kill(actor)
+    with suppress(ray.exceptions.RayActorError):
+        while True:
+            ray.get(actor.__ray_ready__.remote())
 
 
 class Ending:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import ray
 
-from seamless_verl.data_plane.actor import DataPlane, PlaneSettings
+from seamless_verl.data_plane.actor import DataPlane
+from seamless_verl.data_plane.settings import PlaneSettings
 from seamless_verl.rollout.call import Call, Calls
 from seamless_verl.rollout.replica_state import DEAD, PAUSED, SERVING, SYNCING
 from seamless_verl.rollout.routing import ReplicaView

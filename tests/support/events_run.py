@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
 
-from seamless_verl.data_plane.actor import Generated
+from seamless_verl.data_plane.settings import Generated
 from seamless_verl.rollout.replica_state import SERVING
 from support.events_cases import KINDS, BadLuck, Trainer
 from support.events_groups import FIRST, PROMPTS, SampledGroups

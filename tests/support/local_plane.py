@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from seamless_verl.data_plane.actor import DataPlane, PlaneSettings
+from seamless_verl.data_plane.actor import DataPlane
+from seamless_verl.data_plane.settings import PlaneSettings
 
 
 class MemoryStore:

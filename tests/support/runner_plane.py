@@ -11,10 +11,10 @@ from typing import Any
 import httpx
 
 from seamless_verl.client import AdminFile
-from seamless_verl.data_plane.actor import PlaneSettings
+from seamless_verl.data_plane.finished_sessions import FinishedSession
 from seamless_verl.data_plane.lease_book import LeaseTerms
 from seamless_verl.data_plane.runner_tasks import TaskOrder, TaskResult
-from seamless_verl.data_plane.sessions import FinishedSession, SessionSettings
+from seamless_verl.data_plane.settings import PlaneSettings, SessionSettings
 from seamless_verl.testing.stub_engine import StubEngine
 from support.local_plane import LocalDataPlane
 

@@ -9,7 +9,9 @@ from typing import Any
 
 import httpx
 
-from seamless_verl.data_plane.sessions import FinishedSession, Sessions, SessionSettings
+from seamless_verl.data_plane.finished_sessions import FinishedSession
+from seamless_verl.data_plane.sessions import Sessions
+from seamless_verl.data_plane.settings import SessionSettings
 from seamless_verl.rollout.call import Calls
 from seamless_verl.rollout.fleet import Fleet
 from seamless_verl.rollout.routing import PrefixAffinity

@@ -16,7 +16,7 @@ from seamless_verl.agent_loops.loops import AgentFailedError, closing_reason, ta
 from seamless_verl.agents.limits import CommandLimits
 from seamless_verl.agents.outcome import AgentOutcome, AgentStatus
 from seamless_verl.agents.settings import SamplingDefaults, SessionQuota
-from seamless_verl.data_plane.actor import FinishedSession
+from seamless_verl.data_plane.finished_sessions import FinishedSession
 from seamless_verl.data_plane.lease_book import LOST, UNCLAIMED, TaskState
 from seamless_verl.data_plane.runner_tasks import TaskResult
 from seamless_verl.trajectory.turns import TurnNote

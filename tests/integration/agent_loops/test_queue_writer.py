@@ -22,8 +22,8 @@ from seamless_verl.agent_loops.queue_writer import QueueWriter
 from seamless_verl.agent_loops.rows import FIRST, PROMPT, SAMPLES, Row, SessionOutputs
 from seamless_verl.agent_loops.worker import SeamlessAgentLoopWorker, loop_factory
 from seamless_verl.config.schema import SeamlessConfig
+from seamless_verl.data_plane.finished_sessions import HandedNote
 from seamless_verl.data_plane.group_notifier import GroupCounts, GroupEnd
-from seamless_verl.data_plane.sessions import HandedNote
 from seamless_verl.platform.adaptation import plain_class
 from seamless_verl.runtime.waits import QUEUE, WaitKind
 from seamless_verl.trajectory.account import DropReason

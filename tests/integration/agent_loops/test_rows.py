@@ -28,7 +28,7 @@ def test_a_loop_of_several_turns_has_the_version_of_each_token() -> None:
     """As verl's tool agent loop does it: the first turn's fields are kept, and a tool's tokens are in between."""
     from seamless_verl.agent_loops.llm_client import Versions, output_of
     from seamless_verl.agent_loops.rows import VersionedOutput
-    from seamless_verl.data_plane.actor import Generated
+    from seamless_verl.data_plane.settings import Generated
 
     versions = Versions()
     kept: dict[str, Any] = {}
@@ -71,7 +71,7 @@ def test_each_token_has_its_turn_in_a_session_with_a_branch() -> None:
     from support.trajectory import session, turn
 
     from seamless_verl.agent_loops.rows import outputs_of, turns_of
-    from seamless_verl.data_plane.actor import FinishedSession
+    from seamless_verl.data_plane.finished_sessions import FinishedSession
     from seamless_verl.trajectory.policies import TrainAll
     from seamless_verl.trajectory.sequences import assemble
     from seamless_verl.trajectory.turns import turn_notes, turn_reward_name

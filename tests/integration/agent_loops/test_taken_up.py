@@ -16,7 +16,7 @@ from support.runner_plane import runner_plane
 
 from seamless_verl.agent_loops import loops
 from seamless_verl.agent_loops.loops import AgentFailedError, SessionAgentLoop
-from seamless_verl.data_plane.sessions import HandedNote
+from seamless_verl.data_plane.finished_sessions import HandedNote
 
 pytestmark = pytest.mark.integration
 LOOPS = "seamless_verl.agent_loops.loops"

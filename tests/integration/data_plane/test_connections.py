@@ -12,7 +12,7 @@ import pytest
 import ray
 from support.local_plane import LocalDataPlane
 
-from seamless_verl.data_plane.actor import PlaneSettings
+from seamless_verl.data_plane.settings import PlaneSettings
 from seamless_verl.rollout.replica_state import DEAD, SERVING, STALE, ReplicaState
 from seamless_verl.rollout.restarts import LossReason
 from seamless_verl.testing.stub_engine import StubEngine
@@ -57,8 +57,8 @@ def lose(plane: LocalDataPlane) -> None:
 
 
 async def reconnected(plane: LocalDataPlane) -> None:
-    assert plane.reconnecting is not None
-    await asyncio.wait({plane.reconnecting})
+    assert plane.lost.reconnecting is not None
+    await asyncio.wait({plane.lost.reconnecting})
 
 
 async def test_a_replica_that_a_command_reconnects_is_not_given_up() -> None:

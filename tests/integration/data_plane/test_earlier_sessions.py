@@ -10,7 +10,8 @@ import pytest
 from support.sessions import comparable, complete_chat, sessions
 
 from seamless_verl.data_plane.earlier_sessions import AgentResult
-from seamless_verl.data_plane.sessions import HandedNote, Sessions
+from seamless_verl.data_plane.finished_sessions import HandedNote
+from seamless_verl.data_plane.sessions import Sessions
 from seamless_verl.journal import GroupDecided, GroupOutcome, JournalReader, Stage
 from seamless_verl.trajectory.account import Account, DropReason
 

@@ -15,8 +15,8 @@ import pytest
 import ray
 from support.plane import VOCABULARY, Plane, plane
 
-from seamless_verl.data_plane.actor import FinishedSession
 from seamless_verl.data_plane.client import plane_for
+from seamless_verl.data_plane.finished_sessions import FinishedSession
 from seamless_verl.data_plane.group_notifier import GroupEnd
 from seamless_verl.errors import GroupsFailedError, JournalOrderError, ReplicaLostError
 from seamless_verl.journal import JournalReader, Stage

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import ray
-from support.ends import Ending, cluster, started
+from support.ends import Ending, cluster, kill, started
 from support.plane import process
 
 from seamless_verl.data_plane.client import living_replies
@@ -84,6 +84,6 @@ def test_the_server_that_takes_the_place_of_one_that_hangs_is_called() -> None:
 
 def test_a_dead_server_is_no_living_reply(caplog: pytest.LogCaptureFixture) -> None:
     dead = started(Ending)
-    ray.kill(dead)
+    kill(dead)
     assert list(living_replies(ServerCalls("stop").call({"replica-0": dead}).values())) == []
     assert caplog.messages[-1].startswith("a replica's server is dead: ")

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from support.sessions import FAILURES, comparable, complete_chat, sessions
 
-from seamless_verl.data_plane.sessions import HandedNote
+from seamless_verl.data_plane.finished_sessions import HandedNote
 from seamless_verl.errors import JournalError, JournalOrderError
 from seamless_verl.journal import GroupDecided, GroupOutcome, JournalReader, Stage
 from seamless_verl.trajectory.account import Account, DropReason

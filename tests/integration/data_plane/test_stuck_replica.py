@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.local_plane import LocalDataPlane
 
-from seamless_verl.data_plane.actor import PlaneSettings
+from seamless_verl.data_plane.settings import PlaneSettings
 from seamless_verl.rollout.replica_state import DEAD, SERVING, ReplicaState
 from seamless_verl.rollout.restarts import LossReason
 from seamless_verl.runtime.waits import WaitKind

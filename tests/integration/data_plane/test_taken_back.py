@@ -13,7 +13,7 @@ import pytest
 from support.local_plane import LocalDataPlane
 
 from seamless_verl.data_plane import connections
-from seamless_verl.data_plane.actor import PlaneSettings
+from seamless_verl.data_plane.settings import PlaneSettings
 from seamless_verl.rollout.replica_state import DEAD, SERVING, STALE, ReplicaState
 from seamless_verl.rollout.restarts import LossReason
 from seamless_verl.testing.stub_engine import StubEngine
@@ -131,7 +131,7 @@ async def test_the_trainer_is_told_once_of_one_that_waits_for_weights() -> None:
 async def test_a_late_replica_that_another_server_will_replace_is_not_taken_back(mirror: bool) -> None:
     """The trainer starts what the first data plane gave up; the others have to see to themselves."""
     async with data_plane(transition_s=LATE_S, restarts=True) as (plane, _, server):
-        plane.settings = replace(plane.settings, mirror=mirror)
+        plane.lost.settings = replace(plane.settings, mirror=mirror)
         await late_once(plane, server, "pause", [FIRST])
         if mirror:
             await until(lambda: states(plane)[0] is STALE)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import ray
-from support.ends import Ending, Failing, cluster, started
+from support.ends import Ending, Failing, cluster, kill, started
 
 from seamless_verl.trainer.device_time import LostSource, reply_or_loss
 
@@ -21,7 +21,7 @@ def ray_cluster() -> Iterator[None]:
 
 def test_a_dead_actor_is_a_lost_source(caplog: pytest.LogCaptureFixture) -> None:
     dead, killed = started(Ending), started(Ending)
-    ray.kill(dead)
+    kill(dead)
     running = killed.hold.remote()
     ray.kill(killed)
     assert reply_or_loss("replica-0", dead.stop.remote()) == LostSource("replica-0")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import ray
-from support.ends import Ending, Failing, cluster, started
+from support.ends import Ending, Failing, cluster, kill, started
 
 from seamless_verl.agent_loops import worker as loops
 from seamless_verl.agent_loops.worker import SeamlessAgentLoopManager
@@ -33,7 +33,7 @@ def actors() -> dict[str, Any]:
     kinds = {"ends": Ending, "fails": Failing, "holds": Ending, "dead": Ending}
     made = {name: started(kind) for name, kind in kinds.items()}
     made["holds"].hold.remote()
-    ray.kill(made["dead"])
+    kill(made["dead"])
     return made
 
 

@@ -1,0 +1,69 @@
+"""What a data plane is started with, and what a call to it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from seamless_verl.gateway.request_rules import RequestRules
+from seamless_verl.trajectory.policies import GrammarTokens
+
+
+@dataclass(frozen=True)
+class SessionSettings:
+    """Settings of a gateway. `options` are those of `vllm serve`; `max_sequence` bounds a training sequence, in tokens,
+    and `limit_keys` names the user's settings that it follows from; `grammar` says what is trained of tokens that were
+    sampled under a grammar.
+
+    `max_calls` run at once, and `max_sessions` are open when another is opened from outside; None is no bound.
+    `socket_holder` names the actor that holds the listening socket, at `port`, while the gateway is down.
+    `public_address` and `rules` are those of GatewaySettings.
+    """
+
+    model: str
+    journal: str
+    admin_key: str
+    runner_key: str = ""
+    max_calls: int | None = None
+    max_sessions: int | None = None
+    port: int = 0
+    options: Sequence[str] = ()
+    max_sequence: int | None = None
+    limit_keys: str = "max_sequence"
+    grammar: GrammarTokens = GrammarTokens.MASK_FORCED
+    socket_holder: str | None = None
+    public_address: str | None = None
+    rules: RequestRules = field(default_factory=RequestRules)
+
+
+@dataclass(frozen=True)
+class PlaneSettings:
+    """Settings of one data plane.
+
+    It runs at most `capacity` calls at once on one replica. The replicas' servers require `token`. A replica that does
+    not pause or resume within `transition_s` is given up. With `restarts` the trainer starts lost replicas again, until
+    it abandons them: calls wait for one even if none is left. With `grammars_resume` the engines resume a grammar where
+    a call was cut. If several data planes share the replicas, `others` of the first one names the rest, each of which
+    is a `mirror`. Without `sessions` there is no gateway.
+    """
+
+    name: str
+    token: str
+    capacity: int = 256
+    others: tuple[str, ...] = ()
+    mirror: bool = False
+    max_failed_groups: int = 32
+    transition_s: float | None = None
+    restarts: bool = False
+    grammars_resume: bool = True
+    sessions: SessionSettings | None = None
+
+
+@dataclass
+class Generated:
+    """A whole generation: ids [N], logprobs [N] in nats, weight versions [N], and the finish reason."""
+
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    finish: str = ""
