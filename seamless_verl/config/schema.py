@@ -11,34 +11,28 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from msgspec import Meta
 from omegaconf import DictConfig, OmegaConf
 
 from seamless_verl.config.correction_settings import HARMLESS_STALENESS, CorrectionConfig
+from seamless_verl.config.gateway_settings import GatewayConfig
 from seamless_verl.config.renames import SETTINGS
 from seamless_verl.config.sampler_settings import SamplerConfig
+from seamless_verl.config.token_settings import TokensConfig
 from seamless_verl.config.turn_settings import TurnsConfig
 from seamless_verl.config.view_settings import ViewConfig
 from seamless_verl.config.wait_settings import WatchdogConfig
 from seamless_verl.resources.tags import Layout, Resources
 from seamless_verl.runtime import fields
-from seamless_verl.runtime.fields import Doc, NotNegative, Positive, PositiveNumber, Text
+from seamless_verl.runtime.fields import Doc, NotNegative, Positive, PositiveNumber
 
 NODE = "seamless"
 Lending: TypeAlias = Literal["marginal", "step_boundary", "never"]
-TokenPolicy: TypeAlias = Literal["train_all", "mask_older_than", "drop_if_older_than", "fresh_tail_only"]
-GrammarPolicy: TypeAlias = Literal["train_all", "mask_forced", "mask_all"]
-Weigh: TypeAlias = Literal["session", "sequence"]
 TailShare: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
 Console: TypeAlias = Literal["line", "verl"]
 LENDING_POLICIES: tuple[str, ...] = get_args(Lending)
-TOKEN_POLICIES: tuple[str, ...] = get_args(TokenPolicy)  # those of trajectory/policies.py
-GRAMMAR_POLICIES: tuple[str, ...] = get_args(GrammarPolicy)  # its GrammarTokens
-HostedTools: TypeAlias = Literal["drop", "refuse"]
-JOURNAL = "trajectories.sqlite"
 
 
 class Handover(StrEnum):
@@ -86,99 +80,6 @@ class CpuConfig:
 
 
 @dataclass(frozen=True)
-class RequestsConfig:
-    """What a request of an agent may ask for; more is refused with a 400 before the request is rendered."""
-
-    strict_model: Annotated[
-        bool,
-        Doc("refuse model names other than `policy` and the last part of the model's path; else any name is taken"),
-    ] = False
-    hosted_tools: Annotated[
-        HostedTools,
-        Doc(
-            "tools that a service would run itself, such as `web_search`, `code_interpreter`, `mcp`: `drop` leaves "
-            "them out, and says so in the journal; `refuse` answers with a 400"
-        ),
-    ] = "drop"
-    max_choices: Annotated[Positive, Doc("choices of one request, `n`, for all of its prompts")] = 128
-    max_nesting: Annotated[
-        Positive,
-        Doc("how deep objects and lists may be nested in tools and JSON schemas: compiling a deep one takes seconds"),
-    ] = 64
-    max_stored: Annotated[
-        Positive,
-        Doc("responses of the Responses API that a session keeps for `previous_response_id`; the oldest go first"),
-    ] = 64
-
-
-@dataclass(frozen=True)
-class GatewayConfig:
-    """The gateway: the APIs that users' own agents call, and the journal of their sessions."""
-
-    enabled: Annotated[bool, Doc("serve OpenAI and Anthropic APIs for agents of your own")] = False
-    port: Annotated[
-        NotNegative,
-        Doc("where the gateway listens, also after a restart of its process; `0` is any free port"),
-    ] = 0
-    journal: Annotated[
-        Text | None,
-        Doc("the journal's file; `null` is `trajectories.sqlite` beside the checkpoints"),
-    ] = None
-    options: Annotated[
-        tuple[str, ...],
-        Doc(
-            "options of `vllm serve` that concern requests: "
-            """`'seamless.gateway.options=["--enable-auto-tool-choice","--tool-call-parser=hermes"]'`; a """
-            "reasoning parser becomes the engines' too",
-            way_out="""Write it as '{key}=["--one","--two=2"]'""",
-        ),
-    ] = ()
-    shards: Annotated[
-        Positive,
-        Doc(
-            "processes that share sessions and calls, spread over the nodes; each of several has a port "
-            "of its own, from `port` on, and a journal of its own, `trajectories-<n>.sqlite`",
-        ),
-    ] = 1
-    public_address: Annotated[
-        Text | None,
-        Doc(
-            "the host in the address that agents are given, or a whole URL such as `https://gateway.example:8443`; "
-            "`null` is the address of the gateway's node. It also listens at the loopback address"
-        ),
-    ] = None
-    requests: Annotated[RequestsConfig, Doc("bounds of one request")] = field(default_factory=RequestsConfig)
-    max_calls: Annotated[
-        Positive | None,
-        Doc(
-            "calls of all sessions of one shard that run at once; more get a 429 with `retry-after`; `null` is no bound"
-        ),
-    ] = None
-    max_sessions: Annotated[
-        Positive | None,
-        Doc(
-            "sessions of one shard that are open when another one is opened over HTTP, or for a runner: more get a 429 "
-            "with `retry-after`; `null` is no bound",
-        ),
-    ] = None
-    max_failed_groups: Annotated[
-        Positive,
-        Doc(
-            "groups of sessions that may fail in a row, without a success, before the run ends with the "
-            "last one's error",
-        ),
-    ] = 32
-
-    def journal_of(self, shard: int, folder: str) -> Path:
-        """The journal's file of one shard: `trajectories.sqlite`, or `trajectories-<shard>.sqlite` of several.
-
-        It is in `folder` unless `journal` is set.
-        """
-        path = Path(self.journal) if self.journal else Path(folder, JOURNAL)
-        return path if self.shards == 1 else path.with_name(f"{path.stem}-{shard}{path.suffix}")
-
-
-@dataclass(frozen=True)
 class WeightsConfig:
     """Weight updates: staged while the replicas generate, then loaded into a few of a host at a time, while the trainer
     computes."""
@@ -199,56 +100,6 @@ class WeightsConfig:
             "by some 40% of what an update changed in their logprobs, 5e-4 on the mean for a step of 1e-4",
         ),
     ] = KvOnUpdate.RECOMPUTE
-
-
-@dataclass(frozen=True)
-class TokensConfig:
-    """Which generated tokens are trained: policies of trajectory/policies.py."""
-
-    policy: Annotated[
-        TokenPolicy,
-        Doc(
-            "which tokens are trained, by their weight version: all, those not older than `older_than`, "
-            "only whole sequences of such tokens, or those after the last token that is not on-policy",
-        ),
-    ] = "train_all"
-    older_than: Annotated[
-        NotNegative,
-        Doc(
-            "for `mask_older_than` and `drop_if_older_than`: versions that a token may be behind the trainer",
-        ),
-    ] = 0
-    grammar: Annotated[
-        GrammarPolicy,
-        Doc(
-            "tokens that an engine sampled under a grammar (JSON schema, required or strict tool) for the gateway's "
-            "agents: `train_all`, `mask_forced` (not those for which the grammar allowed no other token), `mask_all`",
-        ),
-    ] = "mask_forced"
-    weigh: Annotated[
-        Weigh,
-        Doc(
-            "what counts once in the loss, in a group's statistics and in a mini-batch: a `session`, also if branches "
-            "or compactions make several sequences of it, or each `sequence`, as in verl",
-        ),
-    ] = "session"
-    max_sequence: Annotated[
-        Positive | None,
-        Doc(
-            "tokens of a session's training sequence, prompt and response together: what is beyond is not trained; "
-            "`null` is `data.max_prompt_length` + `data.max_response_length`",
-        ),
-    ] = None
-
-    @property
-    def policy_text(self) -> str:
-        """The policy as `seamless-verl trajectories` takes it, with its bound if it has one."""
-        bounded = self.policy in ("mask_older_than", "drop_if_older_than")
-        return f"{self.policy}:{self.older_than}" if bounded else self.policy
-
-    def sequence_limit(self, prompt_length: int, response_length: int) -> int:
-        """Tokens of a training sequence, where the rollout's prompts and responses may have so many."""
-        return prompt_length + response_length if self.max_sequence is None else self.max_sequence
 
 
 @dataclass(frozen=True)
@@ -338,9 +189,9 @@ class SeamlessConfig:
             "how many times in a row a replica whose server or engine died, or that was given up, is started again on "
             "its devices, or on another node with its labels if its own is gone; it serves when it has the committed "
             "weights. The first start follows at once, the next ones "
-            "after growing waits, and they count anew once it has served for ten minutes. `0` starts none again"
+            "after growing waits, and they count anew once it has served for a minute. `0` starts none again"
         ),
-    ] = 0
+    ] = 3
     record_lending: Annotated[
         bool,
         Doc("write what the lending policy saw and decided to `lending.jsonl` beside the checkpoints"),

@@ -20,7 +20,7 @@ from seamless_verl.errors import IntegrityError
 
 FIRST_WAIT_S = 10.0  # before the second start in a row; the first one waits for nothing
 LONGEST_WAIT_S = 300.0
-STABLE_S = 600.0  # a replica that served for so long is taken for sound: its starts count anew
+STABLE_S = 60.0  # a replica that served for so long has done work: its starts count anew
 
 
 class LossReason(StrEnum):

@@ -156,15 +156,16 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
         return bound if asked is None else min(asked, bound)
 
     def choose_ahead(self) -> dict[str, float]:
-        """At a step's end: how far to run ahead from now on; returns metrics."""
+        """At a step's end: how far to run ahead from now on; returns the metrics of the step that ends."""
         now, lost = time.monotonic(), self.engine_use.take()
         step_s, self.step_began = now - self.step_began, now
         if self.ahead is None:
             return {"seamless/ahead": float(self.batches_ahead)}
+        level = self.ahead.level
         if reason := self.ahead.step_ended(step_s, lost):
             logger.info("seamless.ahead is %s from now on: %s", self.ahead.level, reason)
         return {
-            "seamless/ahead": float(self.ahead.level),
+            "seamless/ahead": float(level),
             "seamless/ahead/lost_share": lost.seconds / step_s,
             "seamless/ahead/lost_share/fewer": lost.with_fewer / step_s,
             "seamless/ahead/lost_share/more": lost.with_more / step_s,

@@ -1,10 +1,12 @@
 """One line for a step on the terminal: what was learned, how fast, and what the trainer waited for. Pure.
 
-    step:12 of 80  reward 0.231  validation 0.204  273 tokens/s  1.9 s  idle 23%  staleness 1  waited 0.4 s for groups
+    step:12 of 80  reward 0.231  validation 0.204  273 tokens/s  1.9 s  idle 23%  staleness 1
+        ahead 2 (engines lost 12%; 9% with 3, 31% with 1)  waited 0.4 s for groups
 
 It begins as verl's own line of a step does, so that what looks for `step:12 ` finds it. A figure that a step does not
 have is left out. tokens/s count what a comparison's report does: response tokens that were trained, tools' answers
-included and prompts not; by the step's time without its checkpoint.
+included and prompts not; by the step's time without its checkpoint. `ahead` is shown where the run finds it itself, with
+the shares of the step by which it is found: what engines lost of their full rate, and would have lost with other levels.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from seamless_verl.trainer.validation_curve import reward_metric
 
 REWARD, SECONDS, CHECKPOINT = "critic/score/mean", "perf/time_per_step", "timing_s/save_checkpoint"
 IDLE, STALENESS = "seamless/device/idle_share", "training/off_policy/trajectory_staleness_worst/max"
+AHEAD, LOST = "seamless/ahead", "seamless/ahead/lost_share"
 WAITS = {
     "timing_s/gen": "for groups",
     "seamless/commit/waited_s": "for replicas that loaded weights",
@@ -43,7 +46,16 @@ def step_line(step: int, total: int, metrics: Mapping[str, float]) -> str:
         parts.append(f"idle {idle:.0%}")
     if (staleness := metrics.get(STALENESS)) is not None:
         parts.append(f"staleness {staleness:.0f}")
-    return "  ".join([*parts, *longest_wait(metrics)])
+    return "  ".join([*parts, *chosen_ahead(metrics), *longest_wait(metrics)])
+
+
+def chosen_ahead(metrics: Mapping[str, float]) -> list[str]:
+    """How far the run goes ahead and why, as a list of one text; of none where the level is given."""
+    if LOST not in metrics:
+        return []
+    level, fewer, more = round(metrics[AHEAD]), metrics[f"{LOST}/fewer"], metrics[f"{LOST}/more"]
+    others = [f"{more:.0%} with {level + 1}"] + ([f"{fewer:.0%} with {level - 1}"] if level > 1 else [])
+    return [f"ahead {level} (engines lost {metrics[LOST]:.0%}; {', '.join(others)})"]
 
 
 def longest_wait(metrics: Mapping[str, float]) -> list[str]:

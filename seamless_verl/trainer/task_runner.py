@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -14,6 +15,7 @@ from verl.trainer.main_ppo import TaskRunnerV1
 from verl.utils.logging_utils import configure_verl_logging
 
 from seamless_verl.platform.adaptation import plain_class
+from seamless_verl.runtime.checkpoint_marker import step_folder, tracker_state
 from seamless_verl.runtime.process import BackgroundTask, show_log
 from seamless_verl.trainer.deaths import DeathWatch, numbered, queue_actors
 from seamless_verl.trainer.needed_nodes import actors_on, nodes_of_run, places_storage
@@ -129,8 +131,9 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
         """The files that a user looks for next. verl prints a run's last lines too."""
         if (picture := self.trainer.device_time.finish()) is not None:
             print(f"device time: {picture}")  # noqa: T201
-        if saved := self.trainer.saved:
-            print(f"checkpoint: {self.trainer.config.trainer.default_local_dir}/global_step_{saved[-1]}")  # noqa: T201
+        folder = Path(self.trainer.config.trainer.default_local_dir)
+        if self.trainer.saved and (whole := tracker_state(folder)) is not None:  # async_save may still write another
+            print(f"checkpoint: {step_folder(folder, int(whole[0]))}")  # noqa: T201
 
     def close(self, succeeded: bool) -> None:
         """Stops the agent loops, then loggers, queue, gateway and engines; also if the trainer was never built."""

@@ -10,7 +10,12 @@ from support.job import SEAMLESS, Job
 from support.replicas import engines, servers
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
-STEPS = {"trainer.n_gpus_per_node": 2, "trainer.total_training_steps": 5, "seamless.max_staleness": 0}
+STEPS = {
+    "trainer.n_gpus_per_node": 2,
+    "trainer.total_training_steps": 5,
+    "seamless.max_staleness": 0,
+    "seamless.replica_restarts": 0,
+}
 
 
 @pytest.mark.parametrize("whose", ["server", "engine"])

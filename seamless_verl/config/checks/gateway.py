@@ -15,7 +15,7 @@ from seamless_verl.config.checks.agents import LOOPS, OURS, loops_of
 from seamless_verl.config.checks.files import existing_folder, write_error
 from seamless_verl.config.checks.roles import joins_cluster
 from seamless_verl.config.checks.settings import Problem, Settings, check
-from seamless_verl.config.schema import JOURNAL as JOURNAL_NAME
+from seamless_verl.config.gateway_settings import JOURNAL as JOURNAL_NAME
 from seamless_verl.errors import ConfigError, JournalError
 from seamless_verl.journal.checking import check_file
 from seamless_verl.runtime.locks import is_locked, lock_file

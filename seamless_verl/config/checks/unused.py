@@ -9,7 +9,8 @@ from operator import attrgetter
 
 from seamless_verl.config.checks.modes import MODE_KEY, VERL_MODES
 from seamless_verl.config.checks.settings import Problem, Settings, check
-from seamless_verl.config.schema import RequestsConfig, SeamlessConfig
+from seamless_verl.config.gateway_settings import RequestsConfig
+from seamless_verl.config.schema import SeamlessConfig
 from seamless_verl.config.wait_settings import WaitsConfig
 
 BOUNDED_POLICIES = ("mask_older_than", "drop_if_older_than")  # of seamless.tokens.policy, those with `older_than`

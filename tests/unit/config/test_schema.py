@@ -12,15 +12,8 @@ from support.config import compose_ours
 
 from seamless_verl.config import CpuConfig, GatewayConfig, Layout, SeamlessConfig, usable_cores
 from seamless_verl.config.correction_settings import CorrectionConfig
-from seamless_verl.config.schema import (
-    GRAMMAR_POLICIES,
-    LENDING_POLICIES,
-    TOKEN_POLICIES,
-    Handover,
-    KvOnUpdate,
-    TokensConfig,
-    WeightsConfig,
-)
+from seamless_verl.config.schema import LENDING_POLICIES, Handover, KvOnUpdate, WeightsConfig
+from seamless_verl.config.token_settings import GRAMMAR_POLICIES, TOKEN_POLICIES, TokensConfig
 from seamless_verl.config.turn_settings import TurnsConfig
 from seamless_verl.config.wait_settings import WatchdogConfig
 from seamless_verl.errors import ConfigError, ConfigErrors

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seamless_verl.trainer.step_line import CHECKPOINT, WAITS, longest_wait, step_line
+from seamless_verl.trainer.step_line import CHECKPOINT, WAITS, chosen_ahead, longest_wait, step_line
 
 STEP = {
     "critic/score/mean": 0.2314,
@@ -33,6 +33,14 @@ def test_tokens_are_the_responses_and_a_checkpoint_takes_none_of_their_time() ->
 def test_a_validation_before_the_first_step_has_only_its_reward() -> None:
     metrics = {"val-aux/sums/reward/mean@4": 0.125, "val-core/sums/acc/mean@4": 0.9}
     assert step_line(0, 80, metrics) == "step:0 of 80  validation 0.125"
+
+
+def test_what_the_run_chose_is_said_with_its_reason() -> None:
+    shares = {"seamless/ahead/lost_share": 0.12, "seamless/ahead/lost_share/fewer": 0.31}
+    found = {"seamless/ahead": 2.0, **shares, "seamless/ahead/lost_share/more": 0.09}
+    assert "  ahead 2 (engines lost 12%; 9% with 3, 31% with 1)  waited" in step_line(12, 80, STEP | found)
+    assert chosen_ahead(found | {"seamless/ahead": 1.0}) == ["ahead 1 (engines lost 12%; 9% with 2)"]
+    assert chosen_ahead({"seamless/ahead": 2.0}) == [], "it was given"
 
 
 @pytest.mark.parametrize("name", WAITS)
