@@ -5,8 +5,9 @@
 
 It begins as verl's own line of a step does, so that what looks for `step:12 ` finds it. A figure that a step does not
 have is left out. tokens/s count what a comparison's report does: response tokens that were trained, tools' answers
-included and prompts not; by the step's time without its checkpoint. `ahead` is shown where the run finds it itself, with
-the shares of the step by which it is found: what engines lost of their full rate, and would have lost with other levels.
+included and prompts not; by the step's time without its checkpoint. `ahead` is shown where the run finds it itself,
+with the shares of the step by which it does: what engines lost of their full rate, and would have lost with other
+levels.
 """
 
 from __future__ import annotations
