@@ -179,8 +179,8 @@ class SeamlessConfig:
         Console,
         Doc(
             "what `console` in `trainer.logger` prints of a step: `line`: one line with its reward, speed, idle time, "
-            "staleness and longest wait; `verl`: verl's own, with every metric. All metrics are in `metrics.jsonl` "
-            "beside the checkpoints"
+            "staleness, how far ahead it chose to go, and longest wait; `verl`: verl's own, with every metric. All "
+            "metrics are in `metrics.jsonl` beside the checkpoints"
         ),
     ] = "line"
     replica_restarts: Annotated[
@@ -189,7 +189,7 @@ class SeamlessConfig:
             "how many times in a row a replica whose server or engine died, or that was given up, is started again on "
             "its devices, or on another node with its labels if its own is gone; it serves when it has the committed "
             "weights. The first start follows at once, the next ones "
-            "after growing waits, and they count anew once it has served for a minute. `0` starts none again"
+            "after growing waits, and they count anew once it has served for half a minute. `0` starts none again"
         ),
     ] = 3
     record_lending: Annotated[

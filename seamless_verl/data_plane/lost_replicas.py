@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from typing import Any
 
 from seamless_verl.data_plane.connections import ReplicaConnections
+from seamless_verl.data_plane.settings import PlaneSettings
 from seamless_verl.errors import ReplicaLostError
 from seamless_verl.rollout.manager import RolloutManager
 from seamless_verl.rollout.replica_state import DEAD, SERVING, STALE
@@ -19,25 +20,15 @@ from seamless_verl.rollout.restarts import LossReason
 from seamless_verl.rollout.routing import ReplicaView
 
 
-class LossSettings(Protocol):
-    """What matters here of PlaneSettings."""
-
-    @property
-    def mirror(self) -> bool: ...
-
-    @property
-    def restarts(self) -> bool: ...
-
-
 class LostReplicas:
-    """Follows the fleet's replicas from their loss to their return or replacement; `stop` ends its tasks.
+    """Follows the fleet's replicas from their loss to their return or replacement, until `stop`.
 
     `on_failure` gets what fails in a task: ReplicaLostError when no replica is left.
     """
 
     def __init__(
         self,
-        settings: LossSettings,
+        settings: PlaneSettings,
         manager: RolloutManager,
         connections: ReplicaConnections,
         on_failure: Callable[[BaseException], None],

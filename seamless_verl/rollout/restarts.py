@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -20,7 +20,7 @@ from seamless_verl.errors import IntegrityError
 
 FIRST_WAIT_S = 10.0  # before the second start in a row; the first one waits for nothing
 LONGEST_WAIT_S = 300.0
-STABLE_S = 60.0  # a replica that served for so long has done work: its starts count anew
+STABLE_S = 30.0  # a replica that served for so long has done work: its starts count anew
 
 
 class LossReason(StrEnum):
@@ -76,10 +76,21 @@ def wait_s(starts: int) -> float:
 
 
 class Restarts:
-    """Decides for these replicas; used under its owner's lock. `limit` starts in a row; 0: none is started again."""
+    """Decides for these replicas; used under its owner's lock.
 
-    def __init__(self, names: Iterable[str], limit: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.limit, self._clock = limit, clock
+    Args:
+        limit: starts of a replica in a row; 0: none is started again.
+        noticed_s: seconds after which a loss is noticed, by its reason: one that hung did not serve for so long.
+    """
+
+    def __init__(
+        self,
+        names: Iterable[str],
+        limit: int,
+        clock: Callable[[], float] = time.monotonic,
+        noticed_s: Mapping[LossReason, float] | None = None,
+    ) -> None:
+        self.limit, self._clock, self._noticed_s = limit, clock, noticed_s or {}
         self._ways = {name: _WayBack() for name in names}
         self._lost: Counter[LossReason] = Counter()
         self._returns = self._failed = 0
@@ -94,7 +105,7 @@ class Restarts:
         if way.stage is RestartStage.SERVING:
             self._lost[reason] += 1
             way.lost_at = now
-            if way.starts and now - way.since >= STABLE_S:
+            if way.starts and now - self._noticed_s.get(reason, 0.0) - way.since >= STABLE_S:
                 way.starts = 0
             self._schedule(way, now)
         return way.stage

@@ -164,12 +164,12 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
         level = self.ahead.level
         if reason := self.ahead.step_ended(step_s, lost):
             logger.info("seamless.ahead is %s from now on: %s", self.ahead.level, reason)
-        return {
-            "seamless/ahead": float(level),
-            "seamless/ahead/lost_share": lost.seconds / step_s,
-            "seamless/ahead/lost_share/fewer": lost.with_fewer / step_s,
-            "seamless/ahead/lost_share/more": lost.with_more / step_s,
-        }
+        found = {"seamless/ahead": float(level), "seamless/ahead/lost_share": lost.seconds / step_s}
+        if level > 1:
+            found["seamless/ahead/lost_share/fewer"] = lost.with_fewer / step_s
+        if level < self.ahead.most:
+            found["seamless/ahead/lost_share/more"] = lost.with_more / step_s
+        return found
 
     def _fetch_one_gen_batch(self) -> Any:
         """With a gateway a prompt has the same uid after a resume, by which the journal's sessions are found again."""

@@ -2,7 +2,7 @@
 
 | over its limit | recovery |
 |---|---|
-| a replica that gives no tokens | it is given up, and started again where that is set; its calls continue on others |
+| a replica that gives no tokens | it is given up, and by default started again; its calls continue on others |
 | a group that waits for an agent that has no call | its session is ended, as a failed one |
 | the server of a replica | its data plane gives it up by itself, at the same limit |
 

@@ -20,16 +20,18 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import ray
 
+from seamless_verl.config.wait_settings import WatchdogConfig
 from seamless_verl.data_plane.client import DataPlaneClient, PlacedReplica
+from seamless_verl.data_plane.connections import RECONNECT_S
 from seamless_verl.errors import ReplicaLostError, shorten
-from seamless_verl.rollout.restarts import ReplicaLoss, Restarts, RestartStage
+from seamless_verl.rollout.restarts import LossReason, ReplicaLoss, Restarts, RestartStage
 from seamless_verl.trainer.servers import STOP_S, SeamlessServers
 
 logger = logging.getLogger(__name__)
@@ -40,6 +42,12 @@ SETTING = "seamless.replica_restarts"
 ABOUT_TO_CONNECT = frozenset({RestartStage.STARTING, RestartStage.STARTED})
 
 
+def noticed_s(watchdog: WatchdogConfig) -> dict[LossReason, float]:
+    """For how long a replica hangs before it is given up, in seconds, by the reason; without those that never are."""
+    always = {LossReason.UNREACHABLE: RECONNECT_S, LossReason.LATE: float(watchdog.transition_s)}
+    return always if watchdog.waits.token_s is None else always | {LossReason.STUCK: watchdog.waits.token_s}
+
+
 class ReplicaStarter:
     """Owns the starts of a run; `begin` begins to look for losses.
 
@@ -47,6 +55,7 @@ class ReplicaStarter:
         servers: starts a server, and puts it in the place of the lost one.
         client: the data plane client.
         limit: starts of a replica in a row; with 0 nothing is started.
+        noticed_s: seconds after which a loss is noticed, by its reason; others are at once.
         keep_kv: as given to `DataPlaneClient.attach`.
         must_wait: whether this replica may start only in the trainer's thread, between two computations.
         wait_staged: called before such a start; returns when no version is copied from the device any more.
@@ -59,6 +68,7 @@ class ReplicaStarter:
         client: DataPlaneClient,
         *,
         limit: int,
+        noticed_s: Mapping[LossReason, float],
         keep_kv: bool,
         must_wait: Callable[[PlacedReplica], bool],
         wait_staged: Callable[[], Any],
@@ -67,7 +77,7 @@ class ReplicaStarter:
         self.servers, self.client, self.keep_kv = servers, client, keep_kv
         self.must_wait, self.wait_staged, self.free_memory = must_wait, wait_staged, free_memory
         self.placed = {placed.replica_id: placed for placed in servers.placed}
-        self.restarts = Restarts(self.placed, limit)
+        self.restarts = Restarts(self.placed, limit, noticed_s=noticed_s)
         self.returns: Counter[str] = Counter()  # of each replica, by which a reply from before a return is known
         self.drained: set[str] = set()  # replicas that were ended and are not known to be lost yet
         self.missing: dict[str, float] = {}  # replicas without devices: when that was last logged

@@ -40,7 +40,7 @@ from seamless_verl.trainer.lending_view import DeviceViews, RunDevices
 from seamless_verl.trainer.needed_nodes import nodes_of_run
 from seamless_verl.trainer.pools import TagPools, place_by_tags
 from seamless_verl.trainer.prompt_lengths import prompt_scans, warn_of_long_prompts
-from seamless_verl.trainer.replica_starts import ReplicaStarter
+from seamless_verl.trainer.replica_starts import ReplicaStarter, noticed_s
 from seamless_verl.trainer.sampled_prompts import SamplingTrainer
 from seamless_verl.trainer.scheduling_checkpoint import RECORDING
 from seamless_verl.trainer.servers import FirstRanks, SeamlessServers, StartedServers
@@ -119,6 +119,7 @@ class TrainerSetup(SamplingTrainer):
             self.servers,
             self.data_plane,
             limit=self.seamless.replica_restarts,
+            noticed_s=noticed_s(self.seamless.watchdog),
             keep_kv=keep_kv,
             must_wait=lambda placed: placed.shares_device and self._share_accelerators,
             wait_staged=lambda: self.commit.wait_committed(),

@@ -54,9 +54,10 @@ def chosen_ahead(metrics: Mapping[str, float]) -> list[str]:
     """How far the run goes ahead and why, as a list of one text; of none where the level is given."""
     if LOST not in metrics:
         return []
-    level, fewer, more = round(metrics[AHEAD]), metrics[f"{LOST}/fewer"], metrics[f"{LOST}/more"]
-    others = [f"{more:.0%} with {level + 1}"] + ([f"{fewer:.0%} with {level - 1}"] if level > 1 else [])
-    return [f"ahead {level} (engines lost {metrics[LOST]:.0%}; {', '.join(others)})"]
+    level = round(metrics[AHEAD])
+    others = {level + 1: metrics.get(f"{LOST}/more"), level - 1: metrics.get(f"{LOST}/fewer")}
+    shares = [f"{share:.0%} with {other}" for other, share in others.items() if share is not None]
+    return [f"ahead {level} (engines lost {metrics[LOST]:.0%}; {', '.join(shares)})"]
 
 
 def longest_wait(metrics: Mapping[str, float]) -> list[str]:

@@ -132,8 +132,9 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
         if (picture := self.trainer.device_time.finish()) is not None:
             print(f"device time: {picture}")  # noqa: T201
         folder = Path(self.trainer.config.trainer.default_local_dir)
-        if self.trainer.saved and (whole := tracker_state(folder)) is not None:  # async_save may still write another
-            print(f"checkpoint: {step_folder(folder, int(whole[0]))}")  # noqa: T201
+        named, *_ = tracker_state(folder) or ("",)  # the newest whole one: async_save may still write another
+        if named in map(str, self.trainer.saved):
+            print(f"checkpoint: {step_folder(folder, int(named))}")  # noqa: T201
 
     def close(self, succeeded: bool) -> None:
         """Stops the agent loops, then loggers, queue, gateway and engines; also if the trainer was never built."""

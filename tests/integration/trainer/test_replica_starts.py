@@ -14,11 +14,12 @@ import pytest
 import ray
 from support.plane import VOCABULARY, Plane, StubServer, plane, process
 
+from seamless_verl.config.wait_settings import WatchdogConfig
 from seamless_verl.data_plane.client import PlacedReplica, plane_for
 from seamless_verl.errors import PlaneFailedError
 from seamless_verl.rollout.restarts import RestartStage
 from seamless_verl.testing.stub_engine import stub_tokens
-from seamless_verl.trainer.replica_starts import ReplicaStarter
+from seamless_verl.trainer.replica_starts import ReplicaStarter, noticed_s
 from seamless_verl.trainer.servers import end_actors
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
@@ -61,6 +62,7 @@ def starter_of(plane: Plane, *, failing: int = 0, in_trainer: bool = False) -> R
     return ReplicaStarter(
         Servers(plane, failing),  # type: ignore[arg-type]
         plane.client,
+        noticed_s=noticed_s(WatchdogConfig()),
         limit=LIMIT,
         keep_kv=False,
         must_wait=lambda placed: in_trainer,

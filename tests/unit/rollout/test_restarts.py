@@ -80,6 +80,19 @@ def test_starts_count_anew_after_a_replica_served_for_long() -> None:
     assert restarts.lost("r0", LossReason.DIED) is ABANDONED
 
 
+def test_the_time_for_which_a_replica_hung_is_no_time_that_it_served() -> None:
+    clock, seen_s = Clock(), 600.0
+    restarts = Restarts(NAMES, limit=1, clock=clock, noticed_s={LossReason.STUCK: seen_s})
+    for served_s in (STABLE_S, STABLE_S - 1):
+        restarts.lost("r0", LossReason.DIED)
+        come_back(restarts, "r0")
+        clock.now += seen_s + served_s
+        assert restarts.lost("r0", LossReason.STUCK) is (WAITING if served_s == STABLE_S else ABANDONED)
+        if served_s == STABLE_S:
+            come_back(restarts, "r0")
+            clock.now += STABLE_S
+
+
 def test_losses_are_counted_once_by_their_reason() -> None:
     clock = Clock()
     restarts = Restarts(NAMES, limit=3, clock=clock)
