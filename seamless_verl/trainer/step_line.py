@@ -28,6 +28,7 @@ WAITS = {
     "timing_s/testing": "for the validation",
 }
 """What a step may wait for besides its computations, by the metric with its seconds."""
+NAMED = 0.01  # a share of a step that is worth naming
 SHORTEST_S = 0.05  # a wait that is worth naming
 
 
@@ -54,10 +55,12 @@ def chosen_ahead(metrics: Mapping[str, float]) -> list[str]:
     """How far the run goes ahead and why, as a list of one text; of none where the level is given."""
     if LOST not in metrics:
         return []
-    level = round(metrics[AHEAD])
+    level, lost = round(metrics[AHEAD]), metrics[LOST]
     others = {level + 1: metrics.get(f"{LOST}/more"), level - 1: metrics.get(f"{LOST}/fewer")}
-    shares = [f"{share:.0%} with {other}" for other, share in others.items() if share is not None]
-    return [f"ahead {level} (engines lost {metrics[LOST]:.0%}; {', '.join(shares)})"]
+    found = {other: share for other, share in others.items() if share is not None}
+    if max(lost, *found.values()) < NAMED:
+        return [f"ahead {level}"]
+    return [f"ahead {level} (engines lost {lost:.0%}; {', '.join(f'{found[n]:.0%} with {n}' for n in found)})"]
 
 
 def longest_wait(metrics: Mapping[str, float]) -> list[str]:

@@ -42,6 +42,8 @@ def test_what_the_run_chose_is_said_with_its_reason() -> None:
     del found["seamless/ahead/lost_share/fewer"]
     assert chosen_ahead(found | {"seamless/ahead": 1.0}) == ["ahead 1 (engines lost 12%; 9% with 2)"]
     assert chosen_ahead({"seamless/ahead": 2.0}) == [], "it was given"
+    nothing = {"seamless/ahead/lost_share": 0.0, "seamless/ahead/lost_share/more": 0.004}
+    assert chosen_ahead({"seamless/ahead": 2.0} | nothing) == ["ahead 2"]
 
 
 @pytest.mark.parametrize("name", WAITS)
