@@ -32,11 +32,17 @@ def started(kind: type) -> Any:
 
 
 def kill(actor: Any) -> None:
-    """Returns when the actor is dead: after `ray.kill` it may still reply to a call."""
     ray.kill(actor)
+    await_death(actor)
+
+
+def await_death(actor: Any) -> None:
+    """Returns when the actor is dead, which it is within a minute: after `ray.kill` it may still reply to a call."""
+    deadline = time.monotonic() + 60
     with suppress(ray.exceptions.RayActorError):
-        while True:
-            ray.get(actor.__ray_ready__.remote())
+        while time.monotonic() < deadline:
+            ray.get(actor.__ray_ready__.remote(), timeout=60)
+        raise AssertionError(f"{actor} lives")
 
 
 class Ending:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import ray
-from support.ends import Ending, Failing, cluster, kill, started
+from support.ends import Ending, Failing, await_death, cluster, kill, started
 
 from seamless_verl.agent_loops import worker as loops
 from seamless_verl.agent_loops.worker import SeamlessAgentLoopManager
@@ -48,8 +48,7 @@ def test_agent_loop_workers_that_do_not_stop_are_named_and_killed(
     assert len(caplog.messages) == len(actors)
     for actor in actors.values():
         assert any(repr(actor) in message for message in caplog.messages)
-        with pytest.raises(ray.exceptions.RayActorError):
-            ray.get(actor.stop.remote(), timeout=60)
+        await_death(actor)
 
 
 def test_replicas_that_do_not_end_are_named_and_fail_nothing(
@@ -118,5 +117,4 @@ def test_stop_of_a_custom_manager_is_not_called(actors: dict[str, Any], monkeypa
     manager = SimpleNamespace(stop=parts.part("the user's own"), agent_loop_workers=[worker])
     assert close_errors(parts, monkeypatch, manager, succeeded=True) == parts.ended[::-1]
     assert "the user's own" not in parts.ended
-    with pytest.raises(ray.exceptions.RayActorError):
-        ray.get(worker.stop.remote(), timeout=60)
+    await_death(worker)
