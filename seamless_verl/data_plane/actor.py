@@ -203,7 +203,7 @@ class DataPlane:
     async def given_up(self) -> dict[str, ReplicaLoss]:
         """The replicas that were given up, until another server is attached in their place."""
         await self.ensure_started()
-        return dict(self.connections.given_up)
+        return self.lost.given_up()
 
     async def taken_back(self) -> list[str]:
         """The replicas that reply again and wait for weights, each once: the trainer may load them before a commit."""

@@ -1,14 +1,17 @@
 """What the data plane does about replicas that are lost: it reconnects, gives them up, and takes them back.
 
-Owned state: the task that reconnects, the one that waits for unreachable replicas, and which replicas were taken back
-without the trainer's knowledge. A replica is lost -> reconnected, or given up -> taken back, where no other server is
-started in its place. `ReplicaConnections` has the state of each.
+Owned state: the task that reconnects, the one that waits for unreachable replicas, which replicas were taken back
+without the trainer's knowledge, and for how long the server of each has served. A replica is lost -> reconnected, or
+given up -> taken back, where no other server is started in its place. `ReplicaConnections` has the state of each.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import defaultdict
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 from seamless_verl.data_plane.connections import ReplicaConnections
@@ -16,7 +19,7 @@ from seamless_verl.data_plane.settings import PlaneSettings
 from seamless_verl.errors import ReplicaLostError
 from seamless_verl.rollout.manager import RolloutManager
 from seamless_verl.rollout.replica_state import DEAD, SERVING, STALE
-from seamless_verl.rollout.restarts import LossReason
+from seamless_verl.rollout.restarts import LossReason, ReplicaLoss
 from seamless_verl.rollout.routing import ReplicaView
 
 
@@ -36,6 +39,8 @@ class LostReplicas:
         self.settings, self.manager, self.connections = settings, manager, connections
         self.fleet, self.on_failure = connections.fleet, on_failure
         self.unloaded = set[str]()  # replicas that were taken back, and that the trainer was not told of
+        self.serving_since: dict[str, float] = {}
+        self.served_s: defaultdict[str, float] = defaultdict(float)  # of its present server, or its last
         self.reconnecting: asyncio.Task[None] | None = None
         self.returning: asyncio.Task[None] | None = None
         self.stopping = False
@@ -60,6 +65,7 @@ class LostReplicas:
     def changed(self, view: ReplicaView, why: str) -> None:
         """A replica has another state."""
         name = view.replica_id
+        self._count_served(view, why)
         if view.state is SERVING:
             self.connections.unproved.discard(name)
         if view.state is DEAD and why != "restored" and not self.stopping:
@@ -70,6 +76,20 @@ class LostReplicas:
             else:
                 self.connections.lost.add(name)
             self.ensure_reconnecting()
+
+    def given_up(self) -> dict[str, ReplicaLoss]:
+        """The replicas that were given up, until another server is attached in their place."""
+        losses = self.connections.given_up.items()
+        return {name: replace(loss, served_s=self.served_s[name]) for name, loss in losses}
+
+    def _count_served(self, view: ReplicaView, why: str) -> None:
+        name, now = view.replica_id, time.monotonic()
+        if why == "added":  # another server
+            self.served_s[name] = 0.0
+        if view.state is SERVING:
+            self.serving_since.setdefault(name, now)
+        elif (since := self.serving_since.pop(name, None)) is not None:
+            self.served_s[name] += now - since
 
     def replied(self, replica_id: str) -> None:
         """A replica that was given up for being late is taken back, unless another server is started in its place."""

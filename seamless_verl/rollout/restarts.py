@@ -38,10 +38,11 @@ class LossReason(StrEnum):
 
 @dataclass(frozen=True)
 class ReplicaLoss:
-    """Why a replica was given up, in a word and in full."""
+    """Why a replica was given up, in a word and in full, and for how many seconds its server had served."""
 
     reason: LossReason
     detail: str
+    served_s: float = 0.0
 
 
 class RestartStage(StrEnum):
@@ -65,7 +66,6 @@ class _WayBack:
 
     stage: RestartStage = RestartStage.SERVING
     starts: int = 0  # in a row
-    since: float = 0.0  # when it came back last
     due: float = 0.0  # when it may be started
     lost_at: float = 0.0
 
@@ -99,13 +99,16 @@ class Restarts:
     def stage(self, name: str) -> RestartStage:
         return self._ways[name].stage
 
-    def lost(self, name: str, reason: LossReason) -> RestartStage:
-        """The data plane has given it up; changes nothing unless it served. Returns its stage then."""
+    def lost(self, name: str, reason: LossReason, served_s: float = 0.0) -> RestartStage:
+        """The data plane has given it up; changes nothing unless it was back. Returns its stage then.
+
+        Its server was among those that serve for `served_s` seconds in all, the time until a hang was noticed included.
+        """
         way, now = self._ways[name], self._clock()
         if way.stage is RestartStage.SERVING:
             self._lost[reason] += 1
             way.lost_at = now
-            if way.starts and now - self._noticed_s.get(reason, 0.0) - way.since >= STABLE_S:
+            if served_s - self._noticed_s.get(reason, 0.0) >= STABLE_S:
                 way.starts = 0
             self._schedule(way, now)
         return way.stage
@@ -135,9 +138,9 @@ class Restarts:
     def came_back(self, name: str) -> float:
         """It is connected, and gets the committed weights; returns for how many seconds it was away."""
         way = self._expect(name, RestartStage.STARTED)
-        way.stage, way.since = RestartStage.SERVING, self._clock()
+        way.stage = RestartStage.SERVING
         self._returns += 1
-        self._away_s = way.since - way.lost_at
+        self._away_s = self._clock() - way.lost_at
         return self._away_s
 
     def next_start_s(self, name: str) -> float:

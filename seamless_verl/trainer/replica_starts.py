@@ -29,7 +29,6 @@ import ray
 
 from seamless_verl.config.wait_settings import WatchdogConfig
 from seamless_verl.data_plane.client import DataPlaneClient, PlacedReplica
-from seamless_verl.data_plane.connections import RECONNECT_S
 from seamless_verl.errors import ReplicaLostError, shorten
 from seamless_verl.rollout.restarts import LossReason, ReplicaLoss, Restarts, RestartStage
 from seamless_verl.trainer.servers import STOP_S, SeamlessServers
@@ -43,9 +42,9 @@ ABOUT_TO_CONNECT = frozenset({RestartStage.STARTING, RestartStage.STARTED})
 
 
 def noticed_s(watchdog: WatchdogConfig) -> dict[LossReason, float]:
-    """For how long a replica hangs before it is given up, in seconds, by the reason; without those that never are."""
-    always = {LossReason.UNREACHABLE: RECONNECT_S, LossReason.LATE: float(watchdog.transition_s)}
-    return always if watchdog.waits.token_s is None else always | {LossReason.STUCK: watchdog.waits.token_s}
+    """For how long a replica hangs among those that serve before it is given up, in seconds, by the reason."""
+    late = {LossReason.LATE: float(watchdog.transition_s)}
+    return late if watchdog.waits.token_s is None else late | {LossReason.STUCK: watchdog.waits.token_s}
 
 
 class ReplicaStarter:
@@ -121,7 +120,7 @@ class ReplicaStarter:
         for name, loss in given_up.items():
             with self.lock:
                 known = self.restarts.stage(name) is not RestartStage.SERVING or self.returns[name] != returns[name]
-                stage = self.restarts.stage(name) if known else self.restarts.lost(name, loss.reason)
+                stage = self.restarts.stage(name) if known else self.restarts.lost(name, loss.reason, loss.served_s)
             if not known:
                 self._log(name, f"is lost ({loss.reason}: {loss.detail})", stage)
 

@@ -174,6 +174,7 @@ async def test_a_server_that_hangs_while_it_is_connected_to_again_holds_no_comma
         await asyncio.wait_for(plane.execute("commit", 2), 60)
         loss = (await plane.given_up())[FIRST]
         assert loss.reason is LossReason.UNREACHABLE and "has not replied" in loss.detail
+        assert 0 < loss.served_s < 60, "it is counted until it was lost"
         await until(lambda: len(asked) > 3)  # by the looks for its return
         assert FIRST in plane.connections.given_up and not plane.connections.missing
 

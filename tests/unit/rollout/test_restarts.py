@@ -68,29 +68,30 @@ def test_with_a_limit_of_none_no_replica_is_started_again() -> None:
 
 
 def test_starts_count_anew_after_a_replica_served_for_long() -> None:
+    restarts = Restarts(NAMES, limit=1, clock=Clock())
+    for _ in range(3):
+        assert restarts.lost("r0", LossReason.DIED, STABLE_S) is WAITING and restarts.due() == ["r0"]
+        come_back(restarts, "r0")
+    assert restarts.lost("r0", LossReason.DIED, STABLE_S / 2) is ABANDONED
+
+
+def test_a_replica_that_came_back_and_never_served_is_abandoned_however_late_it_is_lost() -> None:
+    """Training has its device for long, and it dies when it gets it back."""
     clock = Clock()
     restarts = Restarts(NAMES, limit=1, clock=clock)
-    for _ in range(3):
-        assert restarts.lost("r0", LossReason.DIED) is WAITING and restarts.due() == ["r0"]
-        come_back(restarts, "r0")
-        clock.now += STABLE_S
     restarts.lost("r0", LossReason.DIED)
     come_back(restarts, "r0")
-    clock.now += STABLE_S / 2
-    assert restarts.lost("r0", LossReason.DIED) is ABANDONED
+    clock.now += 100 * STABLE_S
+    assert restarts.lost("r0", LossReason.DIED, 1.0) is ABANDONED
 
 
 def test_the_time_for_which_a_replica_hung_is_no_time_that_it_served() -> None:
-    clock, seen_s = Clock(), 600.0
-    restarts = Restarts(NAMES, limit=1, clock=clock, noticed_s={LossReason.STUCK: seen_s})
-    for served_s in (STABLE_S, STABLE_S - 1):
-        restarts.lost("r0", LossReason.DIED)
-        come_back(restarts, "r0")
-        clock.now += seen_s + served_s
-        assert restarts.lost("r0", LossReason.STUCK) is (WAITING if served_s == STABLE_S else ABANDONED)
-        if served_s == STABLE_S:
+    seen_s = 600.0
+    restarts = Restarts(NAMES, limit=1, clock=Clock(), noticed_s={LossReason.STUCK: seen_s})
+    for served_s, stage in ((STABLE_S, WAITING), (STABLE_S, WAITING), (STABLE_S - 1, ABANDONED)):
+        assert restarts.lost("r0", LossReason.STUCK, seen_s + served_s) is stage
+        if stage is WAITING:
             come_back(restarts, "r0")
-            clock.now += STABLE_S
 
 
 def test_losses_are_counted_once_by_their_reason() -> None:
