@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
-from seamless_verl.runtime.fields import Doc, NotNegative, Positive, Text
+from seamless_verl.runtime.fields import Doc, NotNegative, Positive, PositiveNumber, Text
 
 HostedTools: TypeAlias = Literal["drop", "refuse"]
 JOURNAL = "trajectories.sqlite"
@@ -51,6 +51,17 @@ class GatewayConfig:
         Text | None,
         Doc("the journal's file; `null` is `trajectories.sqlite` beside the checkpoints"),
     ] = None
+    journal_days: Annotated[
+        PositiveNumber | None,
+        Doc("for how many days a journal keeps a session after it was handed over to training; `null` is no bound"),
+    ] = 7.0
+    journal_gib: Annotated[
+        PositiveNumber | None,
+        Doc(
+            "GiB of a journal above which its oldest sessions that were handed over are deleted; `null` is no bound. "
+            "A run that is resumed begins again what was deleted before it was trained"
+        ),
+    ] = 4.0
     options: Annotated[
         tuple[str, ...],
         Doc(

@@ -185,6 +185,8 @@ def session_settings(
         journal=str(gateway.journal_of(shard, config.trainer.default_local_dir)),
         admin_key=secrets.token_urlsafe(),
         runner_key=secrets.token_urlsafe(),
+        journal_days=gateway.journal_days,
+        journal_gib=gateway.journal_gib,
         max_calls=gateway.max_calls,
         max_sessions=gateway.max_sessions,
         port=port,

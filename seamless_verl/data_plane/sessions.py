@@ -34,6 +34,7 @@ from seamless_verl.data_plane.earlier_sessions import (
     run_of,
 )
 from seamless_verl.data_plane.finished_sessions import NO_NOTE, FinishedSession, HandedNote, TakenUpSession
+from seamless_verl.data_plane.kept_journal import KeptJournal
 from seamless_verl.data_plane.lease_events import live_leases
 from seamless_verl.data_plane.restart import held_sockets
 from seamless_verl.data_plane.settings import SessionSettings
@@ -63,8 +64,6 @@ if TYPE_CHECKING:
     from seamless_verl.gateway.protocols import OutsideApi
 
 logger = logging.getLogger(__name__)
-KEPT_S = 7 * 24 * 3600.0  # for which the journal keeps a session after its hand-over,
-KEPT_BYTES = 4 << 30  # or until the journal is larger than this
 LOCKED_S, RETRY_S = 10.0, 0.05  # an earlier process that was just killed may hold the journal's lock for so long
 
 
@@ -74,6 +73,7 @@ class Sessions:
     def __init__(self, settings: SessionSettings, calls: Calls, *, on_failure: Callable[[BaseException], None]) -> None:
         self.settings, self.calls, self.on_failure = settings, calls, on_failure
         self.journal: SqliteJournal
+        self.kept_journal: KeptJournal
         self.closed: dict[str, asyncio.Event] = {}  # of awaited sessions, until they are handed over
         self.finishing: set[str] = set()  # sessions handed over whose last requests may still run
         self.account = Account()  # of acknowledged sessions
@@ -100,6 +100,7 @@ class Sessions:
         from seamless_verl.gateway.server import Gateway, GatewaySettings
 
         self.journal = await self._open_journal()
+        self.kept_journal = KeptJournal(self.journal, self.settings.journal_days, self.settings.journal_gib)
         self.earlier = EarlierSessions(self.journal, self._end_earlier)
         open_sessions = await asyncio.to_thread(self.journal.restore)
         self.recorder = JournalRecorder(self.journal, on_closed=self._session_closed)
@@ -184,7 +185,8 @@ class Sessions:
         self.admin_file.unlink(missing_ok=True)
         await self.gateway.stop()
         await asyncio.gather(*self.discards)
-        self.journal.close()
+        await asyncio.to_thread(self.journal.close)
+        await self.kept_journal.end()
 
     def _session_closed(self, session_id: str) -> None:
         """Of the gateway's recorder. A session that was opened over HTTP has no agent loop that would close it here."""
@@ -338,11 +340,11 @@ class Sessions:
                 self.account = self.account.with_dropped(tokens, DropReason.DEFERRED if deferred else DropReason.GROUP)
 
     async def checked_metrics(self) -> dict[str, float]:
-        """Metrics of all sessions, after a check of their conservation laws; also deletes old sessions."""
+        """Metrics of all sessions, after a check of their conservation laws. The journal's oldest sessions are deleted beside it."""
         self.gateway.table.check_integrity()
         self.account.check_integrity()
-        await self.journal.compact(time.time() - KEPT_S, KEPT_BYTES)
-        own = {"sessions/tool_calls": float(self.tool_calls)}
+        self.kept_journal.check()
+        own = {"sessions/tool_calls": float(self.tool_calls)} | self.kept_journal.metrics()
         return self.account.metrics() | self.gateway.metrics() | self.earlier.metrics() | own
 
 

@@ -15,6 +15,7 @@ class SessionSettings:
     and `limit_keys` names the user's settings that it follows from; `grammar` says what is trained of tokens that were
     sampled under a grammar.
 
+    The journal keeps sessions for `journal_days` after their hand-over and up to `journal_gib`; None is no bound.
     `max_calls` run at once, and `max_sessions` are open when another is opened from outside; None is no bound.
     `socket_holder` names the actor that holds the listening socket, at `port`, while the gateway is down.
     `public_address` and `rules` are those of GatewaySettings.
@@ -24,6 +25,8 @@ class SessionSettings:
     journal: str
     admin_key: str
     runner_key: str = ""
+    journal_days: float | None = None
+    journal_gib: float | None = None
     max_calls: int | None = None
     max_sessions: int | None = None
     port: int = 0

@@ -36,6 +36,7 @@ from seamless_verl.journal.validator import STAGES, Rows, Validator
 
 MAX_GROUP = 1024  # appends in one transaction, so that the first of them does not wait for ever
 ROWS_PER_STATEMENT = 64  # each statement releases the interpreter lock and must acquire it again
+DELETED_AT_ONCE = 32  # sessions; appends that wait meanwhile are late by a few milliseconds
 VACUUM_PAGES = 2000  # returned to the file system in one step; a few milliseconds
 HANDED = STAGES.index(Stage.HANDED)
 
@@ -267,13 +268,11 @@ def _resolve(append: PendingAppend, error: Exception | None) -> None:
 
 def compact_step(db: sqlite3.Connection, before: float, max_bytes: int | None) -> tuple[int, bool]:
     """One step of a compaction: (number of sessions deleted, whether there is more to do)."""
-    session = _find_deletable(db, before, max_bytes)
-    if session is not None:
-        _delete(db, session)
-        return 1, True
+    if deleted := _delete_some(db, before, max_bytes):
+        return deleted, True
     db.execute("DELETE FROM outside_events WHERE at < ?", (before,))
     if _pragma(db, "freelist_count") > 0:
-        db.execute(f"PRAGMA incremental_vacuum({VACUUM_PAGES})").fetchall()
+        db.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")  # `execute` returns after its first page
         db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()  # the file shrinks now; PASSIVE waits for no reader
     return 0, _pragma(db, "freelist_count") > 0
 
@@ -281,6 +280,17 @@ def compact_step(db: sqlite3.Connection, before: float, max_bytes: int | None) -
 def used_bytes(db: sqlite3.Connection) -> int:
     """Bytes of the pages in use."""
     return (_pragma(db, "page_count") - _pragma(db, "freelist_count")) * _pragma(db, "page_size")
+
+
+def _delete_some(db: sqlite3.Connection, before: float, max_bytes: int | None) -> int:
+    """Deletes up to `DELETED_AT_ONCE` sessions in one transaction; returns how many."""
+    deleted = 0
+    db.execute("BEGIN IMMEDIATE")
+    while deleted < DELETED_AT_ONCE and (session := _find_deletable(db, before, max_bytes)) is not None:
+        _delete(db, session)
+        deleted += 1
+    db.execute("COMMIT")
+    return deleted
 
 
 def _find_deletable(db: sqlite3.Connection, before: float, max_bytes: int | None) -> int | None:
@@ -294,7 +304,6 @@ def _find_deletable(db: sqlite3.Connection, before: float, max_bytes: int | None
 
 
 def _delete(db: sqlite3.Connection, session: int) -> None:
-    db.execute("BEGIN IMMEDIATE")
     for table in ("deltas", "endings"):
         db.execute(f"DELETE FROM {table} WHERE call IN (SELECT n FROM calls WHERE session=?)", (session,))
     for table in ("calls", "rewards", "refused", "stages"):
@@ -302,7 +311,6 @@ def _delete(db: sqlite3.Connection, session: int) -> None:
     uid = db.execute("SELECT uid FROM sessions WHERE n=?", (session,)).fetchone()[0]
     db.execute("DELETE FROM sessions WHERE n=?", (session,))
     db.execute("DELETE FROM group_outcomes WHERE uid=?1 AND NOT EXISTS (SELECT 1 FROM sessions WHERE uid=?1)", (uid,))
-    db.execute("COMMIT")
 
 
 def _pragma(db: sqlite3.Connection, name: str) -> int:

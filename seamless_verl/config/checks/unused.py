@@ -43,7 +43,8 @@ UNUSED = (
 )
 """Of the `seamless:` node, read by our trainer alone. Machines and the gateway have checks of their own."""
 OF_THE_GATEWAY = (
-    *("gateway.port", "gateway.journal", "gateway.options", "gateway.public_address"),
+    *("gateway.port", "gateway.journal", "gateway.journal_days", "gateway.journal_gib"),
+    *("gateway.options", "gateway.public_address"),
     *(f"gateway.requests.{item.name}" for item in fields(RequestsConfig)),
     *("gateway.max_calls", "gateway.max_sessions"),
 )

@@ -40,9 +40,11 @@ def test_the_policies_are_those_there_are() -> None:
 
 def test_values_are_read() -> None:
     gateway = {"enabled": True, "port": 8000, "journal": "j.sqlite", "options": ["--tool-call-parser=hermes"]}
-    gateway |= {"shards": 2, "max_failed_groups": 5}
+    gateway |= {"shards": 2, "max_failed_groups": 5, "journal_days": None, "journal_gib": 1}
     node = {"layout": "disaggregated", "max_staleness": 0, "cpu": {"devices": 3, "pin": False}, "plot": True}
-    parsed_gateway = GatewayConfig(True, 8000, "j.sqlite", ("--tool-call-parser=hermes",), 2, max_failed_groups=5)
+    kept = {"journal_days": None, "journal_gib": 1.0}
+    options = ("--tool-call-parser=hermes",)
+    parsed_gateway = GatewayConfig(True, 8000, "j.sqlite", options=options, shards=2, max_failed_groups=5, **kept)
     node |= {"gateway": gateway, "handover": "resident", "weights": {"at_once": 2, "kv": "keep"}}
     node["watchdog"] = {"transition_s": 5, "no_progress_s": 60}
     node["tokens"] = {"policy": "mask_older_than", "older_than": 2}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 from support.journal import call_ended, call_started, chunk_appended, generated_ids, open_journal, session_opened, write
 
 from seamless_verl.journal import HandedOver, HandOverBegun, SessionClosed, SqliteJournal, Stage
 from seamless_verl.journal.schema import INDEXES, PAGE_BYTES, TABLES
+from seamless_verl.journal.writer import compact_step
 
 EMPTY_PAGES = len(TABLES) + len(INDEXES) + 4  # one for each, and for SQLite's own
 
@@ -64,3 +67,17 @@ async def test_agents_go_on_while_the_journal_is_compacted(tmp_path: Path) -> No
         write(journal, session_opened("live"), call_started("live", "live"))
         written = await run(journal)
         assert written > 5 and generated_ids(journal, "live") == [[*range(written)]]
+
+
+def test_freed_pages_are_given_back_many_at_once(tmp_path: Path) -> None:
+    """`Connection.execute` ends an incremental vacuum after its first page, and a flush of the disk follows each."""
+    with closing(sqlite3.connect(tmp_path / "journal.sqlite", isolation_level=None)) as db:
+        db.execute("PRAGMA auto_vacuum=INCREMENTAL")
+        for table, columns in TABLES.items():
+            db.execute(f"CREATE TABLE {table} ({columns})")
+        db.execute("CREATE TABLE filler (text)")
+        db.executemany("INSERT INTO filler VALUES (?)", [("x" * 4000,)] * 500)
+        db.execute("DELETE FROM filler")
+        assert db.execute("PRAGMA freelist_count").fetchone()[0] > 400
+        assert compact_step(db, 0.0, None) == (0, False)
+        assert db.execute("PRAGMA freelist_count").fetchone()[0] == 0

@@ -1,0 +1,62 @@
+"""How much a journal keeps: its oldest sessions are deleted beside the run, at most one deletion at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import suppress
+
+from seamless_verl.errors import JournalError
+from seamless_verl.journal import CompactionResult, Journal
+
+logger = logging.getLogger(__name__)
+DAY_S, GIB = 24 * 3600.0, 1 << 30
+
+
+class KeptJournal:
+    """Deletes sessions that were handed over more than `days` ago, and the oldest while the file is above `gib`.
+
+    None is no bound. Nobody waits for a deletion: what is deleted was written days or gigabytes ago. Invariant: `task`
+    is the only one that compacts; `check` is called in the event loop.
+    """
+
+    def __init__(self, journal: Journal, days: float | None, gib: float | None) -> None:
+        self.journal, self.days, self.gib = journal, days, gib
+        self.deleted, self.used_bytes = 0, 0
+        self.task: asyncio.Task[CompactionResult] | None = None
+
+    def check(self) -> None:
+        """Takes the result of the last deletion, and begins the next unless one is under way.
+
+        Raises:
+            JournalError: the last one failed, as the journal's writer has.
+        """
+        if self.task is not None:
+            if not self.task.done():
+                return
+            self._take(self.task.result())
+        self.task = asyncio.create_task(self._compact())
+
+    def _take(self, result: CompactionResult) -> None:
+        self.used_bytes = result.used_bytes
+        if result.sessions and not self.deleted:
+            logger.warning(
+                "the journal deletes its oldest sessions from now on: seamless.gateway.journal_gib=%s, journal_days=%s",
+                self.gib,
+                self.days,
+            )
+        self.deleted += result.sessions
+
+    async def _compact(self) -> CompactionResult:
+        before = 0.0 if self.days is None else time.time() - self.days * DAY_S
+        return await self.journal.compact(before, None if self.gib is None else int(self.gib * GIB))
+
+    async def end(self) -> None:
+        """After the journal was closed, which ends a deletion that is under way."""
+        if self.task is not None:
+            with suppress(JournalError):  # it says that the journal is closed
+                await self.task
+
+    def metrics(self) -> dict[str, float]:
+        return {"journal/bytes": float(self.used_bytes), "journal/deleted": float(self.deleted)}
