@@ -275,7 +275,7 @@ def run(config: DictConfig) -> None:
                 train(config)
         finally:
             stop_ray()
-    if seamless.plot:
+    if seamless.plot and config.trainer.v1.trainer_mode not in VERL_MODES:  # whose trainers keep no curve
         plot_validation_curve(config)
 
 
@@ -297,14 +297,15 @@ def train(config: DictConfig) -> None:
     if config.trainer.v1.trainer_mode in VERL_MODES:
         run_ppo(config, TaskRunnerV1)
         return
-    from ray.exceptions import RayActorError, RayTaskError
+    from ray.exceptions import RayTaskError
 
+    from seamless_verl.runtime.actor_death import ACTOR_GONE
     from seamless_verl.trainer.placed_runner import PlacedTaskRunner
 
     runner = PlacedTaskRunner(config)
     try:
         run_ppo(config, runner)
-    except RayActorError as error:
+    except ACTOR_GONE as error:
         if isinstance(error, RayTaskError):  # raised by the task runner, which lives
             raise
         raise runner.lost(error) from error

@@ -70,14 +70,14 @@ class LoopSettings:
     ] = 600.0
     failure_reward: Annotated[
         float | None,
-        Doc("reward of a session whose agent failed; `null`: it is dropped, and its group is replaced"),
+        Doc("reward of a session whose agent failed; `null`: it is dropped, and its group is trained without it"),
     ] = 0.0
     on_timeout: Annotated[
         OnTimeout,
         Doc(
             "what becomes of a session whose agent ran out of time: `score` trains it, with the reward that was "
             "posted, else `failure_reward`, or where that is `null` what verl's reward manager says; `drop` trains "
-            "nothing of it, and its group is replaced"
+            "nothing of it, and its group is trained without it"
         ),
     ] = "score"
     session: SessionQuota = field(default_factory=SessionQuota)
@@ -173,7 +173,7 @@ class RunnerSettings(LoopSettings):
     ] = None
     max_attempts: Annotated[
         Positive,
-        Doc("runners that may be lost with a task, or refuse it, until it fails and its group is replaced"),
+        Doc("runners that may be lost with a task, or refuse it, until it fails and its group is trained without it"),
     ] = 8
 
 

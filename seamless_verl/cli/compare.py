@@ -8,7 +8,7 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -24,7 +24,7 @@ from seamless_verl.compare.polls import poll_line, with_short_poll
 from seamless_verl.compare.probing import probe_arms, probe_job
 from seamless_verl.compare.processes import exit_on_signals
 from seamless_verl.compare.report import difference_lines, equal_table, verdicts
-from seamless_verl.compare.series import RunSeries
+from seamless_verl.compare.series import RunSeries, cannot_run
 from seamless_verl.compare.store import output_folder
 from seamless_verl.errors import ConfigError
 from seamless_verl.runtime.tables import text_table
@@ -137,10 +137,17 @@ def prepared(job: Job, arms: Sequence[ComparedArm] | None, options: Options, out
     if options.short_poll:
         chosen = [with_short_poll(arm) for arm in chosen]
     probed = probe_arms(job, repeated(chosen, options.bounds, options.rates), facts, options, out, sys.stderr.write)
-    for one in probed:
+    series = RunSeries(job, probed, options, facts.machines.total, out, command_line())
+    sys.stderr.write("".join(f"{line}\n" for line in unable_lines(series)))
+    return series
+
+
+def unable_lines(series: RunSeries) -> Iterator[str]:
+    """A line for each arm that cannot run here, which is a warning where it was to be a baseline."""
+    for one in series.arms:
         if one.config is None:
-            sys.stderr.write(f"{one.arm.name} cannot run here: {one.reason}\n")
-    return RunSeries(job, probed, options, facts.machines.total, out, command_line())
+            warning = series.warnings.get(one.arm.name)
+            yield cannot_run(one) if warning is None else f"warning: {warning}"
 
 
 def default_arms() -> list[ComparedArm]:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from seamless_verl.config.checks.settings import Settings
 from seamless_verl.config.planning import memory_facts_with, resources_of, roles_of
 from seamless_verl.config.schema import Handover
-from seamless_verl.errors import ConfigError
+from seamless_verl.errors import ConfigError, refuse
 from seamless_verl.resources.memory import MemoryFacts
 from seamless_verl.resources.memory_fit import gigabytes, memory_problems
 from seamless_verl.resources.parallel import ParallelSizes, ReplicaSizes
@@ -40,6 +40,8 @@ TRAINERS = ((1, 1), (2, 1), (4, 1), (8, 1), (4, 2), (8, 2), (8, 4), (8, 8))  # T
 STALENESS = (0, 1, 2, 4, 8, 16)
 HEADER = ("", "LAYOUT", "DEVICES", "REPLICA", "TRAINER", "UPDATES", "STALE", "TOK/S", "IDLE", "MEMORY", "WHY NOT FIRST")
 ENGINE = "actor_rollout_ref.rollout"
+OF_LENGTHS = ("median", "sigma", "turns", "tool_s", "tool_tokens")
+"""Arguments that say what to assume of a run that was not measured."""
 MEGATRON = "actor_rollout_ref.actor.megatron"
 
 
@@ -61,6 +63,7 @@ def optimize(args: argparse.Namespace, settings: Settings) -> str:
     machines = machines_of(args.machines, settings)
     if args.calibration is not None:
         found = read_calibration(args.calibration)
+        refuse(contradicting(args, found.workload))
         workload, candidates = found.workload, calibrated(found, machines)
     else:
         workload = workload_of(args, settings)
@@ -90,6 +93,26 @@ def machines_of(text: str | None, settings: Settings) -> AlikeMachines:
         way_out = "Give machines that are alike with --machines, such as 4x8"
         raise ConfigError("seamless.resources", sorted(sizes), "machines with unlike numbers of devices", way_out)
     return AlikeMachines(sum(group.count for group in groups), sizes.pop())
+
+
+def contradicting(args: argparse.Namespace, measured: SimulatedWorkload) -> list[ConfigError]:
+    """A mistake for each argument and setting that describes another workload than the calibrated run had."""
+    found = [
+        ConfigError(
+            option.option_strings[0],
+            value,
+            "is for --device: a calibration has the lengths of its run",
+            "Leave it out, or give --device instead of --calibration",
+        )
+        for option in args.search
+        if option.dest in OF_LENGTHS and (value := getattr(args, option.dest)) != option.default
+    ]
+    given = dict(text.lstrip("+").partition("=")[::2] for text in args.overrides)
+    for key, value in (("data.train_batch_size", measured.prompts), (f"{ENGINE}.n", measured.samples)):
+        if key in given and given[key] != str(value):
+            reason = f"the calibrated run had {value}, and its times are of that"
+            found.append(ConfigError(key, given[key], reason, "Leave it out, or calibrate a run that has it"))
+    return found
 
 
 def workload_of(args: argparse.Namespace, settings: Settings) -> SimulatedWorkload:

@@ -33,9 +33,9 @@ class ArmFacts:
 class Comparison:
     """All that a report says. `conditions` are lines about machine, job and budget; `command` makes it again.
 
-    `baseline` is the first arm; with several learning rates an arm's own one is that of its rate, in `arms`.
-    `differences` are the settings in which an arm differs from the baseline, by the names of the arms that can run.
-    `target_reward` is what the user asked for, None for the baseline's.
+    `baseline` is the first arm that can run here; with several learning rates an arm's own one is that of its rate, in
+    `arms`. `differences` are the settings in which an arm differs from the baseline, by the names of the arms that can
+    run. `target_reward` is what the user asked for, None for the baseline's. `warnings` were known before any run.
     """
 
     title: str
@@ -50,6 +50,7 @@ class Comparison:
     equal_tokens: EqualTokens | None = None
     arms: Mapping[str, ArmFacts] = field(default_factory=dict)
     target_reward: float | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def summaries(self) -> list[ArmSummary]:

@@ -19,6 +19,15 @@ REWARD, VALIDATION = "critic/score/mean", "/reward/mean@"
 STALENESS_MEAN = "training/off_policy/trajectory_staleness_worst/mean"  # of each sample's oldest tokens
 STALENESS_MAX = "training/off_policy/trajectory_staleness_worst/max"
 EVICTED = "training/off_policy/evicted_samples"  # groups, whatever its name says
+DROPPED_GROUPS = (
+    EVICTED,
+    "training/filter_groups/evicted_samples",
+    "training/filter_groups/discarded_surplus_samples",
+    "training/rollout_failure/evicted_samples",
+)
+"""Groups that were dropped whole: too old; by `algorithm.filter_groups` or a sampler; left over when a step of sync had
+enough; failed. A group is in one of them. Only verl's asynchronous modes count one twice that is both too old and
+filtered, and their logs do not say which."""
 MASKED = ("seamless/tokens/masked_as_stale", "seamless/tokens/masked_as_pivot")
 OWN_IDLE = "seamless/device/idle_share"
 NOT_TRAINING = ("timing_s/testing", "timing_s/save_checkpoint")
@@ -76,7 +85,7 @@ class RunFigures:
 
 @dataclass(frozen=True)
 class StepSize:
-    """What a step is in every arm: samples, sessions of a group, and optimizer steps."""
+    """What a step of an arm is: samples, sessions of a group, and optimizer steps."""
 
     samples: int
     group: int
@@ -162,9 +171,9 @@ def check_skip(skip: int, steps: int) -> None:
 
 
 def dropped_tokens(row: Row, size: StepSize) -> float:
-    """Response tokens that were not trained: evicted groups at the step's mean length, and tokens masked one by one."""
-    evicted = (number(row, EVICTED) or 0.0) * size.group * (number(row, RESPONSE) or 0.0)
-    return evicted + sum(values_of(MASKED, row))
+    """Response tokens that were not trained: dropped groups at the step's mean length, and tokens masked one by one."""
+    whole = sum(values_of(DROPPED_GROUPS, row)) * size.group * (number(row, RESPONSE) or 0.0)
+    return whole + sum(values_of(MASKED, row))
 
 
 def validation_reward(row: Row) -> float | None:

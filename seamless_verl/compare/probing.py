@@ -83,7 +83,7 @@ def probe_arms(
     """Each arm as its run would be, or why it cannot run here; `say` gets a line before each.
 
     Raises:
-        ConfigError: arms that can run have different budgets, or none can.
+        ConfigError: arms that can run have different budgets, or too few can.
     """
     found = []
     for number, arm in enumerate(arms, 1):
@@ -91,11 +91,22 @@ def probe_arms(
         found.append(probe_arm(job, arm, facts, options, out / FOLDER))
     runnable = [(one.arm.name, one.config) for one in found if one.config is not None]
     budgets = {name: budget_of(config, equal_tokens=options.equal_tokens) for name, config in runnable}
-    if not budgets:
-        raise ConfigError("--arms", [arm.name for arm in arms], f"none can run here: {found[0].reason}", "See above")
+    check_enough(found)
     rates_differ = any(arm.rate for arm in arms)
     check_same_budget({name: without_rate(budget) if rates_differ else budget for name, budget in budgets.items()})
     return found
+
+
+def check_enough(arms: Sequence[ProbedArm]) -> None:
+    """ConfigError unless two arms can run here, or the only one that was asked for."""
+    names, able = [one.arm.name for one in arms], [one.arm for one in arms if one.config is not None]
+    if not able:
+        raise ConfigError("--arms", names, f"none can run here: {arms[0].reason}", "See above")
+    if len(able) == 1 < len(arms):
+        why = "; ".join(f"{one.arm.name}: {one.reason.rstrip('.')}" for one in arms if one.config is None)
+        reason = f"only {able[0].name} can run here, which leaves nothing to compare it with. {why}"
+        way_out = f"Give two arms that can run here, or this one alone: --arms {able[0].text}"
+        raise ConfigError("--arms", names, reason, way_out)
 
 
 def without_rate(budget: Mapping[str, Any]) -> dict[str, Any]:

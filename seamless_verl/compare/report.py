@@ -137,8 +137,9 @@ EXPLANATIONS = (
     "one that polls counts as busy.",
     "staleness: of the oldest tokens of each trained sample, in weight versions behind the trainer, mean and highest; "
     "in updates: optimizer steps between the oldest weights that generated and the last update of the training step.",
-    "dropped: response tokens generated and not trained, because they were too old or masked; groups that were dropped "
-    "whole count with the mean length of their step.",
+    "dropped: response tokens generated and not trained: masked ones, and those of groups that were dropped whole, as "
+    "too old, filtered, failed or left over. Such a group counts with the arm's samples of a prompt and the mean "
+    "length of its step.",
     "The reward differs where zero is outside of the 95% confidence interval of the difference (Welch's t test). With "
     "few runs the interval is wide: within noise says that no difference was seen, not that there is none.",
 )
@@ -172,7 +173,8 @@ FILES = (
 def warnings_of(comparison: Comparison) -> list[str]:
     missing = sum(run.state is RunState.NOT_MADE for run in comparison.runs)
     interrupted = f"**Interrupted**: {missing} of {len(comparison.runs)} runs were not made."
-    return [*([interrupted] if comparison.interrupted else []), *collapse_lines(comparison)]
+    known = [f"**Warning**: {text}" for text in comparison.warnings]
+    return [*known, *([interrupted] if comparison.interrupted else []), *collapse_lines(comparison)]
 
 
 def learning_sections(comparison: Comparison) -> Iterator[tuple[str, list[str], Table]]:

@@ -53,6 +53,38 @@ def facts_of_arms(arms: Sequence[ProbedArm], runnable: Sequence[ComparedArm]) ->
     }
 
 
+def without_baseline(arms: Sequence[ProbedArm]) -> dict[str, str]:
+    """A sentence for each arm that was to be a baseline and cannot run here: why, and what ratios are relative to.
+
+    There is one baseline for each learning rate, the first of its arms.
+    """
+    found = dict[str, str]()
+    for rate in dict.fromkeys(one.arm.rate for one in arms):
+        first, *others = (one for one in arms if one.arm.rate == rate)
+        if first.config is None:
+            able = [one.arm.name for one in others if one.config is not None]
+            found[first.arm.name] = f"{cannot_run(first)}. It was to be the baseline. {relative_to(able, rate)}."
+    return found
+
+
+def cannot_run(one: ProbedArm) -> str:
+    return f"{one.arm.name} cannot run here: {one.reason.rstrip('.')}"
+
+
+def relative_to(able: Sequence[str], rate: str) -> str:
+    """What the ratios of the arms that can run here, in their order, are relative to; `rate` is theirs, or ""."""
+    of = f" of the arms with learning rate {rate}" * bool(rate)
+    if len(able) > 1:
+        return f"The ratios{of} are relative to {able[0]} instead"
+    return f"There are no ratios{of}: {f'only {able[0]}' if able else 'none'} can run here"
+
+
+def step_size(config: Mapping[str, Any]) -> StepSize:
+    """What a step of an arm with this composed config is."""
+    group = samples_of_step(config) // max(1, int(select(config, "data.train_batch_size") or 1))
+    return StepSize(samples_of_step(config), group, updates_of_step(config))
+
+
 def polls_as_shipped(one: ProbedArm) -> bool:
     return not one.arm.is_ours and one.config is not None and select(one.config, f"{BUFFER}.path") is None
 
@@ -94,8 +126,8 @@ class RunSeries:
         self.differences = {
             one.arm.name: differences(one.config, config) for one in runnable[1:] if one.config is not None
         }
-        group = samples_of_step(config) // max(1, int(select(config, "data.train_batch_size") or 1))
-        self.size = StepSize(samples_of_step(config), group, updates_of_step(config))
+        self.sizes = {one.arm.name: step_size(one.config) for one in runnable if one.config is not None}
+        self.warnings = without_baseline(self.arms)
 
     def make(self) -> None:
         """Make every run that is not made yet; after each, write the report and print the table."""
@@ -129,8 +161,9 @@ class RunSeries:
             return Run(*planned.key, RunState.FAILED, reason=str(error), log=log)
         self.surroundings.append(made.surroundings)
         self.raw[planned.key] = made.steps
-        found = step_figures(made.steps, self.size, lambda began, ended: idle_between(made.use, began, ended))
-        figures = self.figures(found, made.use)
+        size = self.sizes[planned.arm.name]
+        found = step_figures(made.steps, size, lambda began, ended: idle_between(made.use, began, ended))
+        figures = self.figures(found, made.use, size)
         lengths = RecordedLengths.read(checkpoints(planned.folder) / LENGTHS)
         bias = None if lengths is None else length_bias(lengths)
         return Run(*planned.key, RunState.FINISHED, tuple(found), figures, log=log, lengths=lengths, bias=bias)
@@ -167,10 +200,10 @@ class RunSeries:
         write_run(folder, identity, made)
         return made
 
-    def figures(self, steps: Sequence[StepFigures], use: Sequence[UseSample]) -> RunFigures:
+    def figures(self, steps: Sequence[StepFigures], use: Sequence[UseSample], size: StepSize) -> RunFigures:
         begun = next(step.at_s for step in steps if step.step == self.options.skip)
         idle = idle_between(use, begun, steps[-1].at_s)
-        return run_figures(steps, self.size, skip=self.options.skip, idle=idle)
+        return run_figures(steps, size, skip=self.options.skip, idle=idle)
 
     def device_use(self, pid: int) -> UseSource | None:
         """What the run's devices do, seen from outside; None where it cannot be seen."""
@@ -208,6 +241,7 @@ class RunSeries:
             equal_tokens=self.at_equal_tokens() if self.options.equal_tokens else None,
             arms=self.facts,
             target_reward=self.options.target_reward,
+            warnings=tuple(self.warnings.values()),
         )
 
     def at_equal_tokens(self) -> EqualTokens | None:
@@ -216,17 +250,26 @@ class RunSeries:
 
     def conditions(self) -> list[str]:
         """Lines about the budget, and about the machine, the versions and the time of the runs."""
-        options, size = self.options, self.size
+        options, size = self.options, self.sizes[self.baseline]
         kind = "the CPU platform, a core each" if select(self.config, "trainer.device") == "cpu" else "accelerators"
         model = select(self.config, "actor_rollout_ref.model.path")
-        seeds = ", ".join(map(str, options.seeds))
+        seeds, samples = ", ".join(map(str, options.seeds)), self.samples_words()
         return [
-            f"{options.steps} steps of {size.samples} samples, {self.devices} device(s) ({kind}), seeds {seeds}, "
+            f"{options.steps} steps of {samples} samples, {self.devices} device(s) ({kind}), seeds {seeds}, "
             f"{options.rounds} round(s); the first {options.skip} steps of a run are not measured.",
             f"The same in every arm: model {model}, prompts and their order by seed, {size.updates} optimizer steps a "
             f"step, {'' if options.equal_tokens else f'{size.group} samples a prompt, '}no checkpoints.",
             *(condition_lines(self.surroundings) if self.surroundings else ()),
         ]
+
+    def samples_words(self) -> str:
+        """Samples of a step: one number, or where arms have different ones, each with its arms."""
+        by_samples: dict[int, list[str]] = {}
+        for arm, size in self.sizes.items():
+            by_samples.setdefault(size.samples, []).append(arm)
+        if len(by_samples) == 1:
+            return str(next(iter(by_samples)))
+        return " or ".join(f"{samples} ({', '.join(arms)})" for samples, arms in by_samples.items())
 
     def manifest(self) -> dict[str, Any]:
         """All that it takes to run it again; surroundings are those of the last run."""

@@ -31,6 +31,7 @@ from seamless_verl.errors import ReplicaLostError
 from seamless_verl.gateway.request_rules import RequestRules
 from seamless_verl.journal import GroupDecided
 from seamless_verl.rollout.observation import RolloutObservation, merged
+from seamless_verl.runtime.actor_death import ACTOR_GONE, death_reason
 from seamless_verl.trajectory.account import DropReason
 from seamless_verl.trajectory.policies import GrammarTokens
 from seamless_verl.trajectory.session import Closed
@@ -290,5 +291,5 @@ def living_replies(calls: Iterable[ServerCall]) -> Iterator[Any]:
     for call in calls:
         try:
             yield ray.get(call.reply)
-        except ray.exceptions.RayActorError as error:
-            logger.warning("a replica's server is dead: %s", error)
+        except ACTOR_GONE as error:
+            logger.warning("a replica's server is dead: %s", death_reason(error))

@@ -21,6 +21,7 @@ from seamless_verl.rollout.fleet import Fleet
 from seamless_verl.rollout.manager import FleetSnapshot, ReplicaSnapshot
 from seamless_verl.rollout.replica_state import DEAD, SERVING, STALE, ReplicaState
 from seamless_verl.rollout.restarts import LossReason, ReplicaLoss
+from seamless_verl.runtime.actor_death import ACTOR_GONE, death_reason
 from seamless_verl.transport import RemoteEngine
 
 logger = logging.getLogger(__name__)
@@ -61,8 +62,8 @@ class ActorControl:
     async def _await(self, reply: Any) -> None:
         try:
             await reply
-        except ray.exceptions.RayActorError as error:
-            raise ReplicaLostError(self.replica_id, str(error)) from error
+        except ACTOR_GONE as error:
+            raise ReplicaLostError(self.replica_id, death_reason(error)) from error
 
 
 class MirroredControl:
@@ -202,8 +203,8 @@ class ReplicaConnections:
                 raise
         except ray.exceptions.ActorUnavailableError as error:
             return str(error)
-        except (ray.exceptions.RayActorError, ReplicaLostError) as error:
-            self.give_up(address.replica_id, LossReason.DIED, f"its server is dead: {error}")
+        except (*ACTOR_GONE, ReplicaLostError) as error:
+            self.give_up(address.replica_id, LossReason.DIED, f"its server is dead: {death_reason(error)}")
             return None
         except OSError as error:
             return await self._check_server(address, error)
@@ -217,8 +218,8 @@ class ReplicaConnections:
             await address.server.status.remote()
         except ray.exceptions.ActorUnavailableError:
             pass
-        except ray.exceptions.RayActorError as dead:
-            self.give_up(address.replica_id, LossReason.DIED, f"its server is dead: {dead}")
+        except ACTOR_GONE as dead:
+            self.give_up(address.replica_id, LossReason.DIED, f"its server is dead: {death_reason(dead)}")
             return None
         return f"{type(error).__name__}: {error}"
 

@@ -23,11 +23,10 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from seamless_verl.journal import UNDONE, EndedSession, OutsideEvent, SqliteJournal, Stage, StoredSession
+from seamless_verl.journal import RUN, UNDONE, EndedSession, OutsideEvent, SqliteJournal, Stage, StoredSession
 from seamless_verl.trajectory.session import Closed
 
 logger = logging.getLogger(__name__)
-RUN = "run"  # in a session's metadata: the run that opened it; and the kind of the event of each of its starts
 SAMPLE = "session"  # in a session's metadata: its number in its group
 RESULT = "agent"  # in the note of a hand-over's begin: how the agent ended
 

@@ -17,6 +17,7 @@ from ray import cloudpickle
 from ray.experimental import internal_kv
 
 from seamless_verl.gateway.listening import open_listeners
+from seamless_verl.runtime.actor_death import ACTOR_GONE
 
 NAMESPACE = "seamless_verl"
 MAX_SOCKETS = 2  # at the node's address, and at the loopback address
@@ -73,7 +74,7 @@ async def held_sockets(holder: str) -> list[socket.socket]:
         receiver.settimeout(TRANSFER_S)
         try:
             await ray.get_actor(holder).send_copies.remote(path)
-        except (ray.exceptions.RayActorError, ValueError):  # Ray has no actor of this name any more
+        except (*ACTOR_GONE, ValueError):  # Ray has no actor of this name any more
             return []
         return await asyncio.to_thread(_receive_sockets, receiver)
 

@@ -26,7 +26,6 @@ import ray
 from seamless_verl.client.admin_file import AdminFile, kept_runner_key
 from seamless_verl.data_plane.earlier_leases import OpenSession, open_sessions_of
 from seamless_verl.data_plane.earlier_sessions import (
-    RUN,
     AgentResult,
     EarlierSessions,
     result_note,
@@ -40,6 +39,7 @@ from seamless_verl.data_plane.restart import held_sockets
 from seamless_verl.data_plane.settings import SessionSettings
 from seamless_verl.errors import ConfigError, JournalOrderError
 from seamless_verl.journal import (
+    RUN,
     CallEnded,
     GroupDecided,
     GroupOutcome,
@@ -340,7 +340,7 @@ class Sessions:
                 self.account = self.account.with_dropped(tokens, DropReason.DEFERRED if deferred else DropReason.GROUP)
 
     async def checked_metrics(self) -> dict[str, float]:
-        """Metrics of all sessions, after a check of their conservation laws. The journal's oldest sessions are deleted beside it."""
+        """Metrics of all sessions, after a check of their conservation laws; the journal is bounded beside it."""
         self.gateway.table.check_integrity()
         self.account.check_integrity()
         self.kept_journal.check()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterable
 from copy import copy
 from functools import partial
@@ -125,6 +126,7 @@ class FleetEngineClient(IdleEngineClient):
         self.input_processor = InputProcessor(vllm_config, self.renderer)
         self._source, self._recorder = source, recorder
         self._running: dict[asyncio.Task[None], RunningCall] = {}
+        self._by_session = defaultdict[str, set[asyncio.Task[None]]](set)  # the same tasks
         self.malformed_calls = 0
 
     async def generate(
@@ -170,7 +172,7 @@ class FleetEngineClient(IdleEngineClient):
 
     async def cancel(self, session_id: str) -> None:
         """Cancels the calls of a session; returns when their ends are on record."""
-        tasks = [task for task, running in self._running.items() if running.call.session_id == session_id]
+        tasks = list(self._by_session.get(session_id, ()))
         for task in tasks:
             self._running[task].cancel()
         if tasks:
@@ -235,8 +237,16 @@ class FleetEngineClient(IdleEngineClient):
         )
         task = running.start()
         self._running[task] = running
-        task.add_done_callback(self._running.pop)
+        self._by_session[running.call.session_id].add(task)
+        task.add_done_callback(self._forget)
         return running
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        session_id = self._running.pop(task).call.session_id
+        tasks = self._by_session[session_id]
+        tasks.discard(task)
+        if not tasks:
+            del self._by_session[session_id]
 
     def _collaborators(
         self, call: SessionCall, context: RequestContext, earlier: CallOutput | None, interrupted: StoredCall | None

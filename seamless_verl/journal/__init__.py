@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from seamless_verl.journal.events import (
     BEGUN,
+    RUN,
     UNDONE,
     CallEnded,
     CallStarted,
@@ -33,6 +34,7 @@ from seamless_verl.journal.writer import SqliteJournal
 
 __all__ = [
     "BEGUN",
+    "RUN",
     "UNDONE",
     "CallEnded",
     "CallStarted",

@@ -147,6 +147,9 @@ class OutsideEvent:
 
 
 BEGUN = "begun"
+RUN = "run"
+"""The kinds of the events of a run's starts: its runner tasks began anew, and it went on from the weights of a version.
+What a restarted data plane needs; there is one of each a start."""
 UNDONE = "undone"
 """The kind of an event whose subject is a session: it was handed over, but what had its tokens is gone, as after a stop
 of the whole run. Readers count it as dropped, for the `reason` of the event."""

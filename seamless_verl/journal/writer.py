@@ -28,7 +28,7 @@ from types import TracebackType
 from typing import Any, TypeAlias
 
 from seamless_verl.errors import JournalError
-from seamless_verl.journal.events import Event
+from seamless_verl.journal.events import BEGUN, RUN, Event
 from seamless_verl.journal.protocol import CompactionResult, Stage
 from seamless_verl.journal.reader import JournalReader
 from seamless_verl.journal.schema import open_for_writing
@@ -270,7 +270,7 @@ def compact_step(db: sqlite3.Connection, before: float, max_bytes: int | None) -
     """One step of a compaction: (number of sessions deleted, whether there is more to do)."""
     if deleted := _delete_some(db, before, max_bytes):
         return deleted, True
-    db.execute("DELETE FROM outside_events WHERE at < ?", (before,))
+    db.execute("DELETE FROM outside_events WHERE at < ? AND kind NOT IN (?, ?)", (before, BEGUN, RUN))
     if _pragma(db, "freelist_count") > 0:
         db.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")  # `execute` returns after its first page
         db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()  # the file shrinks now; PASSIVE waits for no reader

@@ -20,7 +20,7 @@ from math import log2
 from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
-REMEMBERED = 16_384  # groups, conversations and prompts, of each; a forgotten one counts as new
+REMEMBERED = 65_536  # groups, conversations and prompts, of each; a forgotten one counts as new
 DOUBLINGS = 6  # of the mean length, and halvings: what is longer or shorter counts as so long
 LEVELS = 2 * DOUBLINGS + 2  # of an engine's priority in one version
 RECENT = 8  # calls of a prompt that its mean length follows: lengths change while a model learns

@@ -129,7 +129,7 @@ def _sizes(view: FleetView) -> tuple[tuple[str, int], ...]:
     return tuple((replica.replica_id, replica.capacity) for replica in view)
 
 
-@lru_cache(maxsize=16_384)  # a conversation asks at every turn, and while it waits
+@lru_cache(maxsize=32_768)  # a conversation asks at every turn, and while it waits
 def _ranking(sizes: tuple[tuple[str, int], ...], key: str) -> tuple[str, ...]:
     """Ids of replicas of these capacities, the key's first choice first."""
     return tuple(name for _, name in sorted(((_score(*size, key), size[0]) for size in sizes), reverse=True))

@@ -11,7 +11,8 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from bisect import insort
+from bisect import bisect_left, insort
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
@@ -20,7 +21,8 @@ from operator import attrgetter
 from seamless_verl.rollout.precedence import Precedence
 from seamless_verl.rollout.replica import Lease
 
-PLACE = attrgetter("place")
+PLACE, ARRIVAL = attrgetter("place"), attrgetter("arrival")
+OVERDUE = attrgetter("place.version", "arrival")
 
 
 @dataclass(eq=False)
@@ -32,6 +34,7 @@ class Waiter:
     key: str
     prompt: str
     granted: asyncio.Future[Lease]
+    overdue: bool = False
 
     def offer(self, grant: Callable[[str], Lease | None]) -> bool:
         """Takes a lease if `grant` gives one, unless it has one or has left; returns whether it took one."""
@@ -42,15 +45,24 @@ class Waiter:
 
 
 class WaitQueue:
-    """The calls that wait, in order of their places."""
+    """The calls that wait, in order of their places.
+
+    A grant costs the same however many calls wait, but for moving pointers within a list: with a thousand prompts a
+    step thousands of calls wait, and as many slots are given back. `_waiters` is sorted by place; `_by_arrival` has the
+    same in order of arrival, and some that have left; the overdue ones of them are in `_overdue` instead, sorted.
+    `_beginning` has those of each named prompt.
+    """
 
     def __init__(self, overtaking: int) -> None:
         self._overtaking = overtaking
         self._arrivals = 0
         self._waiters: list[Waiter] = []
+        self._by_arrival = deque[Waiter]()
+        self._overdue: list[Waiter] = []
+        self._beginning = defaultdict[str, set[Waiter]](set)
 
     def __len__(self) -> int:
-        return len(self.keys)
+        return len(self._waiters)
 
     @property
     def keys(self) -> list[str]:
@@ -62,21 +74,24 @@ class WaitQueue:
         self._arrivals += 1
         waiter = Waiter(place, self._arrivals, key, prompt, asyncio.get_running_loop().create_future())
         insort(self._waiters, waiter, key=PLACE)
+        self._by_arrival.append(waiter)
+        if prompt:
+            self._beginning[prompt].add(waiter)
         try:
             return await waiter.granted
         except asyncio.CancelledError:
             if waiter.granted.cancelled():
-                self._waiters = [other for other in self._waiters if other is not waiter]
+                self._remove(waiter)
             else:
                 waiter.granted.result().release()
             raise
 
     def foresee(self, prompt: str, shortness: int) -> None:
         """Calls of this prompt are expected to be so short: those that wait are put in their new places."""
-        if siblings := [waiter for waiter in self._waiters if waiter.prompt == prompt]:
-            for waiter in siblings:
-                waiter.place = waiter.place.expecting(shortness)
-            self._waiters.sort(key=PLACE)
+        for waiter in sorted(self._beginning.get(prompt, ()), key=ARRIVAL):
+            del self._waiters[self._index(waiter)]
+            waiter.place = waiter.place.expecting(shortness)
+            insort(self._waiters, waiter, key=PLACE)
 
     def grant_slots(
         self, grant: Callable[[str], Lease | None], fits_preferred: Callable[[str], bool], has_room: Callable[[], bool]
@@ -86,10 +101,34 @@ class WaitQueue:
         `fits_preferred` says whether a key's preferred replica has room. `grant` returns None for a key whose calls
         must still wait.
         """
-        overdue = [waiter for waiter in self._waiters if waiter.arrival < self._arrivals - self._overtaking]
         preferred = (waiter for waiter in self._waiters if fits_preferred(waiter.key))  # evaluated as slots are taken
-        overdue.sort(key=lambda waiter: (waiter.place.version, waiter.arrival))
-        for waiter in chain(overdue, preferred, self._waiters):
-            if waiter.offer(grant) and not has_room():
-                break
-        self._waiters = [waiter for waiter in self._waiters if not waiter.granted.done()]
+        granted = []
+        self._find_overdue()
+        for waiter in chain(self._overdue, preferred, self._waiters):
+            if waiter.offer(grant):
+                granted.append(waiter)
+                if not has_room():
+                    break
+        for waiter in granted:
+            self._remove(waiter)
+
+    def _find_overdue(self) -> None:
+        """Moves those that more than `overtaking` later ones have come after."""
+        while self._by_arrival and self._by_arrival[0].arrival < self._arrivals - self._overtaking:
+            waiter = self._by_arrival.popleft()
+            if not waiter.granted.done():
+                insort(self._overdue, waiter, key=OVERDUE)
+                waiter.overdue = True
+
+    def _remove(self, waiter: Waiter) -> None:
+        del self._waiters[self._index(waiter)]
+        if waiter.overdue:
+            del self._overdue[bisect_left(self._overdue, OVERDUE(waiter), key=OVERDUE)]
+        if waiter.prompt:
+            siblings = self._beginning[waiter.prompt]
+            siblings.discard(waiter)
+            if not siblings:
+                del self._beginning[waiter.prompt]
+
+    def _index(self, waiter: Waiter) -> int:
+        return self._waiters.index(waiter, bisect_left(self._waiters, waiter.place, key=PLACE))

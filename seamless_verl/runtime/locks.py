@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -51,6 +52,20 @@ def is_locked(path: Path) -> bool:
     finally:
         os.close(lock)
     return False
+
+
+def missing_locks(folder: Path) -> str:
+    """Why files of this folder cannot be locked, as on some network file systems; empty if they can.
+
+    Raises:
+        OSError: nothing can be made there.
+    """
+    with tempfile.TemporaryFile(dir=folder) as file:
+        try:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            return str(error.strerror)
+    return ""
 
 
 def _acquire(lock: int) -> None:

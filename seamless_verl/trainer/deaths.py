@@ -14,6 +14,7 @@ import ray
 from transfer_queue import interface
 
 from seamless_verl.errors import ActorLostError
+from seamless_verl.runtime.actor_death import ACTOR_GONE, last_line
 
 SOON_S = 5.0  # for the call to a dead actor to fail, after another call to it did
 NODE_DEAD_S = 45.0  # for Ray to know that a node is dead, which takes some 15 s: until then its actors are unavailable
@@ -65,8 +66,8 @@ class DeathWatch:
         now = time.monotonic()
         return {name: now - self.asked[name] for name in self.calls}
 
-    def check_soon(self, error: ray.exceptions.RayActorError) -> None:
-        """As `check`, for some time: a call to some actor has failed with this error, which may be one of these."""
+    def check_soon(self, error: BaseException) -> None:
+        """As `check`, for some time: a call of some actor, maybe of one of these, has failed with this ACTOR_GONE."""
         unavailable = isinstance(error, ray.exceptions.ActorUnavailableError)
         deadline = time.monotonic() + (NODE_DEAD_S if unavailable else SOON_S)
         while time.monotonic() < deadline:
@@ -90,8 +91,8 @@ def reply_of(call: Any) -> tuple[str | None, str | None]:
         return ray.get(call), None
     except ray.exceptions.ActorUnavailableError:
         return None, None
-    except ray.exceptions.RayActorError as error:
-        return None, str(error).strip().splitlines()[-1].strip()
+    except ACTOR_GONE as error:
+        return None, last_line(error)
 
 
 def numbered(name: str, actors: Any) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from seamless_verl.resources.ledger import (
     NodeActivity,
     Trace,
 )
+from seamless_verl.runtime.actor_death import ACTOR_GONE, death_reason
 
 logger = logging.getLogger(__name__)
 TRACE = ".trace.json"
@@ -56,8 +57,8 @@ def reply_or_loss(source: str, reply: Any) -> NodeActivity | LostSource:
     """The activity that a server's actor reports, or LostSource if the actor is dead."""
     try:
         activity: NodeActivity = ray.get(reply)
-    except ray.exceptions.RayActorError as error:
-        logger.warning("%s is dead and reports no more activity: %s", source, error)
+    except ACTOR_GONE as error:
+        logger.warning("%s is dead and reports no more activity: %s", source, death_reason(error))
         return LostSource(source)
     return activity
 

@@ -15,6 +15,7 @@ import ray
 from seamless_verl.resources.clocks import ClockReading, describe_clock
 from seamless_verl.resources.machines import ClusterNode, Machine
 from seamless_verl.resources.nodes import describe_loss
+from seamless_verl.runtime.actor_death import ACTOR_GONE
 from seamless_verl.trainer.cluster import cluster_nodes
 
 logger = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ def clock_warnings(actors: Mapping[str, Any]) -> list[str]:
     for call in done:
         try:
             readings[calls[call]] = ClockReading(asked, ray.get(call), time.time())
-        except ray.exceptions.RayActorError:  # reported as a death
+        except ACTOR_GONE:  # reported as a death
             continue
     return [text for name, reading in readings.items() if (text := describe_clock(name, reading)) is not None]
 

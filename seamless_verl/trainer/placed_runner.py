@@ -18,6 +18,7 @@ from seamless_verl.config.schema import SeamlessConfig
 from seamless_verl.errors import ActorLostError
 from seamless_verl.resources.machines import ClusterNode, Machine
 from seamless_verl.resources.nodes import describe_loss, runner_node
+from seamless_verl.runtime.actor_death import last_line
 from seamless_verl.trainer.cluster import cluster_nodes
 from seamless_verl.trainer.pools import TagPools
 from seamless_verl.trainer.task_runner import task_runner_class
@@ -49,9 +50,9 @@ class PlacedTaskRunner:
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(self.node.node_id, soft=False)
         return task_runner_class().options(**options)  # type: ignore[attr-defined]
 
-    def lost(self, error: ray.exceptions.RayActorError) -> ActorLostError:
-        """The error of a run whose task runner died: it names the node, where that is gone."""
-        reason = str(error).strip().splitlines()[-1].strip()
+    def lost(self, error: BaseException) -> ActorLostError:
+        """The error of a run whose task runner died with this ACTOR_GONE: it names the node, where that is gone."""
+        reason = last_line(error)
         if self.node is not None and self.node.node_id not in {node.node_id for node in cluster_nodes()}:
             reason = describe_loss(self.node, self.machines.get(self.node.node_id, ()))
         return ActorLostError("the task runner", reason)

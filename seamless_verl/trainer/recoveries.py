@@ -20,6 +20,7 @@ import ray
 
 from seamless_verl.data_plane.waits import group_name, session_name
 from seamless_verl.errors import shorten
+from seamless_verl.runtime.actor_death import ACTOR_GONE, death_reason
 from seamless_verl.runtime.process import own_stacks, stack_report
 from seamless_verl.runtime.waits import TRAINER, Blocked, WaitKind, is_over
 from seamless_verl.trainer.deaths import DeathWatch, numbered
@@ -58,8 +59,9 @@ class Recoveries:
         why = f"{replica.what} for {replica.waited_s:.0f} s ({setting_of(replica.kind)})"
         try:
             return bool(ray.get(self.plane.give_up.remote(replica.name, f"it {why}"), timeout=REPLY_S))
-        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
-            logger.warning("the data plane does not reply, and %s is not given up: %s", replica.name, shorten(error))
+        except (*ACTOR_GONE, ray.exceptions.GetTimeoutError) as error:
+            said = shorten(death_reason(error))
+            logger.warning("the data plane does not reply, and %s is not given up: %s", replica.name, said)
             return False
 
     def end_group(self, blocked: Blocked) -> bool:

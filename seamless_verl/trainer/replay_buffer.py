@@ -52,9 +52,10 @@ class SeamlessReplayBuffer(ReplayBufferAsync):
             self.lengths.groups_ended(self.partitions[TRAIN], self.finished_keys[TRAIN])
 
     def _terminal_eviction_reasons(self, global_steps: int, partition_id: str) -> Any:
+        """verl's, and what a sampler does not want; one reason a group, since verl counts each under all it has."""
         stale, filtered, failed, counts = super()._terminal_eviction_reasons(global_steps, partition_id)
         unwanted = set(self.unwanted()) if partition_id == TRAIN else set()
-        return stale, filtered | unwanted, failed, counts
+        return stale, (filtered | unwanted) - stale, failed, counts
 
     def _evict_terminal_groups(self, global_steps: int, partition_id: str, eviction_reasons: Any) -> Any:
         """Remembers why each group is dropped; a failed one was dropped before its hand-over."""
@@ -62,7 +63,7 @@ class SeamlessReplayBuffer(ReplayBufferAsync):
         why = self.unwanted()
         for outcome, uids in (
             (GroupOutcome.STALE, stale),
-            (GroupOutcome.FILTERED, filtered - stale),
+            (GroupOutcome.FILTERED, filtered),
             (GroupOutcome.FAILED, failed),
         ):
             reasons = {uid: {"reason": why[uid]} if uid in why else {} for uid in uids}

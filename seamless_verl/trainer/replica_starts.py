@@ -31,6 +31,7 @@ from seamless_verl.config.wait_settings import WatchdogConfig
 from seamless_verl.data_plane.client import DataPlaneClient, PlacedReplica
 from seamless_verl.errors import ReplicaLostError, shorten
 from seamless_verl.rollout.restarts import LossReason, ReplicaLoss, Restarts, RestartStage
+from seamless_verl.runtime.actor_death import death_reason
 from seamless_verl.trainer.servers import STOP_S, SeamlessServers
 
 logger = logging.getLogger(__name__)
@@ -185,7 +186,7 @@ class ReplicaStarter:
         with self.lock:
             self.started.pop(name, None)
             stage = self.restarts.failed(name)
-        self._log(name, f"could not be started again ({type(error).__name__}: {shorten(error)})", stage)
+        self._log(name, f"could not be started again ({type(error).__name__}: {shorten(death_reason(error))})", stage)
 
     def _log(self, name: str, what: str, stage: RestartStage) -> None:
         if stage is RestartStage.ABANDONED:

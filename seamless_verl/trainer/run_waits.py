@@ -15,6 +15,7 @@ import ray
 
 from seamless_verl.config.wait_settings import WatchdogConfig
 from seamless_verl.data_plane.waits import PlaneWaits, group_name, server_name
+from seamless_verl.runtime.actor_death import ACTOR_GONE
 from seamless_verl.runtime.waits import QUEUE, TRAINER, Blocked, Limits, Wait, WaitKind, merge
 
 REPLY_S = 5.0
@@ -112,7 +113,7 @@ class RunWaits:
         for name, call in fresh.items():
             if call in done:
                 del self.asked[name]
-                with suppress(ray.exceptions.RayActorError):  # a death is reported elsewhere
+                with suppress(*ACTOR_GONE):  # a death is reported elsewhere
                     replies[name] = ray.get(call)
         return replies
 

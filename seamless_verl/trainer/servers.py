@@ -30,6 +30,7 @@ from seamless_verl.errors import ReplicaLostError
 from seamless_verl.platform.adaptation import rebound
 from seamless_verl.resources.machines import describe_shortage
 from seamless_verl.resources.tags import Layout
+from seamless_verl.runtime.actor_death import ACTOR_GONE
 from seamless_verl.runtime.process import BackgroundTask
 from seamless_verl.trainer.cluster import cluster_nodes
 from seamless_verl.trainer.device_time import rollout_device, train_device
@@ -248,7 +249,7 @@ def is_dead(actor: ray.actor.ActorHandle, seconds: float) -> bool:
         ray.get(actor.__ray_ready__.remote(), timeout=max(0.0, seconds))
     except ray.exceptions.ActorUnavailableError:  # its process may live
         return False
-    except ray.exceptions.RayActorError:
+    except ACTOR_GONE:
         return True
     except ray.exceptions.GetTimeoutError:
         return False

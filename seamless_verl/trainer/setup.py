@@ -29,6 +29,7 @@ from seamless_verl.resources.ledger import DeviceUse, NodeActivity
 from seamless_verl.resources.lending import LendingPolicy, RecordedPolicy, lending_policy
 from seamless_verl.resources.machines import Machine
 from seamless_verl.resources.placement import ReplicaKind
+from seamless_verl.runtime.actor_death import ACTOR_GONE, death_reason
 from seamless_verl.runtime.process import BackgroundTask
 from seamless_verl.runtime.sample_lengths import LengthRecord
 from seamless_verl.runtime.step_metrics import StepMetrics
@@ -263,8 +264,8 @@ def put_to_sleep(calls: ServerCalls, replicas: Sequence[PlacedReplica]) -> None:
             ray.get(call.reply)
         except ray.exceptions.ActorUnavailableError:
             raise  # its process may live, and keep the memory
-        except ray.exceptions.RayActorError as error:
-            logger.warning("%s is dead, and has no memory to put away: %s", name, error)
+        except ACTOR_GONE as error:
+            logger.warning("%s is dead, and has no memory to put away: %s", name, death_reason(error))
 
 
 def put_caches_away(calls: ServerCalls, replicas: Sequence[PlacedReplica]) -> None:

@@ -15,6 +15,7 @@ from verl.trainer.main_ppo import TaskRunnerV1
 from verl.utils.logging_utils import configure_verl_logging
 
 from seamless_verl.platform.adaptation import plain_class
+from seamless_verl.runtime.actor_death import ACTOR_GONE
 from seamless_verl.runtime.checkpoint_marker import step_folder, tracker_state
 from seamless_verl.runtime.process import BackgroundTask, show_log
 from seamless_verl.trainer.deaths import DeathWatch, numbered, queue_actors
@@ -102,7 +103,7 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
         self.trainer.enter_stage, self.trainer.stuck_metrics = watchdog.enter_stage, stuck.metrics
         try:
             watchdog.train(training)
-        except ray.exceptions.RayActorError as error:
+        except ACTOR_GONE as error:
             self.deaths.check_soon(error)  # names the actor and its node, if the run needed it
             raise
 

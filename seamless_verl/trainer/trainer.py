@@ -8,12 +8,14 @@ and the validation curve.
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import ray
+from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.utils.debug import marked_timer
@@ -25,6 +27,7 @@ from seamless_verl.runtime.checkpoint_cleanup import marked_save, remove_emptied
 from seamless_verl.runtime.process import freeze_imports
 from seamless_verl.trainer.corrected_update import UPDATE, update_numbers
 from seamless_verl.trainer.deferred_prompts import stored
+from seamless_verl.trainer.earlier_checkpoints import earlier_steps, loaded_from
 from seamless_verl.trainer.own_estimators import OwnEstimate, read_turns
 from seamless_verl.trainer.replica_starts import LOOK_S
 from seamless_verl.trainer.scheduling_checkpoint import (
@@ -78,6 +81,17 @@ class SeamlessTrainer(TrainerSetup):
         super()._load_checkpoint()
         self.curve.truncate_after(self.global_steps)
         self.step_metrics.resume_at(self.global_steps)
+        folder = Path(os.path.abspath(self.config.trainer.default_local_dir))
+        if self.global_steps and loaded_from(self.config) == folder:
+            self._adopt_checkpoints(folder)
+
+    def _adopt_checkpoints(self, folder: Path) -> None:
+        """What earlier starts saved in this run's folder is rotated like what this one saves."""
+        self.saved = earlier_steps(folder, self.global_steps)
+        paths = [folder / f"global_step_{step}" for step in self.saved]
+        self.actor_rollout_wg.adopt_checkpoints([str(path / "actor") for path in paths])
+        if self.use_critic:
+            self.critic_wg.adopt_checkpoints([str(path / str(Role.Critic)) for path in paths])
 
     def _save_checkpoint(self) -> None:
         self.enter_stage(f"saving, step {self.global_steps}")

@@ -27,6 +27,7 @@ from seamless_verl.algorithms import interpolated, m2po
 from seamless_verl.resources.ledger import Activity, DeviceUse, NodeActivity
 from seamless_verl.trainer.corrected_update import CorrectedUpdates
 from seamless_verl.trainer.device_time import record_computations, train_device
+from seamless_verl.trainer.earlier_checkpoints import adopt
 from seamless_verl.trainer.pools import TagWorkers
 from seamless_verl.trainer.weight_export import exports_alone, hold_changes
 from seamless_verl.trainer.weighted_loss import weighs_sessions
@@ -61,6 +62,11 @@ class SeamlessActorWorker(DetachActorWorker):
             corrected = CorrectedUpdates(self.actor).correcting(self.loss_fn)
             self.actor.set_loss_fn(weighs_sessions(corrected))
             hold_changes(self.actor.engine, self.copying.hold)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def adopt_checkpoints(self, paths: list[str]) -> None:
+        """Checkpoints of earlier starts, oldest first, count for `max_actor_ckpt_to_keep`."""
+        adopt(self.actor.engine, paths)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def restore_model_from_cpu(self, n: Any) -> None:
@@ -174,6 +180,11 @@ class SeamlessCriticWorker(TrainingWorker):
         super().__init__(config)
         self.activity = Activity(f"critic-{self.rank}", [train_device(self.rank)])
         record_computations(self, self.activity)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def adopt_checkpoints(self, paths: list[str]) -> None:
+        """Checkpoints of earlier starts, oldest first, count for `max_critic_ckpt_to_keep`."""
+        adopt(self.engine, paths)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def set_loss_fn(self, loss_fn: Callable[..., Any]) -> None:

@@ -20,6 +20,7 @@ from verl.single_controller.ray import RayClassWithInitArgs, RayWorkerGroup
 from verl.workers.rollout.utils import ensure_async_iterator
 
 from seamless_verl.errors import shorten
+from seamless_verl.runtime.actor_death import ACTOR_GONE, death_reason
 from seamless_verl.weights.staging import StagedWeights, StagingMemory, one_per_host
 
 logger = logging.getLogger(__name__)
@@ -154,7 +155,8 @@ def node_of(worker: Any, reply: Any, deadline: float) -> str | None:
                 raise
             time.sleep(RETRY_S)  # Ray notifies of no network that is whole again
             reply = worker.node.remote()
-        except ray.exceptions.RayActorError:
+        except ACTOR_GONE as error:
+            logger.warning("a worker beside an engine is dead: %s", shorten(death_reason(error)))
             return None
 
 

@@ -115,7 +115,8 @@ HELD = {
     ACTOR[:-1]: "actor ref role rank layered_summon rollout checkpoint_engine",
     TRAINING[:-1]: "engine rank",
     MEGATRON[:-1]: "engine_config tf_config module vanilla_bridge is_param_offload_enabled optimizer"
-    " get_data_parallel_rank get_data_parallel_size is_mp_src_rank_with_outputs",
+    " get_data_parallel_rank get_data_parallel_size is_mp_src_rank_with_outputs checkpoint_mananager",
+    "verl.utils.checkpoint.checkpoint_manager:BaseCheckpointManager": "previous_saved_paths",
     "verl.workers.config:McoreEngineConfig": "strategy use_megatron_fsdp tensor_model_parallel_size"
     " pipeline_model_parallel_size expert_model_parallel_size expert_tensor_parallel_size",
     WEIGHTS + "CheckpointEngineWorker": "checkpoint_engine",

@@ -161,6 +161,7 @@ def test_nothing_is_begun_twice(nano: Path, tmp_path: Path, runners: Any, loops:
     totals.update(resumed(job))
     sys.stdout.write(f"\nlast start {resumed(job)}; all {dict(totals)}\n")
     check_trained_once(journal)
+    assert len(list((tmp_path / "checkpoints").glob("global_step_*"))) == 2, "earlier starts left theirs"
     check_sessions(journal, finished)
     assert totals["resumed/sessions"] > 0 and totals["resumed/begun_again/newer_weights"] == 0
     if runners is runner:

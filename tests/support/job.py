@@ -157,3 +157,25 @@ def check_record(job: Job, sessions: int, shards: int = 1) -> None:
         first, second = record.calls
         whole = first.prompt_ids + first.turn().generated_ids
         assert second.prompt_ids[: len(whole)] == whole
+
+
+def small_run(nano: Path) -> list[str]:
+    """Overrides of a small run with agents, for commands that make the run themselves; DATA is on PYTHONPATH."""
+    options = AGENT | {
+        "data__train_files": nano / "train.parquet",
+        "data__val_files": nano / "val.parquet",
+        "data__train_batch_size": 8,
+        "data__max_prompt_length": 64,
+        "data__dataloader_num_workers": 0,
+        "algorithm__adv_estimator": "grpo",
+        "actor_rollout_ref__model__path": nano / "model",
+        "actor_rollout_ref__actor__ppo_mini_batch_size": 8,
+        "actor_rollout_ref__actor__use_dynamic_bsz": True,
+        "actor_rollout_ref__rollout__n": 4,
+        "actor_rollout_ref__rollout__max_model_len": 128,
+        "reward__custom_reward_function__path": DATA / "reward.py",
+        "reward__custom_reward_function__name": "compute_score",
+        "trainer__val_before_train": False,
+        "trainer__save_freq": 4,
+    }
+    return [f"{key.replace('__', '.')}={value}" for key, value in options.items()]

@@ -30,7 +30,7 @@ BELOW = {
         *("errors", "runtime", "config", "resources", "trajectory", "journal", "rollout", "transport", "gateway"),
         "client",
     },
-    "weights": {"errors", "resources", "platform", "data_plane"},
+    "weights": {"errors", "runtime", "resources", "platform", "data_plane"},
     "replica": {
         "errors",
         "runtime",

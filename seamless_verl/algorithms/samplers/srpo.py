@@ -20,7 +20,11 @@ from seamless_verl.algorithms.samplers.sampler import BaseSampler
 
 
 class Srpo(BaseSampler):
-    """Owned state: for each prompt that was left out, after how many groups it was last."""
+    """Owned state: for each prompt that was left out, after how many groups it was last.
+
+    `for_good` has those that were left out with a threshold, with the pass rate that reached it. Without a threshold
+    one is left out of an epoch alone, which says nothing of the time after a resume with one.
+    """
 
     OPTIONS: ClassVar[tuple[str, ...]] = ("threshold",)
     VARIES: ClassVar[bool] = False
@@ -28,27 +32,41 @@ class Srpo(BaseSampler):
     def __init__(self, *, threshold: float | None = None) -> None:
         self.threshold = threshold
         self.left_out: dict[str, int] = {}
+        self.for_good: dict[str, float] = {}
 
     def _samples(self, offered: Sequence[PromptHistory], default: int) -> Sequence[int]:
         return [0 if self._leaves_out(history) else default for history in offered]
 
     def _leaves_out(self, history: PromptHistory) -> bool:
-        groups = len(history.groups)
-        if not groups:
+        if not history.groups:
             return False
-        last = history.groups[-1]
-        if self.threshold is not None and last.pass_rate < self.threshold:
-            return history.prompt in self.left_out  # it was left out for good before this group of it had ended
-        if self.threshold is None and (not last.all_right or self.left_out.get(history.prompt) == groups):
+        if self.threshold is None:
+            return self._leaves_out_once(history)
+        return self._leaves_out_for_good(history, self.threshold)
+
+    def _leaves_out_once(self, history: PromptHistory) -> bool:
+        self.for_good.pop(history.prompt, None)
+        groups = len(history.groups)
+        if not history.groups[-1].all_right or self.left_out.get(history.prompt) == groups:
             return False
         self.left_out[history.prompt] = groups
+        return True
+
+    def _leaves_out_for_good(self, history: PromptHistory, threshold: float) -> bool:
+        rate = history.groups[-1].pass_rate
+        if rate < threshold:
+            return self.for_good.get(history.prompt, 0.0) >= threshold  # left out before this group of it had ended
+        self.left_out[history.prompt] = len(history.groups)
+        self.for_good[history.prompt] = rate
         return True
 
     def metrics(self) -> dict[str, float]:
         return {"seamless/sampler/prompts_left_out": float(len(self.left_out))}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"left_out": dict(self.left_out)}
+        return {"left_out": dict(self.left_out), "for_good": dict(self.for_good)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """An older checkpoint does not say who was left out for good: its prompts are judged by their last groups."""
         self.left_out = {str(prompt): int(groups) for prompt, groups in state["left_out"].items()}
+        self.for_good = {str(prompt): float(rate) for prompt, rate in state.get("for_good", {}).items()}

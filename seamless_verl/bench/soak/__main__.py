@@ -24,6 +24,7 @@ from typing import Any
 
 import psutil
 
+from seamless_verl.bench.arguments import new_folder, split
 from seamless_verl.bench.soak.growth import BLOCKS, Verdict
 from seamless_verl.bench.soak.report import growths, measured, page, summary, table
 from seamless_verl.bench.soak.samples import SCRATCH, Sample, look
@@ -136,10 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_intermixed_args(argv)
     seconds = 60.0 * options.minutes
     check_times(seconds, options.every, options.warm_up)
-    out = options.out.absolute()
-    if out.exists() and any(out.iterdir()):
-        raise ConfigError("--out", str(out), "is not empty", "Give another folder, or remove it")
-    out.mkdir(parents=True, exist_ok=True)
+    out = new_folder(options.out)
     target, overrides = split(options.target)
     job = job_named(target, given(overrides), out)
     try:
@@ -154,13 +152,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     (out / PAGE_FILE).write_text(page(f"Soak: {job.name}", text, samples, kept[0].at))
     sys.stderr.write(f"{out / PAGE_FILE}\n")
     return int(any(one.verdict is Verdict.GROWS for one in found.values()))
-
-
-def split(target: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The job's name, if the first argument is none of the overrides, and the overrides."""
-    if target and "=" not in target[0]:
-        return target[0], list(target[1:])
-    return None, list(target)
 
 
 def check_times(seconds: float, every_s: float, warm_up: float) -> None:

@@ -18,7 +18,7 @@ from seamless_verl.config.checks.settings import Problem, Settings, check
 from seamless_verl.config.gateway_settings import JOURNAL as JOURNAL_NAME
 from seamless_verl.errors import ConfigError, JournalError
 from seamless_verl.journal.checking import check_file
-from seamless_verl.runtime.locks import is_locked, lock_file
+from seamless_verl.runtime.locks import is_locked, lock_file, missing_locks
 
 OTHERS = 0o077  # of a file's mode: what its group and all others may do
 ENABLED = "seamless.gateway.enabled"
@@ -122,6 +122,9 @@ def _check_journal_file(key: str, value: str, path: Path) -> None:
     _writable(key, value, path, way_out)
     if path.is_file() and not _is_database(path):
         raise ConfigError(key, value, f"{path} is no journal", f"{way_out}, or move that file away")
+    if why := missing_locks(existing_folder(path.absolute().parent)):
+        reason = f"its file system has no locks ({why}), which keep two runs from writing one journal"
+        raise ConfigError(key, value, reason, f"Set {JOURNAL} to a file on a local disk")
     if is_locked(path):
         way_out = f"Wait for it or stop it, or give this run its own: {JOURNAL}=<file>"
         raise ConfigError(key, value, f"another run is writing the journal {path}", way_out)

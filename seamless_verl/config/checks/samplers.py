@@ -1,10 +1,15 @@
-"""Checks of `seamless.sampler`: options that its sampler does not read, budgets, and estimators that it contradicts."""
+"""Checks of `seamless.sampler`: options that its sampler does not read, budgets, estimators and reward models."""
 
 from __future__ import annotations
 
 from seamless_verl.algorithms.samplers import BaseSampler, sampler_named
 from seamless_verl.config.checks.estimators import ESTIMATOR, MEDIAN, SESSIONS
-from seamless_verl.config.checks.roles import has_hybrid_rollout, has_standalone_rollout
+from seamless_verl.config.checks.roles import (
+    by_tags,
+    has_hybrid_rollout,
+    has_reward_model,
+    has_standalone_rollout,
+)
 from seamless_verl.config.checks.settings import Problem, Settings, check
 from seamless_verl.config.planning import replica_sizes
 
@@ -14,6 +19,8 @@ DIVIDING = ("grpo", "grpo_vectorized", "grpo_passk", "gdpo", "grpo_novelty")
 """Estimators that read `BY_STD`; the other ones do not divide by the deviation."""
 OVERLONG = "reward.reward_kwargs.overlong_buffer_cfg"
 """Of verl's DAPO reward manager."""
+REWARD = "reward.reward_model"
+POOL = f"{REWARD}.enable_resource_pool"
 SEATS = "actor_rollout_ref.rollout.max_num_seqs"
 SMALLEST = 2
 """Samples of a group in which samples can be compared."""
@@ -21,7 +28,7 @@ SMALLEST = 2
 
 @check
 def check_sampler(settings: Settings) -> list[Problem]:
-    """The sampler's options, its budgets, and what it needs of estimator and loss."""
+    """The sampler's options, its budgets, and what it needs of rewards, estimator and loss."""
     chosen = settings.seamless.sampler
     if settings.mode != "seamless":
         return _unread(settings, (), f"by trainer.v1.trainer_mode={settings.mode}")
@@ -29,6 +36,7 @@ def check_sampler(settings: Settings) -> list[Problem]:
         return _unread(settings, (), "without a sampler")
     kind = sampler_named(chosen.name)
     problems = [*_unread(settings, (*kind.OPTIONS, "success"), f"by {chosen.name}"), *_outcomes(settings)]
+    problems += _scored_late(settings, chosen.name)
     if kind.VARIES:
         problems += [*_budgets(settings, kind), *_seats(settings, kind), *_sizes(settings)]
     if chosen.name == "dars" and settings.get(ESTIMATOR) in DIVIDING and settings.flag(BY_STD, True):
@@ -54,6 +62,28 @@ def _outcomes(settings: Settings) -> list[Problem]:
     reason = f"takes rewards as pass rates from 0 to 1, and {OVERLONG}.enable=True takes up to a penalty off them"
     way_out = f"Set {SAMPLER}.success to the least reward of a right answer"
     return [Problem(f"{SAMPLER}.success", None, reason, way_out)]
+
+
+def _scored_late(settings: Settings, name: str) -> list[Problem]:
+    """A reward model on the trainer's devices, which scores samples after the buffer has given them out.
+
+    Agent loops have no rewards then (verl's `RewardLoopManager.reward_loop_worker_handles` and `_compute_score`).
+    """
+    if not has_reward_model(settings) or has_reward_pool(settings):
+        return []
+    reason = (
+        f"lets {REWARD}.enable=True score samples when a step has taken them, and {name} needs their rewards before"
+    )
+    way_out = f"Set {POOL}=True with {REWARD}.nnodes and {REWARD}.n_gpus_per_node"
+    if by_tags(settings):
+        way_out = "Give the tag reward to machines that do not train"
+    return [Problem(POOL, False, reason, f"{way_out}, or {SAMPLER}.name=null")]
+
+
+def has_reward_pool(settings: Settings) -> bool:
+    """Whether the reward model has devices of its own; verl takes the older key, too."""
+    older = settings.get(POOL.removeprefix("reward."))
+    return settings.flag(POOL) if older is None else bool(older)
 
 
 def _budgets(settings: Settings, kind: type[BaseSampler]) -> list[Problem]:

@@ -172,7 +172,7 @@ class BasePolicy(ABC):
         decision = {d.device_id: chosen.get(d.device_id) or assign_by_tags(d) for d in view.devices}
         for device in lendable:
             self._record_change(view, device, decision[device.device_id])
-        goes_on = bool(rollout_only_devices(view))
+        goes_on = any(device.seats for device in rollout_only_devices(view))  # a replica is on it
         return {d.device_id: _with_carry(d, decision[d.device_id], goes_on) for d in view.devices}
 
     @abstractmethod

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.job import AGENT
+from support.job import small_run
+from support.paths import DATA
 
 from seamless_verl.bench.soak.__main__ import main
 from seamless_verl.bench.soak.samples import look
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
-JOB = Path(__file__).parents[2] / "support" / "data"
 
 
 def test_a_process_and_its_child_are_seen(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_a_process_and_its_child_are_seen(tmp_path: Path) -> None:
 def test_a_run_is_watched_and_stopped(
     nano: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(JOB))  # where the job's agents are
+    monkeypatch.setenv("PYTHONPATH", str(DATA))  # where the job's agents are
     out, overrides = tmp_path / "soak", small_run(nano)
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     times = ["--minutes", "0.7", "--every", "0.6", "--warm-up", "0.25"]
@@ -55,24 +55,3 @@ def test_a_run_that_is_refused_is_shown(nano: Path, tmp_path: Path, capsys: pyte
     assert main([*small_run(nano), "seamless.ahead=-3", "--minutes", "1", "--every", "0.5", "--out", str(out)]) == 3
     assert "seamless.ahead=-3" in capsys.readouterr().err
     assert main([*small_run(nano), "--minutes", "1", "--every", "0.5", "--out", str(out)]) == 2, "it is not empty"
-
-
-def small_run(nano: Path) -> list[str]:
-    options = AGENT | {
-        "data__train_files": nano / "train.parquet",
-        "data__val_files": nano / "val.parquet",
-        "data__train_batch_size": 8,
-        "data__max_prompt_length": 64,
-        "data__dataloader_num_workers": 0,
-        "algorithm__adv_estimator": "grpo",
-        "actor_rollout_ref__model__path": nano / "model",
-        "actor_rollout_ref__actor__ppo_mini_batch_size": 8,
-        "actor_rollout_ref__actor__use_dynamic_bsz": True,
-        "actor_rollout_ref__rollout__n": 4,
-        "actor_rollout_ref__rollout__max_model_len": 128,
-        "reward__custom_reward_function__path": JOB / "reward.py",
-        "reward__custom_reward_function__name": "compute_score",
-        "trainer__val_before_train": False,
-        "trainer__save_freq": 4,
-    }
-    return [f"{key.replace('__', '.')}={value}" for key, value in options.items()]

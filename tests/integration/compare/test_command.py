@@ -58,6 +58,16 @@ def test_a_comparison_goes_on_behind_arms_that_fail_and_has_all_files(recipe: Pa
     assert one[0] == str(recipe / "run.sh") and {"data.x=1", "trainer.total_training_steps=4"} <= set(one)
 
 
+def test_a_baseline_that_cannot_run_here_is_said_before_the_runs_and_in_the_report(recipe: Path) -> None:
+    done = compare(recipe, "--arms", "colocate_async,sync,seamless", "--seeds", "1")
+    assert done.returncode == 1 and "seamless: " in done.stdout
+    warning = "It was to be the baseline. The ratios are relative to sync instead."
+    said = done.stderr.index("warning: colocate_async cannot run here: ")
+    assert said < done.stderr.index(warning) < done.stderr.index("colocate_async, seed 1, round 1: refused")
+    report = (recipe.parent / "out" / "report.md").read_text()
+    assert "**Warning**: colocate_async cannot run here" in report and warning in report
+
+
 def figure(out: Path, arm: str, name: str) -> float:
     rows = parquet.read_table(out / "runs.parquet").to_pylist()
     return float(min(row[name] for row in rows if row["arm"] == arm))
@@ -149,6 +159,7 @@ def belongs(process: psutil.Process, recipe: Path) -> bool:
         (["--arms", "sync,seamless:data.train_batch_size=8:seamless.a=1"], "data.train_batch_size=8: arm"),
         (["--arms", "sync,seamless:seamless.a=1:actor_rollout_ref.rollout.n=4"], "actor_rollout_ref.rollout.n=4: arm"),
         (["--arms", "colocate_async"], "none can run here: trainer.v1.trainer_mode='colocate_async'"),
+        (["--arms", "colocate_async,seamless"], "only seamless can run here, which leaves nothing to compare it with"),
         (["--skip", "4"], "--skip=4: of 4 steps, none can be measured"),
         (["--seeds", "a"], "--seeds='a': are not numbers"),
         (["--equal-tokens"], "--validate=0: with --equal-tokens the rewards"),

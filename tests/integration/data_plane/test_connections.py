@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import ray
+from support.actor_death import KILLED, killed_for_memory
 from support.local_plane import LocalDataPlane
 
 from seamless_verl.data_plane.settings import PlaneSettings
@@ -26,13 +27,14 @@ class Actor:
     """The actor of a server whose engine has version 0, until it is dead."""
 
     dead = False
+    error: Exception = ray.exceptions.ActorDiedError()  # of each call once it is dead
 
     def __init__(self) -> None:
         self.status = self.pause = self.resume = self.update_weights = SimpleNamespace(remote=self.reply)
 
     async def reply(self, *_: Any) -> tuple[int, None]:
         if self.dead:
-            raise ray.exceptions.ActorDiedError
+            raise self.error
         return 0, None
 
 
@@ -105,6 +107,19 @@ async def test_a_server_attached_in_the_place_of_a_dead_one_serves_after_an_upda
         await plane.execute("update_weights", [NAME], 1, [])
         assert states(plane) == [SERVING] and plane.fleet.view[0].version == 1
         plane.check_integrity()
+
+
+@pytest.mark.parametrize("listens", [True, False])
+async def test_a_server_killed_for_memory_is_dead_and_the_reason_names_it(listens: bool) -> None:
+    async with data_plane(restarts=True) as (plane, server, actor):
+        actor.dead, actor.error = True, killed_for_memory()
+        if not listens:
+            await server.close()
+        lose(plane)
+        await reconnected(plane)
+        assert plane.failed is None, "the run goes on, and the replica is started again"
+        (loss,) = (await plane.given_up()).values()
+        assert loss.reason is LossReason.DIED and loss.detail == f"its server is dead: {KILLED}"
 
 
 async def test_a_server_takes_the_place_of_one_whose_loss_was_not_seen() -> None:

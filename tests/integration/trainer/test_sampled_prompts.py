@@ -48,6 +48,15 @@ def test_a_group_without_an_advantage_is_dropped_with_its_reason_and_replaced(cl
     assert decided.details == {"reason": "all of its 4 samples were right"}
 
 
+def test_a_group_that_is_too_old_and_unwanted_is_dropped_for_one_reason() -> None:
+    """verl counts a group under each of its reasons, and a comparison adds these up."""
+    buffer = trainer().replay_buffer
+    buffer.prompt_global_steps["train"] = {"old": 3, "both": 3, "unwanted": 9, "good": 9}
+    buffer.finished_keys["train"] = set(buffer.prompt_global_steps["train"])
+    buffer.unwanted = lambda: {"both": "all right", "unwanted": "all right"}
+    assert buffer._terminal_eviction_reasons(9, "train")[:3] == ({"old", "both"}, {"unwanted"}, set())
+
+
 @pytest.mark.parametrize("written", [False, True])
 def test_a_resumed_run_generates_only_the_extra_samples(clean: Any, written: bool) -> None:
     """One group was reopened, one had not ended. The rows of the first are kept, also those of its extra samples."""

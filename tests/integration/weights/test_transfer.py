@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import ray
+from support.actor_death import KILLED, killed_for_memory
 
 pytestmark = pytest.mark.integration
 NODES = ["a", "a", "b", "b", "c"]  # of five workers
@@ -120,6 +121,13 @@ def test_a_replica_with_a_worker_that_is_stopped_gets_nothing_and_its_server_is_
     transfer.stopped.add(4)
     staged, _ = transfer.stage(5, [])
     assert staged == ["a", "b"] and transfer.calls[:2] == [("end", "second"), ("group", [0, 1, 2])]
+
+
+def test_a_worker_that_was_killed_for_memory_is_dead(transfer: Any, caplog: pytest.LogCaptureFixture) -> None:
+    transfer.replicas[0].workers[1].node = SimpleNamespace(remote=killed_for_memory)
+    staged, _ = transfer.stage(5, [])
+    assert staged == ["b", "c"] and transfer.calls[:2] == [("end", "first"), ("group", [3, 4])]
+    assert f"a worker beside an engine is dead: {KILLED}" in caplog.messages
 
 
 def test_a_worker_whose_host_is_known_to_have_the_weights_is_not_asked(transfer: Any) -> None:

@@ -104,3 +104,30 @@ def test_what_cannot_be_searched_is_one_line(tmp_path: Path, capsys: pytest.Capt
         assert main(["plan", "--optimize", *arguments]) == 2, arguments
         errors = capsys.readouterr().err
         assert message in errors and errors.count("\n") == 1, errors
+
+
+def test_another_workload_than_the_calibrated_one_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its lengths and its batch are those that were measured: what would not be read is named."""
+    given = [*FEW, "--calibration", str(calibration(tmp_path)), "--machines", "1x2"]
+    lengths = ["--median", "100", "--sigma", "0.5", "--turns", "2", "--tool-s", "1", "--tool-tokens", "9"]
+    assert main([*given, *lengths, "data.train_batch_size=32", "actor_rollout_ref.rollout.n=8"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    options = ["--median=100", "--sigma=0.5", "--turns=2", "--tool-s=1.0", "--tool-tokens=9"]
+    way_out = "Leave it out, or give --device instead of --calibration"
+    assert lines[:5] == [
+        f"seamless-verl: {option}: is for --device: a calibration has the lengths of its run. {way_out}"
+        for option in options
+    ]
+    assert [line.partition(": the calibrated run had ")[::2] for line in lines[5:]] == [
+        (
+            "seamless-verl: data.train_batch_size='32'",
+            "16, and its times are of that. Leave it out, or calibrate a run that has it",
+        ),
+        (
+            "seamless-verl: actor_rollout_ref.rollout.n='8'",
+            "4, and its times are of that. Leave it out, or calibrate a run that has it",
+        ),
+    ]
+    assert main([*given, "data.train_batch_size=16", "actor_rollout_ref.rollout.n=4"]) == 0, "those of the run"

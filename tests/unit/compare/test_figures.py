@@ -51,6 +51,16 @@ def test_dropped_groups_and_masked_tokens_are_counted_in_tokens() -> None:
     assert run_figures(steps_of(log), SIZE, skip=1, idle=None).dropped_tokens == 3 * 2 * 8 * 4.0 + 5
 
 
+def test_groups_count_as_dropped_for_whichever_reason() -> None:
+    log = logged(3, seconds=1.0, evicted=2)
+    log[0]["data"]["training/filter_groups/evicted_samples"] = 5  # also of a sampler
+    log[1]["data"]["training/filter_groups/discarded_surplus_samples"] = 3
+    log[2]["data"]["training/rollout_failure/evicted_samples"] = 1
+    log[2]["data"]["validation/filter_groups/evicted_samples"] = 7
+    assert [step.dropped_tokens for step in steps_of(log)] == [groups * 8 * 4.0 for groups in (2 + 5, 2 + 3, 2 + 1)]
+    assert run_figures(steps_of(log), SIZE, skip=1, idle=None).dropped_share == 15 * 32 / (15 * 32 + 3 * 512)
+
+
 def test_a_run_has_learned_what_its_last_validations_say_or_else_its_last_samples() -> None:
     log = logged(8, seconds=1.0, reward=0.1)
     assert learned(steps_of(log)) == (pytest.approx(0.01 + 0.6), "the samples of the last 5 steps")

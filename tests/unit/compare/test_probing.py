@@ -9,7 +9,7 @@ import pytest
 from seamless_verl.compare.arms import JobFacts, Machines, parse_arms
 from seamless_verl.compare.job import job_named
 from seamless_verl.compare.plan import Options
-from seamless_verl.compare.probing import probe_arms
+from seamless_verl.compare.probing import ProbedArm, check_enough, probe_arms
 from seamless_verl.errors import ConfigError
 
 
@@ -21,3 +21,21 @@ def test_each_arm_is_named_before_it_is_checked(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="none can run here"):
         probe_arms(job, arms, facts, Options(), tmp_path, said.append)
     assert said == ["checking arm 1 of 2: separate_async\n", "checking arm 2 of 2: separate_async:a.b=1\n"]
+
+
+def probed(**reasons: str) -> list[ProbedArm]:
+    """Arms by mode, each with the reason why it cannot run here, or "" if it can."""
+    arms = parse_arms(",".join(reasons))
+    return [ProbedArm(arm, (), None if reasons[arm.name] else {}, reasons[arm.name]) for arm in arms]
+
+
+def test_one_arm_of_several_has_nothing_to_be_compared_with() -> None:
+    with pytest.raises(ConfigError) as refused:
+        check_enough(probed(sync="x=1: is bad. Set x=2.", seamless="", separate_async="one device"))
+    assert str(refused.value) == (
+        "--arms=['sync', 'seamless', 'separate_async']: only seamless can run here, which leaves nothing to compare it "
+        "with. sync: x=1: is bad. Set x=2; separate_async: one device. "
+        "Give two arms that can run here, or this one alone: --arms seamless"
+    )
+    check_enough(probed(seamless=""))
+    check_enough(probed(sync="x", colocate_async="", seamless=""))

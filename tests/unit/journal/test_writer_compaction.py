@@ -9,7 +9,16 @@ from pathlib import Path
 
 from support.journal import call_ended, call_started, chunk_appended, generated_ids, open_journal, session_opened, write
 
-from seamless_verl.journal import HandedOver, HandOverBegun, SessionClosed, SqliteJournal, Stage
+from seamless_verl.journal import (
+    BEGUN,
+    RUN,
+    HandedOver,
+    HandOverBegun,
+    OutsideEvent,
+    SessionClosed,
+    SqliteJournal,
+    Stage,
+)
 from seamless_verl.journal.schema import INDEXES, PAGE_BYTES, TABLES
 from seamless_verl.journal.writer import compact_step
 
@@ -67,6 +76,15 @@ async def test_agents_go_on_while_the_journal_is_compacted(tmp_path: Path) -> No
         write(journal, session_opened("live"), call_started("live", "live"))
         written = await run(journal)
         assert written > 5 and generated_ids(journal, "live") == [[*range(written)]]
+
+
+async def test_the_starts_of_runs_are_kept(tmp_path: Path) -> None:
+    """A data plane that is restarted after weeks reads from them which run it is of."""
+    with open_journal(tmp_path) as journal:
+        for kind in (BEGUN, RUN, "refused"):
+            await journal.append(OutsideEvent(kind, "it", {}, 1.0))
+        await journal.compact(2.0)
+        assert [event.kind for event in journal.outside_events()] == [BEGUN, RUN]
 
 
 def test_freed_pages_are_given_back_many_at_once(tmp_path: Path) -> None:

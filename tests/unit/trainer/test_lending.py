@@ -76,11 +76,12 @@ def parts(
     progress: TrainingProgress = START,
     rollout: dict[str, tuple[str, ...]] | None = None,
     groups: Iterable[bool] = (),
+    seen: RolloutObservation = SEEN,
 ) -> Any:
     """What makes a DeviceLending, but for the client: two replicas on the trainer's devices."""
     ending = iter(groups)
     replicas: Any = [SimpleNamespace(replica_id=name, devices=devices) for name, devices in SHARED.items()]
-    views = DeviceViews(RunDevices(SHARED, rollout or {}, ("train-0", "train-1")), lambda late: SEEN)
+    views = DeviceViews(RunDevices(SHARED, rollout or {}, ("train-0", "train-1")), lambda late: seen)
     return replicas, policy, views, lambda: progress, lambda: next(ending, False), nullcontext
 
 
@@ -123,9 +124,13 @@ def test_a_policy_that_waits_for_more_groups_is_waited_for_as_long_as_groups_end
 
 
 def test_calls_move_to_a_device_that_goes_on_generating() -> None:
-    lending = devices(Marginal(), rollout={"replica-2": ("rollout-0",)})
+    third = RolloutObservation((*SEEN.replicas, ReplicaLoad("replica-2", running=0, seats=8)))
+    lending = devices(Marginal(), rollout={"replica-2": ("rollout-0",)}, seen=third)
     with lending.training("update_actor"):
         assert lending.cut == ["replica-0", "replica-1"]
+    lost = devices(Marginal(), rollout={"replica-2": ("rollout-0",)})
+    with lost.training("update_actor"):
+        assert lost.cut == [], "the device's replica is gone: they would have nowhere to go"
     alone = devices(Marginal())
     with alone.training("update_actor"):
         assert alone.cut == []

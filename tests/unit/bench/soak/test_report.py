@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from seamless_verl.bench.soak.__main__ import DEFAULTS, check_times, given, split
+from seamless_verl.bench.arguments import split
+from seamless_verl.bench.soak.__main__ import DEFAULTS, check_times, given
 from seamless_verl.bench.soak.growth import Verdict
 from seamless_verl.bench.soak.report import MIB, growths, measured, page, passing, summary, table
 from seamless_verl.bench.soak.samples import Sample

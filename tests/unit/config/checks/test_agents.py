@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 import sqlite3
 from contextlib import closing, suppress
@@ -206,6 +208,17 @@ def test_the_journal(folder: Path) -> None:
     for bad, said in [(".", "is a folder"), ("file/journal", "no folder can be made"), ("file", "is no journal")]:
         (problem,) = refused(tiny_plain(folder, ON, f"{key}={bad}"))
         assert (problem.key, problem.value) == (key, bad) and said in problem.reason and key in problem.way_out
+
+
+def test_a_file_system_without_locks_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("seamless_verl.runtime.locks.fcntl.flock", no_locks)
+    problems = refused(tiny_plain(folder, ON, f"{GATEWAY}.journal=new/journal"))
+    (problem,) = (one for one in problems if one.key == f"{GATEWAY}.journal")
+    assert "No locks available" in problem.reason and "local disk" in problem.way_out
+    assert list(folder.glob("*lock*")) == []
 
 
 def test_a_journal_that_others_can_read_is_warned_of(folder: Path) -> None:

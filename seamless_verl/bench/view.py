@@ -1,0 +1,195 @@
+"""What the live view costs a run: `python -m seamless_verl.bench.view [RECIPE|CONFIG.yaml] [KEY=VALUE ...]`.
+
+Runs of one job in pairs, each second pair in reverse order: one alone, and one with `seamless.view.enabled=true` and a
+client that asks for what the page's overview asks for, as often. Of each run are printed its trained response tokens a
+second after step `--skip`, and what the view's process took, as a share of all cores' time. The latter is what the view
+can cost at most; the former has the noise of the machine in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+import httpx
+import psutil
+
+from seamless_verl.bench.arguments import new_folder, split
+from seamless_verl.compare.job import Job, job_named
+from seamless_verl.compare.processes import RunFailedError, exit_on_signals
+from seamless_verl.compare.running import LOG_FILE, Step, run_logged
+from seamless_verl.errors import ConfigError, exits_on_config_error
+from seamless_verl.runtime.response_tokens import response_tokens
+from seamless_verl.runtime.tables import text_table
+
+ADDRESS = re.compile(r"The view of this run: (http\S+)")
+MODULE = "seamless_verl.view"
+ASKS = ("api/run", "api/devices?columns=1000&last=600", "api/metrics")  # of `assets/main.js`, `overview.js`, `lanes.js`
+EVERY_S = 4.0  # LIVE_MS of assets/main.js
+ENABLED = "seamless.view.enabled"
+HEADER = ("round", "run", "tokens/s", "view's CPU", "answers")
+
+
+@dataclass
+class Viewer:
+    """A client of a run's page, in a thread of its own. `cpu_s` is of the view's process.
+
+    `gone` counts looks at which nobody listened; the last one may be after the run's end.
+    """
+
+    log: Path
+    answers: int = 0
+    cpu_s: float = 0.0
+    gone: int = 0
+    refused: list[str] = field(default_factory=list)
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    def look(self) -> None:
+        """Asks until `ended`, from when the run has printed its address."""
+        while not self.ended.wait(EVERY_S):
+            if (address := self._address()) is not None:
+                self._ask(address)
+                self._count_cpu()
+
+    def _address(self) -> str | None:
+        found = ADDRESS.search(self.log.read_text(errors="replace")) if self.log.exists() else None
+        return None if found is None else found[1]
+
+    def _ask(self, address: str) -> None:
+        for path in ASKS:
+            try:
+                answer = httpx.get(f"{address.rstrip('/')}/{path}", timeout=30)
+            except httpx.TransportError:
+                self.gone += 1
+                return
+            self.answers += answer.status_code == httpx.codes.OK
+            if answer.status_code != httpx.codes.OK:
+                self.refused.append(f"{path}: {answer.status_code}")
+
+    def _count_cpu(self) -> None:
+        for process in psutil.process_iter(["cmdline"]):
+            with suppress(psutil.NoSuchProcess):
+                if MODULE in (process.info["cmdline"] or ()) and self._is_of_the_run(process):
+                    used = process.cpu_times()
+                    self.cpu_s = max(self.cpu_s, used.user + used.system)
+
+    def _is_of_the_run(self, process: psutil.Process) -> bool:
+        return any(argument.startswith(str(self.log.parent)) for argument in process.cmdline())
+
+
+@contextmanager
+def looked_at(folder: Path, viewed: bool) -> Iterator[Viewer]:
+    """A client looks at the run in the block, if it is viewed."""
+    viewer = Viewer(folder / LOG_FILE)
+    thread = threading.Thread(target=viewer.look, name="viewer")
+    if viewed:
+        thread.start()
+    try:
+        yield viewer
+    finally:
+        viewer.ended.set()
+        if viewed:
+            thread.join()
+
+
+@dataclass(frozen=True)
+class ViewRun:
+    """One run: trained response tokens a second, and the share of the cores' time that the view's process took."""
+
+    round: int
+    viewed: bool
+    rate: float
+    cpu_share: float
+    answers: int
+
+    def cells(self) -> tuple[str, ...]:
+        share = f"{self.cpu_share:.2%}" if self.viewed else ""
+        rate, name = f"{self.rate:,.0f}", "viewed" if self.viewed else "alone"
+        return str(self.round), name, rate, share, str(self.answers) if self.viewed else ""
+
+
+def measure(job: Job, out: Path, number: int, viewed: bool, steps: int, skip: int) -> ViewRun:
+    """One run of the job, in a folder of its own.
+
+    Raises:
+        RunFailedError: it failed, or its page did not answer.
+    """
+    folder = out / f"{number}-{'viewed' if viewed else 'alone'}"
+    folder.mkdir(parents=True)
+    command = job.command(
+        [
+            *(f"trainer.total_training_steps={steps}", f"trainer.default_local_dir={folder / 'checkpoints'}"),
+            *("trainer.total_epochs=1000000", "trainer.resume_mode=disable", "trainer.logger=[console,file]"),
+            *("trainer.save_freq=-1", "trainer.test_freq=-1", f"hydra.run.dir={folder / 'hydra'}"),
+            f"{ENABLED}={str(viewed).lower()}",
+        ]
+    )
+    with looked_at(folder, viewed) as viewer:
+        logged = run_logged(command, folder, job.environment(folder), steps=steps, timeout_s=3600, group=True)
+    if viewed and (viewer.refused or viewer.gone > 1 or not viewer.answers):
+        raise RunFailedError(f"the page did not answer: {viewer.refused or f'{viewer.gone} times'}")
+    seconds = logged[-1]["at"]
+    share = viewer.cpu_s / seconds / len(psutil.Process().cpu_affinity())
+    return ViewRun(number, viewed, rate_of(logged, skip), share, viewer.answers)
+
+
+def rate_of(steps: Sequence[Step], skip: int) -> float:
+    """Trained response tokens a second, from the end of step `skip` to that of the last one."""
+    kept = [step for step in steps if step["step"] > skip]
+    began = next(step["at"] for step in reversed(steps) if step["step"] <= skip)
+    return sum(response_tokens(step["data"]) for step in kept) / (kept[-1]["at"] - began)
+
+
+def in_pairs(rounds: int) -> Iterator[tuple[int, bool]]:
+    """(round, whether it is viewed) of each run: alone first in every odd round."""
+    for number in range(1, rounds + 1):
+        yield from ((number, viewed) for viewed in ((False, True) if number % 2 else (True, False)))
+
+
+def text_of(runs: Sequence[ViewRun]) -> str:
+    """The table, and the medians."""
+    rates = {(run.round, run.viewed): run.rate for run in runs}
+    ratios = [rates[run.round, True] / run.rate for run in runs if not run.viewed]
+    shares = [run.cpu_share for run in runs if run.viewed]
+    last = f"tokens/s with the page open over tokens/s without: {median(ratios):.3f} ({min(ratios):.3f} to "
+    last += f"{max(ratios):.3f}); the view's process took {median(shares):.2%} of the cores' time"
+    return f"{text_table(HEADER, [run.cells() for run in runs])}\n{last}\n"
+
+
+@exits_on_config_error
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0, or 2 with one line for an argument that cannot work."""
+    options = _parser().parse_intermixed_args(argv)
+    if not 1 <= options.skip < options.steps:
+        raise ConfigError("--skip", options.skip, "leaves nothing to measure", f"Give 1 to {options.steps - 1}")
+    if options.rounds < 1:
+        raise ConfigError("--rounds", options.rounds, "makes no run", "Give 1 or more")
+    out, (target, overrides) = new_folder(options.out), split(options.target)
+    job, runs = job_named(target, overrides, out), list[ViewRun]()
+    for number, viewed in in_pairs(options.rounds):
+        runs.append(measure(job, out, number, viewed, options.steps, options.skip))
+        sys.stderr.write("  ".join(runs[-1].cells()) + "\n")
+    sys.stdout.write(text_of(runs))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m seamless_verl.bench.view", description=__doc__.splitlines()[0])
+    parser.add_argument("target", nargs="*", help="a recipe or a config file, then overrides KEY=VALUE")
+    parser.add_argument("--rounds", type=int, default=3, help="pairs of runs")
+    parser.add_argument("--steps", type=int, default=20, help="of a run")
+    parser.add_argument("--skip", type=int, default=4, help="steps that are not measured")
+    parser.add_argument("--out", type=Path, default=Path("view-cost"), help="a new folder")
+    return parser
+
+
+if __name__ == "__main__":
+    exit_on_signals()
+    sys.exit(main())

@@ -1,0 +1,34 @@
+"""Checkpoints of earlier starts of a run, which verl's rotation does not know.
+
+`trainer.max_actor_ckpt_to_keep` counts what a process has saved. So each resumed start would leave as many full
+checkpoints behind for ever: a run that is resumed often fills its disk.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+STEP_FOLDER = re.compile(r"global_step_(\d+)")
+MANAGERS = ("checkpoint_mananager", "checkpoint_manager")  # verl spells Megatron's so
+
+
+def earlier_steps(folder: Path, loaded: int) -> list[int]:
+    """The steps that have an actor's checkpoint in the folder, up to the one that was loaded, ascending."""
+    found = (STEP_FOLDER.fullmatch(path.parent.name) for path in folder.glob("global_step_*/actor"))
+    return sorted(step for match in found if match and (step := int(match[1])) <= loaded)
+
+
+def loaded_from(config: Any) -> Path:
+    """The folder of the checkpoints from which a resumed run goes on; of another run, with a path of its own."""
+    if config.trainer.resume_mode == "resume_path":
+        return Path(os.path.abspath(config.trainer.resume_from_path)).parent
+    return Path(os.path.abspath(config.trainer.default_local_dir))
+
+
+def adopt(engine: Any, paths: list[str]) -> None:
+    """The engine's rotation counts these checkpoints as its own, oldest first."""
+    manager = next(getattr(engine, name) for name in MANAGERS if hasattr(engine, name))
+    manager.previous_saved_paths = [*paths, *manager.previous_saved_paths]

@@ -1,0 +1,99 @@
+"""A series of runs: each arm's own step, and what is said before any run when a baseline cannot run here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.comparison import logged
+
+from seamless_verl.cli.compare import unable_lines
+from seamless_verl.compare.arms import ComparedArm, parse_arms
+from seamless_verl.compare.grid import repeated
+from seamless_verl.compare.job import job_named
+from seamless_verl.compare.page import page
+from seamless_verl.compare.plan import Options, PlannedRun
+from seamless_verl.compare.probing import ProbedArm
+from seamless_verl.compare.report import markdown
+from seamless_verl.compare.series import RunSeries
+from seamless_verl.compare.store import StoredRun
+
+MACHINE = {"processor": "Chip", "cores": 2, "memory_gb": 8.0, "load_average": [0.5]}
+PLACE = {"began": 0.0, "ended": 4.0, "versions": {"verl": "0.9.1"}, "git": {}, "machine": MACHINE}
+
+
+@pytest.fixture(autouse=True)
+def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a run is made of takes git to find out."""
+    monkeypatch.setattr("seamless_verl.compare.series.made_of", lambda config, job: {})
+
+
+class Made(RunSeries):
+    """Its runs are made at once: each logs four steps."""
+
+    def start(self, planned: PlannedRun, identity: Mapping[str, Any]) -> StoredRun:
+        return StoredRun(logged(4, seconds=1.0, evicted=1), [], PLACE)
+
+
+def composed(samples: int) -> dict[str, Any]:
+    actor = {"ppo_mini_batch_size": 2}
+    rollout = {"n": samples, "nnodes": 0, "n_gpus_per_node": 0}
+    return {
+        "data": {"train_batch_size": 4},
+        "trainer": {"device": "cpu", "nnodes": 1, "n_gpus_per_node": 1},
+        "actor_rollout_ref": {"actor": actor, "rollout": rollout, "model": {"path": "m"}},
+    }
+
+
+def series(out: Path, arms: Mapping[str, int | str], **options: Any) -> Made:
+    """Of arms as they are written, each with its samples of a prompt, or with the reason why it cannot run here."""
+    return series_of(out, {arm: arms[arm.text] for arm in parse_arms(",".join(arms))}, **options)
+
+
+def series_of(out: Path, arms: Mapping[ComparedArm, int | str], **options: Any) -> Made:
+    probed = [
+        ProbedArm(arm, (), None, what) if isinstance(what, str) else ProbedArm(arm, (), composed(what))
+        for arm, what in arms.items()
+    ]
+    chosen = Options(steps=4, skip=1, seeds=(1,), **options)
+    return Made(job_named(None, ["a=1"], out), probed, chosen, 1, out, "seamless-verl compare a=1")
+
+
+def test_each_arm_has_its_own_samples(tmp_path: Path) -> None:
+    """The dropped group of a step, too, is one of the arm's own size."""
+    odd = "odd:seamless.x=1"
+    made = series(tmp_path, {"seamless": 8, odd: 9}, equal_tokens=True, validate=1)
+    eight, nine = (made.run(planned) for planned in made.planned)
+    assert [step.samples for step in eight.steps] == [32, 64, 96, 128]
+    assert [step.samples for step in nine.steps] == [36, 72, 108, 144]
+    assert [run.steps[0].dropped_tokens for run in (eight, nine)] == [8 * 4.0, 9 * 4.0]
+    assert made.conditions()[0].startswith("4 steps of 32 (seamless) or 36 (odd) samples, 1 device(s)")
+    same = series(tmp_path, {"sync": 8, "seamless": 8})
+    assert same.conditions()[0].startswith("4 steps of 32 samples, 1 device(s)")
+
+
+def test_a_baseline_that_cannot_run_here_is_warned_of_with_the_one_in_its_place(tmp_path: Path) -> None:
+    made = series(tmp_path, {"sync": "x=1: is bad. Set x=2.", "colocate_async": 8, "seamless": 8})
+    text = (
+        "sync cannot run here: x=1: is bad. Set x=2. It was to be the baseline. "
+        "The ratios are relative to colocate_async instead."
+    )
+    assert list(unable_lines(made)) == [f"warning: {text}"] and made.baseline == "colocate_async"
+    assert f"\n\n**Warning**: {text}\n\n" in markdown(made.comparison())
+    assert f'<div class="card warning">Warning: {text}</div>' in page(made.comparison())
+
+
+def test_another_arm_that_cannot_run_here_is_no_baseline(tmp_path: Path) -> None:
+    made = series(tmp_path, {"sync": 8, "colocate_async": "no room", "seamless": 8})
+    assert list(unable_lines(made)) == ["colocate_async cannot run here: no room"] and not made.warnings
+    assert "Warning" not in markdown(made.comparison())
+
+
+def test_each_learning_rate_has_a_baseline_to_lose(tmp_path: Path) -> None:
+    able = {"sync lr=1e-3": "no room", "seamless lr=1e-3": 8, "sync lr=2e-3": 8, "seamless lr=2e-3": 8}
+    arms = {arm: able[arm.name] for arm in repeated(parse_arms("sync,seamless"), (), ("1e-3", "2e-3"))}
+    made = series_of(tmp_path, arms, rates=("1e-3", "2e-3"))
+    (line,) = unable_lines(made)
+    assert line.endswith("There are no ratios of the arms with learning rate 1e-3: only seamless lr=1e-3 can run here.")

@@ -1,0 +1,38 @@
+"""Checkpoints of earlier starts are rotated with those of this one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from seamless_verl.trainer.earlier_checkpoints import adopt, earlier_steps, loaded_from
+
+
+def test_steps_up_to_the_loaded_one_are_found(tmp_path: Path) -> None:
+    for name in ("global_step_4/actor", "global_step_20/actor", "global_step_30/actor", "global_step_8", "other/actor"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "global_step_x" / "actor").mkdir(parents=True)
+    assert earlier_steps(tmp_path, 20) == [4, 20], "8 has no actor, 30 is of a run that went on from elsewhere"
+    assert earlier_steps(tmp_path / "missing", 20) == []
+
+
+@pytest.mark.parametrize(
+    ("trainer", "folder"),
+    [
+        ({"resume_mode": "auto", "default_local_dir": "/runs/mine"}, "/runs/mine"),
+        ({"resume_mode": "resume_path", "resume_from_path": "/runs/other/global_step_5"}, "/runs/other"),
+    ],
+)
+def test_another_runs_folder_is_known(trainer: dict[str, Any], folder: str) -> None:
+    assert loaded_from(OmegaConf.create({"trainer": trainer})) == Path(folder)
+
+
+@pytest.mark.parametrize("name", ["checkpoint_mananager", "checkpoint_manager"])
+def test_the_oldest_go_first(name: str) -> None:
+    manager = SimpleNamespace(previous_saved_paths=["now"])
+    adopt(SimpleNamespace(**{name: manager}), ["old", "older"][::-1])
+    assert manager.previous_saved_paths == ["older", "old", "now"]
