@@ -34,7 +34,7 @@ MODULE = "seamless_verl.view"
 ASKS = ("api/run", "api/devices?columns=1000&last=600", "api/metrics")  # of `assets/main.js`, `overview.js`, `lanes.js`
 EVERY_S = 4.0  # LIVE_MS of assets/main.js
 ENABLED = "seamless.view.enabled"
-HEADER = ("round", "run", "tokens/s", "view's CPU", "answers")
+HEADER = ("round", "run", "tokens/s", "view's CPU", "replies")
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Viewer:
     """
 
     log: Path
-    answers: int = 0
+    replies: int = 0
     cpu_s: float = 0.0
     gone: int = 0
     refused: list[str] = field(default_factory=list)
@@ -69,7 +69,7 @@ class Viewer:
             except httpx.TransportError:
                 self.gone += 1
                 return
-            self.answers += answer.status_code == httpx.codes.OK
+            self.replies += answer.status_code == httpx.codes.OK
             if answer.status_code != httpx.codes.OK:
                 self.refused.append(f"{path}: {answer.status_code}")
 
@@ -107,12 +107,12 @@ class ViewRun:
     viewed: bool
     rate: float
     cpu_share: float
-    answers: int
+    replies: int
 
     def cells(self) -> tuple[str, ...]:
         share = f"{self.cpu_share:.2%}" if self.viewed else ""
         rate, name = f"{self.rate:,.0f}", "viewed" if self.viewed else "alone"
-        return str(self.round), name, rate, share, str(self.answers) if self.viewed else ""
+        return str(self.round), name, rate, share, str(self.replies) if self.viewed else ""
 
 
 def measure(job: Job, out: Path, number: int, viewed: bool, steps: int, skip: int) -> ViewRun:
@@ -133,18 +133,19 @@ def measure(job: Job, out: Path, number: int, viewed: bool, steps: int, skip: in
     )
     with looked_at(folder, viewed) as viewer:
         logged = run_logged(command, folder, job.environment(folder), steps=steps, timeout_s=3600, group=True)
-    if viewed and (viewer.refused or viewer.gone > 1 or not viewer.answers):
+    if viewed and (viewer.refused or viewer.gone > 1 or not viewer.replies):
         raise RunFailedError(f"the page did not answer: {viewer.refused or f'{viewer.gone} times'}")
     seconds = logged[-1]["at"]
     share = viewer.cpu_s / seconds / len(psutil.Process().cpu_affinity())
-    return ViewRun(number, viewed, rate_of(logged, skip), share, viewer.answers)
+    return ViewRun(number, viewed, rate_of(logged, skip), share, viewer.replies)
 
 
 def rate_of(steps: Sequence[Step], skip: int) -> float:
     """Trained response tokens a second, from the end of step `skip` to that of the last one."""
     kept = [step for step in steps if step["step"] > skip]
     began = next(step["at"] for step in reversed(steps) if step["step"] <= skip)
-    return sum(response_tokens(step["data"]) for step in kept) / (kept[-1]["at"] - began)
+    tokens = sum(response_tokens(step["data"]) for step in kept)
+    return tokens / float(kept[-1]["at"] - began)
 
 
 def in_pairs(rounds: int) -> Iterator[tuple[int, bool]]:
