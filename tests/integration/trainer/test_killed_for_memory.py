@@ -5,6 +5,7 @@ No actor runs here: the tests are in this folder since these modules import torc
 
 from __future__ import annotations
 
+import logging
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,14 +21,23 @@ from seamless_verl.runtime.waits import WaitKind
 pytestmark = pytest.mark.integration
 
 
+@pytest.fixture
+def put_to_sleep() -> Any:
+    """Imported before the test: vLLM, which comes with it, takes the log's handlers away."""
+    from seamless_verl.trainer.setup import put_to_sleep
+
+    return put_to_sleep
+
+
 def calls_of(*names: str) -> Any:
     """Calls of these servers, which have all ended."""
     return SimpleNamespace(call=lambda servers: {name: ServerCall(None, object(), 0.0) for name in names})
 
 
-def test_its_memory_needs_not_be_put_away(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    from seamless_verl.trainer.setup import put_to_sleep
-
+def test_its_memory_needs_not_be_put_away(
+    put_to_sleep: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, logger="seamless_verl")  # vLLM sets the root's to errors
     replies_raise(monkeypatch, killed_for_memory())
     put_to_sleep(calls_of("replica-0 0"), [])
     assert caplog.messages[-1] == f"replica-0 0 is dead, and has no memory to put away: {KILLED}"
