@@ -15,10 +15,15 @@ STEP_FOLDER = re.compile(r"global_step_(\d+)")
 MANAGERS = ("checkpoint_mananager", "checkpoint_manager")  # verl spells Megatron's so
 
 
-def earlier_steps(folder: Path, loaded: int) -> list[int]:
-    """The steps that have an actor's checkpoint in the folder, up to the one that was loaded, ascending."""
-    found = (STEP_FOLDER.fullmatch(path.parent.name) for path in folder.glob("global_step_*/actor"))
+def all_steps(folder: Path, loaded: int) -> list[int]:
+    """The steps that have a checkpoint in the folder, whole or not, up to the one that was loaded, ascending."""
+    found = (STEP_FOLDER.fullmatch(path.name) for path in folder.glob("global_step_*"))
     return sorted(step for match in found if match and (step := int(match[1])) <= loaded)
+
+
+def earlier_steps(folder: Path, loaded: int) -> list[int]:
+    """Those of `all_steps` that have an actor's checkpoint."""
+    return [step for step in all_steps(folder, loaded) if (folder / f"global_step_{step}" / "actor").is_dir()]
 
 
 def loaded_from(config: Any) -> Path:

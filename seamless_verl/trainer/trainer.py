@@ -27,7 +27,7 @@ from seamless_verl.runtime.checkpoint_cleanup import marked_save, remove_emptied
 from seamless_verl.runtime.process import freeze_imports
 from seamless_verl.trainer.corrected_update import UPDATE, update_numbers
 from seamless_verl.trainer.deferred_prompts import stored
-from seamless_verl.trainer.earlier_checkpoints import earlier_steps, loaded_from
+from seamless_verl.trainer.earlier_checkpoints import all_steps, earlier_steps, loaded_from
 from seamless_verl.trainer.own_estimators import OwnEstimate, read_turns
 from seamless_verl.trainer.replica_starts import LOOK_S
 from seamless_verl.trainer.scheduling_checkpoint import (
@@ -86,8 +86,13 @@ class SeamlessTrainer(TrainerSetup):
             self._adopt_checkpoints(folder)
 
     def _adopt_checkpoints(self, folder: Path) -> None:
-        """What earlier starts saved in this run's folder is rotated like what this one saves."""
+        """What earlier starts saved in this run's folder is rotated like what this one saves.
+
+        One that was killed while it rotated may have left a folder without its actor.
+        """
         self.saved = earlier_steps(folder, self.global_steps)
+        if self.config.trainer.max_actor_ckpt_to_keep and self.global_steps in self.saved:
+            remove_emptied(folder, all_steps(folder, self.global_steps))
         paths = [folder / f"global_step_{step}" for step in self.saved]
         self.actor_rollout_wg.adopt_checkpoints([str(path / "actor") for path in paths])
         if self.use_critic:

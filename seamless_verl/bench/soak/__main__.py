@@ -146,6 +146,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"{error}\n")
         return RUN_FAILED
     kept = measured(samples, options.warm_up)
+    if len(kept) < 2 * BLOCKS:
+        sys.stderr.write(f"{len(kept)} looks are too few for a slope: the machine is slow. Give more --minutes\n")
+        return RUN_FAILED
     found = growths(kept)
     text = summary(kept, found)
     sys.stdout.write(f"{table(found)}\n{text}\n")

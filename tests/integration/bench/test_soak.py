@@ -15,7 +15,7 @@ from support.paths import DATA
 from seamless_verl.bench.soak.__main__ import main
 from seamless_verl.bench.soak.samples import look
 
-pytestmark = [pytest.mark.integration, pytest.mark.long]
+pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.serial]  # a look takes seconds beside others
 
 
 def test_a_process_and_its_child_are_seen(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from seamless_verl.trainer.earlier_checkpoints import adopt, earlier_steps, loaded_from
+from seamless_verl.trainer.earlier_checkpoints import adopt, all_steps, earlier_steps, loaded_from
 
 
 def test_steps_up_to_the_loaded_one_are_found(tmp_path: Path) -> None:
@@ -17,6 +17,7 @@ def test_steps_up_to_the_loaded_one_are_found(tmp_path: Path) -> None:
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "global_step_x" / "actor").mkdir(parents=True)
     assert earlier_steps(tmp_path, 20) == [4, 20], "8 has no actor, 30 is of a run that went on from elsewhere"
+    assert all_steps(tmp_path, 20) == [4, 8, 20] and all_steps(tmp_path, 3) == []
     assert earlier_steps(tmp_path / "missing", 20) == []
 
 
