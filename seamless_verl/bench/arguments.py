@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
 from seamless_verl.errors import ConfigError
+
+
+def job_parser(name: str, description: str) -> argparse.ArgumentParser:
+    """A parser of a job; read with `parse_intermixed_args`, since overrides may stand anywhere."""
+    parser = argparse.ArgumentParser(prog=f"python -m seamless_verl.bench.{name}", description=description)
+    parser.add_argument("target", nargs="*", help="a recipe or a config file, then overrides KEY=VALUE")
+    return parser
 
 
 def new_folder(out: Path) -> Path:

@@ -21,7 +21,7 @@ from statistics import median
 import httpx
 import psutil
 
-from seamless_verl.bench.arguments import new_folder, split
+from seamless_verl.bench.arguments import job_parser, new_folder, split
 from seamless_verl.compare.job import Job, job_named
 from seamless_verl.compare.processes import RunFailedError, exit_on_signals
 from seamless_verl.compare.running import LOG_FILE, Step, run_logged
@@ -32,24 +32,30 @@ from seamless_verl.runtime.tables import text_table
 ADDRESS = re.compile(r"The view of this run: (http\S+)")
 MODULE = "seamless_verl.view"
 ASKS = ("api/run", "api/devices?columns=1000&last=600", "api/metrics")  # of `assets/main.js`, `overview.js`, `lanes.js`
+LONGEST_S = 3600.0  # of one run
 EVERY_S = 4.0  # LIVE_MS of assets/main.js
+RUN_FAILED = 3
 ENABLED = "seamless.view.enabled"
 HEADER = ("round", "run", "tokens/s", "view's CPU", "replies")
 
 
 @dataclass
 class Viewer:
-    """A client of a run's page, in a thread of its own. `cpu_s` is of the view's process.
+    """A client of a run's page, in a thread of its own. `pid` is the run's, `cpu_s` of the view's process.
 
     `gone` counts looks at which nobody listened; the last one may be after the run's end.
     """
 
     log: Path
+    pid: int = 0
     replies: int = 0
     cpu_s: float = 0.0
     gone: int = 0
     refused: list[str] = field(default_factory=list)
     ended: threading.Event = field(default_factory=threading.Event)
+
+    def run_began(self, pid: int, _: float) -> None:
+        self.pid = pid
 
     def look(self) -> None:
         """Asks until `ended`, from when the run has printed its address."""
@@ -74,14 +80,11 @@ class Viewer:
                 self.refused.append(f"{path}: {answer.status_code}")
 
     def _count_cpu(self) -> None:
-        for process in psutil.process_iter(["cmdline"]):
-            with suppress(psutil.NoSuchProcess):
-                if MODULE in (process.info["cmdline"] or ()) and self._is_of_the_run(process):
+        with suppress(psutil.NoSuchProcess):  # the run has ended
+            for process in psutil.Process(self.pid).children(recursive=True):
+                if MODULE in process.cmdline():
                     used = process.cpu_times()
-                    self.cpu_s = max(self.cpu_s, used.user + used.system)
-
-    def _is_of_the_run(self, process: psutil.Process) -> bool:
-        return any(argument.startswith(str(self.log.parent)) for argument in process.cmdline())
+                    self.cpu_s = used.user + used.system
 
 
 @contextmanager
@@ -132,7 +135,15 @@ def measure(job: Job, out: Path, number: int, viewed: bool, steps: int, skip: in
         ]
     )
     with looked_at(folder, viewed) as viewer:
-        logged = run_logged(command, folder, job.environment(folder), steps=steps, timeout_s=3600, group=True)
+        logged = run_logged(
+            command,
+            folder,
+            job.environment(folder),
+            steps=steps,
+            timeout_s=LONGEST_S,
+            group=True,
+            on_start=viewer.run_began,
+        )
     if viewed and (viewer.refused or viewer.gone > 1 or not viewer.replies):
         raise RunFailedError(f"the page did not answer: {viewer.refused or f'{viewer.gone} times'}")
     seconds = logged[-1]["at"]
@@ -166,7 +177,7 @@ def text_of(runs: Sequence[ViewRun]) -> str:
 
 @exits_on_config_error
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0, or 2 with one line for an argument that cannot work."""
+    """Exit code 0, 2 with one line for an argument that cannot work, or 3 if a run failed."""
     options = _parser().parse_intermixed_args(argv)
     if not 1 <= options.skip < options.steps:
         raise ConfigError("--skip", options.skip, "leaves nothing to measure", f"Give 1 to {options.steps - 1}")
@@ -175,19 +186,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     out, (target, overrides) = new_folder(options.out), split(options.target)
     job, runs = job_named(target, overrides, out), list[ViewRun]()
     for number, viewed in in_pairs(options.rounds):
-        runs.append(measure(job, out, number, viewed, options.steps, options.skip))
+        try:
+            runs.append(measure(job, out, number, viewed, options.steps, options.skip))
+        except RunFailedError as error:
+            sys.stderr.write(f"{error}\n")
+            return RUN_FAILED
         sys.stderr.write("  ".join(runs[-1].cells()) + "\n")
     sys.stdout.write(text_of(runs))
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m seamless_verl.bench.view", description=__doc__.splitlines()[0])
-    parser.add_argument("target", nargs="*", help="a recipe or a config file, then overrides KEY=VALUE")
+    parser = job_parser("view", __doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("view-cost"), help="a new folder")
     parser.add_argument("--rounds", type=int, default=3, help="pairs of runs")
     parser.add_argument("--steps", type=int, default=20, help="of a run")
     parser.add_argument("--skip", type=int, default=4, help="steps that are not measured")
-    parser.add_argument("--out", type=Path, default=Path("view-cost"), help="a new folder")
     return parser
 
 

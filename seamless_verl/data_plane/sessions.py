@@ -185,7 +185,7 @@ class Sessions:
         self.admin_file.unlink(missing_ok=True)
         await self.gateway.stop()
         await asyncio.gather(*self.discards)
-        await asyncio.to_thread(self.journal.close)
+        self.journal.close()
         await self.kept_journal.end()
 
     def _session_closed(self, session_id: str) -> None:

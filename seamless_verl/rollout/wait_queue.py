@@ -47,10 +47,10 @@ class Waiter:
 class WaitQueue:
     """The calls that wait, in order of their places.
 
-    A grant costs the same however many calls wait, but for moving pointers within a list: with a thousand prompts a
-    step thousands of calls wait, and as many slots are given back. `_waiters` is sorted by place; `_by_arrival` has the
-    same in order of arrival, and some that have left; the overdue ones of them are in `_overdue` instead, sorted.
-    `_beginning` has those of each named prompt.
+    With a thousand prompts a step thousands of calls wait, and as many slots are given back. So a grant passes over
+    waiting calls only until one prefers a replica with room, and nothing is sorted anew. `_waiters` is sorted by
+    place; `_by_arrival` has the same in order of arrival, and some that have left; the overdue ones of them are in
+    `_overdue` instead, sorted. `_beginning` has those of each named prompt.
     """
 
     def __init__(self, overtaking: int) -> None:
@@ -104,13 +104,15 @@ class WaitQueue:
         preferred = (waiter for waiter in self._waiters if fits_preferred(waiter.key))  # evaluated as slots are taken
         granted = []
         self._find_overdue()
-        for waiter in chain(self._overdue, preferred, self._waiters):
-            if waiter.offer(grant):
-                granted.append(waiter)
-                if not has_room():
-                    break
-        for waiter in granted:
-            self._remove(waiter)
+        try:
+            for waiter in chain(self._overdue, preferred, self._waiters):
+                if waiter.offer(grant):
+                    granted.append(waiter)
+                    if not has_room():
+                        break
+        finally:  # also if a later grant raises
+            for waiter in granted:
+                self._remove(waiter)
 
     def _find_overdue(self) -> None:
         """Moves those that more than `overtaking` later ones have come after."""

@@ -7,23 +7,22 @@ checkpoints behind for ever: a run that is resumed often fills its disk.
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import Any
 
-STEP_FOLDER = re.compile(r"global_step_(\d+)")
+from seamless_verl.runtime.checkpoint_marker import saved_steps, step_folder
+
 MANAGERS = ("checkpoint_mananager", "checkpoint_manager")  # verl spells Megatron's so
 
 
 def all_steps(folder: Path, loaded: int) -> list[int]:
     """The steps that have a checkpoint in the folder, whole or not, up to the one that was loaded, ascending."""
-    found = (STEP_FOLDER.fullmatch(path.name) for path in folder.glob("global_step_*"))
-    return sorted(step for match in found if match and (step := int(match[1])) <= loaded)
+    return sorted(step for step in saved_steps(folder) if step <= loaded)
 
 
 def earlier_steps(folder: Path, loaded: int) -> list[int]:
     """Those of `all_steps` that have an actor's checkpoint."""
-    return [step for step in all_steps(folder, loaded) if (folder / f"global_step_{step}" / "actor").is_dir()]
+    return [step for step in all_steps(folder, loaded) if (step_folder(folder, step) / "actor").is_dir()]
 
 
 def loaded_from(config: Any) -> Path:

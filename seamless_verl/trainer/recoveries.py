@@ -60,8 +60,8 @@ class Recoveries:
         try:
             return bool(ray.get(self.plane.give_up.remote(replica.name, f"it {why}"), timeout=REPLY_S))
         except (*ACTOR_GONE, ray.exceptions.GetTimeoutError) as error:
-            why = shorten(death_reason(error))
-            logger.warning("the data plane does not reply, and %s is not given up: %s", replica.name, why)
+            cause = shorten(death_reason(error))
+            logger.warning("the data plane does not reply, and %s is not given up: %s", replica.name, cause)
             return False
 
     def end_group(self, blocked: Blocked) -> bool:

@@ -24,6 +24,7 @@ from seamless_verl.config.checks.estimators import OF_TURNS, OWN_ESTIMATORS
 from seamless_verl.journal import GroupOutcome
 from seamless_verl.platform.adaptation import rebound
 from seamless_verl.runtime.checkpoint_cleanup import marked_save, remove_emptied
+from seamless_verl.runtime.checkpoint_marker import step_folder
 from seamless_verl.runtime.process import freeze_imports
 from seamless_verl.trainer.corrected_update import UPDATE, update_numbers
 from seamless_verl.trainer.deferred_prompts import stored
@@ -93,7 +94,7 @@ class SeamlessTrainer(TrainerSetup):
         self.saved = earlier_steps(folder, self.global_steps)
         if self.config.trainer.max_actor_ckpt_to_keep and self.global_steps in self.saved:
             remove_emptied(folder, all_steps(folder, self.global_steps))
-        paths = [folder / f"global_step_{step}" for step in self.saved]
+        paths = [step_folder(folder, step) for step in self.saved]
         self.actor_rollout_wg.adopt_checkpoints([str(path / "actor") for path in paths])
         if self.use_critic:
             self.critic_wg.adopt_checkpoints([str(path / str(Role.Critic)) for path in paths])

@@ -24,12 +24,12 @@ from typing import Any
 
 import psutil
 
-from seamless_verl.bench.arguments import new_folder, split
+from seamless_verl.bench.arguments import job_parser, new_folder, split
 from seamless_verl.bench.soak.growth import BLOCKS, Verdict
 from seamless_verl.bench.soak.report import growths, measured, page, summary, table
 from seamless_verl.bench.soak.samples import SCRATCH, Sample, look
 from seamless_verl.compare.job import Job, job_named
-from seamless_verl.compare.processes import RunFailedError, Tail, exit_on_signals, managed_process
+from seamless_verl.compare.processes import RunFailedError, Tail, exit_on_signals, managed_process, stop
 from seamless_verl.compare.running import LOG_END, LOG_FILE, METRICS_FILE
 from seamless_verl.errors import ConfigError, exits_on_config_error
 
@@ -75,11 +75,10 @@ def soak(
                 file.flush()
                 say(f"{sample.at / 60:.1f} min, {sample.steps} steps")
             others = psutil.Process(process.pid).children(recursive=True)
-            process.terminate()
-            code = process.wait(120)
+            stop(process)
         left = [one for one in others if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
-        if code not in (0, 130) or left:
-            raise RunFailedError(f"it ended with code {code} and left {left}\n{log_end(folder)}")
+        if process.returncode not in (0, 130) or left:
+            raise RunFailedError(f"it ended with code {process.returncode} and left {left}\n{log_end(folder)}")
     return samples
 
 
@@ -101,7 +100,7 @@ def _watch(
         if steps:
             yield Sample(now - began, steps, look(watched, folders))
         due = max(due + every_s, time.monotonic())
-        time.sleep(due - time.monotonic() if due > time.monotonic() else 0.0)
+        time.sleep(max(0.0, due - time.monotonic()))  # until the next look: looks are at equal times
     if not steps:
         raise RunFailedError(f"it made no step in {FIRST_STEP_S:.0f} s\n{log_end(folder)}")
 
@@ -169,12 +168,11 @@ def check_times(seconds: float, every_s: float, warm_up: float) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m seamless_verl.bench.soak", description=__doc__.splitlines()[0])
-    parser.add_argument("target", nargs="*", help="a recipe or a config file, then overrides KEY=VALUE")
+    parser = job_parser("soak", __doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("soak"), help="a new folder")
     parser.add_argument("--minutes", type=float, default=60.0, help="from the first step on")
     parser.add_argument("--every", type=float, default=10.0, help="seconds from a look at the run to the next")
     parser.add_argument("--warm-up", type=float, default=0.25, help="the part of the time that is left out")
-    parser.add_argument("--out", type=Path, default=Path("soak"), help="a new folder")
     return parser
 
 
