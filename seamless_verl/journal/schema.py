@@ -79,7 +79,8 @@ def open_for_writing(path: Path) -> Iterator[sqlite3.Connection]:
             raise ConfigError("journal", str(path), "another journal writes to it", way_out) from error
         except OSError as error:
             raise JournalError(str(path), f"{type(error).__name__}: {error}", WAY_OUT) from error
-        _make_private(path)
+        if not path.exists() or path.stat().st_size == 0:
+            _create(path)
         db = sqlite3.connect(path, isolation_level=None, cached_statements=256)
         try:
             _prepare(db, path)
@@ -90,14 +91,27 @@ def open_for_writing(path: Path) -> Iterator[sqlite3.Connection]:
             db.close()
 
 
-def _make_private(path: Path) -> None:
-    """Makes the file, or takes an empty one: it will hold what people said. The mode of an older one is its owner's."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE)
+def _create(path: Path) -> None:
+    """Puts an empty journal at `path`, whole at once: a reader that comes meanwhile finds no file, never half of one.
+
+    It will hold what people said, so only its owner may read it. The mode of an older file is its owner's choice.
+    """
+    new, beside = Path(f"{path}-new"), [Path(f"{path}{end}") for end in ("-wal", "-shm", "-journal")]
     try:
-        if os.fstat(descriptor).st_size == 0:
-            os.fchmod(descriptor, PRIVATE)
-    finally:
-        os.close(descriptor)
+        new.unlink(missing_ok=True)  # of a process that was killed here
+        os.close(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, PRIVATE))
+        db = sqlite3.connect(new, isolation_level=None)
+        try:
+            _prepare(db, path)
+        finally:
+            db.close()
+        for old in beside:  # the log of a file that is gone; SQLite would take it for this one's
+            old.unlink(missing_ok=True)
+        new.replace(path)
+    except sqlite3.Error as error:
+        raise journal_error(path, error) from error
+    except OSError as error:
+        raise JournalError(str(path), f"{type(error).__name__}: {error}", WAY_OUT) from error
 
 
 def read_only(path: Path, *, unwritten: bool = False) -> sqlite3.Connection:

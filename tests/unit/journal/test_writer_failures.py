@@ -13,6 +13,7 @@ from contextlib import closing, contextmanager
 from fractions import Fraction
 from math import nan
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.journal import call_started, chunk_appended, generated_ids, open_journal, session_opened, write
@@ -257,6 +258,43 @@ def test_the_log_of_a_writer_that_was_killed_is_checked_too(tmp_path: Path) -> N
         db.commit()
         with pytest.raises(JournalError, match="a row that cannot be read"):
             check_file(path)
+
+
+def test_a_reader_meets_no_half_made_journal(tmp_path: Path) -> None:
+    """Page by page through what SQLite does, a reader looks for the file that is being made: it is absent or whole."""
+    path, met = tmp_path / "journal.sqlite", list[str]()
+
+    def look() -> int:
+        try:
+            met.append(f"{len(JournalReader(path).sessions())} sessions")
+        except JournalError as error:
+            met.append("none" if not path.exists() else str(error))
+        return 0
+
+    def connect(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        db = plain(*arguments, **options)
+        if "uri" not in options:  # a reader's has one
+            db.set_progress_handler(look, 1)
+        return db
+
+    plain = sqlite3.connect
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sqlite3, "connect", connect)
+        with open_journal(tmp_path):
+            pass
+    assert set(met) == {"none", "0 sessions"}, met
+    assert [one.name for one in tmp_path.iterdir() if one.name.endswith("-new")] == []
+
+
+def test_the_log_of_a_journal_that_was_deleted_is_not_taken_for_the_new_ones(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    with open_journal(tmp_path) as journal:
+        write(journal, session_opened())
+        old = Path(f"{path}-wal").read_bytes()
+    path.unlink()
+    Path(f"{path}-wal").write_bytes(old)
+    with open_journal(tmp_path) as journal:
+        assert journal.restore() == ()
 
 
 def test_no_journal_and_an_empty_one_are_new_ones(tmp_path: Path) -> None:
