@@ -122,6 +122,12 @@ def format_account(account: Account) -> str:
     return f"account: {account.generated} generated = {account.trained} trained + {dropped} dropped{by_reason}"
 
 
+def format_advantage(advantage: tuple[float, float, float]) -> str:
+    """Its mean over trained tokens, and its range if they differ."""
+    mean, least, greatest = advantage
+    return f"{mean:.4g}" + (f" (mean; {least:.4g} to {greatest:.4g})" if greatest > least else "")
+
+
 def load_decoder(model: Path) -> Decode:
     """A function from token ids to text, special tokens included, by the tokenizer in this folder only."""
     if not model.is_dir():
@@ -149,6 +155,8 @@ def _stored_facts(stored: StoredSession) -> Iterator[str]:
     if limits:
         yield f"limits: {limits}"
     yield f"rewards: {', '.join(f'{escape(name)}={value!r}' for name, value in stored.rewards.items()) or 'none'}"
+    if (advantage := recorded(stored).advantage) is not None:
+        yield f"advantage: {format_advantage(advantage)}"
     versions: Counter[int] = Counter()
     for segment in (segment for call in stored.calls for segment in call.segments):
         versions[segment.version] += len(segment)

@@ -110,9 +110,9 @@ class GroupOutcome(StrEnum):
 class GroupDecided:
     """What became of the group of prompt `uid`, in the trainer's step; the last one of a prompt counts.
 
-    `details` of a trained one has the token policy and the trainer's version that it was masked by, and as `pivot` the
-    number of the session that an advantage estimator left out, if any. Journals without a
-    session of this prompt leave it out.
+    `details` of a trained one has the token policy and the trainer's version that it was masked by, as `pivot` the
+    number of the session that an advantage estimator left out, if any, and as `advantages`, by number of the session,
+    the mean, the least and the greatest of its trained tokens. Journals without a session of this prompt leave it out.
     """
 
     uid: str

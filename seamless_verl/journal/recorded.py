@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from seamless_verl.errors import ConfigError
@@ -44,6 +45,7 @@ class Recorded:
     """How a run treated a session: its limits and policies, the trainer's version, and why nothing of it was trained.
 
     `dropped` is None for a session that was trained, waits to be trained (`queued`), or of which it is not known.
+    `advantage` is the mean, the least and the greatest of its trained tokens; None where there are none on record.
     """
 
     limits: SequenceLimits
@@ -52,6 +54,7 @@ class Recorded:
     grammar: GrammarTokens
     dropped: DropReason | None = None
     queued: bool = False
+    advantage: tuple[float, float, float] | None = None
 
     def account(self, account: Account) -> Account:
         """The account of its sequences, as the run counted it."""
@@ -66,6 +69,7 @@ def recorded(
     details = {} if stored.group is None else stored.group.details
     if version is None:
         version = details.get("version", newest_version(stored))
+    number = session_number(stored)
     dropped = None
     if stored.stage is not Stage.OPEN and stored.handed.get("kept") is False:
         dropped = DropReason(stored.handed.get("dropped", DropReason.SESSION))
@@ -75,12 +79,21 @@ def recorded(
         dropped = DropReason.DEFERRED if stored.group.outcome is GroupOutcome.DEFERRED else DropReason.GROUP
     elif stored.group is not None and stored.stage in (Stage.OPEN, Stage.CLOSED):  # it was trained without this one
         dropped = DropReason.RUNNER_LOST if stored.reason == Closed.RUNNER_LOST else DropReason.SESSION
-    elif "pivot" in details and stored.settings.get("metadata", {}).get("session") == details["pivot"]:
+    elif number is not None and details.get("pivot") == number:
         dropped = DropReason.PIVOT
     queued = stored.outcome == "queued"
     policy = policy or details.get("policy", TRAIN_ALL)
     tokens = GrammarTokens(grammar or stored.handing.get("grammar", GrammarTokens.MASK_FORCED))
-    return Recorded(limits, str(policy), int(version), tokens, dropped, queued)
+    found = None if dropped is not None else details.get("advantages", {}).get(number)
+    advantage = None if found is None else (float(found[0]), float(found[1]), float(found[2]))
+    return Recorded(limits, str(policy), int(version), tokens, dropped, queued, advantage)
+
+
+def session_number(stored: StoredSession) -> str | None:
+    """Its number among the sessions of its prompt, as the trainer counts; None of one that no trainer asked for."""
+    metadata = stored.settings.get("metadata")
+    number = metadata.get("session") if isinstance(metadata, Mapping) else None
+    return number if isinstance(number, str) else None
 
 
 def parse_policy(text: str) -> TokenPolicy:

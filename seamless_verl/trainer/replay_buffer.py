@@ -70,13 +70,15 @@ class SeamlessReplayBuffer(ReplayBufferAsync):
             self.decided += [GroupDecided(uid, outcome, global_steps, reasons[uid]) for uid in uids]
         return super()._evict_terminal_groups(global_steps, partition_id, eviction_reasons)
 
-    def take_decided(self, step: int, details: dict[str, Any], pivots: Mapping[str, str]) -> list[GroupDecided]:
+    def take_decided(
+        self, step: int, details: dict[str, Any], of_group: Mapping[str, dict[str, Any]]
+    ) -> list[GroupDecided]:
         """What became of groups since the last call; those that were sampled were trained in `step`.
 
-        `pivots` names by prompt the session of its group that was not.
+        `details` are those of all trained groups, `of_group` those of single ones, by prompt.
         """
-        own = {uid: {"pivot": pivots[uid]} if uid in pivots else {} for uid in self.sampled}
-        trained = [GroupDecided(uid, GroupOutcome.TRAINED, step, details | own[uid]) for uid in self.sampled]
+        own = {uid: details | of_group.get(uid, {}) for uid in self.sampled}
+        trained = [GroupDecided(uid, GroupOutcome.TRAINED, step, own[uid]) for uid in self.sampled]
         groups, self.decided, self.sampled = [*self.decided, *trained], [], []
         return groups
 

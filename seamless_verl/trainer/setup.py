@@ -7,6 +7,7 @@ is made once for a run: the data plane client, the replicas, the lending of devi
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -68,7 +69,7 @@ class TrainerSetup(SamplingTrainer):
         self.handover = choose_handover(settings).handover
         self.token_policy = make_policy(self.seamless.tokens.policy, self.seamless.tokens.older_than)
         self.weighs_sessions = self.seamless.tokens.weigh == "session"
-        self.pivots: dict[str, str] = {}  # by prompt, the session of this step that an estimator left out of training
+        self.group_details = defaultdict[str, dict[str, Any]](dict)  # by prompt, of this step's groups, for the journal
         self.saved: list[int] = []  # steps whose checkpoints this run saved, and did not remove
         self.curve = ValidationCurve.beside(config.trainer.default_local_dir)
         self.step_metrics = StepMetrics.beside(config.trainer.default_local_dir)

@@ -26,6 +26,7 @@ from seamless_verl.platform.adaptation import rebound
 from seamless_verl.runtime.checkpoint_cleanup import marked_save, remove_emptied
 from seamless_verl.runtime.checkpoint_marker import step_folder
 from seamless_verl.runtime.process import freeze_imports
+from seamless_verl.trainer.advantages import advantages_of
 from seamless_verl.trainer.corrected_update import UPDATE, update_numbers
 from seamless_verl.trainer.deferred_prompts import stored
 from seamless_verl.trainer.earlier_checkpoints import all_steps, earlier_steps, loaded_from
@@ -171,8 +172,8 @@ class SeamlessTrainer(TrainerSetup):
     def _record_groups(self) -> None:
         """What became of groups since the last call, into the journal, and their lengths where they are recorded."""
         details = {"policy": self.seamless.tokens.policy_text, "version": self.global_steps - 1}
-        pivots, self.pivots = self.pivots, {}
-        groups = self.replay_buffer.take_decided(self.global_steps, details, pivots)
+        groups = self.replay_buffer.take_decided(self.global_steps, details, self.group_details)
+        self.group_details.clear()
         self.data_plane.record_groups(groups if self.seamless.gateway.enabled else [])
         if self.lengths is not None:
             trained = [group.uid for group in groups if group.outcome is GroupOutcome.TRAINED]
@@ -207,7 +208,10 @@ class SeamlessTrainer(TrainerSetup):
             with rebound(trainer_base, compute_advantage_for_multi_trajectories=advantage_by_session):
                 batch = super()._compute_advantage(batch, metrics)
         else:
-            return super()._compute_advantage(batch, metrics)
+            batch = super()._compute_advantage(batch, metrics)
+        if self.seamless.gateway.enabled:
+            for uid, advantages in advantages_of(batch).items():
+                self.group_details[uid]["advantages"] = advantages
         return put_row_weights(batch) if self.weighs_sessions else batch
 
     def _own_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
@@ -219,7 +223,8 @@ class SeamlessTrainer(TrainerSetup):
         metrics.update(estimate.metrics)
         if estimate.untrained:
             masked = mask_rows(batch, estimate.untrained)
-            self.pivots |= {uid: session for uid, session, _ in (key.rsplit("_", 2) for key in estimate.untrained)}
+            for uid, session, _ in (key.rsplit("_", 2) for key in estimate.untrained):
+                self.group_details[uid]["pivot"] = session
             metrics["seamless/tokens/masked_as_pivot"] = masked
             ray.get(self.data_plane.actor.count_masked.remote(masked, DropReason.PIVOT))
         return batch

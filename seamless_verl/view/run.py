@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
+from seamless_verl.errors import SeamlessError
 from seamless_verl.journal import JournalReader
 from seamless_verl.journal.index import JournalIndex, SessionEntry
 from seamless_verl.runtime.run_description import RunDescription
@@ -81,7 +82,11 @@ class RunView:
     def summary(self) -> RunSummary:
         with self._lock:
             files, steps = RunFiles.of(self.folder), self._metrics.steps()
-            self._refresh(files)
+            remarks = remarks_of(files, steps=len(steps))
+            try:
+                self._refresh(files)
+            except (SeamlessError, OSError) as error:  # devices and metrics are shown all the same
+                remarks.append(f"Sessions cannot be shown. {error}")
             last = steps[-1] if steps else None
             return RunSummary(
                 str(self.folder),
@@ -92,7 +97,7 @@ class RunView:
                 numbers_of(last) if last else {},
                 [str(path) for path in files.journals],
                 len(self._entries),
-                remarks_of(files, steps=len(steps)),
+                remarks,
             )
 
     def series(self, extra: Sequence[str] = ()) -> Series:

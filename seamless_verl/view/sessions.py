@@ -19,9 +19,10 @@ FAILED = frozenset({"failed", "timed_out", "runner_lost", "abandoned", "its life
 Row = TypeVar("Row")
 
 
-def reward_of(rewards: Mapping[str, float]) -> float | None:
-    """The reward that is trained: the one of that name, else the only one."""
-    return rewards.get(REWARD, next(iter(rewards.values())) if len(rewards) == 1 else None)
+def reward_of(session: SessionEntry) -> float | None:
+    """The reward that is trained: the one of that name, else the only one that is not of a turn, `NAME@SESSION.N`."""
+    whole = [value for name, value in session.rewards.items() if f"@{session.session_id}." not in name]
+    return session.rewards.get(REWARD, whole[0] if len(whole) == 1 else None)
 
 
 def outcome_kind(outcome: str) -> str:
@@ -121,8 +122,8 @@ SORTS: Mapping[str, Callable[[SessionEntry], Any]] = {
     "longest": lambda one: -one.tokens,
     "most_calls": lambda one: -one.calls,
     "lowest_logprob": lambda one: ascending(one.mean_logprob),
-    "lowest_reward": lambda one: ascending(reward_of(one.rewards)),
-    "highest_reward": lambda one: ascending(None if (reward := reward_of(one.rewards)) is None else -reward),
+    "lowest_reward": lambda one: ascending(reward_of(one)),
+    "highest_reward": lambda one: ascending(None if (reward := reward_of(one)) is None else -reward),
 }
 
 
@@ -219,7 +220,7 @@ def groups_of(entries: Iterable[SessionEntry]) -> list[GroupEntry]:
 
 
 def group_of(uid: str, sessions: Sequence[SessionEntry]) -> GroupEntry:
-    rewards = tuple(reward for one in sessions if (reward := reward_of(one.rewards)) is not None)
+    rewards = tuple(reward for one in sessions if (reward := reward_of(one)) is not None)
     versions = [version for one in sessions if one.versions for version in one.versions]
     return GroupEntry(
         uid,

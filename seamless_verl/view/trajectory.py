@@ -80,7 +80,10 @@ class DriftView:
 
 @dataclass(frozen=True)
 class SessionDetail:
-    """`revision` changes with the tree. `policy` and `version` are those by which tokens count as trained."""
+    """`revision` changes with the tree. `policy` and `version` are those by which tokens count as trained.
+
+    `advantage` is the mean, the least and the greatest of its trained tokens.
+    """
 
     session_id: str
     uid: str
@@ -91,6 +94,7 @@ class SessionDetail:
     opened_at: float
     validation: bool
     rewards: Mapping[str, float]
+    advantage: tuple[float, float, float] | None
     policy: str
     version: int
     generated: int
@@ -156,6 +160,7 @@ class Trajectory:
             stored.opened_at,
             stored.validation,
             stored.rewards,
+            run.advantage,
             run.policy,
             run.version,
             account.generated,

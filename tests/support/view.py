@@ -83,7 +83,8 @@ def write_cut_session(journal: SqliteJournal, model: Path) -> None:
     prompt, reply, result = (ids_of(model, text) for text in ("What is 2+2?", REPLY, "go on"))
     first, later = ids_of(model, "is the same"), ids_of(model, " as four")
     whole = [*prompt, *reply, *result, *first]
-    write(journal, SessionOpened(CUT, "p0", {}, OPENED), started(CUT, one, prompt))
+    settings = {"metadata": {"session": "0"}}
+    write(journal, SessionOpened(CUT, "p0", settings, OPENED), started(CUT, one, prompt))
     write(journal, chunk_appended(reply, one, 3, "replica-0"), call_ended(one))
     write(journal, started(CUT, two, [*prompt, *reply, *result]), chunk_appended(first, two, 3, "replica-0"))
     write(journal, chunk_appended(later, two, 4, "replica-1"), call_ended(two))
@@ -91,7 +92,8 @@ def write_cut_session(journal: SqliteJournal, model: Path) -> None:
     write(journal, started(CUT, three, [*whole, *edited]), chunk_appended(reply, three, 4, "replica-0"))
     write(journal, call_ended(three), RewardPosted(CUT, "reward", 1.0), SessionClosed(CUT, "finished"))
     write(journal, HandOverBegun(CUT), HandedOver(CUT, OPENED + 60, {"kept": True}))
-    write(journal, GroupDecided("p0", GroupOutcome.TRAINED, 2, {"policy": "mask_older_than:0", "version": 4}))
+    details = {"policy": "mask_older_than:0", "version": 4, "advantages": {"0": [0.25, -0.5, 0.75]}}
+    write(journal, GroupDecided("p0", GroupOutcome.TRAINED, 2, details))
 
 
 def started(session: str, call: str, prompt: list[int]) -> CallStarted:

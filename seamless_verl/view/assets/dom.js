@@ -75,3 +75,22 @@ export function versions(range) {
   if (!range) return NONE;
   return range[0] === range[1] ? String(range[0]) : `${range[0]} to ${range[1]}`;
 }
+
+/** Puts these elements into a box in this order; those that are in it stay where they are, and keep the focus. */
+export function arrange(box, elements) {
+  for (const child of [...box.children]) if (!elements.includes(child)) child.remove();
+  elements.forEach((one, place) => {
+    if (box.children[place] !== one) box.insertBefore(one, box.children[place] ?? null);
+  });
+}
+
+/** Changes what is in a box; the focus goes to what then stands for the element that had it: of the same node, or place. */
+export function keepFocus(box, change) {
+  const parts = () => [...box.querySelectorAll("button, a[href], [tabindex]")];
+  const place = parts().indexOf(document.activeElement);
+  const node = document.activeElement?.dataset?.node;
+  change();
+  if (place < 0) return;
+  const same = node === undefined ? undefined : parts().find((one) => one.dataset.node === node);
+  (same ?? parts()[place])?.focus({ preventScroll: true });
+}

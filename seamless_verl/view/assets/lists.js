@@ -126,7 +126,7 @@ export class Sessions extends List {
       ["Prompt", (one) => link(one.uid.slice(0, 8), `#/sessions?text=${encodeURIComponent(one.uid)}`)],
       ["Outcome", (one) => outcome(one)],
       ["Ended as", (one) => one.reason ?? one.stage],
-      ["Reward", (one) => figure(reward(one.rewards)), true],
+      ["Reward", (one) => figure(reward(one.rewards, one.session_id)), true],
       ["Calls", (one) => figure(one.calls), true],
       ["Tokens", (one) => figure(one.tokens), true],
       ["Mean logprob", (one) => figure(one.mean_logprob), true],
@@ -166,9 +166,9 @@ export class Groups extends List {
   }
 }
 
-/** The reward that is trained: the one of that name, else the only one. */
-export function reward(rewards) {
-  const values = Object.values(rewards);
+/** The reward that is trained: the one of that name, else the only one that is not of a turn, `NAME@SESSION.N`. */
+export function reward(rewards, session) {
+  const values = Object.entries(rewards).flatMap(([name, value]) => (name.includes(`@${session}.`) ? [] : [value]));
   return rewards.reward ?? (values.length === 1 ? values[0] : null);
 }
 

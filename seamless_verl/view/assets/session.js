@@ -1,7 +1,7 @@
 // One session, or two side by side: its tree, the text of each turn token by token, and what is known of a token.
 
 import { ask } from "./api.js";
-import { clock, element, figure, link, NONE, table } from "./dom.js";
+import { arrange, clock, element, figure, keepFocus, link, NONE, table } from "./dom.js";
 import { reward } from "./lists.js";
 import { COLOURINGS, TokenRun } from "./tokens.js";
 
@@ -82,18 +82,19 @@ class SessionPane {
     const { session } = answer;
     if (this.revision !== session.revision) {
       this.revision = session.revision;
-      this.showTree(session);
+      keepFocus(this.tree, () => this.showTree(session));
       if (session.nodes.length) this.showPath(this.chosen ?? 0);
     }
-    this.showHead(answer);
-    this.showDetails(session);
+    keepFocus(this.head, () => this.showHead(answer));
+    keepFocus(this.details, () => this.showDetails(session));
   }
 
   showHead({ session, group, remarks }) {
     const dropped = Object.entries(session.dropped).map(([reason, count]) => `${figure(count)} ${reason}`);
     const facts = [
-      ["Reward", figure(reward(session.rewards))],
-      ["Group's mean", figure(mean(Object.values(group).map(reward)))],
+      ["Reward", figure(reward(session.rewards, this.id))],
+      ["Advantage", advantage(session.advantage)],
+      ["Group's mean", figure(mean(Object.entries(group).map(([id, rewards]) => reward(rewards, id))))],
       ["Outcome", session.outcome],
       ["Ended as", session.reason ?? session.stage],
       ["Tokens", `${figure(session.generated)} generated, ${figure(session.trained)} trained${dropped.length ? `; ${dropped.join(", ")}` : ""}`],
@@ -102,7 +103,7 @@ class SessionPane {
     ];
     const others = Object.entries(group).filter(([id]) => id !== this.id && !this.others.includes(id));
     const beside = others.flatMap(([id, rewards]) => [
-      link(`${id.slice(0, 8)} (${figure(reward(rewards))})`, `#/session/${encodeURIComponent(this.id)}?with=${encodeURIComponent(id)}`),
+      link(`${id.slice(0, 8)} (${figure(reward(rewards, id))})`, `#/session/${encodeURIComponent(this.id)}?with=${encodeURIComponent(id)}`),
       " ",
     ]);
     this.head.replaceChildren(
@@ -160,7 +161,7 @@ class SessionPane {
     await run.focusAt(0);
   }
 
-  /** Shows the path through this node: from the root to it, and on by first children. */
+  /** Shows the path through this node: from the root to it, and on by first children. What has not changed stays. */
   showPath(number) {
     this.chosen = number;
     const { nodes } = this.answer.session;
@@ -169,14 +170,28 @@ class SessionPane {
     for (let below = this.children.get(number); below?.length; below = this.children.get(below[0].number)) path.push(below[0].number);
     this.onPath = path;
     this.seen.disconnect();
-    this.runs = new Map(path.map((at) => [at, new TokenRun(nodes[at], (at2, start, count) => this.fetch(at2, start, count), (token) => this.inspect(token), (run, step) => this.neighbour(run, step), this.scale)]));
-    this.text.replaceChildren(...path.map((at) => this.runs.get(at).element));
+    const focused = this.text.contains(document.activeElement) ? document.activeElement : null;
+    const [node, token] = [focused?.closest("article").dataset.node, focused?.dataset.at];
+    const known = this.runs;
+    this.runs = new Map(path.map((at) => [at, this.runOf(nodes[at], known.get(at))]));
+    arrange(this.text, path.map((at) => this.runs.get(at).element));
+    if (focused && !focused.isConnected) this.runs.get(Number(node))?.focusAt(Number(token ?? 0), true);
     for (const run of this.runs.values()) this.seen.observe(run.element);
     for (const part of this.tree.querySelectorAll("button")) {
       if (path.includes(Number(part.dataset.node))) part.setAttribute("aria-current", "true");
       else part.removeAttribute("aria-current");
     }
     this.colour(this.colouring);
+  }
+
+  /** The run of tokens of a node: the known one, if the node is as it was. */
+  runOf(node, known) {
+    if (known?.isOf(node)) {
+      known.scale = this.scale;
+      return known;
+    }
+    const fetch = (number, start, count) => this.fetch(number, start, count);
+    return new TokenRun(node, fetch, (token) => this.inspect(token), (run, step) => this.neighbour(run, step), this.scale);
   }
 
   async fetch(node, start, count) {
@@ -284,6 +299,13 @@ const HINT = "Point at a token, or go to one: n and p for weight changes, then t
 function short(turn) {
   const dot = turn.lastIndexOf(".");
   return dot > 0 ? `turn ${turn.slice(dot + 1)}` : turn;
+}
+
+/** Its mean over trained tokens, and its range if they differ. */
+function advantage(found) {
+  if (found === null) return NONE;
+  const [middle, least, greatest] = found;
+  return greatest > least ? `${figure(middle)} (${figure(least)} to ${figure(greatest)})` : figure(middle);
 }
 
 function mean(values) {

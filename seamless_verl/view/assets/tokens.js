@@ -49,6 +49,11 @@ export class TokenRun {
     this.flow.addEventListener("keydown", (event) => this.walk(event));
   }
 
+  /** Whether the node is as this one shows it. */
+  isOf(node) {
+    return JSON.stringify(node) === JSON.stringify(this.node);
+  }
+
   title() {
     const { node } = this;
     const count = `${figure(node.tokens)} token${node.tokens === 1 ? "" : "s"}`;
@@ -120,8 +125,10 @@ export class TokenRun {
     if (at !== undefined) this.inspect(this.tokens[Number(at)]);
   }
 
-  async focusAt(index) {
+  /** Focuses a token; with `ifNone` only if the reader has not gone elsewhere while it was loaded. */
+  async focusAt(index, ifNone = false) {
     await this.load();
+    if (ifNone && document.activeElement !== document.body) return;
     this.spans().at(index)?.focus({ preventScroll: false });
   }
 

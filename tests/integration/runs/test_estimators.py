@@ -32,6 +32,8 @@ def test_an_estimator_trains_and_every_token_is_accounted_for(nano: Path, tmp_pa
     ends = [metrics[f"critic/advantages/{end}"] for metrics in steps.values() for end in ("min", "max")]
     assert -3 <= min(ends) <= 0 <= max(ends) <= 3 and any(ends)
     assert any(metrics["actor/grad_norm"] > 0 for metrics in steps.values())
+    recorded_ends = advantages_in(tmp_path / "checkpoints" / "trajectories.sqlite")
+    assert (min(recorded_ends), max(recorded_ends)) == pytest.approx((min(ends), max(ends)), abs=1e-5)
     last = steps[2]
     dropped = {key: value for key, value in last.items() if key.startswith("tokens/dropped/")}
     assert last["tokens/generated"] == last["tokens/trained"] + sum(dropped.values())
@@ -57,6 +59,13 @@ def pivots_in(journal: Path) -> int:
         assembly = assemble(rebuild_for_display(stored), TrainAll(), how.version, how.limits)
         found += how.account(assembly.account).dropped.get(DropReason.PIVOT, 0)
     return found
+
+
+def advantages_in(journal: Path) -> list[float]:
+    """The least and the greatest advantage of each session that was trained, by the journal."""
+    stored = [JournalReader(journal).read(summary.session_id) for summary in JournalReader(journal).sessions()]
+    found = [recorded(one).advantage for one in stored if one is not None]
+    return [end for one in found if one is not None for end in one[1:]]
 
 
 def turn_rewards_in(journal: Path) -> int:

@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 import pytest
 from selenium.webdriver.common.keys import Keys
 from support.browser import Browser, opened
-from support.journal import session_opened, write
-from support.view import CUT, JOURNAL, REPLY, make_run, served, session_events
+from support.journal import chunk_appended, session_opened, write
+from support.view import CUT, JOURNAL, REPLY, ids_of, make_run, served, session_events, started
 
 from seamless_verl.journal import SqliteJournal
 
@@ -96,6 +96,7 @@ def test_a_session_is_followed_to_the_token_before_which_the_weights_changed(bro
 def test_branches_drift_and_colours(browser: Browser, address: str) -> None:
     browser.driver.get(f"{address}#/session/{CUT}")
     browser.sees("turn 3 left the record of turn 2 at token")
+    browser.sees("0.25 (-0.5 to 0.75)", ".tiles")
     assert len(browser.all(".tree .branch")) == 2
     browser.all(".tree .branch button")[2].click()
     browser.sees("Turn 3 · version 4 · replica-0")
@@ -172,6 +173,51 @@ def test_a_run_is_followed_while_it_writes(browser: Browser, tmp_path: Path) -> 
         browser.sees("0 generated, 0 trained")
     browser.sees("The view's process does not answer", "#problem")
     assert all("ERR_CONNECTION_REFUSED" in message for message in browser.errors())
+
+
+def test_the_focus_stays_while_a_session_grows(browser: Browser, tmp_path: Path) -> None:
+    """On a token, also within the part that grows, on a part of the tree, and on a button of the table of turns."""
+
+    def focused() -> tuple[str, str]:
+        active = browser.driver.switch_to.active_element
+        return active.tag_name, active.text
+
+    def grows() -> None:
+        count = len(browser.all("article.generated .token"))
+        write(journal, chunk_appended([ord("x") % 90], call, 3, "replica-0"))
+        browser.wait("one more token", lambda: len(browser.all("article.generated .token")) == count + 1)
+
+    run = make_run(tmp_path)
+    prompt, reply = ids_of(tmp_path / "model", "What?"), ids_of(tmp_path / "model", "abc")
+    with SqliteJournal(run / JOURNAL) as journal, served(run) as address:
+        call = "open.1"
+        write(
+            journal, session_opened("open"), started("open", call, prompt), chunk_appended(reply, call, 3, "replica-0")
+        )
+        browser.driver.get(f"{address}#/session/open")
+        browser.wait("tokens", lambda: len(browser.all("article.generated .token")) == 3)
+        for found, text in (
+            ("article.context .token[data-at='2']", "a"),
+            ("article.generated .token[data-at='1']", "b"),
+            (".tree button[data-node='0']", "context 5"),
+            ("tbody button", "Request and reply"),
+        ):
+            browser.script(f'document.querySelector("{found}").focus()')
+            before = focused()
+            assert before[1] == text
+            grows()
+            browser.wait("the focus", lambda before=before: focused() == before)
+    browser.errors()  # the page asks once more, of nobody
+
+
+def test_a_damaged_journal_hides_only_sessions(browser: Browser, tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    (run / JOURNAL).write_bytes(b"no database")
+    with served(run) as address:
+        browser.driver.get(address)
+        browser.sees("Sessions cannot be shown.", ".notes")
+        browser.wait("charts", lambda: browser.all("figure .uplot canvas"))
+        browser.driver.get("about:blank")
 
 
 def test_a_wrong_address_says_so(browser: Browser, address: str) -> None:

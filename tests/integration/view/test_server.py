@@ -163,7 +163,11 @@ def test_a_run_goes_on_while_its_journal_is_damaged_or_gone(tmp_path: Path) -> N
     with served(run) as address:
         whole = (run / JOURNAL).read_bytes()
         (run / JOURNAL).write_bytes(b"no database")
-        for path in ("sessions", "run", f"sessions/{CUT}"):
+        summary = httpx.get(f"{address}api/run")
+        assert summary.status_code == 200 and summary.json()["step"] == 2
+        (remark,) = summary.json()["remarks"]
+        assert remark.startswith("Sessions cannot be shown. journal ") and "trajectories.sqlite" in remark
+        for path in ("sessions", f"sessions/{CUT}"):
             answer = httpx.get(f"{address}api/{path}")
             assert answer.status_code == 503 and "trajectories.sqlite" in answer.json()["error"]
         assert httpx.get(f"{address}api/metrics").status_code == 200

@@ -125,5 +125,7 @@ def test_a_model_of_the_users_own_takes_the_place_of_the_runs(tmp_path: Path) ->
 
 def test_another_programs_file_is_said_to_be_one(tmp_path: Path) -> None:
     (tmp_path / JOURNAL).write_bytes(b"SQLite format 3\0" + bytes(5000))
+    (remark, *_) = [one for one in RunView(tmp_path).summary().remarks if "Sessions cannot be shown" in one]
+    assert JOURNAL in remark
     with pytest.raises(JournalError):
-        RunView(tmp_path).summary()
+        RunView(tmp_path).sessions(SessionQuery())

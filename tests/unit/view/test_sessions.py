@@ -135,5 +135,11 @@ def test_each_order_works_on_sessions_without_anything() -> None:
 
 
 def test_the_reward_is_the_one_of_that_name_or_the_only_one() -> None:
-    assert reward_of({"reward": 1.0, "x": 2.0}) == 1.0 and reward_of({"x": 2.0}) == 2.0
-    assert reward_of({"x": 2.0, "y": 1.0}) is None is reward_of({})
+    def reward(rewards: dict[str, float]) -> float | None:
+        return reward_of(entry("s", rewards=rewards))
+
+    assert reward({"reward": 1.0, "x": 2.0}) == 1.0 and reward({"x": 2.0}) == 2.0
+    assert reward({"x": 2.0, "y": 1.0}) is None is reward({})
+    assert reward({"pass@1": 0.5}) == 0.5
+    assert reward({"reward@s.1": 1.0}) is None, "of a turn"
+    assert reward({"reward@s.1": 1.0, "x": 0.5, "reward@s.2": 0.0}) == 0.5
