@@ -106,11 +106,14 @@ class JournalError(SeamlessError, RuntimeError):
 
 
 class JournalOrderError(SeamlessError, ValueError):
-    """An event that cannot follow the recorded ones; its whole append was refused, and the journal stays usable."""
+    """An event that cannot follow the recorded ones; its whole append was refused, and the journal stays usable.
 
-    def __init__(self, event: str, subject: str, reason: str) -> None:
-        super().__init__(event, subject, reason)
-        self.event, self.subject, self.reason = event, subject, reason
+    `stage` is that of the session that it is about, empty where it is not open or being handed over.
+    """
+
+    def __init__(self, event: str, subject: str, reason: str, stage: str = "") -> None:
+        super().__init__(event, subject, reason, stage)
+        self.event, self.subject, self.reason, self.stage = event, subject, reason, stage
 
     def __str__(self) -> str:
         return f"{self.event} of '{self.subject}': {self.reason}"

@@ -17,7 +17,7 @@ import hydra
 import ray
 from omegaconf import DictConfig, ListConfig
 from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap, _agent_loop_registry
-from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 from verl.utils.rollout_trace import rollout_trace_attr
 
 from seamless_verl.agent_loops.group import ERROR, GROUP, STUCK, UNTRAINABLE, SessionGroup, WithoutDroppedGroups
@@ -208,38 +208,3 @@ def loop_factory(config: Any) -> Callable[..., Any]:
         return partial(hydra.utils.instantiate, config)
     factory = hydra.utils.instantiate(config, _partial_=True)
     return partial(factory.func, *factory.args, **factory.keywords) if isinstance(factory.func, type) else factory
-
-
-class SeamlessAgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
-    """verl's manager with our worker class; `may_begin` calls what it is given when generation may begin."""
-
-    may_begin: Callable[[Callable[[], None]], None]
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.agent_loop_workers_class = ray.remote(SeamlessAgentLoopWorker)
-        self.may_begin = lambda begin: begin()
-
-    def generate_sequences(self, prompts: Any) -> None:
-        """Gives the prompts to the workers, at once or, in another thread, when they may begin."""
-        self.may_begin(partial(super().generate_sequences, prompts))
-
-    def end_stuck(self, uid: str, session_id: str, reason: str) -> None:
-        """As `SessionGroup.end_stuck`, in the worker that has this group; does not wait for agents to end."""
-        for worker in self.agent_loop_workers:
-            worker.end_stuck.remote(uid, session_id, reason)
-
-    def defer(self, uids: Collection[str]) -> None:
-        """Ends the groups of these prompts that still run."""
-        ray.get([worker.defer.remote(uids) for worker in self.agent_loop_workers])
-
-    def stop(self) -> None:
-        """Ends all groups, so that no call to the data plane is open; a worker that does not reply is killed."""
-        stopping = {worker.stop.remote(): worker for worker in self.agent_loop_workers}
-        ray.wait(list(stopping), num_returns=len(stopping), timeout=2 * STOP_S)
-        for stopped, worker in stopping.items():
-            try:
-                ray.get(stopped, timeout=0)
-            except ray.exceptions.RayError as error:  # it is dead, or an agent blocks its event loop
-                logger.warning("%s did not stop, and is killed: %s: %s", worker, type(error).__name__, error)
-                ray.kill(worker)

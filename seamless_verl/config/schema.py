@@ -192,6 +192,14 @@ class SeamlessConfig:
             "after growing waits, and they count anew once it has served for half a minute. `0` starts none again"
         ),
     ] = 3
+    loop_worker_restarts: Annotated[
+        NotNegative,
+        Doc(
+            "how many times within ten minutes an agent loop worker that died is started again. Its prompts that had "
+            "not ended begin again there: sessions whose agents had ended are taken up, runners go on, and an agent "
+            "that ran in the worker begins anew. `0` ends the run instead, as more deaths do"
+        ),
+    ] = 3
     record_lending: Annotated[
         bool,
         Doc("write what the lending policy saw and decided to `lending.jsonl` beside the checkpoints"),

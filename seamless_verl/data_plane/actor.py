@@ -17,17 +17,19 @@ import logging
 import time
 from array import array
 from collections import Counter
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 import ray
 
+from seamless_verl.data_plane import lost_loops
 from seamless_verl.data_plane.connections import LOSS_METRICS, ReplicaAddress, ReplicaConnections
 from seamless_verl.data_plane.earlier_sessions import AgentResult
 from seamless_verl.data_plane.finished_sessions import NO_NOTE, FinishedSession, HandedNote, TakenUpSession
 from seamless_verl.data_plane.group_notifier import ConsecutiveFailures, GroupCounts, GroupEnd, GroupNotifier
+from seamless_verl.data_plane.lost_loops import Left
 from seamless_verl.data_plane.lost_replicas import LostReplicas
 from seamless_verl.data_plane.restart import StateStore
 from seamless_verl.data_plane.runner_tasks import RunnerTasks, TaskOrder, TaskResult
@@ -172,7 +174,10 @@ class DataPlane:
             self.saving.cancel()
             await asyncio.wait({self.saving})
             await self.runner_tasks.stop()
-            await self.sessions.stop()
+            ending = asyncio.create_task(self.sessions.stop())
+            await asyncio.sleep(0)  # now the gateway takes no further connection
+            await self.runner_tasks.end_polls()
+            await ending
             self.sessions = None
         self.lost.stop()
         if self.watching is not None:
@@ -371,6 +376,19 @@ class DataPlane:
         async with self._journaling() as sessions:
             await sessions.acknowledge(session_id, kept, note or NO_NOTE)
             self.runner_tasks.forget(session_id)
+
+    async def handed_over(self, uids: Sequence[str]) -> list[str]:
+        """Of these prompts, those with a session that was acknowledged as kept, and whose outcome is not known yet."""
+        async with self._journaling() as sessions:
+            await sessions.settled()
+            return sessions.handed_over(uids)
+
+    async def loops_lost(
+        self, uids: Sequence[str], complete: Sequence[str], unwanted: Mapping[str, DropReason]
+    ) -> None:
+        """The agent loops of these prompts are gone; those of `complete` had put all rows. See `lost_loops`."""
+        async with self._journaling() as sessions:
+            await lost_loops.leave(sessions, self.runner_tasks, Left(set(uids), set(complete), unwanted))
 
     async def run_task(self, order: TaskOrder) -> TaskResult:
         """Has a runner do the task; returns how it ended. A repetition returns the same, until its session is

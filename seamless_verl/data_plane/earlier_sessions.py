@@ -77,6 +77,7 @@ class EarlierSessions:
         self.run, self.version, self.begun = "", -1, False
         self.candidates: dict[Place, EndedSession] = {}
         self.taken: dict[str, EndedSession] = {}
+        self._places: dict[str, Place] = {}  # of candidates of this start, by session
         self.begun_again: Counter[BegunAgain] = Counter()
         self.lost_tokens: Counter[BegunAgain] = Counter()
 
@@ -99,6 +100,14 @@ class EarlierSessions:
         self.begun = True
         if self.candidates or self.begun_again:
             logger.warning("resumed at version %d: %s", version, self.summary())
+
+    def offer(self, session: EndedSession) -> bool:
+        """A session of this start may be taken up, since its agent loop is gone; False if it can only begin again."""
+        if session.validation or session.newest is None or result_of(session.handing) is None:
+            return False
+        self.candidates[place_of(session)] = session
+        self._places[session.session_id] = place_of(session)
+        return True
 
     async def restore(self) -> None:
         """After a restart of the data plane: what the last start of this run may take up."""
@@ -166,6 +175,11 @@ class EarlierSessions:
         """A session begins again."""
         self.begun_again[why] += 1
         self.lost_tokens[why] += tokens
+
+    def forget(self, session_id: str) -> None:
+        """It was dropped, and is not taken up any more."""
+        if (place := self._places.pop(session_id, None)) is not None:
+            self.candidates.pop(place, None)
 
     async def drop(self, session_id: str, reason: str) -> None:
         """A session that was taken up, and had been handed over before, is not trained after all."""

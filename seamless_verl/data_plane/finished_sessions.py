@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from seamless_verl.data_plane.earlier_sessions import AgentResult
-from seamless_verl.trajectory.account import DropReason
+from seamless_verl.trajectory.account import Account, DropReason
 from seamless_verl.trajectory.sequences import TrainingSequence
 from seamless_verl.trajectory.turns import TurnNote
 
@@ -26,6 +26,15 @@ class FinishedSession:
     account: dict[str, float] = field(default_factory=dict)
     untrained: str = ""
     trained_turns: Mapping[str, TurnNote] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Unacknowledged:
+    """Of a session that was handed over and not yet acknowledged: its prompt's uid, its tokens, its calls of tools."""
+
+    uid: str = ""
+    account: Account = field(default_factory=Account)
+    tool_calls: int = 0
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -34,7 +34,7 @@ from seamless_verl.client.messages import (
     TaskLease,
     TaskReturn,
 )
-from seamless_verl.data_plane.earlier_leases import EarlierLeases
+from seamless_verl.data_plane.earlier_leases import EarlierLeases, OpenSession
 from seamless_verl.data_plane.earlier_sessions import BegunAgain
 from seamless_verl.data_plane.lease_book import (
     DONE,
@@ -42,6 +42,7 @@ from seamless_verl.data_plane.lease_book import (
     LOST,
     TERMINAL,
     UNCLAIMED,
+    WITHDRAWN,
     EndedLease,
     LeaseBook,
     LeasedTask,
@@ -104,7 +105,7 @@ class RunnerTasks:
         self._earlier, self.carried_on = EarlierLeases(), 0
         self._changed, self._started = asyncio.Condition(), asyncio.Event()
         self._expiry: asyncio.Task[None] | None = None
-        self._working = set[asyncio.Future[None]]()
+        self._working, self._over = set[asyncio.Future[None]](), False
 
     async def start(self, *, restarted: bool) -> None:
         """Continues with the leases of an earlier process, also of an earlier start of the run, until `begin_run`."""
@@ -120,6 +121,11 @@ class RunnerTasks:
         if self._expiry is not None:
             self._expiry.cancel()
             await asyncio.wait({self._expiry, *self._working})
+
+    async def end_polls(self) -> None:
+        """Runners that wait for a task get none, and ask again in vain: the run is over."""
+        self._over = True
+        await self._notify()
 
     async def begin_run(self, run: str, version: int) -> None:
         """The run goes on from these weights: ends the leases of earlier starts that it cannot go on with."""
@@ -160,6 +166,29 @@ class RunnerTasks:
             return order
         self.carried_on += 1
         return replace(order, task_id=task_id)
+
+    async def release(self, uids: Collection[str], unwanted: Collection[str]) -> None:
+        """The agent loops of these prompts are gone: leases go on for the next that asks, other tasks are withdrawn.
+
+        So are all tasks of the `unwanted` among them.
+        """
+        for task_id in [name for name, order in self._orders.items() if str(order.opening.get("uid")) in uids]:
+            session_id = self._sessions.get(self.leases[task_id].lease_id, "") if task_id in self.leases else ""
+            if session_id in self.sessions.unacknowledged:  # it has ended, and is taken up or dropped as any session
+                continue
+            if session_id not in self.sessions.closed or self._orders[task_id].opening.get("uid") in unwanted:
+                asked = self._results.get(task_id)
+                await self._withdraw(task_id)
+                if asked is not None and not asked.done():
+                    asked.set_result(TaskResult(WITHDRAWN, 0))  # ends the call of the loop that is gone
+                continue
+            stored = await asyncio.to_thread(self.sessions.journal.read, session_id)
+            if stored is not None and task_id in self.leases:
+                self._earlier.add(task_id, OpenSession.of(stored))
+
+    def has(self, session_id: str) -> bool:
+        """Whether it is the session of a lease."""
+        return session_id in self._sessions.values()
 
     def forget(self, session_id: str) -> None:
         """The result of a task was stored, or dropped."""
@@ -232,6 +261,8 @@ class RunnerTasks:
             async with asyncio.timeout(min(request.wait_s, WAIT_S)), self._changed:
                 # One without an order is of an earlier process: its agent loop has not asked for it yet.
                 while (task_id := self.leases.next_for(agents, self._orders)) is None:
+                    if self._over:
+                        return None
                     await self._changed.wait()
                 self.sessions.gateway.table.check_room()
                 return task_id

@@ -14,8 +14,8 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from socket import gethostname
@@ -32,7 +32,13 @@ from seamless_verl.data_plane.earlier_sessions import (
     result_of,
     run_of,
 )
-from seamless_verl.data_plane.finished_sessions import NO_NOTE, FinishedSession, HandedNote, TakenUpSession
+from seamless_verl.data_plane.finished_sessions import (
+    NO_NOTE,
+    FinishedSession,
+    HandedNote,
+    TakenUpSession,
+    Unacknowledged,
+)
 from seamless_verl.data_plane.kept_journal import KeptJournal
 from seamless_verl.data_plane.lease_events import live_leases
 from seamless_verl.data_plane.restart import held_sockets
@@ -77,8 +83,8 @@ class Sessions:
         self.closed: dict[str, asyncio.Event] = {}  # of awaited sessions, until they are handed over
         self.finishing: set[str] = set()  # sessions handed over whose last requests may still run
         self.account = Account()  # of acknowledged sessions
-        # account and tool calls of sessions handed over and not yet acknowledged
-        self.unacknowledged: dict[str, tuple[Account, int]] = {}
+        self.unacknowledged: dict[str, Unacknowledged] = {}
+        self.asked: Counter[asyncio.Task[Any]] = Counter()  # tasks in which an agent loop opens, closes or acknowledges
         self.queued: Counter[str] = Counter()  # tokens acknowledged, by prompt, until its outcome is known
         self.tool_calls = 0  # in the replies of acknowledged sessions
         self.discards: set[asyncio.Task[None]] = set()  # of sessions that nobody trains
@@ -221,10 +227,37 @@ class Sessions:
         """Opens a session. One whose reply was lost with an earlier process expires, since no agent has its key."""
         own = {RUN: self.earlier.run} if self.earlier.run else {}
         body = {**body, "metadata": {**body.get("metadata", {}), **own}}
-        opened = await self.gateway.admin.open(body, awaited=True)
-        self.closed[opened["session_id"]] = asyncio.Event()
-        self.calls.group_began(str(body["uid"]))
-        return opened
+        with self._asked():
+            opened = await self.gateway.admin.open(body, awaited=True)
+            self.closed[opened["session_id"]] = asyncio.Event()
+            self.calls.group_began(str(body["uid"]))
+            return opened
+
+    @contextmanager
+    def _asked(self) -> Iterator[None]:
+        task = asyncio.current_task()
+        assert task is not None
+        self.asked[task] += 1
+        try:
+            yield
+        finally:
+            self.asked[task] -= 1
+            if not self.asked[task]:
+                del self.asked[task]
+
+    async def settled(self) -> None:
+        """Waits for what agent loops have asked for until now, also loops that are gone."""
+        if others := self.asked.keys() - {asyncio.current_task()}:
+            await asyncio.wait(others)
+
+    def awaited(self) -> dict[str, str]:
+        """The sessions that an agent loop waits for, or closed a moment ago, each with the uid of its prompt."""
+        table = self.gateway.table
+        return {session_id: table.get(session_id).uid for session_id in self.closed}
+
+    def handed_over(self, uids: Collection[str]) -> list[str]:
+        """Of these prompts, those with a session that was acknowledged as kept, and whose outcome is not known yet."""
+        return [uid for uid in uids if uid in self.queued]
 
     def forget_finished(self) -> None:
         """Drops sessions that were handed over from the gateway's table, once no request of them runs."""
@@ -243,10 +276,14 @@ class Sessions:
         Raises:
             JournalOrderError: the session is unknown, or was acknowledged.
         """
-        record = await self._close(session_id, reason)
-        with suppress(JournalOrderError):  # the hand-over has begun before
-            await self.journal.append(self._hand_over_begun(session_id, result))
-        return self._finished(record, version)
+        with self._asked():
+            record = await self._close(session_id, reason)
+            try:
+                await self.journal.append(self._hand_over_begun(session_id, result))
+            except JournalOrderError as error:
+                if error.stage != Stage.HANDING:  # it was dropped at this moment; else it is asked for again
+                    raise
+            return self._finished(record, version)
 
     async def take_up(self, uid: str, sample: str, submitted: int, version: int) -> TakenUpSession | None:
         """The session of an earlier start at this place, for a prompt submitted in this step; None if there is none.
@@ -264,7 +301,7 @@ class Sessions:
         """The result of a closed session, whose account waits for its acknowledgement."""
         assembly = self._assemble(record, version)
         tool_calls = sum(tool_calls_of(turn.reply) for turn in record.turns)
-        self.unacknowledged[record.session_id] = (assembly.account, tool_calls)
+        self.unacknowledged[record.session_id] = Unacknowledged(record.uid, assembly.account, tool_calls)
         trained = [turn_id for sequence in assembly.sequences for turn_id in sequence.turn_ids]
         return FinishedSession(
             assembly.sequences,
@@ -312,6 +349,10 @@ class Sessions:
         Raises:
             JournalOrderError: the session was not closed.
         """
+        with self._asked():
+            await self._acknowledge(session_id, kept, note)
+
+    async def _acknowledge(self, session_id: str, kept: bool, note: HandedNote) -> None:
         try:
             await self.journal.append(HandedOver(session_id, time.time(), note.as_dict(kept=kept)))
         except JournalOrderError:
@@ -319,9 +360,11 @@ class Sessions:
                 raise
             if not kept:
                 await self.earlier.drop(session_id, note.reason)
-        nothing = (Account(), 0)  # if repeated, or closed by an earlier process
-        account, tool_calls = self.unacknowledged.pop(session_id, nothing)
-        self.tool_calls += tool_calls
+        if not kept:
+            self.earlier.forget(session_id)
+        nothing = Unacknowledged()  # if repeated, or closed by an earlier process
+        held = self.unacknowledged.pop(session_id, nothing)
+        account, self.tool_calls = held.account, self.tool_calls + held.tool_calls
         if not kept or note.validation:
             self.account += account.discarded(DropReason.VALIDATION if kept else note.dropped)
             return
@@ -332,12 +375,21 @@ class Sessions:
         """What became of groups: into the journal, and the tokens of those that were dropped into the account."""
         await self.journal.append(*groups)
         decided_uids = {one.uid for one in groups if one.outcome is not GroupOutcome.DEFERRED}
+        await self._end_left({one.uid: one.outcome for one in groups})
         await self.earlier.end_unwanted(decided_uids)
         for decided in groups:
             tokens = self.queued.pop(decided.uid, 0)
             if decided.outcome is not GroupOutcome.TRAINED:
                 deferred = decided.outcome is GroupOutcome.DEFERRED
                 self.account = self.account.with_dropped(tokens, DropReason.DEFERRED if deferred else DropReason.GROUP)
+
+    async def _end_left(self, outcomes: Mapping[str, GroupOutcome]) -> None:
+        """Drops what is unacknowledged of groups that were decided: its loop is gone, and it was not taken up."""
+        left = [(one, held.uid) for one, held in self.unacknowledged.items() if held.uid in outcomes]
+        for session_id, uid in left:
+            deferred = outcomes[uid] is GroupOutcome.DEFERRED
+            reason = DropReason.DEFERRED if deferred else DropReason.SESSION
+            await self.acknowledge(session_id, False, HandedNote(uid, "its group went on without it", dropped=reason))
 
     async def checked_metrics(self) -> dict[str, float]:
         """Metrics of all sessions, after a check of their conservation laws; the journal is bounded beside it."""

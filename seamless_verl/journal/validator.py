@@ -202,7 +202,8 @@ class Validator:
             raise JournalOrderError(event, session_id, "the session is unknown or was handed over")
         if session.stage not in stages:
             allowed = " or ".join(stages)
-            raise JournalOrderError(event, session_id, f"the session is {session.stage}; it must be {allowed}")
+            reason = f"the session is {session.stage}; it must be {allowed}"
+            raise JournalOrderError(event, session_id, reason, str(session.stage))
         return session
 
     def _require_call(self, event: str, call_id: str) -> _CallState:

@@ -24,24 +24,27 @@ POLL_S = 0.2
 class DeathWatch:
     """Watches actors, which `actors` gives by name. Owned state: one call for each of them, and their nodes.
 
-    `describe` says what became of a node that is gone, by its id; None for one that lives.
+    `describe` says what became of a node that is gone, by its id; None for one that lives. `replace` is told of each
+    dead actor in whose place another is started, under the same name; `replaces` says which these are.
     """
 
     def __init__(
         self,
         actors: Callable[[], Mapping[str, Any]],
         describe: Callable[[str], str | None] = lambda node: None,
+        replaces: Callable[[str], bool] = lambda name: False,
+        replace: Callable[[str, str], None] = lambda name, why: None,
     ) -> None:
-        self.actors, self.describe = actors, describe
+        self.actors, self.describe, self.replaces, self.replace = actors, describe, replaces, replace
         self.calls: dict[str, Any] = {}
         self.asked: dict[str, float] = {}  # when each of them began, on the monotonic clock
         self.nodes: dict[str, str] = {}
 
-    def check(self) -> None:
-        """Returns at once.
+    def check(self, *, ending: bool = False) -> None:
+        """Returns at once; of a run that is `ending` nothing is replaced.
 
         Raises:
-            ActorLostError: some are dead; it names them all, and their nodes where those are gone.
+            ActorLostError: some are dead and not replaced; it names them all, and their nodes where those are gone.
         """
         for name, actor in self.actors().items():
             if name not in self.calls:
@@ -55,8 +58,11 @@ class DeathWatch:
             self.nodes |= {} if node is None else {name: node}
             dead |= {} if why is None else {name: why}
             del self.calls[name]
-        if dead:
-            raise ActorLostError(", ".join(sorted(dead)), self._reason(dead))
+        replaced = {name for name in dead if self.replaces(name)}
+        if for_good := {name: why for name, why in dead.items() if name not in replaced}:
+            raise ActorLostError(", ".join(sorted(for_good)), self._reason(for_good))
+        for name in replaced if not ending else ():
+            self.replace(name, self._reason({name: dead[name]}))
 
     def silent_s(self) -> dict[str, float]:
         """For how many seconds each actor has not replied, by name; those that replied at the last check are left out.
@@ -71,7 +77,7 @@ class DeathWatch:
         unavailable = isinstance(error, ray.exceptions.ActorUnavailableError)
         deadline = time.monotonic() + (NODE_DEAD_S if unavailable else SOON_S)
         while time.monotonic() < deadline:
-            self.check()
+            self.check(ending=True)
             time.sleep(POLL_S)  # nothing notifies of a call that fails
 
     def _reason(self, dead: Mapping[str, str]) -> str:

@@ -18,7 +18,7 @@ from tensordict import NonTensorStack, TensorDict
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils import tensordict_utils as tu
 
-from seamless_verl.agent_loops.worker import SeamlessAgentLoopManager
+from seamless_verl.agent_loops.manager import SeamlessAgentLoopManager
 from seamless_verl.config.schema import SeamlessConfig
 from seamless_verl.data_plane.client import DataPlaneClient
 from seamless_verl.resources.ahead import AheadLevel

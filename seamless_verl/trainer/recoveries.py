@@ -6,6 +6,8 @@
 | a group that waits for an agent that has no call | its session is ended, as a failed one |
 | the server of a replica | its data plane gives it up by itself, at the same limit |
 
+An agent loop worker that is dead is started again by `LoopRestarts`.
+
 Others have none: verl's TransferQueue and a transfer of weights cannot be begun again by another thread.
 """
 
@@ -14,14 +16,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import ray
 
+from seamless_verl.agent_loops.lost_workers import SETTING, WINDOW_S
 from seamless_verl.data_plane.waits import group_name, session_name
-from seamless_verl.errors import shorten
+from seamless_verl.errors import ActorLostError, shorten
 from seamless_verl.runtime.actor_death import ACTOR_GONE, death_reason
-from seamless_verl.runtime.process import own_stacks, stack_report
+from seamless_verl.runtime.process import BackgroundTask, own_stacks, stack_report
 from seamless_verl.runtime.waits import TRAINER, Blocked, WaitKind, is_over
 from seamless_verl.trainer.deaths import DeathWatch, numbered
 from seamless_verl.trainer.run_waits import FIRST_PLANE, REPLY_S, SETTINGS, RunParts, RunWaits, limits_of
@@ -29,7 +33,7 @@ from seamless_verl.trainer.stuck_watch import Recover, StuckWatch
 from seamless_verl.trainer.watchdog import Watchdog, stack_reports
 
 if TYPE_CHECKING:
-    from seamless_verl.agent_loops.worker import SeamlessAgentLoopManager
+    from seamless_verl.agent_loops.manager import SeamlessAgentLoopManager
     from seamless_verl.trainer.trainer import SeamlessTrainer
 
 logger = logging.getLogger(__name__)
@@ -78,6 +82,43 @@ class Recoveries:
         reason = f"its group has not ended for {group.waited_s:.0f} s ({setting_of(group.kind)}): {blocked}"
         self.loops.end_stuck(group.name.removeprefix(group_name("")), session, reason)
         return True
+
+
+class LoopRestarts:
+    """Has dead agent loop workers started again, each in a thread, so that none of its waits holds up the watchdog.
+
+    `loops` is None for a manager of the user's own, whose workers are not.
+    """
+
+    def __init__(self, loops: SeamlessAgentLoopManager | None, trainer: SeamlessTrainer) -> None:
+        self.loops, self.starting = loops, dict[int, BackgroundTask[None]]()
+        if loops is not None:
+            planes = trainer.data_plane.actors if trainer.seamless.gateway.enabled else ()
+            loops.begin_watch(trainer.seamless.loop_worker_restarts, trainer.data_plane.actor, planes)
+
+    def replaces(self, name: str) -> bool:
+        """Whether it is one of these workers."""
+        return self.loops is not None and self.loops.watched and name.rpartition(" ")[0] == LOOP_WORKER
+
+    def replace(self, name: str, why: str) -> None:
+        """Starts another one in the place of this one; raises ActorLostError if that was so too often."""
+        assert self.loops is not None
+        slot = int(name.rpartition(" ")[2])
+        if slot in self.starting:  # the one in its place is not there yet
+            return
+        if not self.loops.restarts.take(slot):
+            starts = f"{self.loops.restarts.limit} times within {WINDOW_S:g} s ({SETTING})"
+            raise ActorLostError(name, f"{why}. It was started again {starts}")
+        logger.warning("%s died, and is started again: %s", name, why)
+        self.starting[slot] = BackgroundTask(f"start of {name}", partial(self.loops.begin_again, slot))
+
+    def check(self) -> None:
+        """Raises what a start has raised."""
+        for slot in [slot for slot, task in self.starting.items() if task.future.done()]:
+            self.starting.pop(slot).result()
+
+    def metrics(self) -> dict[str, float]:
+        return {} if self.loops is None else self.loops.metrics()
 
 
 def setting_of(kind: WaitKind) -> str:

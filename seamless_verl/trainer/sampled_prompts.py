@@ -18,6 +18,7 @@ from omegaconf import DictConfig
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
+from seamless_verl.agent_loops.manager import SeamlessAgentLoopManager
 from seamless_verl.agent_loops.rows import FIRST, PROMPT, SAMPLES
 from seamless_verl.algorithms.samplers import EndedGroup, PromptSampling, make_sampler
 from seamless_verl.config.schema import SeamlessConfig
@@ -97,6 +98,8 @@ class SamplingTrainer(PromptSubmittingTrainer):
         assert self.prompt_sampling is not None
         parts = [self.prompt_sampling.reopened[uid] for uid in uids]
         batch = tq.kv_batch_get(keys=uids, partition_id=TRAIN)
+        if isinstance(self.agent_loop_manager, SeamlessAgentLoopManager):
+            self.agent_loop_manager.reopening(uids)
         tu.assign_non_tensor_stack(batch, SAMPLES, [part.extra for part in parts])
         tu.assign_non_tensor_stack(batch, FIRST, [part.next_session for part in parts])
         tu.assign_non_tensor_data(batch, "global_steps", step)

@@ -84,7 +84,7 @@ class TrainerSetup(SamplingTrainer):
         self.data_plane: DataPlaneClient
         self.server_launch: BackgroundTask[SeamlessServers]
         self.enter_stage: Callable[[str], None] = lambda stage: None  # of the watchdog, set by the task runner
-        self.stuck_metrics: Callable[[], dict[str, float]] = dict  # of the watchdog, too
+        self.watch_metrics: Callable[[], dict[str, float]] = dict  # of the watchdog, too
         self.on_rewards_ready: Callable[[], None] = lambda: None  # set by the task runner
         super().__init__(config)
 

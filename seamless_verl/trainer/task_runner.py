@@ -21,11 +21,11 @@ from seamless_verl.runtime.process import BackgroundTask, show_log
 from seamless_verl.trainer.deaths import DeathWatch, numbered, queue_actors
 from seamless_verl.trainer.needed_nodes import actors_on, nodes_of_run, places_storage
 from seamless_verl.trainer.node_watch import NodeWatch, clock_warnings
-from seamless_verl.trainer.recoveries import stuck_watch
+from seamless_verl.trainer.recoveries import LOOP_WORKER, LoopRestarts, stuck_watch
 from seamless_verl.trainer.watchdog import REPLY_S, Watchdog
 
 logger = logging.getLogger(__name__)
-AGENT_LOOP_MANAGER = "seamless_verl.agent_loops.worker.SeamlessAgentLoopManager"
+AGENT_LOOP_MANAGER = "seamless_verl.agent_loops.manager.SeamlessAgentLoopManager"
 POLL_S = 0.05  # between two looks at the queue with a custom agent loop manager, which does not notify
 
 
@@ -90,8 +90,10 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
         nodes = NodeWatch(self.trainer.machines_by_node)
         for warning in clock_warnings(self.trainer.training_actors() | self.trainer.watched_actors()):
             logger.warning(warning)
-        self.deaths = DeathWatch(self.needed_actors, nodes.describe)
-        checks = [self.deaths.check, nodes.check, self.trainer.commit.raise_failed, self.trainer.starter.raise_failed]
+        loops = LoopRestarts(self.own_loops(), self.trainer)
+        self.deaths = DeathWatch(self.needed_actors, nodes.describe, loops.replaces, loops.replace)
+        checks = [self.deaths.check, loops.check, nodes.check]
+        checks += [self.trainer.commit.raise_failed, self.trainer.starter.raise_failed]
         watchdog = Watchdog(
             limits.no_progress_s,
             lambda: ray.get(plane.progress.remote(), timeout=REPLY_S),
@@ -100,7 +102,8 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
             explain=lambda: stuck.explain(),
         )
         stuck = stuck_watch(self.trainer, self.own_loops(), self.deaths, watchdog)
-        self.trainer.enter_stage, self.trainer.stuck_metrics = watchdog.enter_stage, stuck.metrics
+        self.trainer.enter_stage = watchdog.enter_stage
+        self.trainer.watch_metrics = lambda: stuck.metrics() | loops.metrics()
         try:
             watchdog.train(training)
         except ACTOR_GONE as error:
@@ -111,12 +114,12 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
         """The actors without which the run waits for ever, by name."""
         loops = getattr(self.agent_loop_manager, "agent_loop_workers", ())
         rewards = getattr(self.trainer.reward_loop_manager, "reward_loop_workers", ())
-        named = numbered("agent loop worker", loops) | numbered("reward worker", rewards)
+        named = numbered(LOOP_WORKER, loops) | numbered("reward worker", rewards)
         return named | queue_actors() | self.trainer.training_actors()
 
     def own_loops(self) -> Any:
         """The agent loop manager, if it is ours; None for one of the user's own."""
-        from seamless_verl.agent_loops.worker import SeamlessAgentLoopManager
+        from seamless_verl.agent_loops.manager import SeamlessAgentLoopManager
 
         return self.agent_loop_manager if isinstance(self.agent_loop_manager, SeamlessAgentLoopManager) else None
 

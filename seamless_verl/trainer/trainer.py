@@ -164,7 +164,7 @@ class SeamlessTrainer(TrainerSetup):
             self.lending.on_committed()
         self._pending_sync_metrics |= self.device_time.close(f"step {self.global_steps}")
         self._pending_sync_metrics |= self.lending.metrics() | self.starter.metrics() | self.choose_ahead()
-        self._pending_sync_metrics |= self.stuck_metrics()
+        self._pending_sync_metrics |= self.watch_metrics()
         self._pending_sync_metrics |= self.tail.metrics() if self.tail.extra else {}
         self._pending_sync_metrics |= self.replay_buffer.carried_over(self.global_steps)
         self._pending_sync_metrics |= {} if self.prompt_sampling is None else self.prompt_sampling.metrics()

@@ -173,3 +173,22 @@ def test_parameters_of_our_tiny_models(size: str) -> None:
 
 def _uses(source: str, name: str) -> list[str]:
     return [f"{name}.{rest}" for rest in source.split(f"{name}.")[1:]]
+
+
+def test_an_agent_loop_worker_is_started_with_what_ours_gives_one_in_its_place() -> None:
+    """`SeamlessAgentLoopManager._start_worker` repeats the options and the arguments."""
+    from verl.experimental.agent_loop.agent_loop import AgentLoopManager
+
+    source = "".join(inspect.getsource(AgentLoopManager._init_agent_loop_workers).split())
+    given = "self.config,self.llm_client,self.teacher_client,self.reward_loop_worker_handles,)"
+    assert f").remote({given}" in source and "NodeAffinitySchedulingStrategy(node_id=node_id,soft=True)" in source
+    assert 'name=f"agent_loop_worker_{i}"+f"_{uuid4().hex[:8]}"' in source
+
+
+def test_what_a_manager_gives_its_workers() -> None:
+    """`SeamlessAgentLoopManager._give` does the same, and remembers it."""
+    from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
+
+    source = "".join(inspect.getsource(AgentLoopManagerTQ.generate_sequences).split())
+    assert "chunkes=prompts.chunk(len(self.agent_loop_workers))" in source
+    assert "worker.generate_sequences.remote(chunk)" in source

@@ -126,7 +126,8 @@ HELD = {
     LOOPS + "AgentLoopMetrics": "generate_sequences",
     LOOPS + "AgentLoopOutput": "prompt_ids response_ids response_mask response_logprobs reward_score num_turns metrics"
     " extra_fields",
-    "verl.trainer.ppo.v1.agent_loop_tq:AgentLoopManagerTQ": "agent_loop_workers_class agent_loop_workers",
+    "verl.trainer.ppo.v1.agent_loop_tq:AgentLoopManagerTQ": "agent_loop_workers_class agent_loop_workers config"
+    " llm_client teacher_client reward_loop_worker_handles",
     "verl.experimental.reward_loop:RewardLoopManager": "reward_loop_workers",
     "verl.trainer.main_ppo:TaskRunnerV1": "config trainer agent_loop_manager init_agent_loop_manager run",
     "verl.trainer.ppo.utils:Role": "Actor ActorRollout ActorRolloutRef RefPolicy Critic RewardModel TeacherModel",

@@ -8,31 +8,27 @@ from __future__ import annotations
 
 import os
 import random
-import socket
 import sqlite3
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from support.job import AGENT, SEAMLESS, Job
-from support.paths import DATA, ROOT
+from support.killed_runs import AGENTS, free_port, kept, runner, trained_steps
+from support.paths import DATA
 
-from seamless_verl.client import AdminFile
-from seamless_verl.journal import JournalReader, SessionSummary, Stage
+from seamless_verl.journal import JournalReader, Stage
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 KILLS = int(os.environ.get("SEAMLESS_KILLS", "2"))
 STEPS, BATCH, GROUP = 3 * (KILLS + 1), 8, 4
 BEFORE_KILL_S = 4.0  # at most, after the first step of a start
-ONE_RECORD_S = 5.0  # what became of a step's groups is recorded at once; the same step of a later start comes later
 OPTIONS = AGENT | {
     "trainer__total_training_steps": STEPS,
     "trainer__save_freq": 1,
@@ -79,20 +75,6 @@ def ended_since_checkpoint(folder: Path) -> int:
         return int(db.execute(query, (handing, since)).fetchone()[0])
 
 
-def trained_steps(journal: Path) -> dict[int, list[str]]:
-    """The prompts that each step trained, by its last record: earlier ones were undone by a kill."""
-    steps: defaultdict[int, list[str]] = defaultdict(list)
-    last: dict[int, float] = {}
-    with closing(sqlite3.connect(f"file:{journal}?mode=ro", uri=True)) as db:
-        query = "SELECT uid, step, at FROM group_outcomes WHERE outcome='trained' ORDER BY n"
-        for uid, step, at in db.execute(query):
-            if at - last.get(step, at) > ONE_RECORD_S:
-                steps[step].clear()
-            last[step] = at
-            steps[step].append(uid)
-    return steps
-
-
 def finished_groups(journal: Path, checkpoint: int) -> dict[str, set[str]]:
     """The sessions of each group that was finished, and that the checkpoint has not trained, by its prompt."""
     trained = {uid for step, uids in trained_steps(journal).items() if step <= checkpoint for uid in uids}
@@ -101,36 +83,6 @@ def finished_groups(journal: Path, checkpoint: int) -> dict[str, set[str]]:
         if session.uid not in trained and kept(session):
             groups[session.uid].add(session.session_id)
     return {uid: sessions for uid, sessions in groups.items() if len(sessions) == GROUP}
-
-
-def kept(session: SessionSummary) -> bool:
-    return session.outcome == "queued" or session.outcome.startswith("step")
-
-
-@contextmanager
-def no_runner(folder: Path) -> Iterator[None]:
-    yield
-
-
-@contextmanager
-def runner(folder: Path) -> Iterator[None]:
-    """A process outside of the run, which runs its agents, also while the run is away."""
-    admin = AdminFile.beside(folder / "checkpoints" / "trajectories.sqlite")
-    agent = f"patient={DATA / 'runner_agent.py'}:patient"
-    command = [sys.executable, "-m", "seamless_verl.cli", "runner", "--slots", "64", "--agent", agent]
-    waiting = f"until [ -e {admin} ]; do sleep 0.2; done; exec {' '.join(command)} --admin-file {admin}"
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    with (folder / "runner.txt").open("w") as log:
-        process = subprocess.Popen(["bash", "-c", waiting], env=env, stdout=log, stderr=subprocess.STDOUT)
-    try:
-        yield
-        assert process.poll() is None, (folder / "runner.txt").read_text()
-    finally:
-        process.kill()
-        process.wait()
-
-
-AGENTS = {"own": (no_runner, "openai_loops.yaml", "slow"), "in a runner": (runner, "runner_loops.yaml", "patient")}
 
 
 @pytest.mark.parametrize("runners, loops, agent", AGENTS.values(), ids=AGENTS)
@@ -181,12 +133,6 @@ def check_sessions(journal: Path, finished: dict[str, set[str]]) -> None:
     for uid, ids in finished.items():
         assert all(kept(outcomes[name]) for name in ids), f"a finished session of {uid} is lost"
         assert {session.session_id for session in sessions if session.uid == uid and kept(session)} == ids
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def check_trained_once(journal: Path) -> None:

@@ -24,6 +24,7 @@ UNUSED = (
     "lending",
     "handover",
     "replica_restarts",
+    "loop_worker_restarts",
     "weights.at_once",
     "weights.kv",
     "tokens.policy",

@@ -11,7 +11,7 @@ import ray
 from support.ends import Ending, Failing, await_death, cluster, kill, started
 
 from seamless_verl.agent_loops import worker as loops
-from seamless_verl.agent_loops.worker import SeamlessAgentLoopManager
+from seamless_verl.agent_loops.manager import SeamlessAgentLoopManager
 from seamless_verl.data_plane.client import PlacedReplica
 from seamless_verl.trainer import servers, task_runner
 from seamless_verl.trainer.servers import SeamlessServers
