@@ -176,7 +176,7 @@ class DataPlane:
             await self.runner_tasks.stop()
             ending = asyncio.create_task(self.sessions.stop())
             await asyncio.sleep(0)  # now the gateway takes no further connection
-            await self.runner_tasks.end_polls()
+            self.runner_tasks.end_polls()
             await ending
             self.sessions = None
         self.lost.stop()

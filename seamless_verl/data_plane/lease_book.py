@@ -18,6 +18,7 @@ from collections.abc import Collection, Container, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from seamless_verl.data_plane.task_order import Deadlines, TaskQueue
 from seamless_verl.errors import IntegrityError, LeaseError
 
 REMEMBERED = 65_536  # leases that have ended, whose late requests get the reason
@@ -69,7 +70,7 @@ class LeaseTerms:
 @dataclass
 class LeasedTask:
     """A task in the book. `place` is its place in the queue, `since` when it entered its state, `deadline` when it
-    leaves it at the latest; `lease_id` and `runner` are those of its last lease."""
+    leaves it at the latest; `lease_id` and `runner` are those of its last lease. `alarm` is of `Deadlines`."""
 
     task_id: str
     terms: LeaseTerms
@@ -80,6 +81,7 @@ class LeasedTask:
     attempts: int = 0
     lease_id: str = ""
     runner: str = ""
+    alarm: int = 0
 
     def has(self, lease_id: str) -> bool:
         """Whether a runner works on it under this lease."""
@@ -108,6 +110,7 @@ class LeaseBook:
     def __init__(self) -> None:
         self._tasks: dict[str, LeasedTask] = {}
         self._by_lease: dict[str, LeasedTask] = {}
+        self._queue, self._deadlines = TaskQueue(), Deadlines()
         self._ended: OrderedDict[str, str] = OrderedDict()  # reasons, by lease
         self._places = self._submitted = self._forgotten = 0
         self._counts: Counter[TaskState] = Counter()
@@ -118,6 +121,10 @@ class LeaseBook:
     def __getitem__(self, task_id: str) -> LeasedTask:
         return self._tasks[task_id]
 
+    def get(self, task_id: str) -> LeasedTask | None:
+        """The task; None if it is not in the book."""
+        return self._tasks.get(task_id)
+
     def __iter__(self) -> Iterator[LeasedTask]:
         return iter(self._tasks.values())
 
@@ -126,7 +133,9 @@ class LeaseBook:
         if task_id in self._tasks:
             raise ValueError(f"task_id={task_id!r} is in the book; give each task its own")
         deadline = None if terms.claim_s is None else now + terms.claim_s
-        self._tasks[task_id] = LeasedTask(task_id, terms, self._places, QUEUED, now, deadline)
+        self._tasks[task_id] = task = LeasedTask(task_id, terms, self._places, QUEUED, now, deadline)
+        self._queue.push(terms.agent, task.place, task_id)
+        self._deadlines.set(task)
         self._places, self._submitted = self._places + 1, self._submitted + 1
         self._counts[QUEUED] += 1
 
@@ -135,9 +144,11 @@ class LeaseBook:
 
         Without `ready` all of them are.
         """
-        queued = [task for task in self if task.state is QUEUED and task.terms.agent in agents]
-        fits = [task for task in queued if ready is None or task.task_id in ready]
-        return min(fits, key=lambda task: task.place).task_id if fits else None
+        return self._queue.first(agents, self._is_queued, lambda task_id: ready is None or task_id in ready)
+
+    def _is_queued(self, task_id: str) -> bool:
+        task = self._tasks.get(task_id)
+        return task is not None and task.state is QUEUED
 
     def knows(self, lease_id: str) -> bool:
         """Whether a lease of this id was given; of those that have ended the last 65,536 are known."""
@@ -149,13 +160,13 @@ class LeaseBook:
         assert not self.knows(lease_id), "a lease's id is used once"
         self._move(task, LEASED, "lease", now)
         task.attempts, task.lease_id, task.runner = task.attempts + 1, lease_id, runner
-        task.deadline = now + task.terms.lease_s
+        self._set_deadline(task, now + task.terms.lease_s)
         self._by_lease[lease_id] = task
 
     def extend(self, lease_id: str, now: float) -> LeasedTask:
         """A sign of life of the runner: the lease lasts `lease_s` from now on; raises LeaseError if it has ended."""
         task = self._live(lease_id, now)
-        task.deadline = now + task.terms.lease_s
+        task.deadline = now + task.terms.lease_s  # it is only put off
         return task
 
     def complete(self, lease_id: str, now: float) -> LeasedTask:
@@ -194,7 +205,9 @@ class LeaseBook:
     def expire(self, now: float) -> list[EndedLease]:
         """Ends the leases, and the times in the queue, that are over; returns what became of their tasks."""
         ended = []
-        for task in [task for task in self if task.deadline is not None and now >= task.deadline]:
+        while (due := self._deadlines.next()) is not None and due[0] <= now:
+            task = due[1]
+            assert isinstance(task, LeasedTask)
             if task.state is LEASED:
                 ended_lease = task.lease_id
                 self._end_lease(task, "expired", f"no sign of life for {task.terms.lease_s:g} s")
@@ -207,7 +220,8 @@ class LeaseBook:
 
     def next_deadline(self) -> float | None:
         """When `expire` has something to do next; None: not before another operation."""
-        return min((task.deadline for task in self if task.deadline is not None), default=None)
+        due = self._deadlines.next()
+        return None if due is None else due[0]
 
     def restore(self, task_id: str, terms: LeaseTerms, lease_id: str, runner: str, attempts: int, now: float) -> None:
         """A task that was leased when an earlier process of the data plane ended; its lease lasts from now on."""
@@ -263,13 +277,19 @@ class LeaseBook:
 
     def _requeue(self, task: LeasedTask, operation: str, now: float) -> None:
         self._move(task, QUEUED, operation, now)
-        task.deadline = None if task.terms.claim_s is None else now + task.terms.claim_s
+        self._queue.push(task.terms.agent, task.place, task.task_id)
+        self._set_deadline(task, None if task.terms.claim_s is None else now + task.terms.claim_s)
 
     def _move(self, task: LeasedTask, state: TaskState, operation: str, now: float) -> None:
         self._counts[task.state] -= 1
         task.move(state, operation)
         self._counts[state] += 1
-        task.since, task.deadline = now, None
+        task.since = now
+        self._set_deadline(task, None)
+
+    def _set_deadline(self, task: LeasedTask, deadline: float | None) -> None:
+        task.deadline = deadline
+        self._deadlines.set(task)
 
 
 def _check_equal(law: str, expected: int, found: int) -> None:

@@ -40,6 +40,7 @@ from seamless_verl.data_plane.lease_book import (
     DONE,
     LEASED,
     LOST,
+    QUEUED,
     TERMINAL,
     UNCLAIMED,
     WITHDRAWN,
@@ -51,6 +52,7 @@ from seamless_verl.data_plane.lease_book import (
 )
 from seamless_verl.data_plane.lease_events import LiveLease, again, event, leased, live_leases
 from seamless_verl.data_plane.sessions import Sessions
+from seamless_verl.data_plane.task_polls import TaskPolls
 from seamless_verl.errors import JournalError, LeaseError, shorten
 from seamless_verl.gateway.api_errors import ApiError, ErrorCode
 from seamless_verl.journal import BEGUN, OutsideEvent
@@ -102,8 +104,11 @@ class RunnerTasks:
         self._orders: dict[str, TaskOrder] = {}
         self._results: dict[str, asyncio.Future[TaskResult]] = {}
         self._sessions: dict[str, str] = {}  # of the leases, by lease
+        self._task_of: dict[str, str] = {}  # the task of each of these sessions
         self._earlier, self.carried_on = EarlierLeases(), 0
-        self._changed, self._started = asyncio.Condition(), asyncio.Event()
+        self._polls, self._started = TaskPolls(), asyncio.Event()
+        self._sooner = asyncio.Event()
+        self._until: float | None = None  # when the expiry looks next
         self._expiry: asyncio.Task[None] | None = None
         self._working, self._over = set[asyncio.Future[None]](), False
 
@@ -122,10 +127,10 @@ class RunnerTasks:
             self._expiry.cancel()
             await asyncio.wait({self._expiry, *self._working})
 
-    async def end_polls(self) -> None:
+    def end_polls(self) -> None:
         """Runners that wait for a task get none, and ask again in vain: the run is over."""
         self._over = True
-        await self._notify()
+        self._polls.wake_all()
 
     async def begin_run(self, run: str, version: int) -> None:
         """The run goes on from these weights: ends the leases of earlier starts that it cannot go on with."""
@@ -147,7 +152,7 @@ class RunnerTasks:
         if task_id not in self.leases:
             self.leases.submit(task_id, order.terms, self._now())
         result = self._results.setdefault(task_id, asyncio.get_running_loop().create_future())
-        await self._notify()
+        self._offer(self.leases[task_id])
         try:
             return await asyncio.shield(result)
         except asyncio.CancelledError:
@@ -188,13 +193,13 @@ class RunnerTasks:
 
     def has(self, session_id: str) -> bool:
         """Whether it is the session of a lease."""
-        return session_id in self._sessions.values()
+        return session_id in self._task_of
 
     def forget(self, session_id: str) -> None:
         """The result of a task was stored, or dropped."""
-        for task in [task for task in self.leases if task.state is DONE]:
-            if self._sessions.get(task.lease_id) == session_id:
-                self._forget(task)
+        task = self.leases.get(self._task_of.get(session_id, ""))
+        if task is not None and task.state is DONE and self._sessions.get(task.lease_id) == session_id:
+            self._forget(task)
 
     def metrics(self) -> dict[str, float]:
         """Tasks by state, after a check of the book."""
@@ -245,6 +250,7 @@ class RunnerTasks:
         if task_id is None:
             return LeaseReply(None)
         self.leases.lease(task_id, lease_id, request.runner, self._now())
+        self._wake_expiry()
         beginning = asyncio.ensure_future(self._begin(self._orders[task_id], self.leases[task_id], lease_id))
         try:
             lease = await asyncio.shield(beginning)
@@ -252,18 +258,17 @@ class RunnerTasks:
             await asyncio.wait({beginning})  # what is in the journal cannot be taken back, only ended
             await self._end_attempt(lease_id, lambda: self.leases.give_back(lease_id, self._now()))
             raise
-        self._wake_expiry()
         return LeaseReply(lease)
 
     async def _next_task(self, request: LeaseRequest) -> str | None:
         agents = frozenset(request.agents)
         try:
-            async with asyncio.timeout(min(request.wait_s, WAIT_S)), self._changed:
+            async with asyncio.timeout(min(request.wait_s, WAIT_S)):
                 # One without an order is of an earlier process: its agent loop has not asked for it yet.
                 while (task_id := self.leases.next_for(agents, self._orders)) is None:
                     if self._over:
                         return None
-                    await self._changed.wait()
+                    await self._polls.wait(agents)
                 self.sessions.gateway.table.check_room()
                 return task_id
         except TimeoutError:
@@ -276,7 +281,7 @@ class RunnerTasks:
         if not task.has(lease_id):  # nobody who ended it knew of this session
             await self.sessions.drop(opened["session_id"], *UNWANTED)
             return None
-        self._sessions[lease_id] = opened["session_id"]
+        self._has_session(lease_id, order.task_id, opened["session_id"])
         await self._record(leased(lease_id, task, opened["session_id"]))
         if not task.has(lease_id):
             return None
@@ -324,11 +329,11 @@ class RunnerTasks:
         while True:
             if expired := self.leases.expire(self._now()):
                 await self._attempts_ended([("lost" if ended.lease_id else "unclaimed", ended) for ended in expired])
-            deadline = self.leases.next_deadline()
+            self._sooner.clear()
+            self._until = self.leases.next_deadline()
             try:
-                async with asyncio.timeout(None if deadline is None else max(0.0, deadline - self._now())):
-                    async with self._changed:
-                        await self._changed.wait()
+                async with asyncio.timeout(None if self._until is None else max(0.0, self._until - self._now())):
+                    await self._sooner.wait()
             except TimeoutError:
                 pass  # it is the time of a deadline
 
@@ -347,7 +352,8 @@ class RunnerTasks:
             detail = {"task": ended.task_id, "runner": ended.runner, "state": str(ended.state), "reason": reason}
             events.append(event(kind, ended.lease_id or ended.task_id, detail))
         await self._record(*events)
-        await self._notify()
+        for task in tasks:
+            self._offer(task)
         for (_, ended), task in zip(ends, tasks, strict=True):
             await self._drop_session(ended.lease_id)
             if self._is_current(task) and task.state is ended.state:
@@ -393,7 +399,7 @@ class RunnerTasks:
             self._forget(task)
 
     async def _drop_session(self, lease_id: str, why: tuple[Closed, DropReason, str] = NO_RUNNER) -> None:
-        if (session_id := self._sessions.pop(lease_id, None)) is not None:
+        if (session_id := self._ends_with(lease_id)) is not None:
             await self.sessions.drop(session_id, *why)
 
     def _resolve(self, task: LeasedTask, result: TaskResult) -> None:
@@ -407,18 +413,30 @@ class RunnerTasks:
     def _forget(self, task: LeasedTask) -> None:
         assert task.state in TERMINAL, task
         self.leases.forget(task.task_id)
-        self._sessions.pop(task.lease_id, None)
+        self._ends_with(task.lease_id)
         self._orders.pop(task.task_id, None)
         self._results.pop(task.task_id, None)
 
-    def _wake_expiry(self) -> None:
-        """The expiry task has a new deadline to wait for."""
-        waking = asyncio.ensure_future(self._notify())
-        waking.add_done_callback(lambda done: done.exception())
+    def _has_session(self, lease_id: str, task_id: str, session_id: str) -> None:
+        self._sessions[lease_id], self._task_of[session_id] = session_id, task_id
 
-    async def _notify(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
+    def _ends_with(self, lease_id: str) -> str | None:
+        """The session of a lease that is over; None if it has none any more."""
+        session_id = self._sessions.pop(lease_id, None)
+        self._task_of.pop(session_id or "", None)
+        return session_id
+
+    def _wake_expiry(self) -> None:
+        """Wakes the expiry if a deadline is sooner than the one that it waits for."""
+        deadline = self.leases.next_deadline()
+        if deadline is not None and (self._until is None or deadline < self._until):
+            self._sooner.set()
+
+    def _offer(self, task: LeasedTask) -> None:
+        """A runner that waits may take the task, if it is queued."""
+        if task.state is QUEUED:
+            self._polls.offer(task.terms.agent)
+        self._wake_expiry()
 
     def _expiry_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -448,7 +466,7 @@ class RunnerTasks:
 
     def _restore_lease(self, live: LiveLease) -> None:
         self.leases.restore(live.task_id, live.terms, live.lease_id, live.runner, live.attempt, self._now())
-        self._sessions[live.lease_id] = live.session_id
+        self._has_session(live.lease_id, live.task_id, live.session_id)
         if (session := self.sessions.leased.get(live.session_id)) is not None:
             self._earlier.add(live.task_id, session)
         if live.outcome is not None:

@@ -23,11 +23,11 @@ def forkserver(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 
 @contextmanager
-def forkserver_with(module: str, tmp_path: Path, import_s: float = 20) -> Iterator[dict[str, str]]:
-    """`import_s` bounds the import of the module."""
+def forkserver_with(module: str, tmp_path: Path, import_s: float = 20, *, after: str = "") -> Iterator[dict[str, str]]:
+    """`import_s` bounds the import of the module, and of the one that is imported before it."""
     owner = subprocess.Popen(["sleep", "1000"])
     environ = {**os.environ, launcher.ADDRESS: f"forkserver-test-{os.getpid()}-{tmp_path.name}", "MINE": "yes"}
-    assert launcher.start_forkserver(launcher.socket_address(environ), owner.pid, [module])
+    assert launcher.start_forkserver(launcher.socket_address(environ), owner.pid, [*after.split(), module])
     assert not launcher.start_forkserver(launcher.socket_address(environ), owner.pid), "there is one already"
     imported = script(tmp_path, f"import sys; sys.exit({module!r} in sys.modules)")
     assert launch(environ, imported).wait(import_s) == 1, "it was forked before the imports were over"

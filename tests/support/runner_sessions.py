@@ -116,7 +116,7 @@ class RunnersAndLoops:
 
     async def advance(self, seconds: float) -> None:
         self.clock.now += seconds
-        await self.tasks._notify()
+        self.tasks._sooner.set()
 
     async def settle(self, turns: int = 60) -> None:
         for _ in range(turns):

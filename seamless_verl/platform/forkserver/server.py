@@ -17,6 +17,7 @@ import socket
 import struct
 import sys
 from contextlib import suppress
+from typing import Any
 
 from launcher import INTEGER, check_peer  # beside this file, and run as a script like it
 from worker import ForkRequest, run_request
@@ -36,6 +37,28 @@ PRELOADED = (  # in the order in which a start-up needs them
 )
 
 
+def spare_generator() -> None:
+    """Has Ray draw the ids of actor classes, which modules make as they are imported, from the system's generator.
+
+    Ray seeds its own in each process once, and in each thread from that. Once it is seeded here, a thread of a fork
+    draws the same as that of another fork: two agent loop workers then give their calls to one data plane the same
+    ids, at which Ray ends the data plane (a failed check of `erased == 1` in its core_worker.cc).
+    """
+    if (actor := sys.modules.get("ray.actor")) is None or isinstance(actor.ActorClassID, SystemDrawn):  # type: ignore[attr-defined]
+        return
+    actor.ActorClassID = SystemDrawn(actor.ActorClassID)  # type: ignore[attr-defined]
+
+
+class SystemDrawn:
+    """Stands in for a class of ids where only `from_random` is used."""
+
+    def __init__(self, ids: Any) -> None:
+        self.ids = ids
+
+    def from_random(self) -> Any:
+        return self.ids(os.urandom(self.ids.size()))
+
+
 class ForkServer:
     """Owned state: the workers it forked, each with the connection of its launcher."""
 
@@ -51,6 +74,7 @@ class ForkServer:
                 return
             with suppress(Exception):  # the worker that needs the module fails with the error, where it is reported
                 importlib.import_module(module)
+            spare_generator()
         gc.freeze()  # a million objects, which no fork's collections visit: each would take seconds, and copy them all
         while self.serve(None):
             pass

@@ -257,7 +257,7 @@ async def test_sessions_and_leases_are_bounded_together(nano: Path, tmp_path: Pa
 async def test_a_runner_that_leaves_while_it_waits_takes_no_task(nano: Path, tmp_path: Path) -> None:
     async with asyncio.timeout(120), runner_plane(nano, tmp_path / "journal.sqlite") as plane:
         leaving, staying = RunnerApi(plane), RunnerApi(plane)
-        waiters = plane.runner_tasks._changed._waiters  # type: ignore[attr-defined]
+        waiters = plane.runner_tasks._polls
         waiting = asyncio.create_task(leaving.lease("leaves"))
         before = len(waiters)
         await until(lambda: len(waiters) == before + 1)

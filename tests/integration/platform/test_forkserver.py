@@ -72,6 +72,21 @@ def test_forks_draw_ids_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(ids) == len(set(ids)) == 4 * 201
 
 
+def test_threads_of_forks_draw_ids_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The forkserver imports a class of actors, as verl has. Ray names the calls of a thread by such ids."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "has_actors.py").write_text("import ray\n@ray.remote\nclass Actor: ...\n")
+    text = (
+        "from concurrent.futures import ThreadPoolExecutor as Pool\nfrom ray._raylet import JobID, TaskID\n"
+        "def draw(_): return TaskID.for_fake_task(JobID.from_int(1)).hex()\n"
+        "print(draw(0), *Pool(1).map(draw, range(20)), *Pool(1).map(draw, range(20)))"
+    )
+    with forkserver_with("has_actors", tmp_path, after="ray") as environ:
+        workers = [launch(environ, script(tmp_path, text)) for _ in range(4)]
+        ids = [identity for worker in workers for identity in worker.communicate()[0].split()]
+    assert len(ids) == len(set(ids)) == 4 * 41
+
+
 @dataclass
 class Importing:
     """A forkserver in the first of two imports, which ends when the FIFO `gate` is written to."""
