@@ -77,7 +77,7 @@ class EarlierSessions:
         self.run, self.version, self.begun = "", -1, False
         self.candidates: dict[Place, EndedSession] = {}
         self.taken: dict[str, EndedSession] = {}
-        self._places: dict[str, Place] = {}  # of candidates of this start, by session
+        self.offered: dict[str, Place] = {}  # candidates of this start that are not acknowledged, by session
         self.begun_again: Counter[BegunAgain] = Counter()
         self.lost_tokens: Counter[BegunAgain] = Counter()
 
@@ -106,7 +106,7 @@ class EarlierSessions:
         if session.validation or session.newest is None or result_of(session.handing) is None:
             return False
         self.candidates[place_of(session)] = session
-        self._places[session.session_id] = place_of(session)
+        self.offered[session.session_id] = place_of(session)
         return True
 
     async def restore(self) -> None:
@@ -176,9 +176,9 @@ class EarlierSessions:
         self.begun_again[why] += 1
         self.lost_tokens[why] += tokens
 
-    def forget(self, session_id: str) -> None:
-        """It was dropped, and is not taken up any more."""
-        if (place := self._places.pop(session_id, None)) is not None:
+    def acknowledged(self, session_id: str, kept: bool) -> None:
+        """One that was dropped is not taken up any more."""
+        if (place := self.offered.pop(session_id, None)) is not None and not kept:
             self.candidates.pop(place, None)
 
     async def drop(self, session_id: str, reason: str) -> None:

@@ -360,8 +360,7 @@ class Sessions:
                 raise
             if not kept:
                 await self.earlier.drop(session_id, note.reason)
-        if not kept:
-            self.earlier.forget(session_id)
+        self.earlier.acknowledged(session_id, kept)
         nothing = Unacknowledged()  # if repeated, or closed by an earlier process
         held = self.unacknowledged.pop(session_id, nothing)
         account, self.tool_calls = held.account, self.tool_calls + held.tool_calls
@@ -384,8 +383,8 @@ class Sessions:
                 self.account = self.account.with_dropped(tokens, DropReason.DEFERRED if deferred else DropReason.GROUP)
 
     async def _end_left(self, outcomes: Mapping[str, GroupOutcome]) -> None:
-        """Drops what is unacknowledged of groups that were decided: its loop is gone, and it was not taken up."""
-        left = [(one, held.uid) for one, held in self.unacknowledged.items() if held.uid in outcomes]
+        """Drops sessions of groups that were decided whose loops are gone, and that no other has taken up."""
+        left = [(one, uid) for one, (uid, _) in self.earlier.offered.items() if uid in outcomes]
         for session_id, uid in left:
             deferred = outcomes[uid] is GroupOutcome.DEFERRED
             reason = DropReason.DEFERRED if deferred else DropReason.SESSION
