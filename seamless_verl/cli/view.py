@@ -41,7 +41,7 @@ def show_run(args: argparse.Namespace) -> None:
     folder = find_run(args.folder)
     run = RunView(folder, model=None if args.model is None else str(args.model))
     try:
-        run.summary()
+        run.read_journals()
     except JournalError as error:
         way_out = "Move the file away, or restore it"
         raise ConfigError("FOLDER", str(folder), f"its journal cannot be read: {error.reason}", way_out) from error

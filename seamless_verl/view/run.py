@@ -79,6 +79,11 @@ class RunView:
         self._lanes: OrderedDict[tuple[object, ...], Lanes | None] = OrderedDict()
         self._trajectories: OrderedDict[str, tuple[SessionEntry, Trajectory]] = OrderedDict()
 
+    def read_journals(self) -> None:
+        """Raises JournalError if one cannot be read, and ConfigError if a newer release made it."""
+        with self._lock:
+            self._refresh(RunFiles.of(self.folder))
+
     def summary(self) -> RunSummary:
         with self._lock:
             files, steps = RunFiles.of(self.folder), self._metrics.steps()
