@@ -12,9 +12,6 @@ SETTINGS: Mapping[str, str] = {
 CODE: Mapping[str, str] = {
     "seamless_verl.trainer.data_plane.agent_loop": "seamless_verl.agent_loops.loops",
     "seamless_verl.trainer.data_plane.loops": "seamless_verl.agent_loops.worker",
-    "seamless_verl.agent_loops.worker.SeamlessAgentLoopManager": (
-        "seamless_verl.agent_loops.manager.SeamlessAgentLoopManager"
-    ),
     "seamless_verl.trainer.replica.scheduler": "seamless_verl.replica.scheduler",
     "seamless_verl.platform.zygote": "seamless_verl.platform.forkserver",
 }
