@@ -212,8 +212,8 @@ def test_the_focus_stays_while_a_session_grows(browser: Browser, tmp_path: Path)
 
 def test_a_damaged_journal_hides_only_sessions(browser: Browser, tmp_path: Path) -> None:
     run = make_run(tmp_path)
-    (run / JOURNAL).write_bytes(b"no database")
     with served(run) as address:
+        (run / JOURNAL).write_bytes(b"no database")  # while the run is shown; before, the command refuses it
         browser.driver.get(address)
         browser.sees("Sessions cannot be shown.", ".notes")
         browser.wait("charts", lambda: browser.all("figure .uplot canvas"))
