@@ -24,7 +24,7 @@ from seamless_verl.cli.text import (
 )
 from seamless_verl.errors import ConfigError
 from seamless_verl.journal import SessionSummary, Stage, StoredSession
-from seamless_verl.journal.recorded import TRAIN_ALL, parse_policy, rebuild_for_display, recorded
+from seamless_verl.journal.recorded import TRAIN_ALL, Recorded, parse_policy, rebuild_for_display, recorded
 from seamless_verl.runtime.tables import text_table
 from seamless_verl.trajectory.account import Account
 from seamless_verl.trajectory.drift import Decode, find_drifts
@@ -104,7 +104,7 @@ def show_session(args: argparse.Namespace) -> None:
     run = recorded(stored, args.policy, args.version, args.grammar)
     policy = parse_policy(run.policy)
     text = format_session(record, policy, run.version, run.limits, grammar=run.grammar, decode=decode)
-    parts = [escape(text, NEWLINE_AND_TAB), *_stored_facts(stored)]
+    parts = [escape(text, NEWLINE_AND_TAB), *_stored_facts(stored, run)]
     account = run.account(assemble(record, policy, run.version, run.limits, run.grammar).account)
     parts.append(f"{format_account(account)}, by {run.policy} at version {run.version}")
     if args.text and decode is not None:
@@ -144,7 +144,7 @@ def load_decoder(model: Path) -> Decode:
     return decode
 
 
-def _stored_facts(stored: StoredSession) -> Iterator[str]:
+def _stored_facts(stored: StoredSession, run: Recorded) -> Iterator[str]:
     """Stage, rewards, weight versions and calls without an end, a line each."""
     reason = "" if stored.reason is None else f" ({escape(stored.reason)})"
     yield f"stage: {stored.stage}{reason}, opened {format_time(stored.opened_at)}"
@@ -155,8 +155,8 @@ def _stored_facts(stored: StoredSession) -> Iterator[str]:
     if limits:
         yield f"limits: {limits}"
     yield f"rewards: {', '.join(f'{escape(name)}={value!r}' for name, value in stored.rewards.items()) or 'none'}"
-    if (advantage := recorded(stored).advantage) is not None:
-        yield f"advantage: {format_advantage(advantage)}"
+    if run.advantage is not None:
+        yield f"advantage: {format_advantage(run.advantage)}"
     versions: Counter[int] = Counter()
     for segment in (segment for call in stored.calls for segment in call.segments):
         versions[segment.version] += len(segment)

@@ -212,7 +212,7 @@ class AsyncLLMSource:
         while not self.drained():  # a few turns of the event loop, in which the engine's replies arrive
             if self.engine.errored or asyncio.get_running_loop().time() > limit:
                 raise RuntimeError(f"version {version}: tokens of older weights are stuck on their way from the engine")
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # one of these turns; the limit above ends them
         self.record_versions()
         if not self.keep_kv and not await self.engine.reset_prefix_cache(reset_running_requests=True):
             raise RuntimeError(f"version {version}: the engine kept blocks of its KV cache that old weights made")

@@ -9,7 +9,9 @@ from typing import Any
 import transfer_queue as tq
 from verl.utils import tensordict_utils as tu
 
-TRAIN, DEFERRED = "train", "deferred"
+from seamless_verl.agent_loops.given_prompts import TRAIN
+
+DEFERRED = "deferred"
 BEGUN_AGAIN = uuid.uuid5(uuid.NAMESPACE_OID, "deferred prompts that begin again")
 
 

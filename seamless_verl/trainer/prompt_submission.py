@@ -18,6 +18,7 @@ from tensordict import NonTensorStack, TensorDict
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils import tensordict_utils as tu
 
+from seamless_verl.agent_loops.given_prompts import TRAIN, UNENDED
 from seamless_verl.agent_loops.manager import SeamlessAgentLoopManager
 from seamless_verl.config.schema import SeamlessConfig
 from seamless_verl.data_plane.client import DataPlaneClient
@@ -31,12 +32,11 @@ from seamless_verl.trainer.deferred_prompts import name_again, take_out
 from seamless_verl.trainer.lending import DeviceLending
 from seamless_verl.trainer.lending_view import TrainingProgress
 from seamless_verl.trainer.prompt_names import PromptNames
-from seamless_verl.trainer.replay_buffer import TRAIN, SeamlessReplayBuffer
+from seamless_verl.trainer.replay_buffer import SeamlessReplayBuffer
 from seamless_verl.weights.commit import WeightCommit
 
 logger = logging.getLogger(__name__)
 POLL_S = 10.0  # only a fallback: agent loops notify the trainer
-UNFINISHED = ("pending", "running")  # status of a prompt in TransferQueue
 RETRY_S = 0.25  # between two decisions while training has devices that could generate, or a replica starts again
 
 
@@ -187,7 +187,7 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
         if not self.seamless.gateway.enabled:
             return int(super()._reissue_inflight_prompts(partition_id))
         tags = (tq.kv_list(partition_id) or {}).get(partition_id, {})
-        unfinished = {uid: tag for uid, tag in tags.items() if tag.get("is_prompt") and tag["status"] in UNFINISHED}
+        unfinished = {uid: tag for uid, tag in tags.items() if tag.get("is_prompt") and tag["status"] in UNENDED}
         by_step: dict[int, list[str]] = {}
         for uid, tag in unfinished.items():
             too_old = self.bound.too_old(self.global_steps, tag["global_steps"])

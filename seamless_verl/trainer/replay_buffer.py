@@ -7,10 +7,11 @@ from typing import Any
 
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
+from seamless_verl.agent_loops.given_prompts import TRAIN
 from seamless_verl.journal import GroupDecided, GroupOutcome
 from seamless_verl.resources.staleness import StalenessBound
 from seamless_verl.runtime.sample_lengths import LengthRecord
-from seamless_verl.trainer.deferred_prompts import DEFERRED, TRAIN, put_aside
+from seamless_verl.trainer.deferred_prompts import DEFERRED, put_aside
 
 
 class SeamlessReplayBuffer(ReplayBufferAsync):

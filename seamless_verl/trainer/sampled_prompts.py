@@ -18,17 +18,17 @@ from omegaconf import DictConfig
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
+from seamless_verl.agent_loops.given_prompts import TRAIN, UNENDED
 from seamless_verl.agent_loops.manager import SeamlessAgentLoopManager
 from seamless_verl.agent_loops.rows import FIRST, PROMPT, SAMPLES
 from seamless_verl.algorithms.samplers import EndedGroup, PromptSampling, make_sampler
 from seamless_verl.config.schema import SeamlessConfig
 from seamless_verl.errors import ConfigError
 from seamless_verl.trainer.prompt_submission import PromptSubmittingTrainer
-from seamless_verl.trainer.replay_buffer import TRAIN, SeamlessReplayBuffer
+from seamless_verl.trainer.replay_buffer import SeamlessReplayBuffer
 
 IDENTITY = ("raw_prompt", "data_source", "index")
 """Columns of a prompt that tell it from others; data may lack the last two."""
-IN_FLIGHT = ("pending", "running")
 ROUNDS = 2  # so many times through the data without a prompt that is sampled, and the run ends
 
 
@@ -111,7 +111,7 @@ class SamplingTrainer(PromptSubmittingTrainer):
         """After a resume. verl runs whole groups again; of reopened ones only the extra samples are run again."""
         reopened = {} if self.prompt_sampling is None else self.prompt_sampling.reopened
         items = (tq.kv_list(TRAIN) or {}).get(TRAIN, {}) if reopened else {}
-        running = {uid: items[uid] for uid in reopened if items.get(uid, {}).get("status") in IN_FLIGHT}
+        running = {uid: items[uid] for uid in reopened if items.get(uid, {}).get("status") in UNENDED}
         if running:
             tq.kv_batch_put(keys=list(running), partition_id=TRAIN, tags=[{"status": "finished"}] * len(running))
         reissued = int(super()._reissue_inflight_prompts(partition_id))
