@@ -11,7 +11,7 @@ from seamless_verl.compare.arms import ComparedArm, folder_name, interleaved
 from seamless_verl.compare.figures import LAST, check_skip
 from seamless_verl.errors import ConfigError
 
-STEPS, SKIP = 14, 4
+STEPS, SKIP = 15, 4
 
 
 @dataclass(frozen=True)
