@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import logging
 import math
+import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,9 +21,32 @@ settings.register_profile("shared", deadline=None, suppress_health_check=[Health
 settings.load_profile("shared")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the slowest files first: with two workers, neither is left with a long file when the other has finished."""
-    items.sort(key=place_of)
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--part K/N`: every Nth file of those that are collected, beginning with the Kth."""
+    parser.addoption("--part", type=part, default=(1, 1), metavar="K/N", help="every Nth file, beginning with the Kth")
+
+
+def part(text: str) -> tuple[int, int]:
+    """`(K, N)` of "K/N"; argparse makes a ValueError the user's error, with the option and the value."""
+    first, parts = (int(number) for number in text.split("/"))
+    if not 1 <= first <= parts:
+        raise ValueError(text)
+    return first, parts
+
+
+@pytest.hookimpl(trylast=True)  # after `-m` has chosen
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the other parts' files, and run the slowest files first: with two workers, neither is left with a long
+    file when the other has finished."""
+    first, parts = config.getoption("--part")
+    files = sorted({item.path for item in items})[first - 1 :: parts]
+    items[:] = sorted((item for item in items if item.path in files), key=place_of)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Show a failure at once: of a session that is stopped, or has no end, pytest prints none."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        sys.stderr.write(f"\n{report.nodeid}, {report.when}: failed, {report.duration:.0f} s\n{report.longreprtext}\n")
 
 
 def place_of(item: pytest.Item) -> float:

@@ -41,12 +41,13 @@ HEADER = ("round", "run", "tokens/s", "view's CPU", "replies")
 
 @dataclass
 class Viewer:
-    """A client of a run's page, in a thread of its own. `pid` is the run's, `cpu_s` of the view's process.
+    """A client of a run's page, in a thread of its own, until the last step: the page ends with the run soon after.
 
-    `gone` counts looks at which nobody listened; the last one may be after the run's end.
+    `pid` is the run's, `cpu_s` of the view's process. `gone` counts looks at which nobody listened.
     """
 
     log: Path
+    last_step: int
     pid: int = 0
     replies: int = 0
     cpu_s: float = 0.0
@@ -56,6 +57,10 @@ class Viewer:
 
     def run_began(self, pid: int, _: float) -> None:
         self.pid = pid
+
+    def step_logged(self, step: Step) -> None:
+        if step["step"] >= self.last_step:
+            self.ended.set()
 
     def look(self) -> None:
         """Asks until `ended`, from when the run has printed its address."""
@@ -88,9 +93,9 @@ class Viewer:
 
 
 @contextmanager
-def looked_at(folder: Path, viewed: bool) -> Iterator[Viewer]:
+def looked_at(folder: Path, viewed: bool, steps: int) -> Iterator[Viewer]:
     """A client looks at the run in the block, if it is viewed."""
-    viewer = Viewer(folder / LOG_FILE)
+    viewer = Viewer(folder / LOG_FILE, last_step=steps)
     thread = threading.Thread(target=viewer.look, name="viewer")
     if viewed:
         thread.start()
@@ -134,7 +139,7 @@ def measure(job: Job, out: Path, number: int, viewed: bool, steps: int, skip: in
             f"{ENABLED}={str(viewed).lower()}",
         ]
     )
-    with looked_at(folder, viewed) as viewer:
+    with looked_at(folder, viewed, steps) as viewer:
         logged = run_logged(
             command,
             folder,
@@ -143,8 +148,9 @@ def measure(job: Job, out: Path, number: int, viewed: bool, steps: int, skip: in
             timeout_s=LONGEST_S,
             group=True,
             on_start=viewer.run_began,
+            on_step=viewer.step_logged,
         )
-    if viewed and (viewer.refused or viewer.gone > 1 or not viewer.replies):
+    if viewed and (viewer.refused or viewer.gone or not viewer.replies):
         raise RunFailedError(f"the page did not answer: {viewer.refused or f'{viewer.gone} times'}")
     seconds = logged[-1]["at"]
     share = viewer.cpu_s / seconds / len(psutil.Process().cpu_affinity())

@@ -118,9 +118,10 @@ def subcommands(parser: argparse.ArgumentParser) -> Mapping[str, argparse.Argume
 
 
 def check_tests(arguments: list[str]) -> None:
-    """Of scripts/test: folders, files, its own words, and pytest's options of one letter."""
+    """Of scripts/test: folders, files, its own words, pytest's options of one letter, and the option of our own."""
     own = {*re.findall(r"[\w-]+", shell_code(ROOT / "scripts/test")), *STACKS}
-    unknown = [word for word in arguments if word not in own and not re.fullmatch(r"-\w", word)]
+    own |= options_in((ROOT / "tests/conftest.py").read_text())
+    unknown = [word for word in arguments if word not in own and not re.fullmatch(r"-\w|\d/\d", word)]
     assert [word for word in unknown if not (ROOT / word.partition("::")[0]).exists()] == []
 
 
