@@ -8,10 +8,20 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 
+from seamless_verl.cli.planned_settings import (
+    AlikeMachines,
+    backend_of,
+    comparison_of,
+    planned_resources,
+    settings_of,
+)
+from seamless_verl.config.checks.batches import MINI
+from seamless_verl.config.checks.batches import TRAIN as TRAIN_BATCH
 from seamless_verl.config.checks.settings import Settings
 from seamless_verl.config.planning import memory_facts_with, resources_of, roles_of
 from seamless_verl.config.schema import Handover
@@ -20,7 +30,6 @@ from seamless_verl.resources.memory import MemoryFacts
 from seamless_verl.resources.memory_fit import gigabytes, memory_problems
 from seamless_verl.resources.parallel import ParallelSizes, ReplicaSizes
 from seamless_verl.resources.plan import make_plan
-from seamless_verl.resources.tags import ROLLOUT, TRAIN, MachineGroup, Resources
 from seamless_verl.runtime.tables import text_table
 from seamless_verl.simulator.accelerators import (
     ASSUMED,
@@ -38,23 +47,11 @@ MACHINES = re.compile(r"(\d+)x(\d+)")
 REPLICAS = (1, 2, 4, 8)
 TRAINERS = ((1, 1), (2, 1), (4, 1), (8, 1), (4, 2), (8, 2), (8, 4), (8, 8))  # TP, PP: the first that fits is taken
 STALENESS = (0, 1, 2, 4, 8, 16)
+UPDATES = (1, 2, 4)
 HEADER = ("", "LAYOUT", "DEVICES", "REPLICA", "TRAINER", "UPDATES", "STALE", "TOK/S", "IDLE", "MEMORY", "WHY NOT FIRST")
 ENGINE = "actor_rollout_ref.rollout"
 OF_LENGTHS = ("median", "sigma", "turns", "tool_s", "tool_tokens")
 """Arguments that say what to assume of a run that was not measured."""
-MEGATRON = "actor_rollout_ref.actor.megatron"
-
-
-@dataclass(frozen=True)
-class AlikeMachines:
-    """`count` machines of `devices` devices."""
-
-    count: int
-    devices: int
-
-    @property
-    def size(self) -> int:
-        return self.count * self.devices
 
 
 def optimize(args: argparse.Namespace, settings: Settings) -> str:
@@ -72,7 +69,7 @@ def optimize(args: argparse.Namespace, settings: Settings) -> str:
     search = Search(
         workload,
         stalenesses=tuple(s for s in STALENESS if s <= bound) if bound in STALENESS else (*_below(bound), bound),
-        updates=tuple(n for n in (1, 2, 4) if workload.prompts % n == 0),
+        updates=permitted_updates(settings, workload.prompts),
         steps=args.steps,
     )
     predictions = search.run(candidates, progress=_progress)
@@ -86,13 +83,20 @@ def machines_of(text: str | None, settings: Settings) -> AlikeMachines:
     if text is not None:
         if not (match := MACHINES.fullmatch(text)) or not all(int(part) for part in match.groups()):
             raise ConfigError("--machines", text, "it is no number of machines and of devices", "Write it as 4x8")
-        return AlikeMachines(int(match[1]), int(match[2]))
+        return AlikeMachines(int(match[1]), int(match[2]), backend_of(settings))
     groups = resources_of(settings).groups
     sizes = {group.devices for group in groups}
     if len(sizes) > 1:
         way_out = "Give machines that are alike with --machines, such as 4x8"
         raise ConfigError("seamless.resources", sorted(sizes), "machines with unlike numbers of devices", way_out)
-    return AlikeMachines(sum(group.count for group in groups), sizes.pop())
+    return AlikeMachines(sum(group.count for group in groups), sizes.pop(), backend_of(settings))
+
+
+def permitted_updates(settings: Settings, prompts: int) -> tuple[int, ...]:
+    """Into how many mini-batches a step of so many prompts may be divided, by the config if it is of such steps."""
+    alike = settings.integer(TRAIN_BATCH) == prompts
+    mini = settings.integer(MINI) if alike else 1
+    return tuple(n for n in UPDATES if prompts % (n * mini) == 0) or UPDATES[:1]
 
 
 def contradicting(args: argparse.Namespace, measured: SimulatedWorkload) -> list[ConfigError]:
@@ -169,7 +173,7 @@ def published(
 
 def fitted(candidate: PlanCandidate, machines: AlikeMachines, settings: Settings, facts: MemoryFacts) -> PlanCandidate:
     """The candidate with the smallest trainer's sizes that fit its memory. Raises ConfigError with what does not."""
-    resources = _resources(candidate, machines)
+    resources = planned_resources(candidate, machines)
     refused: ConfigError | None = None
     for tensor, pipeline in TRAINERS:
         try:
@@ -187,19 +191,6 @@ def fitted(candidate: PlanCandidate, machines: AlikeMachines, settings: Settings
         refused = ConfigError(problems[0].key, tensor, problems[0].reason, problems[0].way_out)
     assert refused is not None
     raise refused
-
-
-def _resources(candidate: PlanCandidate, machines: AlikeMachines) -> Resources:
-    tags = (TRAIN, ROLLOUT) if candidate.shared else (TRAIN,)
-    parts = [("trainer", candidate.training, tags), ("rollout", candidate.generating, (ROLLOUT,))]
-    groups = []
-    for name, units, of in parts:
-        devices = units * candidate.unit.size
-        if devices and devices % machines.devices == 0:
-            groups.append(MachineGroup(name, devices // machines.devices, machines.devices, of))
-        elif devices:
-            groups.append(MachineGroup(name, 1, devices, of))
-    return Resources(tuple(groups))
 
 
 def _step(machines: AlikeMachines, size: int) -> int:
@@ -239,10 +230,20 @@ def lines(predictions: Sequence[Prediction], machines: AlikeMachines, args: argp
         yield ""
         yield text_table(("the first with", *HEADER[1:]), [_cells("", p, best) for p in variants[: args.top]])
     yield ""
-    yield f"the first as settings: {settings_of(best.candidate, machines)}"
+    yield f"the first as settings: {shlex.join(settings_of(best.candidate, machines))}"
+    if len(of_layouts) > 1:
+        yield ""
+        yield "the best layouts tried on these machines, which says more than a simulation:"
+        yield comparison_of([p.candidate for p in of_layouts[: args.top]], machines, job_words(args))
     if args.calibration is None:
         device = accelerator_named(args.device)
         yield f"{args.device}: {device.source}; assumed: {'; '.join(ASSUMED)}"
+
+
+def job_words(args: argparse.Namespace) -> list[str]:
+    """What was planned, as `seamless-verl compare` takes it."""
+    config = [] if args.config_dir is None else [str(args.config_dir / f"{args.config_name}.yaml")]
+    return [*config, *(text for text in args.overrides if not text.startswith("seamless.resources="))]
 
 
 def best_of_layouts(predictions: Sequence[Prediction]) -> list[Prediction]:
@@ -270,24 +271,6 @@ def _cells(number: str, prediction: Prediction, best: Prediction) -> tuple[str, 
     )
 
 
-def settings_of(candidate: PlanCandidate, machines: AlikeMachines) -> str:
-    """The candidate as overrides of a run, with which its plan is this one; on accelerators also how weights travel."""
-    groups = [
-        f"{{count: {g.count}, devices: {g.devices}, tags: [{', '.join(g.tags)}]}}"
-        for g in _resources(candidate, machines).groups
-    ]
-    settings = [f"'seamless.resources=[{', '.join(groups)}]'"]
-    settings.append(f"{ENGINE}.tensor_model_parallel_size={candidate.unit.size}")
-    if candidate.sizes is not None:
-        tensor, pipeline = candidate.sizes
-        settings.append(f"{MEGATRON}.tensor_model_parallel_size={tensor}")
-        settings.append(f"{MEGATRON}.pipeline_model_parallel_size={pipeline}")
-        settings += [f"{ENGINE}.checkpoint_engine.backend=nccl"] if candidate.generating else []
-    settings.append(f"trainer.v1.seamless.parameter_sync_step={candidate.updates}")
-    settings.append(f"seamless.max_staleness={candidate.max_staleness}")
-    return " ".join(settings)
-
-
 def to_json(predictions: Sequence[Prediction], machines: AlikeMachines, args: argparse.Namespace) -> str:
     """The plans and their predictions, the best first."""
     best = predictions[0]
@@ -301,11 +284,12 @@ def to_json(predictions: Sequence[Prediction], machines: AlikeMachines, args: ar
             "updates": p.candidate.updates,
             "max_staleness": p.candidate.max_staleness,
             "memory": p.candidate.memory,
-            "settings": settings_of(p.candidate, machines),
+            "settings": shlex.join(settings_of(p.candidate, machines)),
             "why_not_first": "" if p is best else why_slower(p, best),
             **{key: value for key, value in p.result.as_dict().items() if key != "shares"},
         }
         for p in predictions[: args.top]
     ]
     of = str(args.calibration or args.device)
-    return json.dumps({"format": 1, "machines": asdict(machines), "times_of": of, "plans": plans}, indent=2)
+    sizes = {"count": machines.count, "devices": machines.devices}
+    return json.dumps({"format": 1, "machines": sizes, "times_of": of, "plans": plans}, indent=2)

@@ -22,6 +22,7 @@ MODES = (*VERL_MODES, OURS)
 DEFAULT_ARMS = ("sync", "separate_async", OURS)
 MODE = "trainer.v1.trainer_mode"
 ROLLOUT = "actor_rollout_ref.rollout"
+RESOURCES = "seamless.resources"
 SETTING = re.compile(r"[+~]*[\w.@/]+=")
 LONGEST_NAME = 200  # of 255 letters that file systems take, some of which are left for seed and round
 T = TypeVar("T")
@@ -46,6 +47,11 @@ class ComparedArm:
     @property
     def is_ours(self) -> bool:
         return self.mode == OURS
+
+    @property
+    def by_tags(self) -> bool:
+        """Whether its own settings describe the machines."""
+        return any(setting.lstrip("+").startswith(f"{RESOURCES}=") for setting in self.settings)
 
 
 @dataclass(frozen=True)
@@ -144,9 +150,9 @@ def arm_overrides(arm: ComparedArm, facts: JobFacts) -> list[str]:
         ConfigError: the mode cannot use these devices, or this batch.
     """
     mode = [f"{MODE}={arm.mode}"]
-    if arm.is_ours and (facts.by_tags or facts.own_layout):
+    if arm.is_ours and (facts.by_tags or facts.own_layout or arm.by_tags):
         return [*mode, *arm.settings]
-    untagged = ["seamless.resources=null"] if facts.by_tags else []
+    untagged = [f"{RESOURCES}=null"] if facts.by_tags else []
     if arm.mode != "separate_async":
         return [*mode, *untagged, *shared_devices(facts.machines), *arm.settings]
     pool = separate_devices(facts.machines)

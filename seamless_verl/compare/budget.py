@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from seamless_verl.compare.arms import JobFacts, Machines
+from seamless_verl.config.checks.roles import pool_backend
 from seamless_verl.errors import ConfigError, refuse
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -109,7 +110,7 @@ def facts_of(tree: Mapping[str, Any], *, devices: int | None, on_machine: int | 
         machines=Machines(1 if alone else nodes, total if alone else total // nodes, accelerator),
         batch=count(tree, "data.train_batch_size"),
         mini_batch=mini or count(tree, "data.train_batch_size"),
-        pool_backend=("nccl" if accelerator else "gloo") if backend in (None, "naive") else str(backend),
+        pool_backend=pool_backend(backend, accelerator=accelerator),
         by_tags=by_tags,
         own_layout=pool_devices(tree) > 0 and total == own,
     )

@@ -7,6 +7,7 @@ from seamless_verl.config.checks.roles import (
     by_tags,
     has_reward_model,
     has_standalone_rollout,
+    pool_backend,
     seamless_layout,
 )
 from seamless_verl.config.checks.settings import MISSING, Problem, Settings, check
@@ -75,7 +76,7 @@ def _weight_transfer(settings: Settings) -> list[Problem]:
     if backend != "naive":
         return []
     reason = "reaches only engines on the trainer's own devices"
-    return [Problem(key, "naive", reason, f"Set {key}={'nccl' if settings.host.accelerator else 'gloo'}")]
+    return [Problem(key, "naive", reason, f"Set {key}={pool_backend(None, accelerator=settings.host.accelerator)}")]
 
 
 def _reward_model(settings: Settings) -> list[Problem]:

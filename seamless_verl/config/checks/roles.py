@@ -18,6 +18,11 @@ from seamless_verl.resources.tags import ROLLOUT as ROLLOUT_TAG
 from seamless_verl.resources.tags import TRAIN, Layout
 
 
+def pool_backend(backend: object, *, accelerator: bool) -> str:
+    """What carries weights to devices that only generate: what is configured, unless it reaches none of them."""
+    return ("nccl" if accelerator else "gloo") if backend in (None, "naive") else str(backend)
+
+
 def needs_critic(settings: Settings) -> bool:
     enable = settings.get("critic.enable")
     return settings.get("algorithm.adv_estimator") == "gae" if enable is None else bool(enable)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 
 import pytest
 
 from seamless_verl.cli.main import main
+from seamless_verl.compare.arms import JobFacts, Machines, arm_overrides, parse_arms
 from seamless_verl.simulator.calibration import Calibration, RatesSource
 from seamless_verl.simulator.machine import MachineProfile
 from seamless_verl.simulator.workload import SimulatedWorkload
@@ -57,6 +59,32 @@ def test_a_calibration_is_enough(tmp_path: Path, capsys: pytest.CaptureFixture[s
     first, second = found["plans"]
     assert (first["layout"], first["why_not_first"]) == ("colocated", "")
     assert second["why_not_first"] and second["tokens_per_s"] > 0
+
+
+def test_the_comparison_that_is_printed_runs_the_best_plan_of_each_layout(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its arms are parsed, and each of them has the layout that it is called by, on as many devices as are planned."""
+    job = ["data.train_batch_size=16", "actor_rollout_ref.rollout.n=4", "actor_rollout_ref.actor.ppo_mini_batch_size=8"]
+    plans = [*FEW, "--calibration", str(calibration(tmp_path)), "--machines", "1x2", "platform=cpu", *job]
+    assert main(plans) == 0
+    command = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    assert command[:6] == ["seamless-verl", "compare", "platform=cpu", *job]
+    assert command[6] == "--arms" and command[8:] == ["--seeds", "1", "--rounds", "3"]
+    facts = JobFacts(Machines(1, 2, accelerator=False), 16, 8, "gloo")
+    arms = parse_arms(command[7])
+    assert sorted(arm.name for arm in arms) == ["colocated", "disaggregated", "multiplexed"]
+    for arm in arms:
+        assert main(["plan", *command[2:6], *arm_overrides(arm, facts)]) == 0
+        assert re.match(rf"{arm.name}: \d machines?, 2 devices", capsys.readouterr().out)
+
+
+def test_a_step_is_divided_only_as_its_mini_batches_allow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = [*FEW, "--calibration", str(calibration(tmp_path)), "--machines", "1x2", "--json", "--top", "50"]
+    for mini, updates in ((16, {1}), (8, {1, 2}), (4, {1, 2, 4})):
+        job = ["data.train_batch_size=16", f"actor_rollout_ref.actor.ppo_mini_batch_size={mini}"]
+        assert main([*given, *job]) == 0
+        assert {plan["updates"] for plan in json.loads(capsys.readouterr().out)["plans"]} == updates
 
 
 def test_published_figures_are_named_with_their_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
