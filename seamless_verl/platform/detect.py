@@ -83,13 +83,15 @@ def set_cpu_environment(environ: MutableMapping[str, str], *, cores: Collection[
     """Name the platform, its cores and its devices in `environ`; what the user has set stays.
 
     One thread a process, because a device is one core. No dynamo, because nothing is compiled. Ray starts no workers in
-    advance: they would lack the run's runtime environment, and stay idle beside those that have it.
+    advance: they would lack the run's runtime environment, and stay idle beside those that have it. oneDNN keeps the
+    kernels of 64 shapes and not of 1,024: batches hardly repeat a shape, and an engine grew by 2 MiB a second.
     """
     defaults = {
         "VERL_PLATFORM": "cpu",
         "TORCHDYNAMO_DISABLE": "1",
         "OMP_NUM_THREADS": "1",
         "TQ_NUM_THREADS": "1",
+        "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
         "TOKENIZERS_PARALLELISM": "false",
         PRESTART: "0",
         CPU_CORES: ",".join(str(core) for core in sorted(cores)),

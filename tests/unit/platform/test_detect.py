@@ -73,6 +73,7 @@ def test_the_environment_keeps_what_the_user_has_set() -> None:
     environ = {"OMP_NUM_THREADS": "2"}
     set_cpu_environment(environ, cores={3, 1}, devices=2, pin=False)
     assert environ["OMP_NUM_THREADS"] == "2"
+    assert environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "64"
     assert environ["SEAMLESS_CPU_CORES"] == "1,3"
     assert environ["SEAMLESS_CPU_DEVICES"] == "2" and environ["SEAMLESS_CPU_PIN"] == "0"
 
