@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from support.parts import files_of, part
 
 from seamless_verl.runtime.scratch import RAY_SOCKETS, scratch_folder
 
@@ -26,20 +27,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--part", type=part, default=(1, 1), metavar="K/N", help="every Nth file, beginning with the Kth")
 
 
-def part(text: str) -> tuple[int, int]:
-    """`(K, N)` of "K/N"; argparse makes a ValueError the user's error, with the option and the value."""
-    first, parts = (int(number) for number in text.split("/"))
-    if not 1 <= first <= parts:
-        raise ValueError(text)
-    return first, parts
-
-
 @pytest.hookimpl(trylast=True)  # after `-m` has chosen
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the other parts' files, and run the slowest files first: with two workers, neither is left with a long
     file when the other has finished."""
-    first, parts = config.getoption("--part")
-    files = sorted({item.path for item in items})[first - 1 :: parts]
+    files = files_of({item.path for item in items}, *config.getoption("--part"))
+    config.hook.pytest_deselected(items=[item for item in items if item.path not in files])
     items[:] = sorted((item for item in items if item.path in files), key=place_of)
 
 

@@ -39,7 +39,7 @@ check_machine() {
   grep -qw avx2 "$processor" ||
     die "$processor: the processor has no AVX2, which vLLM's kernels for the CPU need. docs/cpu.md says what else they need."
   grep -qw avx512f "$processor" ||
-    say "$processor: the processor has no AVX-512. vLLM then takes its kernels for AVX2, with which nothing was tested."
+    say "$processor: the processor has no AVX-512. vLLM takes its kernels for AVX2."
 }
 
 stamp_of() { cat "$LOCK" "$ROOT/setup.py" "$ROOT/scripts/lib/environment.sh" | sha256sum | cut -c1-16; }

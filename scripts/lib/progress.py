@@ -29,6 +29,7 @@ STAGES = (
 CURVE = "validation curve"  # the first words of what the run prints at its end
 LINE = re.compile(r"step:\d+ of .+")  # the seamless trainer's one line a step, which is a summary already
 STEP = re.compile(r"step:(\d+) - ")  # verl's
+VIEW = re.compile(r"The view of this run: http\S+")  # whoever has the address sees the run
 LEFT = re.compile(r"(?:device time|checkpoint): /.+")  # the files that a run names at its end
 FIGURES = (
     ("reward", r"critic/score/mean:([-\d.e]+)"),
@@ -49,7 +50,7 @@ def summarize(line: str) -> str | None:
             return meaning
     if (warning := WARNING.search(line)) is not None:
         return f"warning: {warning[1]}"
-    if (own := LINE.search(line) or LEFT.match(PREFIX.sub("", line))) is not None:
+    if (own := LINE.search(line) or VIEW.search(line) or LEFT.match(PREFIX.sub("", line))) is not None:
         return own[0]
     step = STEP.search(line)
     if step is None:
@@ -94,11 +95,11 @@ def signals_to_forward() -> list[signal.Signals]:
 
 
 def log_lines(child: subprocess.Popen[str], log: str) -> Iterator[str]:
-    """The lines that the child writes, each after it was written to the log."""
+    """The lines that the child writes, each after it was written to the log, where the view's address is left out."""
     assert child.stdout is not None
     with open(log, "w", encoding="utf-8") as file:
         for line in child.stdout:
-            file.write(line)
+            file.write(VIEW.sub("The view of this run: its address is on the screen", line))
             file.flush()
             yield line
 

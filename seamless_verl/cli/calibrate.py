@@ -11,6 +11,7 @@ from typing import TypeAlias
 from seamless_verl.cli.text import format_count, write
 from seamless_verl.errors import ConfigError
 from seamless_verl.runtime.run_description import FILE as DESCRIPTION
+from seamless_verl.runtime.run_description import RunDescription
 from seamless_verl.runtime.step_metrics import FILE as METRICS
 from seamless_verl.runtime.tables import text_table
 from seamless_verl.simulator.calibration import LEAST_STEPS, Calibration, RatesSource, fit
@@ -43,8 +44,12 @@ def add_command(commands: Commands) -> None:
     )
     calibrate.add_argument("--out", type=Path, metavar="FILE", help="where the constants go; calibration.json in RUN")
     calibrate.add_argument("--skip", type=int, default=2, help="first steps that are left out")
-    calibrate.add_argument("--samples", type=int, default=1, help="the run's actor_rollout_ref.rollout.n")
-    calibrate.add_argument("--updates", type=int, default=1, help="mini-batches that the run took a step")
+    calibrate.add_argument(
+        "--samples", type=int, help=f"the run's actor_rollout_ref.rollout.n, by default as {DESCRIPTION} says"
+    )
+    calibrate.add_argument(
+        "--updates", type=int, help=f"the run's weight updates a step, by default as {DESCRIPTION} says"
+    )
     calibrate.add_argument("--rates", type=Path, metavar="FILE", help="an engine alone: tokens/s by calls, as JSON")
     calibrate.add_argument(
         "--shared-cores", action="store_true", help="devices are the host's cores: assume its work as on two cores"
@@ -56,17 +61,18 @@ def add_command(commands: Commands) -> None:
 def calibrate_run(args: argparse.Namespace) -> None:
     """Raises ConfigError for a run that says too little, or something that cannot be."""
     for key, least in (("skip", 0), ("samples", 1), ("updates", 1)):
-        if getattr(args, key) < least:
-            raise ConfigError(f"--{key}", getattr(args, key), "it is too small", f"Give {least} or more")
+        if (value := getattr(args, key)) is not None and value < least:
+            raise ConfigError(f"--{key}", value, "it is too small", f"Give {least} or more")
     found_run = run_of(args.run_folder)
     folder = found_run if found_run.is_dir() else found_run.parent
+    samples, updates = sizes_of_step(folder, args.samples, args.updates)
     run = read_metrics(found_run, skip=args.skip, least=LEAST_STEPS)
     points: list[tuple[float, float]]
     if args.rates is None:
         points = read_rates(folder)
     else:
         points = [(float(calls), rate) for calls, rate in read_rates_file(args.rates).items()]
-    found = fit(run, points, samples=args.samples, updates=args.updates, alone=args.rates is not None)
+    found = fit(run, points, samples=samples, updates=updates, alone=args.rates is not None)
     if args.shared_cores:
         assumed = {name: getattr(TWO_CORES, name) for name in ("host_token_s", "host_sample_s", "dispatch_s", "call_s")}
         found = replace(found, machine=replace(found.machine, **assumed))
@@ -75,6 +81,17 @@ def calibrate_run(args: argparse.Namespace) -> None:
     partial.write_text(found.to_json() + "\n", encoding="utf-8")
     partial.replace(out)
     write(found.to_json() if args.json else "\n".join((*calibration_lines(found), "", f"written to {out}")))
+
+
+def sizes_of_step(folder: Path, samples: int | None, updates: int | None) -> tuple[int, int]:
+    """Samples a prompt and weight updates a step: as given, or as the run's description has them."""
+    run = RunDescription.read(folder)
+    if run is not None:
+        samples, updates = samples or run.samples, updates or run.updates
+    if samples is None:
+        reason = f"the run has no {DESCRIPTION} that says how many samples a prompt had"
+        raise ConfigError("--samples", None, reason, "Give its actor_rollout_ref.rollout.n")
+    return samples, updates or 1
 
 
 def run_of(given: Path) -> Path:

@@ -34,16 +34,17 @@ ABOUT = "verl's trainers and ours on one job, interleaved, with a report"
 DESCRIPTION = """Runs the same job with several trainers, one run after the other, and reports how fast they are, how
 much of their devices' time is idle, how stale their tokens are, and whether they learn alike.
 
-The job is a recipe (its name or its folder), a config file of verl's (.yaml), or KEY=VALUE alone; further KEY=VALUE
-hold in every arm. A run that is finished in the output folder is not made again. Exit code 0; 1 when an arm did not
-finish; 2 for a setting that cannot work; 130 after Ctrl-C, 143 after SIGTERM, 129 when the terminal is closed, with a
-report of what there is."""
+The job is a recipe (its name or its folder), a config file on seamless_ppo_trainer (.yaml), or KEY=VALUE alone; more
+KEY=VALUE hold in every arm. A run that is finished in the output folder is not made again. Exit code 0; 1 when an arm
+did not finish; 2 for a setting that cannot work; 130 after Ctrl-C, 143 after SIGTERM, 129 when the terminal is closed,
+with a report of what there is."""
 ARMS_HELP = (
     "separated by commas, the first is the baseline: sync, colocate_async, separate_async (verl's), seamless (ours), "
     "each with settings as in seamless:max_staleness=4, or ours by another name as in "
     f"far:max_staleness=4; by default {','.join(DEFAULT_ARMS)}, the second one where there are two devices"
 )
 NAME = "compare"
+FLAGS = ("--equal-tokens", "--short-poll")  # its options that take no value
 PARTS = ("plotly", "pyarrow")
 OVERRIDE = re.compile(r"[+]*[\w.@/-]+=|~[\w.@/-]+$")
 
@@ -197,11 +198,16 @@ def needs_parts() -> None:
             raise ConfigError("compare", name, "is not installed, and makes the report", f"pip install {name}")
 
 
-def settings_first(arguments: Sequence[str]) -> list[str]:
-    """The arguments with every KEY=VALUE before the options, wherever it was: argparse takes them in one place only."""
-    before = ["", *arguments]  # an option takes a value; --equal-tokens and --short-poll, which do not, are no --[a-z]+
+def settings_first(arguments: Sequence[str], flags: Sequence[str] = FLAGS) -> list[str]:
+    """The arguments with every KEY=VALUE before the options, wherever it was: argparse takes them in one place only.
+
+    What follows an option is its value, unless the option is one of the `flags`.
+    """
+    before = ["", *arguments]
     found = [
-        OVERRIDE.match(word) is not None and not word.startswith("-") and not re.fullmatch("--[a-z]+", last)
+        OVERRIDE.match(word) is not None
+        and not word.startswith("-")
+        and (last in flags or not re.fullmatch("--[a-z-]+", last))
         for last, word in zip(before, arguments, strict=False)
     ]
     settings = [word for word, is_setting in zip(arguments, found, strict=True) if is_setting]

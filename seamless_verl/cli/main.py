@@ -33,6 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         check.become_check(arguments[1:])
     if arguments[:1] == [compare.NAME]:
         arguments[1:] = compare.settings_first(arguments[1:])
+    if arguments[:1] == [plan.NAME]:
+        arguments[1:] = compare.settings_first(arguments[1:], plan.FLAGS)
     args = make_parser().parse_args(arguments)
     try:
         code: int | None = args.run(args)

@@ -48,6 +48,9 @@ REPLICAS = (1, 2, 4, 8)
 TRAINERS = ((1, 1), (2, 1), (4, 1), (8, 1), (4, 2), (8, 2), (8, 4), (8, 8))  # TP, PP: the first that fits is taken
 STALENESS = (0, 1, 2, 4, 8, 16)
 UPDATES = (1, 2, 4)
+RECIPE_SCRIPT = "run.sh"  # by which `compare` knows a recipe's folder
+MODEL_PATH = "actor_rollout_ref.model.path"
+JOB = "with the recipe, the config file or the settings of your run for JOB"
 HEADER = ("", "LAYOUT", "DEVICES", "REPLICA", "TRAINER", "UPDATES", "STALE", "TOK/S", "IDLE", "MEMORY", "WHY NOT FIRST")
 ENGINE = "actor_rollout_ref.rollout"
 OF_LENGTHS = ("median", "sigma", "turns", "tool_s", "tool_tokens")
@@ -148,7 +151,7 @@ def published(
     facts = memory_facts_with(settings, Handover.RELEASED)
     if facts is None:
         way_out = "Give the folder of a model that is here, trained by Megatron; or --calibration"
-        raise ConfigError("actor_rollout_ref.model.path", None, "the sizes of the model are not known", way_out)
+        raise ConfigError(MODEL_PATH, None, "the sizes of the model are not known", way_out)
     facts = replace(facts, device_bytes=facts.device_bytes or int(device.memory), host_bytes=None)
     context = workload.prompt_tokens + workload.turns * (workload.median * 1.4 + workload.tool_tokens)
     found: list[PlanCandidate] = []
@@ -224,30 +227,34 @@ def lines(predictions: Sequence[Prediction], machines: AlikeMachines, args: argp
     best, of = predictions[0], args.calibration or args.device
     yield f"{machines.count} x {machines.devices} devices, times of {of}; {len(predictions)} plans simulated"
     yield ""
-    of_layouts = best_of_layouts(predictions)
-    yield text_table(HEADER, [_cells(str(n), p, best) for n, p in enumerate(of_layouts[: args.top], 1)])
+    divisions = best_of_divisions(predictions)
+    yield text_table(HEADER, [_cells(str(n), p, best) for n, p in enumerate(divisions[: args.top], 1)])
     if variants := [p for p in predictions[1:] if p.candidate.place == best.candidate.place]:
         yield ""
         yield text_table(("the first with", *HEADER[1:]), [_cells("", p, best) for p in variants[: args.top]])
     yield ""
     yield f"the first as settings: {shlex.join(settings_of(best.candidate, machines))}"
-    if len(of_layouts) > 1:
+    if len(divisions) > 1:
         yield ""
-        yield "the best layouts tried on these machines, which says more than a simulation:"
-        yield comparison_of([p.candidate for p in of_layouts[: args.top]], machines, job_words(args))
+        yield f"to run the best plan of each layout{'' if job_words(args) else f', {JOB}'}:"
+        yield comparison_of([p.candidate for p in divisions], machines, job_words(args) or ["JOB"])
     if args.calibration is None:
         device = accelerator_named(args.device)
         yield f"{args.device}: {device.source}; assumed: {'; '.join(ASSUMED)}"
 
 
 def job_words(args: argparse.Namespace) -> list[str]:
-    """What was planned, as `seamless-verl compare` takes it."""
-    config = [] if args.config_dir is None else [str(args.config_dir / f"{args.config_name}.yaml")]
-    return [*config, *(text for text in args.overrides if not text.startswith("seamless.resources="))]
+    """What was planned, as `seamless-verl compare` takes it; nothing where neither a config nor a model was given."""
+    settings = [text for text in args.overrides if not text.startswith("seamless.resources=")]
+    if args.config_dir is not None:
+        recipe = args.config_dir / RECIPE_SCRIPT
+        config = args.config_dir if recipe.is_file() else args.config_dir / f"{args.config_name}.yaml"
+        return [str(config), *(text for text in settings if not (recipe.is_file() and text.startswith("hydra.")))]
+    return settings if any(text.startswith(f"{MODEL_PATH}=") for text in settings) else []
 
 
-def best_of_layouts(predictions: Sequence[Prediction]) -> list[Prediction]:
-    """Of each layout with its sizes the best one, in order."""
+def best_of_divisions(predictions: Sequence[Prediction]) -> list[Prediction]:
+    """Of each division of the devices, with its sizes, the best one, in order."""
     found: dict[tuple[int, ...], Prediction] = {}
     for prediction in predictions:
         found.setdefault(prediction.candidate.place, prediction)

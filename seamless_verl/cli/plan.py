@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+NAME = "plan"
+FLAGS = ("--json", "--optimize")  # its options that take no value
 PLATFORM_VARIABLE = "SEAMLESS_PLATFORM"
 HEADER = ("MACHINE", "GROUP", "DEVICES", "TAGS", "TRAINER", "REPLICAS", "ROLES", "PEAK", "IN PHASE")
 ABOUT = "where everything of a run would be, and what it would need, without starting anything"
@@ -29,7 +31,7 @@ ABOUT = "where everything of a run would be, and what it would need, without sta
 
 def add_command(commands: Commands) -> None:
     """Adds the command to the tree of subcommands."""
-    plan = commands.add_parser("plan", help=ABOUT, description=ABOUT[0].upper() + ABOUT[1:] + ".")
+    plan = commands.add_parser(NAME, help=ABOUT, description=ABOUT[0].upper() + ABOUT[1:] + ".")
     plan.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for seamless_verl.main_ppo")
     plan.add_argument("--json", action="store_true", help="the plan as JSON")
     plan.add_argument("--config-dir", type=Path, metavar="FOLDER", help="of a config of your own; needs --config-name")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from seamless_verl.config.checks.roles import ROLLOUT_KEY, pool_backend
 from seamless_verl.config.checks.settings import Settings
+from seamless_verl.resources.placement import verl_fields
 from seamless_verl.resources.tags import ROLLOUT, TRAIN, MachineGroup, Resources
 from seamless_verl.simulator.optimize import PlanCandidate
 
@@ -48,12 +49,17 @@ def planned_resources(candidate: PlanCandidate, machines: AlikeMachines) -> Reso
 
 
 def settings_of(candidate: PlanCandidate, machines: AlikeMachines) -> list[str]:
-    """The candidate as overrides of a run, with which its plan is this one; also how weights travel, where they do."""
+    """The candidate as overrides of a run, with which its plan is this one; also how weights travel, where they do.
+
+    verl's own fields of machines are among them, for a job that has others would contradict the tags.
+    """
     groups = [
         f"{{count: {group.count}, devices: {group.devices}, tags: [{', '.join(group.tags)}]}}"
         for group in planned_resources(candidate, machines).groups
     ]
-    settings = [f"seamless.resources=[{', '.join(groups)}]"]
+    settings = [f"seamless.resources=[{', '.join(groups)}]", "seamless.layout=auto"]
+    fields = verl_fields(planned_resources(candidate, machines), replica=candidate.unit.size, needed=())
+    settings += [f"{key}={value}" for key, value in fields.items()]
     settings.append(f"{ROLLOUT_KEY}.tensor_model_parallel_size={candidate.unit.size}")
     if candidate.sizes is not None:
         tensor, pipeline = candidate.sizes
@@ -66,15 +72,9 @@ def settings_of(candidate: PlanCandidate, machines: AlikeMachines) -> list[str]:
 
 
 def comparison_of(candidates: Sequence[PlanCandidate], machines: AlikeMachines, job: Sequence[str]) -> str:
-    """The command that runs these plans, one after the other, three times each; `job` are its words.
-
-    Each plan is named by its layout, with a number where a layout comes again.
-    """
-    arms, names = [], list[str]()
-    for candidate in candidates:
-        names.append(candidate.layout)
-        again = names.count(candidate.layout)
-        name = candidate.layout if again == 1 else f"{candidate.layout}{again}"
-        arms.append(":".join([name, *settings_of(candidate, machines)]))
+    """The command that runs the first candidate of each layout, three times; `job` are its words."""
+    best = {candidate.layout: candidate for candidate in reversed(candidates)}
+    order = dict.fromkeys(candidate.layout for candidate in candidates)
+    arms = [":".join([layout, *settings_of(best[layout], machines)]) for layout in order]
     words = ["seamless-verl", "compare", *job, "--arms", ",".join(arms), "--seeds", "1", "--rounds", "3"]
     return shlex.join(words)

@@ -36,10 +36,8 @@ def probe_system(facts: Facts) -> list[Finding]:
     if "avx2" not in software.processor_flags:
         way_out = "Use another machine, or one with an accelerator"
         return [error("system", f"{name}: the processor has no AVX2, which vLLM's kernels for the CPU need", way_out)]
-    if "avx512f" not in software.processor_flags:
-        text = f"{name}: without AVX-512 vLLM takes its kernels for AVX2, with which nothing was tested"
-        return [warning("system", text, "Use a processor with AVX-512 for what was tested")]
-    return [ok("system", f"{name}, with AVX-512")]
+    kernels = "AVX-512" if "avx512f" in software.processor_flags else "AVX2"
+    return [ok("system", f"{name}, with vLLM's kernels for {kernels}")]
 
 
 def probe_python(facts: Facts) -> list[Finding]:

@@ -18,7 +18,8 @@ FILE = "run.json"
 class RunDescription:
     """What a run is: `journals` are absolute paths, none without a gateway; `model` is the folder of its tokenizer.
 
-    `began` is in seconds since the epoch, of the last start if it was resumed.
+    `began` is in seconds since the epoch, of the last start if it was resumed. A prompt has `samples` samples, and a
+    step `updates` weight updates.
     """
 
     name: str
@@ -27,6 +28,8 @@ class RunDescription:
     model: str | None = None
     journals: tuple[str, ...] = ()
     max_staleness: int | None = None
+    samples: int | None = None
+    updates: int | None = None
 
     @classmethod
     def read(cls, folder: Path) -> RunDescription | None:

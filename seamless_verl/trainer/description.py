@@ -24,4 +24,6 @@ def describe(config: DictConfig, seamless: SeamlessConfig, layout: Layout) -> Ru
         model=str(Path(tokenizer).absolute()) if Path(tokenizer).is_dir() else tokenizer,
         journals=tuple(str(path.absolute()) for path in journals),
         max_staleness=seamless.staleness_bound,
+        samples=config.actor_rollout_ref.rollout.n,
+        updates=config.trainer.v1.seamless.parameter_sync_step,
     )

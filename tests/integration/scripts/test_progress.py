@@ -114,3 +114,13 @@ def test_warnings_of_the_checks_are_shown(tmp_path: Path) -> None:
     shown = subprocess.run(command, capture_output=True, text=True, timeout=30).stdout.splitlines()
     assert [line.partition(" s  ")[2] for line in shown] == ["warning: data.val_files='x': has long prompts"]
     assert len((tmp_path / "log").read_text().splitlines()) == 3
+
+
+def test_the_address_of_the_view_is_on_the_screen_and_not_in_the_log(tmp_path: Path) -> None:
+    """Its token is all that keeps others out."""
+    line, log = "The view of this run: http://127.0.0.1:41/abc/", tmp_path / "log"
+    (script := tmp_path / "run.sh").write_text(f"echo '(SeamlessTaskRunner pid=7) {line}' >&2")
+    command = [sys.executable, str(PROGRESS), str(log), "bash", str(script)]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=30).stdout
+    assert line in shown
+    assert "abc" not in log.read_text() and "The view of this run: " in log.read_text()

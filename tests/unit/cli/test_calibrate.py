@@ -11,6 +11,7 @@ import pytest
 from seamless_verl.cli.calibrate import run_of
 from seamless_verl.cli.main import main
 from seamless_verl.errors import ConfigError
+from seamless_verl.runtime.run_description import RunDescription
 from seamless_verl.simulator.calibration import read_calibration
 from seamless_verl.simulator.machine import TWO_CORES
 
@@ -89,6 +90,14 @@ def test_a_run_is_found_by_its_folder_by_a_file_in_it_and_from_above(
         run_of(tmp_path / "empty")
 
 
+def test_a_run_says_itself_how_its_steps_are_divided(tmp_path: Path) -> None:
+    write_steps(tmp_path, 9)
+    RunDescription("p/e", 1.0, "colocated", samples=4, updates=2).write(tmp_path)
+    for given, prompts in (([], 16), (["--samples", "8"], 8)):
+        assert main(["calibrate", str(tmp_path), *given]) == 0
+        assert read_calibration(tmp_path / "calibration.json").workload.prompts == prompts
+
+
 def test_on_shared_cores_the_hosts_work_is_assumed_as_on_two_cores(tmp_path: Path) -> None:
     write_steps(tmp_path, 9)
     assert main(["calibrate", str(tmp_path), "--samples", "4", "--shared-cores"]) == 0
@@ -99,11 +108,12 @@ def test_on_shared_cores_the_hosts_work_is_assumed_as_on_two_cores(tmp_path: Pat
 def test_mistakes_are_one_line_and_leave_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_steps(tmp_path, 4)
     for arguments, message in (
-        ([str(tmp_path)], "2 steps after the first 2 are too few"),
+        ([str(tmp_path), "--samples", "4"], "2 steps after the first 2 are too few"),
         ([str(tmp_path / "x")], "RUN="),
         ([str(tmp_path), "--skip", "-1"], "--skip=-1"),
         ([str(tmp_path), "--samples", "0"], "--samples=0"),
-        ([str(tmp_path), "--rates", str(tmp_path / "none")], "too few"),
+        ([str(tmp_path)], "--samples=None: the run has no run.json that says how many samples a prompt had"),
+        ([str(tmp_path), "--samples", "4", "--rates", str(tmp_path / "none")], "too few"),
     ):
         assert main(["calibrate", *arguments]) == 2
         assert message in capsys.readouterr().err

@@ -13,6 +13,8 @@ def test_settings_may_stand_anywhere() -> None:
     expected = ["sums", "a.b=1", "+c=2", "~d", "--arms", "sync,seamless:seamless.x=1", "--out", "x=y", "--steps=4"]
     assert settings_first(given) == expected
     assert settings_first(["--steps", "4", "a=1"]) == ["a=1", "--steps", "4"]
+    others = ["--equal-tokens", "--target-reward", "b=2"]
+    assert settings_first([others[0], "a=1", *others[1:]]) == ["a=1", *others]
     assert settings_first([]) == []
 
 

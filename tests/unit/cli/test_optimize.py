@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from support.paths import ROOT
 
 from seamless_verl.cli.main import main
 from seamless_verl.compare.arms import JobFacts, Machines, arm_overrides, parse_arms
@@ -53,6 +54,8 @@ def test_a_calibration_is_enough(tmp_path: Path, capsys: pytest.CaptureFixture[s
     for layout in ("colocated", "multiplexed", "disaggregated"):
         assert layout in text
     assert "'seamless.resources=[{count: 1, devices: 2, tags: [train, rollout]}]'" in text
+    assert "with the recipe, the config file or the settings of your run for JOB" in text
+    assert text.splitlines()[-1].startswith("seamless-verl compare JOB --arms ")
     assert main([*arguments, "--json", "--top", "2"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["machines"] == {"count": 1, "devices": 2}
@@ -64,19 +67,33 @@ def test_a_calibration_is_enough(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_the_comparison_that_is_printed_runs_the_best_plan_of_each_layout(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its arms are parsed, and each of them has the layout that it is called by, on as many devices as are planned."""
+    """Its arms are parsed, and each of them has the layout that it is called by, on as many devices as are planned,
+    whatever the job's own fields of machines are."""
     job = ["data.train_batch_size=16", "actor_rollout_ref.rollout.n=4", "actor_rollout_ref.actor.ppo_mini_batch_size=8"]
+    job += ["actor_rollout_ref.model.path=some/model", "trainer.nnodes=1", "trainer.n_gpus_per_node=2"]
     plans = [*FEW, "--calibration", str(calibration(tmp_path)), "--machines", "1x2", "platform=cpu", *job]
     assert main(plans) == 0
     command = shlex.split(capsys.readouterr().out.splitlines()[-1])
-    assert command[:6] == ["seamless-verl", "compare", "platform=cpu", *job]
-    assert command[6] == "--arms" and command[8:] == ["--seeds", "1", "--rounds", "3"]
+    words = ["seamless-verl", "compare", "platform=cpu", *job]
+    assert command[: len(words) + 1] == [*words, "--arms"]
+    assert command[len(words) + 2 :] == ["--seeds", "1", "--rounds", "3"]
     facts = JobFacts(Machines(1, 2, accelerator=False), 16, 8, "gloo")
-    arms = parse_arms(command[7])
+    arms = parse_arms(command[len(words) + 1])
     assert sorted(arm.name for arm in arms) == ["colocated", "disaggregated", "multiplexed"]
     for arm in arms:
-        assert main(["plan", *command[2:6], *arm_overrides(arm, facts)]) == 0
+        assert main(["plan", *words[2:], *arm_overrides(arm, facts)]) == 0
         assert re.match(rf"{arm.name}: \d machines?, 2 devices", capsys.readouterr().out)
+
+
+def test_a_recipe_is_compared_by_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = ["--config-dir", str(ROOT / "recipes/arithmetic_grpo"), "--config-name", "config"]
+    given = ["--calibration", str(calibration(tmp_path)), "--machines", "1x2", "actor_rollout_ref.rollout.n=4"]
+    search = "hydra.searchpath=[pkg://seamless_verl.config]"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DATA", str(tmp_path))
+        assert main([*FEW, *given, *recipe, search]) == 0
+    command = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    assert command[:5] == ["seamless-verl", "compare", recipe[1], "actor_rollout_ref.rollout.n=4", "--arms"]
 
 
 def test_a_step_is_divided_only_as_its_mini_batches_allow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,6 +123,12 @@ def test_the_settings_of_a_plan_give_that_plan(tmp_path: Path, capsys: pytest.Ca
     tensor, pipeline = chosen["trainer"].split(" x ")
     assert f"{tensor} x {pipeline} x CP 1" in text and text.startswith("multiplexed")
     assert "checkpoint_engine.backend=nccl" in chosen["settings"]
+
+
+def test_settings_of_a_plan_may_stand_anywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["platform=cpu", "--optimize", "data.train_batch_size=16", "--steps", "5", "actor_rollout_ref.rollout.n=4"]
+    assert main(["plan", *given, "--calibration", str(calibration(tmp_path)), "--json", "--machines", "1x2"]) == 0
+    assert json.loads(capsys.readouterr().out)["plans"]
 
 
 def test_arguments_of_the_search_are_refused_without_one(capsys: pytest.CaptureFixture[str]) -> None:

@@ -74,7 +74,6 @@ ON_CPU: list[tuple[list[Changes], str, str, str]] = [
     ([software(system="Darwin", machine="arm64")], "error", "system: Darwin on arm64: a run needs Linux", "Linux"),
     ([software(machine="aarch64")], "warning", "nothing was tested but x86_64", "x86_64"),
     ([software(processor_flags=frozenset({"sse"}))], "error", "has no AVX2", "with an accelerator"),
-    ([software(processor_flags=frozenset({"avx2"}))], "warning", "without AVX-512", "AVX-512"),
     ([software(python=(3, 10))], "error", "python: 3.10 is older than 3.11", "Python 3.11"),
     ([software(python=(3, 14))], "warning", "3.14 is newer than the verified 3.12", "3.12"),
     ([software(own_version=None)], "error", "on the path, but not installed", "pip install --no-deps -e"),

@@ -1,0 +1,21 @@
+"""Ray's settings that a run's own cluster is started with: Ray still reads them under these names."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from seamless_verl.main_ppo import TASK_RECORDS
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.mark.parametrize("variable", TASK_RECORDS)
+def test_ray_reads_how_many_ended_tasks_it_remembers(variable: str) -> None:
+    code = f"import ray; print(ray._config.{variable.removeprefix('RAY_')}())"
+    environ = {**os.environ, variable: "12345"}
+    read = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=120)
+    assert read.stdout.strip() == "12345", f"ray has no setting {variable} any more\n{read.stderr}"
