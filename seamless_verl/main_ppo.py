@@ -44,8 +44,8 @@ TASK_RECORDS = (
     "RAY_task_events_max_num_task_in_gcs",
     "RAY_task_events_max_dropped_task_attempts_tracked_per_job_in_gcs",
 )
-"""How many ended tasks the GCS of a run's own cluster remembers, and how many it knows to have forgotten: 3.5 KB each,
-and Ray's defaults are 100,000 and 1,000,000, so that it grew for days."""
+"""How many ended tasks the GCS of a cluster that our trainer starts remembers, and how many it knows to have forgotten:
+3.5 KB each, and Ray's defaults are 100,000 and 1,000,000, so that it grew for days."""
 PLATFORM = "SEAMLESS_PLATFORM"  # the choice among config/platform/, by default
 OTHER_CONFIG = (
     "--config-name: this config is not built on seamless_ppo_trainer, so verl's own trainer runs. Leave --config-name "
@@ -97,8 +97,6 @@ def compose_and_run(job: Callable[[DictConfig], object], inspect: Inspect | None
             A ConfigError of the job ends the process (`run_or_refuse`).
     """
     register_search_path()
-    for variable in TASK_RECORDS:
-        os.environ.setdefault(variable, "20000")
     os.environ.setdefault(PLATFORM, "cpu" if on_cpu() or can_only_be_cpu() else "accelerator")
     sys.argv[1:] = with_own_keys(sys.argv[1:])
     try:
@@ -305,6 +303,8 @@ def train(config: DictConfig) -> None:
     if config.trainer.v1.trainer_mode in VERL_MODES:
         run_ppo(config, TaskRunnerV1)
         return
+    for variable in TASK_RECORDS:
+        os.environ.setdefault(variable, "20000")
     from ray.exceptions import RayTaskError
 
     from seamless_verl.runtime.actor_death import ACTOR_GONE

@@ -68,6 +68,7 @@ class Viewer:
             if (address := self._address()) is not None:
                 self._ask(address)
                 self._count_cpu()
+        self._count_cpu()
 
     def _address(self) -> str | None:
         found = ADDRESS.search(self.log.read_text(errors="replace")) if self.log.exists() else None
@@ -78,7 +79,7 @@ class Viewer:
             try:
                 answer = httpx.get(f"{address.rstrip('/')}/{path}", timeout=30)
             except httpx.TransportError:
-                self.gone += 1
+                self.gone += not self.ended.is_set()  # the run may end while it is asked
                 return
             self.replies += answer.status_code == httpx.codes.OK
             if answer.status_code != httpx.codes.OK:

@@ -48,7 +48,7 @@ def add_command(commands: Commands) -> None:
         "--samples", type=int, help=f"the run's actor_rollout_ref.rollout.n, by default as {DESCRIPTION} says"
     )
     calibrate.add_argument(
-        "--updates", type=int, help=f"the run's weight updates a step, by default as {DESCRIPTION} says"
+        "--updates", type=int, help=f"the run's local updates of a step, by default as {DESCRIPTION} says"
     )
     calibrate.add_argument("--rates", type=Path, metavar="FILE", help="an engine alone: tokens/s by calls, as JSON")
     calibrate.add_argument(
@@ -84,7 +84,7 @@ def calibrate_run(args: argparse.Namespace) -> None:
 
 
 def sizes_of_step(folder: Path, samples: int | None, updates: int | None) -> tuple[int, int]:
-    """Samples a prompt and weight updates a step: as given, or as the run's description has them."""
+    """Samples a prompt and local updates of a step: as given, or as the run's description has them."""
     run = RunDescription.read(folder)
     if run is not None:
         samples, updates = samples or run.samples, updates or run.updates

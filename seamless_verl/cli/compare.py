@@ -46,7 +46,7 @@ ARMS_HELP = (
 NAME = "compare"
 FLAGS = ("--equal-tokens", "--short-poll")  # its options that take no value
 PARTS = ("plotly", "pyarrow")
-OVERRIDE = re.compile(r"[+]*[\w.@/-]+=|~[\w.@/-]+$")
+OVERRIDE = re.compile(r"[+]*[\w.@/-]+=|~[\w.@/-]+(?:=|$)")
 
 
 def add_command(commands: Commands) -> None:
@@ -201,13 +201,13 @@ def needs_parts() -> None:
 def settings_first(arguments: Sequence[str], flags: Sequence[str] = FLAGS) -> list[str]:
     """The arguments with every KEY=VALUE before the options, wherever it was: argparse takes them in one place only.
 
-    What follows an option is its value, unless the option is one of the `flags`.
+    What follows an option is its value, unless the option is one of the `flags`, or the beginning of one.
     """
     before = ["", *arguments]
     found = [
         OVERRIDE.match(word) is not None
         and not word.startswith("-")
-        and (last in flags or not re.fullmatch("--[a-z-]+", last))
+        and (not re.fullmatch("--[a-z-]+", last) or any(flag.startswith(last) for flag in flags))
         for last, word in zip(before, arguments, strict=False)
     ]
     settings = [word for word, is_setting in zip(arguments, found, strict=True) if is_setting]

@@ -20,6 +20,7 @@ from seamless_verl.cli.planned_settings import (
     planned_resources,
     settings_of,
 )
+from seamless_verl.compare.job import SCRIPT, reads_main
 from seamless_verl.config.checks.batches import MINI
 from seamless_verl.config.checks.batches import TRAIN as TRAIN_BATCH
 from seamless_verl.config.checks.settings import Settings
@@ -48,7 +49,7 @@ REPLICAS = (1, 2, 4, 8)
 TRAINERS = ((1, 1), (2, 1), (4, 1), (8, 1), (4, 2), (8, 2), (8, 4), (8, 8))  # TP, PP: the first that fits is taken
 STALENESS = (0, 1, 2, 4, 8, 16)
 UPDATES = (1, 2, 4)
-RECIPE_SCRIPT = "run.sh"  # by which `compare` knows a recipe's folder
+CONFIG_NAME = re.compile(r"--config-name[= ]([\w.-]+)")
 MODEL_PATH = "actor_rollout_ref.model.path"
 JOB = "with the recipe, the config file or the settings of your run for JOB"
 HEADER = ("", "LAYOUT", "DEVICES", "REPLICA", "TRAINER", "UPDATES", "STALE", "TOK/S", "IDLE", "MEMORY", "WHY NOT FIRST")
@@ -63,7 +64,7 @@ def optimize(args: argparse.Namespace, settings: Settings) -> str:
     machines = machines_of(args.machines, settings)
     if args.calibration is not None:
         found = read_calibration(args.calibration)
-        refuse(contradicting(args, found.workload))
+        refuse(contradicting(args, settings, found.workload))
         workload, candidates = found.workload, calibrated(found, machines)
     else:
         workload = workload_of(args, settings)
@@ -102,7 +103,7 @@ def permitted_updates(settings: Settings, prompts: int) -> tuple[int, ...]:
     return tuple(n for n in UPDATES if prompts % (n * mini) == 0) or UPDATES[:1]
 
 
-def contradicting(args: argparse.Namespace, measured: SimulatedWorkload) -> list[ConfigError]:
+def contradicting(args: argparse.Namespace, settings: Settings, measured: SimulatedWorkload) -> list[ConfigError]:
     """A mistake for each argument and setting that describes another workload than the calibrated run had."""
     found = [
         ConfigError(
@@ -115,7 +116,9 @@ def contradicting(args: argparse.Namespace, measured: SimulatedWorkload) -> list
         if option.dest in OF_LENGTHS and (value := getattr(args, option.dest)) != option.default
     ]
     given = dict(text.lstrip("+").partition("=")[::2] for text in args.overrides)
-    for key, value in (("data.train_batch_size", measured.prompts), (f"{ENGINE}.n", measured.samples)):
+    for key, value in ((TRAIN_BATCH, measured.prompts), (f"{ENGINE}.n", measured.samples)):
+        if args.config_dir is not None:
+            given.setdefault(key, str(settings.get(key)))
         if key in given and given[key] != str(value):
             reason = f"the calibrated run had {value}, and its times are of that"
             found.append(ConfigError(key, given[key], reason, "Leave it out, or calibrate a run that has it"))
@@ -234,7 +237,7 @@ def lines(predictions: Sequence[Prediction], machines: AlikeMachines, args: argp
         yield text_table(("the first with", *HEADER[1:]), [_cells("", p, best) for p in variants[: args.top]])
     yield ""
     yield f"the first as settings: {shlex.join(settings_of(best.candidate, machines))}"
-    if len(divisions) > 1:
+    if len({prediction.candidate.layout for prediction in divisions}) > 1:
         yield ""
         yield f"to run the best plan of each layout{'' if job_words(args) else f', {JOB}'}:"
         yield comparison_of([p.candidate for p in divisions], machines, job_words(args) or ["JOB"])
@@ -247,9 +250,10 @@ def job_words(args: argparse.Namespace) -> list[str]:
     """What was planned, as `seamless-verl compare` takes it; nothing where neither a config nor a model was given."""
     settings = [text for text in args.overrides if not text.startswith("seamless.resources=")]
     if args.config_dir is not None:
-        recipe = args.config_dir / RECIPE_SCRIPT
-        config = args.config_dir if recipe.is_file() else args.config_dir / f"{args.config_name}.yaml"
-        return [str(config), *(text for text in settings if not (recipe.is_file() and text.startswith("hydra.")))]
+        name, script = args.config_name.removesuffix(".yaml"), args.config_dir / SCRIPT
+        if script.is_file() and reads_main(script) and name in CONFIG_NAME.findall(script.read_text(encoding="utf-8")):
+            return [str(args.config_dir), *(text for text in settings if not text.startswith("hydra."))]
+        return [str(args.config_dir / f"{name}.yaml"), *settings]
     return settings if any(text.startswith(f"{MODEL_PATH}=") for text in settings) else []
 
 

@@ -72,9 +72,13 @@ def settings_of(candidate: PlanCandidate, machines: AlikeMachines) -> list[str]:
 
 
 def comparison_of(candidates: Sequence[PlanCandidate], machines: AlikeMachines, job: Sequence[str]) -> str:
-    """The command that runs the first candidate of each layout, three times; `job` are its words."""
+    """The command that runs the first candidate of each layout, three times; `job` are its words.
+
+    The job has the settings of the first candidate, too: it is checked without an arm before the arms are.
+    """
     best = {candidate.layout: candidate for candidate in reversed(candidates)}
     order = dict.fromkeys(candidate.layout for candidate in candidates)
     arms = [":".join([layout, *settings_of(best[layout], machines)]) for layout in order]
-    words = ["seamless-verl", "compare", *job, "--arms", ",".join(arms), "--seeds", "1", "--rounds", "3"]
+    first = settings_of(candidates[0], machines)
+    words = ["seamless-verl", "compare", *job, *first, "--arms", ",".join(arms), "--seeds", "1", "--rounds", "3"]
     return shlex.join(words)

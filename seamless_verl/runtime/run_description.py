@@ -19,7 +19,7 @@ class RunDescription:
     """What a run is: `journals` are absolute paths, none without a gateway; `model` is the folder of its tokenizer.
 
     `began` is in seconds since the epoch, of the last start if it was resumed. A prompt has `samples` samples, and a
-    step `updates` weight updates.
+    step `updates` local updates (`parameter_sync_step`).
     """
 
     name: str

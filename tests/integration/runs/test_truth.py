@@ -11,6 +11,7 @@ from support.job import AGENT, run
 
 from seamless_verl.journal import JournalReader
 from seamless_verl.journal.recorded import rebuild_for_display, recorded
+from seamless_verl.runtime.run_description import RunDescription
 from seamless_verl.trajectory.policies import TrainAll
 from seamless_verl.trajectory.sequences import assemble
 
@@ -31,6 +32,8 @@ def test_journal_and_metrics_tell_the_same(nano: Path, tmp_path: Path) -> None:
         actor_rollout_ref__actor__ppo_mini_batch_size=4,
     )
     steps, log = job.metrics(), job.log()
+    assert (described := RunDescription.read(tmp_path / "checkpoints")) is not None
+    assert (described.samples, described.updates, described.max_staleness) == (4, 1, 1)
     last = steps[4]
     reader = JournalReader(tmp_path / "checkpoints" / "trajectories.sqlite")
     outcomes = Counter(re.sub(r"step .*", "trained", summary.outcome) for summary in reader.sessions())

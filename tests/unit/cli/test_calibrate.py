@@ -93,9 +93,13 @@ def test_a_run_is_found_by_its_folder_by_a_file_in_it_and_from_above(
 def test_a_run_says_itself_how_its_steps_are_divided(tmp_path: Path) -> None:
     write_steps(tmp_path, 9)
     RunDescription("p/e", 1.0, "colocated", samples=4, updates=2).write(tmp_path)
-    for given, prompts in (([], 16), (["--samples", "8"], 8)):
+    host_s = list[float]()
+    for given, prompts in (([], 16), (["--samples", "8"], 8), (["--updates", "1"], 16)):
         assert main(["calibrate", str(tmp_path), *given]) == 0
-        assert read_calibration(tmp_path / "calibration.json").workload.prompts == prompts
+        found = read_calibration(tmp_path / "calibration.json")
+        assert found.workload.prompts == prompts
+        host_s.append(found.machine.host_s)
+    assert host_s[0] == host_s[1] == host_s[2] / 2 > 0, "of each of two updates, unless another number is given"
 
 
 def test_on_shared_cores_the_hosts_work_is_assumed_as_on_two_cores(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ def test_settings_may_stand_anywhere() -> None:
     assert settings_first(["--steps", "4", "a=1"]) == ["a=1", "--steps", "4"]
     others = ["--equal-tokens", "--target-reward", "b=2"]
     assert settings_first([others[0], "a=1", *others[1:]]) == ["a=1", *others]
+    assert settings_first(["--equal", "~a=1", "--steps", "4", "~b"]) == ["~a=1", "~b", "--equal", "--steps", "4"]
     assert settings_first([]) == []
 
 

@@ -55,7 +55,7 @@ def test_a_calibration_is_enough(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert layout in text
     assert "'seamless.resources=[{count: 1, devices: 2, tags: [train, rollout]}]'" in text
     assert "with the recipe, the config file or the settings of your run for JOB" in text
-    assert text.splitlines()[-1].startswith("seamless-verl compare JOB --arms ")
+    assert text.splitlines()[-1].startswith("seamless-verl compare JOB 'seamless.resources=")
     assert main([*arguments, "--json", "--top", "2"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["machines"] == {"count": 1, "devices": 2}
@@ -75,13 +75,16 @@ def test_the_comparison_that_is_printed_runs_the_best_plan_of_each_layout(
     assert main(plans) == 0
     command = shlex.split(capsys.readouterr().out.splitlines()[-1])
     words = ["seamless-verl", "compare", "platform=cpu", *job]
-    assert command[: len(words) + 1] == [*words, "--arms"]
-    assert command[len(words) + 2 :] == ["--seeds", "1", "--rounds", "3"]
-    facts = JobFacts(Machines(1, 2, accelerator=False), 16, 8, "gloo")
-    arms = parse_arms(command[len(words) + 1])
+    assert command[: len(words)] == words
+    arms_at = command.index("--arms")
+    assert main(["plan", *command[2:arms_at]]) == 0, "the job is checked without an arm, too"
+    capsys.readouterr()
+    assert command[arms_at + 2 :] == ["--seeds", "1", "--rounds", "3"]
+    facts = JobFacts(Machines(1, 2, accelerator=False), 16, 8, "gloo", by_tags=True)
+    arms = parse_arms(command[arms_at + 1])
     assert sorted(arm.name for arm in arms) == ["colocated", "disaggregated", "multiplexed"]
     for arm in arms:
-        assert main(["plan", *words[2:], *arm_overrides(arm, facts)]) == 0
+        assert main(["plan", *command[2:arms_at], *arm_overrides(arm, facts)]) == 0
         assert re.match(rf"{arm.name}: \d machines?, 2 devices", capsys.readouterr().out)
 
 
@@ -93,7 +96,11 @@ def test_a_recipe_is_compared_by_its_folder(tmp_path: Path, capsys: pytest.Captu
         patch.setenv("DATA", str(tmp_path))
         assert main([*FEW, *given, *recipe, search]) == 0
     command = shlex.split(capsys.readouterr().out.splitlines()[-1])
-    assert command[:5] == ["seamless-verl", "compare", recipe[1], "actor_rollout_ref.rollout.n=4", "--arms"]
+    assert command[:4] == ["seamless-verl", "compare", recipe[1], "actor_rollout_ref.rollout.n=4"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DATA", str(tmp_path))
+        assert main([*FEW, *given[:-1], *recipe, search]) == 2
+    assert "actor_rollout_ref.rollout.n='8': the calibrated run had 4" in capsys.readouterr().err
 
 
 def test_a_step_is_divided_only_as_its_mini_batches_allow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

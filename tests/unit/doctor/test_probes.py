@@ -179,6 +179,7 @@ def test_one_thing_wrong_with_accelerators_is_one_finding(
 @pytest.mark.parametrize(
     "changes",
     [
+        [software(processor_flags=frozenset({"avx2"}))],
         [environ(OMP_NUM_THREADS="1", VERL_PLATFORM="CPU", TMPDIR="/tmp")],
         [environ(HTTP_PROXY="http://p", NO_PROXY="localhost,127.0.0.1,10.0.0.1")],
         [environ(http_proxy="http://p", no_proxy="*")],
