@@ -44,8 +44,8 @@ TASK_RECORDS = (
     "RAY_task_events_max_num_task_in_gcs",
     "RAY_task_events_max_dropped_task_attempts_tracked_per_job_in_gcs",
 )
-"""How many ended tasks the GCS of a cluster that our trainer starts remembers, and how many it knows to have forgotten:
-3.5 KB each, and Ray's defaults are 100,000 and 1,000,000, so that it grew for days."""
+"""How many ended tasks the GCS of a cluster that our trainer starts remembers, and how many it knows to have forgotten.
+Ray's defaults are 100,000 and 1,000,000, with which it grew for as long as anybody looked."""
 PLATFORM = "SEAMLESS_PLATFORM"  # the choice among config/platform/, by default
 OTHER_CONFIG = (
     "--config-name: this config is not built on seamless_ppo_trainer, so verl's own trainer runs. Leave --config-name "

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+from seamless_verl.cli.key_values import OVERRIDE
 from seamless_verl.cli.text import write
 from seamless_verl.compare.arms import DEFAULT_ARMS, ComparedArm, JobFacts, parse_arms
 from seamless_verl.compare.comparison import Comparison
@@ -46,7 +47,6 @@ ARMS_HELP = (
 NAME = "compare"
 FLAGS = ("--equal-tokens", "--short-poll")  # its options that take no value
 PARTS = ("plotly", "pyarrow")
-OVERRIDE = re.compile(r"[+]*[\w.@/-]+=|~[\w.@/-]+(?:=|$)")
 
 
 def add_command(commands: Commands) -> None:
@@ -196,24 +196,6 @@ def needs_parts() -> None:
     for name in PARTS:
         if importlib.util.find_spec(name) is None:
             raise ConfigError("compare", name, "is not installed, and makes the report", f"pip install {name}")
-
-
-def settings_first(arguments: Sequence[str], flags: Sequence[str] = FLAGS) -> list[str]:
-    """The arguments with every KEY=VALUE before the options, wherever it was: argparse takes them in one place only.
-
-    What follows an option is its value, unless the option is one of the `flags`, or the beginning of one.
-    """
-    before = ["", *arguments]
-    found = [
-        OVERRIDE.match(word) is not None
-        and not word.startswith("-")
-        and (not re.fullmatch("--[a-z-]+", last) or any(flag.startswith(last) for flag in flags))
-        for last, word in zip(before, arguments, strict=False)
-    ]
-    settings = [word for word, is_setting in zip(arguments, found, strict=True) if is_setting]
-    others = [word for word, is_setting in zip(arguments, found, strict=True) if not is_setting]
-    target = others[:1] if others and not others[0].startswith("-") else []
-    return [*target, *settings, *others[len(target) :]]
 
 
 def split_job(words: Sequence[str]) -> tuple[str | None, list[str]]:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from seamless_verl.cli import calibrate, check, compare, doctor, plan, runner, trajectories, view
+from seamless_verl.cli.key_values import settings_first
 from seamless_verl.errors import ConfigError, JournalError, OutsideApiError
 
 PROG = "seamless-verl"
@@ -31,10 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else list(argv)
     if arguments[:1] == [check.NAME]:
         check.become_check(arguments[1:])
-    if arguments[:1] == [compare.NAME]:
-        arguments[1:] = compare.settings_first(arguments[1:])
-    if arguments[:1] == [plan.NAME]:
-        arguments[1:] = compare.settings_first(arguments[1:], plan.FLAGS)
+    for command in (compare, plan):
+        if arguments[:1] == [command.NAME]:
+            arguments[1:] = settings_first(arguments[1:], command.FLAGS)
     args = make_parser().parse_args(arguments)
     try:
         code: int | None = args.run(args)

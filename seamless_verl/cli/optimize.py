@@ -31,6 +31,7 @@ from seamless_verl.resources.memory import MemoryFacts
 from seamless_verl.resources.memory_fit import gigabytes, memory_problems
 from seamless_verl.resources.parallel import ParallelSizes, ReplicaSizes
 from seamless_verl.resources.plan import make_plan
+from seamless_verl.resources.tags import KEY as RESOURCES
 from seamless_verl.runtime.tables import text_table
 from seamless_verl.simulator.accelerators import (
     ASSUMED,
@@ -248,7 +249,7 @@ def lines(predictions: Sequence[Prediction], machines: AlikeMachines, args: argp
 
 def job_words(args: argparse.Namespace) -> list[str]:
     """What was planned, as `seamless-verl compare` takes it; nothing where neither a config nor a model was given."""
-    settings = [text for text in args.overrides if not text.startswith("seamless.resources=")]
+    settings = [text for text in args.overrides if not text.startswith(f"{RESOURCES}=")]
     if args.config_dir is not None:
         name, script = args.config_name.removesuffix(".yaml"), args.config_dir / SCRIPT
         if script.is_file() and reads_main(script) and name in CONFIG_NAME.findall(script.read_text(encoding="utf-8")):

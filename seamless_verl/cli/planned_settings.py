@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from seamless_verl.config.checks.roles import ROLLOUT_KEY, pool_backend
 from seamless_verl.config.checks.settings import Settings
 from seamless_verl.resources.placement import verl_fields
+from seamless_verl.resources.tags import KEY as RESOURCES
 from seamless_verl.resources.tags import ROLLOUT, TRAIN, MachineGroup, Resources
 from seamless_verl.simulator.optimize import PlanCandidate
 
@@ -53,12 +54,13 @@ def settings_of(candidate: PlanCandidate, machines: AlikeMachines) -> list[str]:
 
     verl's own fields of machines are among them, for a job that has others would contradict the tags.
     """
+    resources = planned_resources(candidate, machines)
     groups = [
         f"{{count: {group.count}, devices: {group.devices}, tags: [{', '.join(group.tags)}]}}"
-        for group in planned_resources(candidate, machines).groups
+        for group in resources.groups
     ]
-    settings = [f"seamless.resources=[{', '.join(groups)}]", "seamless.layout=auto"]
-    fields = verl_fields(planned_resources(candidate, machines), replica=candidate.unit.size, needed=())
+    settings = [f"{RESOURCES}=[{', '.join(groups)}]", "seamless.layout=auto"]
+    fields = verl_fields(resources, replica=candidate.unit.size, needed=())
     settings += [f"{key}={value}" for key, value in fields.items()]
     settings.append(f"{ROLLOUT_KEY}.tensor_model_parallel_size={candidate.unit.size}")
     if candidate.sizes is not None:
@@ -76,9 +78,10 @@ def comparison_of(candidates: Sequence[PlanCandidate], machines: AlikeMachines, 
 
     The job has the settings of the first candidate, too: it is checked without an arm before the arms are.
     """
-    best = {candidate.layout: candidate for candidate in reversed(candidates)}
-    order = dict.fromkeys(candidate.layout for candidate in candidates)
-    arms = [":".join([layout, *settings_of(best[layout], machines)]) for layout in order]
+    best = dict[str, PlanCandidate]()
+    for candidate in candidates:
+        best.setdefault(candidate.layout, candidate)
+    arms = [":".join([layout, *settings_of(candidate, machines)]) for layout, candidate in best.items()]
     first = settings_of(candidates[0], machines)
     words = ["seamless-verl", "compare", *job, *first, "--arms", ",".join(arms), "--seeds", "1", "--rounds", "3"]
     return shlex.join(words)

@@ -17,7 +17,8 @@ from support.config import compose_ours
 from support.pages import CURRENT, FENCE, INLINE, Command, commands_in, commands_of, page_name
 from support.paths import ROOT
 
-from seamless_verl.cli.compare import settings_first
+from seamless_verl.cli.compare import FLAGS
+from seamless_verl.cli.key_values import settings_first
 from seamless_verl.cli.main import make_parser
 from seamless_verl.config import SeamlessConfig
 from seamless_verl.config.composing import GROUPS, HERE, verl_config_dir
@@ -108,7 +109,7 @@ def check_subcommand(command: Command, arguments: list[str]) -> None:
         parser = choices[rest.pop(0)]
     check_options(command, rest, set(parser._option_string_actions))
     if command.whole:
-        ordered = [*arguments[:1], *settings_first(arguments[1:])] if arguments[0] == "compare" else arguments
+        ordered = [*arguments[:1], *settings_first(arguments[1:], FLAGS)] if arguments[0] == "compare" else arguments
         assert make_parser().parse_args(ordered).run
 
 

@@ -15,7 +15,8 @@ from pyarrow import parquet
 from support.paths import child_environment
 from support.recipes import RECIPES, load
 
-from seamless_verl.cli.compare import settings_first
+from seamless_verl.cli.compare import FLAGS
+from seamless_verl.cli.key_values import settings_first
 from seamless_verl.cli.main import make_parser
 from seamless_verl.compare.arms import parse_arms
 from seamless_verl.compare.budget import select
@@ -106,7 +107,7 @@ def test_the_table_is_one_command_that_compare_takes(recipe: str, tmp_path: Path
     )
     _, module, name, *words = done.stdout.splitlines()
     assert (module, name) == ("seamless_verl.cli", "compare")
-    given = make_parser().parse_args([name, *settings_first(words)])
+    given = make_parser().parse_args([name, *settings_first(words, FLAGS)])
     assert given.equal_tokens and given.steps == 40 and given.seeds == "1,2,3" and "data.seed=7" in given.job
     arms = parse_arms(given.arms)
     assert arms[0].name == "grpo" and all(arm.is_ours for arm in arms)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from seamless_verl.cli.compare import parse_seeds, settings_first, split_job
+from seamless_verl.cli.compare import FLAGS, parse_seeds, split_job
+from seamless_verl.cli.key_values import settings_first
 from seamless_verl.errors import ConfigError
 
 
 def test_settings_may_stand_anywhere() -> None:
     given = ["sums", "a.b=1", "--arms", "sync,seamless:seamless.x=1", "+c=2", "--out", "x=y", "--steps=4", "~d"]
     expected = ["sums", "a.b=1", "+c=2", "~d", "--arms", "sync,seamless:seamless.x=1", "--out", "x=y", "--steps=4"]
-    assert settings_first(given) == expected
-    assert settings_first(["--steps", "4", "a=1"]) == ["a=1", "--steps", "4"]
+    assert settings_first(given, FLAGS) == expected
+    assert settings_first(["--steps", "4", "a=1"], FLAGS) == ["a=1", "--steps", "4"]
     others = ["--equal-tokens", "--target-reward", "b=2"]
-    assert settings_first([others[0], "a=1", *others[1:]]) == ["a=1", *others]
-    assert settings_first(["--equal", "~a=1", "--steps", "4", "~b"]) == ["~a=1", "~b", "--equal", "--steps", "4"]
-    assert settings_first([]) == []
+    assert settings_first([others[0], "a=1", *others[1:]], FLAGS) == ["a=1", *others]
+    assert settings_first(["--equal", "~a=1", "--steps", "4", "~b"], FLAGS) == ["~a=1", "~b", "--equal", "--steps", "4"]
+    assert settings_first([], FLAGS) == []
 
 
 def test_the_first_word_without_a_value_is_the_job() -> None:
