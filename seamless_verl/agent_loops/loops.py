@@ -53,8 +53,7 @@ from seamless_verl.agents.settings import (
 )
 from seamless_verl.config.checks.estimators import ESTIMATOR, OF_TURNS
 from seamless_verl.data_plane.client import await_reply, discard_session, open_session, plane_for, take_up_session
-from seamless_verl.data_plane.earlier_leases import STEP
-from seamless_verl.data_plane.earlier_sessions import AgentResult
+from seamless_verl.data_plane.earlier_sessions import STEP, AgentResult
 from seamless_verl.data_plane.finished_sessions import FinishedSession, HandedNote
 from seamless_verl.data_plane.lease_book import DONE, LeaseTerms
 from seamless_verl.data_plane.runner_tasks import TaskOrder, TaskResult

@@ -11,7 +11,7 @@
 |---|---|
 | its agent had ended | the new worker takes it up, as a resumed run does |
 | a runner works on it | the runner goes on, and the new worker waits for its result |
-| its agent ran in the worker, or below it | it is dropped as `session`, and the agent begins again |
+| its agent ran in the worker, or below it | it is dropped as `session`, and the agent begins again, with its replies |
 
 Called under the manager's lock, so that a prompt has one worker.
 """

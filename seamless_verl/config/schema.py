@@ -197,7 +197,8 @@ class SeamlessConfig:
         Doc(
             "how many times within ten minutes an agent loop worker that died is started again. Its prompts that had "
             "not ended begin again there: sessions whose agents had ended are taken up, runners go on, and an agent "
-            "that ran in the worker begins anew. `0` ends the run instead, as more deaths do"
+            "that ran in the worker begins again, with its replies from the journal. `0` ends the run instead, as more "
+            "deaths do"
         ),
     ] = 3
     record_lending: Annotated[

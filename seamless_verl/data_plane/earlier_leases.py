@@ -13,10 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from seamless_verl.data_plane.earlier_sessions import SAMPLE, BegunAgain, Place
+from seamless_verl.data_plane.earlier_sessions import SAMPLE, STEP, BegunAgain, Place
 from seamless_verl.journal import RUN, StoredSession
-
-STEP = "step"  # in a session's metadata: the step in which its prompt was submitted
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from seamless_verl.trajectory.session import Closed
 
 logger = logging.getLogger(__name__)
 SAMPLE = "session"  # in a session's metadata: its number in its group
+STEP = "step"  # the same: the step in which its prompt was submitted
 RESULT = "agent"  # in the note of a hand-over's begin: how the agent ended
 
 
@@ -64,16 +65,19 @@ def result_of(note: Mapping[str, Any]) -> AgentResult | None:
 Place = tuple[str, str]  # a prompt's uid, and the number of the session in its group
 # Ends a session whose hand-over has not ended: its id, its stage, and the reason, None for one of another run.
 End = Callable[[str, Stage, str | None], Awaitable[None]]
+# The session's id, the uid of its prompt, its settings, and the newest version.
+Lose = Callable[[str, str, Mapping[str, Any], int | None], None]
 
 
 class EarlierSessions:
     """Owned state: the sessions that may be taken up, by their place, and how many were and were not.
 
-    `end` ends a session in the journal.
+    `end` ends a session in the journal; `lose` is told of one whose agent begins again, and may get tokens of weights up
+    to a version again.
     """
 
-    def __init__(self, journal: SqliteJournal, end: End) -> None:
-        self.journal, self._end = journal, end
+    def __init__(self, journal: SqliteJournal, end: End, lose: Lose) -> None:
+        self.journal, self._end, self._lose = journal, end, lose
         self.run, self.version, self.begun = "", -1, False
         self.candidates: dict[Place, EndedSession] = {}
         self.taken: dict[str, EndedSession] = {}
@@ -190,6 +194,8 @@ class EarlierSessions:
         if run_of(session) != self.run or session.validation:
             await self._end(session.session_id, session.stage, None)
             return
+        if why in (BegunAgain.RUNNING, BegunAgain.NEWER_WEIGHTS):
+            self._lose(session.session_id, session.uid, session.settings, self.version)
         reason = f"its run was stopped, and began it again ({why})"
         if session.stage is Stage.HANDED:
             await self.journal.append(undone(session.session_id, reason))

@@ -1,7 +1,8 @@
 """What agent loops left behind when their process died, for the ones that begin their prompts again in its place.
 
 It is what a resumed run does with the sessions of an earlier start, within one start: sessions that had ended are taken
-up, leases that runners hold go on, and an agent that ran in the process, or below it, begins again in another session.
+up, leases that runners hold go on, and an agent that ran in the process, or below it, begins again in another session,
+where it repeats the calls that had ended.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ async def leave(sessions: Sessions, tasks: RunnerTasks, left: Left) -> None:
     await tasks.release(left.uids, left.unwanted)
     for session_id, uid in [one for one in sessions.awaited().items() if one[1] in left.uids]:
         if not tasks.has(session_id):
+            if uid not in left.unwanted:
+                sessions.lose(session_id)
             await sessions.drop(session_id, Closed.ABANDONED, left.unwanted.get(uid, DropReason.SESSION), WHY)
     for session_id in [one for one, held in sessions.unacknowledged.items() if held.uid in left.uids]:
         stored = await asyncio.to_thread(sessions.journal.read, session_id)

@@ -137,6 +137,7 @@ class RunnerTasks:
         for task_id, session, why in self._earlier.refuse(run, version):
             if session.run == run:
                 self.sessions.earlier.count(why, session.tokens)
+                self._lose(self.leases[task_id].lease_id, version)
             await self._withdraw(task_id)
 
     # The agent loops' side
@@ -352,6 +353,9 @@ class RunnerTasks:
             detail = {"task": ended.task_id, "runner": ended.runner, "state": str(ended.state), "reason": reason}
             events.append(event(kind, ended.lease_id or ended.task_id, detail))
         await self._record(*events)
+        for kind, ended in ends:
+            if kind == "lost":
+                self._lose(ended.lease_id)
         for task in tasks:
             self._offer(task)
         for (_, ended), task in zip(ends, tasks, strict=True):
@@ -397,6 +401,11 @@ class RunnerTasks:
         await self._drop_session(task.lease_id, UNWANTED)
         if self._is_current(task):
             self._forget(task)
+
+    def _lose(self, lease_id: str, newest: int | None = None) -> None:
+        """The next agent of the lease's task gets its replies; not where a runner gave it back, maybe for them."""
+        if (session_id := self._sessions.get(lease_id, "")) in self.sessions.closed:
+            self.sessions.lose(session_id, newest)
 
     async def _drop_session(self, lease_id: str, why: tuple[Closed, DropReason, str] = NO_RUNNER) -> None:
         if (session_id := self._ends_with(lease_id)) is not None:

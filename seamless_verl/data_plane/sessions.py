@@ -41,9 +41,11 @@ from seamless_verl.data_plane.finished_sessions import (
 )
 from seamless_verl.data_plane.kept_journal import KeptJournal
 from seamless_verl.data_plane.lease_events import live_leases
+from seamless_verl.data_plane.lost_sessions import LostSessions
 from seamless_verl.data_plane.restart import held_sockets
 from seamless_verl.data_plane.settings import SessionSettings
 from seamless_verl.errors import ConfigError, JournalOrderError
+from seamless_verl.gateway.repeated_calls import INTERRUPTED
 from seamless_verl.journal import (
     RUN,
     CallEnded,
@@ -89,6 +91,7 @@ class Sessions:
         self.tool_calls = 0  # in the replies of acknowledged sessions
         self.discards: set[asyncio.Task[None]] = set()  # of sessions that nobody trains
         self.earlier: EarlierSessions
+        self.lost: LostSessions
         self.leased: dict[str, OpenSession] = {}  # open sessions of leases of earlier processes, by their ids
 
     async def start(self, *, restarted: bool, outside: OutsideApi | None = None) -> None:
@@ -107,7 +110,8 @@ class Sessions:
 
         self.journal = await self._open_journal()
         self.kept_journal = KeptJournal(self.journal, self.settings.journal_days, self.settings.journal_gib)
-        self.earlier = EarlierSessions(self.journal, self._end_earlier)
+        self.lost = LostSessions(self.journal)
+        self.earlier = EarlierSessions(self.journal, self._end_earlier, self.lost.add)
         open_sessions = await asyncio.to_thread(self.journal.restore)
         self.recorder = JournalRecorder(self.journal, on_closed=self._session_closed)
         live = {lease.session_id for lease in live_leases(await asyncio.to_thread(self.journal.outside_events))}
@@ -155,7 +159,8 @@ class Sessions:
         Sessions that a run opened and closed wait for `EarlierSessions.begin`: it may be the same run.
         """
         for session in open_sessions:
-            cut = [CallEnded(call.call_id, Finish.CANCELLED) for call in session.calls if call.interrupted]
+            running = [call.call_id for call in session.calls if call.interrupted]
+            cut = [CallEnded(call_id, Finish.CANCELLED, {INTERRUPTED: True}) for call_id in running]
             await self.journal.append(*cut, SessionClosed(session.session_id, Closed.ABANDONED))
         for session_id, stage in await asyncio.to_thread(self.journal.not_handed_over):
             stored = await asyncio.to_thread(self.journal.read, session_id)
@@ -223,12 +228,21 @@ class Sessions:
         await self.journal.append(begun, ended)
         self.account += self._assemble(record, 0).account.discarded(dropped)
 
+    def lose(self, session_id: str, newest: int | None = None) -> None:
+        """The agent of an open session is gone, and begins again in another one, which may repeat its calls."""
+        session = self.gateway.table.get(session_id)
+        self.lost.add(session_id, session.uid, {"metadata": session.metadata}, newest)
+
     async def open(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Opens a session. One whose reply was lost with an earlier process expires, since no agent has its key."""
+        """Opens a session; in the place of a lost one its agent's calls are answered from the record (`lost`).
+
+        One whose reply was lost with an earlier process expires, since no agent has its key.
+        """
         own = {RUN: self.earlier.run} if self.earlier.run else {}
-        body = {**body, "metadata": {**body.get("metadata", {}), **own}}
         with self._asked():
-            opened = await self.gateway.admin.open(body, awaited=True)
+            metadata, repeatable = await self.lost.take(body)
+            opened = await self.gateway.admin.open({**body, "metadata": metadata | own}, awaited=True)
+            self.gateway.table.get(opened["session_id"]).repeatable = repeatable
             self.closed[opened["session_id"]] = asyncio.Event()
             self.calls.group_began(str(body["uid"]))
             return opened
@@ -376,6 +390,7 @@ class Sessions:
         decided_uids = {one.uid for one in groups if one.outcome is not GroupOutcome.DEFERRED}
         await self._end_left({one.uid: one.outcome for one in groups})
         await self.earlier.end_unwanted(decided_uids)
+        self.lost.forget(decided_uids)
         for decided in groups:
             tokens = self.queued.pop(decided.uid, 0)
             if decided.outcome is not GroupOutcome.TRAINED:
@@ -395,7 +410,7 @@ class Sessions:
         self.gateway.table.check_integrity()
         self.account.check_integrity()
         self.kept_journal.check()
-        own = {"sessions/tool_calls": float(self.tool_calls)} | self.kept_journal.metrics()
+        own = {"sessions/tool_calls": float(self.tool_calls)} | self.lost.metrics() | self.kept_journal.metrics()
         return self.account.metrics() | self.gateway.metrics() | self.earlier.metrics() | own
 
 

@@ -31,8 +31,9 @@ from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.output_processor import RequestOutputCollector
 from vllm.v1.engine.parallel_sampling import ParentRequest
 
-from seamless_verl.gateway.outputs import Decoder, engine_sampling
+from seamless_verl.gateway.outputs import Decoder, engine_sampling, stop_strings
 from seamless_verl.gateway.protocols import CallSource, NullRecorder, Recorder, SessionCall
+from seamless_verl.gateway.repeated_calls import RepeatedSource, asked_digest
 from seamless_verl.gateway.request_context import RequestContext, current_request
 from seamless_verl.gateway.resumed_calls import (
     ResumedRecorder,
@@ -255,7 +256,9 @@ class FleetEngineClient(IdleEngineClient):
         if earlier is not None:
             return call, earlier, NullRecorder(), _count_nothing
         if interrupted is None:
-            return call, self._source, self._recorder, context.session.add_tokens
+            recorded_call = context.session.take_recorded(call.asked)
+            source = self._source if recorded_call is None else RepeatedSource(recorded_call, self._source)
+            return call, source, self._recorder, context.session.add_tokens
         recorded = count_recorded(interrupted)
         recorder, count_tokens = ResumedRecorder(self._recorder, recorded), new_token_counter(context.session, recorded)
         return resume_call(call, interrupted), ResumedSource(interrupted, self._source), recorder, count_tokens
@@ -263,11 +266,12 @@ class FleetEngineClient(IdleEngineClient):
 
 def _session_call(context: RequestContext, request: EngineCoreRequest, index: int, call_id: str) -> SessionCall:
     session = context.session
-    assert request.prompt_token_ids is not None
+    assert request.prompt_token_ids is not None and request.sampling_params is not None
+    prompt_ids, sampling = array(TOKEN, request.prompt_token_ids), engine_sampling(request)
     return SessionCall(
         call_id,
-        array(TOKEN, request.prompt_token_ids),
-        engine_sampling(request),
+        prompt_ids,
+        sampling,
         key=session.session_id,
         group=session.uid,
         session_id=session.session_id,
@@ -279,6 +283,7 @@ def _session_call(context: RequestContext, request: EngineCoreRequest, index: in
         response=context.stored_response(),
         dropped_tools=context.dropped_tools,
         reply_id=request.external_req_id or "",
+        asked=asked_digest(prompt_ids, sampling, stop_strings(request.sampling_params)),
     )
 
 

@@ -52,6 +52,11 @@ def engine_sampling(request: EngineCoreRequest) -> dict[str, Any]:
     return sampling
 
 
+def stop_strings(params: SamplingParams) -> list[str]:
+    """What ends a call in this process, of which a replica knows nothing."""
+    return [params.stop] if isinstance(params.stop, str) else list(params.stop or ())
+
+
 def sampling_fields(params: SamplingParams) -> dict[str, Any]:
     """The parameters as plain msgpack values; `logprobs` is always set, for the sampled token's."""
     values = {name: getattr(params, name) for name in ALWAYS_SENT}

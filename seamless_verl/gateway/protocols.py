@@ -23,7 +23,7 @@ class SessionCall(Call):
     that request; with `idempotency_key` they let a retry find the call after a restart too. `response` names the stored
     response that the call makes: its `id`, its `model`, and whether the messages begin with `instructions`.
     `dropped_tools` are the types of hosted tools that were left out. `reply_id` is the id that the reply has, or the
-    beginning of it, as it was made.
+    beginning of it, as it was made. `asked` is the digest of what was asked (`repeated_calls.py`).
     """
 
     session_id: str = ""
@@ -36,6 +36,7 @@ class SessionCall(Call):
     response: Mapping[str, Any] | None = None
     dropped_tools: tuple[str, ...] = ()
     reply_id: str = ""
+    asked: str = ""
 
 
 class CallSource(Protocol):

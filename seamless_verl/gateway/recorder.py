@@ -34,6 +34,7 @@ from typing import Any, Protocol
 from seamless_verl.errors import JournalError, JournalOrderError
 from seamless_verl.gateway.api_errors import ApiError, ErrorCode
 from seamless_verl.gateway.protocols import SessionCall
+from seamless_verl.gateway.repeated_calls import ASKED
 from seamless_verl.gateway.reply_ids import find_turn
 from seamless_verl.gateway.resumed_calls import GATEWAY_KEY
 from seamless_verl.gateway.session import Session, SessionState
@@ -250,6 +251,8 @@ def request_to_store(call: SessionCall) -> dict[str, Any]:
     own: dict[str, Any] = {"attempt": call.attempt, "place": call.index}
     own["max_tokens"] = call.sampling.get("max_tokens")
     own["reply_id"] = call.reply_id
+    if call.asked:
+        own[ASKED] = call.asked
     if call.idempotency_key is not None:
         own["key"] = call.idempotency_key
     if call.response is not None:

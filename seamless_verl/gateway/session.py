@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta
 
@@ -17,6 +17,9 @@ from seamless_verl.gateway.prefix_index import PrefixIndex
 from seamless_verl.gateway.retries import Attempts
 from seamless_verl.gateway.stored_responses import StoredResponses
 from seamless_verl.runtime.fields import Positive, PositiveNumber, Seed, check
+
+if TYPE_CHECKING:
+    from seamless_verl.gateway.repeated_calls import RecordedCall, RepeatableCalls
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,8 @@ class Session:
     those that got an error, `refused_outside` those of them that came as from a program outside of the run. `awaited`:
     an agent loop of the run waits for the session's end, and takes what it has. `quiet_since` is when it had a call
     last, by the table's clock; 0 if it never had one. `retried_replies` has the attempts of
-    which a retry gave the reply, by the id that the retry gave it.
+    which a retry gave the reply, by the id that the retry gave it. `repeatable` has the calls of a lost session in the
+    place of which this one is.
     """
 
     session_id: str
@@ -130,6 +134,7 @@ class Session:
     attempts: Attempts = field(default_factory=Attempts)
     responses: StoredResponses = field(default_factory=StoredResponses)
     retried_replies: dict[str, int] = field(default_factory=dict)
+    repeatable: RepeatableCalls | None = None
     refused: int = 0
     refused_outside: int = 0
 
@@ -141,6 +146,10 @@ class Session:
     def remaining_tokens(self) -> int | None:
         """Tokens that it may still generate; None without a limit."""
         return None if self.limits.max_tokens is None else max(self.limits.max_tokens - self.tokens, 0)
+
+    def take_recorded(self, asked: str) -> RecordedCall | None:
+        """The recorded tokens for a call that asks this, if there are any."""
+        return None if self.repeatable is None else self.repeatable.take(asked)
 
     def add_tokens(self, number: int) -> None:
         """Counts generated tokens."""

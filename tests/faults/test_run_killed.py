@@ -75,6 +75,13 @@ def ended_since_checkpoint(folder: Path) -> int:
         return int(db.execute(query, (handing, since)).fetchone()[0])
 
 
+def begun_since_checkpoint(folder: Path) -> int:
+    """Open sessions that have a reply, of those that were opened since the last checkpoint."""
+    since = (folder / "checkpoints" / "latest_checkpointed_iteration.txt").stat().st_mtime
+    sessions = JournalReader(folder / "checkpoints" / "trajectories.sqlite").sessions()
+    return sum(one.stage is Stage.OPEN and one.calls > 0 and one.opened_at > since for one in sessions)
+
+
 def finished_groups(journal: Path, checkpoint: int) -> dict[str, set[str]]:
     """The sessions of each group that was finished, and that the checkpoint has not trained, by its prompt."""
     trained = {uid for step, uids in trained_steps(journal).items() if step <= checkpoint for uid in uids}
@@ -100,7 +107,8 @@ def test_nothing_is_begun_twice(nano: Path, tmp_path: Path, runners: Any, loops:
             job = start(tmp_path, nano, number, temporary, options)
             job.wait_for(f"step:{1 if number == 0 else last_checkpoint(tmp_path) + 1} ")
             time.sleep(chance.random() * BEFORE_KILL_S)
-            while number == KILLS - 1 and not ended_since_checkpoint(tmp_path):  # one kill at least has work to lose
+            # One kill at least has work to lose.
+            while number == KILLS - 1 and not (ended_since_checkpoint(tmp_path) and begun_since_checkpoint(tmp_path)):
                 time.sleep(0.02)
             kill(job)
             totals.update(resumed(job))
@@ -118,6 +126,8 @@ def test_nothing_is_begun_twice(nano: Path, tmp_path: Path, runners: Any, loops:
     assert totals["resumed/sessions"] > 0 and totals["resumed/begun_again/newer_weights"] == 0
     if runners is runner:
         assert totals["resumed/leases"] > 0, "no open session went on"
+    else:
+        assert totals["sessions/repeated_calls"] > 0, "no agent that began again got its replies"
     steps = job.metrics()
     assert steps[STEPS]["tokens/generated"] > 0  # the first step of a start may train what earlier ones generated
     for metrics in steps.values():
@@ -145,4 +155,4 @@ def check_trained_once(journal: Path) -> None:
 def resumed(job: Job) -> dict[str, float]:
     """What this start took up, and what it began again."""
     last = job.metrics()[max(job.metrics())]
-    return {name: value for name, value in last.items() if name.startswith("resumed/") and value}
+    return {name: value for name, value in last.items() if name.startswith(("resumed/", "sessions/rep")) and value}

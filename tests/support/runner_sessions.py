@@ -49,6 +49,9 @@ class MemorySessions:
         self.metadata[name], self.closed[name] = body["metadata"], asyncio.Event()
         return {"session_id": name, "key": f"key of {name}"}
 
+    def lose(self, session_id: str, newest: int | None = None) -> None:
+        assert session_id in self.closed, "it has ended, and its agent does not begin again"
+
     async def drop(self, session_id: str, *why: Any) -> None:
         await self._turns()
         del self.closed[session_id]  # a second drop raises

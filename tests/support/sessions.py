@@ -22,10 +22,12 @@ FAILURES: list[BaseException] = []
 
 
 @asynccontextmanager
-async def sessions(nano: Path, journal: Path, *, restarted: bool, version: int = 0) -> AsyncGenerator[Sessions, None]:
+async def sessions(
+    nano: Path, journal: Path, *, restarted: bool, version: int = 0, delay_s: float = 0.0
+) -> AsyncGenerator[Sessions, None]:
     """The sessions of one process; those not closed in it stay open in the journal, as after a death."""
     fleet = Fleet(policy=PrefixAffinity(), committed=version)
-    stub = StubEngine("a", vocabulary=128)
+    stub = StubEngine("a", vocabulary=128, delay_s=delay_s)
     stub.version = version
     fleet.add("a", engine=stub, control=stub, capacity=8, version=version)
     options = ("--served-model-name", "policy")

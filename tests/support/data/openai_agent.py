@@ -59,9 +59,9 @@ def is_held() -> bool:
 
 
 async def slow(task: dict[str, Any], endpoint: Any) -> float:
-    """Takes up to two seconds, so that at any moment some sessions of a group have ended and others have not."""
-    await asyncio.sleep(2 * random.random())
-    return await asked(task, endpoint, max_retries=0)
+    """Takes up to two seconds, so that at any moment some sessions of a group have ended, others not, or not begun."""
+    await asyncio.sleep(random.random())
+    return await asked(task, endpoint, between_s=random.random(), max_retries=0)
 
 
 async def stuck(task: dict[str, Any], endpoint: Any) -> float:
@@ -101,12 +101,13 @@ async def of_form(client: AsyncOpenAI, messages: list[Any]) -> str:
     return text
 
 
-async def asked(task: dict[str, Any], endpoint: Any, **options: Any) -> float:
+async def asked(task: dict[str, Any], endpoint: Any, *, between_s: float = 0.0, **options: Any) -> float:
     client = AsyncOpenAI(base_url=f"{endpoint.base_url}/v1", api_key=endpoint.session_key, **options)
     messages: list[Any] = list(task["prompt"])
     said = ""
     async with client:
         for complaint in ("Sure?", None):
+            await asyncio.sleep(0.0 if complaint else between_s)
             reply = await client.chat.completions.create(model="policy", messages=messages, max_tokens=6)
             said += reply.choices[0].message.content or ""
             messages += [{"role": "assistant", "content": reply.choices[0].message.content or ""}]

@@ -1,0 +1,74 @@
+"""Sessions whose agents were lost with their process, until other agents begin in their places.
+
+An agent is lost with its run, with the agent loop worker that ran it, or with its runner. It begins again in another
+session at the same place: the same prompt, and the same number in its group. That session gets the lost one's recorded
+calls, and answers its agent with them (`gateway/repeated_calls.py`). Nothing is kept over a restart of the data plane:
+what was lost before it begins without them.
+
+Owned state: the lost session of each place that nobody has begun in again, and how much was repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from seamless_verl.data_plane.earlier_sessions import SAMPLE, STEP, Place
+from seamless_verl.gateway.repeated_calls import RepeatableCalls
+from seamless_verl.journal import SqliteJournal
+from seamless_verl.journal.protocol import is_validation
+
+AGAIN = "again"
+"""In a session's metadata: which session it begins `of` again, and how many `times` its place has."""
+MAX_TIMES = 2  # a third time the calls are sampled anew: they may be what the agent dies of
+
+
+@dataclass(frozen=True)
+class LostSession:
+    """A lost session; tokens of weights after `newest` are not given again, None for no bound."""
+
+    session_id: str
+    newest: int | None
+
+
+class LostSessions:
+    """The lost sessions of one data plane, whose calls are in its journal."""
+
+    def __init__(self, journal: SqliteJournal) -> None:
+        self.journal = journal
+        self._by_place: dict[Place, LostSession] = {}
+        self._counts: Counter[str] = Counter()
+
+    def add(self, session_id: str, uid: str, settings: Mapping[str, Any], newest: int | None = None) -> None:
+        """An agent will begin again in the place of this session, which was opened with these settings."""
+        metadata = settings.get("metadata", {})
+        if not is_validation(settings) and metadata.get(AGAIN, {}).get("times", 0) < MAX_TIMES:
+            self._by_place[uid, str(metadata.get(SAMPLE))] = LostSession(session_id, newest)
+
+    async def take(self, opening: Mapping[str, Any]) -> tuple[dict[str, Any], RepeatableCalls | None]:
+        """For a session that is opened so: its metadata, and the calls that it may repeat; each is given once."""
+        metadata = dict(opening.get("metadata", {}))
+        lost = self._by_place.pop((str(opening.get("uid")), str(metadata.get(SAMPLE))), None)
+        stored = None if lost is None else await asyncio.to_thread(self.journal.read, lost.session_id)
+        if lost is None or stored is None:  # it may be deleted from the journal
+            return metadata, None
+        step = metadata.get(STEP)
+        if step is None and lost.newest is not None:  # a loop that does not say how old its tokens may be
+            return metadata, None
+        oldest = 0 if step is None else step - 1
+        calls = RepeatableCalls(stored.calls, oldest=oldest, newest=lost.newest, counts=self._counts)
+        before = stored.settings.get("metadata", {}).get(AGAIN, {}).get("times", 0)
+        return metadata | {AGAIN: {"of": lost.session_id, "times": before + 1}}, calls if len(calls) else None
+
+    def forget(self, uids: Collection[str]) -> None:
+        """The groups of these prompts are decided: nobody begins in them again."""
+        for place in [place for place in self._by_place if place[0] in uids]:
+            del self._by_place[place]
+
+    def metrics(self) -> dict[str, float]:
+        """Calls that were answered from the record, and their tokens."""
+        calls, generated = self._counts["calls"], self._counts["tokens"]
+        return {"sessions/repeated_calls": float(calls), "sessions/repeated_tokens": float(generated)}

@@ -1,0 +1,124 @@
+"""Answers an agent that begins again from the record, as long as it asks what it asked before.
+
+An agent that was lost with its process runs again from its beginning, in another session. Given the same replies it
+makes the same calls. So a call of the new session that asks what a call of the lost one asked gets the recorded tokens,
+with the logprobs and the weight versions under which they were generated, and is recorded as a call of its own. A
+recorded call without an end is continued.
+
+What is asked is the prompt's token ids with all sampling parameters: ids of tool calls, which each reply has anew, are
+in the request and not in most prompts. A recorded call is a sample for exactly this prompt, so nothing need be known of
+the agent: one that does not repeat itself gets new samples from where it differs.
+
+Invariants:
+- A recorded call answers one call.
+- Tokens of weights outside of the versions that the session may have are not given, nor what followed them.
+- What an agent's end may have cut, such as a call that it cancelled, is not given: it would favour long replies.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections import Counter, defaultdict, deque
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from itertools import chain, takewhile
+from typing import Any
+
+from seamless_verl.gateway.protocols import CallSource, SessionCall
+from seamless_verl.gateway.resumed_calls import GATEWAY_KEY
+from seamless_verl.journal import StoredCall
+from seamless_verl.trajectory.records import Finish, Segment, TokenChunk, tokens
+
+ASKED = "asked"
+"""In a stored request, under GATEWAY_KEY: the digest of what the call asked."""
+INTERRUPTED = "interrupted"
+"""In the stored reply of a call that ended with the run's processes, and not by its agent."""
+ENDS = {Finish.STOP: Finish.STOP, Finish.TOOL_CALLS: Finish.STOP, Finish.LENGTH: Finish.LENGTH}
+"""How the engine ended a call, by how the record says that it ended."""
+
+
+def asked_digest(prompt_ids: array[int], sampling: Mapping[str, Any], stop: Sequence[str]) -> str:
+    """Equal for calls that ask the same; prompt_ids int32 [P], `stop` are the stop strings."""
+    settings = json.dumps([sorted(sampling.items()), list(stop)], sort_keys=True, default=str)
+    return blake2b(prompt_ids.tobytes() + settings.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True)
+class RecordedCall:
+    """Tokens of a call on record; `finish` is how the engine ended it, None for one that is continued."""
+
+    segments: Sequence[Segment]
+    finish: Finish | None
+    stop_reason: int | str | None = None
+
+    @classmethod
+    def of(cls, stored: StoredCall, oldest: int, newest: int | None) -> RecordedCall | None:
+        """What can be given of a stored call, of weights of the versions from `oldest` to `newest`; None for nothing.
+
+        Without `newest` every newer version may be given.
+        """
+        known = list(takewhile(lambda s: newest is None or s.version <= newest, stored.segments))
+        if not known or min(segment.version for segment in known) < oldest:
+            return None
+        if stored.finish in ENDS:
+            whole = len(known) == len(stored.segments)
+            return cls(
+                known, ENDS[stored.finish] if whole else None, stored.reply.get("stop_reason") if whole else None
+            )
+        return cls(known, None) if stored.interrupted or stored.reply.get(INTERRUPTED) else None
+
+    def __len__(self) -> int:
+        return sum(len(segment) for segment in self.segments)
+
+
+class RepeatableCalls:
+    """The calls of a lost session that its successor may make again; counts those that it does, and their tokens.
+
+    Owned state: the recorded calls that no call has been answered with, by what they asked, oldest first.
+    """
+
+    def __init__(self, calls: Sequence[StoredCall], *, oldest: int, newest: int | None, counts: Counter[str]) -> None:
+        self._counts = counts
+        self._left: defaultdict[str, deque[RecordedCall]] = defaultdict(deque)
+        for stored in calls:
+            asked = stored.request.get(GATEWAY_KEY, {}).get(ASKED)  # journals of earlier releases have none
+            if asked and (recorded := RecordedCall.of(stored, oldest, newest)) is not None:
+                self._left[asked].append(recorded)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._left.values()))
+
+    def take(self, asked: str) -> RecordedCall | None:
+        """The first call on record that asked this; each is given once."""
+        if not self._left.get(asked):
+            return None
+        recorded = self._left[asked].popleft()
+        self._counts.update(calls=1, tokens=len(recorded))
+        return recorded
+
+
+@dataclass(frozen=True)
+class RepeatedSource:
+    """A CallSource for one call: the recorded tokens, then, if the recorded call had no end, those of `source`."""
+
+    recorded: RecordedCall
+    source: CallSource
+
+    async def stream(self, call: SessionCall) -> AsyncGenerator[TokenChunk, None]:
+        *before, last = [segment.chunk() for segment in self.recorded.segments]
+        finish, stop_reason = self.recorded.finish, self.recorded.stop_reason
+        for chunk in before:
+            yield chunk
+        if finish is None or isinstance(stop_reason, str):  # who reads it finds the stop string in the text
+            yield last
+        else:
+            yield replace(last, finish_reason=finish, stop_reason=stop_reason)
+        if finish is not None:
+            return
+        ids = tokens(chain.from_iterable(segment.ids for segment in self.recorded.segments))
+        async with aclosing(self.source.stream(replace(call, produced=ids))) as chunks:
+            async for chunk in chunks:
+                yield chunk

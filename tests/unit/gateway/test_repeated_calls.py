@@ -1,0 +1,148 @@
+"""An agent that begins again gets what is on record, each call once, and nothing that its session may not have."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seamless_verl.gateway.protocols import SessionCall
+from seamless_verl.gateway.repeated_calls import (
+    ASKED,
+    INTERRUPTED,
+    RecordedCall,
+    RepeatableCalls,
+    RepeatedSource,
+    asked_digest,
+)
+from seamless_verl.gateway.resumed_calls import GATEWAY_KEY
+from seamless_verl.journal import StoredCall
+from seamless_verl.trajectory.records import Finish, Segment, TokenChunk, logprobs, tokens
+
+
+def segment(version: int, *ids: int) -> Segment:
+    return Segment(tokens(ids), logprobs([-float(i) for i in ids]), version, f"replica-{version}")
+
+
+def stored(
+    *segments: Segment, finish: Finish | None = Finish.STOP, asked: str | None = "q", **reply: Any
+) -> StoredCall:
+    own = {} if asked is None else {ASKED: asked}
+    return StoredCall("c", "", tokens([1]), segments, finish, {GATEWAY_KEY: own}, reply)
+
+
+def repeatable(*calls: StoredCall, counts: Counter[str] | None = None) -> RepeatableCalls:
+    return RepeatableCalls(calls, oldest=0, newest=None, counts=Counter() if counts is None else counts)
+
+
+TWO = (segment(3, 5, 6), segment(4, 7))
+
+
+@pytest.mark.parametrize(
+    ("call", "bounds", "given", "finish"),
+    [
+        (stored(*TWO), (3, None), [[5, 6], [7]], Finish.STOP),
+        (stored(*TWO, finish=Finish.TOOL_CALLS), (0, 4), [[5, 6], [7]], Finish.STOP),
+        (stored(*TWO, finish=Finish.LENGTH), (3, 4), [[5, 6], [7]], Finish.LENGTH),
+        (stored(*TWO), (0, 3), [[5, 6]], None),  # what newer weights added is generated anew
+        (stored(*TWO, finish=None), (3, None), [[5, 6], [7]], None),
+        (stored(*TWO, finish=Finish.CANCELLED, interrupted=True), (3, None), [[5, 6], [7]], None),
+    ],
+)
+def test_what_may_be_given_of_a_call(
+    call: StoredCall, bounds: tuple[int, int | None], given: list[list[int]], finish: Finish | None
+) -> None:
+    recorded = RecordedCall.of(call, *bounds)
+    assert recorded is not None and recorded.finish is finish
+    assert [list(one.ids) for one in recorded.segments] == given and len(recorded) == sum(map(len, given))
+
+
+@pytest.mark.parametrize(
+    ("call", "bounds"),
+    [
+        (stored(*TWO), (4, None)),  # its first tokens are too old
+        (stored(*TWO), (0, 2)),  # all of it is of newer weights
+        (stored(*TWO, finish=Finish.CANCELLED), (0, None)),  # by its agent, perhaps since it was long
+        (stored(*TWO, finish=Finish.FAILED), (0, None)),
+        (stored(finish=None), (0, None)),
+    ],
+)
+def test_what_is_not_given(call: StoredCall, bounds: tuple[int, int | None]) -> None:
+    assert INTERRUPTED not in call.reply
+    assert RecordedCall.of(call, *bounds) is None
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 4))), st.lists(st.sampled_from("abcd")))
+def test_each_call_is_given_once_in_the_order_of_the_record(recorded: list[tuple[str, int]], asked: list[str]) -> None:
+    """Whatever an agent asks: the n-th call that asks one thing gets the n-th recorded one."""
+    counts: Counter[str] = Counter()
+    calls = repeatable(
+        *(stored(segment(number, *range(size)), asked=name) for number, (name, size) in enumerate(recorded)),
+        counts=counts,
+    )
+    expected: defaultdict[str, list[int]] = defaultdict(list)
+    for number, (name, _) in enumerate(recorded):
+        expected[name].append(number)
+    given = []
+    for name in asked:
+        found, wanted = calls.take(name), expected[name].pop(0) if expected[name] else None
+        assert (None if found is None else found.segments[0].version) == wanted
+        given += [] if found is None else [found]
+    assert counts["calls"] == len(given) and counts["tokens"] == sum(map(len, given))
+    assert len(calls) == len(recorded) - len(given)
+
+
+def test_calls_of_earlier_releases_are_not_given() -> None:
+    calls = repeatable(stored(*TWO, asked=None), stored(*TWO, asked=""))
+    assert not len(calls) and calls.take("") is None
+
+
+def test_equal_questions_and_others() -> None:
+    prompt, sampling = tokens([1, 2]), {"max_tokens": 5, "temperature": 1.0}
+    one = asked_digest(prompt, sampling, [])
+    assert one == asked_digest(tokens([1, 2]), {"temperature": 1.0, "max_tokens": 5}, ())
+    others = [
+        asked_digest(tokens([1, 2, 3]), sampling, []),
+        asked_digest(prompt, sampling | {"max_tokens": 6}, []),
+        asked_digest(prompt, sampling | {"structured_outputs": {"choice": ["\ud800"]}}, []),
+        asked_digest(prompt, sampling, ["\n"]),
+    ]
+    assert len({one, *others}) == 5
+
+
+class Source:
+    """Continues with the token 9, and remembers what the call had produced."""
+
+    produced: Sequence[int] | None = None
+
+    async def stream(self, call: SessionCall) -> AsyncGenerator[TokenChunk, None]:
+        self.produced = list(call.produced)
+        yield TokenChunk(tokens([9]), logprobs([-9.0]), 5, "new", Finish.STOP)
+
+
+async def streamed(call: StoredCall, newest: int | None = None) -> tuple[list[tuple[Any, ...]], Sequence[int] | None]:
+    recorded, source = RecordedCall.of(call, 0, newest), Source()
+    assert recorded is not None
+    chunks = RepeatedSource(recorded, source).stream(SessionCall("new", tokens([1]), {"max_tokens": 5}))
+    shown = [(list(one.ids), one.version, one.finish_reason, one.stop_reason) async for one in chunks]
+    return shown, source.produced
+
+
+async def test_the_tokens_come_as_an_engine_would_send_them() -> None:
+    first, last = ([5, 6], 3, None, None), ([7], 4, Finish.STOP, None)
+    assert await streamed(stored(*TWO)) == ([first, last], None)
+    shown, _ = await streamed(stored(*TWO, stop_reason=7))
+    assert shown == [first, ([7], 4, Finish.STOP, 7)]
+    # The reader finds a stop string in the text, for which it needs the last token as any other.
+    shown, _ = await streamed(stored(*TWO, stop_reason="END"))
+    assert shown == [first, ([7], 4, None, None)]
+
+
+async def test_a_call_without_an_end_is_continued() -> None:
+    first, new = ([5, 6], 3, None, None), ([9], 5, Finish.STOP, None)
+    assert await streamed(stored(*TWO, finish=None)) == ([first, ([7], 4, None, None), new], [5, 6, 7])
+    assert await streamed(stored(*TWO), newest=3) == ([first, new], [5, 6])
