@@ -157,7 +157,7 @@ class DataPlane:
         while True:
             await asyncio.sleep(PAUSED_SAVE_S)  # it grows all the time: a restart may lose so much of it
             if (found := self.calls.paused_time.state_dict()) != stored:
-                self.paused_store.put(stored := found)
+                await self.paused_store.put(stored := found)
 
     def fail(self, error: BaseException) -> None:
         """Fails the data plane for good: calls that wait, and later ones, raise the reason."""
@@ -184,8 +184,8 @@ class DataPlane:
             self.watching.cancel()
         for replica_id in list(self.fleet):
             await self.fleet.remove(replica_id)
-        self.store.clear()
-        self.paused_store.clear()
+        await self.store.clear()
+        await self.paused_store.clear()
 
     # The trainer's side
 
@@ -202,6 +202,7 @@ class DataPlane:
         The gateway's sessions of the run's earlier starts may be taken up from now on, or end.
         """
         async with self._journaling() as sessions:
+            sessions.lost.bound(version)
             await sessions.earlier.begin(run, version)
             await self.runner_tasks.begin_run(run, version)
 

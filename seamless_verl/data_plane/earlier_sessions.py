@@ -72,7 +72,7 @@ Lose = Callable[[str, str, Mapping[str, Any], int | None], None]
 class EarlierSessions:
     """Owned state: the sessions that may be taken up, by their place, and how many were and were not.
 
-    `end` ends a session in the journal; `lose` is told of one whose agent begins again, and may get tokens of weights up
+    `end` ends a session in the journal; `lose` hears of one whose agent begins again, and may get tokens of weights up
     to a version again.
     """
 

@@ -13,12 +13,12 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from seamless_verl.data_plane.earlier_sessions import SAMPLE, STEP, Place
 from seamless_verl.gateway.repeated_calls import RepeatableCalls
-from seamless_verl.journal import SqliteJournal
+from seamless_verl.journal import SqliteJournal, StoredSession
 from seamless_verl.journal.protocol import is_validation
 
 AGAIN = "again"
@@ -44,24 +44,37 @@ class LostSessions:
 
     def add(self, session_id: str, uid: str, settings: Mapping[str, Any], newest: int | None = None) -> None:
         """An agent will begin again in the place of this session, which was opened with these settings."""
-        metadata = settings.get("metadata", {})
-        if not is_validation(settings) and metadata.get(AGAIN, {}).get("times", 0) < MAX_TIMES:
-            self._by_place[uid, str(metadata.get(SAMPLE))] = LostSession(session_id, newest)
+        if not is_validation(settings) and again_of(settings).get("times", 0) < MAX_TIMES:
+            self._by_place[uid, str(settings.get("metadata", {}).get(SAMPLE))] = LostSession(session_id, newest)
 
     async def take(self, opening: Mapping[str, Any]) -> tuple[dict[str, Any], RepeatableCalls | None]:
         """For a session that is opened so: its metadata, and the calls that it may repeat; each is given once."""
         metadata = dict(opening.get("metadata", {}))
         lost = self._by_place.pop((str(opening.get("uid")), str(metadata.get(SAMPLE))), None)
-        stored = None if lost is None else await asyncio.to_thread(self.journal.read, lost.session_id)
-        if lost is None or stored is None:  # it may be deleted from the journal
-            return metadata, None
         step = metadata.get(STEP)
-        if step is None and lost.newest is not None:  # a loop that does not say how old its tokens may be
+        if lost is None or (step is None and lost.newest is not None):  # it does not say how old its tokens may be
+            return metadata, None
+        sessions = await asyncio.to_thread(self._read, lost.session_id)
+        if not sessions:
             return metadata, None
         oldest = 0 if step is None else step - 1
-        calls = RepeatableCalls(stored.calls, oldest=oldest, newest=lost.newest, counts=self._counts)
-        before = stored.settings.get("metadata", {}).get(AGAIN, {}).get("times", 0)
-        return metadata | {AGAIN: {"of": lost.session_id, "times": before + 1}}, calls if len(calls) else None
+        calls = RepeatableCalls(sessions, oldest=oldest, newest=lost.newest, counts=self._counts)
+        again = {"of": lost.session_id, "times": again_of(sessions[0].settings).get("times", 0) + 1}
+        return metadata | {AGAIN: again}, calls if len(calls) else None
+
+    def _read(self, session_id: str) -> list[StoredSession]:
+        """The session, the one that it began again, and so on, as far as the journal still has them."""
+        sessions: list[StoredSession] = []
+        while session_id and (stored := self.journal.read(session_id)) is not None:
+            sessions.append(stored)
+            session_id = again_of(stored.settings).get("of", "")
+        return sessions
+
+    def bound(self, newest: int) -> None:
+        """The run goes on from the weights of this version: what was lost before has none of newer ones to give."""
+        for place, lost in self._by_place.items():
+            bounded = newest if lost.newest is None else min(newest, lost.newest)
+            self._by_place[place] = replace(lost, newest=bounded)
 
     def forget(self, uids: Collection[str]) -> None:
         """The groups of these prompts are decided: nobody begins in them again."""
@@ -72,3 +85,9 @@ class LostSessions:
         """Calls that were answered from the record, and their tokens."""
         calls, generated = self._counts["calls"], self._counts["tokens"]
         return {"sessions/repeated_calls": float(calls), "sessions/repeated_tokens": float(generated)}
+
+
+def again_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Which session one with these settings begins again, and how often its place has; empty for one that does not."""
+    again: dict[str, Any] = settings.get("metadata", {}).get(AGAIN, {})
+    return again

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +27,34 @@ TRANSFER_S = 10.0  # both ends of a socket's transfer are on one host
 
 
 class StateStore:
-    """One value under its owner's name, in this job, in Ray's key-value store."""
+    """One value under its owner's name, in this job, in Ray's key-value store.
+
+    Its owner has one event loop for everything, and Ray's store may not answer for a minute, as while it is started
+    again. So a thread writes, one value after another.
+    """
 
     def __init__(self, name: str) -> None:
         self.key = f"{ray.get_runtime_context().get_job_id()}:{name}"
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix=f"state of {name}")
 
-    def put(self, value: Any) -> None:
-        """Stores the value, which may hold actor handles; it is stored when this returns."""
-        internal_kv._internal_kv_put(self.key, cloudpickle.dumps(value), overwrite=True, namespace=NAMESPACE)
+    async def put(self, value: Any) -> None:
+        """Stores the value as it is now, which may hold actor handles; it is stored when this returns.
+
+        One of a task that is cancelled meanwhile may be left out; a later one is stored after it.
+        """
+        put = partial(internal_kv._internal_kv_put, overwrite=True, namespace=NAMESPACE)
+        await asyncio.get_running_loop().run_in_executor(self._writer, put, self.key, cloudpickle.dumps(value))
 
     def get(self) -> Any:
         """The last value that was put; None before the first."""
         raw = internal_kv._internal_kv_get(self.key, namespace=NAMESPACE)
         return None if raw is None else cloudpickle.loads(raw)
 
-    def clear(self) -> None:
-        internal_kv._internal_kv_del(self.key, namespace=NAMESPACE)
+    async def clear(self) -> None:
+        """Nothing is stored any more, also not what was to be stored before."""
+        delete = partial(internal_kv._internal_kv_del, namespace=NAMESPACE)
+        await asyncio.get_running_loop().run_in_executor(self._writer, delete, self.key)
+        self._writer.shutdown(wait=False)
 
 
 class SocketHolder:

@@ -137,7 +137,8 @@ class RunnerTasks:
         for task_id, session, why in self._earlier.refuse(run, version):
             if session.run == run:
                 self.sessions.earlier.count(why, session.tokens)
-                self._lose(self.leases[task_id].lease_id, version)
+                if task_id in self.leases:  # it may have expired
+                    self._lose(self.leases[task_id].lease_id, version)
             await self._withdraw(task_id)
 
     # The agent loops' side
@@ -354,7 +355,7 @@ class RunnerTasks:
             events.append(event(kind, ended.lease_id or ended.task_id, detail))
         await self._record(*events)
         for kind, ended in ends:
-            if kind == "lost":
+            if kind == "lost" or not self._has_called(ended.lease_id):
                 self._lose(ended.lease_id)
         for task in tasks:
             self._offer(task)
@@ -402,8 +403,13 @@ class RunnerTasks:
         if self._is_current(task):
             self._forget(task)
 
+    def _has_called(self, lease_id: str) -> bool:
+        """Whether the agent of a lease has made a call: a runner may give it back for the replies."""
+        session_id = self._sessions.get(lease_id, "")
+        return session_id in self.sessions.closed and self.sessions.gateway.table.get(session_id).requests > 0
+
     def _lose(self, lease_id: str, newest: int | None = None) -> None:
-        """The next agent of the lease's task gets its replies; not where a runner gave it back, maybe for them."""
+        """The next agent of the lease's task gets its replies."""
         if (session_id := self._sessions.get(lease_id, "")) in self.sessions.closed:
             self.sessions.lose(session_id, newest)
 

@@ -240,9 +240,9 @@ class Sessions:
         """
         own = {RUN: self.earlier.run} if self.earlier.run else {}
         with self._asked():
-            metadata, repeatable = await self.lost.take(body)
+            metadata, recorded_calls = await self.lost.take(body)
             opened = await self.gateway.admin.open({**body, "metadata": metadata | own}, awaited=True)
-            self.gateway.table.get(opened["session_id"]).repeatable = repeatable
+            self.gateway.table.get(opened["session_id"]).recorded_calls = recorded_calls
             self.closed[opened["session_id"]] = asyncio.Event()
             self.calls.group_began(str(body["uid"]))
             return opened
@@ -390,7 +390,7 @@ class Sessions:
         decided_uids = {one.uid for one in groups if one.outcome is not GroupOutcome.DEFERRED}
         await self._end_left({one.uid: one.outcome for one in groups})
         await self.earlier.end_unwanted(decided_uids)
-        self.lost.forget(decided_uids)
+        self.lost.forget({one.uid for one in groups})
         for decided in groups:
             tokens = self.queued.pop(decided.uid, 0)
             if decided.outcome is not GroupOutcome.TRAINED:

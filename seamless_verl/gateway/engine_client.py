@@ -256,7 +256,7 @@ class FleetEngineClient(IdleEngineClient):
         if earlier is not None:
             return call, earlier, NullRecorder(), _count_nothing
         if interrupted is None:
-            recorded_call = context.session.take_recorded(call.asked)
+            recorded_call = context.session.take_recorded(call)
             source = self._source if recorded_call is None else RepeatedSource(recorded_call, self._source)
             return call, source, self._recorder, context.session.add_tokens
         recorded = count_recorded(interrupted)
@@ -283,7 +283,7 @@ def _session_call(context: RequestContext, request: EngineCoreRequest, index: in
         response=context.stored_response(),
         dropped_tools=context.dropped_tools,
         reply_id=request.external_req_id or "",
-        asked=asked_digest(prompt_ids, sampling, stop_strings(request.sampling_params)),
+        asked=asked_digest(prompt_ids, sampling, stop_strings(request.sampling_params), index),
     )
 
 

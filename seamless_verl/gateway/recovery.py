@@ -20,17 +20,13 @@ from typing import Any, Protocol
 
 from seamless_verl.gateway.recorder import JournalRecorder
 from seamless_verl.gateway.restored_responses import KEY, restore_response
-from seamless_verl.gateway.resumed_calls import GATEWAY_KEY, count_recorded
+from seamless_verl.gateway.resumed_calls import ENGINE_FINISH, GATEWAY_KEY, count_recorded
 from seamless_verl.gateway.retries import MAX_ATTEMPTS, Attempt, CallOutput
 from seamless_verl.gateway.session import Session, SessionLimits, SessionSampling
 from seamless_verl.gateway.sessions import SessionTable
 from seamless_verl.journal import StoredCall, StoredSession
 from seamless_verl.runtime.fields import read
-from seamless_verl.trajectory.records import Finish, tokens
-
-# An engine reports STOP for tool calls: they are parsed from the text, again after a restart.
-ENGINE_FINISH = {Finish.STOP: Finish.STOP, Finish.TOOL_CALLS: Finish.STOP, Finish.LENGTH: Finish.LENGTH}
-
+from seamless_verl.trajectory.records import tokens
 
 MAX_RESTORED = 64  # stored responses of a session; the next one that is stored drops those beyond its own bound
 

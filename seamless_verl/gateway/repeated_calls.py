@@ -28,21 +28,22 @@ from itertools import chain, takewhile
 from typing import Any
 
 from seamless_verl.gateway.protocols import CallSource, SessionCall
-from seamless_verl.gateway.resumed_calls import GATEWAY_KEY
-from seamless_verl.journal import StoredCall
+from seamless_verl.gateway.resumed_calls import ENGINE_FINISH, GATEWAY_KEY
+from seamless_verl.journal import StoredCall, StoredSession
 from seamless_verl.trajectory.records import Finish, Segment, TokenChunk, tokens
 
 ASKED = "asked"
 """In a stored request, under GATEWAY_KEY: the digest of what the call asked."""
 INTERRUPTED = "interrupted"
 """In the stored reply of a call that ended with the run's processes, and not by its agent."""
-ENDS = {Finish.STOP: Finish.STOP, Finish.TOOL_CALLS: Finish.STOP, Finish.LENGTH: Finish.LENGTH}
-"""How the engine ended a call, by how the record says that it ended."""
 
 
-def asked_digest(prompt_ids: array[int], sampling: Mapping[str, Any], stop: Sequence[str]) -> str:
-    """Equal for calls that ask the same; prompt_ids int32 [P], `stop` are the stop strings."""
-    settings = json.dumps([sorted(sampling.items()), list(stop)], sort_keys=True, default=str)
+def asked_digest(prompt_ids: array[int], sampling: Mapping[str, Any], stop: Sequence[str], choice: int = 0) -> str:
+    """Equal for calls that ask the same; prompt_ids int32 [P], `stop` are the stop strings.
+
+    `choice` is its number in a request for several: they keep their order.
+    """
+    settings = json.dumps([sorted(sampling.items()), list(stop), choice], sort_keys=True, default=str)
     return blake2b(prompt_ids.tobytes() + settings.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
@@ -63,12 +64,9 @@ class RecordedCall:
         known = list(takewhile(lambda s: newest is None or s.version <= newest, stored.segments))
         if not known or min(segment.version for segment in known) < oldest:
             return None
-        if stored.finish in ENDS:
-            whole = len(known) == len(stored.segments)
-            return cls(
-                known, ENDS[stored.finish] if whole else None, stored.reply.get("stop_reason") if whole else None
-            )
-        return cls(known, None) if stored.interrupted or stored.reply.get(INTERRUPTED) else None
+        if stored.finish in ENGINE_FINISH and len(known) == len(stored.segments):
+            return cls(known, ENGINE_FINISH[stored.finish], stored.reply.get("stop_reason"))
+        return cls(known, None) if stored.finish in ENGINE_FINISH or stored.reply.get(INTERRUPTED) else None
 
     def __len__(self) -> int:
         return sum(len(segment) for segment in self.segments)
@@ -80,24 +78,41 @@ class RepeatableCalls:
     Owned state: the recorded calls that no call has been answered with, by what they asked, oldest first.
     """
 
-    def __init__(self, calls: Sequence[StoredCall], *, oldest: int, newest: int | None, counts: Counter[str]) -> None:
+    def __init__(
+        self, sessions: Sequence[StoredSession], *, oldest: int, newest: int | None, counts: Counter[str]
+    ) -> None:
+        """Of the lost session, then of the one that it had begun again, and so on: what each had not repeated."""
         self._counts = counts
         self._left: defaultdict[str, deque[RecordedCall]] = defaultdict(deque)
-        for stored in calls:
-            asked = stored.request.get(GATEWAY_KEY, {}).get(ASKED)  # journals of earlier releases have none
-            if asked and (recorded := RecordedCall.of(stored, oldest, newest)) is not None:
-                self._left[asked].append(recorded)
+        repeated: Counter[str] = Counter()
+        for session in sessions:
+            calls = [(asked_of(stored), stored) for stored in session.calls]
+            passed = Counter(repeated)
+            for asked, stored in calls:
+                if passed[asked] > 0:
+                    passed[asked] -= 1
+                elif asked and (recorded := RecordedCall.of(stored, oldest, newest)) is not None:
+                    self._left[asked].append(recorded)
+            repeated.update(asked for asked, _ in calls)
 
     def __len__(self) -> int:
         return sum(map(len, self._left.values()))
 
-    def take(self, asked: str) -> RecordedCall | None:
-        """The first call on record that asked this; each is given once."""
-        if not self._left.get(asked):
+    def take(self, call: SessionCall) -> RecordedCall | None:
+        """The first call on record that asked what this one does; each is given once."""
+        if not self._left.get(call.asked):
             return None
-        recorded = self._left[asked].popleft()
+        recorded = self._left[call.asked].popleft()
+        in_grammar = bool(call.sampling.get("structured_outputs"))  # its state is not on record
+        if call.sampling.get("logprobs") or (in_grammar and recorded.finish is None):  # nor are the likeliest tokens
+            return None
         self._counts.update(calls=1, tokens=len(recorded))
         return recorded
+
+
+def asked_of(stored: StoredCall) -> str:
+    """The digest of what a stored call asked; "" in journals of earlier releases."""
+    return str(stored.request.get(GATEWAY_KEY, {}).get(ASKED, ""))
 
 
 @dataclass(frozen=True)
@@ -116,8 +131,8 @@ class RepeatedSource:
             yield last
         else:
             yield replace(last, finish_reason=finish, stop_reason=stop_reason)
-        if finish is not None:
-            return
+        if finish is not None and not isinstance(stop_reason, str):
+            return  # with a stop string nobody reads on, unless the text that it was found in is another now
         ids = tokens(chain.from_iterable(segment.ids for segment in self.recorded.segments))
         async with aclosing(self.source.stream(replace(call, produced=ids))) as chunks:
             async for chunk in chunks:

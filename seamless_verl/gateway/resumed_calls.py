@@ -22,6 +22,9 @@ from seamless_verl.trajectory.records import Finish, TokenChunk, logprobs, token
 GATEWAY_KEY = "gateway"
 """The key of a stored request under which the gateway keeps what it needs to find its call again."""
 
+# An engine reports STOP for tool calls: they are parsed from the text, again when it is read again.
+ENGINE_FINISH = {Finish.STOP: Finish.STOP, Finish.TOOL_CALLS: Finish.STOP, Finish.LENGTH: Finish.LENGTH}
+
 
 def count_recorded(call: StoredCall) -> int:
     """Generated tokens on record."""

@@ -19,6 +19,7 @@ from seamless_verl.gateway.stored_responses import StoredResponses
 from seamless_verl.runtime.fields import Positive, PositiveNumber, Seed, check
 
 if TYPE_CHECKING:
+    from seamless_verl.gateway.protocols import SessionCall
     from seamless_verl.gateway.repeated_calls import RecordedCall, RepeatableCalls
 
 
@@ -109,8 +110,8 @@ class Session:
     those that got an error, `refused_outside` those of them that came as from a program outside of the run. `awaited`:
     an agent loop of the run waits for the session's end, and takes what it has. `quiet_since` is when it had a call
     last, by the table's clock; 0 if it never had one. `retried_replies` has the attempts of
-    which a retry gave the reply, by the id that the retry gave it. `repeatable` has the calls of a lost session in the
-    place of which this one is.
+    which a retry gave the reply, by the id that the retry gave it. `recorded_calls` are those of a lost session in
+    the place of which this one is.
     """
 
     session_id: str
@@ -134,7 +135,7 @@ class Session:
     attempts: Attempts = field(default_factory=Attempts)
     responses: StoredResponses = field(default_factory=StoredResponses)
     retried_replies: dict[str, int] = field(default_factory=dict)
-    repeatable: RepeatableCalls | None = None
+    recorded_calls: RepeatableCalls | None = None
     refused: int = 0
     refused_outside: int = 0
 
@@ -147,9 +148,9 @@ class Session:
         """Tokens that it may still generate; None without a limit."""
         return None if self.limits.max_tokens is None else max(self.limits.max_tokens - self.tokens, 0)
 
-    def take_recorded(self, asked: str) -> RecordedCall | None:
-        """The recorded tokens for a call that asks this, if there are any."""
-        return None if self.repeatable is None else self.repeatable.take(asked)
+    def take_recorded(self, call: SessionCall) -> RecordedCall | None:
+        """The recorded tokens for a call, if there are any."""
+        return None if self.recorded_calls is None else self.recorded_calls.take(call)
 
     def add_tokens(self, number: int) -> None:
         """Counts generated tokens."""

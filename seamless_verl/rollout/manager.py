@@ -110,7 +110,7 @@ class RolloutManager:
         fleet: Fleet,
         snapshot: FleetSnapshot,
         *,
-        save: Callable[[], None],
+        save: Callable[[], Awaitable[None]],
         reconnect: Callable[[], Awaitable[bool]] = _nothing,
         forward: Callable[..., Awaitable[object]] = _nothing,
     ) -> None:
@@ -127,7 +127,7 @@ class RolloutManager:
                 yield
             finally:
                 self.snapshot.update(self.fleet.view, self.fleet.committed)
-                self._save()
+                await self._save()
 
     async def pause(self, ids: Collection[str], cut: Collection[str] = ()) -> dict[str, int]:
         """Training takes their devices: generation stops, their calls freeze in the engine until `resume`.

@@ -13,13 +13,13 @@ class MemoryStore:
 
     value: Any = None
 
-    def put(self, value: Any) -> None:
+    async def put(self, value: Any) -> None:
         self.value = value
 
     def get(self) -> Any:
         return self.value
 
-    def clear(self) -> None:
+    async def clear(self) -> None:
         self.value = None
 
 

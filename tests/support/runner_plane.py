@@ -24,7 +24,14 @@ RUNNER_KEY = "the runners'"
 
 @asynccontextmanager
 async def runner_plane(
-    nano: Path, journal: Path, *, store: Any = None, paused: Any = None, delay_s: float = 0.0, **sessions: Any
+    nano: Path,
+    journal: Path,
+    *,
+    store: Any = None,
+    paused: Any = None,
+    delay_s: float = 0.0,
+    version: int = 0,
+    **sessions: Any,
 ) -> AsyncGenerator[LocalDataPlane, None]:
     settings = SessionSettings(
         str(nano / "model"), str(journal), "the admin's", RUNNER_KEY, options=OPTIONS, **sessions
@@ -35,8 +42,9 @@ async def runner_plane(
     if paused is not None:
         plane.paused_store = paused
     await plane.ensure_started()
-    stub = StubEngine("a", vocabulary=128, delay_s=delay_s)
-    plane.fleet.add("a", engine=stub, control=stub, capacity=256, version=0)
+    stub = StubEngine("a", vocabulary=128, delay_s=delay_s, version=version)
+    plane.fleet.commit(version)
+    plane.fleet.add("a", engine=stub, control=stub, capacity=256, version=version)
     try:
         yield plane
     finally:

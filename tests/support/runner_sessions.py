@@ -31,7 +31,7 @@ class MemorySessions:
         self.closed = {name: asyncio.Event() for name in open_sessions}
         self.metadata: dict[str, dict[str, Any]] = dict(open_sessions)
         self.journal = SimpleNamespace(append=self._append, outside_events=lambda: tuple(self.kept.events))
-        table = SimpleNamespace(check_room=lambda: None, get=lambda name: SimpleNamespace(metadata=self.metadata[name]))
+        table = SimpleNamespace(check_room=lambda: None, get=self._session)
         self.gateway = SimpleNamespace(table=table)
         self.leased: dict[str, Any] = {}
         self.earlier = SimpleNamespace(version=-1)
@@ -48,6 +48,9 @@ class MemorySessions:
         name = f"s{len(self.metadata)}"
         self.metadata[name], self.closed[name] = body["metadata"], asyncio.Event()
         return {"session_id": name, "key": f"key of {name}"}
+
+    def _session(self, name: str) -> SimpleNamespace:
+        return SimpleNamespace(metadata=self.metadata[name], requests=len(name) % 2)
 
     def lose(self, session_id: str, newest: int | None = None) -> None:
         assert session_id in self.closed, "it has ended, and its agent does not begin again"

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from support.local_plane import LocalDataPlane
 from support.runner_plane import RunnerApi, finish, order, runner_plane, submitted
 from support.sessions import sessions
 
@@ -118,12 +119,11 @@ async def test_only_within_the_bound_and_of_weights_that_are_still_there(nano: P
         async with sessions(nano, journal, restarted=False, version=3) as first:
             await begun(first, 1)
             await conversation(await opened(first), 1)
-            other = await opened(first, "3", validation=True)
-            await conversation(other, 1)
         async with sessions(nano, journal, restarted=False, version=2) as second:
             await begun(second, 2)
             await conversation(await opened(second), 1)  # of version 3, which is gone
             await conversation(await opened(second, "1"), 1)
+            await conversation(await opened(second, "3", validation=True), 1)
             assert (await second.checked_metrics())["sessions/repeated_calls"] == 0
         async with sessions(nano, journal, restarted=False, version=9) as third:
             await begun(third, 9)
@@ -147,22 +147,54 @@ async def test_a_third_time_it_is_sampled_anew(nano: Path, tmp_path: Path) -> No
     assert repeated == [0, 1, 1, 0, 1]
 
 
+async def test_what_a_second_loss_leaves_is_given_too(nano: Path, tmp_path: Path) -> None:
+    """The agent of the second session was lost before it had repeated all of the first one's calls."""
+    journal = tmp_path / "journal.sqlite"
+    async with asyncio.timeout(120):
+        for turns, repeated in ((3, 0), (1, 1), (4, 3)):
+            async with sessions(nano, journal, restarted=False, version=1) as started:
+                await begun(started, 1)
+                await conversation(await opened(started), turns)
+                assert (await started.checked_metrics())["sessions/repeated_calls"] == repeated
+
+
+async def test_choices_of_one_request_keep_their_order(nano: Path, tmp_path: Path) -> None:
+    journal = tmp_path / "journal.sqlite"
+    async with asyncio.timeout(120):
+        async with sessions(nano, journal, restarted=False, version=1) as first:
+            await begun(first, 1)
+            lost = await opened(first)
+            await chat(lost, "hi", n=3)
+        async with sessions(nano, journal, restarted=False, version=1) as second:
+            await begun(second, 1)
+            again = await opened(second)
+            await chat(again, "hi", n=3)
+            assert (await second.checked_metrics())["sessions/repeated_calls"] == 3
+    asked = [
+        {call.call_id.rpartition(".")[2]: call.request["gateway"]["asked"] for call in read(journal, one).calls}
+        for one in (lost, again)
+    ]
+    assert asked[0] == asked[1] and len(set(asked[0].values())) == 3
+
+
 async def test_after_the_death_of_an_agent_loop_worker(nano: Path, tmp_path: Path) -> None:
+    """Not where its group is given up, nor in a validation."""
+
+    async def begin(plane: LocalDataPlane, uid: str) -> dict[str, Any]:
+        metadata = {"session": "0", "step": 1, "validation": uid == "validated"}
+        return await plane.open_session({"uid": uid, "metadata": metadata})
+
     async with asyncio.timeout(120), runner_plane(nano, tmp_path / "journal.sqlite") as plane:
         await plane.begin_run("run", 0)
-        lost, unwanted = [
-            await plane.open_session({"uid": uid, "metadata": {"session": "0", "step": 1}}) for uid in ("u", "v")
-        ]
-        said = await conversation(lost, 2)
-        await conversation(unwanted, 1)
-        await plane.loops_lost(["u", "v"], [], {"v": DropReason.DEFERRED})
-        again, anew = [
-            await plane.open_session({"uid": uid, "metadata": {"session": "0", "step": 1}}) for uid in ("u", "v")
-        ]
-        assert await conversation(again, 2) == said
-        await conversation(anew, 1)
+        said = await conversation(await begin(plane, "lost"), 2)
+        for uid in ("unwanted", "validated"):
+            await conversation(await begin(plane, uid), 1)
+        await plane.loops_lost(["lost", "unwanted", "validated"], [], {"unwanted": DropReason.DEFERRED})
+        assert await conversation(await begin(plane, "lost"), 2) == said
+        for uid in ("unwanted", "validated"):
+            await conversation(await begin(plane, uid), 1)
         metrics = await plane.metrics()
-        assert metrics["sessions/repeated_calls"] == 2 and metrics["calls/begun"] == 4
+        assert metrics["sessions/repeated_calls"] == 2 and metrics["calls/begun"] == 6
 
 
 async def test_a_task_of_a_lost_runner_goes_to_another_with_its_replies(nano: Path, tmp_path: Path) -> None:
@@ -181,7 +213,7 @@ async def test_a_task_of_a_lost_runner_goes_to_another_with_its_replies(nano: Pa
 
 
 async def test_a_task_that_a_runner_gives_back_begins_anew(nano: Path, tmp_path: Path) -> None:
-    """It may be the replies that it could not go on with."""
+    """It may be the replies that it could not go on with. One that never began changes nothing."""
     async with asyncio.timeout(120), runner_plane(nano, tmp_path / "journal.sqlite") as plane:
         await plane.begin_run("run", 0)
         api = RunnerApi(plane)
@@ -195,3 +227,25 @@ async def test_a_task_that_a_runner_gives_back_begins_anew(nano: Path, tmp_path:
         assert (await plane.metrics())["sessions/repeated_calls"] == 0
         await api.complete(second, reward=1.0)
         await finish(plane, await task)
+
+
+async def test_a_lease_that_expires_before_the_run_begins(nano: Path, tmp_path: Path) -> None:
+    """Loading a model takes longer than a lease lives. Of weights that are gone nothing is given."""
+    journal, step = tmp_path / "journal.sqlite", {"uid": "u0", "metadata": {"session": "0", "step": 4}}
+    opening = replace(order(lease_s=1.0), opening=step)
+    async with asyncio.timeout(120):
+        async with runner_plane(nano, journal, version=5) as plane:
+            await plane.begin_run("run", 0)
+            api = RunnerApi(plane)
+            await submitted(plane, opening)
+            lost = await api.lease()
+            await api.call(lost)
+        async with runner_plane(nano, journal, version=3) as plane:
+            api = RunnerApi(plane)
+            while read(journal, lost).reason is None:  # noqa: ASYNC110 - nothing notifies of a row
+                await asyncio.sleep(0.05)
+            await plane.begin_run("run", 3)
+            await submitted(plane, replace(opening, task_id="again"))
+            again = await api.lease()
+            await api.call(again)
+            assert (await plane.metrics())["sessions/repeated_calls"] == 0

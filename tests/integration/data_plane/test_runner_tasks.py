@@ -103,7 +103,7 @@ async def test_a_data_plane_that_is_started_again_keeps_its_leases_and_results(n
         assert (await first).outcome["reward"] == 0.25
         kept = store.get()
         # From here on as if the process died: nobody gets a result any more.
-    store.put(kept)
+    await store.put(kept)
     async with asyncio.timeout(120), runner_plane(nano, journal, store=store) as plane:
         api = RunnerApi(plane)
         assert (await plane.run_task(order(1))).outcome["reward"] == 0.25
@@ -137,8 +137,8 @@ async def test_a_session_lives_longer_by_what_its_calls_waited_before_a_restart(
         await until(lambda: paused.get() == {opened["session_id"]: 600.0})
         kept = store.get(), paused.get()
     # From here on as if the process died.
-    store.put(kept[0])
-    paused.put(kept[1])
+    await store.put(kept[0])
+    await paused.put(kept[1])
     async with asyncio.timeout(120), runner_plane(nano, journal, store=store, paused=paused) as plane:
         assert plane.sessions is not None
         await asyncio.sleep(1.1)  # its lifetime

@@ -218,6 +218,9 @@ class Job:
         assert self.fleet.committed == self.version and all(needed <= found for needed, found in self.begun)
 
 
+async def nothing() -> None: ...
+
+
 @contextmanager
 def job(released: bool = False, in_background: bool = False) -> Iterator[Job]:
     from seamless_verl.weights import commit as module
@@ -229,7 +232,7 @@ def job(released: bool = False, in_background: bool = False) -> Iterator[Job]:
     engines = {name: LoadingEngine(name, memory) for name in NAMES}
     for name, engine in engines.items():
         fleet.add(name, engine=engine, control=engine, capacity=4)
-    client = Client(loop, RolloutManager(fleet, FleetSnapshot(), save=lambda: None))
+    client = Client(loop, RolloutManager(fleet, FleetSnapshot(), save=nothing))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "ray", SimpleNamespace(get=lambda reply: reply))  # replies are results
         patch.setattr(module, "one_per_host", list)

@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from seamless_verl.gateway.protocols import SessionCall
 from seamless_verl.gateway.repeated_calls import (
     ASKED,
-    INTERRUPTED,
     RecordedCall,
     RepeatableCalls,
     RepeatedSource,
     asked_digest,
 )
 from seamless_verl.gateway.resumed_calls import GATEWAY_KEY
-from seamless_verl.journal import StoredCall
+from seamless_verl.journal import Stage, StoredCall, StoredSession
 from seamless_verl.trajectory.records import Finish, Segment, TokenChunk, logprobs, tokens
 
 
@@ -35,8 +34,16 @@ def stored(
     return StoredCall("c", "", tokens([1]), segments, finish, {GATEWAY_KEY: own}, reply)
 
 
-def repeatable(*calls: StoredCall, counts: Counter[str] | None = None) -> RepeatableCalls:
-    return RepeatableCalls(calls, oldest=0, newest=None, counts=Counter() if counts is None else counts)
+def session(*calls: StoredCall) -> StoredSession:
+    return StoredSession("s", "u", {}, 0.0, Stage.HANDED, "abandoned", calls, {})
+
+
+def repeatable(*sessions: StoredSession, counts: Counter[str] | None = None) -> RepeatableCalls:
+    return RepeatableCalls(sessions, oldest=0, newest=None, counts=Counter() if counts is None else counts)
+
+
+def asks(name: str, **sampling: Any) -> SessionCall:
+    return SessionCall("new", tokens([1]), {"max_tokens": 5, "logprobs": 0, **sampling}, asked=name)
 
 
 TWO = (segment(3, 5, 6), segment(4, 7))
@@ -49,7 +56,6 @@ TWO = (segment(3, 5, 6), segment(4, 7))
         (stored(*TWO, finish=Finish.TOOL_CALLS), (0, 4), [[5, 6], [7]], Finish.STOP),
         (stored(*TWO, finish=Finish.LENGTH), (3, 4), [[5, 6], [7]], Finish.LENGTH),
         (stored(*TWO), (0, 3), [[5, 6]], None),  # what newer weights added is generated anew
-        (stored(*TWO, finish=None), (3, None), [[5, 6], [7]], None),
         (stored(*TWO, finish=Finish.CANCELLED, interrupted=True), (3, None), [[5, 6], [7]], None),
     ],
 )
@@ -68,11 +74,11 @@ def test_what_may_be_given_of_a_call(
         (stored(*TWO), (0, 2)),  # all of it is of newer weights
         (stored(*TWO, finish=Finish.CANCELLED), (0, None)),  # by its agent, perhaps since it was long
         (stored(*TWO, finish=Finish.FAILED), (0, None)),
-        (stored(finish=None), (0, None)),
+        (stored(*TWO, finish=None), (0, None)),  # it still runs, or its worker died: as if its agent had cancelled it
+        (stored(finish=Finish.CANCELLED, interrupted=True), (0, None)),
     ],
 )
 def test_what_is_not_given(call: StoredCall, bounds: tuple[int, int | None]) -> None:
-    assert INTERRUPTED not in call.reply
     assert RecordedCall.of(call, *bounds) is None
 
 
@@ -81,7 +87,7 @@ def test_each_call_is_given_once_in_the_order_of_the_record(recorded: list[tuple
     """Whatever an agent asks: the n-th call that asks one thing gets the n-th recorded one."""
     counts: Counter[str] = Counter()
     calls = repeatable(
-        *(stored(segment(number, *range(size)), asked=name) for number, (name, size) in enumerate(recorded)),
+        session(*(stored(segment(number, *range(size)), asked=name) for number, (name, size) in enumerate(recorded))),
         counts=counts,
     )
     expected: defaultdict[str, list[int]] = defaultdict(list)
@@ -89,7 +95,7 @@ def test_each_call_is_given_once_in_the_order_of_the_record(recorded: list[tuple
         expected[name].append(number)
     given = []
     for name in asked:
-        found, wanted = calls.take(name), expected[name].pop(0) if expected[name] else None
+        found, wanted = calls.take(asks(name)), expected[name].pop(0) if expected[name] else None
         assert (None if found is None else found.segments[0].version) == wanted
         given += [] if found is None else [found]
     assert counts["calls"] == len(given) and counts["tokens"] == sum(map(len, given))
@@ -97,8 +103,32 @@ def test_each_call_is_given_once_in_the_order_of_the_record(recorded: list[tuple
 
 
 def test_calls_of_earlier_releases_are_not_given() -> None:
-    calls = repeatable(stored(*TWO, asked=None), stored(*TWO, asked=""))
-    assert not len(calls) and calls.take("") is None
+    calls = repeatable(session(stored(*TWO, asked=None), stored(*TWO, asked="")))
+    assert not len(calls) and calls.take(asks("")) is None
+
+
+def test_what_is_not_on_record_is_asked_of_an_engine() -> None:
+    """The likeliest tokens beside each, and the state of a grammar within a call."""
+    grammar = {"structured_outputs": {"choice": ["a"]}}
+    for recorded, sampling, whether in (
+        (stored(*TWO), {}, True),
+        (stored(*TWO), {"logprobs": 2}, False),
+        (stored(*TWO), grammar, True),
+        (stored(*TWO, finish=Finish.CANCELLED, interrupted=True), grammar, False),
+    ):
+        counts: Counter[str] = Counter()
+        assert (repeatable(session(recorded), counts=counts).take(asks("q", **sampling)) is not None) is whether
+        assert counts["calls"] == whether
+
+
+def test_what_the_lost_session_had_not_repeated_itself_is_given_too() -> None:
+    """Of three calls of the first session the second has one again, and one that was generated anew."""
+    first = session(*(stored(segment(1, number), asked="same") for number in range(3)), stored(*TWO, asked="other"))
+    second = session(stored(segment(1, 0), asked="same"), stored(segment(2, 8), asked="same"))
+    calls = repeatable(second, first)
+    given = [calls.take(asks("same")) for _ in range(4)]
+    assert [one and list(one.segments[0].ids) for one in given] == [[0], [8], [2], None]
+    assert calls.take(asks("other")) is not None
 
 
 def test_equal_questions_and_others() -> None:
@@ -110,8 +140,9 @@ def test_equal_questions_and_others() -> None:
         asked_digest(prompt, sampling | {"max_tokens": 6}, []),
         asked_digest(prompt, sampling | {"structured_outputs": {"choice": ["\ud800"]}}, []),
         asked_digest(prompt, sampling, ["\n"]),
+        asked_digest(prompt, sampling, [], choice=1),
     ]
-    assert len({one, *others}) == 5
+    assert len({one, *others}) == 6
 
 
 class Source:
@@ -137,12 +168,15 @@ async def test_the_tokens_come_as_an_engine_would_send_them() -> None:
     assert await streamed(stored(*TWO)) == ([first, last], None)
     shown, _ = await streamed(stored(*TWO, stop_reason=7))
     assert shown == [first, ([7], 4, Finish.STOP, 7)]
-    # The reader finds a stop string in the text, for which it needs the last token as any other.
-    shown, _ = await streamed(stored(*TWO, stop_reason="END"))
-    assert shown == [first, ([7], 4, None, None)]
+    # The reader finds a stop string in the text, for which it needs the last token as any other, and reads no further.
+    shown, produced = await streamed(stored(*TWO, stop_reason="END"))
+    assert shown == [first, ([7], 4, None, None), ([9], 5, Finish.STOP, None)] and produced == [5, 6, 7]
 
 
 async def test_a_call_without_an_end_is_continued() -> None:
     first, new = ([5, 6], 3, None, None), ([9], 5, Finish.STOP, None)
-    assert await streamed(stored(*TWO, finish=None)) == ([first, ([7], 4, None, None), new], [5, 6, 7])
+    assert await streamed(stored(*TWO, finish=Finish.CANCELLED, interrupted=True)) == (
+        [first, ([7], 4, None, None), new],
+        [5, 6, 7],
+    )
     assert await streamed(stored(*TWO), newest=3) == ([first, new], [5, 6])

@@ -130,9 +130,11 @@ class World:
             process.lost.clear()
             return True
 
-        def save() -> None:
+        async def save() -> None:
+            saved = pickle.dumps(snapshot)
+            await asyncio.sleep(0)
             if process.alive:
-                self.stored[plane] = pickle.dumps(snapshot)
+                self.stored[plane] = saved
 
         async def forward(command: str, *arguments: Any) -> None:
             if plane == "first":
