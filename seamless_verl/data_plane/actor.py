@@ -32,6 +32,7 @@ from seamless_verl.data_plane.group_notifier import ConsecutiveFailures, GroupCo
 from seamless_verl.data_plane.lost_loops import Left
 from seamless_verl.data_plane.lost_replicas import LostReplicas
 from seamless_verl.data_plane.restart import StateStore
+from seamless_verl.data_plane.runner_requests import RunnerRequests
 from seamless_verl.data_plane.runner_tasks import RunnerTasks, TaskOrder, TaskResult
 from seamless_verl.data_plane.sessions import Sessions
 from seamless_verl.data_plane.settings import Generated, PlaneSettings
@@ -115,7 +116,7 @@ class DataPlane:
                 self.saving.add_done_callback(self._background_ended)
                 self.sessions = Sessions(self.settings.sessions, self.calls, on_failure=self.fail)
                 self.runner_tasks = RunnerTasks(self.sessions, on_failure=self.fail)
-                await self.sessions.start(restarted=restarted, outside=self.runner_tasks)
+                await self.sessions.start(restarted=restarted, outside=RunnerRequests(self.runner_tasks))
                 await self.runner_tasks.start(restarted=restarted)
             async with self.manager.exclusive():  # saves the state: any later start is a restart
                 pass

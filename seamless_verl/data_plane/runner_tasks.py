@@ -1,4 +1,4 @@
-"""Tasks for runners: processes outside of the run that lease tasks over HTTP and run agents on them.
+"""Tasks for runners: processes outside of the run that lease tasks and run agents on them (`runner_requests.py`).
 
 Owned state: the lease book, the task and the result of each of its tasks, and the session of each lease. A session is
 opened when its task is leased. It ends with its lease: a completed one is left to the agent loop, any other is closed
@@ -16,24 +16,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-import msgspec
-
-from seamless_verl.client.messages import (
-    PROTOCOL,
-    WAIT_S,
-    Heartbeat,
-    LeaseReply,
-    LeaseRequest,
-    TaskCompletion,
-    TaskLease,
-    TaskReturn,
-)
 from seamless_verl.data_plane.earlier_leases import EarlierLeases, OpenSession
 from seamless_verl.data_plane.earlier_sessions import BegunAgain
 from seamless_verl.data_plane.lease_book import (
@@ -53,15 +40,13 @@ from seamless_verl.data_plane.lease_book import (
 from seamless_verl.data_plane.lease_events import LiveLease, again, event, leased, live_leases
 from seamless_verl.data_plane.sessions import Sessions
 from seamless_verl.data_plane.task_polls import TaskPolls
-from seamless_verl.errors import JournalError, LeaseError, shorten
-from seamless_verl.gateway.api_errors import ApiError, ErrorCode
+from seamless_verl.errors import JournalError, LeaseError
 from seamless_verl.journal import BEGUN, OutsideEvent
 from seamless_verl.trajectory.account import DropReason
 from seamless_verl.trajectory.session import Closed
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-LEASE_CODES = {"expired": ErrorCode.LEASE_EXPIRED, "unknown": ErrorCode.LEASE_UNKNOWN}  # others: LEASE_ENDED
 TASK = "runner_task"  # in a session's metadata
 # Why a session is dropped.
 NO_RUNNER = (Closed.RUNNER_LOST, DropReason.RUNNER_LOST, "no runner works on it any more")
@@ -90,6 +75,16 @@ class TaskResult:
     error: str = ""
 
 
+@dataclass(frozen=True)
+class GivenTask:
+    """A task that a runner has, how often it was given, and the session that its agent runs on."""
+
+    order: TaskOrder
+    attempts: int
+    session_id: str
+    key: str
+
+
 class RunnerTasks:
     """The tasks of one data plane; `now` is a clock in seconds, `on_failure` gets the error that ends their expiry."""
 
@@ -116,7 +111,7 @@ class RunnerTasks:
         """Continues with the leases of an earlier process, also of an earlier start of the run, until `begin_run`."""
         restored = await self._restore()
         if not restarted:
-            await self._record(event(BEGUN, "", {}), *again(restored))
+            await self.record(event(BEGUN, "", {}), *again(restored))
         self._started.set()
         self._expiry = asyncio.create_task(self._expire(), name="expiry of leases")
         self._expiry.add_done_callback(self._expiry_ended)
@@ -211,61 +206,39 @@ class RunnerTasks:
 
     # The runners' side
 
-    async def handle(self, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """A runner's request; raises ApiError. It waits until the leases of an earlier process are known."""
+    async def started(self) -> None:
+        """Returns when the leases of an earlier process are known."""
         await self._started.wait()
-        match method, path.strip("/").split("/")[1:]:
-            case "POST", ["lease"]:
-                reply: msgspec.Struct | None = await self._lease(read_body(body, LeaseRequest))
-            case "POST", ["leases", lease_id, "heartbeat"]:
-                reply = self._heartbeat(lease_id)
-            case "POST", ["leases", lease_id, "complete"]:
-                reply = await self._whole(self._complete(lease_id, read_body(body, TaskCompletion)))
-            case "POST", ["leases", lease_id, "return"]:
-                reply = await self._whole(self._take_back(lease_id, read_body(body, TaskReturn)))
-            case _:
-                raise ApiError(ErrorCode.NOT_FOUND, f"Nothing is served at {method} {path}")
-        built: dict[str, Any] = {} if reply is None else msgspec.to_builtins(reply)
-        return built
 
-    async def _whole(self, work: Coroutine[Any, Any, None]) -> None:
-        """Does all of it, also if the runner disconnects, or the agent loop is cancelled, meanwhile."""
-        task = asyncio.ensure_future(work)
-        self._working.add(task)
-        task.add_done_callback(self._working.discard)
-        await asyncio.shield(task)
+    async def end_given(self, lease_id: str) -> bool:
+        """Ends a lease that a runner asks for again, as it did not get the first reply; False if it was not given."""
+        known = self.leases.knows(lease_id)
+        if known:
+            await self._give_back(lease_id)
+        return known
 
-    async def refused(self, subject: str, error: ApiError) -> None:
-        """Records that a program outside of the run was refused."""
-        detail = {"code": str(error.code), "message": shorten(error.message)}  # it may repeat a whole body
-        await self._record(event("refused", shorten(subject), detail))
+    async def lease(self, lease_id: str, runner: str, agents: frozenset[str], wait_s: float) -> GivenTask | None:
+        """Gives a task of these agents to a runner, and opens its session; None if there is none for so long.
 
-    async def _lease(self, request: LeaseRequest) -> LeaseReply:
-        if request.protocol != PROTOCOL:
-            message = f"The runner speaks version {request.protocol}, this run {PROTOCOL}. Install the run's release"
-            raise ApiError(ErrorCode.PROTOCOL, message, param="protocol")
-        lease_id = request.lease_id or secrets.token_hex(16)
-        if self.leases.knows(lease_id):  # a runner that asks again did not get the first reply
-            await self._end_attempt(lease_id, lambda: self.leases.give_back(lease_id, self._now()))
-            raise ApiError(ErrorCode.LEASE_ENDED, "A lease of this id was given. Ask with a new id", param="lease_id")
-        task_id = await self._next_task(request)
+        Raises:
+            ApiError: too many sessions are open; nothing was given.
+        """
+        task_id = await self._next_task(agents, wait_s)
         if task_id is None:
-            return LeaseReply(None)
-        self.leases.lease(task_id, lease_id, request.runner, self._now())
+            return None
+        self.leases.lease(task_id, lease_id, runner, self._now())
         self._wake_expiry()
         beginning = asyncio.ensure_future(self._begin(self._orders[task_id], self.leases[task_id], lease_id))
         try:
-            lease = await asyncio.shield(beginning)
+            return await asyncio.shield(beginning)
         except BaseException:  # the runner left, or the session cannot be opened: nobody works on the task
             await asyncio.wait({beginning})  # what is in the journal cannot be taken back, only ended
-            await self._end_attempt(lease_id, lambda: self.leases.give_back(lease_id, self._now()))
+            await self._give_back(lease_id)
             raise
-        return LeaseReply(lease)
 
-    async def _next_task(self, request: LeaseRequest) -> str | None:
-        agents = frozenset(request.agents)
+    async def _next_task(self, agents: frozenset[str], wait_s: float) -> str | None:
         try:
-            async with asyncio.timeout(min(request.wait_s, WAIT_S)):
+            async with asyncio.timeout(wait_s):
                 # One without an order is of an earlier process: its agent loop has not asked for it yet.
                 while (task_id := self.leases.next_for(agents, self._orders)) is None:
                     if self._over:
@@ -276,7 +249,7 @@ class RunnerTasks:
         except TimeoutError:
             return None
 
-    async def _begin(self, order: TaskOrder, task: LeasedTask, lease_id: str) -> TaskLease | None:
+    async def _begin(self, order: TaskOrder, task: LeasedTask, lease_id: str) -> GivenTask | None:
         """Opens the session of a lease and records both; None if the lease ends meanwhile."""
         opening = {**order.opening, "metadata": {**order.opening.get("metadata", {}), TASK: order.task_id}}
         opened = await self.sessions.open(opening)
@@ -284,45 +257,52 @@ class RunnerTasks:
             await self.sessions.drop(opened["session_id"], *UNWANTED)
             return None
         self._has_session(lease_id, order.task_id, opened["session_id"])
-        await self._record(leased(lease_id, task, opened["session_id"]))
-        if not task.has(lease_id):
-            return None
-        return TaskLease(
-            lease_id,
-            order.task_id,
-            order.terms.agent,
-            task.attempts,
-            order.task,
-            opened["session_id"],
-            opened["key"],
-            order.time_limit_s,
-            order.terms.lease_s,
-        )
+        await self.record(leased(lease_id, task, opened["session_id"]))
+        return GivenTask(order, task.attempts, opened["session_id"], opened["key"]) if task.has(lease_id) else None
 
-    def _heartbeat(self, lease_id: str) -> Heartbeat:
-        task = self._on_lease(lambda: self.leases.extend(lease_id, self._now()))
-        return Heartbeat(task.terms.lease_s, self.sessions.calls.paused_time.seconds(self._sessions.get(lease_id, "")))
+    def extend(self, lease_id: str) -> tuple[float, float]:
+        """Its runner lives: the seconds of its lease from now on, and those for which its session's calls have waited.
 
-    async def _complete(self, lease_id: str, completion: TaskCompletion) -> None:
-        task = self._on_lease(lambda: self.leases.complete(lease_id, self._now()))
-        outcome, session_id = msgspec.to_builtins(completion), self._sessions[lease_id]
-        await self._record(event("done", lease_id, {"task": task.task_id, "outcome": outcome}))
-        if not self._is_current(task):
-            raise ApiError(ErrorCode.LEASE_ENDED, "The run no longer wants the task", param="lease_id")
-        self._resolve(task, TaskResult(DONE, task.attempts, session_id, outcome))
+        Raises:
+            LeaseError: it has ended.
+        """
+        task = self.leases.extend(lease_id, self._now())
+        return task.terms.lease_s, self.sessions.calls.paused_time.seconds(self._sessions.get(lease_id, ""))
 
-    async def _take_back(self, lease_id: str, body: TaskReturn) -> None:
-        operation = self.leases.refuse if body.refused else self.leases.give_back
-        task = self._on_lease(lambda: operation(lease_id, self._now()))
-        kind = "task refused" if body.refused else "given back"
+    async def complete(self, lease_id: str, outcome: dict[str, Any]) -> bool:
+        """Its agent has ended so; all of it is done if the caller is cancelled. False if the task was withdrawn.
+
+        Raises:
+            LeaseError: it has ended.
+        """
+        return await self._whole(self._complete(lease_id, outcome))
+
+    async def _complete(self, lease_id: str, outcome: dict[str, Any]) -> bool:
+        task, session_id = self.leases.complete(lease_id, self._now()), self._sessions[lease_id]
+        await self.record(event("done", lease_id, {"task": task.task_id, "outcome": outcome}))
+        if current := self._is_current(task):
+            self._resolve(task, TaskResult(DONE, task.attempts, session_id, outcome))
+        return current
+
+    async def take_back(self, lease_id: str, reason: str, *, refused: bool) -> None:
+        """Its runner gives it back, or refuses the task; all of it is done if the caller is cancelled.
+
+        Raises:
+            LeaseError: it has ended.
+        """
+        await self._whole(self._take_back(lease_id, reason, refused))
+
+    async def _take_back(self, lease_id: str, reason: str, refused: bool) -> None:
+        task = (self.leases.refuse if refused else self.leases.give_back)(lease_id, self._now())
         ended = EndedLease(task.task_id, lease_id, task.runner, task.state)
-        await self._attempts_ended([(kind, ended)], body.reason)
+        await self._attempts_ended([("task refused" if refused else "given back", ended)], reason)
 
-    def _on_lease(self, operation: Callable[[], LeasedTask]) -> LeasedTask:
-        try:
-            return operation()
-        except LeaseError as error:
-            raise ApiError(LEASE_CODES.get(error.how, ErrorCode.LEASE_ENDED), str(error), param="lease_id") from error
+    async def _whole(self, work: Coroutine[Any, Any, T]) -> T:
+        """Does all of it, also if the runner disconnects, or the agent loop is cancelled, meanwhile."""
+        task = asyncio.ensure_future(work)
+        self._working.add(task)
+        task.add_done_callback(self._working.discard)
+        return await asyncio.shield(task)
 
     # Ends of leases
 
@@ -353,7 +333,7 @@ class RunnerTasks:
             )
             detail = {"task": ended.task_id, "runner": ended.runner, "state": str(ended.state), "reason": reason}
             events.append(event(kind, ended.lease_id or ended.task_id, detail))
-        await self._record(*events)
+        await self.record(*events)
         for kind, ended in ends:
             if kind == "lost" or not self._has_called(ended.lease_id):
                 self._lose(ended.lease_id)
@@ -383,9 +363,10 @@ class RunnerTasks:
         """Whether it is still in the book; it is not if it was withdrawn meanwhile."""
         return task.task_id in self.leases and self.leases[task.task_id] is task
 
-    async def _end_attempt(self, lease_id: str, operation: Callable[[], LeasedTask]) -> None:
+    async def _give_back(self, lease_id: str) -> None:
+        """Ends a lease that never reached its runner."""
         try:
-            task = operation()
+            task = self.leases.give_back(lease_id, self._now())
         except LeaseError:  # it was withdrawn, or expired, meanwhile: that ended its session
             await self._drop_session(lease_id)
             return
@@ -398,7 +379,7 @@ class RunnerTasks:
         ended = self.leases.withdraw(task_id, self._now())
         if ended is not None or was is DONE:
             lease_id = task.lease_id if was in (LEASED, DONE) else ""
-            await self._record(event("withdrawn", lease_id or task_id, {"task": task_id, "runner": task.runner}))
+            await self.record(event("withdrawn", lease_id or task_id, {"task": task_id, "runner": task.runner}))
         await self._drop_session(task.lease_id, UNWANTED)
         if self._is_current(task):
             self._forget(task)
@@ -459,7 +440,7 @@ class RunnerTasks:
 
     # The journal
 
-    async def _record(self, *events: OutsideEvent) -> None:
+    async def record(self, *events: OutsideEvent) -> None:
         """Events take their places in the journal's order before this first waits."""
         try:
             await self.sessions.journal.append(*events)
@@ -487,14 +468,3 @@ class RunnerTasks:
         if live.outcome is not None:
             task = self.leases.complete(live.lease_id, self._now())
             self._resolve(task, TaskResult(DONE, task.attempts, live.session_id, live.outcome))
-
-
-def read_body(body: dict[str, Any], kind: type[T]) -> T:
-    """The body as a message; raises ApiError, with the place of the mistake."""
-    try:
-        return msgspec.convert(body, kind)
-    except msgspec.ValidationError as error:
-        raise ApiError(ErrorCode.MALFORMED, f"The body cannot be read: {error}") from error
-
-
-__all__ = ["LEASED", "RunnerTasks", "TaskOrder", "TaskResult"]

@@ -10,6 +10,7 @@ from typing import Any
 
 from seamless_verl.client.messages import WAIT_S
 from seamless_verl.data_plane.lease_book import LeaseTerms
+from seamless_verl.data_plane.runner_requests import RunnerRequests
 from seamless_verl.data_plane.runner_tasks import RunnerTasks, TaskOrder
 from seamless_verl.gateway.api_errors import ApiError
 from seamless_verl.journal import OutsideEvent
@@ -111,7 +112,7 @@ class RunnersAndLoops:
     def _request(self, path: str, body: dict[str, Any]) -> None:
         async def asked() -> None:
             try:
-                reply = await self.tasks.handle("POST", f"/runner/{path}", body)
+                reply = await RunnerRequests(self.tasks).handle("POST", f"/runner/{path}", body)
             except ApiError as error:
                 self.codes.append(str(error.code))
             else:

@@ -17,6 +17,7 @@ from hypothesis import strategies as some
 from support.journal import session_opened
 
 from seamless_verl.data_plane.lease_book import LeaseTerms
+from seamless_verl.data_plane.runner_requests import RunnerRequests
 from seamless_verl.data_plane.runner_tasks import RunnerTasks, TaskOrder
 from seamless_verl.gateway.admin import Admin
 from seamless_verl.gateway.middleware import SessionMiddleware
@@ -110,7 +111,7 @@ class Served:
             models=None,  # type: ignore[arg-type]
             rules=RequestRules(),
             on_refusal=recorder.note_refusal,
-            outside=self.tasks,
+            outside=RunnerRequests(self.tasks),
         )
 
     async def cancel(self, session_id: str) -> None:
