@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # Compare samplers and estimators with plain GRPO at equal tokens, three seeds each; the report says where it is.
+# Few questions, that come again and again, and validations on them: so much is learned of them in so few steps.
 # Further arguments are those of `seamless-verl compare`, such as --steps 20 --seeds 1,2, or overrides of every arm.
 set -euo pipefail
 HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 VENV="$HERE/../../.venv/bin/python"
 PYTHON="${PYTHON:-$([ -x "$VENV" ] && echo "$VENV" || echo python)}"
+export QUESTIONS="${QUESTIONS:-96}"
 ALONE=seamless.sampler.name=null
 
 ARMS=(
@@ -16,5 +18,5 @@ ARMS=(
   "mc_grpo:$ALONE:algorithm.adv_estimator=mc_grpo:actor_rollout_ref.rollout.n=9"
   "novelty:$ALONE:algorithm.adv_estimator=grpo_novelty"
 )
-exec "$PYTHON" -m seamless_verl.cli compare "$HERE" actor_rollout_ref.rollout.val_kwargs.n=2 --equal-tokens \
-  --validate 10 --steps 60 --seeds 1,2,3 --arms "$(IFS=, && echo "${ARMS[*]}")" "$@"
+exec "$PYTHON" -m seamless_verl.cli compare "$HERE" actor_rollout_ref.rollout.val_kwargs.n=6 \
+  "data.val_files=\${oc.env:DATA}/train.parquet" --equal-tokens --validate 12 --steps 36 --seeds 1,2,3 --arms "$(IFS=, && echo "${ARMS[*]}")" "$@"

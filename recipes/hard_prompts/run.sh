@@ -15,5 +15,5 @@ ARGUMENTS=(--config-dir "$HERE" --config-name hard_prompts
   "trainer.default_local_dir=$DATA/checkpoints/\${trainer.experiment_name}" "$@")
 
 "$PYTHON" -m seamless_verl.check --unmade "${ARGUMENTS[@]}" # refuse a setting that cannot work before anything else
-"$PYTHON" "$HERE/data.py" --out "$DATA" --steps "${WARM_STEPS:-300}"
+"$PYTHON" "$HERE/data.py" --out "$DATA" --steps "${WARM_STEPS:-300}" --train "${QUESTIONS:-3072}"
 exec "$PYTHON" -m "${MAIN:-seamless_verl.main_ppo}" "${ARGUMENTS[@]}"

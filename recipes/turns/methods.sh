@@ -8,4 +8,4 @@ PYTHON="${PYTHON:-$([ -x "$VENV" ] && echo "$VENV" || echo python)}"
 
 ARMS=(grpo:seamless.sampler.name=null:algorithm.adv_estimator=grpo hgpo:seamless.turns.depth=2 hgpo_0:seamless.turns.depth=0)
 exec "$PYTHON" -m seamless_verl.cli compare "$HERE" actor_rollout_ref.rollout.val_kwargs.n=2 --equal-tokens \
-  --validate 5 --steps 20 --seeds 1,2,3 --arms "$(IFS=, && echo "${ARMS[*]}")" "$@"
+  --validate 4 --steps 12 --seeds 1,2,3 --arms "$(IFS=, && echo "${ARMS[*]}")" "$@"
