@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Compare samplers and estimators with plain GRPO at equal tokens, three seeds each; the report says where it is.
 # Few questions, that come again and again, and validations on them: so much is learned of them in so few steps.
-# Further arguments are those of `seamless-verl compare`, such as --steps 20 --seeds 1,2, or overrides of every arm.
+# Further arguments are those of `seamless-verl compare`, such as --seeds 1,2, or overrides of every arm.
 set -euo pipefail
 HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 VENV="$HERE/../../.venv/bin/python"

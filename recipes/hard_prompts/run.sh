@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Make the model and the data in $DATA, then train with $PYTHON (.venv of the checkout, or python).
-# Further arguments are hydra overrides. WARM_STEPS is the length of the model's warm start.
+# Further arguments are hydra overrides. WARM_STEPS is the length of the warm start, QUESTIONS how many are trained on.
 set -euo pipefail
 HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 SUMS="$HERE/../arithmetic_grpo" # its settings and its reward

@@ -203,9 +203,9 @@ class DataPlane:
         The gateway's sessions of the run's earlier starts may be taken up from now on, or end.
         """
         async with self._journaling() as sessions:
-            sessions.lost.bound(version)
             await sessions.earlier.begin(run, version)
             await self.runner_tasks.begin_run(run, version)
+            sessions.lost.bound(version)  # also of leases that expired meanwhile
 
     async def given_up(self) -> dict[str, ReplicaLoss]:
         """The replicas that were given up, until another server is attached in their place."""

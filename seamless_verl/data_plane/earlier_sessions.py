@@ -72,8 +72,8 @@ Lose = Callable[[str, str, Mapping[str, Any], int | None], None]
 class EarlierSessions:
     """Owned state: the sessions that may be taken up, by their place, and how many were and were not.
 
-    `end` ends a session in the journal; `lose` hears of one whose agent begins again, and may get tokens of weights up
-    to a version again.
+    `end` ends a session in the journal; `lose` is called with one whose agent begins again, and the newest version of
+    which it may get tokens again.
     """
 
     def __init__(self, journal: SqliteJournal, end: End, lose: Lose) -> None:

@@ -23,7 +23,9 @@ from seamless_verl.journal.protocol import is_validation
 
 AGAIN = "again"
 """In a session's metadata: which session it begins `of` again, and how many `times` its place has."""
-MAX_TIMES = 2  # a third time the calls are sampled anew: they may be what the agent dies of
+# The calls may be what an agent dies of: with its worker or runner it gets them again once, and after a stop of the
+# whole run, of which it is seldom the cause, as long as its place has not begun again twice.
+MAX_TIMES, MAX_TIMES_OF_STOPS = 1, 2
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,8 @@ class LostSessions:
 
     def add(self, session_id: str, uid: str, settings: Mapping[str, Any], newest: int | None = None) -> None:
         """An agent will begin again in the place of this session, which was opened with these settings."""
-        if not is_validation(settings) and again_of(settings).get("times", 0) < MAX_TIMES:
+        most = MAX_TIMES if newest is None else MAX_TIMES_OF_STOPS
+        if not is_validation(settings) and again_of(settings).get("times", 0) < most:
             self._by_place[uid, str(settings.get("metadata", {}).get(SAMPLE))] = LostSession(session_id, newest)
 
     async def take(self, opening: Mapping[str, Any]) -> tuple[dict[str, Any], RepeatableCalls | None]:
@@ -59,7 +62,8 @@ class LostSessions:
             return metadata, None
         oldest = 0 if step is None else step - 1
         calls = RepeatableCalls(sessions, oldest=oldest, newest=lost.newest, counts=self._counts)
-        again = {"of": lost.session_id, "times": again_of(sessions[0].settings).get("times", 0) + 1}
+        times = again_of(sessions[0].settings).get("times", 0) + bool(sessions[0].calls)
+        again = {"of": lost.session_id, "times": times}
         return metadata | {AGAIN: again}, calls if len(calls) else None
 
     def _read(self, session_id: str) -> list[StoredSession]:

@@ -36,12 +36,15 @@ class StateStore:
     def __init__(self, name: str) -> None:
         self.key = f"{ray.get_runtime_context().get_job_id()}:{name}"
         self._writer = ThreadPoolExecutor(1, thread_name_prefix=f"state of {name}")
+        self._cleared = False
 
     async def put(self, value: Any) -> None:
         """Stores the value as it is now, which may hold actor handles; it is stored when this returns.
 
-        One of a task that is cancelled meanwhile may be left out; a later one is stored after it.
+        One of a task that is cancelled may be left out; a later one is stored after it. After `clear` none is.
         """
+        if self._cleared:
+            return
         put = partial(internal_kv._internal_kv_put, overwrite=True, namespace=NAMESPACE)
         await asyncio.get_running_loop().run_in_executor(self._writer, put, self.key, cloudpickle.dumps(value))
 
@@ -51,7 +54,10 @@ class StateStore:
         return None if raw is None else cloudpickle.loads(raw)
 
     async def clear(self) -> None:
-        """Nothing is stored any more, also not what was to be stored before."""
+        """Nothing is stored any more, also not what was to be stored before. A second call changes nothing."""
+        if self._cleared:
+            return
+        self._cleared = True
         delete = partial(internal_kv._internal_kv_del, namespace=NAMESPACE)
         await asyncio.get_running_loop().run_in_executor(self._writer, delete, self.key)
         self._writer.shutdown(wait=False)

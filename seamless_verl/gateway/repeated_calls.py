@@ -89,9 +89,11 @@ class RepeatableCalls:
             calls = [(asked_of(stored), stored) for stored in session.calls]
             passed = Counter(repeated)
             for asked, stored in calls:
+                if not asked or (recorded := RecordedCall.of(stored, oldest, newest)) is None:
+                    continue
                 if passed[asked] > 0:
                     passed[asked] -= 1
-                elif asked and (recorded := RecordedCall.of(stored, oldest, newest)) is not None:
+                else:
                     self._left[asked].append(recorded)
             repeated.update(asked for asked, _ in calls)
 

@@ -195,6 +195,9 @@ async def test_after_the_death_of_an_agent_loop_worker(nano: Path, tmp_path: Pat
             await conversation(await begin(plane, uid), 1)
         metrics = await plane.metrics()
         assert metrics["sessions/repeated_calls"] == 2 and metrics["calls/begun"] == 6
+        await plane.loops_lost(["lost"], [], {})
+        await conversation(await begin(plane, "lost"), 2)
+        assert (await plane.metrics())["sessions/repeated_calls"] == 2, "they may be what its worker dies of"
 
 
 async def test_a_task_of_a_lost_runner_goes_to_another_with_its_replies(nano: Path, tmp_path: Path) -> None:

@@ -77,4 +77,6 @@ async def test_nothing_is_left_after_the_end(kv: SlowStore) -> None:
     assert not clearing.done()
     kv.answers.set()
     await asyncio.gather(putting, clearing)
-    assert store.get() is None
+    await store.put(2)  # of a command that ends late
+    await store.clear()
+    assert store.get() is None and kv.written == [1]

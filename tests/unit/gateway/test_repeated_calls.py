@@ -131,6 +131,12 @@ def test_what_the_lost_session_had_not_repeated_itself_is_given_too() -> None:
     assert calls.take(asks("other")) is not None
 
 
+def test_a_call_that_was_repeated_is_not_given_again_where_one_before_it_failed() -> None:
+    first = session(stored(*TWO, finish=Finish.FAILED), stored(segment(1, 7)))
+    calls = repeatable(session(stored(segment(1, 7))), first)
+    assert calls.take(asks("q")) is not None and calls.take(asks("q")) is None
+
+
 def test_equal_questions_and_others() -> None:
     prompt, sampling = tokens([1, 2]), {"max_tokens": 5, "temperature": 1.0}
     one = asked_digest(prompt, sampling, [])
