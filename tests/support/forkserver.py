@@ -45,8 +45,11 @@ def forkservers() -> list[psutil.Process]:
 
 def is_forkserver(process: psutil.Process) -> bool:
     """Whether it is one, or was started so lately that the kernel has yet to give it its command line."""
-    line = process.cmdline()
-    return "server.py" in str(line) or (not line and os.getsid(process.pid) == process.pid)
+    try:
+        line = process.cmdline()
+        return "server.py" in str(line) or (not line and os.getsid(process.pid) == process.pid)
+    except (psutil.NoSuchProcess, ProcessLookupError):  # it has ended since it was listed
+        return False
 
 
 def script(folder: Path, text: str) -> str:

@@ -49,7 +49,7 @@ def test_the_settings_pass_with_the_data_that_the_command_makes(recipe: str, tmp
     assert said == [], "a warning of a setting that is not read, or does nothing"
     assert {path.name for path in (tmp_path / "data").iterdir()} == {"model", "train.parquet", "val.parquet"}
     questions = parquet.read_table(tmp_path / "data" / "train.parquet").num_rows
-    assert questions == {"hard_prompts": 3072, "turns": 2048, "replay_history": 24}[recipe]
+    assert questions == {"hard_prompts": 24, "turns": 2048, "replay_history": 24}[recipe]
     config = json.loads((tmp_path / "probed.json").read_text())["config"]
     places = {"data.train_files": tmp_path / "data" / "train.parquet", "trainer.project_name": recipe}
     for key, expected in (METHODS[recipe] | places).items():
