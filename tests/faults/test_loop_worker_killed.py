@@ -68,8 +68,6 @@ def test_its_prompts_begin_again(nano: Path, tmp_path: Path, agents: str) -> Non
         for metrics in steps.values():
             dropped = sum(value for name, value in metrics.items() if name.startswith("tokens/dropped/"))
             assert metrics["tokens/generated"] == metrics["tokens/trained"] + dropped > 0
-    if agents == "own":
-        assert last["sessions/repeated_calls"] > 0, "no agent that began again got its replies"
     if runners is runner:
         assert last["tokens/dropped/session"] == last["tokens/dropped/runner_lost"] == 0, "runners went on"
     assert "Traceback" not in job.log().split("device time: ")[1], "nothing that waits at the end is cut"
