@@ -261,7 +261,7 @@ class FleetEngineClient(IdleEngineClient):
             return call, source, self._recorder, context.session.add_tokens
         recorded = count_recorded(interrupted)
         recorder, count_tokens = ResumedRecorder(self._recorder, recorded), new_token_counter(context.session, recorded)
-        return resume_call(call, interrupted), ResumedSource(interrupted, self._source), recorder, count_tokens
+        return resume_call(call, interrupted), ResumedSource(interrupted.segments, self._source), recorder, count_tokens
 
 
 def _session_call(context: RequestContext, request: EngineCoreRequest, index: int, call_id: str) -> SessionCall:

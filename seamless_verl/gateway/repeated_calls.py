@@ -24,13 +24,13 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from itertools import chain, takewhile
+from itertools import takewhile
 from typing import Any
 
 from seamless_verl.gateway.protocols import CallSource, SessionCall
-from seamless_verl.gateway.resumed_calls import ENGINE_FINISH, GATEWAY_KEY
+from seamless_verl.gateway.resumed_calls import ENGINE_FINISH, GATEWAY_KEY, ResumedSource
 from seamless_verl.journal import StoredCall, StoredSession
-from seamless_verl.trajectory.records import Finish, Segment, TokenChunk, tokens
+from seamless_verl.trajectory.records import Finish, Segment, TokenChunk
 
 ASKED = "asked"
 """In a stored request, under GATEWAY_KEY: the digest of what the call asked."""
@@ -125,17 +125,15 @@ class RepeatedSource:
     source: CallSource
 
     async def stream(self, call: SessionCall) -> AsyncGenerator[TokenChunk, None]:
-        *before, last = [segment.chunk() for segment in self.recorded.segments]
         finish, stop_reason = self.recorded.finish, self.recorded.stop_reason
+        if finish is None or isinstance(
+            stop_reason, str
+        ):  # who reads it finds a stop string in the text, and ends there
+            async with aclosing(ResumedSource(self.recorded.segments, self.source).stream(call)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+            return
+        *before, last = [segment.chunk() for segment in self.recorded.segments]
         for chunk in before:
             yield chunk
-        if finish is None or isinstance(stop_reason, str):  # who reads it finds the stop string in the text
-            yield last
-        else:
-            yield replace(last, finish_reason=finish, stop_reason=stop_reason)
-        if finish is not None and not isinstance(stop_reason, str):
-            return  # with a stop string nobody reads on, unless the text that it was found in is another now
-        ids = tokens(chain.from_iterable(segment.ids for segment in self.recorded.segments))
-        async with aclosing(self.source.stream(replace(call, produced=ids))) as chunks:
-            async for chunk in chunks:
-                yield chunk
+        yield replace(last, finish_reason=finish, stop_reason=stop_reason)

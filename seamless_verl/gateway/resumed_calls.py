@@ -9,7 +9,7 @@ Invariant: tokens on record are shown again, but neither recorded nor counted ag
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 from seamless_verl.gateway.protocols import CallSource, NullRecorder, Recorder, SessionCall
 from seamless_verl.gateway.session import Session
 from seamless_verl.journal import StoredCall
-from seamless_verl.trajectory.records import Finish, TokenChunk, logprobs, tokens
+from seamless_verl.trajectory.records import Finish, Segment, TokenChunk, logprobs, tokens
 
 GATEWAY_KEY = "gateway"
 """The key of a stored request under which the gateway keeps what it needs to find its call again."""
@@ -47,12 +47,12 @@ def resume_call(call: SessionCall, stored: StoredCall) -> SessionCall:
 class ResumedSource:
     """A CallSource for one call: its recorded tokens, then those of `source`."""
 
-    stored: StoredCall
+    segments: Sequence[Segment]
     source: CallSource
 
     async def stream(self, call: SessionCall) -> AsyncGenerator[TokenChunk, None]:
         ids = tokens(())
-        for segment in self.stored.segments:
+        for segment in self.segments:
             ids.extend(segment.ids)
             yield segment.chunk()
         async with aclosing(self.source.stream(replace(call, produced=ids))) as chunks:
