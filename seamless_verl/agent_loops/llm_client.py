@@ -43,8 +43,8 @@ class SeamlessClient(FullyAsyncLLMServerClient):  # type: ignore[misc]
             return await super().generate(request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **extra)
         ids, name = normalize_token_ids(prompt_ids), str(request_id)
         fields, group = self.sampling_fields(len(ids), sampling_params), GROUP.get(None)
-        uid = "" if group is None else group.uid
-        call = plane_for(self.config, name).generate.remote(name, ids, fields, uid)
+        of = ("", False) if group is None else (group.uid, group.validation)
+        call = plane_for(self.config, name).generate.remote(name, ids, fields, *of)
         generated = await await_reply(call, cancels=True)
         versions = self.conversations.setdefault(name, Versions())
         versions.extend(generated.versions)

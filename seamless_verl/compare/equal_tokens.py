@@ -2,9 +2,9 @@
 
 Samplers and estimators give prompts different numbers of samples, and drop some of these. So a step of one method is
 not as much work as a step of another, and they are compared at equal tokens. Tokens are all that the engines generated
-for the run, also those of samples that were dropped and of validations, which every arm has alike. The number at which
-arms are compared, T, is that of the run that generated the fewest. A run's reward and seconds at T lie on straight
-lines between two points that it logged. Rewards are of validations: those of trained samples are of the prompts that
+to train on, also those of samples that were dropped, and not those of validations. The number at which arms are
+compared, T, is that of the run that generated the fewest. A run's reward and seconds at T lie on straight lines
+between two points that it logged. Rewards are of validations: those of trained samples are of the prompts that
 the method chose.
 """
 
@@ -19,8 +19,8 @@ from seamless_verl.compare.figures import StepFigures, mean_or_none, number
 from seamless_verl.compare.outcome import RewardTest, Run, reward_difference
 from seamless_verl.compare.statistics import Spread
 
-GENERATED = "calls/tokens"
-"""Tokens of all calls since the data plane was started; a data plane that Ray starts again begins with 0."""
+GENERATED, VALIDATING = "calls/tokens", "calls/validation_tokens"
+"""Tokens of all calls, and of those of validations, since the data plane was started; a data plane that Ray starts again begins with 0."""
 SAMPLES_OF = "seamless/sampler/samples_of"
 LEVELS = ("none", "hard", "middle", "easy")
 """Of groups, as samplers name them: by the share of right answers 0, up to 1/4, up to 3/4, above."""
@@ -90,14 +90,20 @@ def key_of(run: Run) -> tuple[str, int, int]:
 
 
 def generated_tokens(logged: Sequence[Logged]) -> list[float]:
-    """The tokens generated until each step's end. A step that does not say so, as a first validation, added none.
+    """The tokens generated to train on until each step's end. A step that does not say so, as a first validation, added none.
 
     The count begins again with a data plane. Of several shards it is the sum: where one of them began again, what the
     others had is counted twice.
     """
+    all_calls, validations = (counted(logged, name) for name in (GENERATED, VALIDATING))
+    return [each - validating for each, validating in zip(all_calls, validations, strict=True)]
+
+
+def counted(logged: Sequence[Logged], name: str) -> list[float]:
+    """What a counter that may begin again has counted until each step's end."""
     total, last, found = 0.0, 0.0, list[float]()
     for step in logged:
-        now = number(step["data"], GENERATED)
+        now = number(step["data"], name)
         if now is not None:
             total += now - last if now >= last else now
             last = now

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from seamless_verl.compare.arms import ComparedArm, JobFacts, arm_overrides, folder_name
-from seamless_verl.compare.budget import budget_of, check_same_budget, facts_of
+from seamless_verl.compare.budget import STEPS, budget_of, check_same_budget, facts_of, select
 from seamless_verl.compare.grid import RATE
 from seamless_verl.compare.job import Job
 from seamless_verl.compare.plan import Options, shared_overrides
@@ -92,6 +92,7 @@ def probe_arms(
     runnable = [(one.arm.name, one.config) for one in found if one.config is not None]
     budgets = {name: budget_of(config, equal_tokens=options.equal_tokens) for name, config in runnable}
     check_enough(found)
+    check_steps(runnable, options)
     rates_differ = any(arm.rate for arm in arms)
     check_same_budget({name: without_rate(budget) if rates_differ else budget for name, budget in budgets.items()})
     return found
@@ -107,6 +108,15 @@ def check_enough(arms: Sequence[ProbedArm]) -> None:
         reason = f"only {able[0].name} can run here, which leaves nothing to compare it with. {why}"
         way_out = f"Give two arms that can run here, or this one alone: --arms {able[0].text}"
         raise ConfigError("--arms", names, reason, way_out)
+
+
+def check_steps(arms: Sequence[tuple[str, Mapping[str, Any]]], options: Options) -> None:
+    """ConfigError for an arm with steps of its own of which none is measured."""
+    for name, config in arms:
+        steps = int(select(config, STEPS) or options.steps)
+        if steps <= options.skip:
+            reason = f"in arm {name} leaves nothing to measure after the first {options.skip}"
+            raise ConfigError(STEPS, steps, reason, f"Give it {options.skip + 1} or more, or a smaller --skip")
 
 
 def without_rate(budget: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from seamless_verl.compare.arms import OURS, ComparedArm
-from seamless_verl.compare.budget import ROLLOUT, samples_of_step, select, updates_of_step
+from seamless_verl.compare.budget import ROLLOUT, STEPS, samples_of_step, select, updates_of_step
 from seamless_verl.compare.comparison import ArmFacts, Comparison
 from seamless_verl.compare.device_use import CoreUse, UseSample, UseSampler, UseSource, idle_between, nvml_use
 from seamless_verl.compare.differences import differences
@@ -85,6 +85,21 @@ def step_size(config: Mapping[str, Any]) -> StepSize:
     return StepSize(samples_of_step(config), group, updates_of_step(config))
 
 
+def steps_of(config: Mapping[str, Any], options: Options) -> int:
+    """The steps of an arm's run, which at equal tokens are its own."""
+    return int(select(config, STEPS) or options.steps)
+
+
+def by_arm(numbers: Mapping[str, int]) -> str:
+    """One number, or where arms have different ones, each with its arms."""
+    arms_of: dict[int, list[str]] = {}
+    for arm, value in numbers.items():
+        arms_of.setdefault(value, []).append(arm)
+    if len(arms_of) == 1:
+        return str(next(iter(arms_of)))
+    return " or ".join(f"{value} ({', '.join(arms)})" for value, arms in arms_of.items())
+
+
 def polls_as_shipped(one: ProbedArm) -> bool:
     return not one.arm.is_ours and one.config is not None and select(one.config, f"{BUFFER}.path") is None
 
@@ -127,6 +142,7 @@ class RunSeries:
             one.arm.name: differences(one.config, config) for one in runnable[1:] if one.config is not None
         }
         self.sizes = {one.arm.name: step_size(one.config) for one in runnable if one.config is not None}
+        self.steps = {one.arm.name: steps_of(one.config, self.options) for one in runnable if one.config is not None}
         self.warnings = without_baseline(self.arms)
 
     def make(self) -> None:
@@ -186,7 +202,7 @@ class RunSeries:
                 identity["command"],
                 folder,
                 self.job.environment(folder),
-                steps=self.options.steps,
+                steps=self.steps[planned.arm.name],
                 timeout_s=self.options.timeout_s,
                 group=True,
                 on_start=started,
@@ -214,7 +230,11 @@ class RunSeries:
     def progress(self, planned: PlannedRun, step: Step | None) -> None:
         """On a terminal, one line that says where the run is."""
         if self.screen.isatty():
-            at = "starts" if step is None else f"step {step['step']} of {self.options.steps}, {step['at']:.0f} s"
+            at = (
+                "starts"
+                if step is None
+                else f"step {step['step']} of {self.steps[planned.arm.name]}, {step['at']:.0f} s"
+            )
             number = f"run {len(self.runs) + 1} of {len(self.planned)}"
             self.say(f"\r\x1b[K{number}: {planned.arm.name}, seed {planned.seed}, round {planned.round}: {at}")
 
@@ -232,7 +252,7 @@ class RunSeries:
             title=f"{self.job.name}: {', '.join(one.arm.name for one in self.arms)}",
             baseline=self.baseline,
             runs=tuple(self.runs),
-            steps=self.options.steps,
+            steps=min(self.steps.values()),
             skip=self.options.skip,
             conditions=tuple(self.conditions()),
             command=self.command,
@@ -253,23 +273,15 @@ class RunSeries:
         options, size = self.options, self.sizes[self.baseline]
         kind = "the CPU platform, a core each" if select(self.config, "trainer.device") == "cpu" else "accelerators"
         model = select(self.config, "actor_rollout_ref.model.path")
-        seeds, samples = ", ".join(map(str, options.seeds)), self.samples_words()
+        seeds, steps = ", ".join(map(str, options.seeds)), by_arm(self.steps)
+        samples = by_arm({arm: size.samples for arm, size in self.sizes.items()})
         return [
-            f"{options.steps} steps of {samples} samples, {self.devices} device(s) ({kind}), seeds {seeds}, "
+            f"{steps} steps of {samples} samples, {self.devices} device(s) ({kind}), seeds {seeds}, "
             f"{options.rounds} round(s); the first {options.skip} steps of a run are not measured.",
             f"The same in every arm: model {model}, prompts and their order by seed, {size.updates} optimizer steps a "
             f"step, {'' if options.equal_tokens else f'{size.group} samples a prompt, '}no checkpoints.",
             *(condition_lines(self.surroundings) if self.surroundings else ()),
         ]
-
-    def samples_words(self) -> str:
-        """Samples of a step: one number, or where arms have different ones, each with its arms."""
-        by_samples: dict[int, list[str]] = {}
-        for arm, size in self.sizes.items():
-            by_samples.setdefault(size.samples, []).append(arm)
-        if len(by_samples) == 1:
-            return str(next(iter(by_samples)))
-        return " or ".join(f"{samples} ({', '.join(arms)})" for samples, arms in by_samples.items())
 
     def manifest(self) -> dict[str, Any]:
         """All that it takes to run it again; surroundings are those of the last run."""

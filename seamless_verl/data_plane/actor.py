@@ -331,17 +331,19 @@ class DataPlane:
 
     # The agent loops' side
 
-    async def generate(self, name: str, prompt_ids: list[int], sampling: dict[str, Any], group: str = "") -> Generated:
+    async def generate(
+        self, name: str, prompt_ids: list[int], sampling: dict[str, Any], group: str = "", validation: bool = False
+    ) -> Generated:
         """Runs one call to its end. `sampling` has vLLM's fields; calls of one `name` prefer the same replica.
 
-        `group` is the uid of the prompt that it is for, "" for none.
+        `group` is the uid of the prompt that it is for, "" for none; `validation` says that it is not trained.
 
         Raises:
             CallError: the call failed for good.
         """
         await self.ensure_started()
         fields = {"stream_interval": STREAM_INTERVAL, **sampling}
-        call = Call(name, array("i", prompt_ids), fields, key=name, group=group)
+        call = Call(name, array("i", prompt_ids), fields, key=name, group=group, validation=validation)
         generated = Generated()
         async with aclosing(self.calls.stream(call)) as chunks:
             async for chunk in chunks:

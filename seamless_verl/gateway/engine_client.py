@@ -274,6 +274,7 @@ def _session_call(context: RequestContext, request: EngineCoreRequest, index: in
         sampling,
         key=session.session_id,
         group=session.uid,
+        validation=session.validation,
         session_id=session.session_id,
         digest=context.digest,
         request=context.stored_request(),

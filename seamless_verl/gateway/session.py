@@ -144,6 +144,11 @@ class Session:
         return None if self.limits.lifetime is None else self.opened_at + self.limits.lifetime
 
     @property
+    def validation(self) -> bool:
+        """Whether it is of a validation, which is not trained."""
+        return self.metadata.get("validation") is True
+
+    @property
     def remaining_tokens(self) -> int | None:
         """Tokens that it may still generate; None without a limit."""
         return None if self.limits.max_tokens is None else max(self.limits.max_tokens - self.tokens, 0)

@@ -62,7 +62,7 @@ class Call:
     Calls with the same `key`, a session's name, prefer the same replica; without a key the beginning of the prompt is
     used. `group` is the prompt whose samples the trainer takes together, "" for none. `produced` int32 has what the
     call generated before the process that ran it died: it continues after these tokens, within its budget. `timed`
-    calls are of a session whose agent has a time limit.
+    calls are of a session whose agent has a time limit, those of a `validation` are counted apart as well.
     """
 
     call_id: str
@@ -72,6 +72,7 @@ class Call:
     produced: array[int] = field(default_factory=lambda: tokens(()))
     timed: bool = False
     group: str = ""
+    validation: bool = False
 
     @property
     def affinity(self) -> str:
@@ -180,7 +181,7 @@ class Calls:
         self._fleet, self._max_losses, self._grammars_resume = fleet, max_losses, grammars_resume
         self._order = CallOrder()
         self._running: set[CallProgress] = set()
-        self._begun = self._tokens = 0
+        self._begun = self._tokens = self._validation_tokens = 0
         self._tokens_of: Counter[str] = Counter()  # by replica
         self._last_token: dict[str, float] = {}  # when a replica gave one, on the monotonic clock
         self._ended: Counter[Finish] = Counter()
@@ -206,6 +207,7 @@ class Calls:
                 async with aclosing(self._attempt(progress, prompt, waiting)) as chunks:
                     async for chunk in chunks:
                         self._tokens += len(chunk.ids)
+                        self._validation_tokens += len(chunk.ids) * call.validation
                         self._tokens_of[chunk.replica] += len(chunk.ids)
                         if chunk.ids:
                             self._last_token[chunk.replica] = progress.since
@@ -229,6 +231,7 @@ class Calls:
             "calls/begun": float(self._begun),
             "calls/running": float(len(self._running)),
             "calls/tokens": float(self._tokens),
+            "calls/validation_tokens": float(self._validation_tokens),
         }
 
     def observe(self, urgent: Collection[str], finished: int) -> RolloutObservation:
