@@ -76,7 +76,7 @@ def add_command(commands: Commands) -> None:
     parser.add_argument(
         "--equal-tokens",
         action="store_true",
-        help="compare after as many generated tokens, too; arms may differ in sampler, estimator and rollout.n",
+        help="compare after as many generated tokens, too; arms may differ in sampler, estimator, rollout.n and steps",
     )
     parser.add_argument(
         "--target-reward",

@@ -20,7 +20,10 @@ from seamless_verl.compare.outcome import RewardTest, Run, reward_difference
 from seamless_verl.compare.statistics import Spread
 
 GENERATED, VALIDATING = "calls/tokens", "calls/validation_tokens"
-"""Tokens of all calls, and of those of validations, since the data plane was started; a data plane that Ray starts again begins with 0."""
+"""Tokens of all calls, and of those of validations, since the data plane was started.
+
+A data plane that Ray starts again begins with 0.
+"""
 SAMPLES_OF = "seamless/sampler/samples_of"
 LEVELS = ("none", "hard", "middle", "easy")
 """Of groups, as samplers name them: by the share of right answers 0, up to 1/4, up to 3/4, above."""
@@ -90,10 +93,10 @@ def key_of(run: Run) -> tuple[str, int, int]:
 
 
 def generated_tokens(logged: Sequence[Logged]) -> list[float]:
-    """The tokens generated to train on until each step's end. A step that does not say so, as a first validation, added none.
+    """The tokens generated to train on until each step's end.
 
-    The count begins again with a data plane. Of several shards it is the sum: where one of them began again, what the
-    others had is counted twice.
+    A step that does not say so, as a first validation, added none. The count begins again with a data plane. Of several
+    shards it is the sum: where one of them began again, what the others had is counted twice.
     """
     all_calls, validations = (counted(logged, name) for name in (GENERATED, VALIDATING))
     return [each - validating for each, validating in zip(all_calls, validations, strict=True)]

@@ -30,7 +30,7 @@ TAKEN_BACK = "fleet/taken_back"
 LOSS_METRICS = frozenset({TAKEN_BACK, *(f"fleet/given_up/{reason}" for reason in LossReason)})
 """How many replicas were given up, by the reason, and how many of them were taken back."""
 RETURN_S = 10.0  # between two looks for replicas that were given up as unreachable
-PROBE_S = 5.0  # between two looks whether each replica replies
+PROBE_S = 5.0  # between two looks whether each replica replies, and how often it preempted
 RETRY_S = 0.2  # between two attempts: nothing notifies of a port that opens
 
 
@@ -49,9 +49,9 @@ class ActorControl:
     async def abort_all(self) -> None:
         await self.pause(PauseMode.ABORT)
 
-    async def status(self) -> None:
-        """Returns when the server has replied."""
-        await self._await(self.server.status.remote())
+    async def preempted(self) -> int:
+        """How many requests the engine has preempted since it listens."""
+        return int(await self._await(self.server.preempted.remote()))
 
     async def update_weights(self, version: int, weights: Any) -> None:
         try:
@@ -59,9 +59,9 @@ class ActorControl:
         except ray.exceptions.RayTaskError as error:
             raise WeightsNotLoadedError(self.replica_id, version, str(error)) from error
 
-    async def _await(self, reply: Any) -> None:
+    async def _await(self, reply: Any) -> Any:
         try:
-            await reply
+            return await reply
         except ACTOR_GONE as error:
             raise ReplicaLostError(self.replica_id, death_reason(error)) from error
 
@@ -264,11 +264,14 @@ class ReplicaConnections:
         return []
 
     async def watch(self) -> None:
-        """Asks each replica for a reply from time to time; one that hangs delays the next look by `reply_s` once."""
+        """Asks each replica from time to time how often it preempted; one that hangs delays the next look by `reply_s` once.
+
+        One that does not reply is lost.
+        """
         while True:
             await asyncio.sleep(PROBE_S)  # nothing notifies of a process that hangs
             controls = {name: ActorControl(name, address.server) for name, address in self.addresses.items()}
-            await asyncio.gather(*(self.fleet.probe(name, control.status) for name, control in controls.items()))
+            await asyncio.gather(*(self.fleet.probe(name, control.preempted) for name, control in controls.items()))
 
     async def _reaches(self, address: ReplicaAddress) -> bool:
         """Whether its port and its actor reply: commands would wait for one of them that hangs."""

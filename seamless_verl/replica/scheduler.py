@@ -1,4 +1,4 @@
-"""vLLM schedulers that resume a grammar where an earlier request of the same call was cut.
+"""vLLM schedulers that resume a grammar where an earlier request of the same call was cut, and count preemptions.
 
 The request that continues a call has the tokens produced so far at the end of its prompt, and vLLM begins a grammar
 with the first token that it samples itself. These schedulers advance a grammar over the produced tokens when it is
@@ -17,20 +17,20 @@ from typing import Any
 from vllm.logger import init_logger
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import SchedulerInterface
-from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
 from seamless_verl.platform.vllm_versions import ending_its_request
+from seamless_verl.replica.preemptions import PreemptionCount
 
 logger = init_logger("vllm.seamless_verl.scheduler")  # shown as vLLM's own in the engine's process
 RESUMED_TOKENS = "seamless_resumed_tokens"
 """In SamplingParams.extra_args: how many ids at the end of the prompt the call produced itself."""
 
 
-class GrammarScheduler(Scheduler):  # type: ignore[misc]
-    """vLLM's scheduler with resumed grammars; it adds no state."""
+class GrammarScheduler(PreemptionCount):
+    """vLLM's scheduler with resumed grammars; it adds no state to that of the count."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

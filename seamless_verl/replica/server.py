@@ -30,6 +30,7 @@ from seamless_verl.config.engine_kwargs import given
 from seamless_verl.platform.adaptation import rebound
 from seamless_verl.platform.nvml import UtilizationSampler, utilization_sampler
 from seamless_verl.replica.engine_source import AsyncLLMSource
+from seamless_verl.replica.preemptions import EnginePreemptions
 from seamless_verl.replica.scheduler import SCHEDULER_CLS
 from seamless_verl.replica.worker_extension import KV_CACHE, check_replies, extension_name
 from seamless_verl.resources.ledger import Activity, DeviceUse, NodeActivity
@@ -53,6 +54,7 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
 
     source: AsyncLLMSource | None = None
     engine_server: EngineServer | None = None
+    preemptions: EnginePreemptions
     activity: Activity
     updating: asyncio.Lock
     busy = False
@@ -89,6 +91,7 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
             self.activity = Activity(f"replica-{self.replica_rank}", devices)
             name = f"replica-{self.replica_rank}"
             recording = check_replies(await self.engine.collective_rpc("record_own_logprobs"))
+            self.preemptions = EnginePreemptions(self.engine)
             self.source = AsyncLLMSource(
                 self.engine,
                 version=self.global_steps or 0,
@@ -134,6 +137,10 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
         """The version of its weights, and the mode of its pause, None while it generates."""
         assert self.source is not None
         return self.source.version, None if self.source.paused is None else self.source.paused.value
+
+    async def preempted(self) -> int:
+        """How many requests the engine has preempted, since it listens, because its KV cache was full."""
+        return self.preemptions.total
 
     async def pause(self, mode: str) -> None:
         assert self.source is not None

@@ -110,6 +110,10 @@ class Replica:
         return Remote(self, "status")
 
     @property
+    def preempted(self) -> Remote:
+        return Remote(self, "preempted")
+
+    @property
     def resume(self) -> Remote:
         return Remote(self, "resume")
 

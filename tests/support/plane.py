@@ -41,6 +41,9 @@ class StubServer:
     async def status(self) -> tuple[int, str | None]:
         return self.engine.version, None if self.paused is None else self.paused.value
 
+    async def preempted(self) -> int:
+        return 0
+
     async def pause(self, mode: str) -> None:
         self.paused = PauseMode(mode)
         await self.engine.pause(self.paused)

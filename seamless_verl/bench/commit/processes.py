@@ -104,6 +104,9 @@ class BenchServer:
     async def status(self) -> tuple[int, str | None]:
         return self.engine.version, None
 
+    async def preempted(self) -> int:
+        return 0
+
     async def pause(self, mode: str) -> None:
         await self.engine.pause(PauseMode(mode))
 

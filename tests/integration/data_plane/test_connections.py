@@ -31,11 +31,15 @@ class Actor:
 
     def __init__(self) -> None:
         self.status = self.pause = self.resume = self.update_weights = SimpleNamespace(remote=self.reply)
+        self.preempted = SimpleNamespace(remote=self.no_preemption)
 
     async def reply(self, *_: Any) -> tuple[int, None]:
         if self.dead:
             raise self.error
         return 0, None
+
+    async def no_preemption(self) -> int:
+        return (await self.reply())[0]
 
 
 @asynccontextmanager

@@ -28,9 +28,13 @@ class Server:
 
     def __init__(self) -> None:
         self.status = self.pause = self.resume = self.update_weights = SimpleNamespace(remote=self.reply)
+        self.preempted = SimpleNamespace(remote=self.no_preemption)
 
     async def reply(self, *_: Any) -> tuple[int, None]:
         return 1, None
+
+    async def no_preemption(self) -> int:
+        return 0
 
 
 @asynccontextmanager

@@ -30,9 +30,13 @@ class Server:
 
     def __init__(self) -> None:
         self.status = self.pause = self.resume = self.update_weights = SimpleNamespace(remote=self.reply)
+        self.preempted = SimpleNamespace(remote=self.no_preemption)
 
     async def reply(self, *_: Any) -> tuple[int, None]:
         return 1, None
+
+    async def no_preemption(self) -> int:
+        return 0
 
 
 def listen(name: str, port: int = 0) -> Any:
@@ -183,11 +187,11 @@ async def test_a_replica_that_hangs_between_two_commands_is_given_up(monkeypatch
     """Its calls continue elsewhere, and it is taken back when it replies."""
     monkeypatch.setattr(connections, "PROBE_S", 0.05)
     async with data_plane(transition_s=LATE_S) as (plane, _, server):
-        replies, in_time = asyncio.Event(), server.status
-        server.status = SimpleNamespace(remote=lambda: replies.wait())
+        replies, in_time = asyncio.Event(), server.preempted
+        server.preempted = SimpleNamespace(remote=lambda: replies.wait())
         await until(lambda: states(plane) == [DEAD, SERVING])
         assert (await plane.given_up())[FIRST].reason is LossReason.LATE
-        server.status = in_time
+        server.preempted = in_time
         replies.set()
         await until(lambda: states(plane) == [STALE, SERVING])
         assert await plane.taken_back() == [FIRST]

@@ -71,6 +71,7 @@ def test_disaggregated_trains_within_its_staleness_bound(disaggregated: Job) -> 
     assert steps.keys() == set(range(7))
     worst = [steps[i]["training/off_policy/trajectory_staleness_worst/max"] for i in range(1, 7)]
     assert max(worst) <= 1
+    assert 0 < steps[6]["calls/validation_tokens"] == steps[6]["tokens/dropped/validation"] < steps[6]["calls/tokens"]
     assert "validation curve" in disaggregated.log()
     assert f"checkpoint: {disaggregated.folder / 'checkpoints' / 'global_step_6'}\n" in disaggregated.log()
 

@@ -14,6 +14,7 @@ from seamless_verl.compare.equal_tokens import (
     GENERATED,
     LEVELS,
     SAMPLES_OF,
+    VALIDATING,
     EqualTokens,
     at_equal_tokens,
     generated_tokens,
@@ -75,6 +76,12 @@ def test_tokens_go_on_where_a_data_plane_began_again() -> None:
     counts = [None, 100.0, 250.0, 30.0, 90.0]
     log = [{"data": {} if one is None else {GENERATED: one}} for one in counts]
     assert generated_tokens(log) == [0, 100, 250, 280, 340]
+
+
+def test_tokens_of_validations_are_no_work_of_a_method() -> None:
+    counts = [(70.0, 70.0), (170.0, 70.0), (340.0, 140.0), (30.0, 0.0)]  # the last one of a data plane that began again
+    log = [{"data": {GENERATED: every, VALIDATING: validating}} for every, validating in counts]
+    assert generated_tokens(log) == [0, 100, 200, 230]
 
 
 @pytest.mark.parametrize(("at", "value"), [(0, 1.0), (10, 1.0), (15, 2.0), (20, 3.0), (30, 3.0), (35, 4.0), (99, 5.0)])

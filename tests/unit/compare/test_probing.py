@@ -9,7 +9,7 @@ import pytest
 from seamless_verl.compare.arms import JobFacts, Machines, parse_arms
 from seamless_verl.compare.job import job_named
 from seamless_verl.compare.plan import Options
-from seamless_verl.compare.probing import ProbedArm, check_enough, probe_arms
+from seamless_verl.compare.probing import ProbedArm, check_enough, check_steps, probe_arms
 from seamless_verl.errors import ConfigError
 
 
@@ -39,3 +39,10 @@ def test_one_arm_of_several_has_nothing_to_be_compared_with() -> None:
     )
     check_enough(probed(seamless=""))
     check_enough(probed(sync="x", colocate_async="", seamless=""))
+
+
+def test_an_arm_with_too_few_steps_of_its_own_is_refused() -> None:
+    arms = [(name, {"trainer": {"total_training_steps": steps}}) for name, steps in (("grpo", 15), ("dars", 4))]
+    with pytest.raises(ConfigError, match=r"total_training_steps=4: in arm dars leaves nothing.*Give it 5 or more"):
+        check_steps(arms, Options(skip=4))
+    check_steps(arms, Options(skip=3))

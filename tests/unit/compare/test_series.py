@@ -17,7 +17,7 @@ from seamless_verl.compare.page import page
 from seamless_verl.compare.plan import Options, PlannedRun
 from seamless_verl.compare.probing import ProbedArm
 from seamless_verl.compare.report import markdown
-from seamless_verl.compare.series import RunSeries
+from seamless_verl.compare.series import RunSeries, by_arm, steps_of
 from seamless_verl.compare.store import StoredRun
 
 MACHINE = {"processor": "Chip", "cores": 2, "memory_gb": 8.0, "load_average": [0.5]}
@@ -72,6 +72,15 @@ def test_each_arm_has_its_own_samples(tmp_path: Path) -> None:
     assert made.conditions()[0].startswith("4 steps of 32 (seamless) or 36 (odd) samples, 1 device(s)")
     same = series(tmp_path, {"sync": 8, "seamless": 8})
     assert same.conditions()[0].startswith("4 steps of 32 samples, 1 device(s)")
+
+
+def test_at_equal_tokens_an_arm_makes_the_steps_that_it_has(tmp_path: Path) -> None:
+    made = series(tmp_path, {"seamless": 8, "odd:seamless.x=1": 8}, equal_tokens=True, validate=1)
+    assert made.steps == {"seamless": 4, "odd": 4}, "those of the comparison, where it has none of its own"
+    config = composed(8)
+    config["trainer"]["total_training_steps"] = 2
+    assert steps_of(config, made.options) == 2
+    assert by_arm({"seamless": 4, "odd": 2}) == "4 (seamless) or 2 (odd)"
 
 
 def test_a_baseline_that_cannot_run_here_is_warned_of_with_the_one_in_its_place(tmp_path: Path) -> None:

@@ -25,9 +25,14 @@ METHOD = SimpleNamespace(remote=killed)
 
 
 async def test_a_command_says_that_the_replica_is_lost() -> None:
-    server = SimpleNamespace(pause=METHOD, resume=METHOD, status=METHOD, update_weights=METHOD)
+    server = SimpleNamespace(pause=METHOD, resume=METHOD, preempted=METHOD, update_weights=METHOD)
     control = ActorControl("replica-0", server)
-    for command in (control.pause(PauseMode.KEEP), control.resume(), control.status(), control.update_weights(1, [])):
+    for command in (
+        control.pause(PauseMode.KEEP),
+        control.resume(),
+        control.preempted(),
+        control.update_weights(1, []),
+    ):
         with pytest.raises(ReplicaLostError) as lost:
             await command
         assert lost.value.reason == KILLED
