@@ -39,6 +39,7 @@ from seamless_verl.data_plane.settings import Generated, PlaneSettings
 from seamless_verl.data_plane.waits import PlaneState, PlaneWaits, plane_waits
 from seamless_verl.errors import JournalError, PlaneFailedError, ReplicaLostError
 from seamless_verl.journal import GroupDecided
+from seamless_verl.rollout.cache_use import CACHE_METRICS
 from seamless_verl.rollout.call import Call, Calls
 from seamless_verl.rollout.fleet import Fleet
 from seamless_verl.rollout.manager import COMMANDS, FleetSnapshot, RolloutManager
@@ -53,7 +54,9 @@ from seamless_verl.trajectory.records import Finish
 logger = logging.getLogger(__name__)
 PAUSED_SAVE_S = 5.0  # a kill makes a session's lifetime shorter by so many paused seconds at most
 STREAM_INTERVAL = 64  # tokens in a chunk of a call whose reader waits for the end
-STATE_METRICS = {f"fleet/{state}" for state in ReplicaState} | LOSS_METRICS  # the same in every data plane
+STATE_METRICS = (
+    {f"fleet/{state}" for state in ReplicaState} | LOSS_METRICS | CACHE_METRICS
+)  # the same in every data plane
 
 
 class DataPlane:
@@ -271,6 +274,7 @@ class DataPlane:
         """Metrics of this data plane alone."""
         metrics = self.fleet.metrics() | self.calls.metrics() | self.groups.metrics()
         metrics |= {name: float(count) for name, count in self.connections.counts.items()}
+        metrics |= self.connections.cache_use.metrics()
         if self.sessions is None:
             return metrics
         return metrics | await self.sessions.checked_metrics() | self.runner_tasks.metrics()

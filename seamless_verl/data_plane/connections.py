@@ -11,11 +11,13 @@ import asyncio
 import logging
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ray
 
 from seamless_verl.errors import ReplicaLostError, WeightsNotLoadedError, shorten
+from seamless_verl.rollout.cache_use import CacheUse, CacheUseOfAll
 from seamless_verl.rollout.engine import EngineRequest, PauseMode
 from seamless_verl.rollout.fleet import Fleet
 from seamless_verl.rollout.manager import FleetSnapshot, ReplicaSnapshot
@@ -30,7 +32,7 @@ TAKEN_BACK = "fleet/taken_back"
 LOSS_METRICS = frozenset({TAKEN_BACK, *(f"fleet/given_up/{reason}" for reason in LossReason)})
 """How many replicas were given up, by the reason, and how many of them were taken back."""
 RETURN_S = 10.0  # between two looks for replicas that were given up as unreachable
-PROBE_S = 5.0  # between two looks whether each replica replies, and how often it preempted
+PROBE_S = 5.0  # between two looks whether each replica replies, and how its cache is used
 RETRY_S = 0.2  # between two attempts: nothing notifies of a port that opens
 
 
@@ -49,9 +51,10 @@ class ActorControl:
     async def abort_all(self) -> None:
         await self.pause(PauseMode.ABORT)
 
-    async def preempted(self) -> int:
-        """How many requests the engine has preempted since it listens."""
-        return int(await self._await(self.server.preempted.remote()))
+    async def cache_use(self) -> CacheUse:
+        """What the engine's KV cache has spared and cost since it listens."""
+        found: CacheUse = await self._await(self.server.cache_use.remote())
+        return found
 
     async def update_weights(self, version: int, weights: Any) -> None:
         try:
@@ -129,6 +132,7 @@ class ReplicaConnections:
         self.unproved = set[str]()
         self.stuck: dict[str, str] = {}  # why a replica is about to be lost that gives no tokens
         self.counts = Counter(dict.fromkeys(LOSS_METRICS, 0))
+        self.cache_use = CacheUseOfAll()
 
     @property
     def missing(self) -> set[str]:
@@ -264,14 +268,18 @@ class ReplicaConnections:
         return []
 
     async def watch(self) -> None:
-        """Asks each replica from time to time how often it preempted; one that hangs delays the next look by `reply_s` once.
+        """Asks each replica from time to time how its cache is used; one that does not reply is lost.
 
-        One that does not reply is lost.
+        One that hangs delays the next look by `reply_s` once.
         """
+
+        async def look(control: ActorControl) -> None:
+            self.cache_use.look(control.replica_id, await control.cache_use())
+
         while True:
             await asyncio.sleep(PROBE_S)  # nothing notifies of a process that hangs
-            controls = {name: ActorControl(name, address.server) for name, address in self.addresses.items()}
-            await asyncio.gather(*(self.fleet.probe(name, control.preempted) for name, control in controls.items()))
+            controls = [ActorControl(name, address.server) for name, address in self.addresses.items()]
+            await asyncio.gather(*(self.fleet.probe(one.replica_id, partial(look, one)) for one in controls))
 
     async def _reaches(self, address: ReplicaAddress) -> bool:
         """Whether its port and its actor reply: commands would wait for one of them that hangs."""

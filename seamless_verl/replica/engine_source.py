@@ -118,6 +118,7 @@ class AsyncLLMSource:
         self.paused: PauseMode | None = None
         self.in_flight: dict[str, RunningRequest] = {}
         self.own_logprobs, self.of_drafts = own_logprobs, of_drafts
+        self.prompt_tokens = self.cached_tokens = 0  # of requests that have begun to generate
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenChunk, None]:
         """Chunks as the engine makes them; closing the generator aborts the request."""
@@ -133,20 +134,23 @@ class AsyncLLMSource:
             labels = self.own_logprobs and bool(request.sampling.get("structured_outputs"))
             running = RunningRequest(collector, bool(request.sampling.get("logprobs")), labels)
             self._add_running(request.request_id, running)
-            finished = False
+            output: RequestOutput | None = None
             try:
                 if self.paused is PauseMode.ABORT:  # paused since the check above, without knowing of this request
                     await self.abort(request.request_id)
-                while not finished:
+                while output is None or not output.finished:
+                    first = output is None
                     output = collector.get_nowait() or await collector.get()
                     assert isinstance(output, RequestOutput)
-                    finished = output.finished
+                    if first and output.outputs:
+                        self.prompt_tokens += len(request.prompt_ids)
+                        self.cached_tokens += output.num_cached_tokens or 0
                     for chunk in self.chunks(running, output):
                         yield chunk
             finally:
                 self._remove_running(request.request_id, running)
                 collector.close()
-                if not finished:
+                if output is None or not output.finished:
                     await self.engine.abort(collector.request_id, internal=True)
 
     async def _send(self, request: EngineRequest) -> RequestOutputCollector:

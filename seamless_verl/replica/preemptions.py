@@ -1,4 +1,4 @@
-"""How often an engine preempts a request because its KV cache is full, from vLLM's scheduler to this process.
+"""How often an engine preempts a request because its KV cache is full, from vLLM's scheduler to its server.
 
 vLLM counts preemptions for its own log alone, which verl turns off. Here the scheduler counts them, and sends what it
 has not sent yet as `preempted_requests` of its statistics, a field that nothing else of vLLM reads.

@@ -34,6 +34,7 @@ from seamless_verl.replica.preemptions import EnginePreemptions
 from seamless_verl.replica.scheduler import SCHEDULER_CLS
 from seamless_verl.replica.worker_extension import KV_CACHE, check_replies, extension_name
 from seamless_verl.resources.ledger import Activity, DeviceUse, NodeActivity
+from seamless_verl.rollout.cache_use import CacheUse
 from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.runtime.checkpoint_marker import system_id
 from seamless_verl.runtime.process import freeze_imports, show_log, stack_report
@@ -138,9 +139,10 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
         assert self.source is not None
         return self.source.version, None if self.source.paused is None else self.source.paused.value
 
-    async def preempted(self) -> int:
-        """How many requests the engine has preempted, since it listens, because its KV cache was full."""
-        return self.preemptions.total
+    async def cache_use(self) -> CacheUse:
+        """What the engine's KV cache has spared and cost since it listens."""
+        assert self.source is not None
+        return CacheUse(self.source.prompt_tokens, self.source.cached_tokens, self.preemptions.total)
 
     async def pause(self, mode: str) -> None:
         assert self.source is not None

@@ -250,7 +250,7 @@ class Calls:
                 view.replica_id,
                 running[view.replica_id],
                 urgently[view.replica_id],
-                0 if view.state is DEAD else view.bound,
+                0 if view.state is DEAD else view.capacity,
                 self._tokens_of[view.replica_id],
                 longest.get(view.replica_id, 0.0),
             )

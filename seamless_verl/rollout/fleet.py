@@ -72,7 +72,7 @@ class Fleet:
         self._on_late_reply = on_late_reply
         self._replicas: dict[str, Replica] = {}
         self._queue = WaitQueue(overtaking)
-        self._granted = self._given_back = self._dropped = self._preempted = 0
+        self._granted = self._given_back = self._dropped = 0
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._replicas)
@@ -103,8 +103,6 @@ class Fleet:
         view = self.view
         states = {f"fleet/{state}": float(sum(r.state is state for r in view)) for state in ReplicaState}
         calls = {"fleet/attached": float(sum(r.load for r in view)), "fleet/waiting": float(self.waiting)}
-        calls["fleet/preempted"] = float(self._preempted)
-        calls["fleet/bound"] = float(sum(r.bound for r in view if r.state not in WITHOUT_CALLS))
         return states | calls | self._policy.metrics()
 
     # Membership
@@ -222,7 +220,6 @@ class Fleet:
     def _release_lease(self, lease: Lease) -> None:
         if lease.attached:
             lease.replica.leases.remove(lease)
-            lease.replica.left += 1
             self._given_back += 1
             self._grant_waiting()
 
@@ -293,22 +290,16 @@ class Fleet:
 
         return await self._each(ids, STALE, "fail_sync", run)
 
-    async def probe(self, replica_id: str, question: Callable[[], Coroutine[Any, Any, int]]) -> None:
-        """Asks a replica how many requests it has preempted, unless an operation runs on it; bounds its calls by that.
+    async def probe(self, replica_id: str, question: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Asks a replica, unless an operation runs on it; one that does not reply in time is lost, as by an operation.
 
-        One that does not reply in time is lost, as by an operation. Without this a replica that hangs between two
-        operations keeps its calls.
+        Without this a replica that hangs between two operations keeps its calls.
         """
-
-        async def look() -> None:
-            self._preempted += replica.look(await question())
-
         replica = self._replicas.get(replica_id)
         if replica is None or replica.state is DEAD or replica.lock.locked():
             return
         async with replica.lock:
-            await self._command(replica, look())
-        self._grant_waiting()  # where it takes more calls than before
+            await self._command(replica, question())
 
     def check_committed(self, ids: Collection[str], version: int) -> None:
         """Raises ReplicaVersionError unless `version` is the committed one."""

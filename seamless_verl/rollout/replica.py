@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from seamless_verl.rollout.call_bound import CallBound
 from seamless_verl.rollout.engine import Engine, ReplicaControl
 from seamless_verl.rollout.replica_state import (
     PAUSED,
@@ -78,22 +77,12 @@ class Replica:
     command: asyncio.Task[Any] | None = None
     commanded: float = 0.0
     late: asyncio.Task[Any] | None = None  # the command that did not end in time; its end is a sign of life
-    left: int = 0  # calls that have ended here, or were taken off
-    bound: CallBound = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.bound = CallBound(self.capacity)
 
     @property
     def view(self) -> ReplicaView:
         starting = self.resuming and self.state in (PAUSED, SYNCING) and not self.outdated
         view = ReplicaView(self.replica_id, self.state, self.version, len(self.leases), self.capacity, starting)
-        bound = self.bound.calls if self.bound.calls < self.capacity else None
-        return replace(view, outdated=self.outdated, fewer=bound) if self.outdated or bound else view
-
-    def look(self, preempted: int) -> int:
-        """Bounds the calls by what the engine has preempted since its start; returns how many that are since before."""
-        return self.bound.look(preempted, self.left, len(self.leases))
+        return replace(view, outdated=True) if self.outdated else view
 
     def move(self, state: ReplicaState, operation: str, version: int | None = None) -> int:
         """Changes the state by this operation; returns how many leases were dropped.
@@ -116,5 +105,4 @@ class Replica:
     def _drop_leases(self) -> int:
         dropped = len(self.leases)
         self.leases.clear()
-        self.left += dropped
         return dropped

@@ -21,7 +21,6 @@ from seamless_verl.rollout.replica_state import ReplicaState
 class ReplicaView:
     """A replica as a policy sees it; load and capacity in calls.
 
-    `fewer`: it takes only so many calls at present, None for as many as its capacity (call_bound.py).
     `starting`: it will serve in a moment. `outdated`: a newer version is committed, and it waits for its turn in the
     update; it continues the calls that it has, and takes no others.
     """
@@ -33,25 +32,16 @@ class ReplicaView:
     capacity: int
     starting: bool = False
     outdated: bool = False
-    fewer: int | None = None
-
-    @property
-    def bound(self) -> int:
-        """How many calls it takes."""
-        return self.capacity if self.fewer is None else self.fewer
 
     @property
     def utilization(self) -> float:
-        """The share of the calls that it takes which it has, by which replicas of different size are compared.
-
-        From 0 to 1, and above after its bound fell.
-        """
-        return self.load / self.bound
+        """The share of its capacity in use, 0 to 1, by which replicas of different size are compared."""
+        return self.load / self.capacity
 
     @property
     def has_room(self) -> bool:
         """Whether it takes one more call."""
-        return self.state is ReplicaState.SERVING and not self.outdated and self.load < self.bound
+        return self.state is ReplicaState.SERVING and not self.outdated and self.load < self.capacity
 
     @property
     def available(self) -> bool:
@@ -100,7 +90,7 @@ class PrefixAffinity:
         available = {replica.replica_id: replica for replica in view if replica.available}
         ranked = [available[name] for name in _ranking(_sizes(view), key) if name in available]
         serving = [replica for replica in ranked if not replica.starting]
-        if not serving or (ranked[0].starting and ranked[0].load < ranked[0].bound):
+        if not serving or (ranked[0].starting and ranked[0].load < ranked[0].capacity):
             return None
         first, second = serving[0], serving[min(1, len(serving) - 1)]
         if first.has_room and first.utilization <= second.utilization + self.margin:

@@ -20,6 +20,7 @@ RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner."
 RUNNER_V2 = "vllm.v1.worker.gpu.model_runner:GPUModelRunner."
 SAMPLER_V2 = "vllm.v1.worker.gpu.sample.sampler:Sampler."
 GRAMMARS_V2 = "vllm.v1.worker.gpu.structured_outputs:StructuredOutputsWorker."
+SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler."
 COLLECTOR = "vllm.v1.engine.output_processor:RequestOutputCollector."
 PLACES = {
     "young": Precedence(1 << 20, True, -2, 1),
@@ -51,6 +52,11 @@ CALLED = {
     MANAGER + "_create_grammar": "self request",  # replaced
     "vllm.v1.worker.gpu_worker:Worker.wake_up": "self tags",  # for the KV cache alone
     "vllm.device_allocator:get_mem_allocator_instance": "",
+    SCHEDULER
+    + "_preempt_request": f"self request timestamp{'' if VLLM == '0.24' else ' drop_stale_output'}",  # replaced
+    SCHEDULER + "reset_prefix_cache": "self reset_running_requests reset_connector",  # replaced
+    SCHEDULER + "make_stats": "self spec_decoding_stats kv_connector_stats cudagraph_stats perf_stats",  # replaced
+    PROCESSOR + "update_scheduler_stats": "self scheduler_stats",  # replaced
     RUNNER + "sample_tokens": "self grammar_output",  # replaced
     RUNNER + "_sample": "self logits spec_decode_metadata",  # replaced
     "vllm.v1.sample.sampler:Sampler.gather_logprobs": "logprobs num_logprobs token_ids",
@@ -65,7 +71,9 @@ HELD = {
     PROCESSOR[:-1]: "request_states",
     COLLECTOR[:-1]: "request_id",
     "vllm.v1.engine.output_processor:RequestState": "detokenizer stream_interval",
-    "vllm.outputs:RequestOutput": "finished outputs",
+    "vllm.outputs:RequestOutput": "finished outputs num_cached_tokens",
+    "vllm.v1.metrics.stats:SchedulerStats": "prefix_cache_stats",
+    "vllm.v1.metrics.stats:PrefixCacheStats": "preempted_requests",
     "vllm.outputs:CompletionOutput": "token_ids logprobs finish_reason stop_reason",
     "vllm.logprobs:Logprob": "logprob rank",
     "vllm:TokensPrompt": "prompt_token_ids cache_salt",
@@ -87,7 +95,7 @@ HELD = {
     "vllm.v1.worker.gpu.sample.output:SamplerOutput": "sampled_token_ids logprobs_tensors",
     "vllm.config:ModelConfig": "logprobs_mode",
     "vllm.v1.worker.gpu_worker:Worker": "vllm_config use_v2_model_runner model_runner",
-    "vllm.v1.core.sched.scheduler:Scheduler": "structured_output_manager",
+    SCHEDULER[:-1]: "structured_output_manager",
     MANAGER[:-1]: "enable_in_reasoning tokenizer",
     "vllm.v1.request:Request": "request_id prompt_token_ids sampling_params structured_output_request",
     "vllm.v1.structured_output.request:StructuredOutputRequest": "reasoning_ended",
@@ -211,6 +219,22 @@ def test_an_engine_orders_requests_by_priority_where_its_policy_says_so() -> Non
     assert [queue.pop_request().priority for _ in PLACES] == sorted(place.priority for place in PLACES.values())
     schedule = inspect.getsource(found("vllm.v1.core.sched.scheduler:Scheduler.schedule", "engine-source"))
     assert "key=lambda r: (r.priority, r.arrival_time)" in schedule
+
+
+def test_statistics_of_preemptions_arrive_in_the_server_s_process() -> None:
+    """With every step, also where vLLM makes none of its own; and nothing else reads that field."""
+    from vllm.v1.engine import EngineCoreOutputs
+    from vllm.v1.metrics.stats import SchedulerStats
+    from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+    updated = inspect.getsource(found(SCHEDULER + "update_from_output", "engine-source"))
+    assert "stats := self.make_stats(" in updated
+    handler = inspect.getsource(found(ENGINE + "_run_output_handler", "engine-source"))
+    assert "output_processor.update_scheduler_stats(outputs.scheduler_stats)" in handler
+    sent = SchedulerStats()
+    sent.prefix_cache_stats.preempted_requests = 3
+    outputs = MsgpackDecoder(EngineCoreOutputs).decode(MsgpackEncoder().encode(EngineCoreOutputs(scheduler_stats=sent)))
+    assert outputs.scheduler_stats.prefix_cache_stats.preempted_requests == 3
 
 
 def test_a_priority_arrives_in_the_engine_s_process() -> None:

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -30,6 +31,7 @@ from seamless_verl.data_plane.settings import PlaneSettings
 from seamless_verl.gateway.recorder import JournalRecorder
 from seamless_verl.gateway.server import Gateway, GatewaySettings
 from seamless_verl.journal import JournalReader, SqliteJournal
+from seamless_verl.rollout.cache_use import CacheUse
 from seamless_verl.rollout.replica_state import ReplicaState
 from seamless_verl.trajectory.account import Account
 from seamless_verl.trajectory.policies import TrainAll
@@ -110,8 +112,13 @@ class Replica:
         return Remote(self, "status")
 
     @property
-    def preempted(self) -> Remote:
-        return Remote(self, "preempted")
+    def cache_use(self) -> SimpleNamespace:
+        return SimpleNamespace(remote=self.used)
+
+    async def used(self) -> CacheUse:
+        """As of an engine that counts nothing."""
+        await self.ask("status")
+        return CacheUse()
 
     @property
     def resume(self) -> Remote:

@@ -30,8 +30,6 @@ async def execute(engine: Engine, source: AsyncLLMSource, weights: Weights, comm
     """What the server's actor answers."""
     if command == "status":
         return source.version, None if source.paused is None else source.paused.value
-    if command == "preempted":
-        return 0
     if command == "pause":
         await source.pause(PauseMode(given))
     elif command == "resume":

@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from seamless_verl.config.schema import SeamlessConfig
 from seamless_verl.data_plane.client import DataPlaneClient, PlacedReplica
+from seamless_verl.rollout.cache_use import CacheUse
 from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.testing.stub_engine import StubEngine
 from seamless_verl.transport import EngineServer, serve_engine
@@ -41,8 +42,8 @@ class StubServer:
     async def status(self) -> tuple[int, str | None]:
         return self.engine.version, None if self.paused is None else self.paused.value
 
-    async def preempted(self) -> int:
-        return 0
+    async def cache_use(self) -> CacheUse:
+        return CacheUse()
 
     async def pause(self, mode: str) -> None:
         self.paused = PauseMode(mode)

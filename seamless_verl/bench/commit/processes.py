@@ -10,6 +10,7 @@ import ray
 import torch
 
 from seamless_verl.replica.load_plan import PlanCache
+from seamless_verl.rollout.cache_use import CacheUse
 from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.testing.stub_engine import StubEngine
 from seamless_verl.transport import EngineServer, serve_engine
@@ -104,8 +105,8 @@ class BenchServer:
     async def status(self) -> tuple[int, str | None]:
         return self.engine.version, None
 
-    async def preempted(self) -> int:
-        return 0
+    async def cache_use(self) -> CacheUse:
+        return CacheUse()
 
     async def pause(self, mode: str) -> None:
         await self.engine.pause(PauseMode(mode))

@@ -14,6 +14,7 @@ from support.actor_death import KILLED, killed_for_memory
 from support.local_plane import LocalDataPlane
 
 from seamless_verl.data_plane.settings import PlaneSettings
+from seamless_verl.rollout.cache_use import CacheUse
 from seamless_verl.rollout.replica_state import DEAD, SERVING, STALE, ReplicaState
 from seamless_verl.rollout.restarts import LossReason
 from seamless_verl.testing.stub_engine import StubEngine
@@ -31,15 +32,16 @@ class Actor:
 
     def __init__(self) -> None:
         self.status = self.pause = self.resume = self.update_weights = SimpleNamespace(remote=self.reply)
-        self.preempted = SimpleNamespace(remote=self.no_preemption)
+        self.cache_use = SimpleNamespace(remote=self.used)
 
     async def reply(self, *_: Any) -> tuple[int, None]:
         if self.dead:
             raise self.error
         return 0, None
 
-    async def no_preemption(self) -> int:
-        return (await self.reply())[0]
+    async def used(self) -> CacheUse:
+        await self.reply()
+        return CacheUse()
 
 
 @asynccontextmanager

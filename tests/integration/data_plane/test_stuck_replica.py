@@ -12,6 +12,7 @@ import pytest
 from support.local_plane import LocalDataPlane
 
 from seamless_verl.data_plane.settings import PlaneSettings
+from seamless_verl.rollout.cache_use import CacheUse
 from seamless_verl.rollout.replica_state import DEAD, SERVING, ReplicaState
 from seamless_verl.rollout.restarts import LossReason
 from seamless_verl.runtime.waits import WaitKind
@@ -28,13 +29,13 @@ class Server:
 
     def __init__(self) -> None:
         self.status = self.pause = self.resume = self.update_weights = SimpleNamespace(remote=self.reply)
-        self.preempted = SimpleNamespace(remote=self.no_preemption)
+        self.cache_use = SimpleNamespace(remote=self.used)
 
     async def reply(self, *_: Any) -> tuple[int, None]:
         return 1, None
 
-    async def no_preemption(self) -> int:
-        return 0
+    async def used(self) -> CacheUse:
+        return CacheUse()
 
 
 @asynccontextmanager

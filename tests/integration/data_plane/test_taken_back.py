@@ -14,6 +14,7 @@ from support.local_plane import LocalDataPlane
 
 from seamless_verl.data_plane import connections
 from seamless_verl.data_plane.settings import PlaneSettings
+from seamless_verl.rollout.cache_use import CacheUse
 from seamless_verl.rollout.replica_state import DEAD, SERVING, STALE, ReplicaState
 from seamless_verl.rollout.restarts import LossReason
 from seamless_verl.testing.stub_engine import StubEngine
@@ -30,13 +31,13 @@ class Server:
 
     def __init__(self) -> None:
         self.status = self.pause = self.resume = self.update_weights = SimpleNamespace(remote=self.reply)
-        self.preempted = SimpleNamespace(remote=self.no_preemption)
+        self.cache_use = SimpleNamespace(remote=self.used)
 
     async def reply(self, *_: Any) -> tuple[int, None]:
         return 1, None
 
-    async def no_preemption(self) -> int:
-        return 0
+    async def used(self) -> CacheUse:
+        return CacheUse()
 
 
 def listen(name: str, port: int = 0) -> Any:
@@ -187,11 +188,16 @@ async def test_a_replica_that_hangs_between_two_commands_is_given_up(monkeypatch
     """Its calls continue elsewhere, and it is taken back when it replies."""
     monkeypatch.setattr(connections, "PROBE_S", 0.05)
     async with data_plane(transition_s=LATE_S) as (plane, _, server):
-        replies, in_time = asyncio.Event(), server.preempted
-        server.preempted = SimpleNamespace(remote=lambda: replies.wait())
+        replies, in_time = asyncio.Event(), server.cache_use
+
+        async def late() -> CacheUse:
+            await replies.wait()
+            return CacheUse()
+
+        server.cache_use = SimpleNamespace(remote=late)
         await until(lambda: states(plane) == [DEAD, SERVING])
         assert (await plane.given_up())[FIRST].reason is LossReason.LATE
-        server.preempted = in_time
+        server.cache_use = in_time
         replies.set()
         await until(lambda: states(plane) == [STALE, SERVING])
         assert await plane.taken_back() == [FIRST]

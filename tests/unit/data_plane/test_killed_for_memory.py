@@ -25,12 +25,12 @@ METHOD = SimpleNamespace(remote=killed)
 
 
 async def test_a_command_says_that_the_replica_is_lost() -> None:
-    server = SimpleNamespace(pause=METHOD, resume=METHOD, preempted=METHOD, update_weights=METHOD)
+    server = SimpleNamespace(pause=METHOD, resume=METHOD, cache_use=METHOD, update_weights=METHOD)
     control = ActorControl("replica-0", server)
     for command in (
         control.pause(PauseMode.KEEP),
         control.resume(),
-        control.preempted(),
+        control.cache_use(),
         control.update_weights(1, []),
     ):
         with pytest.raises(ReplicaLostError) as lost:

@@ -35,7 +35,6 @@ class Device(StubEngine):
 
     generating = True
     stuck = False
-    preemptions = 0
 
     async def pause(self, mode: PauseMode) -> None:
         await self._execute()
@@ -48,10 +47,6 @@ class Device(StubEngine):
     async def abort_all(self) -> None:
         await self._execute()
         assert not self.generating
-
-    async def preempted(self) -> int:
-        await self._execute()
-        return self.preemptions
 
     async def update_weights(self, version: int, weights: Any) -> None:
         """`weights` that are None cannot be loaded."""
@@ -181,14 +176,6 @@ class AgainstAModel(RuleBasedStateMachine):
     def sync_failed(self, ids: list[str]) -> None:
         self.expect(self.fleet.fail_sync(ids), ids, STALE, {SYNCING})
 
-    @rule(name=st.sampled_from(NAMES), new=st.integers(0, 2))
-    def probe(self, name: str, new: int) -> None:
-        """The engine has preempted so many requests since the last look."""
-        device = self.model.devices.get(name)
-        if device is not None:
-            device.preemptions += new
-            self.do(self.fleet.probe(name, device.preempted))
-
     @rule(first=IDS, second=IDS, which=PICK, mode=MODE)
     def two_at_once(self, first: list[str], second: list[str], which: int, mode: PauseMode) -> None:
         """Operations that overlap, and a death in the middle, end as in some order of them."""
@@ -258,7 +245,7 @@ class AgainstAModel(RuleBasedStateMachine):
             if replica.state in (PAUSED, RELEASED, SYNCING):
                 assert not device.generating
             attached = [lease for lease in self.model.leases if lease.attached and lease.engine is device]
-            assert replica.load == len(attached) and 1 <= replica.bound <= replica.capacity
+            assert replica.load == len(attached)
         for lease in self.model.leases:
             if id(lease) not in before and lease.attached:
                 assert lease.replica.state is SERVING and lease.replica.version == self.fleet.committed
@@ -579,37 +566,3 @@ async def test_a_late_reply_of_a_replica_that_was_replaced_or_removed_says_nothi
         done.set()
         await settle()
     assert replied == []
-
-
-async def test_a_replica_that_preempts_takes_fewer_calls_until_calls_end_without() -> None:
-    """Its bound is found anew by the calls that end; what it has stays."""
-    fleet, devices = fleet_of("a", capacity=10)
-    leases = [await fleet.acquire(f"k{number}", aged(number)) for number in range(10)]
-    waiting = asyncio.create_task(fleet.acquire("late", aged(11)))
-    await fleet.probe("a", devices["a"].preempted)
-    assert fleet.metrics()["fleet/bound"] == 10, "the first look only begins"
-    devices["a"].preemptions = 3
-    await fleet.probe("a", devices["a"].preempted)
-    assert (fleet.metrics()["fleet/bound"], fleet.metrics()["fleet/preempted"]) == (8, 3)
-    for lease in leases[:2]:
-        assert lease.attached
-        lease.release()
-    await settle()
-    assert not waiting.done(), "eight are left, as many as it takes"
-    fleet.check_integrity()
-    leases[2].release()
-    (await waiting).release()
-    others = [asyncio.create_task(fleet.acquire(f"n{number}", aged(20 + number))) for number in range(9)]
-    await settle()
-    await fleet.probe("a", devices["a"].preempted)
-    assert fleet.metrics()["fleet/bound"] == 8, "an eighth for each of four that ended is less than one"
-    for lease in leases[3:7]:
-        lease.release()
-    await settle()
-    await fleet.probe("a", devices["a"].preempted)
-    assert fleet.metrics()["fleet/bound"] == 9
-    fleet.check_integrity()
-    for task in others:
-        task.cancel()
-    fleet.lost("a", "died")
-    assert fleet.metrics()["fleet/bound"] == 0 and fleet.metrics()["fleet/preempted"] == 3
