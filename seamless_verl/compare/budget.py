@@ -14,7 +14,7 @@ from seamless_verl.config.checks.roles import pool_backend
 from seamless_verl.errors import ConfigError, refuse
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-STEPS = "trainer.total_training_steps"
+STEPS, VALIDATE = "trainer.total_training_steps", "trainer.test_freq"
 KEYS = (
     *("data.train_files", "data.val_files", "data.train_batch_size", "data.seed", "data.shuffle"),
     *("data.max_prompt_length", "data.max_response_length", "data.train_max_samples"),
@@ -23,12 +23,12 @@ KEYS = (
     *(f"{ROLLOUT}.max_model_len", f"{ROLLOUT}.agent.default_agent_loop"),
     *(f"{ACTOR}.ppo_mini_batch_size", f"{ACTOR}.ppo_epochs", f"{ACTOR}.optim.lr"),
     *("algorithm.adv_estimator", "reward.custom_reward_function.path", "reward.custom_reward_function.name"),
-    *("trainer.test_freq", "trainer.val_before_train", "trainer.device", "seamless.sampler.name"),
+    *(VALIDATE, "trainer.val_before_train", "trainer.device", "seamless.sampler.name"),
 )
-OF_A_METHOD = (f"{ROLLOUT}.n", "algorithm.adv_estimator", "seamless.sampler.name", STEPS)
+OF_A_METHOD = (f"{ROLLOUT}.n", "algorithm.adv_estimator", "seamless.sampler.name", STEPS, VALIDATE)
 """What methods differ in that are compared at equal tokens: whom they sample, how often, and what they make of it.
 
-One whose steps generate more may make fewer of them.
+One whose steps generate more may make fewer of them, and validate more often.
 """
 DEVICES = "devices"  # of trainer and rollout together, which no single key has
 WAY_OUT = "Give it to all arms, as an argument of its own, or leave it out of this arm"
