@@ -1,11 +1,7 @@
-"""The fleet: the replicas of a job, the slots that calls hold on them, and the operations on them.
+"""The fleet: the replicas of a job and the operations on them; the slots that calls hold on them are in slots.py.
 
 Invariants:
-- A call is granted a slot only on a replica that is SERVING, with the committed weights, and has room. A replica that
-  waits for its turn in a weight update only continues the calls that it has.
-- Leases granted = given back + dropped with their replica + attached; an attached lease is on a replica that is
-  SERVING, PAUSED or SYNCING.
-- No call waits while a serving replica has room, unless its preferred replica is starting.
+- An attached lease is on a replica that is SERVING, PAUSED or SYNCING.
 - Operations on one replica follow each other; its death interrupts the running one.
 - An operation that takes calls off a replica has the engine cut them first, so that all their tokens are on the way.
 - Routing to a replica stops before it is paused, and starts again after it was resumed.
@@ -21,7 +17,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
 from functools import partial
 from typing import Any, TypeAlias
 
-from seamless_verl.errors import IntegrityError, ReplicaLostError, ReplicaVersionError
+from seamless_verl.errors import ReplicaLostError, ReplicaVersionError
 from seamless_verl.rollout.engine import Engine, PauseMode, ReplicaControl
 from seamless_verl.rollout.precedence import Precedence
 from seamless_verl.rollout.replica import Lease, Replica
@@ -38,7 +34,7 @@ from seamless_verl.rollout.replica_state import (
     check_transition,
 )
 from seamless_verl.rollout.routing import ReplicaView, RoutingPolicy
-from seamless_verl.rollout.wait_queue import WaitQueue
+from seamless_verl.rollout.slots import Slots, check_equal
 from seamless_verl.rollout.waiting import WaitingReplica
 
 OnChange: TypeAlias = Callable[[ReplicaView, str], None]  # the replica after the change, and its reason
@@ -71,8 +67,7 @@ class Fleet:
         self._policy, self._committed, self._on_change, self._deadline_s = policy, committed, on_change, deadline_s
         self._on_late_reply = on_late_reply
         self._replicas: dict[str, Replica] = {}
-        self._queue = WaitQueue(overtaking)
-        self._granted = self._given_back = self._dropped = 0
+        self._slots = Slots(self._replicas, policy, overtaking)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._replicas)
@@ -83,12 +78,12 @@ class Fleet:
 
     @property
     def view(self) -> tuple[ReplicaView, ...]:
-        return tuple(replica.view for replica in self._replicas.values())
+        return self._slots.view
 
     @property
     def waiting(self) -> int:
         """Calls that wait for a slot."""
-        return len(self._queue)
+        return self._slots.waiting
 
     def waiting_replicas(self) -> list[WaitingReplica]:
         """All replicas, as they wait now."""
@@ -186,42 +181,11 @@ class Fleet:
 
         Calls of one `prompt`, a name, get their places anew when `foresee` is called for it.
         """
-        if (lease := self._grant(key)) is not None:  # then no waiting call could take it
-            return lease
-        return await self._queue.wait(key, place, prompt)
+        return await self._slots.acquire(key, place, prompt)
 
     def foresee(self, prompt: str, shortness: int) -> None:
         """Calls of this prompt are expected to be so short (precedence.py)."""
-        self._queue.foresee(prompt, shortness)
-
-    def _grant_waiting(self) -> None:
-        """Grants slots to waiting calls."""
-        if len(self._queue) and self._has_room():
-            preferred = self._policy.preferred(self.view)
-            self._queue.grant_slots(self._grant, lambda key: self._fits(preferred(key)), self._has_room)
-
-    def _has_room(self) -> bool:
-        return any(map(self._fits, self._replicas))
-
-    def _fits(self, replica_id: str | None) -> bool:
-        return replica_id is not None and self._replicas[replica_id].view.has_room
-
-    def _grant(self, key: str) -> Lease | None:
-        chosen = self._policy.decide(self.view, key)
-        if chosen is None:
-            return None
-        replica = self._replica(chosen)
-        assert replica.view.has_room, f"{type(self._policy).__name__} chose {chosen}, which is {replica.view}"
-        lease = Lease(replica, self._release_lease, replica.pauses)
-        replica.leases.add(lease)
-        self._granted += 1
-        return lease
-
-    def _release_lease(self, lease: Lease) -> None:
-        if lease.attached:
-            lease.replica.leases.remove(lease)
-            self._given_back += 1
-            self._grant_waiting()
+        self._slots.foresee(prompt, shortness)
 
     # Operations
 
@@ -308,22 +272,17 @@ class Fleet:
 
     def check_integrity(self) -> None:
         """Raises IntegrityError if leases, states and the queue contradict each other."""
-        attached = sum(len(replica.leases) for replica in self._replicas.values())
-        accounted = self._given_back + self._dropped + attached
-        _check_equal("leases given back + dropped + attached", self._granted, accounted)
         for replica in self._replicas.values():
             self._check(replica)
-        preferred, starting = self._policy.preferred(self.view), {r.replica_id for r in self.view if r.starting}
-        idle = [key for key in self._queue.keys if preferred(key) not in starting] if self._has_room() else []
-        _check_equal("calls that wait while there is room", 0, len(idle))
+        self._slots.check_integrity()
 
     def _check(self, replica: Replica) -> None:
         name, load = f"replica {replica.replica_id}", len(replica.leases)
-        _check_equal(f"{name}: leases of another", 0, sum(lease.replica is not replica for lease in replica.leases))
-        _check_equal(f"{name}: calls above its capacity", 0, max(0, load - replica.capacity))
-        _check_equal(f"{name}: calls while {replica.state}", 0, load if replica.state in WITHOUT_CALLS else 0)
-        _check_equal(f"{name}: known version", replica.state in VERSIONED, replica.version is not None)
-        _check_equal(f"{name}: uncommitted versions", 0, max(0, (replica.version or 0) - self._committed))
+        check_equal(f"{name}: leases of another", 0, sum(lease.replica is not replica for lease in replica.leases))
+        check_equal(f"{name}: calls above its capacity", 0, max(0, load - replica.capacity))
+        check_equal(f"{name}: calls while {replica.state}", 0, load if replica.state in WITHOUT_CALLS else 0)
+        check_equal(f"{name}: known version", replica.state in VERSIONED, replica.version is not None)
+        check_equal(f"{name}: uncommitted versions", 0, max(0, (replica.version or 0) - self._committed))
 
     async def _resume(self, replica: Replica, operation: str, version: int | None) -> bool:
         replica.resuming = True
@@ -338,7 +297,7 @@ class Fleet:
     def _end_resuming(self, replica: Replica) -> None:
         """Calls that prefer this replica wait for its resume no longer."""
         replica.resuming = False
-        self._grant_waiting()
+        self._slots.grant_waiting()
 
     async def _enter(self, replica: Replica, state: ReplicaState, operation: str, version: int | None = None) -> bool:
         self._move(replica, state, operation, version)
@@ -431,11 +390,11 @@ class Fleet:
         return self._replicas[replica_id]
 
     def _move(self, replica: Replica, state: ReplicaState, operation: str, version: int | None = None) -> None:
-        self._dropped += replica.move(state, operation, version)
+        self._slots.dropped(replica.move(state, operation, version))
         self._changed(replica, operation)
 
     def _lose(self, replica: Replica, reason: str) -> None:
-        self._dropped += replica.move(DEAD, "lost")
+        self._slots.dropped(replica.move(DEAD, "lost"))
         if replica.command is not None:
             replica.command.cancel()
         replica.engine.close()
@@ -444,9 +403,4 @@ class Fleet:
     def _changed(self, replica: Replica, reason: str) -> None:
         if self._on_change is not None:
             self._on_change(replica.view, reason)
-        self._grant_waiting()
-
-
-def _check_equal(law: str, expected: int, found: int) -> None:
-    if expected != found:
-        raise IntegrityError(law, expected, found)
+        self._slots.grant_waiting()

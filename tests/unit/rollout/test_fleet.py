@@ -475,7 +475,7 @@ async def test_clients_that_left_the_queue_are_forgotten() -> None:
     for task in waiting:
         task.cancel()
     await settle()
-    assert fleet._queue._waiters == []
+    assert fleet._slots._queue._waiters == []
 
 
 async def test_operations_on_one_replica_follow_each_other() -> None:
