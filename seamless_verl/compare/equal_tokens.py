@@ -16,6 +16,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from seamless_verl.compare.figures import StepFigures, mean_or_none, number
+from seamless_verl.compare.learning import training_seconds
 from seamless_verl.compare.outcome import RewardTest, Run, reward_difference
 from seamless_verl.compare.statistics import Spread
 
@@ -32,7 +33,7 @@ Logged = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class RunAtTokens:
-    """A run after T generated tokens: seconds since the end of its first step, and response tokens trained by then.
+    """A run after T generated tokens: seconds of training since the end of its first step, and response tokens trained.
 
     `samples` has the mean size of groups by level of `LEVELS`, over the run's steps; None where it had no such group.
     """
@@ -118,12 +119,11 @@ def run_at(
     tokens: float, steps: Sequence[StepFigures], generated: Sequence[float], logged: Sequence[Logged], group: int
 ) -> RunAtTokens:
     """A run after so many tokens; `generated` are those until the end of each of its steps."""
-    began = next(step.at_s for step in steps if step.step > 0)
     trained = accumulate(step.tokens for step in steps)
-    points = list(zip(generated, steps, strict=True))
+    points, seconds = list(zip(generated, steps, strict=True)), training_seconds(steps)
     return RunAtTokens(
         reward=on_line(tokens, [(at, step.validation) for at, step in points if step.validation is not None]),
-        seconds=max(0.0, (on_line(tokens, [(at, step.at_s) for at, step in points]) or began) - began),
+        seconds=on_line(tokens, [(at, seconds[step.step]) for at, step in points if step.step > 0]) or 0.0,
         trained=on_line(tokens, list(zip(generated, trained, strict=True))) or 0.0,
         samples=samples_of(logged, group),
     )

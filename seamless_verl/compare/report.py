@@ -231,10 +231,11 @@ def equal_table(equal: EqualTokens, baseline: str) -> tuple[Sequence[str], list[
 
 
 EQUAL_TOKENS = (
-    "Tokens are all that the engines generated for a run, validations and dropped samples included; the number is that "
-    "of the run that generated the fewest. The reward lies on the line between the two validations around it. seconds: "
-    "since the end of the first step, with validations; trained: response tokens by then. samples: of a prompt, the "
-    "mean over steps, by the share of them that were right: none, up to 1/4 (hard), up to 3/4 (middle), more (easy)."
+    "Tokens are all that the engines generated to train on, dropped samples included and validations not; the number "
+    "is that of the run that generated the fewest. The reward lies on the line between the two validations around it. "
+    "seconds: since the end of the first step, without validations; trained: response tokens by then. samples: of a "
+    "prompt, the mean over steps, by the share of them that were right: none, up to 1/4 (hard), up to 3/4 (middle), "
+    "more (easy)."
 )
 
 
