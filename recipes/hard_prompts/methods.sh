@@ -2,6 +2,7 @@
 # Compare samplers and estimators with plain GRPO at equal tokens, three seeds each; the report says where it is.
 # Few questions, that come again and again, and validations on them: so much is learned of them in so few steps.
 # DARS makes fewer steps, since each of its own generates three times as much, or five times; it is validated more often.
+# --steps and --validate are the others'. No arm is compared beyond the tokens of the run that generated the fewest.
 # Further arguments are those of `seamless-verl compare`, such as --seeds 1,2, or overrides of every arm.
 set -euo pipefail
 HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"

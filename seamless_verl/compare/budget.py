@@ -84,6 +84,11 @@ def samples_of_step(tree: Mapping[str, Any]) -> int:
     return count(tree, "data.train_batch_size") * count(tree, f"{ROLLOUT}.n")
 
 
+def steps_of(tree: Mapping[str, Any], otherwise: int) -> int:
+    """The steps of an arm's run, which at equal tokens may be its own."""
+    return count(tree, STEPS) or otherwise
+
+
 def updates_of_step(tree: Mapping[str, Any]) -> int:
     """Optimizer steps of a step, and so of a weight version."""
     mini = count(tree, f"{ACTOR}.ppo_mini_batch_size") or count(tree, "data.train_batch_size")

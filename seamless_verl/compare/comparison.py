@@ -61,6 +61,11 @@ class Comparison:
         """The baselines of all arms, each once."""
         return list(dict.fromkeys(self.baseline_of(run.arm) for run in self.runs))
 
+    @property
+    def even(self) -> bool:
+        """Whether all finished runs made as many steps, so that what they have learned in the end can be compared."""
+        return len({run.steps[-1].step for run in self.runs if run.figures is not None}) <= 1
+
     def baseline_of(self, arm: str) -> str:
         return self.arms[arm].baseline if arm in self.arms else self.baseline
 

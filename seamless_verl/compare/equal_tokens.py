@@ -99,18 +99,14 @@ def generated_tokens(logged: Sequence[Logged]) -> list[float]:
     A step that does not say so, as a first validation, added none. The count begins again with a data plane. Of several
     shards it is the sum: where one of them began again, what the others had is counted twice.
     """
-    all_calls, validations = (counted(logged, name) for name in (GENERATED, VALIDATING))
-    return [each - validating for each, validating in zip(all_calls, validations, strict=True)]
-
-
-def counted(logged: Sequence[Logged], name: str) -> list[float]:
-    """What a counter that may begin again has counted until each step's end."""
-    total, last, found = 0.0, 0.0, list[float]()
+    total, last, found = 0.0, (0.0, 0.0), list[float]()
     for step in logged:
-        now = number(step["data"], name)
-        if now is not None:
-            total += now - last if now >= last else now
-            last = now
+        generated, validating = number(step["data"], GENERATED), number(step["data"], VALIDATING) or 0.0
+        if generated is not None:
+            began_again = generated < last[0] or validating < last[1]
+            before = (0.0, 0.0) if began_again else last
+            total += (generated - before[0]) - (validating - before[1])
+            last = generated, validating
         found.append(total)
     return found
 

@@ -91,6 +91,8 @@ class ArmSummary:
     """By the figures of RATIOS that both arms of a pair have; none for the baseline itself."""
     reasons: tuple[tuple[str, str], ...]
     """Why runs did not finish, and their logs, each once."""
+    steps: int = 0
+    """Of its runs; with another number than the baseline's nothing is compared that grows with them."""
 
     @property
     def ratio(self) -> Spread | None:
@@ -109,15 +111,19 @@ def arm_summary(name: str, runs: Sequence[Run], baseline: str) -> ArmSummary:
     failed = [run for run in runs if run.arm == name and run.state in (RunState.FAILED, RunState.REFUSED)]
     reasons = dict.fromkeys((run.reason, run.log) for run in failed)
 
-    ratios = {} if name == baseline else {of: Spread.of(ratios_of(of, own, base)) for of in RATIOS}
+    steps = last_step(runs, name)
+    alike = steps == last_step(runs, baseline)
+    comparable = [of for of in RATIOS if alike or of not in OF_A_WHOLE_RUN]
+    ratios = {} if name == baseline else {of: Spread.of(ratios_of(of, own, base)) for of in comparable}
     return ArmSummary(
         arm=name,
         finished=len(found),
         runs=sum(run.arm == name for run in runs),
         ratios={of: ratio for of, ratio in ratios.items() if ratio is not None},
         reward_of=found[0].reward_of if found else "",
-        reward_test=None if name == baseline else reward_test(found, list(base.values())),
+        reward_test=reward_test(found, list(base.values())) if alike and name != baseline else None,
         reasons=tuple(reasons),
+        steps=steps,
         **{figure: Spread.of(getattr(run, figure) for run in found) for figure in SPREADS},
     )
 
@@ -129,6 +135,12 @@ SPREADS = (
 
 
 RATIOS = ("tokens_per_s", "step_s", "seconds", "idle", "staleness_mean", "staleness_updates", "reward")
+OF_A_WHOLE_RUN = ("seconds", "reward")
+
+
+def last_step(runs: Sequence[Run], arm: str) -> int:
+    """How many steps the finished runs of an arm made; 0 where there is none."""
+    return max((run.steps[-1].step for run in runs if run.arm == arm and run.figures is not None), default=0)
 
 
 def ratios_of(

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from seamless_verl.compare.arms import ComparedArm, JobFacts, arm_overrides, folder_name
-from seamless_verl.compare.budget import STEPS, budget_of, check_same_budget, facts_of, select
+from seamless_verl.compare.budget import STEPS, VALIDATE, budget_of, check_same_budget, facts_of, select, steps_of
+from seamless_verl.compare.figures import LAST
 from seamless_verl.compare.grid import RATE
 from seamless_verl.compare.job import Job
 from seamless_verl.compare.plan import Options, shared_overrides
@@ -111,12 +112,17 @@ def check_enough(arms: Sequence[ProbedArm]) -> None:
 
 
 def check_steps(arms: Sequence[tuple[str, Mapping[str, Any]]], options: Options) -> None:
-    """ConfigError for an arm with steps of its own of which none is measured."""
+    """ConfigError for an arm with steps of its own of which none is measured, or too few are validated."""
     for name, config in arms:
-        steps = int(select(config, STEPS) or options.steps)
+        steps = steps_of(config, options.steps)
         if steps <= options.skip:
             reason = f"in arm {name} leaves nothing to measure after the first {options.skip}"
             raise ConfigError(STEPS, steps, reason, f"Give it {options.skip + 1} or more, or a smaller --skip")
+        every = int(select(config, VALIDATE) or 0)
+        if options.equal_tokens and not 1 <= every <= steps // LAST:
+            reason = f"in arm {name}, with {steps} steps, makes fewer than {LAST} validations"
+            way_out = f"Give it 1 to {steps // LAST}" if steps >= LAST else f"Give {STEPS}={LAST} or more"
+            raise ConfigError(VALIDATE, every, reason, way_out)
 
 
 def without_rate(budget: Mapping[str, Any]) -> dict[str, Any]:

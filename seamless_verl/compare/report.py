@@ -98,6 +98,7 @@ def reward_words(test: RewardTest | None) -> str:
 
 def verdicts(comparison: Comparison) -> Iterator[str]:
     """A sentence for each arm but the baseline: how fast it is, and whether it learned alike."""
+    steps = {summary.arm: summary.steps for summary in comparison.summaries}
     for summary in comparison.summaries:
         baseline = comparison.baseline_of(summary.arm)
         if summary.arm == baseline:
@@ -107,6 +108,8 @@ def verdicts(comparison: Comparison) -> Iterator[str]:
             continue
         pairs = "one pair" if ratio.values == 1 else f"{ratio.values} pairs, {ratio.lowest:.2f} to {ratio.highest:.2f}"
         learned = "the reward was not tested: that needs two runs of each arm"
+        if summary.steps != steps[baseline]:
+            learned = f"the reward after {summary.steps} steps and after {steps[baseline]} is not compared"
         if (test := summary.reward_test) is not None:
             alike = "within noise" if test.equal else "more than noise"
             learned = f"the reward differs by {test.difference:+.3f} +- {test.half_width:.3f}, {alike}"
@@ -181,7 +184,7 @@ def learning_sections(comparison: Comparison) -> Iterator[tuple[str, list[str], 
     """(title, sentences, table): what staleness brings and costs, and the seconds to a reward."""
     if comparison.arms and comparison.summaries:
         yield "The frontier of staleness", list(unknown_lines(comparison)), frontier_table(comparison)
-    if targets(comparison):
+    if comparison.even and targets(comparison):
         yield "Seconds to a reward", list(target_lines(comparison)), target_table(comparison)
 
 

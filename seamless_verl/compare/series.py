@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from seamless_verl.compare.arms import OURS, ComparedArm
-from seamless_verl.compare.budget import ROLLOUT, STEPS, samples_of_step, select, updates_of_step
+from seamless_verl.compare.budget import ROLLOUT, samples_of_step, select, steps_of, updates_of_step
 from seamless_verl.compare.comparison import ArmFacts, Comparison
 from seamless_verl.compare.device_use import CoreUse, UseSample, UseSampler, UseSource, idle_between, nvml_use
 from seamless_verl.compare.differences import differences
@@ -85,11 +85,6 @@ def step_size(config: Mapping[str, Any]) -> StepSize:
     return StepSize(samples_of_step(config), group, updates_of_step(config))
 
 
-def steps_of(config: Mapping[str, Any], options: Options) -> int:
-    """The steps of an arm's run, which at equal tokens are its own."""
-    return int(select(config, STEPS) or options.steps)
-
-
 def by_arm(numbers: Mapping[str, int]) -> str:
     """One number, or where arms have different ones, each with its arms."""
     arms_of: dict[int, list[str]] = {}
@@ -142,7 +137,9 @@ class RunSeries:
             one.arm.name: differences(one.config, config) for one in runnable[1:] if one.config is not None
         }
         self.sizes = {one.arm.name: step_size(one.config) for one in runnable if one.config is not None}
-        self.steps = {one.arm.name: steps_of(one.config, self.options) for one in runnable if one.config is not None}
+        self.steps = {
+            one.arm.name: steps_of(one.config, self.options.steps) for one in runnable if one.config is not None
+        }
         self.warnings = without_baseline(self.arms)
 
     def make(self) -> None:

@@ -154,6 +154,7 @@ class ReplicaConnections:
         engine = await self._connect(address)
         if name in self.fleet:
             self.fleet.lost(name, "another server takes its place")
+        self.cache_use.begins_again(name)
         self.fleet.add(name, engine=engine, control=self._control(address), capacity=self.capacity)
         self.addresses[name] = address
         self.lost.discard(name)

@@ -142,7 +142,7 @@ class AsyncLLMSource:
                     first = output is None
                     output = collector.get_nowait() or await collector.get()
                     assert isinstance(output, RequestOutput)
-                    if first and output.outputs:
+                    if first and output.outputs and output.outputs[0].token_ids:  # else it ended before it began
                         self.prompt_tokens += len(request.prompt_ids)
                         self.cached_tokens += output.num_cached_tokens or 0
                     for chunk in self.chunks(running, output):

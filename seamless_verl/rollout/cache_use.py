@@ -26,14 +26,16 @@ class CacheUseOfAll:
         self._prompt_tokens = self._cached_tokens = self._preempted = 0
 
     def look(self, replica_id: str, now: CacheUse) -> None:
-        """Adds what an engine has counted since the last look; one that was started again begins with nothing."""
+        """Adds what an engine has counted since the last look."""
         last = self._last.get(replica_id, CacheUse())
-        if now.prompt_tokens < last.prompt_tokens or now.preempted < last.preempted:
-            last = CacheUse()
         self._prompt_tokens += now.prompt_tokens - last.prompt_tokens
         self._cached_tokens += now.cached_tokens - last.cached_tokens
         self._preempted += now.preempted - last.preempted
         self._last[replica_id] = now
+
+    def begins_again(self, replica_id: str) -> None:
+        """Another engine takes the place of the one that was looked at, and has counted nothing."""
+        self._last.pop(replica_id, None)
 
     def metrics(self) -> dict[str, float]:
         return {

@@ -42,7 +42,7 @@ RESUME_S = 1.0  # the longest that calls wait for the resume of their preferred 
 
 
 class Fleet:
-    """The replicas and the slots on them. A replica whose control takes more than `deadline_s` is lost.
+    """The replicas. A replica whose control takes more than `deadline_s` is lost.
 
     `on_change` is called after each change of a replica's state, and `on_late_reply` when the control of a replica that
     was lost for being late has replied after all. A waiting call is overtaken by no call of a prompt of its age or

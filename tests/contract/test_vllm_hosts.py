@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -222,7 +223,8 @@ def test_an_engine_orders_requests_by_priority_where_its_policy_says_so() -> Non
 
 
 def test_statistics_of_preemptions_arrive_in_the_server_s_process() -> None:
-    """With every step, also where vLLM makes none of its own; and nothing else reads that field."""
+    """With every step; nothing of vLLM itself reads the field that carries them."""
+    import vllm
     from vllm.v1.engine import EngineCoreOutputs
     from vllm.v1.metrics.stats import SchedulerStats
     from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
@@ -231,6 +233,8 @@ def test_statistics_of_preemptions_arrive_in_the_server_s_process() -> None:
     assert "stats := self.make_stats(" in updated
     handler = inspect.getsource(found(ENGINE + "_run_output_handler", "engine-source"))
     assert "output_processor.update_scheduler_stats(outputs.scheduler_stats)" in handler
+    sources = Path(vllm.__file__).parent.rglob("*.py")
+    assert {file.name for file in sources if "preempted_requests" in file.read_text()} == {"stats.py"}
     sent = SchedulerStats()
     sent.prefix_cache_stats.preempted_requests = 3
     outputs = MsgpackDecoder(EngineCoreOutputs).decode(MsgpackEncoder().encode(EngineCoreOutputs(scheduler_stats=sent)))

@@ -13,6 +13,7 @@ import pytest
 from support.local_plane import LocalDataPlane
 
 from seamless_verl.data_plane import connections
+from seamless_verl.data_plane.actor import sum_metrics
 from seamless_verl.data_plane.settings import PlaneSettings
 from seamless_verl.rollout.cache_use import CacheUse
 from seamless_verl.rollout.replica_state import DEAD, SERVING, STALE, ReplicaState
@@ -37,7 +38,7 @@ class Server:
         return 1, None
 
     async def used(self) -> CacheUse:
-        return CacheUse()
+        return CacheUse(10, 4, 1)
 
 
 def listen(name: str, port: int = 0) -> Any:
@@ -201,3 +202,14 @@ async def test_a_replica_that_hangs_between_two_commands_is_given_up(monkeypatch
         replies.set()
         await until(lambda: states(plane) == [STALE, SERVING])
         assert await plane.taken_back() == [FIRST]
+
+
+async def test_what_the_engines_count_of_their_caches_is_in_the_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "PROBE_S", 0.05)
+    async with data_plane() as (plane, _, _):
+        wanted = {"cache/prompt_tokens": 20.0, "cache/cached_tokens": 8.0, "cache/preempted": 2.0}
+        metrics = await plane.metrics()
+        while {name: metrics[name] for name in wanted} != wanted:
+            await asyncio.sleep(0.01)
+            metrics = await plane.metrics()
+        assert {name: sum_metrics([metrics, metrics])[name] for name in wanted} == wanted, "the same engines"

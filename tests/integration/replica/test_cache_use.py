@@ -14,6 +14,7 @@ from seamless_verl.replica import scheduler
 from seamless_verl.replica.engine_source import AsyncLLMSource
 from seamless_verl.replica.preemptions import EnginePreemptions
 from seamless_verl.rollout.engine import PauseMode
+from seamless_verl.trajectory.records import Finish
 
 pytestmark = [
     pytest.mark.integration,
@@ -43,6 +44,8 @@ async def scenario(engine: Engine) -> None:
     await reset_while_it_runs(source)
     assert preemptions.total == 0, "a cache that is reset was not short"
     assert (source.prompt_tokens, source.cached_tokens) == (3, 0)
+    await cut_before_it_begins(source)
+    assert (source.prompt_tokens, source.cached_tokens) == (3, 0)
 
     requests = [RunningRequest(source, f"long {number}", [number + 1] * 5, LONG) for number in range(4)]
     await asyncio.gather(*(request.task for request in requests))
@@ -58,10 +61,21 @@ async def scenario(engine: Engine) -> None:
 
 async def reset_while_it_runs(source: AsyncLLMSource) -> None:
     """A commit drops the KV cache of a running request, which vLLM preempts for it."""
-    request = RunningRequest(source, "one", [1, 2, 3], 60)
+    request = RunningRequest(source, "one", [1, 2, 3], 300)
     await request.produced(1)
     await source.pause(PauseMode.KEEP)
     assert len(source.in_flight) == 1
     await source.commit(1)
     await source.resume()
     await request.task
+
+
+async def cut_before_it_begins(source: AsyncLLMSource) -> None:
+    await source.pause(PauseMode.KEEP)
+    request = RunningRequest(source, "cut", [4, 5, 6], 60)
+    while not source.in_flight:  # noqa: ASYNC110
+        await asyncio.sleep(0)  # it waits for the engine's client; the test's timeout bounds it
+    await source.abort_all()
+    await request.task
+    await source.resume()
+    assert request.finish is Finish.CUT and request.column("ids") == []

@@ -35,10 +35,12 @@ def test_trainer_and_rollout_agree_at_every_step(nano: Path, tmp_path: Path, siz
         **sizes,
         trainer__n_gpus_per_node=2,
         trainer__total_training_steps=4,
+        trainer__val_before_train=True,
         seamless__max_staleness=0,
     )
     steps = job.metrics()
-    assert steps.keys() == {1, 2, 3, 4}
+    assert steps.pop(0) and steps.keys() == {1, 2, 3, 4}
+    assert 0 < steps[1]["calls/validation_tokens"] == steps[3]["calls/validation_tokens"] < steps[1]["calls/tokens"]
     for metrics in steps.values():
         assert metrics["training/rollout_logprob_diff_max"] < 2e-2
         assert metrics["training/rollout_actor_probs_pearson_corr"] > 0.9999

@@ -44,6 +44,11 @@ def compared(logs: dict[tuple[str, int, int], list[dict[str, Any]]]) -> tuple[Eq
     return found, runs
 
 
+def counted(counts: list[tuple[float, float]]) -> list[dict[str, Any]]:
+    """What a run logged of tokens of all calls, and of those of validations."""
+    return [{"data": {GENERATED: every, VALIDATING: validating}} for every, validating in counts]
+
+
 def two_methods() -> tuple[EqualTokens, list[Run]]:
     """`dars` generates 400 tokens a step where `grpo` generates 100, and is twice as good a step."""
     sizes = {f"{SAMPLES_OF}/hard": 19.0, f"{SAMPLES_OF}/easy": 8.0}
@@ -79,9 +84,14 @@ def test_tokens_go_on_where_a_data_plane_began_again() -> None:
 
 
 def test_tokens_of_validations_are_no_work_of_a_method() -> None:
-    counts = [(70.0, 70.0), (170.0, 70.0), (340.0, 140.0), (30.0, 0.0)]  # the last one of a data plane that began again
-    log = [{"data": {GENERATED: every, VALIDATING: validating}} for every, validating in counts]
-    assert generated_tokens(log) == [0, 100, 200, 230]
+    counts = [(70.0, 70.0), (170.0, 70.0), (340.0, 140.0)]
+    assert generated_tokens(counted(counts)) == [0, 100, 200]
+
+
+@pytest.mark.parametrize("now", [(30.0, 0.0), (400.0, 20.0), (500.0, 139.0)])
+def test_both_counts_begin_again_with_a_data_plane(now: tuple[float, float]) -> None:
+    """Though one of them may be larger by then than before."""
+    assert generated_tokens(counted([(340.0, 140.0), now])) == [200, 200 + now[0] - now[1]]
 
 
 @pytest.mark.parametrize(("at", "value"), [(0, 1.0), (10, 1.0), (15, 2.0), (20, 3.0), (30, 3.0), (35, 4.0), (99, 5.0)])

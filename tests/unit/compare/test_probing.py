@@ -46,3 +46,13 @@ def test_an_arm_with_too_few_steps_of_its_own_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"total_training_steps=4: in arm dars leaves nothing.*Give it 5 or more"):
         check_steps(arms, Options(skip=4))
     check_steps(arms, Options(skip=3))
+
+
+@pytest.mark.parametrize("every", [-1, 5])
+def test_an_arm_that_validates_too_seldom_is_refused(every: int) -> None:
+    arms = [("dars", {"trainer": {"total_training_steps": 12, "test_freq": every}})]
+    options = Options(equal_tokens=True, validate=5)
+    with pytest.raises(ConfigError, match=rf"test_freq={every}: in arm dars, with 12 steps.*Give it 1 to 4"):
+        check_steps(arms, options)
+    arms[0][1]["trainer"]["test_freq"] = 4
+    check_steps(arms, options)

@@ -17,7 +17,7 @@ from seamless_verl.compare.page import page
 from seamless_verl.compare.plan import Options, PlannedRun
 from seamless_verl.compare.probing import ProbedArm
 from seamless_verl.compare.report import markdown
-from seamless_verl.compare.series import RunSeries, by_arm, steps_of
+from seamless_verl.compare.series import RunSeries
 from seamless_verl.compare.store import StoredRun
 
 MACHINE = {"processor": "Chip", "cores": 2, "memory_gb": 8.0, "load_average": [0.5]}
@@ -34,7 +34,7 @@ class Made(RunSeries):
     """Its runs are made at once: each logs four steps."""
 
     def start(self, planned: PlannedRun, identity: Mapping[str, Any]) -> StoredRun:
-        return StoredRun(logged(4, seconds=1.0, evicted=1), [], PLACE)
+        return StoredRun(logged(self.steps[planned.arm.name], seconds=1.0, evicted=1), [], PLACE)
 
 
 def composed(samples: int) -> dict[str, Any]:
@@ -75,12 +75,20 @@ def test_each_arm_has_its_own_samples(tmp_path: Path) -> None:
 
 
 def test_at_equal_tokens_an_arm_makes_the_steps_that_it_has(tmp_path: Path) -> None:
-    made = series(tmp_path, {"seamless": 8, "odd:seamless.x=1": 8}, equal_tokens=True, validate=1)
-    assert made.steps == {"seamless": 4, "odd": 4}, "those of the comparison, where it has none of its own"
-    config = composed(8)
-    config["trainer"]["total_training_steps"] = 2
-    assert steps_of(config, made.options) == 2
-    assert by_arm({"seamless": 4, "odd": 2}) == "4 (seamless) or 2 (odd)"
+    """And what it has learned by then is compared with nobody who made more."""
+    long, short = (ProbedArm(arm, (), composed(8)) for arm in parse_arms("seamless,odd:seamless.x=1"))
+    assert long.config is not None and short.config is not None
+    long.config["trainer"]["total_training_steps"], short.config["trainer"]["total_training_steps"] = 4, 3
+    chosen = Options(steps=4, skip=1, seeds=(1, 2), equal_tokens=True, validate=1)
+    made = Made(job_named(None, ["a=1"], tmp_path), [long, short], chosen, 1, tmp_path, "seamless-verl compare a=1")
+    made.runs += [made.run(planned) for planned in made.planned]
+    assert [len(run.steps) for run in made.runs] == [4, 3, 3, 4]
+    assert made.conditions()[0].startswith("4 (seamless) or 3 (odd) steps of 32 samples")
+    comparison = made.comparison()
+    odd = comparison.summaries[1]
+    assert odd.reward_test is None and odd.ratios.keys() & {"seconds", "reward"} == set() and odd.ratio is not None
+    text = markdown(comparison)
+    assert "the reward after 3 steps and after 4 is not compared" in text and "Seconds to a reward" not in text
 
 
 def test_a_baseline_that_cannot_run_here_is_warned_of_with_the_one_in_its_place(tmp_path: Path) -> None:
