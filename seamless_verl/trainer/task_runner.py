@@ -18,11 +18,12 @@ from seamless_verl.platform.adaptation import plain_class
 from seamless_verl.runtime.actor_death import ACTOR_GONE
 from seamless_verl.runtime.checkpoint_marker import step_folder, tracker_state
 from seamless_verl.runtime.process import BackgroundTask, show_log
+from seamless_verl.trainer.call_progress import CallProgress
 from seamless_verl.trainer.deaths import DeathWatch, numbered, queue_actors
 from seamless_verl.trainer.needed_nodes import actors_on, nodes_of_run, places_storage
 from seamless_verl.trainer.node_watch import NodeWatch, clock_warnings
 from seamless_verl.trainer.recoveries import LOOP_WORKER, LoopRestarts, stuck_watch
-from seamless_verl.trainer.watchdog import REPLY_S, Watchdog
+from seamless_verl.trainer.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 AGENT_LOOP_MANAGER = "seamless_verl.agent_loops.manager.SeamlessAgentLoopManager"
@@ -86,7 +87,7 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
 
     def train_watched(self, training: Callable[[], None]) -> None:
         """Trains; raises when the run makes no more progress, or will make none: an actor is lost, or a load failed."""
-        plane, limits = self.trainer.data_plane.actor, self.trainer.seamless.watchdog
+        limits = self.trainer.seamless.watchdog
         nodes = NodeWatch(self.trainer.machines_by_node)
         for warning in clock_warnings(self.trainer.training_actors() | self.trainer.watched_actors()):
             logger.warning(warning)
@@ -96,7 +97,7 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
         checks += [self.trainer.commit.raise_failed, self.trainer.starter.raise_failed]
         watchdog = Watchdog(
             limits.no_progress_s,
-            lambda: ray.get(plane.progress.remote(), timeout=REPLY_S),
+            CallProgress(self.trainer.data_plane.actors),
             self.trainer.watched_actors,
             checks=[*checks, lambda: stuck.check()],
             explain=lambda: stuck.explain(),

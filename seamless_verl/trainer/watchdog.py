@@ -30,7 +30,7 @@ class Watchdog:
 
     Args:
         limit_s: seconds without progress after which the training is ended.
-        progress: a count that grows while calls generate; raises if the data plane does not reply.
+        progress: a count that grows while calls generate; None where a data plane has not replied.
         actors: the actors that give a stack report, by name.
         checks: each raises if the training waits for ever: an actor died that it needs, or no replica has its weights.
         explain: what the trainer waits for, in a line, where that is known.
@@ -39,7 +39,7 @@ class Watchdog:
     def __init__(
         self,
         limit_s: float,
-        progress: Callable[[], float],
+        progress: Callable[[], float | None],
         actors: Callable[[], Mapping[str, Any]],
         *,
         checks: Sequence[Callable[[], None]] = (),
@@ -84,7 +84,7 @@ class Watchdog:
         return self.stage, self.clock() - self.entered
 
     def without_progress_s(self) -> float:
-        """Seconds since the trainer entered a stage, or calls were last seen to generate; asks the data plane."""
+        """Seconds since the trainer entered a stage, or calls were last seen to generate; asks the data planes."""
         if self.calls_progressed():
             self.last_progress = self.clock()
         return self.clock() - self.last_progress
@@ -105,11 +105,8 @@ class Watchdog:
         Raises:
             NoProgressError: neither; the stacks of every process have been logged.
         """
-        without_progress_s = self.clock() - self.last_progress
+        without_progress_s = self.without_progress_s()
         if without_progress_s < self.limit_s:
-            return
-        if self.calls_progressed():
-            self.last_progress = self.clock()
             return
         text = f"The training has made no progress for {without_progress_s:.1f} s.\nThe trainer was at: {self.stage}."
         if self.explain is not None:
@@ -118,11 +115,9 @@ class Watchdog:
         raise NoProgressError(text, self.limit_s)
 
     def calls_progressed(self) -> bool:
-        """Whether the count changed since the last call; it is smaller after a restart of the data plane."""
-        try:
-            count = self.progress()
-        except Exception as error:  # the report says which process did not reply
-            logger.critical("the data plane does not reply: %s", error)
+        """Whether the count changed since the last reply; it is smaller after a restart of a data plane."""
+        count = self.progress()
+        if count is None:
             return False
         before, self.last_count = self.last_count, count
         return count != before

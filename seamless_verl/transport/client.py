@@ -162,10 +162,12 @@ class _ClientConnection(Connection):
             self.send(Drop(call))
 
     def close_quietly(self, reason: str) -> None:
-        """Closes without a call of `on_lost`."""
+        """Closes without a call of `on_lost`, and without waiting for a peer that reads no more."""
         self._on_lost = None
         self.close(reason)
         self._fail(reason)
+        if self.unsent and self._transport is not None:
+            self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -200,6 +202,7 @@ class _ClientConnection(Connection):
 
     def _fail(self, reason: str) -> None:
         self._lost = self._lost or reason
+        self._writable.set()  # a call that waits to be sent gets the loss: a peer that reads nothing never says so
         if not self._welcome.done():
             self._welcome.set_exception(WireError(self.peer, reason))
         for inbox in self.inboxes.values():

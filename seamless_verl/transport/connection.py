@@ -55,6 +55,11 @@ class Connection(asyncio.Protocol, ABC):
     def closing(self) -> bool:
         return self._transport is None or self._transport.is_closing()
 
+    @property
+    def unsent(self) -> bool:
+        """Whether the peer has not read enough of what it was sent."""
+        return self._transport is not None and self._transport.get_write_buffer_size() > 0
+
     async def writable(self) -> None:
         """Returns when the peer has read enough of what it was sent, or is gone."""
         await self._writable.wait()

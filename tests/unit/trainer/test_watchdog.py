@@ -18,11 +18,11 @@ from seamless_verl.trainer.watchdog import Watchdog
 LIMIT_S = 0.2
 
 
-def watchdog(counts: Iterator[float], limit_s: float = LIMIT_S) -> Watchdog:
+def watchdog(counts: Iterator[float | None], limit_s: float = LIMIT_S) -> Watchdog:
     return Watchdog(limit_s, lambda: next(counts), dict)
 
 
-def timed(clock: Clock, counts: Iterator[float]) -> Watchdog:
+def timed(clock: Clock, counts: Iterator[float | None]) -> Watchdog:
     return Watchdog(100.0, lambda: next(counts), dict, clock=clock)
 
 
@@ -37,13 +37,13 @@ def test_new_tokens_are_progress(counts: list[float]) -> None:
 
 
 def test_the_same_count_twice_is_no_progress_and_neither_is_no_reply() -> None:
-    watched = watchdog(iter([5.0, 5.0]))
-    assert [watched.calls_progressed(), watched.calls_progressed(), watched.calls_progressed()] == [True, False, False]
+    watched = watchdog(iter([5.0, 5.0, None, 5.0, 6.0]))
+    assert [watched.calls_progressed() for _ in range(5)] == [True, False, False, False, True]
 
 
-def test_a_stage_entered_in_time_is_progress_and_no_count_is_read() -> None:
+def test_a_stage_entered_in_time_is_progress() -> None:
     clock = Clock(5)
-    watched = timed(clock, iter(()))
+    watched = timed(clock, repeat(5.0))
     for clock.now in (104, 203, 302):
         watched.check()
         watched.enter_stage("a stage")
@@ -51,19 +51,27 @@ def test_a_stage_entered_in_time_is_progress_and_no_count_is_read() -> None:
     watched.check()
 
 
-def test_tokens_are_progress_for_one_limit_each_time(caplog: pytest.LogCaptureFixture) -> None:
+def test_tokens_are_progress_for_one_limit_from_when_they_were_seen(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    watched = timed(clock, iter([5.0, 6.0, 6.0]))
+    watched = timed(clock, iter([5.0, 6.0, 6.0, 6.0, 6.0]))
     watched.enter_stage("waiting for groups, step 3")
-    for clock.now in (100, 199, 200, 299):
+    for clock.now in (100, 190, 200, 289):
         watched.check()
-    clock.now = 310
+    clock.now = 300
     with pytest.raises(
         NoProgressError, match=r"made no progress for 110\.0 s\.\nThe trainer was at: waiting for groups"
     ):
         watched.check()
     (message,) = (record.getMessage() for record in caplog.records if record.levelno == logging.CRITICAL)
     assert "The trainer was at: waiting for groups, step 3." in message and "thread MainThread (" in message
+
+
+def test_a_data_plane_that_does_not_reply_for_a_while_ends_no_run_whose_calls_generated_until_then() -> None:
+    clock = Clock()
+    watched = timed(clock, iter([5.0, 6.0, None, None, 2.0]))
+    for clock.now in (50, 90, 101, 180, 189):
+        watched.check()
+    assert watched.last_progress == 189
 
 
 def test_a_training_that_is_stuck_ends_with_the_stage_it_was_at() -> None:

@@ -305,6 +305,31 @@ async def test_a_call_that_waits_to_be_sent_gets_the_loss() -> None:
             await asyncio.wait_for(waiting, 10)
 
 
+async def test_calls_that_wait_for_a_peer_that_reads_nothing_get_the_loss_when_it_is_given_up() -> None:
+    """A host that vanished, or a server that hangs: nothing more comes from it, not even an end."""
+
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)  # of the Hello
+        writer.write(framed(Welcome("a")))
+        writer.transport.pause_reading()
+        await closing.wait()
+        writer.close()
+
+    closing = asyncio.Event()
+    async with await asyncio.start_server(greet, "127.0.0.1", 0) as listener:
+        port = listener.sockets[0].getsockname()[1]
+        engine = await RemoteEngine.connect("127.0.0.1", port, token=TOKEN, replica_id="a")
+        calls = [asyncio.create_task(ids_of(engine, request(f"c#{n}", prompt=[1] * 1_000_000))) for n in range(7)]
+        while engine._connection._writable.is_set():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        await settle()
+        engine.close()
+        ends = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 10)
+        assert [type(end) for end in ends] == [ReplicaLostError] * len(calls)
+        assert engine._connection.closing
+        closing.set()
+
+
 async def test_clients_without_the_token_are_refused() -> None:
     async with served(StubEngine("a")) as server:
         with pytest.raises(WireError, match="the token is not the one"):
