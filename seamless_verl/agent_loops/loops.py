@@ -52,11 +52,18 @@ from seamless_verl.agents.settings import (
     read_settings,
 )
 from seamless_verl.config.checks.estimators import ESTIMATOR, OF_TURNS
-from seamless_verl.data_plane.client import await_reply, discard_session, open_session, plane_for, take_up_session
+from seamless_verl.data_plane.client import (
+    await_reply,
+    discard_session,
+    open_session,
+    plane_for,
+    run_task,
+    take_up_session,
+)
 from seamless_verl.data_plane.earlier_sessions import STEP, AgentResult
 from seamless_verl.data_plane.finished_sessions import FinishedSession, HandedNote
 from seamless_verl.data_plane.lease_book import DONE, LeaseTerms
-from seamless_verl.data_plane.runner_tasks import TaskOrder, TaskResult
+from seamless_verl.data_plane.runner_tasks import TaskOrder
 from seamless_verl.errors import shorten
 from seamless_verl.trajectory.account import DropReason
 from seamless_verl.trajectory.session import Closed
@@ -248,7 +255,7 @@ class RunnerAgentLoop(SessionAgentLoop):
         terms = LeaseTerms(settings.agent, settings.lease_s, settings.claim_s, settings.max_attempts)
         task_id = f"{name}_{uuid.uuid4().hex[:8]}"  # a group that is replaced may have the same name again
         order = TaskOrder(task_id, task, opening, settings.time_limit_s, terms)
-        result: TaskResult = await await_reply(plane.run_task.remote(order), cancels=True)
+        result = await run_task(plane, order, dropped_as)
         if result.state is not DONE:
             raise AgentFailedError(f"the task {task_id} is {result.state}: {result.error}", str(result.state))
         outcome = result.outcome

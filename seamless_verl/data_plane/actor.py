@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import ray
@@ -215,10 +216,16 @@ class DataPlane:
         await self.ensure_started()
         return self.lost.given_up()
 
-    async def taken_back(self) -> list[str]:
-        """The replicas that reply again and wait for weights, each once: the trainer may load them before a commit."""
+    async def taken_back(self, among: Collection[str] | None = None) -> list[str]:
+        """The replicas that reply again and wait for weights, each once: the trainer may load them before a commit.
+
+        One that another data plane lost, and this one did not, waits there: it is among them if it serves here, for
+        to load it again takes next to nothing.
+        """
         await self.ensure_started()
-        return self.lost.take_unloaded()
+        own = self.lost.take_unloaded(among)
+        others = await self._on_others("taken_back", self.manager.in_state(self.fleet, SERVING))
+        return list(dict.fromkeys(chain(own, *others)))
 
     async def abandon(self, replica_id: str) -> None:
         """This lost replica is not started again; if no other one is left, the data plane fails."""

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import os
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from typing import Any
@@ -24,7 +24,9 @@ from seamless_verl.config import engine_kwargs
 from seamless_verl.config.schema import SeamlessConfig
 from seamless_verl.data_plane.actor import DataPlane
 from seamless_verl.data_plane.finished_sessions import HandedNote, TakenUpSession
+from seamless_verl.data_plane.lease_book import DONE
 from seamless_verl.data_plane.restart import SocketHolder
+from seamless_verl.data_plane.runner_tasks import TaskOrder, TaskResult
 from seamless_verl.data_plane.server_calls import ServerCall
 from seamless_verl.data_plane.settings import PlaneSettings, SessionSettings
 from seamless_verl.errors import ReplicaLostError
@@ -256,11 +258,29 @@ async def open_session(plane: Any, opening: dict[str, Any]) -> dict[str, Any]:
     try:
         opened: dict[str, Any] = await await_reply(call)
     except asyncio.CancelledError:
-        (ended,) = await asyncio.gather(asyncio.wrap_future(call.future()), return_exceptions=True)
-        if not isinstance(ended, BaseException):
+        if (ended := await reply_of_ended(call)) is not None:
             await discard_session(plane, ended["session_id"], Closed.ABANDONED)
         raise
     return opened
+
+
+async def run_task(plane: Any, order: TaskOrder, dropped_as: Callable[[], DropReason]) -> TaskResult:
+    """Has a runner do the task; one that is cancelled is withdrawn, and one that was done just then is dropped."""
+    call = plane.run_task.remote(order)
+    try:
+        result: TaskResult = await await_reply(call, cancels=True)
+    except asyncio.CancelledError:
+        ended = await reply_of_ended(call)
+        if ended is not None and ended.state is DONE:
+            await discard_session(plane, ended.session_id, Closed.ABANDONED, dropped_as())
+        raise
+    return result
+
+
+async def reply_of_ended(call: Any) -> Any:
+    """The reply to a call that has ended, for which nobody waits any more; None if it failed."""
+    (ended,) = await asyncio.gather(asyncio.wrap_future(call.future()), return_exceptions=True)
+    return None if isinstance(ended, BaseException) else ended
 
 
 async def take_up_session(plane: Any, uid: str, sample: str, submitted: int) -> TakenUpSession | None:
@@ -272,7 +292,13 @@ async def take_up_session(plane: Any, uid: str, sample: str, submitted: int) -> 
         _prompts_to_take_up[plane] = await await_reply(plane.prompts_to_take_up.remote())
     if uid not in _prompts_to_take_up[plane]:
         return None
-    taken: TakenUpSession | None = await await_reply(plane.take_up_session.remote(uid, sample, submitted))
+    call = plane.take_up_session.remote(uid, sample, submitted)
+    try:
+        taken: TakenUpSession | None = await await_reply(call)
+    except asyncio.CancelledError:
+        if (ended := await reply_of_ended(call)) is not None:
+            await discard_session(plane, ended.session_id, Closed.ABANDONED)
+        raise
     return taken
 
 

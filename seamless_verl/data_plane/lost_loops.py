@@ -12,8 +12,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from seamless_verl.data_plane.earlier_sessions import run_of
 from seamless_verl.data_plane.finished_sessions import HandedNote
-from seamless_verl.journal import EndedSession, StoredSession
+from seamless_verl.journal import EndedSession, Stage, StoredSession
 from seamless_verl.trajectory.account import DropReason
 from seamless_verl.trajectory.session import Closed
 
@@ -42,21 +43,28 @@ class Left:
 
 async def leave(sessions: Sessions, tasks: RunnerTasks, left: Left) -> None:
     """Ends, or keeps for the next ones, what these loops have left. A repetition changes nothing."""
+    handing = await of_stage(sessions, left, Stage.HANDING)
     await sessions.settled()
-    await tasks.release(left.uids, left.unwanted)
+    await tasks.release(left.uids, left.unwanted, {*handing, *sessions.unacknowledged})
     for session_id, uid in [one for one in sessions.awaited().items() if one[1] in left.uids]:
         if not tasks.has(session_id):
             if uid not in left.unwanted:
                 sessions.lose(session_id)
             await sessions.drop(session_id, Closed.ABANDONED, left.unwanted.get(uid, DropReason.SESSION), WHY)
-    for session_id in [one for one, held in sessions.unacknowledged.items() if held.uid in left.uids]:
+    for session_id in await of_stage(sessions, left, Stage.HANDING):
         stored = await asyncio.to_thread(sessions.journal.read, session_id)
-        if stored is None:
+        if stored is None or (run_of(stored) or "") != sessions.earlier.run:
             continue
         again = stored.uid not in left.complete and stored.uid not in left.unwanted
         if not (again and sessions.earlier.offer(ended(stored))):
             await sessions.acknowledge(session_id, stored.uid in left.complete, left.note(stored))
             tasks.forget(session_id)
+
+
+async def of_stage(sessions: Sessions, left: Left, stage: Stage) -> list[str]:
+    """The sessions of these prompts at this stage, by the journal: a restarted data plane has no other list."""
+    stages = await asyncio.to_thread(sessions.journal.stages_of, left.uids)
+    return [session_id for session_id, found in stages.items() if found is stage]
 
 
 def ended(stored: StoredSession) -> EndedSession:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import replace
 from typing import Any
 
@@ -51,9 +51,10 @@ class LostReplicas:
         if self.returning is not None:
             self.returning.cancel()
 
-    def take_unloaded(self) -> list[str]:
-        """The replicas that reply again and wait for weights, each once."""
-        waiting = self.manager.in_state(self.unloaded, STALE)
+    def take_unloaded(self, among: Collection[str] | None = None) -> list[str]:
+        """The replicas that reply again and wait for weights, each once; with `among` none but these."""
+        wanted = self.unloaded if among is None else self.unloaded & set(among)
+        waiting = self.manager.in_state(wanted, STALE)
         self.unloaded.difference_update(waiting)
         return waiting
 

@@ -169,14 +169,14 @@ class RunnerTasks:
         self.carried_on += 1
         return replace(order, task_id=task_id)
 
-    async def release(self, uids: Collection[str], unwanted: Collection[str]) -> None:
+    async def release(self, uids: Collection[str], unwanted: Collection[str], handing: Collection[str]) -> None:
         """The agent loops of these prompts are gone: leases go on for the next that asks, other tasks are withdrawn.
 
-        So are all tasks of the `unwanted` among them.
+        So are all tasks of the `unwanted` among them. Sessions whose results are `handing` over stay as they are.
         """
         for task_id in [name for name, order in self._orders.items() if str(order.opening.get("uid")) in uids]:
             session_id = self._sessions.get(self.leases[task_id].lease_id, "") if task_id in self.leases else ""
-            if session_id in self.sessions.unacknowledged:  # it has ended, and is taken up or dropped as any session
+            if session_id in handing:  # it has ended, and is taken up or dropped as any session
                 continue
             if session_id not in self.sessions.closed or self._orders[task_id].opening.get("uid") in unwanted:
                 asked = self._results.get(task_id)

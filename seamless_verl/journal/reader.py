@@ -123,6 +123,12 @@ class JournalReader:
             row = db.execute(f"SELECT {STAGE} FROM sessions WHERE session_id=?", (session_id,)).fetchone()
             return STAGES[row[0]] if row else None
 
+    def stages_of(self, uids: Iterable[str]) -> dict[str, Stage]:
+        """The stages of all sessions of these prompts, by the sessions' ids."""
+        query = f"SELECT session_id, {STAGE} FROM sessions WHERE uid=?"
+        with self.snapshot() as db:
+            return {name: STAGES[stage] for uid in uids for name, stage in db.execute(query, (uid,))}
+
     def read(self, session_id: str) -> StoredSession | None:
         """The whole session; None if it is unknown or deleted."""
         with self.snapshot() as db:

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 COMMANDS = frozenset(
     {"pause", "resume", "quiesce", "release_memory", "reclaim_memory", "commit", "update_weights"}
-    | {"begin_sync", "end_sync", "fail_sync"}
+    | {"begin_sync", "end_sync", "fail_sync", "lose"}
 )
 """The commands that a trainer, or the first of several data planes, may execute."""
 
@@ -126,8 +126,7 @@ class RolloutManager:
             try:
                 yield
             finally:
-                self.snapshot.update(self.fleet.view, self.fleet.committed)
-                await self._save()
+                await self._save_snapshot()
 
     async def pause(self, ids: Collection[str], cut: Collection[str] = ()) -> dict[str, int]:
         """Training takes their devices: generation stops, their calls freeze in the engine until `resume`.
@@ -243,6 +242,8 @@ class RolloutManager:
             await self._forward("end_sync", done, version)
             if failed := [name for name in reachable if name not in done]:
                 await self._forward("fail_sync", failed, reason)
+            if lost := self.in_state(failed, DEAD):  # its engine was not told to cut what others have there
+                await self._forward("lose", lost, "the first data plane lost it in a weight update")
             return self.in_state(ids, SERVING, PAUSED)
 
         return await self._execute(run)
@@ -289,6 +290,16 @@ class RolloutManager:
 
         return await self._execute(run)
 
+    async def lose(self, ids: Collection[str], reason: str) -> None:
+        """Closes the connections to these replicas: their calls continue elsewhere. Then they are connected to again.
+
+        For a replica that another data plane lost, whose engine may hang while its server replies.
+        """
+        async with self._lock:
+            for name in ids:
+                self.fleet.lost(name, reason)
+            await self._save_snapshot()
+
     def in_state(self, ids: Collection[str] | Fleet, *states: ReplicaState) -> list[str]:
         """The ids of replicas in one of these states, in the order of `ids`."""
         found = {view.replica_id: view.state for view in self.fleet.view}
@@ -310,6 +321,10 @@ class RolloutManager:
             await self._forward("quiesce", serving)  # the other data planes stop routing to them first
             await self._pause(serving)
         return came_back
+
+    async def _save_snapshot(self) -> None:
+        self.snapshot.update(self.fleet.view, self.fleet.committed)
+        await self._save()
 
     async def _pause(self, ids: Collection[str]) -> None:
         await self.fleet.pause(self.in_state(ids, SERVING), PauseMode.KEEP)

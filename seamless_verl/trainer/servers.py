@@ -163,15 +163,18 @@ class SeamlessServers(LLMServerManager):
         return replica
 
     def _take_devices(self, replica: RolloutReplica) -> None:
-        """Gives the replica a pool and workers of its own, as verl does before it launches the servers."""
+        """Gives the replica a pool and workers of its own, as verl does before it launches the servers.
+
+        Raises:
+            TimeoutError: it took more than `START_S`. What verl waits for ends when the pool is given back.
+        """
         release_devices(replica)
         replica.workers, replica.resource_pool = [], None
         replica.launch_servers = do_nothing
-        try:
-            with self.taking, self._own_pools():
-                auto_await(replica.init_standalone)()
-        finally:
-            del replica.launch_servers
+        with self.taking, self._own_pools():
+            taking = BackgroundTask("taking devices", auto_await(replica.init_standalone))
+            taking.future.result(START_S)  # verl waits without a bound for its first task on the new node
+        del replica.launch_servers  # not after an error: what is still taking devices then must launch nothing
 
     def discard(self, placed: PlacedReplica, started: RolloutReplica) -> None:
         """Ends a server that was started in vain, and gives back devices that were taken for it."""

@@ -219,7 +219,8 @@ class WeightCommit:
     def load_started(self, ids: Sequence[str]) -> list[str]:
         """Loads the committed weights into replicas that have none of them yet; returns those that then serve.
 
-        The weights are still staged, and open loads are waited for. A host that is new gets them first.
+        The weights are still staged, and open loads are waited for. A host that is new, or has lost its copy, gets them
+        first.
 
         Raises:
             ReplicaLostError: some could not load, and none serves.
@@ -229,7 +230,7 @@ class WeightCommit:
         version, staged = self.committed
         if self.transfer is not None:
             sent, _ = self.transfer.stage(version, staged)
-            staged = [*staged, *sent]
+            staged = list({weights.host: weights for weights in [*staged, *sent]}.values())
             self.committed = version, staged
         loaded = list(self.client.execute("update_weights", ids, version, staged))
         if failed := [name for name in ids if name not in loaded]:

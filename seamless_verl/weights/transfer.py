@@ -58,12 +58,14 @@ _worker = ray.remote(SeamlessReplicaWorker)
 class Transfer(CheckpointEngineManager):  # type: ignore[misc]
     """verl's transfer to standalone replicas, which ends in the memory of their hosts.
 
-    Owned state: the node of each worker that said it once; a worker does not move.
+    Owned state: the node of each worker that said it once, as a worker does not move; and the worker that keeps the
+    copy of a node that weights were sent to. The copy ends with it.
     """
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.nodes: dict[Any, str] = {}
+        self.keepers: dict[str, Any] = {}
 
     def without(self, hosts: set[str]) -> list[tuple[Any, str]]:
         """The workers of living replicas that are on none of these hosts, which have the weights; with their nodes.
@@ -73,14 +75,14 @@ class Transfer(CheckpointEngineManager):  # type: ignore[misc]
         return without_weights(self.living(but_on=hosts), hosts)
 
     def stage(self, version: int, staged: Sequence[StagedWeights]) -> tuple[list[StagedWeights], dict[str, Any]]:
-        """Sends what is `staged` to the hosts of living replicas that have nothing of it.
+        """Sends what is `staged` to the hosts of living replicas that have nothing of it, or no longer.
 
         Returns what these then have staged, and the transfer's metrics. A replica of which a worker has died gets
         nothing, and its servers are ended. Where one dies meanwhile, the transfer begins again without it.
         """
         while True:
             living = self.living()
-            receivers = without_weights(living, {weights.host for weights in staged})
+            receivers = without_weights(living, self._still_kept({weights.host for weights in staged}, living))
             if not receivers:
                 return [], {}
             try:
@@ -89,6 +91,11 @@ class Transfer(CheckpointEngineManager):  # type: ignore[misc]
                 if self.living() == living:
                     raise
                 logger.warning("a replica died in a transfer of weights, which begins again: %s", shorten(error))
+
+    def _still_kept(self, hosts: set[str], living: Sequence[Sequence[tuple[Any, str]]]) -> set[str]:
+        """These hosts without those whose copy ended with the worker that kept it; the trainer's own have none."""
+        workers = {worker for replica in living for worker, _ in replica}
+        return {host for host in hosts if host not in self.keepers or self.keepers[host] in workers}
 
     def living(self, but_on: Collection[str] = ()) -> list[list[tuple[Any, str]]]:
         """The workers with their nodes, of each replica all of whose workers live; it is not asked `but_on` these."""
@@ -131,6 +138,7 @@ class Transfer(CheckpointEngineManager):  # type: ignore[misc]
             group.execute_checkpoint_engine(["finalize"] * group.world_size) for group in (self.actor_wg, rollout)
         ]
         ray.get([reply for ended in finalize for reply in ended])
+        self.keepers |= {node: worker for (worker, node), kept in zip(receivers, keeps, strict=True) if kept}
         metrics = {name: value for result in results[: len(sent)] for name, value in (result or {}).items()}
         return one_per_host(results[len(sent) :]), metrics
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import hydra
 import numpy as np
 import pytest
+import ray
 from omegaconf import OmegaConf
 from support.agent_loops import make_loop
 
@@ -17,8 +19,9 @@ from seamless_verl.agents.limits import CommandLimits
 from seamless_verl.agents.outcome import AgentOutcome, AgentStatus
 from seamless_verl.agents.settings import SamplingDefaults, SessionQuota
 from seamless_verl.data_plane.finished_sessions import FinishedSession
-from seamless_verl.data_plane.lease_book import LOST, UNCLAIMED, TaskState
+from seamless_verl.data_plane.lease_book import DONE, LOST, UNCLAIMED, TaskState
 from seamless_verl.data_plane.runner_tasks import TaskResult
+from seamless_verl.trajectory.session import Closed
 from seamless_verl.trajectory.turns import TurnNote
 
 pytestmark = pytest.mark.integration
@@ -82,6 +85,44 @@ async def test_a_task_that_no_runner_did_fails_with_its_state_and_its_reason(sta
     with pytest.raises(AgentFailedError, match=f"is {state}: no docker") as caught:
         await loop.run_session(plane, "u_0", {"uid": "u"}, {})
     assert caught.value.kind == str(state)
+
+
+@pytest.mark.parametrize("done", [True, False])
+async def test_the_session_of_a_task_that_was_done_as_its_loop_was_cancelled_is_dropped(
+    done: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A withdrawn task has none."""
+    monkeypatch.setattr("ray.cancel", lambda call, recursive: None)
+    loop = make_loop({"name": "fleet", "_target_": f"{LOOPS}.RunnerAgentLoop", "agent": "coder"})
+    asked: list[tuple[Any, ...]] = []
+
+    def method(name: str, reply: concurrent.futures.Future[Any]) -> SimpleNamespace:
+        def remote(*given: Any) -> SimpleNamespace:
+            asked.append((name, *given))
+            return SimpleNamespace(future=lambda: reply)
+
+        return SimpleNamespace(remote=remote)
+
+    nothing: concurrent.futures.Future[None] = concurrent.futures.Future()
+    nothing.set_result(None)
+    reply: concurrent.futures.Future[TaskResult] = concurrent.futures.Future()
+    plane = SimpleNamespace(
+        run_task=method("run_task", reply),
+        close_session=method("close_session", nothing),
+        acknowledge=method("acknowledge", nothing),
+    )
+    running = asyncio.create_task(loop.run_session(plane, "u_0", {"uid": "u"}, {}))
+    await asyncio.sleep(0)
+    if done:
+        reply.set_result(TaskResult(DONE, 1, session_id="s"))
+    else:
+        reply.set_exception(ray.exceptions.TaskCancelledError())
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    dropped = [("close_session", "s", Closed.ABANDONED)] * done
+    assert [one for one in asked if one[0] == "close_session"] == dropped
+    assert [one[1:3] for one in asked if one[0] == "acknowledge"] == [("s", False)] * done
 
 
 def test_a_task_has_the_plain_columns_of_its_row() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.local_plane import LocalDataPlane
+from support.local_plane import LocalDataPlane, MemoryStore
 from support.runner_plane import RunnerApi, finish, order, runner_plane, submitted
 from support.sessions import complete_chat
 
@@ -160,3 +161,33 @@ async def test_a_session_that_was_dropped_after_all_is_not_taken_up_again(nano: 
         await plane.acknowledge(name, False, HandedNote("u"))
         await plane.loops_lost(["u"], [], {})
         assert await plane.take_up_session("u", "0", 1) is None
+
+
+async def test_sessions_that_had_ended_are_taken_up_also_after_a_restart_of_the_data_plane(
+    nano: Path, tmp_path: Path
+) -> None:
+    """Of newer weights than the run began with, so that only this start can take them up; and a runner's."""
+    journal, store = tmp_path / "journal.sqlite", MemoryStore()
+    kept: Any = None
+    async with asyncio.timeout(120), runner_plane(nano, journal, store=store, version=1) as plane:
+        await plane.begin_run("run", 0)
+        ended, put = await opened(plane, "u", "0"), await opened(plane, "put", "0")
+        for name in (ended, put):
+            await plane.close_session(name, "finished", FINISHED)
+        api = RunnerApi(plane)
+        (task,) = await submitted(plane, order(0))
+        lease = await api.lease()
+        await api.call(lease)
+        await api.complete(lease, reward=1.0)
+        await plane.close_session((await task).session_id, "finished", FINISHED)
+        kept = store.get()
+    await store.put(kept)  # as if the process had died
+    async with asyncio.timeout(120), runner_plane(nano, journal, store=store, version=1) as plane:
+        assert await plane.prompts_to_take_up() == frozenset()
+        for _ in range(2):
+            await plane.loops_lost(["u", "u0", "put"], ["put"], {})
+        assert await plane.prompts_to_take_up() == {"u", "u0"} and outcomes(journal)[put] == "queued"
+        for uid, session_id in (("u", ended), ("u0", str(lease["session_id"]))):
+            taken = await plane.take_up_session(uid, "0", 1)
+            assert taken is not None and (taken.session_id, taken.result) == (session_id, FINISHED)
+            await plane.acknowledge(session_id, True, HandedNote(uid))

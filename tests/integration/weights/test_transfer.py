@@ -78,7 +78,7 @@ def transfer(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(module, "one_per_host", lambda reports: [one.host for one in reports if one is not None])
     made: Any = object.__new__(module.Transfer)
     made.calls, made.dead, made.stopped, made.actor_wg = calls, dead, stopped, FakeGroup([0], calls)
-    made.nodes = {}
+    made.nodes, made.keepers = {}, {}
     made.replicas = [
         SimpleNamespace(workers=[FakeWorker(place, dead, stopped) for place in places], servers=[name])
         for name, places in (("first", (0, 1, 2)), ("second", (3, 4)))
@@ -115,6 +115,18 @@ def test_a_replica_without_all_of_its_workers_gets_nothing_and_its_server_is_end
     ]
     transfer.dead.add(4)
     assert transfer.stage(6, []) == ([], {})
+
+
+def test_a_host_whose_copy_ended_with_its_worker_is_sent_another(transfer: Any) -> None:
+    """The worker of another replica keeps it from then on."""
+    hosts, _ = transfer.stage(5, [])
+    staged = [SimpleNamespace(host=host) for host in hosts]
+    transfer.dead.add(2)  # it kept the copy of b
+    transfer.calls.clear()
+    assert transfer.stage(5, staged)[0] == ["b"]
+    assert transfer.calls[1:] == [("group", [3]), ("send", 5), ("receive", [3], [5], [True])]
+    transfer.calls.clear()
+    assert transfer.stage(5, staged) == ([], {}) and transfer.calls == [("end", "first")]
 
 
 def test_a_replica_with_a_worker_that_is_stopped_gets_nothing_and_its_server_is_ended(transfer: Any) -> None:

@@ -1,0 +1,125 @@
+"""Two data planes over the same replicas: the second one has connections of its own, and no command of the engines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.local_plane import LocalDataPlane
+
+from seamless_verl.data_plane import connections
+from seamless_verl.data_plane.settings import PlaneSettings
+from seamless_verl.rollout.cache_use import CacheUse
+from seamless_verl.rollout.replica_state import DEAD, SERVING, STALE, ReplicaState
+from seamless_verl.testing.stub_engine import StubEngine
+from seamless_verl.transport import serve_engine
+
+pytestmark = pytest.mark.integration
+NAMES, TOKEN = ("replica-0", "replica-1"), "the replicas'"
+FIRST = NAMES[0]
+HOUR, LATE_S = 3600.0, 0.5
+
+
+class Server:
+    """The actor of a replica's server, which replies at once; a test replaces one of its methods."""
+
+    def __init__(self) -> None:
+        self.status = self.pause = self.resume = self.update_weights = SimpleNamespace(remote=self.reply)
+        self.cache_use = SimpleNamespace(remote=self.used)
+
+    async def reply(self, *_: Any) -> tuple[int, None]:
+        return 1, None
+
+    async def used(self) -> CacheUse:
+        return CacheUse()
+
+
+@asynccontextmanager
+async def planes(**settings: Any) -> AsyncIterator[tuple[LocalDataPlane, LocalDataPlane, list[Server]]]:
+    """Both serve version 1; the first replica takes an hour for a token, the second one gives them at once."""
+    first = LocalDataPlane(PlaneSettings("first", TOKEN, **settings))
+    mirror = LocalDataPlane(PlaneSettings("mirror", TOKEN, mirror=True, **settings))
+    servers = [Server() for _ in NAMES]
+    listeners = [
+        await serve_engine(
+            StubEngine(name, version=1, delay_s=HOUR if name == FIRST else 0.0),
+            "127.0.0.1",
+            0,
+            token=TOKEN,
+            replica_id=name,
+        )
+        for name in NAMES
+    ]
+
+    async def on_mirror(method: str, *arguments: Any) -> list[Any]:
+        return [await getattr(mirror, method)(*arguments)]
+
+    first._on_others = on_mirror  # type: ignore[method-assign]
+    await mirror.start()
+    await first.start()
+    for name, listener, server in zip(NAMES, listeners, servers, strict=True):
+        await first.attach(name, "127.0.0.1", listener.port, server)
+    await first.execute("commit", 1)
+    await first.execute("update_weights", NAMES, 1, [])
+    assert states(first) == states(mirror) == [SERVING, SERVING]
+    yield first, mirror, servers
+    await first.stop()
+    await mirror.stop()
+    for listener in listeners:
+        await listener.close()
+
+
+def states(plane: LocalDataPlane) -> list[ReplicaState]:
+    return [view.state for view in plane.fleet.view]
+
+
+async def until(reached: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not reached():  # noqa: ASYNC110 - states notify of nothing outside of the fleet
+            await asyncio.sleep(0.01)
+
+
+async def test_a_replica_that_the_second_one_alone_lost_serves_there_again_without_a_commit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The trainer is told of it by the first one."""
+    monkeypatch.setattr(connections, "RECONNECT_S", 0.1)
+    monkeypatch.setattr(connections, "RETURN_S", 0.1)
+    async with planes() as (first, mirror, _):
+        connect = mirror.connections._connect
+
+        async def unreachable(address: Any) -> Any:
+            raise OSError("no route")
+
+        mirror.connections._connect = unreachable  # type: ignore[method-assign]
+        mirror.fleet.lost(FIRST, "the network failed")
+        await until(lambda: FIRST in mirror.connections.given_up)
+        mirror.connections._connect = connect  # type: ignore[method-assign]
+        await until(lambda: states(mirror)[0] is STALE)
+        assert states(first) == [SERVING, SERVING]
+        assert await first.taken_back() == [FIRST] and await first.taken_back() == []
+        assert await first.execute("update_weights", [FIRST], 1, []) == [FIRST]
+        assert states(mirror) == [SERVING, SERVING]
+
+
+async def test_calls_of_the_second_one_leave_an_engine_that_the_first_one_lost_in_a_load() -> None:
+    """Its server replies, so that the second one would not notice by itself."""
+    async with planes(transition_s=LATE_S) as (first, mirror, servers):
+        call = None
+        for number in range(64):  # until one prefers the slow replica
+            call = asyncio.create_task(mirror.generate(f"call {number}", [1, 2], {"max_tokens": 5}))
+            await asyncio.sleep(0.05)
+            if not call.done():
+                break
+        assert call is not None and mirror.fleet.view[0].load == 1
+        never = asyncio.Event()
+        servers[0].update_weights = SimpleNamespace(remote=lambda *_: never.wait())
+        await first.execute("update_weights", [FIRST], 1, [])
+        assert states(first)[0] is DEAD
+        generated = await asyncio.wait_for(call, 30)
+        assert len(generated.ids) == 5 and mirror.fleet.view[1].load == 0
+        assert states(mirror)[0] is not SERVING
