@@ -149,7 +149,7 @@ class SessionAgentLoop(AgentLoopBase, ABC):  # type: ignore[misc]
         if "global_steps" not in sample:  # a worker of the user's own
             return None
         place = (str(sample["uid"]), str(sample["session_id"]), int(sample["global_steps"]))
-        taken = await take_up_session(plane, *place)
+        taken = await take_up_session(plane, *place, dropped_as)
         if taken is None:
             return None
         outcome = AgentOutcome(AgentStatus(taken.result.status), 0.0, reward=taken.result.reward)

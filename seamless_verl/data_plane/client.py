@@ -283,10 +283,12 @@ async def reply_of_ended(call: Any) -> Any:
     return None if isinstance(ended, BaseException) else ended
 
 
-async def take_up_session(plane: Any, uid: str, sample: str, submitted: int) -> TakenUpSession | None:
+async def take_up_session(
+    plane: Any, uid: str, sample: str, submitted: int, dropped_as: Callable[[], DropReason]
+) -> TakenUpSession | None:
     """The session that an earlier start of the run ended at this place of a group; None if there is none.
 
-    A process asks each data plane once which prompts have any.
+    A process asks each data plane once which prompts have any. What a cancelled task has taken up is dropped.
     """
     if plane not in _prompts_to_take_up:
         _prompts_to_take_up[plane] = await await_reply(plane.prompts_to_take_up.remote())
@@ -297,7 +299,8 @@ async def take_up_session(plane: Any, uid: str, sample: str, submitted: int) -> 
         taken: TakenUpSession | None = await await_reply(call)
     except asyncio.CancelledError:
         if (ended := await reply_of_ended(call)) is not None:
-            await discard_session(plane, ended.session_id, Closed.ABANDONED)
+            note = HandedNote(uid, "its agent was stopped", dropped=dropped_as())
+            await await_reply(plane.acknowledge.remote(ended.session_id, False, note))
         raise
     return taken
 

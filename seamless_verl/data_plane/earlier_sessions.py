@@ -159,6 +159,11 @@ class EarlierSessions:
         self.taken[session.session_id] = session
         return await asyncio.to_thread(self.journal.read, session.session_id)
 
+    def waits(self, session_id: str) -> bool:
+        """Whether it is of an earlier start, and may be taken up, and was not."""
+        known = session_id in self.taken or session_id in self.offered
+        return not known and any(session_id == one.session_id for one in self.candidates.values())
+
     async def end_unwanted(self, uids: Collection[str]) -> None:
         """Ends the hand-overs of sessions that nobody took up; the groups of these prompts have been decided.
 

@@ -51,9 +51,12 @@ async def leave(sessions: Sessions, tasks: RunnerTasks, left: Left) -> None:
             if uid not in left.unwanted:
                 sessions.lose(session_id)
             await sessions.drop(session_id, Closed.ABANDONED, left.unwanted.get(uid, DropReason.SESSION), WHY)
-    for session_id in await of_stage(sessions, left, Stage.HANDING):
+    held = [session_id for session_id, one in sessions.unacknowledged.items() if one.uid in left.uids]
+    for session_id in dict.fromkeys([*await of_stage(sessions, left, Stage.HANDING), *held]):
         stored = await asyncio.to_thread(sessions.journal.read, session_id)
         if stored is None or (run_of(stored) or "") != sessions.earlier.run:
+            continue
+        if stored.uid in left.complete and sessions.earlier.waits(session_id):  # nobody asked for it: it has no rows
             continue
         again = stored.uid not in left.complete and stored.uid not in left.unwanted
         if not (again and sessions.earlier.offer(ended(stored))):
@@ -62,7 +65,7 @@ async def leave(sessions: Sessions, tasks: RunnerTasks, left: Left) -> None:
 
 
 async def of_stage(sessions: Sessions, left: Left, stage: Stage) -> list[str]:
-    """The sessions of these prompts at this stage, by the journal: a restarted data plane has no other list."""
+    """The sessions of these prompts at this stage, by the journal: a restarted data plane has no list of its own."""
     stages = await asyncio.to_thread(sessions.journal.stages_of, left.uids)
     return [session_id for session_id, found in stages.items() if found is stage]
 

@@ -17,7 +17,7 @@ from typing import Any
 from seamless_verl.data_plane.connections import ReplicaConnections
 from seamless_verl.data_plane.settings import PlaneSettings
 from seamless_verl.errors import ReplicaLostError
-from seamless_verl.rollout.manager import RolloutManager
+from seamless_verl.rollout.manager import GIVEN_UP_ELSEWHERE, RolloutManager
 from seamless_verl.rollout.replica_state import DEAD, SERVING, STALE
 from seamless_verl.rollout.restarts import LossReason, ReplicaLoss
 from seamless_verl.rollout.routing import ReplicaView
@@ -74,6 +74,8 @@ class LostReplicas:
                 self.connections.give_up(name, LossReason.STUCK, detail)
             elif self.fleet.timed_out(name):
                 self.connections.give_up(name, LossReason.LATE, f"{why} (seamless.watchdog.transition_s)")
+            elif why == GIVEN_UP_ELSEWHERE:  # to connect to it again may take as long, and commands would wait for that
+                self.connections.give_up(name, LossReason.UNREACHABLE, why)
             else:
                 self.connections.lost.add(name)
             self.ensure_reconnecting()

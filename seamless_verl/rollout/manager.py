@@ -34,6 +34,7 @@ COMMANDS = frozenset(
     | {"begin_sync", "end_sync", "fail_sync", "lose"}
 )
 """The commands that a trainer, or the first of several data planes, may execute."""
+GIVEN_UP_ELSEWHERE = "the first data plane gave it up for being late"
 
 
 @dataclass
@@ -242,8 +243,6 @@ class RolloutManager:
             await self._forward("end_sync", done, version)
             if failed := [name for name in reachable if name not in done]:
                 await self._forward("fail_sync", failed, reason)
-            if lost := self.in_state(failed, DEAD):  # its engine was not told to cut what others have there
-                await self._forward("lose", lost, "the first data plane lost it in a weight update")
             return self.in_state(ids, SERVING, PAUSED)
 
         return await self._execute(run)
@@ -290,14 +289,15 @@ class RolloutManager:
 
         return await self._execute(run)
 
-    async def lose(self, ids: Collection[str], reason: str) -> None:
-        """Closes the connections to these replicas: their calls continue elsewhere. Then they are connected to again.
+    async def lose(self, ids: Collection[str]) -> None:
+        """Closes the connections to these replicas: their calls continue elsewhere.
 
-        For a replica that another data plane lost, whose engine may hang while its server replies.
+        The first data plane gave them up for being late. Their engines may hang while their servers reply, so that
+        nothing else would tell the others.
         """
         async with self._lock:
             for name in ids:
-                self.fleet.lost(name, reason)
+                self.fleet.lost(name, GIVEN_UP_ELSEWHERE)
             await self._save_snapshot()
 
     def in_state(self, ids: Collection[str] | Fleet, *states: ReplicaState) -> list[str]:
@@ -308,11 +308,18 @@ class RolloutManager:
     async def _execute(self, run: Callable[[], Awaitable[T]], record: Callable[[], None] = lambda: None) -> T:
         """Runs a command, and repeats it for replicas that came back meanwhile; `record` completes the snapshot."""
         async with self.exclusive():
+            before = self._late()
             result = await run()
             while await self._reconcile():
                 result = await run()
+            if late := [name for name in self._late() if name not in before]:
+                await self._forward("lose", late)
             record()
             return result
+
+    def _late(self) -> list[str]:
+        """The replicas that were given up because they did not carry out a command in time."""
+        return [name for name in self.in_state(self.fleet, DEAD) if self.fleet.timed_out(name)]
 
     async def _reconcile(self) -> bool:
         """Reconnects to lost replicas and pauses those that must be paused; returns whether one came back."""

@@ -18,7 +18,7 @@ from typing import Any
 
 import ray
 from omegaconf import DictConfig
-from ray.util.placement_group import placement_group_table, remove_placement_group
+from ray.util.placement_group import get_placement_group, placement_group_table, remove_placement_group
 from verl.utils.ray_utils import auto_await
 from verl.workers.rollout import replica as replicas
 from verl.workers.rollout.llm_server import LLMServerManager
@@ -39,6 +39,7 @@ from seamless_verl.trainer.pools import TagPools
 logger = logging.getLogger(__name__)
 STOP_S = 30.0
 START_S = 1800.0  # for a lost replica's new engine, which reads a model from disk
+TAKE_S = 300.0  # for the devices of a node that is there
 ALIVE_S = 10.0  # for a worker, whose call waits while Ray does not know that its node is gone
 ASK_S = 0.05  # between two questions whether an actor is dead
 GONE_S = 60.0  # for Ray to say that an actor that was killed is dead, which frees its name
@@ -166,14 +167,19 @@ class SeamlessServers(LLMServerManager):
         """Gives the replica a pool and workers of its own, as verl does before it launches the servers.
 
         Raises:
-            TimeoutError: it took more than `START_S`. What verl waits for ends when the pool is given back.
+            TimeoutError: it took more than `TAKE_S`, as where the node goes away again. What was reserved is given
+                back, with which what verl waits for ends.
         """
         release_devices(replica)
         replica.workers, replica.resource_pool = [], None
         replica.launch_servers = do_nothing
         with self.taking, self._own_pools():
             taking = BackgroundTask("taking devices", auto_await(replica.init_standalone))
-            taking.future.result(START_S)  # verl waits without a bound for its first task on the new node
+            try:
+                taking.future.result(TAKE_S)  # verl waits without a bound for its first task on the new node
+            except TimeoutError:
+                remove_groups_of(replica)
+                raise
         del replica.launch_servers  # not after an error: what is still taking devices then must launch nothing
 
     def discard(self, placed: PlacedReplica, started: RolloutReplica) -> None:
@@ -216,6 +222,14 @@ def release_devices(replica: RolloutReplica) -> None:
     end_actors(replica.workers)
     for group in () if replica.resource_pool is None else replica.resource_pool.pgs or ():
         remove_placement_group(group)
+
+
+def remove_groups_of(replica: RolloutReplica) -> None:
+    """Removes what a pool of this replica has reserved, or waits for; verl's pool knows of it only once it is there."""
+    prefix = f"rollout_pool_{replica.replica_rank}{replica.name_suffix}verl_group"
+    for group in placement_group_table().values():
+        if group["name"].startswith(prefix) and group["state"] != "REMOVED":
+            remove_placement_group(get_placement_group(group["name"]))
 
 
 def nodes_held_by(replica: RolloutReplica) -> set[str]:

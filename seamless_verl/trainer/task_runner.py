@@ -18,10 +18,10 @@ from seamless_verl.platform.adaptation import plain_class
 from seamless_verl.runtime.actor_death import ACTOR_GONE
 from seamless_verl.runtime.checkpoint_marker import step_folder, tracker_state
 from seamless_verl.runtime.process import BackgroundTask, show_log
-from seamless_verl.trainer.call_progress import CallProgress
 from seamless_verl.trainer.deaths import DeathWatch, numbered, queue_actors
 from seamless_verl.trainer.needed_nodes import actors_on, nodes_of_run, places_storage
 from seamless_verl.trainer.node_watch import NodeWatch, clock_warnings
+from seamless_verl.trainer.plane_progress import PlaneProgress
 from seamless_verl.trainer.recoveries import LOOP_WORKER, LoopRestarts, stuck_watch
 from seamless_verl.trainer.watchdog import Watchdog
 
@@ -97,7 +97,7 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
         checks += [self.trainer.commit.raise_failed, self.trainer.starter.raise_failed]
         watchdog = Watchdog(
             limits.no_progress_s,
-            CallProgress(self.trainer.data_plane.actors),
+            PlaneProgress(self.trainer.data_plane.actors),
             self.trainer.watched_actors,
             checks=[*checks, lambda: stuck.check()],
             explain=lambda: stuck.explain(),

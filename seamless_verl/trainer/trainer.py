@@ -31,6 +31,7 @@ from seamless_verl.trainer.corrected_update import UPDATE, update_numbers
 from seamless_verl.trainer.deferred_prompts import stored
 from seamless_verl.trainer.earlier_checkpoints import all_steps, earlier_steps, loaded_from
 from seamless_verl.trainer.own_estimators import OwnEstimate, read_turns
+from seamless_verl.trainer.plane_progress import REPLY_S
 from seamless_verl.trainer.replica_starts import LOOK_S
 from seamless_verl.trainer.scheduling_checkpoint import (
     checkpoint_of,
@@ -78,6 +79,7 @@ class SeamlessTrainer(TrainerSetup):
             super().fit(agent_loop_manager)
 
     looked_for_returns = 0.0  # when, for replicas that were given up and reply again
+    returns: ray.ObjectRef[list[str]] | None = None  # the question for them that has no reply yet
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
@@ -134,9 +136,17 @@ class SeamlessTrainer(TrainerSetup):
         self.starter.while_waiting(self._load_started)
         if time.monotonic() - self.looked_for_returns >= LOOK_S:
             self.looked_for_returns = time.monotonic()
-            if names := ray.get(self.data_plane.actor.taken_back.remote()):
+            if names := self._taken_back():
                 self._load_started(names)
         super()._wait_for_groups()
+
+    def _taken_back(self) -> list[str]:
+        """Replicas that reply again, as of the last question that has a reply: a data plane may take long for one."""
+        self.returns = self.returns or self.data_plane.actor.taken_back.remote()
+        if not ray.wait([self.returns], timeout=REPLY_S)[0]:
+            return []
+        reply, self.returns = self.returns, None
+        return list(ray.get(reply))
 
     def looks_often(self) -> bool:
         return super().looks_often() or self.starter.starting

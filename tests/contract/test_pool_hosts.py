@@ -72,6 +72,13 @@ def test_how_a_replica_makes_a_manager() -> None:
         assert part in source
 
 
+def test_a_pool_s_groups_have_its_name() -> None:
+    """By which `remove_groups_of` finds those of a pool that does not know of them yet."""
+    source = inspect.getsource(found("verl.single_controller.ray.base:RayResourcePool.get_placement_groups", "pools"))
+    assert 'f"{self.name_prefix}verl_group_' in source and "name=pg_name_prefix + str(idx)" in source
+    assert source.index("name=pg_name_prefix") < source.index("ray.get([pg.ready()") < source.index("self.pgs = sort")
+
+
 def test_a_replica_takes_its_devices_before_it_launches_and_waits_for_nothing_else() -> None:
     """`SeamlessServers._take_devices` has it do so without the launch, while the class above is replaced."""
     from verl.workers.rollout import replica

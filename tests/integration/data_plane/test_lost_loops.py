@@ -191,3 +191,28 @@ async def test_sessions_that_had_ended_are_taken_up_also_after_a_restart_of_the_
             taken = await plane.take_up_session(uid, "0", 1)
             assert taken is not None and (taken.session_id, taken.result) == (session_id, FINISHED)
             await plane.acknowledge(session_id, True, HandedNote(uid))
+
+
+@pytest.mark.parametrize("fate", ["complete", "unwanted", "again"])
+async def test_a_session_of_an_earlier_start_that_was_taken_up_is_left_as_any_other(
+    nano: Path, tmp_path: Path, fate: str
+) -> None:
+    """Though it had been handed over then."""
+    journal = tmp_path / "journal.sqlite"
+    async with asyncio.timeout(120), runner_plane(nano, journal) as plane:
+        await plane.begin_run("run", 0)
+        await finish_own(plane, name := await opened(plane, "u", "0"))
+    async with asyncio.timeout(120), runner_plane(nano, journal) as plane:
+        await plane.begin_run("run", 0)
+        assert plane.sessions is not None and await plane.take_up_session("u", "0", 1) is not None
+        complete = ["u"] if fate == "complete" else []
+        for _ in range(2):
+            await plane.loops_lost(["u"], complete, {"u": DropReason.DEFERRED} if fate == "unwanted" else {})
+        account = plane.sessions.account
+        if fate == "again":
+            assert await plane.take_up_session("u", "0", 1) is not None
+            await plane.acknowledge(name, False, HandedNote("u"))
+        else:
+            assert (account.trained, account.dropped.get(DropReason.DEFERRED, 0)) == ((9, 0) if complete else (0, 9))
+            assert outcomes(journal)[name] == ("queued" if complete else "dropped")
+        assert not plane.sessions.unacknowledged

@@ -66,11 +66,13 @@ async def planes(**settings: Any) -> AsyncIterator[tuple[LocalDataPlane, LocalDa
     await first.execute("commit", 1)
     await first.execute("update_weights", NAMES, 1, [])
     assert states(first) == states(mirror) == [SERVING, SERVING]
-    yield first, mirror, servers
-    await first.stop()
-    await mirror.stop()
-    for listener in listeners:
-        await listener.close()
+    try:
+        yield first, mirror, servers
+    finally:
+        await first.stop()
+        await mirror.stop()
+        for listener in listeners:
+            await listener.close()
 
 
 def states(plane: LocalDataPlane) -> list[ReplicaState]:
@@ -112,7 +114,7 @@ async def test_calls_of_the_second_one_leave_an_engine_that_the_first_one_lost_i
         call = None
         for number in range(64):  # until one prefers the slow replica
             call = asyncio.create_task(mirror.generate(f"call {number}", [1, 2], {"max_tokens": 5}))
-            await asyncio.sleep(0.05)
+            await until(lambda ended=call.done: ended() or mirror.fleet.view[0].load == 1)  # type: ignore[misc]
             if not call.done():
                 break
         assert call is not None and mirror.fleet.view[0].load == 1
@@ -122,4 +124,5 @@ async def test_calls_of_the_second_one_leave_an_engine_that_the_first_one_lost_i
         assert states(first)[0] is DEAD
         generated = await asyncio.wait_for(call, 30)
         assert len(generated.ids) == 5 and mirror.fleet.view[1].load == 0
-        assert states(mirror)[0] is not SERVING
+        assert states(mirror)[0] is DEAD and FIRST in mirror.connections.given_up
+        assert (await mirror.metrics())["fleet/given_up/unreachable"] == 1

@@ -45,11 +45,15 @@ def test_devices_are_taken_without_a_launch(manager: Any) -> None:
 
 
 def test_devices_that_never_come_hold_up_no_other_replica(manager: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(servers, "START_S", 0.2)
+    removed: list[object] = []
+    monkeypatch.setattr(servers, "remove_groups_of", removed.append)
     stuck, other = Replica(threading.Event()), Replica(threading.Event())
     other.ready.set()
-    with pytest.raises(TimeoutError):
-        manager._take_devices(stuck)
+    with monkeypatch.context() as soon:
+        soon.setattr(servers, "TAKE_S", 0.2)
+        with pytest.raises(TimeoutError):
+            manager._take_devices(stuck)
+    assert removed == [stuck]
     manager._take_devices(other)
     assert other.workers == ["new"]
     stuck.ready.set()

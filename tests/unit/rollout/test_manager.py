@@ -19,7 +19,7 @@ from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.rollout.fleet import Fleet
 from seamless_verl.rollout.manager import FleetSnapshot, ReplicaSnapshot, RolloutManager
 from seamless_verl.rollout.replica_state import DEAD, PAUSED, RELEASED, SERVING, STALE, SYNCING, ReplicaState
-from seamless_verl.rollout.routing import PrefixAffinity, ReplicaView
+from seamless_verl.rollout.routing import PrefixAffinity
 
 T = TypeVar("T")
 NAMES = ["r0", "r1", "r2"]
@@ -111,14 +111,9 @@ class World:
 
     def process(self, plane: str) -> Process:
         snapshot: FleetSnapshot = pickle.loads(self.stored[plane]) if plane in self.stored else FleetSnapshot()
-        process: Process
-
-        def changed(view: ReplicaView, why: str) -> None:
-            if view.state is DEAD and why != "restored":
-                process.lost.add(view.replica_id)
-
-        fleet = Fleet(policy=PrefixAffinity(), on_change=changed)
+        fleet = Fleet(policy=PrefixAffinity())
         fleet.commit(snapshot.committed)
+        process: Process
 
         async def reconnect() -> bool:
             if not process.lost:
@@ -170,6 +165,7 @@ class World:
             self.restarts += 1
         elif name not in process.lost:
             process.manager.fleet.lost(name, "the connection broke")
+            process.lost.add(name)
 
     def routed(self, name: str) -> bool:
         """Whether the data plane that commands no engine routes calls to it."""
