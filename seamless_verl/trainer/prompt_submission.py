@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import ray
@@ -122,7 +123,7 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
         return ended
 
     def prepare_step(self) -> dict[str, Any]:
-        """Submits one batch, or as much as the bound has room for; with tail batching a few prompts more."""
+        """Submits as much as there is room for; with tail batching a few prompts more than the step needs."""
         if self.tail.extra or self.tail.deferred:
             if room := self.room():
                 self._submit(self._draw(room, begins=True))
@@ -130,7 +131,10 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
         if self.room() < self.config.data.train_batch_size:
             self.refill()
             return {}
-        return dict(super().prepare_step())
+        metrics = dict(super().prepare_step())
+        if not self.config.skip.rollout_tq.enable:
+            self.refill()  # where more steps' worth are to generate than in the step before
+        return metrics
 
     def _submit_batch_to_rollout(self, batch: Any) -> int:
         """Generation begins when the version of the step before is committed, and would else begin on an older one.
@@ -184,9 +188,9 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
         With a gateway each keeps the step of its submission, as if the run had not stopped: what its sessions generated
         before may be as old as that. verl submits all of them anew, as do we for one that would be too old.
         """
+        tags = without_trained((tq.kv_list(partition_id) or {}).get(partition_id, {}), partition_id)
         if not self.seamless.gateway.enabled:
             return int(super()._reissue_inflight_prompts(partition_id))
-        tags = (tq.kv_list(partition_id) or {}).get(partition_id, {})
         unfinished = {uid: tag for uid, tag in tags.items() if tag.get("is_prompt") and tag["status"] in UNENDED}
         by_step: dict[int, list[str]] = {}
         for uid, tag in unfinished.items():
@@ -285,3 +289,15 @@ def rows_of(batch: TensorDict) -> list[dict[str, Any]]:
     """The prompts of a batch as rows of the data set, without tensors."""
     columns = {name: column.tolist() for name, column in batch.items() if isinstance(column, NonTensorStack)}
     return [{name: values[i] for name, values in columns.items()} for i in range(len(batch))]
+
+
+def without_trained(tags: Mapping[str, Mapping[str, Any]], partition_id: str) -> dict[str, Mapping[str, Any]]:
+    """The queue's rows without those that a checkpoint has of its last step, which are cleared.
+
+    verl saves before it clears a step's rows, whose prompts are gone by then; each resume would keep them for ever.
+    """
+    prompts = {key for key, tag in tags.items() if tag.get("is_prompt")}
+    trained = [key for key, tag in tags.items() if not tag.get("is_prompt") and key.rsplit("_", 2)[0] not in prompts]
+    if trained:
+        tq.kv_clear(keys=trained, partition_id=partition_id)
+    return {key: tag for key, tag in tags.items() if key not in set(trained)}

@@ -35,6 +35,8 @@ ROUNDS = 2  # so many times through the data without a prompt that is sampled, a
 class SamplingTrainer(PromptSubmittingTrainer):
     """verl's trainer with our buffer, whose prompts get what a sampler gives them."""
 
+    reissued = False  # what a resumed run goes on with is submitted
+
     def __init__(self, config: DictConfig) -> None:
         self.prompt_sampling = sampling_of(self.seamless, int(config.actor_rollout_ref.rollout.n))
         super().__init__(config)
@@ -75,9 +77,14 @@ class SamplingTrainer(PromptSubmittingTrainer):
         return batch
 
     def _review(self) -> list[str]:
-        """Judges the groups that have ended since the last look; returns those that were reopened."""
+        """Judges the groups that have ended since the last look; returns those that were reopened.
+
+        Not in the looks of a validation before the run goes on: what would be reopened there would be submitted again.
+        """
         buffer, sampling = self.replay_buffer, self.prompt_sampling
         assert sampling is not None
+        if not self.reissued:
+            return []
         sampling.keep_only(buffer.prompt_global_steps[TRAIN])
         ended = ended_groups(buffer.partitions[TRAIN], buffer.finished_keys[TRAIN] - sampling.final.keys())
         verdicts = sampling.judge(ended)
@@ -122,6 +129,7 @@ class SamplingTrainer(PromptSubmittingTrainer):
             if max(sessions[uid]) < reopened[uid].next_session
         }
         self._run_again(again)
+        self.reissued = True
         return reissued + len(again)
 
     def unfinished_sessions(self) -> int:

@@ -107,15 +107,18 @@ class SeamlessTrainer(TrainerSetup):
         self.commit.wait()
         self._record_groups()  # before the checkpoint has their effect: a later start trusts what is recorded up to it
         with marked_save(self.config.trainer.default_local_dir, self.global_steps):
-            super()._save_checkpoint()
-            checkpoint = checkpoint_of(self.config, self.global_steps)
-            save_scheduling(checkpoint, self.lending, self.ahead, self.tail)
-            self.names.save(checkpoint)
-            if self.prompt_sampling is not None:
-                save_sampling(checkpoint, self.prompt_sampling)
+            self._save_own_state(checkpoint_of(self.config, self.global_steps))
+            super()._save_checkpoint()  # which says at its end that the checkpoint is whole
         folder = Path(self.config.trainer.default_local_dir)
         if (folder / f"global_step_{self.global_steps}" / "actor").is_dir():  # else on another machine, or not yet
             self.saved = remove_emptied(folder, [*self.saved, self.global_steps])
+
+    def _save_own_state(self, checkpoint: Path) -> None:
+        checkpoint.mkdir(parents=True, exist_ok=True)
+        save_scheduling(checkpoint, self.lending, self.ahead, self.tail)
+        self.names.save(checkpoint)
+        if self.prompt_sampling is not None:
+            save_sampling(checkpoint, self.prompt_sampling)
 
     def on_train_begin(self) -> None:
         self.prompt_scan.result()

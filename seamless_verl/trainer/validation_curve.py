@@ -48,7 +48,7 @@ class ValidationCurve:
     def truncate_after(self, step: int) -> None:
         """Drops the points after `step`, from which a run resumes."""
         lines = self.path.read_text().splitlines(keepends=True) if self.path.exists() else []
-        kept = [line for line in lines if json.loads(line)["step"] <= step]
+        kept = [line for line in lines if is_whole(line) and json.loads(line)["step"] <= step]
         if kept != lines:
             partial = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
             partial.write_text("".join(kept))
@@ -58,9 +58,14 @@ class ValidationCurve:
         """All points in order of steps; if a step has two, as after a resume, the later one counts."""
         if not self.path.exists():
             return []
-        rows = [json.loads(line) for line in self.path.read_text().splitlines()]
+        rows = [json.loads(line) for line in self.path.read_text().splitlines(keepends=True) if is_whole(line)]
         latest = {row["step"]: Point(row["step"], row["metric"], row["value"]) for row in rows}
         return [latest[step] for step in sorted(latest)]
+
+
+def is_whole(line: str) -> bool:
+    """Not where the disk was full, or the power went, within the last line."""
+    return line.endswith("\n")
 
 
 def reward_metric(metrics: Mapping[str, float]) -> str | None:

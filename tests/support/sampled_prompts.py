@@ -49,6 +49,7 @@ def trainer(name: str = "dars", **options: Any) -> Any:
     made.replay_buffer = SeamlessReplayBuffer(
         bound=bound, update=lambda: 0, wait=lambda: None, trainer_mode="seamless", trainer_config={}, sampler_kwargs={}
     )
+    made.reissued = True
     made.replay_buffer.review, made.replay_buffer.unwanted = made._review, made.prompt_sampling.dropped
     return made
 
@@ -57,6 +58,7 @@ def resumed_after(stopped: Any) -> Any:
     """A trainer that goes on from what the stopped one saved."""
     made = trainer()
     made.prompt_sampling.load_state_dict(stopped.prompt_sampling.state_dict())
+    made.reissued = False
     return made
 
 

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 from verl.trainer.ppo.v1 import trainer_base
 from verl.utils import tensordict_utils as tu
 
 from seamless_verl.resources.staleness import StalenessBound
+from seamless_verl.resources.tail_batching import TailBatching
 from seamless_verl.trainer import deferred_prompts, prompt_submission
 from seamless_verl.trainer.prompt_names import PromptNames
 from seamless_verl.trainer.prompt_submission import PromptSubmittingTrainer, rows_of
@@ -115,7 +117,7 @@ def test_unfinished_prompts_keep_their_step_unless_it_would_be_too_old(monkeypat
     assert submitted == {"old": 5, "kept": 4, "pending": 5}
     found = {uid: (tag["status"], tag["global_steps"]) for uid, tag in queue.tags.items() if tag.get("is_prompt")}
     assert found == {"old": ("pending", 5), "kept": ("pending", 4), "pending": ("pending", 5), "done": ("finished", 4)}
-    assert {key for key in queue.tags if "_" in key} == {"done_0_0", "trained_0_0"}, "rows of a group that begins again"
+    assert {key for key in queue.tags if "_" in key} == {"done_0_0"}, "one began again, one was trained"
 
 
 def test_a_deferred_prompt_begins_again_under_the_same_uid_after_a_resume(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,3 +135,25 @@ def test_a_deferred_prompt_begins_again_under_the_same_uid_after_a_resume(monkey
     assert begun_again(*drawn) == once and begun_again(*reversed(drawn)) == once[::-1]
     assert len({*drawn, *once, *begun_again(*once)}) == 6, "a uid is given once, since its end is on record"
     assert not any("_" in uid for uid in once), "TransferQueue's keys are split there"
+
+
+@pytest.mark.parametrize(("level", "submitted"), [(1, 8), (2, 16), (3, 16)])
+def test_a_step_submits_as_many_steps_worth_as_it_is_to_run_ahead(
+    monkeypatch: pytest.MonkeyPatch, level: int, submitted: int
+) -> None:
+    """Also with one update a step, before which nothing else submits; the bound is 2 versions."""
+    trainer, outstanding = trainer_of(max_staleness=2), [8]
+
+    def submit(_: Any, number: int = 8) -> dict[str, Any]:
+        outstanding.append(number)
+        return {}
+
+    monkeypatch.setattr(trainer_base.PPOTrainer, "prepare_step", submit)
+    monkeypatch.setattr(Trainer, "_add_prompts_to_generate", submit)
+    trainer.config = OmegaConf.create({"data": {"train_batch_size": 8}, "skip": {"rollout_tq": {"enable": False}}})
+    trainer.tail, trainer.ahead, trainer.step_batches = TailBatching(0), SimpleNamespace(level=level), 0  # type: ignore[assignment]
+    trainer.total_training_steps, trainer.train_dataloader = 9, range(100)
+    trainer.replay_buffer = SimpleNamespace(outstanding=lambda: sum(outstanding))  # type: ignore[assignment]
+    trainer.prepare_step()
+    trainer.refill_for_update()
+    assert sum(outstanding) - 8 == submitted

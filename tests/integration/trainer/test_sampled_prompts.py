@@ -83,6 +83,22 @@ def test_a_resumed_run_generates_only_the_extra_samples(clean: Any, written: boo
     resumed.prompt_sampling.check_integrity()
 
 
+def test_a_validation_before_a_resumed_run_reopens_nothing(clean: Any) -> None:
+    """It looks at the queue before the unfinished prompts are submitted again."""
+    before = trainer()
+    before._add_prompts_to_generate(1)
+    hard = before.agent_loop_manager.given[0][0]
+    end(clean, before, hard, 0, 0, 0, 0)  # nobody has looked since
+    resumed = resumed_after(before)
+    resumed.global_steps = 4
+    assert resumed.replay_buffer.outstanding() == 1 and resumed.agent_loop_manager.given == []
+    assert resumed._reissue_inflight_prompts() == 0
+    for _ in range(2):
+        assert resumed.replay_buffer.outstanding() == 1
+        assert resumed.agent_loop_manager.given == [(hard, 6, 4, 3)]
+    resumed.prompt_sampling.check_integrity()
+
+
 @pytest.mark.parametrize("failed", [1, 3])
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_group_with_a_failed_session_is_reopened_under_new_numbers(clean: Any, failed: int, stopped: bool) -> None:

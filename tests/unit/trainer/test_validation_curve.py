@@ -33,6 +33,17 @@ def test_a_resumed_run_drops_what_lies_beyond_it(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["c.jsonl"]
 
 
+def test_half_a_line_at_the_end_is_none(tmp_path: Path) -> None:
+    curve = ValidationCurve(tmp_path / "curve.jsonl")
+    curve.add(2, {"val-core/x/reward/mean@1": 0.5})
+    with curve.path.open("a") as file:
+        file.write('{"step": 3, "me')
+    assert [point.step for point in curve.points()] == [2]
+    curve.truncate_after(2)
+    curve.add(3, {"val-core/x/reward/mean@1": 0.75})
+    assert [point.value for point in curve.points()] == [0.5, 0.75]
+
+
 def test_metrics_without_a_reward_are_no_point(tmp_path: Path) -> None:
     curve = ValidationCurve(tmp_path / "c.jsonl")
     curve.add(1, {"val-aux/num_turns/mean": 2.0})
