@@ -162,10 +162,10 @@ class Start:
 async def run_in(scratch: Scratch, start: Start, endpoint: Endpoint, paused: PausedSeconds | None) -> AgentOutcome:
     mark, limits = uuid.uuid4().hex, start.command.limits
     env = start.command.environment(endpoint, scratch, mark)
+    began, own_time = time.monotonic(), OwnTime(paused)  # with the copying: the session is open, and would end first
     try:
         fill = partial(scratch.fill, start.folder, start.task, start.question)
         await wait_uncancelled(in_thread(fill, daemon=False))
-        began, own_time = time.monotonic(), OwnTime(paused)
         child = Child(start.arguments, cwd=scratch.work, env=env, stdin=scratch.work / TASK, limits=limits)
     except (OSError, ValueError) as error:  # a full disk, no such folder, arguments too long or with a NUL
         return AgentOutcome(AgentStatus.FAILED, error=f"could not be started: {error}"[:ERROR_CHARS])

@@ -20,10 +20,13 @@ T = TypeVar("T")
 
 
 def read_reply(reply: httpx.Response, kind: type[T]) -> T:
-    """The body as a message; raises OutsideApiError for an error, with what the run says."""
-    if reply.is_success:
-        return msgspec.json.decode(reply.content, type=kind)
+    """The body as a message; raises OutsideApiError for an error, with what the run says, and for what is none of its.
+
+    The code is `no_json` for a page of a proxy, of whatever status.
+    """
     try:
+        if reply.is_success:
+            return msgspec.json.decode(reply.content, type=kind)
         error = msgspec.json.decode(reply.content)["error"]
         code, message = str(error["code"]), str(error["message"])
     except (msgspec.DecodeError, KeyError, TypeError):  # a proxy's own page

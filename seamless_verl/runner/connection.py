@@ -44,6 +44,7 @@ class RunConnection:
     def __init__(self, url: str, key: str, *, runner: str, ca_file: str | None = None) -> None:
         self.url, self.runner = checked_url(url), runner
         self._lost = False  # whether the last request that ended got no reply
+        self._known = False  # whether the run has replied: what else replies at its address from then on is a proxy
         self._warned = False  # that the run cannot be reached: once for all slots, until it can
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         timeout = httpx.Timeout(TIMEOUT_S, read=WAIT_S + TIMEOUT_S)
@@ -95,10 +96,10 @@ class RunConnection:
         while True:
             try:
                 reply = read_reply(await self._http.post(path, content=content), kind)
-                self._warned = self._lost = False
+                self._warned, self._lost, self._known = False, False, True
                 return reply
             except OutsideApiError as error:
-                if error.status not in TEMPORARY:
+                if error.status not in TEMPORARY and not self._is_of_a_proxy(error):
                     raise
                 reason, wait = str(error), error.retry_after
             except httpx.TransportError as error:
@@ -109,6 +110,10 @@ class RunConnection:
                 logger.warning("%s cannot be reached, tried %s times: %s", self.url, tries, reason)
             # Runners that lost the run together do not come back together.
             await asyncio.sleep(wait or random.uniform(0.1, min(LONGEST_PAUSE_S, 0.2 * 2**tries)))
+
+    def _is_of_a_proxy(self, error: OutsideApiError) -> bool:
+        """While a run is started again its proxy may say 404 or 530, in words of its own; a 401 is one of a key."""
+        return self._known and error.code == "no_json" and error.status != 401
 
     async def __aenter__(self) -> Self:
         return self

@@ -32,9 +32,12 @@ class Run:
     def __init__(self, *refusals: tuple[int, str], **lease: Any) -> None:
         self.refusals, self.said = list(refusals), list[tuple[str, Any]]()
         self.lease, self.paused_s = LEASE | lease, [0.0]
+        self.pages: dict[str, list[int]] = {}  # of a proxy, by what was asked: their statuses
 
     def handle(self, request: httpx.Request) -> httpx.Response:
         what = request.url.path.rpartition("/")[2]
+        if self.pages.get(what):
+            return httpx.Response(self.pages[what].pop(0), text="<h1>not the run</h1>")
         if what == "lease":
             return httpx.Response(200, json={"lease": self.lease})
         if what == "heartbeat":
@@ -77,6 +80,27 @@ async def test_a_task_whose_failure_is_not_taken_either_is_refused() -> None:
 async def test_a_refusal_of_the_runner_ends_it(refusal: tuple[int, str]) -> None:
     with pytest.raises(OutsideApiError):
         await ran(Run(refusal), lambda task, endpoint: 1.0)
+
+
+async def test_pages_of_a_proxy_end_neither_an_agent_nor_its_runner() -> None:
+    """The run is being started again: heartbeats, questions for waiting time, results and leases meet such pages."""
+    run = Run(time_limit_s=0.1, lease_s=0.3)
+    run.paused_s = [5.0]
+
+    async def agent(task: Any, endpoint: Any) -> float:
+        run.pages = {"heartbeat": [530, 404, 200], "complete": [404], "lease": [530]}
+        await asyncio.sleep(0.8)
+        return 1.0
+
+    runner = await ran(run, agent, tasks=2)
+    assert [(what, said["status"]) for what, said in run.said] == [("complete", "finished")] * 2 and runner.done == 2
+
+
+async def test_a_page_at_the_address_before_the_run_ever_replied_ends_the_runner() -> None:
+    run = Run()
+    run.pages = {"lease": [404]}
+    with pytest.raises(OutsideApiError, match="404 no_json"):
+        await ran(run, lambda task, endpoint: 1.0)
 
 
 async def test_text_that_is_no_unicode_is_sent() -> None:
