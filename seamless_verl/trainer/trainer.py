@@ -145,7 +145,8 @@ class SeamlessTrainer(TrainerSetup):
 
     def _taken_back(self) -> list[str]:
         """Replicas that reply again, as of the last question that has a reply: a data plane may take long for one."""
-        self.returns = self.returns or self.data_plane.actor.taken_back.remote()
+        if self.returns is None:
+            self.returns = self.data_plane.actor.taken_back.remote()
         if not ray.wait([self.returns], timeout=REPLY_S)[0]:
             return []
         reply, self.returns = self.returns, None
