@@ -102,7 +102,7 @@ def test_a_training_that_it_fails_looks_for_its_name(monkeypatch: pytest.MonkeyP
     runner: Any = object.__new__(module.SeamlessTaskRunner)
     runner.agent_loop_manager, checked = None, SimpleNamespace(raise_failed=None)
     runner.trainer = SimpleNamespace(
-        data_plane=SimpleNamespace(actor=None),
+        data_plane=SimpleNamespace(actors=[]),
         seamless=SimpleNamespace(watchdog=SimpleNamespace(no_progress_s=1.0)),
         machines_by_node=dict,
         training_actors=dict,
