@@ -227,11 +227,8 @@ class RunSeries:
     def progress(self, planned: PlannedRun, step: Step | None) -> None:
         """On a terminal, one line that says where the run is."""
         if self.screen.isatty():
-            at = (
-                "starts"
-                if step is None
-                else f"step {step['step']} of {self.steps[planned.arm.name]}, {step['at']:.0f} s"
-            )
+            steps = self.steps[planned.arm.name]
+            at = "starts" if step is None else f"step {step['step']} of {steps}, {step['at']:.0f} s"
             number = f"run {len(self.runs) + 1} of {len(self.planned)}"
             self.say(f"\r\x1b[K{number}: {planned.arm.name}, seed {planned.seed}, round {planned.round}: {at}")
 

@@ -55,9 +55,8 @@ from seamless_verl.trajectory.records import Finish
 logger = logging.getLogger(__name__)
 PAUSED_SAVE_S = 5.0  # a kill makes a session's lifetime shorter by so many paused seconds at most
 STREAM_INTERVAL = 64  # tokens in a chunk of a call whose reader waits for the end
-STATE_METRICS = (
-    {f"fleet/{state}" for state in ReplicaState} | LOSS_METRICS | CACHE_METRICS
-)  # the same in every data plane
+STATE_METRICS = {f"fleet/{state}" for state in ReplicaState} | LOSS_METRICS | CACHE_METRICS
+"""The same in every data plane."""
 
 
 class DataPlane:

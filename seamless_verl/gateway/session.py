@@ -16,6 +16,7 @@ from msgspec import Meta
 from seamless_verl.gateway.prefix_index import PrefixIndex
 from seamless_verl.gateway.retries import Attempts
 from seamless_verl.gateway.stored_responses import StoredResponses
+from seamless_verl.journal.protocol import is_validation
 from seamless_verl.runtime.fields import Positive, PositiveNumber, Seed, check
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ class Session:
     @property
     def validation(self) -> bool:
         """Whether it is of a validation, which is not trained."""
-        return self.metadata.get("validation") is True
+        return is_validation({"metadata": self.metadata})
 
     @property
     def remaining_tokens(self) -> int | None:

@@ -297,7 +297,7 @@ def without_trained(tags: Mapping[str, Mapping[str, Any]], partition_id: str) ->
     verl saves before it clears a step's rows, whose prompts are gone by then; each resume would keep them for ever.
     """
     prompts = {key for key, tag in tags.items() if tag.get("is_prompt")}
-    trained = [key for key, tag in tags.items() if not tag.get("is_prompt") and key.rsplit("_", 2)[0] not in prompts]
-    if trained:
+    kept = {key: tag for key, tag in tags.items() if key in prompts or key.rsplit("_", 2)[0] in prompts}
+    if trained := list(tags.keys() - kept.keys()):
         tq.kv_clear(keys=trained, partition_id=partition_id)
-    return {key: tag for key, tag in tags.items() if key not in set(trained)}
+    return kept

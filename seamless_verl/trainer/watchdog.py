@@ -30,7 +30,7 @@ class Watchdog:
 
     Args:
         limit_s: seconds without progress after which the training is ended.
-        progress: a count that grows while calls generate; None where a data plane has not replied.
+        progress: a count that grows while calls generate; None where it is not known.
         actors: the actors that give a stack report, by name.
         checks: each raises if the training waits for ever: an actor died that it needs, or no replica has its weights.
         explain: what the trainer waits for, in a line, where that is known.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 from seamless_verl.data_plane.actor import DataPlane
 from seamless_verl.data_plane.settings import PlaneSettings
+from seamless_verl.rollout.cache_use import CacheUse
 
 
 class MemoryStore:
@@ -30,3 +32,18 @@ class LocalDataPlane(DataPlane):
         super().__init__(settings, store=MemoryStore(), paused_store=MemoryStore())  # type: ignore[arg-type]
 
     def set_up_process(self) -> None: ...
+
+
+class ReplicaServer:
+    """The actor of a replica's server, which replies at once, with version 1; a test replaces one of its methods."""
+
+    def __init__(self, use: CacheUse | None = None) -> None:
+        self.use = use or CacheUse()
+        self.status = self.pause = self.resume = self.update_weights = SimpleNamespace(remote=self.reply)
+        self.cache_use = SimpleNamespace(remote=self.used)
+
+    async def reply(self, *_: Any) -> tuple[int, None]:
+        return 1, None
+
+    async def used(self) -> CacheUse:
+        return self.use

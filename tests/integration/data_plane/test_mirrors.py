@@ -9,11 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.local_plane import LocalDataPlane
+from support.local_plane import LocalDataPlane, ReplicaServer
 
 from seamless_verl.data_plane import connections
 from seamless_verl.data_plane.settings import PlaneSettings
-from seamless_verl.rollout.cache_use import CacheUse
 from seamless_verl.rollout.replica_state import DEAD, SERVING, STALE, ReplicaState
 from seamless_verl.testing.stub_engine import StubEngine
 from seamless_verl.transport import serve_engine
@@ -24,26 +23,12 @@ FIRST = NAMES[0]
 HOUR, LATE_S = 3600.0, 0.5
 
 
-class Server:
-    """The actor of a replica's server, which replies at once; a test replaces one of its methods."""
-
-    def __init__(self) -> None:
-        self.status = self.pause = self.resume = self.update_weights = SimpleNamespace(remote=self.reply)
-        self.cache_use = SimpleNamespace(remote=self.used)
-
-    async def reply(self, *_: Any) -> tuple[int, None]:
-        return 1, None
-
-    async def used(self) -> CacheUse:
-        return CacheUse()
-
-
 @asynccontextmanager
-async def planes(**settings: Any) -> AsyncIterator[tuple[LocalDataPlane, LocalDataPlane, list[Server]]]:
+async def planes(**settings: Any) -> AsyncIterator[tuple[LocalDataPlane, LocalDataPlane, list[ReplicaServer]]]:
     """Both serve version 1; the first replica takes an hour for a token, the second one gives them at once."""
     first = LocalDataPlane(PlaneSettings("first", TOKEN, **settings))
     mirror = LocalDataPlane(PlaneSettings("mirror", TOKEN, mirror=True, **settings))
-    servers = [Server() for _ in NAMES]
+    servers = [ReplicaServer() for _ in NAMES]
     listeners = [
         await serve_engine(
             StubEngine(name, version=1, delay_s=HOUR if name == FIRST else 0.0),

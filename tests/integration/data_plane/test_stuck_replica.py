@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.local_plane import LocalDataPlane
+from support.local_plane import LocalDataPlane, ReplicaServer
 
 from seamless_verl.data_plane.settings import PlaneSettings
-from seamless_verl.rollout.cache_use import CacheUse
 from seamless_verl.rollout.replica_state import DEAD, SERVING, ReplicaState
 from seamless_verl.rollout.restarts import LossReason
 from seamless_verl.runtime.waits import WaitKind
@@ -22,20 +20,6 @@ from seamless_verl.transport import serve_engine
 pytestmark = pytest.mark.integration
 TOKEN = "the replicas'"
 HOUR = 3600.0
-
-
-class Server:
-    """The actor of a replica's server, which replies at once."""
-
-    def __init__(self) -> None:
-        self.status = self.pause = self.resume = self.update_weights = SimpleNamespace(remote=self.reply)
-        self.cache_use = SimpleNamespace(remote=self.used)
-
-    async def reply(self, *_: Any) -> tuple[int, None]:
-        return 1, None
-
-    async def used(self) -> CacheUse:
-        return CacheUse()
 
 
 @asynccontextmanager
@@ -48,7 +32,7 @@ async def data_plane(*names: str, **settings: Any) -> AsyncIterator[tuple[LocalD
     ]
     await plane.start()
     for name, listener in zip(names, listeners, strict=True):
-        await plane.attach(name, "127.0.0.1", listener.port, Server())
+        await plane.attach(name, "127.0.0.1", listener.port, ReplicaServer())
     await plane.execute("commit", 1)
     await plane.execute("update_weights", names, 1, [])
     yield plane, engines

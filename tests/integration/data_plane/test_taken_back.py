@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.local_plane import LocalDataPlane
+from support.local_plane import LocalDataPlane, ReplicaServer
 
 from seamless_verl.data_plane import connections
 from seamless_verl.data_plane.actor import sum_metrics
@@ -27,29 +27,15 @@ FIRST = NAMES[0]
 LATE_S = 0.5
 
 
-class Server:
-    """The actor of a replica's server, which replies at once; a test replaces one of its methods."""
-
-    def __init__(self) -> None:
-        self.status = self.pause = self.resume = self.update_weights = SimpleNamespace(remote=self.reply)
-        self.cache_use = SimpleNamespace(remote=self.used)
-
-    async def reply(self, *_: Any) -> tuple[int, None]:
-        return 1, None
-
-    async def used(self) -> CacheUse:
-        return CacheUse(10, 4, 1)
-
-
 def listen(name: str, port: int = 0) -> Any:
     return serve_engine(StubEngine(name), "127.0.0.1", port, token=TOKEN, replica_id=name)
 
 
 @asynccontextmanager
-async def data_plane(**settings: Any) -> AsyncIterator[tuple[LocalDataPlane, EngineServer, Server]]:
+async def data_plane(**settings: Any) -> AsyncIterator[tuple[LocalDataPlane, EngineServer, ReplicaServer]]:
     """A data plane with two replicas that serve version 1; with it the first one's listener and server."""
     plane = LocalDataPlane(PlaneSettings("local", TOKEN, **settings))
-    listeners, servers = [await listen(name) for name in NAMES], [Server() for _ in NAMES]
+    listeners, servers = [await listen(name) for name in NAMES], [ReplicaServer(CacheUse(10, 4, 1)) for _ in NAMES]
     await plane.start()
     for name, listener, server in zip(NAMES, listeners, servers, strict=True):
         await plane.attach(name, "127.0.0.1", listener.port, server)
@@ -93,7 +79,7 @@ async def test_a_late_replica_is_taken_back_when_it_replies(late: str) -> None:
         plane.check_integrity()
 
 
-async def late_once(plane: LocalDataPlane, server: Server, *command: Any) -> None:
+async def late_once(plane: LocalDataPlane, server: ReplicaServer, *command: Any) -> None:
     """The command comes too late for the first replica, and is then done."""
     replies, in_time = asyncio.Event(), getattr(server, command[0])
     setattr(server, command[0], SimpleNamespace(remote=lambda *_: replies.wait()))
