@@ -63,7 +63,7 @@ from seamless_verl.data_plane.client import (
 from seamless_verl.data_plane.earlier_sessions import STEP, AgentResult
 from seamless_verl.data_plane.finished_sessions import FinishedSession, HandedNote
 from seamless_verl.data_plane.lease_book import DONE, LeaseTerms
-from seamless_verl.data_plane.runner_tasks import TaskOrder
+from seamless_verl.data_plane.tasks import TaskOrder
 from seamless_verl.errors import shorten
 from seamless_verl.trajectory.account import DropReason
 from seamless_verl.trajectory.session import Closed

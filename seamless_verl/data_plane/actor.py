@@ -34,9 +34,10 @@ from seamless_verl.data_plane.lost_loops import Left
 from seamless_verl.data_plane.lost_replicas import LostReplicas
 from seamless_verl.data_plane.restart import StateStore
 from seamless_verl.data_plane.runner_requests import RunnerRequests
-from seamless_verl.data_plane.runner_tasks import RunnerTasks, TaskOrder, TaskResult
+from seamless_verl.data_plane.runner_tasks import RunnerTasks
 from seamless_verl.data_plane.sessions import Sessions
 from seamless_verl.data_plane.settings import Generated, PlaneSettings
+from seamless_verl.data_plane.tasks import TaskOrder, TaskResult
 from seamless_verl.data_plane.waits import PlaneState, PlaneWaits, plane_waits
 from seamless_verl.errors import JournalError, PlaneFailedError, ReplicaLostError
 from seamless_verl.journal import GroupDecided

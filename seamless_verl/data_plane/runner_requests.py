@@ -18,7 +18,8 @@ from seamless_verl.client.messages import (
     TaskReturn,
 )
 from seamless_verl.data_plane.lease_events import event
-from seamless_verl.data_plane.runner_tasks import GivenTask, RunnerTasks
+from seamless_verl.data_plane.runner_tasks import RunnerTasks
+from seamless_verl.data_plane.tasks import GivenTask
 from seamless_verl.errors import LeaseError, shorten
 from seamless_verl.gateway.api_errors import ApiError, ErrorCode
 

@@ -1,8 +1,8 @@
 """Tasks for runners: processes outside of the run that lease tasks and run agents on them (`runner_requests.py`).
 
-Owned state: the lease book, the task and the result of each of its tasks, and the session of each lease. A session is
-opened when its task is leased. It ends with its lease: a completed one is left to the agent loop, any other is closed
-and dropped, and its task is queued again.
+Owned state: the lease book, the task and the result of each of its tasks, and the session of each lease
+(`LeaseSessions`). A session is opened when its task is leased. It ends with its lease: a completed one is left to the
+agent loop, any other is closed and dropped, and its task is queued again.
 
 Invariants:
 - A lease is in the journal before a runner receives it, and a result before its runner gets a reply. So a restarted
@@ -16,9 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Collection, Coroutine, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from seamless_verl.data_plane.earlier_leases import EarlierLeases, OpenSession
@@ -34,77 +33,40 @@ from seamless_verl.data_plane.lease_book import (
     EndedLease,
     LeaseBook,
     LeasedTask,
-    LeaseTerms,
-    TaskState,
 )
 from seamless_verl.data_plane.lease_events import LiveLease, again, event, leased, live_leases
+from seamless_verl.data_plane.lease_expiry import LeaseExpiry
+from seamless_verl.data_plane.lease_sessions import NO_RUNNER, UNWANTED, LeaseSessions
 from seamless_verl.data_plane.sessions import Sessions
 from seamless_verl.data_plane.task_polls import TaskPolls
+from seamless_verl.data_plane.tasks import GivenTask, TaskOrder, TaskResult
 from seamless_verl.errors import JournalError, LeaseError
 from seamless_verl.journal import BEGUN, OutsideEvent
-from seamless_verl.trajectory.account import DropReason
-from seamless_verl.trajectory.session import Closed
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 TASK = "runner_task"  # in a session's metadata
-# Why a session is dropped.
-NO_RUNNER = (Closed.RUNNER_LOST, DropReason.RUNNER_LOST, "no runner works on it any more")
-UNWANTED = (Closed.ABANDONED, DropReason.SESSION, "its task is no longer wanted")
-
-
-@dataclass(frozen=True)
-class TaskOrder:
-    """A task as its agent loop submits it: what the agent gets, and what its session is opened with."""
-
-    task_id: str
-    task: dict[str, Any]
-    opening: dict[str, Any]
-    time_limit_s: float
-    terms: LeaseTerms
-
-
-@dataclass(frozen=True)
-class TaskResult:
-    """How a task ended. It has a session, which is still open, and an outcome if its `state` is DONE."""
-
-    state: TaskState
-    attempts: int
-    session_id: str = ""
-    outcome: dict[str, Any] = field(default_factory=dict)  # the fields of a TaskCompletion
-    error: str = ""
-
-
-@dataclass(frozen=True)
-class GivenTask:
-    """A task that a runner has, how often it was given, and the session that its agent runs on."""
-
-    order: TaskOrder
-    attempts: int
-    session_id: str
-    key: str
 
 
 class RunnerTasks:
-    """The tasks of one data plane; `now` is a clock in seconds, `on_failure` gets the error that ends their expiry."""
+    """The tasks of one data plane; `now` is a clock in seconds, by default that of `LeaseExpiry`, and `on_failure` gets
+    the error that ends their expiry."""
 
     def __init__(
         self,
         sessions: Sessions,
         *,
-        now: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] | None = None,
         on_failure: Callable[[BaseException], None],
     ) -> None:
-        self.sessions, self.leases, self._now, self._on_failure = sessions, LeaseBook(), now, on_failure
+        self.sessions, self.leases, self._on_failure = sessions, LeaseBook(), on_failure
+        self.expiry = LeaseExpiry(self.leases, self._expired, now=now, on_failure=on_failure)
+        self._now = self.expiry.now
         self._orders: dict[str, TaskOrder] = {}
         self._results: dict[str, asyncio.Future[TaskResult]] = {}
-        self._sessions: dict[str, str] = {}  # of the leases, by lease
-        self._task_of: dict[str, str] = {}  # the task of each of these sessions
+        self.lease_sessions = LeaseSessions(sessions)
         self._earlier, self.carried_on = EarlierLeases(), 0
         self._polls, self._started = TaskPolls(), asyncio.Event()
-        self._sooner = asyncio.Event()
-        self._until: float | None = None  # when the expiry looks next
-        self._expiry: asyncio.Task[None] | None = None
         self._working, self._over = set[asyncio.Future[None]](), False
 
     async def start(self, *, restarted: bool) -> None:
@@ -113,14 +75,13 @@ class RunnerTasks:
         if not restarted:
             await self.record(event(BEGUN, "", {}), *again(restored))
         self._started.set()
-        self._expiry = asyncio.create_task(self._expire(), name="expiry of leases")
-        self._expiry.add_done_callback(self._expiry_ended)
+        self.expiry.start()
 
     async def stop(self) -> None:
         """Ends the expiry; leases that runners still hold are of no use to them."""
-        if self._expiry is not None:
-            self._expiry.cancel()
-            await asyncio.wait({self._expiry, *self._working})
+        await self.expiry.stop()
+        if self._working:
+            await asyncio.wait(self._working)
 
     def end_polls(self) -> None:
         """Runners that wait for a task get none, and ask again in vain: the run is over."""
@@ -133,7 +94,7 @@ class RunnerTasks:
             if session.run == run:
                 self.sessions.earlier.count(why, session.tokens)
                 if task_id in self.leases:  # it may have expired
-                    self._lose(self.leases[task_id].lease_id, version)
+                    self.lease_sessions.lose(self.leases[task_id].lease_id, version)
             await self._withdraw(task_id)
 
     # The agent loops' side
@@ -175,7 +136,7 @@ class RunnerTasks:
         So are all tasks of the `unwanted` among them. Sessions whose results are `handing` over stay as they are.
         """
         for task_id in [name for name, order in self._orders.items() if str(order.opening.get("uid")) in uids]:
-            session_id = self._sessions.get(self.leases[task_id].lease_id, "") if task_id in self.leases else ""
+            session_id = self.lease_sessions.of(self.leases[task_id].lease_id) if task_id in self.leases else ""
             if session_id in handing:  # it has ended, and is taken up or dropped as any session
                 continue
             if session_id not in self.sessions.closed or self._orders[task_id].opening.get("uid") in unwanted:
@@ -190,12 +151,12 @@ class RunnerTasks:
 
     def has(self, session_id: str) -> bool:
         """Whether it is the session of a lease."""
-        return session_id in self._task_of
+        return session_id in self.lease_sessions
 
     def forget(self, session_id: str) -> None:
         """The result of a task was stored, or dropped."""
-        task = self.leases.get(self._task_of.get(session_id, ""))
-        if task is not None and task.state is DONE and self._sessions.get(task.lease_id) == session_id:
+        task = self.leases.get(self.lease_sessions.task_of(session_id))
+        if task is not None and task.state is DONE and self.lease_sessions.of(task.lease_id) == session_id:
             self._forget(task)
 
     def metrics(self) -> dict[str, float]:
@@ -227,7 +188,7 @@ class RunnerTasks:
         if task_id is None:
             return None
         self.leases.lease(task_id, lease_id, runner, self._now())
-        self._wake_expiry()
+        self.expiry.wake()
         beginning = asyncio.ensure_future(self._begin(self._orders[task_id], self.leases[task_id], lease_id))
         try:
             return await asyncio.shield(beginning)
@@ -256,7 +217,7 @@ class RunnerTasks:
         if not task.has(lease_id):  # nobody who ended it knew of this session
             await self.sessions.drop(opened["session_id"], *UNWANTED)
             return None
-        self._has_session(lease_id, order.task_id, opened["session_id"])
+        self.lease_sessions.add(lease_id, order.task_id, opened["session_id"])
         await self.record(leased(lease_id, task, opened["session_id"]))
         return GivenTask(order, task.attempts, opened["session_id"], opened["key"]) if task.has(lease_id) else None
 
@@ -267,7 +228,7 @@ class RunnerTasks:
             LeaseError: it has ended.
         """
         task = self.leases.extend(lease_id, self._now())
-        return task.terms.lease_s, self.sessions.calls.paused_time.seconds(self._sessions.get(lease_id, ""))
+        return task.terms.lease_s, self.sessions.calls.paused_time.seconds(self.lease_sessions.of(lease_id))
 
     async def complete(self, lease_id: str, outcome: dict[str, Any]) -> bool:
         """Its agent has ended so; all of it is done if the caller is cancelled. False if the task was withdrawn.
@@ -278,7 +239,7 @@ class RunnerTasks:
         return await self._whole(self._complete(lease_id, outcome))
 
     async def _complete(self, lease_id: str, outcome: dict[str, Any]) -> bool:
-        task, session_id = self.leases.complete(lease_id, self._now()), self._sessions[lease_id]
+        task, session_id = self.leases.complete(lease_id, self._now()), self.lease_sessions.of(lease_id)
         await self.record(event("done", lease_id, {"task": task.task_id, "outcome": outcome}))
         if current := self._is_current(task):
             self._resolve(task, TaskResult(DONE, task.attempts, session_id, outcome))
@@ -306,18 +267,8 @@ class RunnerTasks:
 
     # Ends of leases
 
-    async def _expire(self) -> None:
-        """Ends leases at their deadlines."""
-        while True:
-            if expired := self.leases.expire(self._now()):
-                await self._attempts_ended([("lost" if ended.lease_id else "unclaimed", ended) for ended in expired])
-            self._sooner.clear()
-            self._until = self.leases.next_deadline()
-            try:
-                async with asyncio.timeout(None if self._until is None else max(0.0, self._until - self._now())):
-                    await self._sooner.wait()
-            except TimeoutError:
-                pass  # it is the time of a deadline
+    async def _expired(self, ends: Sequence[EndedLease]) -> None:
+        await self._attempts_ended([("lost" if ended.lease_id else "unclaimed", ended) for ended in ends])
 
     async def _attempts_ended(self, ends: Sequence[tuple[str, EndedLease]], reason: str = "") -> None:
         """Records ends of leases without a result, each with its kind, drops their sessions, and offers their tasks
@@ -335,12 +286,12 @@ class RunnerTasks:
             events.append(event(kind, ended.lease_id or ended.task_id, detail))
         await self.record(*events)
         for kind, ended in ends:
-            if kind == "lost" or not self._has_called(ended.lease_id):
-                self._lose(ended.lease_id)
+            if kind == "lost" or not self.lease_sessions.called(ended.lease_id):
+                self.lease_sessions.lose(ended.lease_id)
         for task in tasks:
             self._offer(task)
         for (_, ended), task in zip(ends, tasks, strict=True):
-            await self._drop_session(ended.lease_id)
+            await self.lease_sessions.drop(ended.lease_id)
             if self._is_current(task) and task.state is ended.state:
                 self._apply_end(task, reason)
 
@@ -368,7 +319,7 @@ class RunnerTasks:
         try:
             task = self.leases.give_back(lease_id, self._now())
         except LeaseError:  # it was withdrawn, or expired, meanwhile: that ended its session
-            await self._drop_session(lease_id)
+            await self.lease_sessions.drop(lease_id)
             return
         await self._attempts_ended([("given back", EndedLease(task.task_id, lease_id, task.runner, task.state))])
 
@@ -380,23 +331,9 @@ class RunnerTasks:
         if ended is not None or was is DONE:
             lease_id = task.lease_id if was in (LEASED, DONE) else ""
             await self.record(event("withdrawn", lease_id or task_id, {"task": task_id, "runner": task.runner}))
-        await self._drop_session(task.lease_id, UNWANTED)
+        await self.lease_sessions.drop(task.lease_id, UNWANTED)
         if self._is_current(task):
             self._forget(task)
-
-    def _has_called(self, lease_id: str) -> bool:
-        """Whether the agent of a lease has made a call: a runner may give it back for the replies."""
-        session_id = self._sessions.get(lease_id, "")
-        return session_id in self.sessions.closed and self.sessions.gateway.table.get(session_id).requests > 0
-
-    def _lose(self, lease_id: str, newest: int | None = None) -> None:
-        """The next agent of the lease's task gets its replies."""
-        if (session_id := self._sessions.get(lease_id, "")) in self.sessions.closed:
-            self.sessions.lose(session_id, newest)
-
-    async def _drop_session(self, lease_id: str, why: tuple[Closed, DropReason, str] = NO_RUNNER) -> None:
-        if (session_id := self._ends_with(lease_id)) is not None:
-            await self.sessions.drop(session_id, *why)
 
     def _resolve(self, task: LeasedTask, result: TaskResult) -> None:
         """Gives the result to whoever asks for it; one without a session is not asked for again."""
@@ -409,34 +346,15 @@ class RunnerTasks:
     def _forget(self, task: LeasedTask) -> None:
         assert task.state in TERMINAL, task
         self.leases.forget(task.task_id)
-        self._ends_with(task.lease_id)
+        self.lease_sessions.take(task.lease_id)
         self._orders.pop(task.task_id, None)
         self._results.pop(task.task_id, None)
-
-    def _has_session(self, lease_id: str, task_id: str, session_id: str) -> None:
-        self._sessions[lease_id], self._task_of[session_id] = session_id, task_id
-
-    def _ends_with(self, lease_id: str) -> str | None:
-        """The session of a lease that is over; None if it has none any more."""
-        session_id = self._sessions.pop(lease_id, None)
-        self._task_of.pop(session_id or "", None)
-        return session_id
-
-    def _wake_expiry(self) -> None:
-        """Wakes the expiry if a deadline is sooner than the one that it waits for."""
-        deadline = self.leases.next_deadline()
-        if deadline is not None and (self._until is None or deadline < self._until):
-            self._sooner.set()
 
     def _offer(self, task: LeasedTask) -> None:
         """A runner that waits may take the task, if it is queued."""
         if task.state is QUEUED:
             self._polls.offer(task.terms.agent)
-        self._wake_expiry()
-
-    def _expiry_ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._on_failure(error)
+        self.expiry.wake()
 
     # The journal
 
@@ -454,15 +372,14 @@ class RunnerTasks:
         restored = [live for live in live_leases(events) if live.session_id in self.sessions.closed]  # not handed over
         for live in restored:
             self._restore_lease(live)
-        of_leases = set(self._sessions.values())
-        for session_id in [name for name in self.sessions.closed if name not in of_leases]:
+        for session_id in [name for name in self.sessions.closed if name not in self.lease_sessions]:
             if TASK in self.sessions.gateway.table.get(session_id).metadata:
                 await self.sessions.drop(session_id, *NO_RUNNER)
         return restored
 
     def _restore_lease(self, live: LiveLease) -> None:
         self.leases.restore(live.task_id, live.terms, live.lease_id, live.runner, live.attempt, self._now())
-        self._has_session(live.lease_id, live.task_id, live.session_id)
+        self.lease_sessions.add(live.lease_id, live.task_id, live.session_id)
         if (session := self.sessions.leased.get(live.session_id)) is not None:
             self._earlier.add(live.task_id, session)
         if live.outcome is not None:

@@ -11,7 +11,8 @@ from typing import Any
 from seamless_verl.client.messages import WAIT_S
 from seamless_verl.data_plane.lease_book import LeaseTerms
 from seamless_verl.data_plane.runner_requests import RunnerRequests
-from seamless_verl.data_plane.runner_tasks import RunnerTasks, TaskOrder
+from seamless_verl.data_plane.runner_tasks import RunnerTasks
+from seamless_verl.data_plane.tasks import TaskOrder
 from seamless_verl.gateway.api_errors import ApiError
 from seamless_verl.journal import OutsideEvent
 
@@ -78,16 +79,19 @@ class Clock:
 class RunnersAndLoops:
     """Runner tasks with the requests of their agent loops and runners, each of which runs beside the others."""
 
-    def __init__(self, sessions: MemorySessions) -> None:
+    def __init__(self, sessions: MemorySessions, *, own_clock: bool = True) -> None:
         self.sessions, self.clock, self.failures = sessions, Clock(), list[BaseException]()
-        self.tasks = RunnerTasks(sessions, now=self.clock, on_failure=self.failures.append)  # type: ignore[arg-type]
+        now = self.clock if own_clock else None
+        self.tasks = RunnerTasks(sessions, now=now, on_failure=self.failures.append)  # type: ignore[arg-type]
         self.loops: list[asyncio.Task[Any]] = []
         self.requests: list[asyncio.Task[Any]] = []
         self.leases: list[str] = []
         self.codes: list[str] = []
 
-    def submit(self, task_id: str, *, max_attempts: int = 2, claim_s: float | None = None) -> asyncio.Task[Any]:
-        terms = LeaseTerms("a", 10.0, claim_s, max_attempts)
+    def submit(
+        self, task_id: str, *, max_attempts: int = 2, claim_s: float | None = None, lease_s: float = 10.0
+    ) -> asyncio.Task[Any]:
+        terms = LeaseTerms("a", lease_s, claim_s, max_attempts)
         order = TaskOrder(task_id, {}, {"uid": "u", "metadata": {}}, 60.0, terms)
         self.loops.append(asyncio.create_task(self.tasks.run(order)))
         return self.loops[-1]
@@ -123,7 +127,7 @@ class RunnersAndLoops:
 
     async def advance(self, seconds: float) -> None:
         self.clock.now += seconds
-        self.tasks._sooner.set()
+        self.tasks.expiry.sooner.set()
 
     async def settle(self, turns: int = 60) -> None:
         for _ in range(turns):

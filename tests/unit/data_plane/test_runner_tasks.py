@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from itertools import chain, cycle, repeat
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.rollout import until
 from support.runner_sessions import MemorySessions, RunnersAndLoops
 
 from seamless_verl.data_plane.lease_book import DONE, LEASED, QUEUED
+from seamless_verl.runtime import awake_time
 
 ACTION = st.one_of(
     st.tuples(st.just("submit"), st.integers(1, 3)),
@@ -51,7 +55,7 @@ async def check_continuation(world: RunnersAndLoops) -> None:
         leased = {event.detail["task"]: event.subject for event in kept.events[:count] if event.kind == "leased"}
         held = {task.task_id: task.lease_id for task in later.tasks.leases}
         assert held.items() <= leased.items()
-        assert set(sessions.closed) == {later.tasks._sessions[lease_id] for lease_id in held.values()}
+        assert set(sessions.closed) == {later.tasks.lease_sessions.of(lease_id) for lease_id in held.values()}
         await later.advance(11.0)
         await later.settle()
         await later.stop()
@@ -70,7 +74,7 @@ def test_whatever_happens_at_once_no_request_fails_and_a_kill_can_be_continued(
         await world.settle(200)
         world.tasks.leases.check_integrity()
         working = [task for task in world.tasks.leases if task.state in (LEASED, DONE)]
-        assert set(world.sessions.closed) == {world.tasks._sessions[task.lease_id] for task in working}
+        assert set(world.sessions.closed) == {world.tasks.lease_sessions.of(task.lease_id) for task in working}
         await world.stop()
         await check_continuation(world)
 
@@ -204,4 +208,22 @@ async def test_an_agent_loop_that_is_cancelled_twice_leaves_no_session_open() ->
         await world.settle(2)
     await world.settle(200)
     assert not list(world.tasks.leases) and not world.sessions.closed
+    await world.stop()
+
+
+async def test_leases_do_not_end_while_their_data_plane_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when it is stopped, or swapped out: signs of life wait for it meanwhile."""
+    monkeypatch.setattr(awake_time, "LATE_S", 0.2)
+    monkeypatch.setattr(awake_time, "BEAT_S", 0.05)
+    world = RunnersAndLoops(MemorySessions(repeat(1)), own_clock=False)
+    await world.tasks.start(restarted=False)
+    world.submit("t0", lease_s=0.5)
+    world.lease()
+    await world.settle()
+    time.sleep(1.0)  # noqa: ASYNC251 - the whole process stands still
+    await world.settle()
+    world.end(0, "heartbeat")
+    await world.settle()
+    assert not world.codes and [task.state for task in world.tasks.leases] == [LEASED]
+    await until(lambda: world.tasks.leases["t0"].state is not LEASED)  # its runner is silent from now on
     await world.stop()

@@ -18,7 +18,8 @@ from support.journal import session_opened
 
 from seamless_verl.data_plane.lease_book import LeaseTerms
 from seamless_verl.data_plane.runner_requests import RunnerRequests
-from seamless_verl.data_plane.runner_tasks import RunnerTasks, TaskOrder
+from seamless_verl.data_plane.runner_tasks import RunnerTasks
+from seamless_verl.data_plane.tasks import TaskOrder
 from seamless_verl.gateway.admin import Admin
 from seamless_verl.gateway.middleware import SessionMiddleware
 from seamless_verl.gateway.recorder import JournalRecorder

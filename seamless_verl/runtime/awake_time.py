@@ -1,0 +1,40 @@
+"""A clock that stands still while its process does.
+
+Deadlines for signs of life of others must not pass while nobody here can hear them: a process that was stopped, starved
+or swapped out finds all of them over at the moment at which the signs themselves still wait in its sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+BEAT_S = 1.0  # from a beat of the event loop to the next
+LATE_S = 2.0  # after a beat without another one the clock stops
+
+
+class AwakeTime:
+    """Seconds in which an event loop ran, from `now`, a monotonic clock; it runs while `beat` is called often enough.
+
+    It never goes back, and loses nothing while beats are at most `LATE_S` apart.
+    """
+
+    def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
+        self._now, self._last, self._slept = now, now(), 0.0
+
+    def __call__(self) -> float:
+        return min(self._now(), self._last + LATE_S) - self._slept
+
+    def beat(self) -> None:
+        """The process is awake: what is more than `LATE_S` since the last beat does not count."""
+        now = self._now()
+        self._slept += max(0.0, now - self._last - LATE_S)
+        self._last = now
+
+    async def run(self) -> None:
+        """Beats until it is cancelled."""
+        self.beat()
+        while True:
+            await asyncio.sleep(BEAT_S)
+            self.beat()
