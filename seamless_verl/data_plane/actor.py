@@ -396,7 +396,7 @@ class DataPlane:
         """Of these prompts, those with a session that was acknowledged as kept, and whose outcome is not known yet."""
         async with self._journaling() as sessions:
             await sessions.settled()
-            return sessions.handed_over(uids)
+            return sessions.accounts.handed_over(uids)
 
     async def loops_lost(
         self, uids: Sequence[str], complete: Sequence[str], unwanted: Mapping[str, DropReason]

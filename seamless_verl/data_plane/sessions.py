@@ -14,9 +14,9 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from socket import gethostname
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,6 @@ from seamless_verl.data_plane.earlier_leases import OpenSession, open_sessions_o
 from seamless_verl.data_plane.earlier_sessions import (
     AgentResult,
     EarlierSessions,
-    result_note,
     result_of,
     run_of,
 )
@@ -37,12 +36,12 @@ from seamless_verl.data_plane.finished_sessions import (
     FinishedSession,
     HandedNote,
     TakenUpSession,
-    Unacknowledged,
 )
 from seamless_verl.data_plane.kept_journal import KeptJournal
 from seamless_verl.data_plane.lease_events import live_leases
 from seamless_verl.data_plane.lost_sessions import LostSessions
 from seamless_verl.data_plane.restart import held_sockets
+from seamless_verl.data_plane.session_accounts import SessionAccounts
 from seamless_verl.data_plane.settings import SessionSettings
 from seamless_verl.errors import ConfigError, JournalOrderError
 from seamless_verl.gateway.repeated_calls import INTERRUPTED
@@ -52,7 +51,6 @@ from seamless_verl.journal import (
     GroupDecided,
     GroupOutcome,
     HandedOver,
-    HandOverBegun,
     SessionClosed,
     SqliteJournal,
     Stage,
@@ -60,13 +58,9 @@ from seamless_verl.journal import (
 )
 from seamless_verl.journal.recovery import read_closed_session, rebuild_record
 from seamless_verl.rollout.call import Calls
-from seamless_verl.trajectory.account import Account, DropReason
-from seamless_verl.trajectory.policies import TrainAll
+from seamless_verl.trajectory.account import DropReason
 from seamless_verl.trajectory.records import Finish
-from seamless_verl.trajectory.sequences import Assembly, SequenceLimits, assemble
 from seamless_verl.trajectory.session import Closed, SessionRecord
-from seamless_verl.trajectory.turns import turn_notes
-from seamless_verl.trajectory.untrained import why_untrained
 
 if TYPE_CHECKING:
     from seamless_verl.gateway.protocols import OutsideApi
@@ -76,7 +70,7 @@ LOCKED_S, RETRY_S = 10.0, 0.05  # an earlier process that was just killed may ho
 
 
 class Sessions:
-    """Owns the gateway, its journal and the account of all tokens; `on_failure` is called with an error of these."""
+    """Owns the gateway, its journal and the accounts of tokens; `on_failure` is called with an error of these."""
 
     def __init__(self, settings: SessionSettings, calls: Calls, *, on_failure: Callable[[BaseException], None]) -> None:
         self.settings, self.calls, self.on_failure = settings, calls, on_failure
@@ -84,11 +78,8 @@ class Sessions:
         self.kept_journal: KeptJournal
         self.closed: dict[str, asyncio.Event] = {}  # of awaited sessions, until they are handed over
         self.finishing: set[str] = set()  # sessions handed over whose last requests may still run
-        self.account = Account()  # of acknowledged sessions
-        self.unacknowledged: dict[str, Unacknowledged] = {}
+        self.accounts = SessionAccounts(settings)
         self.asked: Counter[asyncio.Task[Any]] = Counter()  # tasks in which an agent loop opens, closes or acknowledges
-        self.queued: Counter[str] = Counter()  # tokens acknowledged, by prompt, until its outcome is known
-        self.tool_calls = 0  # in the replies of acknowledged sessions
         self.discards: set[asyncio.Task[None]] = set()  # of sessions that nobody trains
         self.earlier: EarlierSessions
         self.lost: LostSessions
@@ -172,7 +163,7 @@ class Sessions:
 
         Without a reason, one whose hand-over has begun may be in its run's checkpoint: what becomes of it is not known.
         """
-        begun = [self._hand_over_begun(session_id)] if stage is Stage.CLOSED else []
+        begun = [self.accounts.begun(session_id)] if stage is Stage.CLOSED else []
         known = stage is Stage.CLOSED or reason is not None
         note = HandedNote(reason=reason or "its run ended before it").as_dict(kept=False) if known else {}
         await self.journal.append(*begun, HandedOver(session_id, time.time(), note))
@@ -224,9 +215,9 @@ class Sessions:
 
     async def _drop(self, record: SessionRecord, dropped: DropReason, why: str) -> None:
         note = HandedNote(record.uid, why, dropped=dropped).as_dict(kept=False)
-        begun, ended = self._hand_over_begun(record.session_id), HandedOver(record.session_id, time.time(), note)
-        await self.journal.append(begun, ended)
-        self.account += self._assemble(record, 0).account.discarded(dropped)
+        ended = HandedOver(record.session_id, time.time(), note)
+        await self.journal.append(self.accounts.begun(record.session_id), ended)
+        self.accounts.dropped(record, dropped)
 
     def lose(self, session_id: str, newest: int | None = None) -> None:
         """The agent of an open session is gone, and begins again in another one, which may repeat its calls."""
@@ -269,10 +260,6 @@ class Sessions:
         table = self.gateway.table
         return {session_id: table.get(session_id).uid for session_id in self.closed}
 
-    def handed_over(self, uids: Collection[str]) -> list[str]:
-        """Of these prompts, those with a session that was acknowledged as kept, and whose outcome is not known yet."""
-        return [uid for uid in uids if uid in self.queued]
-
     def forget_finished(self) -> None:
         """Drops sessions that were handed over from the gateway's table, once no request of them runs."""
         table = self.gateway.table
@@ -293,11 +280,11 @@ class Sessions:
         with self._asked():
             record = await self._close(session_id, reason)
             try:
-                await self.journal.append(self._hand_over_begun(session_id, result))
+                await self.journal.append(self.accounts.begun(session_id, result))
             except JournalOrderError as error:
                 if error.stage != Stage.HANDING:  # it was dropped at this moment; else it is asked for again
                     raise
-            return self._finished(record, version)
+            return self.accounts.finished(record, version)
 
     async def take_up(self, uid: str, sample: str, submitted: int, version: int) -> TakenUpSession | None:
         """The session of an earlier start at this place, for a prompt submitted in this step; None if there is none.
@@ -309,34 +296,7 @@ class Sessions:
         if stored is None or result is None:
             return None
         record = rebuild_record(replace(stored, rewards=stored.posted))
-        return TakenUpSession(stored.session_id, result, self._finished(record, version))
-
-    def _finished(self, record: SessionRecord, version: int) -> FinishedSession:
-        """The result of a closed session, whose account waits for its acknowledgement."""
-        assembly = self._assemble(record, version)
-        tool_calls = sum(tool_calls_of(turn.reply) for turn in record.turns)
-        self.unacknowledged[record.session_id] = Unacknowledged(record.uid, assembly.account, tool_calls)
-        trained = [turn_id for sequence in assembly.sequences for turn_id in sequence.turn_ids]
-        return FinishedSession(
-            assembly.sequences,
-            dict(record.rewards),
-            len(record.turns),
-            assembly.account.metrics(),
-            "" if assembly.sequences else why_untrained(record.tree, self._limits, self.settings.limit_keys),
-            turn_notes(record.tree, trained, record.rewards),
-        )
-
-    @property
-    def _limits(self) -> SequenceLimits:
-        return SequenceLimits(self.settings.max_sequence)
-
-    def _assemble(self, record: SessionRecord, version: int) -> Assembly:
-        return assemble(record, TrainAll(), version, self._limits, self.settings.grammar)
-
-    def _hand_over_begun(self, session_id: str, result: AgentResult | None = None) -> HandOverBegun:
-        """With what readers of the journal need to count the session's tokens as they are counted here."""
-        counted = {"limits": asdict(self._limits), "grammar": str(self.settings.grammar)}
-        return HandOverBegun(session_id, counted | result_note(result))
+        return TakenUpSession(stored.session_id, result, self.accounts.finished(record, version))
 
     async def _close(self, session_id: str, reason: str) -> SessionRecord:
         """Closes the session; returns its record, from memory the first time in this process, else from the journal."""
@@ -375,14 +335,7 @@ class Sessions:
             if not kept:
                 await self.earlier.drop(session_id, note.reason)
         self.earlier.acknowledged(session_id, kept)
-        nothing = Unacknowledged()  # if repeated, or closed by an earlier process
-        held = self.unacknowledged.pop(session_id, nothing)
-        account, self.tool_calls = held.account, self.tool_calls + held.tool_calls
-        if not kept or note.validation:
-            self.account += account.discarded(DropReason.VALIDATION if kept else note.dropped)
-            return
-        self.account += account
-        self.queued[note.uid] += account.trained
+        self.accounts.acknowledged(session_id, kept, note)
 
     async def record_groups(self, groups: Sequence[GroupDecided]) -> None:
         """What became of groups: into the journal, and the tokens of those that were dropped into the account."""
@@ -391,11 +344,7 @@ class Sessions:
         await self._end_left({one.uid: one.outcome for one in groups})
         await self.earlier.end_unwanted(decided_uids)
         self.lost.forget({one.uid for one in groups})
-        for decided in groups:
-            tokens = self.queued.pop(decided.uid, 0)
-            if decided.outcome is not GroupOutcome.TRAINED:
-                deferred = decided.outcome is GroupOutcome.DEFERRED
-                self.account = self.account.with_dropped(tokens, DropReason.DEFERRED if deferred else DropReason.GROUP)
+        self.accounts.decided(groups)
 
     async def _end_left(self, outcomes: Mapping[str, GroupOutcome]) -> None:
         """Drops sessions of groups that were decided whose loops are gone, and that no other has taken up."""
@@ -408,13 +357,6 @@ class Sessions:
     async def checked_metrics(self) -> dict[str, float]:
         """Metrics of all sessions, after a check of their conservation laws; the journal is bounded beside it."""
         self.gateway.table.check_integrity()
-        self.account.check_integrity()
         self.kept_journal.check()
-        own = {"sessions/tool_calls": float(self.tool_calls)} | self.lost.metrics() | self.kept_journal.metrics()
-        return self.account.metrics() | self.gateway.metrics() | self.earlier.metrics() | own
-
-
-def tool_calls_of(reply: Mapping[str, Any]) -> int:
-    """How many tools a recorded reply called."""
-    message = reply.get("message")
-    return len(message.get("tool_calls") or ()) if isinstance(message, Mapping) else 0
+        tokens, own = self.accounts.checked_metrics(), self.lost.metrics() | self.kept_journal.metrics()
+        return tokens | self.gateway.metrics() | self.earlier.metrics() | own

@@ -76,6 +76,6 @@ async def test_what_had_ended_is_not_run_again(nano: Path, tmp_path: Path, monke
                 assert again.failure == expected.failure and again.session_id == expected.session_id
                 await again.acknowledge(True, HandedNote("u"))
             assert timed_out.failure == "timed_out" and plane.sessions is not None
-            assert plane.sessions.account.generated == plane.sessions.account.trained > 0
+            assert plane.sessions.accounts.total.generated == plane.sessions.accounts.total.trained > 0
             with pytest.raises(AgentFailedError):
                 await run(loop_of("fails", failure_reward=None), plane, monkeypatch, session=3)

@@ -67,7 +67,7 @@ async def test_what_had_ended_is_taken_up_once_also_by_a_third_start(nano: Path,
                 assert [one and comparable(one.session) for one in taken] == [expected] * 3
                 assert {one and one.result for one in taken} == {FINISHED}
                 assert await later.take_up("u", "2", 1, 1) is None and await later.take_up("v", "0", 1, 1) is None
-                assert later.account == Account()
+                assert later.accounts.total == Account()
         assert outcomes(journal)[running] == "dropped"
         async with sessions(nano, journal, restarted=False, version=1) as last:
             await begun(last, 1)
@@ -75,7 +75,7 @@ async def test_what_had_ended_is_taken_up_once_also_by_a_third_start(nano: Path,
                 taken_up = await last.take_up("u", sample, 1, 1)
                 assert taken_up is not None
                 await last.acknowledge(taken_up.session_id, True, HandedNote("u"))
-            assert last.account == Account(2 * TOKENS, 2 * TOKENS)
+            assert last.accounts.total == Account(2 * TOKENS, 2 * TOKENS)
             metrics = await last.checked_metrics()
             assert (metrics["resumed/sessions"], metrics["resumed/tokens"]) == (2, 2 * TOKENS)
             await last.record_groups([GroupDecided("u", GroupOutcome.TRAINED, 2)])
@@ -176,7 +176,7 @@ async def test_what_no_resumed_run_may_take_up(nano: Path, tmp_path: Path) -> No
             assert resumed.earlier.uids == {"theirs"}
             assert (await resumed.take_up("theirs", "0", 1, 1)) is not None
             await resumed.acknowledge(theirs, False, HandedNote("theirs", "its group was dropped"))
-            assert resumed.account == Account(TOKENS, 0, {DropReason.SESSION: TOKENS})
+            assert resumed.accounts.total == Account(TOKENS, 0, {DropReason.SESSION: TOKENS})
     assert outcomes(journal)[theirs] == outcomes(journal)[dropped] == "dropped"
 
 

@@ -58,7 +58,7 @@ async def test_sessions_that_had_ended_are_taken_up_and_others_dropped(nano: Pat
         await plane.acknowledge(ended, True, HandedNote("u"))
         await finish_own(plane, other)
         assert plane.sessions is not None
-        account, one = plane.sessions.account, int(expected.account["tokens/generated"])
+        account, one = plane.sessions.accounts.total, int(expected.account["tokens/generated"])
         assert account.generated == 6 * one and account.trained == 4 * one
         assert account.dropped == {DropReason.SESSION: 2 * one}
 
@@ -112,7 +112,7 @@ async def test_a_session_that_is_closed_at_that_moment_is_taken_up(nano: Path, t
         await plane.begin_run("run", 0)
         assert plane.sessions is not None
         for turns in range(12):
-            before, uid = plane.sessions.account, f"u{turns}"
+            before, uid = plane.sessions.accounts.total, f"u{turns}"
             name = await opened(plane, uid, "0")
             closing = asyncio.create_task(plane.close_session(name, "finished", FINISHED))
             for _ in range(turns):
@@ -123,8 +123,8 @@ async def test_a_session_that_is_closed_at_that_moment_is_taken_up(nano: Path, t
             if taken is not None:
                 assert not isinstance(closed, BaseException)
                 await plane.acknowledge(name, True, HandedNote(uid))
-            after = plane.sessions.account
-            assert after.generated - before.generated == 9 and not plane.sessions.unacknowledged, turns
+            after = plane.sessions.accounts.total
+            assert after.generated - before.generated == 9 and not plane.sessions.accounts.unacknowledged, turns
 
 
 async def test_what_is_not_wanted_any_more_is_dropped_for_its_reason(nano: Path, tmp_path: Path) -> None:
@@ -140,13 +140,13 @@ async def test_what_is_not_wanted_any_more_is_dropped_for_its_reason(nano: Path,
         lease = await api.lease()
         await plane.loops_lost(["u", "u0"], [], {"u": DropReason.DEFERRED, "u0": DropReason.SESSION})
         assert (await task).state is WITHDRAWN and (await api.complete(lease)).status_code == 409
-        assert plane.sessions.account.dropped[DropReason.DEFERRED] == 2 * 9
+        assert plane.sessions.accounts.total.dropped[DropReason.DEFERRED] == 2 * 9
         assert await plane.prompts_to_take_up() == frozenset()
         kept = await opened(plane, "kept", "0")
         await plane.close_session(kept, "finished", FINISHED)
         await plane.loops_lost(["kept"], [], {})
         await plane.record_groups([GroupDecided("kept", GroupOutcome.STALE, 3)])
-        assert plane.sessions.account.generated == 3 * 9 and not plane.sessions.unacknowledged
+        assert plane.sessions.accounts.total.generated == 3 * 9 and not plane.sessions.accounts.unacknowledged
         assert await plane.prompts_to_take_up() == frozenset()
         assert {outcomes(journal)[name] for name in (running, ended, kept)} == {"dropped"}
 
@@ -208,11 +208,11 @@ async def test_a_session_of_an_earlier_start_that_was_taken_up_is_left_as_any_ot
         complete = ["u"] if fate == "complete" else []
         for _ in range(2):
             await plane.loops_lost(["u"], complete, {"u": DropReason.DEFERRED} if fate == "unwanted" else {})
-        account = plane.sessions.account
+        account = plane.sessions.accounts.total
         if fate == "again":
             assert await plane.take_up_session("u", "0", 1) is not None
             await plane.acknowledge(name, False, HandedNote("u"))
         else:
             assert (account.trained, account.dropped.get(DropReason.DEFERRED, 0)) == ((9, 0) if complete else (0, 9))
             assert outcomes(journal)[name] == ("queued" if complete else "dropped")
-        assert not plane.sessions.unacknowledged
+        assert not plane.sessions.accounts.unacknowledged

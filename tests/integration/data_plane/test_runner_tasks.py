@@ -51,7 +51,7 @@ async def test_a_task_is_leased_done_and_trained_once(nano: Path, tmp_path: Path
         session = await finish(plane, result)
         assert len(session.sequences) == 1
         assert plane.runner_tasks.leases.metrics()["runner_tasks/done"] == 0, "it is forgotten"
-        assert plane.sessions is not None and plane.sessions.account == Account(8, 8)
+        assert plane.sessions is not None and plane.sessions.accounts.total == Account(8, 8)
     assert [row.subject for row in rows(journal, "done")] == [lease["lease_id"]]
     assert [row.detail["code"] for row in rows(journal, "refused")] == ["lease_ended"]
 
@@ -77,7 +77,7 @@ async def test_a_lost_runner_costs_time_only(nano: Path, tmp_path: Path, capsys:
         await plane.acknowledge((await running).session_id, True, HandedNote("u0"))
         await plane.record_groups([GroupDecided("u0", GroupOutcome.TRAINED, 1, {"version": 0})])
         assert plane.sessions is not None
-        assert plane.sessions.account == Account(16, 8, {DropReason.RUNNER_LOST: 8})
+        assert plane.sessions.accounts.total == Account(16, 8, {DropReason.RUNNER_LOST: 8})
     capsys.readouterr()
     lines = output_lines(capsys, "export", str(journal), "--out", str(tmp_path / "rows.jsonl"))
     assert lines[1] == "account: 16 generated = 8 trained + 8 dropped (8 runner_lost)"

@@ -37,13 +37,15 @@ async def test_a_session_closed_again_is_the_same_also_after_a_restart(nano: Pat
             assert given == comparable(await second.close(name, "finished", 0))
             for _ in range(2):
                 await second.acknowledge(name, kept=True)
-            assert second.account == Account(9, 9), "it was counted twice"
+            assert second.accounts.total == Account(9, 9), "it was counted twice"
             assert reader.stage(name) is Stage.HANDED
             with pytest.raises(JournalOrderError):
                 await second.close(name, "finished", 0)
             assert comparable(await second.close(still_open, "failed", 0))[2:] == given[2:]
             await second.acknowledge(still_open, kept=False)
-            assert second.account == Account(18, 9, {DropReason.SESSION: 9}), "nothing of a failed session is trained"
+            assert second.accounts.total == Account(18, 9, {DropReason.SESSION: 9}), (
+                "nothing of a failed session is trained"
+            )
             orphan = (await second.open({"uid": "u"}))["session_id"]
             untaken, begun = [(await second.open({"uid": "u"}))["session_id"] for _ in range(2)]
             await second._close(untaken, "finished")
@@ -67,12 +69,12 @@ async def test_what_became_of_a_group_is_in_the_account_and_in_the_journal(nano:
             await started.close(opened["session_id"], "finished", 0)
             note = HandedNote(uid, rewards={"reward": 0.5, "odd": float("nan")}, validation=uid == "validated")
             await started.acknowledge(opened["session_id"], kept=True, note=note)
-        assert started.account == Account(27, 18, {DropReason.VALIDATION: 9})
+        assert started.accounts.total == Account(27, 18, {DropReason.VALIDATION: 9})
         await started.record_groups(
             [GroupDecided("trained", GroupOutcome.TRAINED, 3), GroupDecided("stale", GroupOutcome.STALE, 3)]
         )
-        assert started.account == Account(27, 9, {DropReason.VALIDATION: 9, DropReason.GROUP: 9})
-        assert not started.queued
+        assert started.accounts.total == Account(27, 9, {DropReason.VALIDATION: 9, DropReason.GROUP: 9})
+        assert not started.accounts.handed_over(["trained", "stale", "validated"])
     found = JournalReader(journal).sessions()
     assert {row.uid: row.outcome for row in found} == {"trained": "step 3", "stale": "stale", "validated": "validation"}
     stored = JournalReader(journal).read(found[0].session_id)
@@ -91,7 +93,7 @@ async def test_a_session_opened_over_http_is_recorded_and_dropped(nano: Path, tm
             closed = await http.post(f"/admin/sessions/{opened['session_id']}/close", json={})
             assert closed.status_code == 200, closed.text
         await asyncio.gather(*started.discards)
-        assert started.account == Account(9, 0, {DropReason.SESSION: 9})
+        assert started.accounts.total == Account(9, 0, {DropReason.SESSION: 9})
         started.forget_finished()
         assert not started.finishing, "the gateway still knows the session"
     assert JournalReader(journal).stage(opened["session_id"]) is Stage.HANDED
@@ -110,7 +112,7 @@ async def test_a_session_opened_over_http_is_dropped_also_when_it_is_closed_afte
             assert list(second.closed) == [ours["session_id"]]
             await second.gateway.admin.handle("POST", f"/admin/sessions/{opened['session_id']}/close", {})
             await asyncio.gather(*second.discards)
-            assert second.account == Account(9, 0, {DropReason.SESSION: 9})
+            assert second.accounts.total == Account(9, 0, {DropReason.SESSION: 9})
     assert JournalReader(journal).stage(opened["session_id"]) is Stage.HANDED
 
 
