@@ -61,6 +61,7 @@ from seamless_verl.platform.vllm_versions import (
     serve_parser,
     validate_serve_arguments,
 )
+from seamless_verl.platform.vllm_without_device import take_host_for_device
 
 logger = logging.getLogger(__name__)
 KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections: they close first, no request is lost in between
@@ -236,6 +237,7 @@ class _EmbeddedServer(uvicorn.Server):
 
 def serve_arguments(model: str, options: Sequence[str] = ()) -> Namespace:
     """The arguments of `vllm serve MODEL OPTIONS`, checked: `--tool-call-parser hermes` and the like."""
+    take_host_for_device()
     args: Namespace = serve_parser().parse_args(["--model", model, *options])
     args.model_tag = None
     validate_serve_arguments(args)

@@ -168,9 +168,12 @@ class MappedReceiver:
         self.cache, self.models = cache, models
 
     def receive_weights(self, on_bucket_received: Callable[[Weights, bool], None]) -> None:
-        if not self.cache.load(self.weights, self.models):
-            with self.cache.recording(self.models) as next_bucket:
-                self.load_buckets(on_bucket_received, next_bucket)
+        if self.cache.load(self.weights, self.models):
+            # In place: the engine keeps what it has for its next step, which the trainer beside it might take.
+            get_torch_device().synchronize()
+            return
+        with self.cache.recording(self.models) as next_bucket:
+            self.load_buckets(on_bucket_received, next_bucket)
         get_torch_device().synchronize()
         get_torch_device().empty_cache()
 

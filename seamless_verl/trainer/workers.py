@@ -19,7 +19,7 @@ import torch
 from verl.experimental.separation.engine_workers import DetachActorWorker
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.single_controller.ray import RayClassWithInitArgs, RayWorkerGroup
-from verl.utils.device import get_torch_device
+from verl.utils.device import get_torch_device, set_expandable_segments
 from verl.utils.import_utils import import_external_libs
 from verl.workers.engine_workers import TrainingWorker
 
@@ -55,6 +55,8 @@ class SeamlessActorWorker(DetachActorWorker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
         super().init_model()
+        if "rollout" in self.role:  # as verl has it while such a worker trains: lengths vary, and so do allocations
+            set_expandable_segments(True)
         for worker in (getattr(self, "actor", None), getattr(self, "ref", None)):
             if worker is not None:
                 record_computations(worker, self.activity)

@@ -14,7 +14,8 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import cache
 from typing import Any
 
 import torch
@@ -27,8 +28,9 @@ PORTABLE = 1  # cudaHostRegisterPortable: pinned for every context of the proces
 def work_after_this(cuda: Any = torch.cuda) -> Callable[[], AbstractContextManager[None]]:
     """For another thread: a block whose work on this thread's CUDA device begins after what is queued there by now.
 
-    The block has a stream of its own. Threads share the device's default stream, where the other thread's work would
-    wait for all computations that this one queues meanwhile. Without CUDA there is nothing to wait for.
+    The block has a stream of its own, the same at each call: torch keeps freed memory for the stream that used it.
+    Threads share the device's default stream, where the other thread's work would wait for all computations that this
+    one queues meanwhile. Without CUDA there is nothing to wait for.
     """
     if not cuda.is_available():
         return nullcontext
@@ -38,7 +40,7 @@ def work_after_this(cuda: Any = torch.cuda) -> Callable[[], AbstractContextManag
     @contextmanager
     def block() -> Iterator[None]:
         cuda.set_device(device)  # each thread has its own
-        stream = cuda.Stream()
+        stream = own_stream(cuda, device)
         stream.wait_event(queued)
         with cuda.stream(stream):
             yield
@@ -46,11 +48,29 @@ def work_after_this(cuda: Any = torch.cuda) -> Callable[[], AbstractContextManag
     return block
 
 
-class HostCopies:
-    """Owns the stream of the copies, and what is pinned. `cuda` is `torch.cuda`."""
+@cache
+def own_stream(cuda: Any, device: int) -> Any:
+    """A stream of this device, which is the current one, beside the default one; one for the whole process."""
+    del device
+    return cuda.Stream()
 
-    def __init__(self, *, in_flight_bytes: int = IN_FLIGHT_BYTES, cuda: Any = torch.cuda) -> None:
-        self.in_flight_bytes, self.cuda = in_flight_bytes, cuda
+
+def launch_kernel() -> None:
+    """Has torch launch one, and check for the errors of calls before it."""
+    torch.ones(1, device="cuda")
+
+
+class HostCopies:
+    """Owns the stream of the copies, and what is pinned. `cuda` is `torch.cuda`; `launch` launches a kernel there."""
+
+    def __init__(
+        self,
+        *,
+        in_flight_bytes: int = IN_FLIGHT_BYTES,
+        cuda: Any = torch.cuda,
+        launch: Callable[[], None] = launch_kernel,
+    ) -> None:
+        self.in_flight_bytes, self.cuda, self._launch = in_flight_bytes, cuda, launch
         self._stream: Any = None
         self._in_flight = deque[tuple[Any, int]]()  # the event after each copy, and the copy's bytes
         self._pinned: torch.Tensor | None = None
@@ -85,6 +105,8 @@ class HostCopies:
         if error:
             # As often as not a limit of the container (`ulimit -l`): the copies are slower, and right.
             logger.warning("%d bytes of staged weights could not be pinned (CUDA error %d)", memory.nbytes, error)
+            with suppress(RuntimeError):  # CUDA keeps the error for the next check, which takes it: no computation's
+                self._launch()
         else:
             self._pinned = memory
 

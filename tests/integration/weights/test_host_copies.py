@@ -46,12 +46,13 @@ class FakeCuda:
     def __init__(self, available: bool = True, error: int = 0) -> None:
         self.available, self.error = available, error
         self.calls, self.recorded = list[str](), list[str]()
-        self.registered = set[int]()
+        self.registered, self.streams = set[int](), 0
 
     def is_available(self) -> bool:
         return self.available
 
     def Stream(self) -> FakeStream:
+        self.streams += 1
         return FakeStream(self)
 
     def Event(self) -> FakeEvent:
@@ -153,8 +154,15 @@ def test_memory_is_pinned_once_and_given_up_before_other_memory_is(caplog: pytes
     copies.unpin()
     copies.unpin()
     assert cuda.registered == set()
-    refused = HostCopies(cuda=FakeCuda(error=2))
+    checked = list[str]()
+
+    def launch() -> None:
+        checked.append("kernel")
+        raise RuntimeError("CUDA error: out of memory")  # the one of the call before
+
+    refused = HostCopies(cuda=FakeCuda(error=2), launch=launch)
     refused.pin(first)
+    assert checked, "the next kernel of a computation would raise it"
     assert "64 bytes of staged weights could not be pinned (CUDA error 2)" in caplog.text
     caplog.clear()
     refused.unpin()
@@ -236,6 +244,8 @@ def test_another_threads_work_begins_after_what_is_queued_by_now_and_on_a_stream
     with block():
         cuda.calls.append("export")
     assert cuda.calls[2:] == ["device 3", "side waits for copy 0", "in side", "export", "out"]
+    with work_after_this(cuda)():
+        assert cuda.streams == 1, "torch would keep memory for each of them"
     without = FakeCuda(available=False)
     with work_after_this(without)():
         assert without.calls == []
