@@ -9,6 +9,8 @@ Invariants:
 - A reply whose tool calls cannot all be read has none: what the model wrote is its text, nothing vanishes.
 - Without tools in the request there are no calls.
 - The arguments of a call are a JSON object in Unicode.
+- Whether a reply begins with thoughts is said by the last turn of its prompt alone. A session keeps the thoughts of
+  earlier turns in its prompts, where chat templates mostly leave them out, and vLLM's parsers look for the end of any.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ from vllm.parser.abstract_parser import DelegatingParser
 from seamless_verl.platform.vllm_versions import DeltaFunctionCall, DeltaMessage, DeltaToolCall
 
 logger = logging.getLogger(__name__)
+TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<turn|>", "<|endoftext|>")
+"""What models end a turn with, beside the end token of their tokenizer, which may be another one of a base model."""
 PARSER_MODULES = ("vllm.tool_parsers", "vllm.parser", "vllm.reasoning")
 _errors: ContextVar[list[str] | None] = ContextVar("errors of a parser", default=None)
 
@@ -108,6 +112,8 @@ class _ConsistentParser:
     ) -> Any:
         self._texts.append(delta_text)
         self._ids.extend(delta_token_ids)
+        if prompt_token_ids is not None:
+            prompt_token_ids = self._last_turn(prompt_token_ids)
         if not offers_tools(request):
             self.tool_parser = None
         with _collected_errors():
@@ -118,7 +124,7 @@ class _ConsistentParser:
             except Exception as error:  # the end of the stream gives what the whole reply's parser finds
                 logger.debug("streamed later: %s", error)
                 delta = None
-        reasoning = (delta.reasoning if delta is not None else None) or ""
+        reasoning = self._thoughts((delta.reasoning if delta is not None else None) or "")
         content = self._visible((delta.content if delta is not None else None) or "", request)
         self._sent_reasoning += reasoning
         self._sent_content += content
@@ -126,6 +132,23 @@ class _ConsistentParser:
             return self._finished(reasoning, content, request)
         shown = _delta(reasoning, content)
         return DeltaMessage(content="") if shown is None and getattr(request, "logprobs", None) else shown
+
+    def _thoughts(self, reasoning: str) -> str:
+        """Without the token that opens them, which is no part of a whole reply's, at their beginning."""
+        opening = getattr(getattr(self, "reasoning_parser", None), "start_token", None)
+        return reasoning if self._sent_reasoning or not isinstance(opening, str) else reasoning.removeprefix(opening)
+
+    def is_reasoning_end(self, input_ids: list[int]) -> bool:
+        """Whether thoughts have ended before the first token of a reply to these ids, or at the end of these of one."""
+        ended: bool = super().is_reasoning_end(self._last_turn(input_ids))  # type: ignore[misc]
+        return ended
+
+    def _last_turn(self, ids: Sequence[int]) -> list[int]:
+        """The ids behind the end of the last turn that others follow."""
+        args, kwargs = self._arguments
+        ends = turn_ends(args[0] if args else kwargs["tokenizer"])
+        begin = next((place + 1 for place in range(len(ids) - 2, -1, -1) if ids[place] in ends), 0)
+        return list(ids[begin:])
 
     def _visible(self, content: str, request: Any) -> str:
         """The text but for white space that is not known yet to be the whole reply's: at its beginning, of which vLLM
@@ -159,6 +182,14 @@ class _ConsistentParser:
     def _new(self) -> Any:
         args, kwargs = self._arguments
         return self.base(*args, **kwargs)
+
+
+@lru_cache(maxsize=4)
+def turn_ends(tokenizer: Any) -> frozenset[int]:
+    """The ids of the tokens that end a turn."""
+    vocabulary = tokenizer.get_vocab()
+    known = {vocabulary[token] for token in TURN_ENDS if token in vocabulary}
+    return frozenset(known | {tokenizer.eos_token_id} - {None})
 
 
 def offers_tools(request: Any) -> bool:

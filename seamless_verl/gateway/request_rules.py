@@ -22,8 +22,11 @@ SCHEMA_FIELDS = ("tools", "response_format", "structured_outputs", "output_confi
 """Fields with JSON schemas, which become grammars."""
 SCHEMAS_IN_TEXTS = ("json", "structural_tag")
 """Fields of `structured_outputs` that may hold JSON in a text."""
-CLIENT_TOOLS = frozenset({None, "function", "custom"})
+CLIENT_TOOLS = frozenset({None, "function"})
 """Types of tools that the agent runs; Anthropic's API has none, or `custom`."""
+CUSTOM, SCHEMA = "custom", "input_schema"
+"""The type of Anthropic's tools, which have a schema, and of OpenAI's tools whose argument is a free text. No parser of
+vLLM reads a call of the second kind, so that they are left out as hosted ones are."""
 NAMESPACE = "namespace"
 """The type of a group of tools under one name; the agent runs those of them that are functions, as Codex does its
 sub-agents."""
@@ -132,17 +135,22 @@ def changes_for(
         return Changes(overrides)
     if rules.hosted_tools == "refuse":
         types = ", ".join(dict.fromkeys(dropped.values()))
-        message = f"Tools of type {types} are not served here: the agent runs its tools. Leave them out"
+        message = f"Tools of type {types} are not served here, but functions that the agent runs. Leave them out"
         raise ApiError(ErrorCode.UNSUPPORTED, message, param="tools")
     kept = [tool for place, tool in enumerate(tools) if place not in dropped]
     return Changes(overrides, _fields_without_tools(body.get("tool_choice"), kept, dropped), dropped)
 
 
 def _is_hosted(tool: object, namespaces: bool) -> bool:
-    """Whether a service would run the tool itself; anything that is no tool is for vLLM to refuse."""
+    """Whether a service would run the tool itself, or no call of it can be read.
+
+    Anything that is no tool is for vLLM to refuse.
+    """
     kind = tool.get("type") if isinstance(tool, Mapping) else None
     if kind == NAMESPACE and namespaces and _functions(tool):
         return False
+    if kind == CUSTOM and isinstance(tool, Mapping):
+        return SCHEMA not in tool
     return isinstance(kind, str) and kind not in CLIENT_TOOLS
 
 

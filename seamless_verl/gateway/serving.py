@@ -1,14 +1,15 @@
 """Changes to vLLM's serving classes, so that their replies are what clients of the real services expect.
 
-Chat completions: a whole reply has the finish reason of a streamed one. Messages: ids, the stop reason of a forced
-tool, an empty reply, and system messages where they stand. Responses: stored responses, and a stream whose last event
-holds the items that it gave.
+Chat completions: a whole reply has the finish reason of a streamed one, and no part of a stream has text beside calls
+of tools. Messages: ids, the stop reason of a forced tool, an empty reply, and system messages where they stand.
+Responses: stored responses, and a stream whose last event holds the items that it gave.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from functools import wraps
 from typing import Any, Literal
 
@@ -25,6 +26,9 @@ from vllm.entrypoints.openai.responses.protocol import ResponsesResponse
 from seamless_verl.gateway.request_context import CURRENT, RequestContext, current_request
 from seamless_verl.gateway.stored_responses import StoredResponse
 
+DATA = "data: "
+TEXTS = ("content", "reasoning", "reasoning_content")
+TOKEN_FIELDS = ("logprobs", "token_ids")  # of a choice: what belongs to its tokens
 EMPTY_TEXT: dict[str, Any] = {"type": "text", "text": ""}
 FIRST_SYSTEM, LATER_SYSTEM = "the first system message", "the later system message"
 
@@ -44,8 +48,8 @@ def accept_any_model(models: OpenAIServingModels) -> None:
 
 
 def conform_chat(serving: Any) -> None:
-    """Sets the finish reason of a whole reply by the calls in it, as in a stream."""
-    generate = serving.chat_completion_full_generator
+    """Sets the finish reason of a whole reply by the calls in it, as in a stream; a stream has parts of calls alone."""
+    generate, generate_stream = serving.chat_completion_full_generator, serving.chat_completion_stream_generator
 
     @wraps(generate)
     async def run(request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -59,7 +63,34 @@ def conform_chat(serving: Any) -> None:
                     choice.finish_reason = "stop"
         return response
 
-    serving.chat_completion_full_generator = run
+    @wraps(generate_stream)
+    async def run_stream(*args: Any, **kwargs: Any) -> AsyncGenerator[str, None]:
+        async with aclosing(generate_stream(*args, **kwargs)) as events:
+            async for event in events:
+                for part in text_before_calls(event):
+                    yield part
+
+    serving.chat_completion_full_generator, serving.chat_completion_stream_generator = run, run_stream
+
+
+def text_before_calls(event: str) -> list[str]:
+    """An event of a streamed chat; as two where it has text, or thoughts, beside calls of tools.
+
+    Clients look for one or the other in a part: AutoGen's leaves out calls beside text.
+    """
+    if '"tool_calls":[{' not in event or not event.startswith(DATA):
+        return [event]
+    chunk = json.loads(event.removeprefix(DATA))
+    if not any(choice["delta"].get(name) for choice in chunk["choices"] for name in TEXTS):
+        return [event]
+    first = {**chunk, "choices": []}
+    first.pop("usage", None)  # counts up to the end, which the calls' part has
+    for choice in chunk["choices"]:
+        delta = choice["delta"]
+        said = {name: delta.pop(name) for name in [*delta] if name != "tool_calls"}
+        of_text = {name: choice.pop(name) for name in TOKEN_FIELDS if name in choice}
+        first["choices"].append({"index": choice["index"], "delta": said, "finish_reason": None, **of_text})
+    return [f"{DATA}{json.dumps(part, ensure_ascii=False, separators=(',', ':'))}\n\n" for part in (first, chunk)]
 
 
 def conform_messages(serving: Any) -> None:

@@ -100,6 +100,8 @@ async def chat(harness: GatewayHarness, tools: bool, stream: bool, **asked: Any)
     state: Any = ChatCompletionStreamState()
     async for chunk in await harness.openai.chat.completions.create(**asked, stream=True):
         state.handle_chunk(chunk)
+        deltas = [choice.delta for choice in chunk.choices]
+        assert not any(delta.content and delta.tool_calls for delta in deltas), "a client may look for one of both"
     return said_in_chat(state.current_completion_snapshot)
 
 

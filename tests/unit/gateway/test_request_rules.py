@@ -79,6 +79,14 @@ def test_hosted_tools_are_dropped() -> None:
     assert changes.apply(json.loads(json.dumps(body))) == changes.apply(body)
 
 
+def test_tools_with_a_free_text_are_dropped_and_anthropics_custom_ones_are_not() -> None:
+    own = {"type": "custom", "name": "f", "input_schema": {"type": "object"}}
+    free = {"type": "custom", "name": "apply_patch", "format": {"type": "grammar"}}
+    body = {"tools": [own, free, {"type": "custom", "custom": {"name": "g"}}], "tool_choice": free}
+    changes = changes_for(body, RULES, 50)
+    assert changes.apply(body) == {"tools": [own]} and list(changes.dropped_tools.values()) == ["custom"] * 2
+
+
 @pytest.mark.parametrize(
     ("choice", "kept"),
     [
