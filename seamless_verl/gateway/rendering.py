@@ -26,6 +26,7 @@ from vllm.renderers.base import BaseRenderer
 from vllm.renderers.hf import HfRenderer, resolve_chat_template_content_format
 from vllm.renderers.params import TokenizeParams
 
+from seamless_verl.gateway.chat_messages import order_tool_results
 from seamless_verl.gateway.continuation import Continuation
 from seamless_verl.gateway.http import COUNT_TOKENS_PATH
 from seamless_verl.gateway.overflow import Overflow
@@ -169,6 +170,7 @@ class SessionRenderer(chat_renderer()):  # type: ignore[misc]
         **options: Any,
     ) -> tuple[list[Any], list[Any]]:
         _check_messages(messages)
+        messages = order_tool_results(messages)
         context = CURRENT.get()
         ids = key = None
         if context is not None:

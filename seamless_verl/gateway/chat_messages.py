@@ -1,0 +1,58 @@
+"""Changes of an agent's chat messages before they are matched with the record and rendered.
+
+Agents write one conversation in several ways that mean the same. Here it gets one form, so that a session has one
+prompt for it. The record has the messages in this form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from seamless_verl.trajectory.messages import ASSISTANT
+
+TOOL = "tool"
+
+
+def order_tool_results(messages: Sequence[Any]) -> list[Any]:
+    """The messages, with the results of an assistant's tool calls in the order of the calls.
+
+    The APIs match results by the ids of calls, so agents send them in any order, such as that in which they were done.
+    Many chat templates show no ids: there the first result is read as the first call's. Results of unknown ids come
+    last, in their order. Results stay as they are where an id is in several of the calls, or in several results.
+    """
+    ordered: list[Any] = []
+    call_ids: list[str] = []
+    for role, group in groupby(messages, _role):
+        run = list(group)
+        ordered += _in_order(run, call_ids) if role == TOOL else run
+        call_ids = [call_id for message in run for call_id in _call_ids(message)] if role == ASSISTANT else []
+    return ordered
+
+
+def _in_order(results: list[Any], call_ids: Sequence[str]) -> list[Any]:
+    places = {call_id: place for place, call_id in enumerate(call_ids)}
+    found = [_place(result, places) for result in results]
+    known = [place for place in found if place < len(places)]
+    if len(places) < len(call_ids) or len(set(known)) < len(known):
+        return results
+    return sorted(results, key=lambda result: _place(result, places))
+
+
+def _place(result: Mapping[str, Any], places: Mapping[str, int]) -> int:
+    """The place of the result's call; behind all calls for one of an unknown id."""
+    call_id = result.get("tool_call_id")
+    return places.get(call_id, len(places)) if isinstance(call_id, str) else len(places)
+
+
+def _call_ids(message: Mapping[str, Any]) -> Iterator[str]:
+    """The ids of a message's calls; what is no call is for vLLM to refuse."""
+    calls = message.get("tool_calls")
+    for call in calls if isinstance(calls, list | tuple) else ():
+        if isinstance(call, Mapping) and isinstance(call_id := call.get("id"), str):
+            yield call_id
+
+
+def _role(message: Any) -> Any:
+    return message.get("role") if isinstance(message, Mapping) else None
