@@ -1,13 +1,19 @@
-"""Chat messages reduced to what can be compared: role, text and tool calls."""
+"""Chat messages reduced to what can be compared: role, text and tool calls.
+
+Tool arguments are compared as JSON values. Numbers are compared as JavaScript knows them: clients in it write 5000.0 as
+5000, and 12345678901234567890 as 12345678901234567000.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 ASSISTANT = "assistant"
+MAX_EXACT = 2**53  # of the integers that a float holds exactly
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,23 @@ def _parse_call(entry: Mapping[str, Any]) -> ToolCall:
 
 
 def _canonical(arguments: str) -> str:
+    """The JSON value in one notation, which it keeps when a client in JavaScript reads and writes it."""
     try:
-        return json.dumps(json.loads(arguments), sort_keys=True)
+        value = json.loads(arguments, parse_int=_whole_number, parse_float=_number)
     except ValueError:  # a model may write arguments that are not JSON; then their text is compared
         return arguments
+    return json.dumps(value, sort_keys=True)
+
+
+def _whole_number(text: str) -> int:
+    """The integer that JavaScript reads, which has no others than floats beyond 2^53; -0 is 0."""
+    value = int(text)
+    if abs(value) <= MAX_EXACT or math.isinf(rounded := float(text)):
+        return value
+    return int(rounded)
+
+
+def _number(text: str) -> float | int:
+    """An integer where the float is whole, as JavaScript writes it: 5.0 is 5."""
+    value = float(text)
+    return int(value) if value.is_integer() else value

@@ -80,3 +80,18 @@ async def test_results_are_shown_in_the_order_of_their_calls(nano: Path, send: A
         harness.set_replies(f"{TOOL_CALL}\n{OTHER_CALL}", "done")
         await send(harness, (0, 1))
         assert list(harness.source.calls[-1].prompt_ids) == swapped
+
+
+async def test_numbers_that_javascript_wrote_again_continue_the_record(nano: Path) -> None:
+    async with gateway_harness(nano) as harness:
+        harness.set_replies(TOOL_CALL.replace("2", "5000.0").replace("3", "12345678901234567890"), "done")
+        tool = {"name": "add", "description": "adds", "input_schema": FUNCTION["parameters"]}
+        asked: dict[str, Any] = {"model": "nano", "max_tokens": 200, "tools": [tool]}
+        reply = await harness.anthropic.messages.create(messages=[user("add")], **asked)
+        (block,) = reply.content
+        assert block.type == "tool_use"
+        written = {"type": "tool_use", "id": block.id, "name": "add", "input": {"a": 5000, "b": 12345678901234567000}}
+        result = {"type": "tool_result", "tool_use_id": block.id, "content": "9"}
+        back: Any = [user("add"), {"role": "assistant", "content": [written]}, {"role": "user", "content": [result]}]
+        await harness.anthropic.messages.create(messages=back, **asked)
+        check_continued(harness, RESULTS[RESULTS.index("<|im_end|>") + len("<|im_end|>") :])

@@ -38,6 +38,10 @@ def index_of(*turns: tuple[list[Any], Any, list[int]]) -> PrefixIndex:
         (assistant("yes "), [assistant("yes")]),  # an API trims
         (assistant("yes"), [assistant([{"type": "text", "text": "yes"}])]),  # type: ignore[arg-type]
         (assistant(None, '{"a":1,"b":2}'), [assistant("", '{"b": 2, "a": 1}')]),
+        (
+            assistant("", '{"n": 5000.0, "m": 12345678901234567890}'),
+            [assistant("", '{"n":5000,"m":12345678901234567000}')],
+        ),
         (assistant("so", '{"a":1}'), [assistant("so"), assistant(None, '{"a": 1}')]),  # an API splits
         ({"message": assistant("yes")}, [assistant("yes")]),
     ],
