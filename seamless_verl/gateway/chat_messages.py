@@ -12,7 +12,20 @@ from typing import Any
 
 from seamless_verl.trajectory.messages import ASSISTANT
 
-TOOL = "tool"
+TOOL, SYSTEM, DEVELOPER = "tool", "system", "developer"
+
+
+def has_developer(messages: Sequence[Any]) -> bool:
+    return any(_role(message) == DEVELOPER for message in messages)
+
+
+def developer_to_system(messages: Sequence[Any]) -> list[Any]:
+    """The messages, with those of developers as system messages in their places; they bring no tools."""
+    return [_as_system(message) if _role(message) == DEVELOPER else message for message in messages]
+
+
+def _as_system(message: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in message.items() if name != "tools"} | {"role": SYSTEM}
 
 
 def order_tool_results(messages: Sequence[Any]) -> list[Any]:

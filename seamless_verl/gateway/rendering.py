@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from vllm.entrypoints.chat_utils import parse_chat_messages
@@ -26,7 +26,7 @@ from vllm.renderers.base import BaseRenderer
 from vllm.renderers.hf import HfRenderer, resolve_chat_template_content_format
 from vllm.renderers.params import TokenizeParams
 
-from seamless_verl.gateway.chat_messages import order_tool_results
+from seamless_verl.gateway.chat_messages import developer_to_system, has_developer, order_tool_results
 from seamless_verl.gateway.continuation import Continuation
 from seamless_verl.gateway.http import COUNT_TOKENS_PATH
 from seamless_verl.gateway.overflow import Overflow
@@ -34,11 +34,14 @@ from seamless_verl.gateway.prefix_index import PrefixMatch, prefix_seed, text_on
 from seamless_verl.gateway.prompt_cache import PromptCache, prompt_key
 from seamless_verl.gateway.request_context import CURRENT, Rendered, RequestContext
 from seamless_verl.gateway.request_rules import OUTPUT_LIMITS
+from seamless_verl.gateway.serving import shows_later_system
 from seamless_verl.platform.vllm_versions import chat_renderer
 from seamless_verl.trajectory.records import tokens
 
 REUSED: ContextVar[list[int] | None] = ContextVar("reused prompt", default=None)
 INLINE_CHARACTERS = 4096  # the longest text that is rendered in the event loop's thread: a millisecond's work
+
+MAX_TEMPLATES = 8  # of which it is kept what they do with a later system message
 
 NOT_TEMPLATE_SETTINGS = ("add_generation_prompt", "continue_final_message", "tools", "tokenize", "documents")
 WHOLE_PROMPT_FIELDS = (
@@ -152,6 +155,7 @@ class SessionRenderer(chat_renderer()):  # type: ignore[misc]
         reuse_ids(self.renderer)
         leave_length_to_us(self.renderer, self.model_config.max_model_len)
         self._prompts = PromptCache()
+        self._takes_developer_as_system = lru_cache(MAX_TEMPLATES)(self._find_developer_as_system)
         self._continuation = (
             Continuation(self.renderer.get_tokenizer(), self.model_config.hf_config.model_type, self.chat_template)
             if isinstance(self.renderer, HfRenderer)
@@ -170,7 +174,7 @@ class SessionRenderer(chat_renderer()):  # type: ignore[misc]
         **options: Any,
     ) -> tuple[list[Any], list[Any]]:
         _check_messages(messages)
-        messages = order_tool_results(messages)
+        messages = self._in_one_form(request, messages, tool_dicts)
         context = CURRENT.get()
         ids = key = None
         if context is not None:
@@ -201,6 +205,27 @@ class SessionRenderer(chat_renderer()):  # type: ignore[misc]
         elif key is not None:
             self._prompts.put(key, tokens(prompt_ids))
         return result
+
+    def _in_one_form(self, request: Any, messages: list[Any], tools: list[dict[str, Any]] | None) -> list[Any]:
+        """The messages as they are matched and recorded, whichever way the agent has of writing them.
+
+        A developer's message is a system message where the template has no such role. vLLM says so, too, but then puts
+        all system messages into the first one: what was said before would begin differently, and fork.
+        """
+        messages = order_tool_results(messages)
+        own_template = getattr(request, "chat_template", None)
+        if self._continuation is None or own_template is not None or not has_developer(messages):
+            return messages
+        tokenizer = self.renderer.get_tokenizer()
+        template = hf.resolve_chat_template(
+            tokenizer, chat_template=self.chat_template, tools=tools, model_config=self.model_config
+        )
+        return developer_to_system(messages) if self._takes_developer_as_system(template) else messages
+
+    def _find_developer_as_system(self, template: str | None) -> bool:
+        if template is None or any(quoted in template for quoted in ("'developer'", '"developer"')):
+            return False
+        return shows_later_system(self.renderer.get_tokenizer(), template)
 
     def _cached(self, key: bytes) -> list[int] | None:
         ids = self._prompts.get(key)

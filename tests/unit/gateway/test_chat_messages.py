@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamless_verl.gateway.chat_messages import order_tool_results
+from seamless_verl.gateway.chat_messages import developer_to_system, has_developer, order_tool_results
 
 
 def user(text: str) -> dict[str, Any]:
@@ -97,3 +97,12 @@ def test_however_they_were_sent_there_is_one_order(ids: list[str], random: Any) 
     shuffled = ordered[1:]
     random.shuffle(shuffled)
     assert order_tool_results([ordered[0], *shuffled]) == ordered == order_tool_results(ordered)
+
+
+def test_a_developers_message_becomes_a_system_message_in_its_place() -> None:
+    asked = {"role": "developer", "content": [{"type": "text", "text": "be brief"}], "tools": [{"type": "function"}]}
+    messages = [{"role": "system", "content": "s"}, asked, user("q"), "no message"]
+    assert has_developer(messages)
+    changed = developer_to_system(messages)
+    assert changed == [messages[0], {"role": "system", "content": asked["content"]}, *messages[2:]]
+    assert asked["role"] == "developer" and not has_developer(changed) and developer_to_system(changed) == changed
