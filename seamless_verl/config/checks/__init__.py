@@ -8,6 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from seamless_verl.config.checks.agent_names import check_agent_names, check_own_loops_run, check_tools_are_read
 from seamless_verl.config.checks.agents import check_default_loop, check_loops
 from seamless_verl.config.checks.batches import (
     check_critic_batch,
@@ -124,6 +125,9 @@ CHECKS: tuple[Check, ...] = (
     check_layers,
     check_head_size,
     check_data,
+    check_agent_names,
+    check_own_loops_run,
+    check_tools_are_read,
     check_lengths,
     check_max_sequence,
     check_prompts,

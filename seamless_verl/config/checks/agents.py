@@ -64,15 +64,19 @@ def check_loops(settings: Settings) -> list[Problem]:
 @check
 def check_default_loop(settings: Settings) -> list[Problem]:
     """The loop of prompts that name none is known; code of the user's own may register others."""
-    name = settings.get(DEFAULT)
-    own = settings.get(f"{AGENT}.agent_loop_manager_class"), settings.get("actor_rollout_ref.model.external_lib")
-    if name is None or own[0] is not None or own[1] not in (None, *OUR_ENGINES):
-        return []
-    known = [*REGISTERED, *(str(loop["name"]) for loop in loops_of(settings) if "name" in loop)]
-    if name in known:
+    name, known = settings.get(DEFAULT), known_loops(settings)
+    if name is None or known is None or name in known:
         return []
     way_out = nearest(str(name), known, then=f"Others are named in {LOOPS}")
     return [Problem(DEFAULT, name, "is not the name of an agent loop", way_out)]
+
+
+def known_loops(settings: Settings) -> list[str] | None:
+    """The names of all agent loops; None where code of the user's own may register others, or choose them."""
+    own = settings.get(f"{AGENT}.agent_loop_manager_class"), settings.get("actor_rollout_ref.model.external_lib")
+    if own[0] is not None or own[1] not in (None, *OUR_ENGINES):
+        return None
+    return [*REGISTERED, *(str(loop["name"]) for loop in loops_of(settings) if "name" in loop)]
 
 
 def loops_of(settings: Settings) -> list[Loop]:

@@ -47,7 +47,7 @@ def check_prompts(settings: Settings) -> list[Problem]:
 def _check_files(settings: Settings, key: str, length: Length) -> list[Problem]:
     limit, common = settings.integer(LIMIT), _common_tools(settings)
     found: list[Problem] = []
-    for path in _parquet_files(settings, key):
+    for path in parquet_files(settings, key):
         lengths, error = list[int](), ""
         for prompt, tools in _first_prompts(path, settings.text("data.prompt_key", "prompt")):
             try:
@@ -112,7 +112,8 @@ def _json(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _parquet_files(settings: Settings, key: str) -> list[str]:
+def parquet_files(settings: Settings, key: str) -> list[str]:
+    """Those data files that are parquet on this machine."""
     value = settings.get(key)
     paths = value if isinstance(value, list) else [value]
     local = [os.path.expanduser(path) for path in paths if isinstance(path, str) and path.endswith(".parquet")]
@@ -124,7 +125,7 @@ def _columns(settings: Settings) -> set[str]:
 
     names = set[str]()
     for key in FILE_KEYS:
-        for path in _parquet_files(settings, key):
+        for path in parquet_files(settings, key):
             try:
                 names |= set(parquet.read_schema(path).names)
             except (ArrowInvalid, OSError):

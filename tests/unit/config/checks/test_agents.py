@@ -150,8 +150,9 @@ def test_a_file_of_loops_that_is_not_there(folder: Path) -> None:
 
 def test_the_default_loop_has_a_name_that_is_known(folder: Path) -> None:
     named = loops(folder, {"name": "mine", "_target_": "agent.run"})
-    for name in ("single_turn_agent", "tool_agent", "mine"):
-        assert preflight(tiny_plain(folder, named, f"{DEFAULT}={name}"), devices=1, accelerator=False) == []
+    for name, warnings in (("single_turn_agent", 1), ("tool_agent", 1), ("mine", 0)):
+        config = tiny_plain(folder, named, f"{DEFAULT}={name}")
+        assert len(preflight(config, devices=1, accelerator=False)) == warnings  # of `mine`, which nothing runs
     assert_refused(tiny_plain(folder, named, f"{DEFAULT}=mime"), DEFAULT, "mime", "Did you mean mine?")
     assert_refused(tiny_plain(folder, f"{DEFAULT}=mine"), DEFAULT, "mine", LOOPS)
     for own in (f"{AGENT}.agent_loop_manager_class=my.Manager", "actor_rollout_ref.model.external_lib=my.lib"):

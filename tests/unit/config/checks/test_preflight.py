@@ -475,7 +475,8 @@ def test_loops_that_need_the_gateway_are_refused_without_it(tmp_path: Path, enab
     target = "seamless_verl.agent_loops.loops.CallableAgentLoop"
     loops.write_text(f"- {{name: mine, _target_: {target}, agent: '{agent}:run'}}\n")
     key = f"{ROLLOUT}.agent.agent_loop_config_path"
-    config = tiny_run(tmp_path, f"{key}={loops}", f"seamless.gateway.enabled={enabled}")
+    default = f"{ROLLOUT}.agent.default_agent_loop=mine"
+    config = tiny_run(tmp_path, f"{key}={loops}", default, f"seamless.gateway.enabled={enabled}")
     if enabled:
         assert preflight(config, devices=1, accelerator=False) == []
     else:

@@ -8,6 +8,7 @@ import pytest
 from support.config import assert_refused, refused, tiny_plain
 
 from seamless_verl.config import preflight
+from seamless_verl.config.checks.agents import DEFAULT
 from seamless_verl.config.checks.sources import derives_from
 from seamless_verl.config.checks.tools import BASE, FORMAT, FUNCTIONS, TOOLS
 
@@ -49,7 +50,9 @@ def tools(folder: Path, *names: str, kind: str = "native") -> str:
 
 
 def test_tools_that_verl_can_use(tmp_path: Path, package: str) -> None:
-    config = tiny_plain(tmp_path, tools(tmp_path, f"{package}.own.Search", BASE, f"{package}.Shown"))
+    config = tiny_plain(
+        tmp_path, tools(tmp_path, f"{package}.own.Search", BASE, f"{package}.Shown"), f"{DEFAULT}=tool_agent"
+    )
     assert preflight(config, devices=1, accelerator=False) == []
 
 
@@ -108,7 +111,7 @@ def test_a_file_of_function_tools_that_cannot_be_read(tmp_path: Path, text: str 
 @pytest.mark.parametrize(("decorator", "warnings"), [("@function_tool", 0), ('@function_tool("add")', 0), ("", 1)])
 def test_function_tools_are_decorated(tmp_path: Path, decorator: str, warnings: int) -> None:
     (tmp_path / "functions.py").write_text(f"{decorator}\ndef add(a: int, b: int) -> int:\n    return a + b\n")
-    config = tiny_plain(tmp_path, f"{FUNCTIONS}={tmp_path}/functions.py")
+    config = tiny_plain(tmp_path, f"{FUNCTIONS}={tmp_path}/functions.py", f"{DEFAULT}=tool_agent")
     assert len(preflight(config, devices=1, accelerator=False)) == warnings
 
 
@@ -122,5 +125,5 @@ def test_a_parser_that_verl_does_not_have(tmp_path: Path) -> None:
 
 def test_code_that_ray_brings_is_not_looked_for(tmp_path: Path) -> None:
     brings = "ray_kwargs.ray_init.runtime_env.working_dir=."
-    config = tiny_plain(tmp_path, tools(tmp_path, "no_such_package.Tool"), brings)
+    config = tiny_plain(tmp_path, tools(tmp_path, "no_such_package.Tool"), f"{DEFAULT}=tool_agent", brings)
     assert preflight(config, devices=1, accelerator=False) == []

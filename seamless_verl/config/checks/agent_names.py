@@ -1,0 +1,133 @@
+"""Checks of which agent loop each prompt gets: the one that its row names as `agent_name`, else the default loop.
+
+Of the data that column alone is read, in every row: verl looks a name up when a prompt's turn comes, hours after the
+start. The default loop counts only where the data has no such column. Files that are not parquet on this machine, and
+those that a data set class of the user's own reads, are not checked.
+
+Sources: verl/trainer/ppo/v1/agent_loop_tq.py, verl/experimental/agent_loop/agent_loop.py `_run_agent_loop`; tools are
+read by verl/experimental/agent_loop/tool_agent_loop.py and not by single_turn_agent_loop.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from seamless_verl.config.checks.agents import DEFAULT, LOOPS, SCHEMAS, known_loops, loops_of
+from seamless_verl.config.checks.files import FILE_KEYS
+from seamless_verl.config.checks.lengths import parquet_files
+from seamless_verl.config.checks.settings import Problem, Settings, check
+from seamless_verl.config.checks.tools import FUNCTIONS, TOOLS
+from seamless_verl.runtime.fields import nearest
+
+COLUMN = "agent_name"
+SINGLE_TURN, TOOL_AGENT = "single_turn_agent", "tool_agent"
+SAID = 4  # unknown names of one file, at most
+MOST = {key: key.replace("files", "max_samples") for key in FILE_KEYS}
+Named = dict[str | None, int]  # each name with the number of the first row that has it; None is a null
+
+
+@check
+def check_agent_names(settings: Settings) -> list[Problem]:
+    """Each name in the column is one of a loop; a warning where only some rows of a file are read."""
+    known = known_loops(settings)
+    if known is None or settings.get("data.custom_cls.path") is not None:
+        return []
+    return _of_data(
+        settings,
+        [
+            _unknown(key, path, name, row, known, warning=settings.integer(MOST[key], -1, least=-1) > 0)
+            for key in FILE_KEYS
+            for path in parquet_files(settings, key)
+            for name, row in [(n, r) for n, r in (_named(path) or {}).items() if n not in known][:SAID]
+        ],
+    )
+
+
+@check
+def check_own_loops_run(settings: Settings) -> list[Problem]:
+    """A warning where training never runs a loop of the user's file."""
+    own = [str(loop["name"]) for loop in loops_of(settings) if loop.get("name")]
+    key, default = FILE_KEYS[0], _default(settings)
+    used = _used(settings, key)
+    if not own or used is None or known_loops(settings) is None or used & set(own):
+        return []
+    none_of = f"no prompt runs a loop of {LOOPS} ({', '.join(own)})"
+    in_data = f"rite {' or '.join(own)} into the data's column {COLUMN}"
+    if used == {default} and not _column_given(settings, key):
+        reason = f"is the loop of every prompt, since {key} has no column {COLUMN}; {none_of}"
+        problem = Problem(DEFAULT, default, reason, f"Set {DEFAULT}={own[0]}, or w{in_data}", warning=True)
+    else:
+        names = ", ".join(sorted(map(str, used)))
+        reason = f"its column {COLUMN} has {names}, and wins over {DEFAULT}={default}; {none_of}"
+        way_out = f"W{in_data}, or remove the column and set {DEFAULT}={own[0]}"
+        problem = Problem(key, settings.get(key), reason, way_out, warning=True)
+    return _of_data(settings, [problem])
+
+
+@check
+def check_tools_are_read(settings: Settings) -> list[Problem]:
+    """A warning for verl's tools where each prompt runs a loop that does not read them."""
+    given = [key for key in (TOOLS, FUNCTIONS) if settings.get(key)]
+    used = [_used(settings, key) for key in FILE_KEYS] if given else []
+    toolless = {SINGLE_TURN, *(str(loop.get("name")) for loop in loops_of(settings) if loop.get("_target_") in SCHEMAS)}
+    if known_loops(settings) is None or any(names is None or names - toolless for names in used):
+        return []
+    loops = ", ".join(sorted({str(name) for names in used for name in names or ()}))
+    reason = f"is read by {TOOL_AGENT}, and prompts run {loops}"
+    way_out = f"Set {DEFAULT}={TOOL_AGENT}, or write {TOOL_AGENT} into the data's column {COLUMN}, or leave it out"
+    return _of_data(settings, [Problem(key, settings.get(key), reason, way_out, warning=True) for key in given])
+
+
+def _of_data(settings: Settings, problems: list[Problem]) -> list[Problem]:
+    return [replace(one, warning=True, unmade=True) for one in problems] if settings.unmade else problems
+
+
+def _unknown(key: str, path: str, name: str | None, row: int, known: list[str], *, warning: bool) -> Problem:
+    if name is None:
+        way_out = f"Write one into each row ({', '.join(known)}), or remove the column"
+        return Problem(key, path, f"its column {COLUMN} has no value in row {row} (from 0)", way_out, warning)
+    reason = f"its column {COLUMN} has {name!r} in row {row} (from 0), and no agent loop has that name"
+    loops = f"There are {', '.join(known)}. Correct the data, or name the loop in {LOOPS}"
+    near = nearest(name, known)
+    return Problem(key, path, reason, f"{near} {loops}" if near.startswith("Did") else loops, warning)
+
+
+def _default(settings: Settings) -> str:
+    return settings.text(DEFAULT, SINGLE_TURN)
+
+
+def _used(settings: Settings, key: str) -> set[str | None] | None:
+    """The names of the loops that prompts of these files run; None where the files do not show it."""
+    value, paths = settings.get(key), parquet_files(settings, key)
+    if settings.get("data.custom_cls.path") is not None or len(paths) != len(value if isinstance(value, list) else [0]):
+        return None
+    used = set[str | None]()
+    for path in paths:
+        named = _named(path)
+        used |= {_default(settings)} if named is None else set(named)
+    return used
+
+
+def _column_given(settings: Settings, key: str) -> bool:
+    return any(_named(path) is not None for path in parquet_files(settings, key))
+
+
+def _named(path: str) -> Named | None:
+    """The names in a file's column, rows counted from 0; None without the column, or where check_data refuses it."""
+    from pyarrow import ArrowInvalid, compute, parquet
+
+    found: Named = {}
+    try:
+        with parquet.ParquetFile(path) as file:
+            if COLUMN not in file.schema_arrow.names:
+                return None
+            start = 0
+            for batch in file.iter_batches(columns=[COLUMN]):
+                column = batch.column(0)
+                for value in column.unique():
+                    at = compute.index(column.is_null(), True) if not value.is_valid else compute.index(column, value)
+                    found.setdefault(str(value.as_py()) if value.is_valid else None, start + at.as_py())
+                start += len(column)
+    except (ArrowInvalid, OSError):
+        return None
+    return found
