@@ -1,7 +1,7 @@
 """Checks of vLLM's options: those of the gateway, and those that a user gives the engines through verl.
 
-Each is an option of the installed vLLM, given once, and names parsers that it has. The options are read from
-vLLM's source, because importing vLLM takes seconds.
+Each is an option of the installed vLLM, given once, that the run does not set itself, and names parsers that vLLM has.
+The options are read from vLLM's source, because importing vLLM takes seconds.
 
 Sources, below vllm/: engine/arg_utils.py; entrypoints/launchers/cli_args.py or entrypoints/openai/cli_args.py, where a
 field of a class is an option; utils/argparse_utils.py `FlexibleArgumentParser`. In verl:
@@ -38,6 +38,13 @@ GROUPED = re.compile(r'(\w+)_group\.add_argument\(\s*"--([a-z][a-z0-9-]+)"')
 SERVER = re.compile(r"^class FrontendArgs\b.*?(?=^(?:class|def) )", re.MULTILINE | re.DOTALL)
 ENGINES = "actor_rollout_ref.rollout"
 ADDRESS = ("host", "port", "uds")  # where a server listens
+# Read by the gateway, and given by the run itself (data_plane/client.py): another value would contradict the engines'.
+OF_THE_RUN = {
+    "model": "actor_rollout_ref.model.path",
+    "max-model-len": f"{ENGINES}.max_model_len",
+    "dtype": f"{ENGINES}.dtype",
+}
+AUTO_TOOLS, TOOL_PARSER = "enable-auto-tool-choice", "tool-call-parser"  # vLLM reads tool calls with both
 OPTION, FIELD = re.compile(r'"--([a-z][a-z0-9-]+)"'), re.compile(r"^    ([a-z][a-z0-9_]+): ", re.MULTILINE)
 PARSERS = {
     "tool-call-parser": ("tool_parsers/__init__.py", "_TOOL_PARSERS_TO_REGISTER", "tool-parser-plugin"),
@@ -65,6 +72,7 @@ def check_options(settings: Settings) -> list[Problem]:
     named = [option for option in given if option.startswith("--")]
     problems = [_unknown(option, known) or _set_elsewhere(settings, option) for option in named]
     problems += [_no_parser(name, given) for name in PARSERS]
+    problems.append(_half_of_tools(given))
     return [problem for problem in problems if problem is not None]
 
 
@@ -121,6 +129,13 @@ def name_of(option: str) -> str:
     return name.replace("_", "-")
 
 
+def full_name(option: str) -> str:
+    """The name that vLLM's parser takes it for: the beginning of one name is enough."""
+    name, known = name_of(option), serve_options()
+    longer = [other for other in known if other.startswith(name)]
+    return longer[0] if name not in known and len(longer) == 1 else name
+
+
 def _unknown(option: str, known: frozenset[str]) -> Problem | None:
     if (way_out := unknown(name_of(option), known)) is None:
         return None
@@ -138,8 +153,11 @@ def unknown(name: str, known: frozenset[str]) -> str | None:
 
 def _set_elsewhere(settings: Settings, option: str) -> Problem | None:
     """The problem of an option that the gateway does not read, and where it is set instead."""
-    name = name_of(option)
+    name = full_name(option)
     name = name if name in serve_options() else name.removeprefix("no-")
+    if name in OF_THE_RUN:
+        way_out = f"Set {OF_THE_RUN[name]} for the run and its engines"
+        return Problem(OPTIONS_KEY, option, "is set by the run, as its engines have it", way_out)
     if name in engine_options():
         key = f"{ENGINES}.{name.replace('-', '_')}"
         if settings.get(key) is None:
@@ -152,6 +170,20 @@ def _set_elsewhere(settings: Settings, option: str) -> Problem | None:
         way_out = f"Leave it out{listens}"
         return Problem(OPTIONS_KEY, option, "is for vLLM's own server, which the gateway replaces", way_out)
     return None
+
+
+def _half_of_tools(given: Sequence[str]) -> Problem | None:
+    """The problem of one of the two options of tool calls: vLLM raises without the parser, else it reads no calls."""
+    named = [full_name(option) for option in given if option.startswith("--")]
+    if AUTO_TOOLS in named and TOOL_PARSER not in named:
+        way_out = f'Add the model\'s parser: \'{OPTIONS_KEY}=["--{AUTO_TOOLS}","--{TOOL_PARSER}=hermes"]\''
+        return Problem(OPTIONS_KEY, f"--{AUTO_TOOLS}", f"needs --{TOOL_PARSER} beside it", way_out)
+    if TOOL_PARSER not in named or {AUTO_TOOLS, f"no-{AUTO_TOOLS}"} & set(named):
+        return None
+    chosen = f"--{TOOL_PARSER}={value_of(TOOL_PARSER, given)}"
+    reason = f"reads no tool calls that the model chooses to make, without --{AUTO_TOOLS}"
+    way_out = f'Write \'{OPTIONS_KEY}=["--{AUTO_TOOLS}","{chosen}"]\''
+    return Problem(OPTIONS_KEY, chosen, reason, way_out, warning=True)
 
 
 def _no_parser(name: str, given: Sequence[str]) -> Problem | None:
@@ -178,7 +210,7 @@ def value_of(name: str, given: Sequence[str]) -> str | None:
     """The last value of an option, written behind `=` or as the next item."""
     value = None
     for option, following in zip_longest(given, given[1:]):
-        if option.startswith("--") and name_of(option) == name:
+        if option.startswith("--") and full_name(option) == name:
             value = option.partition("=")[2] if "=" in option else following
     return value
 

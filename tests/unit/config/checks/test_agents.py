@@ -270,9 +270,11 @@ def test_a_journal_that_may_not_be_written(folder: Path) -> None:
     "options",
     [
         "[--tool-call-parser=hermes,--enable-auto-tool-choice]",
-        "[--tool_call_parser,hermes]",
+        "[--tool_call_parser,hermes,--enable-auto-tool-choice]",
+        "[--tool-call=hermes,--enable-auto]",
+        "[--tool-call-parser=hermes,--no-enable-auto-tool-choice]",
         "[--no-enable-log-deltas,--hf-overrides.a.b=1,--structured-outputs-config.backend=auto]",
-        "[--tool-call-parser=mine,--tool-parser-plugin=mine.py]",
+        "[--enable-auto-tool-choice,--tool-call-parser=mine,--tool-parser-plugin=mine.py]",
         "[--max-log=3]",
     ],
 )
@@ -312,6 +314,10 @@ def test_options_that_vllm_has_not(folder: Path, options: str, value: str, way_o
         ("--port=8000", "Leave it out; seamless.gateway.port says where the gateway listens"),
         ("--api-key=abc", "Leave it out"),
         ("--api-key=mine", "Leave it out"),
+        ("--max-model-len=100", "Set actor_rollout_ref.rollout.max_model_len for the run and its engines"),
+        ("--max_model=100", "Set actor_rollout_ref.rollout.max_model_len for the run and its engines"),
+        ("--dtype=float32", "Set actor_rollout_ref.rollout.dtype for the run"),
+        ("--model=Qwen/Qwen3-4B", "Set actor_rollout_ref.model.path for the run"),
     ],
 )
 def test_options_that_the_gateway_does_not_read(folder: Path, option: str, way_out: str) -> None:
@@ -320,6 +326,18 @@ def test_options_that_the_gateway_does_not_read(folder: Path, option: str, way_o
         folder, ON, f"{GATEWAY}.options=[{option}]", *(f"actor_rollout_ref.rollout.{one}" for one in known)
     )
     assert_refused(config, f"{GATEWAY}.options", option, way_out)
+
+
+def test_tool_calls_need_two_options(folder: Path) -> None:
+    """vLLM raises without the parser, and reads no calls without the other."""
+    both = f'\'{GATEWAY}.options=["--enable-auto-tool-choice","--tool-call-parser=hermes"]\''
+    for option in ("--enable-auto-tool-choice", "--enable-auto"):
+        alone = tiny_plain(folder, ON, f"{GATEWAY}.options=[{option}]")
+        assert_refused(alone, f"{GATEWAY}.options", "--enable-auto-tool-choice", f"Add the model's parser: {both}")
+    for options in ("--tool-call-parser=hermes", "--tool_call_parser,hermes"):
+        (warning,) = preflight(tiny_plain(folder, ON, f"{GATEWAY}.options=[{options}]"), devices=1, accelerator=False)
+        assert warning.startswith(f"{GATEWAY}.options='--tool-call-parser=hermes': reads no tool calls")
+        assert warning.endswith(f"Write {both}")
 
 
 def test_names_of_options() -> None:

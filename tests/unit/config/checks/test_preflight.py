@@ -407,7 +407,7 @@ def test_a_sampler_brings_a_warning_in_other_modes_and_so_does_each_of_its_optio
     ("setting", "said"),
     [
         ("seamless.gateway.port=8000", "seamless.gateway.port=8000"),
-        ("seamless.gateway.options=['--enable-auto-tool-choice']", "options=['--enable-auto-tool-choice']"),
+        ("seamless.gateway.options=['--enable-log-deltas']", "options=['--enable-log-deltas']"),
         ("seamless.gateway.requests.strict_model=true", "seamless.gateway.requests.strict_model=True"),
         ("seamless.gateway.max_calls=4", "seamless.gateway.max_calls=4"),
     ],
