@@ -149,8 +149,9 @@ def check_memory(settings: Settings) -> list[Problem]:
     """Everything fits in the devices' memory, as far as both are known; the longest micro-batch is a warning."""
     from seamless_verl.config.planning import memory_facts, plan_of
 
-    if memory_facts(settings) is None:
-        return []
+    pool_is_empty = has_standalone_rollout(settings) and not by_tags(settings) and not standalone_devices(settings)
+    if pool_is_empty or memory_facts(settings) is None:
+        return []  # the first is reported by check_standalone_pool
     problems = check_resources(settings)
     if any(not problem.warning for problem in problems):
         return []  # reported by that check

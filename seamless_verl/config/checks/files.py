@@ -168,12 +168,24 @@ def check_reward_function(settings: Settings) -> list[Problem]:
     node = LEGACY if any(settings.get(LEGACY, {}).values()) else FUNCTION
     if not settings.get(f"{node}.path"):
         return []
-    path, name = settings.text(f"{node}.path"), settings.text(f"{node}.name")
+    path, name = settings.text(f"{node}.path"), _function_name(settings, node)
     if path.startswith(PACKAGE):
         _in_package(settings, node, path, name)
     else:
         _in_file(settings, node, path, name)
     return []
+
+
+def _function_name(settings: Settings, node: str) -> str:
+    """ConfigError for the legacy node without a name: verl then has none, since it copies the whole node."""
+    default = settings.get(f"{FUNCTION}.name", "compute_score")
+    if node == LEGACY and settings.get(f"{LEGACY}.name") is None:
+        path = settings.get(f"{LEGACY}.path")
+        way_out = (
+            f"Add {LEGACY}.name={default}, or write {FUNCTION}.path={path} instead, where that name is the default"
+        )
+        raise ConfigError(f"{LEGACY}.name", None, "has no value", way_out)
+    return settings.text(f"{node}.name")
 
 
 def _in_package(settings: Settings, node: str, path: str, name: str) -> None:

@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from seamless_verl.config.checks.devices import check_rollout_parallel, check_trainer_parallel
 from seamless_verl.config.checks.hosts import DERIVED_HEAD_DIM, MBRIDGE_MODEL_TYPES, VLLM_CPU_HEAD_SIZES
 from seamless_verl.config.checks.roles import (
     MEGATRON,
@@ -192,7 +193,7 @@ def check_head_size(settings: Settings) -> list[Problem]:
 
 @check
 def check_model_division(settings: Settings) -> list[Problem]:
-    """Heads, layers and experts divide among the ranks that share them."""
+    """Heads, layers and experts divide among the ranks that share them; nothing on a size that its devices refuse."""
     config = model_config(settings, MODEL)
     if config is None:
         return []
@@ -201,8 +202,9 @@ def check_model_division(settings: Settings) -> list[Problem]:
     counts = [(f"{ROLLOUT_KEY}.tensor_model_parallel_size", heads, "attention heads")]
     if uses_megatron(settings):
         counts += _megatron_divisions(settings, text)
-    problems = [_uneven(settings, *count) for count in counts]
-    return [problem for problem in problems if problem is not None] + _query_groups(settings, text)
+    refused = {problem.key for problem in (*check_rollout_parallel(settings), *check_trainer_parallel(settings))}
+    problems = [*(_uneven(settings, *count) for count in counts), *_query_groups(settings, text)]
+    return [problem for problem in problems if problem is not None and problem.key not in refused]
 
 
 def _uneven(settings: Settings, key: str, count: Any, what: str) -> Problem | None:

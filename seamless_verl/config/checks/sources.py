@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import iter_modules
 
 from seamless_verl.errors import ConfigError
 
@@ -55,7 +56,21 @@ def check_dotted(key: str, value: str, dotted: str, way_out: str) -> None:
         if not rest:
             raise ConfigError(key, value, "is a module", f"Name something in it: {dotted}.<name>")
         return  # compiled, or a namespace package: it has no source to read
+    names = names_of(key, value, Path(spec.origin))
+    if names is not None and rest[0] not in names and (rest[1:] or not names):
+        _check_in_package(key, value, spec, rest[0], way_out)
     check_name(key, value, f"the module {spec.name}", spec.origin, rest[0])
+
+
+def _check_in_package(key: str, value: str, spec: ModuleSpec, name: str, way_out: str) -> None:
+    """ConfigError that lists a package's modules, where the `name` is none of them; nothing for a plain module."""
+    if spec.submodule_search_locations is None:
+        return
+    modules = sorted(module.name for module in iter_modules(list(spec.submodule_search_locations)))
+    near = get_close_matches(name, modules, n=1)
+    hint = f"Did you mean {near[0]}? " if near else ""
+    listed = f"It has: {_shortened(modules)}. " if modules else ""
+    raise ConfigError(key, value, f"the package {spec.name} has no module {name!r}", f"{hint}{listed}{way_out}")
 
 
 def derives_from(dotted: str, base: str) -> bool:
@@ -114,7 +129,10 @@ def _listed(file: Path, public: list[str]) -> str:
     """For a message: the functions and classes, or all public names where the file has none."""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     made = {node.name for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, kinds)}
-    names = [name for name in public if name in made] or public
+    return _shortened([name for name in public if name in made] or public)
+
+
+def _shortened(names: list[str]) -> str:
     more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
     return (", ".join(names[:LISTED]) or "nothing") + more
 

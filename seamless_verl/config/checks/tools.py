@@ -30,6 +30,9 @@ DECORATOR = "function_tool"
 KIND = "native"  # the only kind of tool in verl 0.9.1
 # verl 0.9.1, `ToolParser.register` in experimental/agent_loop/tool_parser.py.
 TOOL_PARSERS = ("deepseek_v4", "gemma4", "glm", "gpt-oss", "hermes", "kimi", "minimax", "qwen3_coder", "seed")
+INSTALL = "Install it, or put its folder on PYTHONPATH"
+VERLS = "verl.tools."
+EXAMPLES = "verl 0.9.1 has no example tools: copy the class into a file, put its folder on PYTHONPATH, and name it"
 WAY_OUT = "Write `tools:`, a list of entries with `class_name` and `config: {type: native}`"
 
 
@@ -108,7 +111,7 @@ def _entry(settings: Settings, key: str, tool: Any) -> list[Problem]:
 
 def _class(key: str, name: str) -> list[Problem]:
     try:
-        check_dotted(key, name, name, "Install it, or put its folder on PYTHONPATH")
+        check_dotted(key, name, name, EXAMPLES if name.startswith(VERLS) else INSTALL)
     except ConfigError as error:
         return Problem.all_of(error)
     if derives_from(name, BASE):

@@ -84,6 +84,9 @@ def test_a_reward_function_in_a_package(tmp_path: Path, monkeypatch: pytest.Monk
 def test_the_legacy_key_counts(tmp_path: Path) -> None:
     config = tiny_plain(tmp_path, "++custom_reward_function.path=/no/reward.py", "++custom_reward_function.name=f")
     assert_refused(config, "custom_reward_function.path", "/no/reward.py", "defines f")
+    unnamed = tiny_plain(tmp_path, "++custom_reward_function.path=/no/reward.py", f"{REWARD}.name=compute_score")
+    way_out = f"Add custom_reward_function.name=compute_score, or write {REWARD}.path=/no/reward.py instead, where"
+    assert_refused(unnamed, "custom_reward_function.name", None, way_out)
 
 
 def checkpoint(folder: Path, step: int) -> Path:

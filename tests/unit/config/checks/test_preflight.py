@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
-from support.config import assert_refused, compose_ours, refused, tiny_run
+from support.config import assert_refused, compose_ours, refused, tiny_run, write_model
 
 from seamless_verl.config import RefusedConfigError, preflight, usable_cores
 from seamless_verl.config.checks import Problem, Settings, find_problems
@@ -263,6 +263,20 @@ def test_model_must_divide(tmp_path: Path) -> None:
     assert_refused(config, f"{ROLLOUT}.tensor_model_parallel_size", 8, "a divisor of 4", devices=8)
     config = tiny_run(tmp_path, "trainer.n_gpus_per_node=4", f"{ACTOR}.megatron.pipeline_model_parallel_size=4")
     assert_refused(config, f"{ACTOR}.megatron.pipeline_model_parallel_size", 4, "a divisor of 2", devices=4)
+
+
+def test_a_size_that_is_too_large_is_one_mistake(tmp_path: Path) -> None:
+    """Neither the devices nor the model's 4 heads can be divided by it."""
+    for key in (f"{ROLLOUT}.tensor_model_parallel_size", f"{ACTOR}.megatron.tensor_model_parallel_size"):
+        (problem,) = refused(tiny_run(tmp_path, f"{key}=8"))
+        assert problem.key == key and "does not divide the trainer's 1 devices" in problem.reason
+
+
+def test_a_pool_without_devices_is_one_mistake(tmp_path: Path) -> None:
+    """Also where everything is known that a plan of the memory needs, which such a pool cannot have."""
+    config = tiny_run(tmp_path, "seamless.layout=disaggregated", *POOL[1:])
+    write_model(tmp_path / "model", vocab_size=100, intermediate_size=64, tie_word_embeddings=True)
+    assert_refused(config, f"{ROLLOUT}.nnodes", 0, f"Set {ROLLOUT}.nnodes=1")
 
 
 def test_a_replica_need_not_divide_a_trainer_it_does_not_live_on(tmp_path: Path) -> None:

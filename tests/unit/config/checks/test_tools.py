@@ -69,6 +69,18 @@ def test_a_class_that_does_not(tmp_path: Path, package: str, name: str) -> None:
     assert_refused(config, f"{TOOLS}[1].class_name", wrong, "Derive it, or name a class that does")
 
 
+def test_a_tool_of_verls_examples(tmp_path: Path, package: str) -> None:
+    """verl's package has none of them; other packages are said with their modules, too."""
+    for example, module in (("verl.tools.gsm8k_tool.Gsm8kTool", "gsm8k_tool"), ("verl.tools.Gsm8kTool", "Gsm8kTool")):
+        config = tiny_plain(tmp_path, tools(tmp_path, example))
+        assert_refused(config, f"{TOOLS}[0].class_name", example, "verl 0.9.1 has no example tools: copy the class")
+        (problem,) = refused(config)
+        assert problem.reason == f"the package verl.tools has no module {module!r}"
+        assert "It has: base_tool, function_tool, schemas, tool_registry. " in problem.way_out
+    (problem,) = refused(tiny_plain(tmp_path, tools(tmp_path, f"{package}.owm.Search")))
+    assert problem.way_out == "Did you mean own? It has: own. Install it, or put its folder on PYTHONPATH"
+
+
 def test_every_mistake_of_every_entry(tmp_path: Path, package: str) -> None:
     names = ("no_such_package.Tool", f"{package}.own.Serch", "Tool")
     problems = refused(tiny_plain(tmp_path, tools(tmp_path, *names, kind="mcp")))
