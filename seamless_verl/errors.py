@@ -34,6 +34,13 @@ class ConfigError(SeamlessError, ValueError):
         return (self,)
 
 
+class WordError(ConfigError):
+    """A word of the command line that is no setting: the word is the key, and there is no value."""
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.reason}. {self.way_out}"
+
+
 class ConfigErrors(ConfigError):
     """Several settings that cannot work: it is the first, and its text lists all, one a line."""
 

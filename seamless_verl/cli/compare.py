@@ -27,6 +27,7 @@ from seamless_verl.compare.processes import exit_on_signals
 from seamless_verl.compare.report import difference_lines, equal_table, verdicts
 from seamless_verl.compare.series import RunSeries, cannot_run
 from seamless_verl.compare.store import output_folder
+from seamless_verl.config.words import misread_of
 from seamless_verl.errors import ConfigError
 from seamless_verl.runtime.tables import text_table
 
@@ -205,7 +206,9 @@ def split_job(words: Sequence[str]) -> tuple[str | None, list[str]]:
         raise ConfigError("CONFIG|RECIPE", None, "there is nothing to compare", "Give one, as in arithmetic_grpo")
     for word in overrides:
         if OVERRIDE.match(word) is None:
-            raise ConfigError("KEY=VALUE", word, "is no setting", "Write it as key=value")
+            raise misread_of(word, overrides) or ConfigError(
+                "KEY=VALUE", word, "is no setting", "Write it as key=value"
+            )
     return target, overrides
 
 

@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         check.become_check(arguments[1:])
     for command in (compare, plan):
         if arguments[:1] == [command.NAME]:
-            arguments[1:] = settings_first(arguments[1:], command.FLAGS)
+            arguments[1:] = settings_first(arguments[1:], command.FLAGS, target=command is compare)
     args = make_parser().parse_args(arguments)
     try:
         code: int | None = args.run(args)

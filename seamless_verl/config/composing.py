@@ -28,6 +28,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from yaml import YAMLError
 
 from seamless_verl.config.renames import SETTINGS
+from seamless_verl.config.words import GROUPS, misread_of
 from seamless_verl.errors import ConfigError
 from seamless_verl.runtime.fields import nearest
 
@@ -58,7 +59,6 @@ def register_search_path() -> None:
 
 
 FULL_ERROR = "HYDRA_FULL_ERROR"  # hydra then raises what it would otherwise print
-GROUPS = ["platform", "model_engine"]  # can be chosen on the command line although they are no keys
 LISTS = ["seamless.gateway.options"]  # their values have characters that hydra cannot parse without quotes
 SUGGESTIONS = 3  # for a mistyped key, at most
 LEAST_LIKENESS, LIKENESS_RANGE = 1.4, 0.15  # of 2: of any suggestion, and how far below the best one
@@ -107,6 +107,8 @@ def config_error(error: Exception, arguments: Sequence[str]) -> ConfigError:
         folder = (re.findall(r"'(.+?)'", text) or [None])[0]
         return ConfigError("--config-dir", folder, "there is no such folder", "Name the folder that holds the config")
     if isinstance(error, OverrideParseException):
+        if (mistake := misread_of(error.override, arguments)) is not None:
+            return mistake
         key, value = _split(error.override)
         quoted = _quoted(key, value or "")
         way_out = f"Quote special characters: '{key}={quoted}'"

@@ -24,6 +24,7 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from seamless_verl.config.composing import HERE, config_error, verl_config_dir
+from seamless_verl.config.words import grouped, misread_of
 from seamless_verl.errors import ConfigError
 
 ENGINE = "model_engine"
@@ -126,9 +127,13 @@ class _Applied:
 
 def _parse(overrides: Sequence[str]) -> tuple[list[Override], list[ConfigError]]:
     parser, readable, mistakes = OverridesParser.create(), list[Override](), list[ConfigError]()
-    for text in overrides:
+    for group in grouped(overrides):
+        whole = misread_of(group[0], group) if len(group) > 1 else None
+        if whole is not None:
+            mistakes.append(whole)
+            continue
         try:
-            readable += parser.parse_overrides([text])
+            readable += parser.parse_overrides(group)
         except OverrideParseException as error:
             mistakes.append(config_error(error, overrides))
     return readable, mistakes

@@ -44,7 +44,7 @@ def test_several_mistakes_in_one_command() -> None:
         "trainer.nnodes=3",
     )
     assert ways_out == {
-        "trainer.logger": """Quote special characters: 'trainer.logger=["...","..."]'""",
+        "trainer.logger": "Close it with ]",
         "data.train_batch_sise": ways_out["data.train_batch_sise"],
         f"{ACTOR}.megatron.no_such_key": "Leave it out: verl takes no other keys there",
         f"{ACTOR}.ppo_mini_batch_size": f"Write {ACTOR}.ppo_mini_batch_size=4",
