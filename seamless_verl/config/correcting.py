@@ -34,7 +34,9 @@ DPPO: dict[str, tuple[object, object]] = {
 }
 """verl's default of each field, and what `seamless.correction.loss=dppo` sets (arXiv 2602.04879). The clips are of
 probabilities. verl cuts a ratio off at `clip_ratio_c`: at 10,000 in effect never."""
-LOSS, STALENESS = "seamless.correction.loss", "seamless.max_staleness"
+CLIPS = tuple(key for key in DPPO if ".clip_ratio" in key)
+LOSS, STALENESS, POLICY = "seamless.correction.loss", "seamless.max_staleness", "seamless.tokens.policy"
+NAMED = 2  # keys in a message, at most
 
 
 def adopt_correction(config: DictConfig, overrides: Sequence[str] = ()) -> str | None:
@@ -47,7 +49,9 @@ def adopt_correction(config: DictConfig, overrides: Sequence[str] = ()) -> str |
         return None
     named = {text.lstrip("+").partition("=")[0] for text in overrides}
     asked = settings.seamless.correction.loss
-    loss = asked if asked != "auto" else ("dppo" if _leaves_the_loss(settings, named) else None)
+    own = _own_loss(settings, named)
+    keeps = bool(own) or settings.seamless.max_staleness == 0
+    loss = asked if asked != "auto" else (None if keeps else "dppo")
     OmegaConf.update(config, LOSS, loss, force_add=True)
     for key, (default, value) in DPPO.items() if loss else ():
         if key not in named and settings.get(key, default) == default:
@@ -57,22 +61,28 @@ def adopt_correction(config: DictConfig, overrides: Sequence[str] = ()) -> str |
         corrected = corrects(Settings.of(config, devices=None, accelerator=True))
         bound = CORRECTED_STALENESS if corrected else HARMLESS_STALENESS
         OmegaConf.update(config, STALENESS, bound, force_add=True)
-    why = f"which sets {LOSS_MODE}, its clips and {BYPASS}" if loss else _why_none(bound)
+    why = f"which sets {LOSS_MODE}, its clips and {BYPASS}" if loss else _why_none(settings, own)
     chosen = [f"{LOSS}={loss or 'null'}, {why}"] if asked == "auto" else []
     chosen += [f"{STALENESS}={bound}"] if settings.seamless.max_staleness is None else []
     return f"chosen: {'; '.join(chosen)} (docs/algorithms.md)" if chosen else None
 
 
-def _why_none(bound: int) -> str:
-    return "since nothing old is trained" if bound == 0 else "since the run has a loss, clips, a correction or a mask"
+def _why_none(settings: Settings, own: Sequence[str]) -> str:
+    """Which settings decide that a run keeps verl's loss as it is, with their values: two of them, at most."""
+    if settings.seamless.max_staleness == 0:
+        return f"since {STALENESS}=0 trains nothing old"
+    texts = [f"{key}={settings.get(key)}" for key in own[:NAMED]]
+    more = f" and {len(own) - NAMED} more" if len(own) > NAMED else ""
+    why = f"since {', '.join(texts)}{more} {'is' if len(own) == 1 else 'are'} set"
+    return f"{why} ({LOSS}=dppo asks for DPPO's all the same)" if set(own) <= {*CLIPS, POLICY} else why
 
 
-def _leaves_the_loss(settings: Settings, named: set[str]) -> bool:
-    """Whether old tokens are trained, and the run says nothing about the loss that is to train them, nor its clips:
-    those of PPO are of ratios."""
+def _own_loss(settings: Settings, named: set[str]) -> list[str]:
+    """The keys by which a run says itself how old tokens are trained: the loss, its clips, which are of ratios for PPO,
+    a correction, a mask, or a teacher."""
     defaults: dict[str, object] = {key: default for key, (default, _) in DPPO.items() if key != BYPASS}
     defaults |= {f"{CORRECTION}.{name}": value for name, value in IGNORED_BY_BYPASS.items()}
-    own = defaults.keys() & named or any(settings.get(key, value) != value for key, value in defaults.items())
-    own = own or (BYPASS in named and not settings.flag(BYPASS))  # old logprobs of the trainer; true is DPPO's own way
-    on_policy = settings.seamless.max_staleness == 0
-    return not (own or on_policy or masks(settings) or settings.flag("distillation.enabled"))
+    own = [key for key, value in defaults.items() if key in named or settings.get(key, value) != value]
+    own += [BYPASS] if BYPASS in named and not settings.flag(BYPASS) else []  # true is DPPO's own way
+    own += [POLICY] if masks(settings) else []
+    return own + (["distillation.enabled"] if settings.flag("distillation.enabled") else [])

@@ -66,6 +66,29 @@ def test_by_default_old_tokens_are_trained_by_a_loss_that_corrects(tmp_path: Pat
 CORRECTION = "algorithm.rollout_correction"
 
 
+ALL_THE_SAME = f"{CLIP}=0.28 is set (seamless.correction.loss=dppo asks for DPPO's all the same)"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "why"),
+    [
+        ((f"{CLIP}=0.28",), ALL_THE_SAME),
+        ((f"{LOSS_MODE}=gspo",), f"{LOSS_MODE}=gspo is set;"),
+        ((f"{CORRECTION}.bypass_mode=False",), f"{CORRECTION}.bypass_mode=False is set;"),
+        (
+            (f"{CLIP}=0.28", f"{LOSS_MODE}=gspo", f"{CORRECTION}.rollout_is=token"),
+            f"{LOSS_MODE}=gspo, {CLIP}=0.28 and 1 more are set;",
+        ),
+        (("seamless.tokens.policy=mask_older_than",), "seamless.tokens.policy=mask_older_than is set (seamless."),
+        (("distillation.enabled=True",), "distillation.enabled=True is set;"),
+        (("seamless.max_staleness=0", f"{CLIP}=0.28"), "seamless.max_staleness=0 trains nothing old ("),
+    ],
+)
+def test_what_decided_for_the_runs_own_loss_is_named(tmp_path: Path, overrides: tuple[str, ...], why: str) -> None:
+    words = adopt_correction(tiny_run(tmp_path, OURS, *overrides), overrides)
+    assert words is not None and f"chosen: seamless.correction.loss=null, since {why}" in words
+
+
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
