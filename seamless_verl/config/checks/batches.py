@@ -212,7 +212,7 @@ def check_lengths(settings: Settings) -> list[Problem]:
     if limit is None:
         return []
     where = f"{PATH} has max_position_embeddings={limit}" if longest is None else f"{LONGEST}={limit}"
-    return _too_long(settings, limit, where, longer=positions if longest is not None else None)
+    return _too_long(settings, limit, where, may_be_raised=longest is not None, positions=positions)
 
 
 @check
@@ -247,7 +247,10 @@ def max_positions(settings: Settings) -> int | None:
     return own if isinstance(own, int) and not extended else None
 
 
-def _too_long(settings: Settings, limit: int, where: str, *, longer: int | None) -> list[Problem]:
+def _too_long(
+    settings: Settings, limit: int, where: str, *, may_be_raised: bool, positions: int | None
+) -> list[Problem]:
+    """`may_be_raised`: the limit is a setting's; `positions` are the model's, None where its config is not here."""
     prompt_key, prompt = _length(settings, "prompt")
     key, response = _length(settings, "response")
     total = prompt + response
@@ -255,7 +258,8 @@ def _too_long(settings: Settings, limit: int, where: str, *, longer: int | None)
         return []
     reason = f"with {prompt_key}={prompt} makes sequences of {total} tokens, and {where}"
     lower = f"Set {key}={limit - prompt} or less" if limit > prompt else f"Lower both to {limit} together"
-    raised = f", or {LONGEST}={total}" if longer is not None and total <= longer else ""
+    raised = f", or {LONGEST}={total}" if may_be_raised and (positions is None or total <= positions) else ""
+    raised += ", if the model has as many positions" if raised and positions is None else ""
     return [Problem(key, response, reason, lower + raised)]
 
 

@@ -169,6 +169,15 @@ def test_a_shorter_engine_can_be_made_longer(tmp_path: Path) -> None:
     assert_refused(config, "data.max_response_length", 50, f"=49 or less, or {ROLLOUT}.max_model_len=150")
 
 
+def test_a_shorter_engine_can_be_made_longer_where_the_models_limit_is_not_known(tmp_path: Path) -> None:
+    config = tiny_run(
+        tmp_path, *LENGTHS, f"{ROLLOUT}.max_model_len=149", "actor_rollout_ref.model.path=hdfs://models/name"
+    )
+    found = [one for one in refused(config) if one.key == "data.max_response_length"]
+    longer = f", or {ROLLOUT}.max_model_len=150, if the model has as many positions"
+    assert [one.way_out for one in found] == [f"Set data.max_response_length=49 or less{longer}"]
+
+
 def test_the_engine_is_no_longer_than_the_model(tmp_path: Path) -> None:
     config = tiny_run(tmp_path, *LENGTHS, f"{ROLLOUT}.max_model_len=300")
     write_model(tmp_path / "model", max_position_embeddings=200)
@@ -177,7 +186,8 @@ def test_the_engine_is_no_longer_than_the_model(tmp_path: Path) -> None:
 
 def test_a_prompt_that_leaves_no_room(tmp_path: Path) -> None:
     config = tiny_run(tmp_path, *LENGTHS, f"{ROLLOUT}.max_model_len=100")
-    assert_refused(config, "data.max_response_length", 50, "Lower both to 100 together")
+    longer = f", or {ROLLOUT}.max_model_len=150, if the model has as many positions"
+    assert_refused(config, "data.max_response_length", 50, f"Lower both to 100 together{longer}")
     own = tiny_run(tmp_path, *LENGTHS, f"{ROLLOUT}.response_length=60", f"{ROLLOUT}.max_model_len=150")
     assert_refused(own, f"{ROLLOUT}.response_length", 60, f"Set {ROLLOUT}.response_length=50 or less")
 
