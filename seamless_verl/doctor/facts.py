@@ -123,10 +123,15 @@ class NetworkFacts:
 
 @dataclass(frozen=True)
 class RayNode:
-    """A raylet that runs on this host, and the folder of its session."""
+    """A raylet that runs on this host, and the folder of its session; `run` is the supervisor of the run that has it.
+
+    None where no supervisor is above it: it is left over, of a cluster that was started by itself, or of another
+    program.
+    """
 
     pid: int
     session: str
+    run: int | None = None
 
 
 @dataclass(frozen=True)

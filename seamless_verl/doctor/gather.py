@@ -53,6 +53,8 @@ ELSEWHERE = ("8.8.8.8", 53)  # an address that is not on this host; nothing is s
 CONNECT_TIMEOUT_S = 2.0
 UNSYNCHRONIZED = 0x40  # STA_UNSYNC of sys/timex.h, which timedatectl shows as NTPSynchronized, too
 NTP_CLIENTS = ("chronyd", "ntpd", "systemd-timesyncd", "ptp4l")
+SUPERVISED = ("seamless_verl.main_ppo", "seamless_verl.bench.training.supervised")  # what calls `supervise`
+SUPERVISED_FILE = "seamless_verl/main_ppo.py"
 RAYLET, SESSION = "raylet", re.compile(r"--(?:session_dir|temp_dir)=(.+)")
 
 
@@ -264,8 +266,23 @@ def ray_nodes() -> tuple[RayNode, ...]:
             continue
         with suppress(psutil.Error):  # it has ended, or is another user's
             arguments = [SESSION.match(argument) for argument in process.cmdline()]
-            found.append(RayNode(process.pid, next((one[1] for one in arguments if one), "session not known")))
+            session = next((one[1] for one in arguments if one), "session not known")
+            found.append(RayNode(process.pid, session, supervisor_of(process)))
     return tuple(found)
+
+
+def supervisor_of(process: psutil.Process) -> int | None:
+    """The supervisor of the run that a process belongs to: the uppermost of its parents that runs our job.
+
+    Orphans of a run have the supervisor as their parent, so that it is found as long as it lives.
+    """
+    found = None
+    with suppress(psutil.Error):
+        for parent in process.parents():
+            words = parent.cmdline()
+            if any(word in SUPERVISED or word.endswith(SUPERVISED_FILE) for word in words):
+                found = parent.pid
+    return found
 
 
 def processor_flags(cpuinfo: str) -> frozenset[str]:

@@ -88,7 +88,7 @@ def _cluster(facts: Facts) -> Finding:
         return ok("Ray", "a run starts a cluster of its own")  # on the CPU platform, whatever runs here
     if found.local_answers:
         text = f"a run joins the cluster that runs here, at {found.local_address}, with its processes' environment"
-        return warning("Ray", text, "RAY_ADDRESS=local gives a run its own; ray stop ends the other one")
+        return warning("Ray", text, "RAY_ADDRESS=local gives a run its own")
     text = f"{found.address_file} names {found.local_address}, where no cluster answers"
     return warning("Ray", text, f"Remove that file: rm {found.address_file}")
 
@@ -106,9 +106,14 @@ def _nodes(facts: Facts) -> list[Finding]:
     nodes = facts.ray.nodes
     if not nodes:
         return []
-    named = ", ".join(f"process {node.pid} ({node.session})" for node in nodes)
+    of = {node.pid: "" if node.run is None else f", of the run of process {node.run}" for node in nodes}
+    named = ", ".join(f"process {node.pid} ({node.session}{of[node.pid]})" for node in nodes)
     text = f"Ray runs here already, and shares cores and memory with a run: {named}"
-    return [warning("Ray", text, "Wait for that run, or end what is left over: ray stop")]
+    runs = dict.fromkeys(str(node.run) for node in nodes if node.run is not None)
+    alone = [str(node.pid) for node in nodes if node.run is None]
+    ways_out = [f"Wait for that run, or stop it: kill {' '.join(runs)}"] if runs else []
+    ways_out += [f"End what no program uses: kill {' '.join(alone)}"] if alone else []
+    return [warning("Ray", text, ". ".join(ways_out))]
 
 
 def _proxies(facts: Facts) -> dict[str, str]:

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from seamless_verl.doctor.gather import chosen_of, mount_of, processor_flags, reserved_huge_bytes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import psutil
+import pytest
+
+from seamless_verl.doctor.gather import chosen_of, mount_of, processor_flags, reserved_huge_bytes, supervisor_of
 
 MOUNTS = r"""/dev/vda / ext4 rw,relatime 0 0
 tmpfs /tmp tmpfs rw,noexec 0 0
@@ -33,3 +40,38 @@ def test_words_and_numbers_of_the_kernel() -> None:
     cpuinfo = "processor\t: 0\nflags\t\t: fpu avx2 avx512f\n\nprocessor\t: 1\nflags\t\t: fpu\n"
     assert processor_flags(cpuinfo) == {"fpu", "avx2", "avx512f"}
     assert processor_flags("Features : neon") == set()
+
+
+@dataclass(frozen=True)
+class FakeProcess:
+    """A process with the command lines of its parents, the nearest first; "" is one that has ended."""
+
+    above: Sequence[str] = ()
+    pid: int = 0
+    line: str = ""
+
+    def parents(self) -> list[FakeProcess]:
+        return [FakeProcess(pid=10 - i, line=line) for i, line in enumerate(self.above)]
+
+    def cmdline(self) -> list[str]:
+        if not self.line:
+            raise psutil.NoSuchProcess(self.pid)
+        return self.line.split()
+
+
+JOB = "python -m seamless_verl.main_ppo a=1"
+
+
+@pytest.mark.parametrize(
+    ("above", "expected"),
+    [
+        ([JOB, JOB, "bash run.sh", "init"], 9),
+        ([JOB, "python -m seamless_verl.cli compare x", "bash"], 10),
+        (["python /x/seamless_verl/main_ppo.py a=1", "bash"], 10),
+        (["python mine.py", "vim seamless_verl.main_ppo.txt", "init"], None),
+        ([JOB, "", "bash"], 10),
+        ([], None),
+    ],
+)
+def test_the_supervisor_of_a_run_is_the_uppermost_parent_with_our_job(above: list[str], expected: int | None) -> None:
+    assert supervisor_of(cast(Any, FakeProcess(above))) == expected

@@ -125,7 +125,13 @@ ON_CPU: list[tuple[list[Changes], str, str, str]] = [
     ([network(ephemeral=(60000, 60999))], "warning", "1000 for connections (60000 to 60999)", "ip_local_port_range"),
     ([CLUSTER, ray(named_answers=False)], "error", "RAY_ADDRESS=10.0.0.9:6379: nobody listens", "unset RAY_ADDRESS"),
     ([environ(RAY_TMPDIR="/a" * 30)], "error", "too long for the paths of Ray's sockets", "at most 39 bytes"),
-    ([ray(nodes=(RayNode(77, "/tmp/ray/session_x"),))], "warning", "process 77 (/tmp/ray/session_x)", "ray stop"),
+    ([ray(nodes=(RayNode(77, "/tmp/ray/session_x"),))], "warning", "process 77 (/tmp/ray/session_x)", ": kill 77"),
+    (
+        [ray(nodes=(RayNode(77, "/tmp/ray/x", 70), RayNode(78, "/tmp/ray/y"), RayNode(79, "/tmp/ray/z", 70)))],
+        "warning",
+        "77 (/tmp/ray/x, of the run of process 70), process 78 (/tmp/ray/y), process 79 (/tmp/ray/z, of the run of",
+        "Wait for that run, or stop it: kill 70. End what no program uses: kill 78",
+    ),
 ]
 
 
