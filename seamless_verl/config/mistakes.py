@@ -11,11 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
-from typing import Any
 
-import yaml
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -23,12 +19,19 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from seamless_verl.config.composing import HERE, config_error, verl_config_dir
+from seamless_verl.config.composing import HERE, config_error
+from seamless_verl.config.verl_keys import (
+    DEFAULT_ENGINE,
+    ENGINE,
+    engine_config,
+    engine_keys,
+    engines,
+    items_of,
+    read_yaml,
+)
 from seamless_verl.config.words import grouped, misread_of
 from seamless_verl.errors import ConfigError
 
-ENGINE = "model_engine"
-DEFAULT_ENGINE = "dp"  # verl's own default, FSDP, whose file has no engine in its name
 STRATEGIES = tuple(f"{node}.strategy" for node in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"))
 NODES = (".fsdp_config.", ".megatron.")  # the same settings of FSDP's and of Megatron's engine
 MACHINES = ("seamless.resources", "seamless.layout", "seamless.cpu")
@@ -256,24 +259,11 @@ def _key(text: str) -> str:
     return text.lstrip("+~").partition("=")[0]
 
 
-@cache
-def engines() -> tuple[str, ...]:
-    """The names of verl's training engines; the default one first."""
-    names = sorted(file.stem for file in (verl_config_dir() / ENGINE).glob("*.yaml"))
-    return tuple(sorted(names, key=lambda name: name != DEFAULT_ENGINE))
-
-
-@cache
-def engine_keys(engine: str) -> frozenset[str]:
-    """Every key of verl's config with that engine, as verl itself keeps it beside its parts."""
-    return frozenset(_leaves(_engine_config(engine)))
-
-
 def own_keys() -> frozenset[str]:
     """Keys that only this package's platform files set: verl lacks them, or has no value there."""
-    verls = dict(_items(_engine_config("megatron"), ""))
+    verls = dict(items_of(engine_config("megatron")))
     files = (HERE / "platform").glob("*.yaml")
-    ours = (key for file in files for key, value in _items(_read(file), "") if not isinstance(value, Mapping))
+    ours = (key for file in files for key, value in items_of(read_yaml(file)) if not isinstance(value, Mapping))
     return frozenset(key for key in ours if verls.get(key) is None)
 
 
@@ -292,27 +282,3 @@ def with_own_keys(arguments: Sequence[str]) -> list[str]:
             text = f"+{text}"
         changed.append(text)
     return changed
-
-
-@cache
-def _engine_config(engine: str) -> Mapping[str, Any]:
-    name = "" if engine == DEFAULT_ENGINE else f"_{engine}"
-    return _read(verl_config_dir() / f"_generated_ppo{name}_trainer.yaml")
-
-
-def _read(file: Path) -> Mapping[str, Any]:
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    tree = yaml.load(file.read_text(encoding="utf-8"), loader)
-    return tree if isinstance(tree, Mapping) else {}
-
-
-def _items(node: Mapping[str, Any], prefix: str) -> Iterable[tuple[str, Any]]:
-    for name, value in node.items():
-        key = f"{prefix}.{name}".lstrip(".")
-        yield key, value
-        if isinstance(value, Mapping):
-            yield from _items(value, key)
-
-
-def _leaves(node: Mapping[str, Any]) -> Iterable[str]:
-    return (key for key, _ in _items(node, ""))

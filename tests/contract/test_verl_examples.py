@@ -17,7 +17,7 @@ import pytest
 from support.mistakes import mistakes_of
 from support.verl_scripts import scripts_of
 
-from seamless_verl.config.mistakes import DEFAULT_ENGINE, engine_keys, engines
+from seamless_verl.config.verl_keys import DEFAULT_ENGINE, engine_keys, engines
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore:provider=hydra.searchpath")]
 REFUSED = json.loads((Path(__file__).parents[1] / "support/verl_examples_refused.json").read_text(encoding="utf-8"))

@@ -54,6 +54,7 @@ from seamless_verl.config.checks.hosts import (
     check_stack,
     check_versions,
 )
+from seamless_verl.config.checks.keys import check_keys
 from seamless_verl.config.checks.lengths import check_cache, check_prompts
 from seamless_verl.config.checks.model import (
     check_adapter,
@@ -86,6 +87,7 @@ CHECKS: tuple[Check, ...] = (
     check_mode,
     check_renamed_code,
     check_missing,
+    check_keys,
     check_engine,
     check_seamless,
     check_unused,

@@ -1,0 +1,51 @@
+"""The keys of verl's config for each of its training engines, as verl itself keeps them beside the config's parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from seamless_verl.config.composing import verl_config_dir
+
+ENGINE = "model_engine"
+DEFAULT_ENGINE = "dp"  # verl's own default, FSDP, whose file has no engine in its name
+
+
+@cache
+def engines() -> tuple[str, ...]:
+    """The names of verl's training engines; the default one first."""
+    names = sorted(file.stem for file in (verl_config_dir() / ENGINE).glob("*.yaml"))
+    return tuple(sorted(names, key=lambda name: name != DEFAULT_ENGINE))
+
+
+@cache
+def engine_keys(engine: str) -> frozenset[str]:
+    """Every key of verl's config with that engine."""
+    return frozenset(key for key, _ in items_of(engine_config(engine)))
+
+
+@cache
+def engine_config(engine: str) -> Mapping[str, Any]:
+    """verl's whole config with that engine, interpolations as they are written."""
+    name = "" if engine == DEFAULT_ENGINE else f"_{engine}"
+    return read_yaml(verl_config_dir() / f"_generated_ppo{name}_trainer.yaml")
+
+
+def read_yaml(file: Path) -> Mapping[str, Any]:
+    """A file's mapping; an empty one where it has another value."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    tree = yaml.load(file.read_text(encoding="utf-8"), loader)
+    return tree if isinstance(tree, Mapping) else {}
+
+
+def items_of(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every key below a node, with its value; a node comes before its keys."""
+    for name, value in node.items():
+        key = f"{prefix}.{name}".lstrip(".")
+        yield key, value
+        if isinstance(value, Mapping):
+            yield from items_of(value, key)

@@ -1,0 +1,135 @@
+"""Keys that verl does not have are refused, or a warning, from wherever they come."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+from support.config import assert_refused, compose_ours, compose_verl, tiny_run
+from support.paths import RECIPES
+
+from seamless_verl.config import preflight, register_search_path
+from seamless_verl.config.checks import Problem, Settings
+from seamless_verl.config.checks.keys import check_keys
+from seamless_verl.config.checks.sources import fields_of
+
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+VARIABLES = ("DATA", "RECIPE", "RUNS", "AGENT_ENV")
+
+
+def problems(config: DictConfig) -> list[Problem]:
+    return check_keys(Settings.of(config, devices=None, accelerator=True))
+
+
+@pytest.mark.parametrize(
+    ("override", "way_out"),
+    [
+        ("data.train_batchsize=16", "Did you mean data.train_batch_size?"),
+        ("trainer.n_gpu_per_node=3", "Did you mean trainer.n_gpus_per_node?"),
+        (f"{ROLLOUT}.max_num_seq=64", f"Did you mean {ROLLOUT}.max_num_seqs?"),
+        ("actor_rollout_ref.model.lora.rnk=8", "Did you mean actor_rollout_ref.model.lora.rank?"),
+        (f"{ACTOR}.megatron.no_such_key=1", "Leave it out: verl takes no other keys there"),
+        (f"{ACTOR}.ulysses_sequence_parallel_size=2", "Leave it out, or write model_engine=dp"),
+        ("reward.reward_model.rollout.max_num_seq=3", "Did you mean reward.reward_model.rollout.max_num_seqs?"),
+    ],
+)
+def test_refused(tmp_path: Path, override: str, way_out: str) -> None:
+    key, _, value = override.partition("=")
+    assert_refused(tiny_run(tmp_path, override), key, int(value), way_out)
+
+
+def test_a_mistyped_node_is_refused(tmp_path: Path) -> None:
+    config = tiny_run(tmp_path, "trainr.n_gpus_per_node=3")
+    assert_refused(config, "trainr", {"n_gpus_per_node": 3}, "Did you mean trainer?")
+
+
+@pytest.mark.parametrize(
+    ("override", "way_out"),
+    [
+        ("data.mine=1", "Leave it out, unless code of yours reads it"),
+        ("trainer.save_frequency=3", "Did you mean trainer.save_freq?"),
+        ("trainer.train_batch_size=3", "Did you mean data.train_batch_size?"),
+        ("trainer.v1.seemless.parameter_sync_step=3", "Did you mean trainer.v1.seamless?"),
+    ],
+)
+def test_a_warning(tmp_path: Path, override: str, way_out: str) -> None:
+    [warning] = preflight(tiny_run(tmp_path, override), devices=1, accelerator=False)
+    assert way_out in warning and warning.startswith(override.partition("=")[0].removesuffix(".parameter_sync_step"))
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "data.image_key=images",  # verl's yaml lacks these three, and verl reads them
+        "data.gen_batch_size=8",
+        f"{ACTOR}.checkpoint.save_lora_only=True",
+        f"{ROLLOUT}.engine_kwargs.vllm.max_num_seq=1",
+        "actor_rollout_ref.model.override_config.train_batchsize=1",
+        f"{ACTOR}.megatron.override_transformer_config.n_layer=1",
+        "reward.reward_kwargs.max_resp_len=3",
+        "ray_kwargs.ray_init.num_cpu=3",
+        "trainer.v1.mine.parameter_sync_step=1",  # a trainer of the user's
+        "mine.train_batchsize=1",
+    ],
+)
+def test_nothing_to_say(tmp_path: Path, override: str) -> None:
+    assert problems(tiny_run(tmp_path, override)) == []
+
+
+def test_a_config_file_is_looked_at_as_a_command_line_is(tmp_path: Path) -> None:
+    text = "defaults: [seamless_ppo_trainer, _self_]\ndata: {train_batchsize: 16}\ntrainer: {mine: 1}\n"
+    (tmp_path / "config.yaml").write_text(text)
+    register_search_path()
+    with initialize_config_dir(str(tmp_path), version_base=None):
+        found = problems(compose("config"))
+    assert [(problem.key, problem.warning) for problem in found] == [
+        ("data.train_batchsize", False),
+        ("trainer.mine", True),
+    ]
+
+
+@pytest.mark.parametrize("engine", ["dp", "megatron", "veomni", "torchtitan"])
+def test_every_engine_has_its_own_keys(engine: str) -> None:
+    assert problems(compose_ours("platform=cpu", f"model_engine={engine}")) == []
+    assert problems(compose_verl(f"model_engine={engine}")) == []
+
+
+@pytest.mark.parametrize("recipe", sorted(file.parent.name for file in RECIPES.glob("*/config.yaml")))
+def test_recipes_have_no_other_keys(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "/none")
+    register_search_path()
+    with initialize_config_dir(str(RECIPES / recipe), version_base=None):
+        assert problems(compose("config")) == []
+
+
+SOURCE = """from __future__ import annotations
+from dataclasses import dataclass, field
+from collections.abc import Mapping
+from typing import ClassVar
+class Plain(Mapping):
+    not_one: int = 0
+@dataclass(frozen=True)
+class Base(Plain):
+    a: int
+    kind: ClassVar[str] = "x"
+    made: int = field(init=False)
+@dataclass
+class Last(Base):
+    b: int = 1
+class Own(Last):
+    def __init__(self, **others): ...
+"""
+
+
+def test_the_fields_of_a_dataclass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its source, through `import *` and base classes; not known where it has an `__init__` of its own."""
+    package = tmp_path / "made_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("from .inner import *\n")
+    (package / "inner.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert fields_of("made_package.Last") == {"a", "b"}
+    assert fields_of("made_package.Own") is None and fields_of("made_package.Absent") is None
