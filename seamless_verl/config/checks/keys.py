@@ -155,7 +155,8 @@ def _is_read(path: str, name: str) -> bool:
     """Whether verl's source reads the name, which its files do not have, from such a node."""
     node, source = re.escape(path.rpartition(".")[2]), _source()
     config = rf"\b(?:\w*(?:config|cfg)|{node})"
-    before = re.compile(rf"""{config}(?:\.get\(\s*|\[|,\s*)["']$|\b{node}\.$""")
+    got = rf"""["']{node}["'](?:,\s*\w*\{{?\}}?)?\)"""  # .get("node", {{}})
+    before = re.compile(rf"""(?:{config}|{got})(?:\.get\(\s*|\[|,\s*)["']$|\b{node}\.$""")
     after = re.compile(rf"""["'] in (?:\w+\.)*?{config[2:]}\b""")
     for found in re.finditer(rf"\b{re.escape(name)}\b", source):
         start, end = found.span()
