@@ -21,7 +21,7 @@ from seamless_verl.runtime.fields import nearest
 
 COLUMN = "agent_name"
 SINGLE_TURN, TOOL_AGENT = "single_turn_agent", "tool_agent"
-SAID = 4  # unknown names of one file, at most
+REPORTED = 4  # unknown names of one file, at most
 MOST = {key: key.replace("files", "max_samples") for key in FILE_KEYS}
 Named = dict[str | None, int]  # each name with the number of the first row that has it; None is a null
 
@@ -38,7 +38,7 @@ def check_agent_names(settings: Settings) -> list[Problem]:
             _unknown(key, path, name, row, known, warning=settings.integer(MOST[key], -1, least=-1) > 0)
             for key in FILE_KEYS
             for path in parquet_files(settings, key)
-            for name, row in [(n, r) for n, r in (_named(path) or {}).items() if n not in known][:SAID]
+            for name, row in [(n, r) for n, r in (_named(path) or {}).items() if n not in known][:REPORTED]
         ],
     )
 
