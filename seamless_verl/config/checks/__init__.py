@@ -21,6 +21,7 @@ from seamless_verl.config.checks.batches import (
     check_train_batch,
     check_truncation,
 )
+from seamless_verl.config.checks.command_fields import check_fields
 from seamless_verl.config.checks.corrections import (
     check_bypass,
     check_chosen_loss,
@@ -130,6 +131,7 @@ CHECKS: tuple[Check, ...] = (
     check_agent_names,
     check_own_loops_run,
     check_tools_are_read,
+    check_fields,
     check_lengths,
     check_max_sequence,
     check_prompts,

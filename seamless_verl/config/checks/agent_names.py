@@ -101,11 +101,13 @@ def _used(settings: Settings, key: str) -> set[str | None] | None:
     value, paths = settings.get(key), parquet_files(settings, key)
     if settings.get("data.custom_cls.path") is not None or len(paths) != len(value if isinstance(value, list) else [0]):
         return None
-    used = set[str | None]()
-    for path in paths:
-        named = _named(path)
-        used |= {_default(settings)} if named is None else set(named)
-    return used
+    return {name for path in paths for name in loops_of_rows(settings, path)}
+
+
+def loops_of_rows(settings: Settings, path: str) -> set[str | None]:
+    """The names of the loops that the rows of a parquet file run."""
+    named = _named(path)
+    return {_default(settings)} if named is None else set(named)
 
 
 def _column_given(settings: Settings, key: str) -> bool:

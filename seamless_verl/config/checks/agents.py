@@ -26,7 +26,7 @@ from seamless_verl.agents.settings import (
 )
 from seamless_verl.config.checks.roles import brings_code
 from seamless_verl.config.checks.settings import Problem, Settings, check
-from seamless_verl.config.checks.sources import check_dotted, check_name
+from seamless_verl.config.checks.sources import check_call, check_dotted, check_name, find_module
 from seamless_verl.config.composing import verl_config_dir
 from seamless_verl.config.renames import renamed_code
 from seamless_verl.errors import ConfigError
@@ -42,6 +42,7 @@ SCHEMAS: Mapping[str, type[LoopSettings]] = {
     f"{OURS}CommandAgentLoop": CommandSettings,
     f"{OURS}RunnerAgentLoop": RunnerSettings,
 }
+ARGUMENTS = ("task", "endpoint")  # of an agent that is a function
 WAY_OUT = "Write a list of entries, each with `name` and `_target_`"
 Loop = Mapping[str, Any]
 
@@ -162,14 +163,19 @@ def _check_agent(settings: Settings, key: str, agent: str) -> None:
         raise ConfigError(key, agent, "is not of the form place:name", way_out)
     if brings_code(settings) and not os.path.isabs(place):
         return
-    name = name.split(".")[0]
+    name, *attributes = name.split(".")
+    file = place
     if not place.endswith(".py"):
         way_out = "Install it or put its folder on PYTHONPATH, or name a file as path/to/file.py:name"
         check_dotted(key, agent, f"{place}.{name}", way_out)
+        spec, rest = find_module(f"{place}.{name}")
+        file = spec.origin or "" if spec is not None and rest == [name] else ""
     elif os.path.isfile(place):
         check_name(key, agent, place, place, name)
     else:
         raise ConfigError(key, agent, f"there is no file {place}", _other_file(Path(place)))
+    if file.endswith(".py") and not attributes:
+        check_call(key, agent, file, name, ARGUMENTS)
 
 
 def _other_file(path: Path) -> str:

@@ -105,10 +105,11 @@ def _open(key: str, path: str) -> Footer | None:
         raise AbsentError(key, path, "does not exist", f"Set {key} to a file that verl's data scripts made")
     if not path.endswith(SUFFIXES):
         raise ConfigError(key, path, "is of a kind verl does not read", f"Set {key} to a .parquet file")
-    return _footer(key, local) if path.endswith(".parquet") else None
+    return footer_of(key, local) if path.endswith(".parquet") else None
 
 
-def _footer(key: str, path: str) -> Footer:
+def footer_of(key: str, path: str) -> Footer:
+    """Of a parquet file; ConfigError for one that is none."""
     from pyarrow import ArrowInvalid, parquet, types
 
     try:

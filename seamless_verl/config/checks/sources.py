@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import builtins
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
@@ -47,6 +47,32 @@ def check_name(key: str, value: str, place: str, file: str | Path, name: str) ->
     near = get_close_matches(name, public, n=1)
     hint = f"Did you mean {near[0]}? " if near else ""
     raise ConfigError(key, value, f"{place} has no {name!r}", f"{hint}It has: {_listed(Path(file), public)}")
+
+
+def check_call(key: str, value: str, file: str | Path, name: str, given: Sequence[str]) -> None:
+    """ConfigError for a function of `file` that does not take these arguments, by place.
+
+    Nothing where the name is none of a plain function: a decorator may change what it takes.
+    """
+    body = ast.parse(Path(file).read_text(encoding="utf-8")).body
+    made = [statement for statement in body if name in _defined([statement])]
+    if not made or not isinstance(made[-1], (ast.FunctionDef, ast.AsyncFunctionDef)) or made[-1].decorator_list:
+        return
+    takes = made[-1].args
+    places = len(takes.posonlyargs) + len(takes.args)
+    by_name = [one.arg for one, default in zip(takes.kwonlyargs, takes.kw_defaults, strict=True) if default is None]
+    needed, count = places - len(takes.defaults), len(given)
+    if needed <= count and (count <= places or takes.vararg is not None) and not by_name:
+        return
+    most = "at least " if needed > count and needed != places else "at most " if needed < places < count else ""
+    number = needed if needed > count else places
+    wants = f"needs {' and '.join(by_name)} by name" if by_name else f"takes {most}{_arguments(number)}"
+    reason = f"{name}({ast.unparse(takes)}) {wants}, and {count} are given: {' and '.join(given)}"
+    raise ConfigError(key, value, reason, f"Write it as {name}({', '.join(given)})")
+
+
+def _arguments(number: int) -> str:
+    return f"{number or 'no'} argument{'' if number == 1 else 's'}"
 
 
 def check_dotted(key: str, value: str, dotted: str, way_out: str) -> None:

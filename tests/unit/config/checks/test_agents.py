@@ -100,6 +100,37 @@ def test_loops_that_do_not(folder: Path, entry: dict[str, object], field: str, w
     assert_refused(config, f"{LOOPS}[0].{field}", entry.get(field), way_out)
 
 
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("def run(task): return 1", "run(task) takes 1 argument, and 2 are given: task and endpoint"),
+        ("async def run(): return 1", "run() takes no arguments, and"),
+        ("def run(task=None): return 1", "run(task=None) takes at most 1 argument, and"),
+        ("def run(a, b, c): return 1", "run(a, b, c) takes 3 arguments, and"),
+        ("def run(a, b, c, d=1): return 1", "takes at least 3 arguments, and"),
+        ("def run(task, endpoint, *, model): return 1", "needs model by name, and"),
+        ("def run(task, endpoint): ...\ndef run(task): ...", "takes 1 argument, and"),
+        ("def run(task, endpoint, more=1, *, other=2): return 1", None),
+        ("def run(*all): return 1", None),
+        ("def run(task, *all, **named): return 1", None),
+        ("from os import path as run", None),
+        ("def wrap(f): ...\n@wrap\ndef run(task): return 1", None),
+        ("def run(task): ...\nrun = print", None),
+        ("class run:\n    def __init__(self): ...", None),
+    ],
+)
+def test_what_an_agent_is_called_with(folder: Path, source: str, said: str | None) -> None:
+    (folder / "other_agent.py").write_text(source)
+    for place in ("other_agent.py", "other_agent"):
+        entry = {"name": "mine", "_target_": CALLABLE, "agent": f"{place}:run"}
+        config = tiny_plain(folder, ON, loops(folder, entry), f"{DEFAULT}=mine")
+        if said is None:
+            assert preflight(config, devices=1, accelerator=False) == []
+        else:
+            assert_refused(config, f"{LOOPS}[0].agent", f"{place}:run", "Write it as run(task, endpoint)")
+            assert said in refused(config)[0].reason
+
+
 def test_two_entries_with_one_name(folder: Path) -> None:
     entry = {"name": "mine", "_target_": CALLABLE, "agent": "agent.py:run"}
     (problem,) = refused(tiny_plain(folder, ON, loops(folder, entry, {**entry, "name": "other"}, entry)))
