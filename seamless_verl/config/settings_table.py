@@ -19,7 +19,7 @@ This page is made by `python -m seamless_verl.config --settings > docs/settings.
 ## The `seamless:` node
 
 Settings of the `seamless` trainer, beside those of verl: on the command line as `key=value`, or in a config of your
-own. A run with wrong ones is refused before it starts, with every mistake, its reason and a way out;
+own. A run with wrong ones is refused before it starts, with each mistake that was found, its reason and a way out;
 `python -m seamless_verl.check key=value ...` refuses the same and starts nothing.
 """
 LOOPS = """

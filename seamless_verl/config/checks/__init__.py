@@ -1,4 +1,4 @@
-"""The checks of a whole config before a run: `preflight` refuses what cannot run, with all problems at once."""
+"""The checks of a whole config before a run: `preflight` refuses what cannot run, with all problems that were found."""
 
 from __future__ import annotations
 

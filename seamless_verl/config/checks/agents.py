@@ -1,6 +1,7 @@
 """Checks of the agent loops of a run: the file that names them, its entries, and the default loop.
 
-Every mistake of every entry is reported. Nothing of the user's code is imported (see sources.py).
+Every mistake of every entry is reported; a file that cannot be read hides its entries. Nothing of the user's code is
+imported (see sources.py).
 Sources: verl/experimental/agent_loop/agent_loop.py `AgentLoopWorker`, verl/utils/import_utils.py
 `resolve_config_path`, seamless_verl/agents/settings.py.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -130,7 +132,21 @@ def _entry(settings: Settings, key: str, loop: Loop) -> list[Problem]:
     if (schema := SCHEMAS.get(target)) is None:
         return problems + _problems(lambda: _check_target(settings, f"{key}._target_", target))
     rest = {name: value for name, value in loop.items() if name not in unnamed}
-    return problems + _problems(lambda: _check_ours(settings, key, read_settings(schema, rest, key=key)))
+    return problems + _ours(settings, key, schema, rest)
+
+
+def _ours(settings: Settings, key: str, schema: type[LoopSettings], loop: Loop) -> list[Problem]:
+    """The mistakes in an entry's values, and in what those of its values name that are none."""
+    try:
+        return _named(settings, key, read_settings(schema, loop, key=key))
+    except ConfigError as error:
+        problems = Problem.all_of(error)
+    wrong = {problem.key.removeprefix(f"{key}.").partition(".")[0] for problem in problems}
+    rest = {name: value for name, value in loop.items() if name not in wrong}
+    try:
+        return problems + _named(settings, key, read_settings(schema, rest, key=key))
+    except ConfigError:  # a value that the loop needs is among the wrong ones
+        return problems
 
 
 def _problems(body: Callable[[], None]) -> list[Problem]:
@@ -148,12 +164,13 @@ def _check_target(settings: Settings, key: str, target: str) -> None:
         check_dotted(key, target, target, "Install it, or put its folder on PYTHONPATH")
 
 
-def _check_ours(settings: Settings, key: str, loop: LoopSettings) -> None:
-    """What the entry names is there: the agent, or the folder and what its command line needs."""
+def _named(settings: Settings, key: str, loop: LoopSettings) -> list[Problem]:
+    """Problems with what the entry names: the agent, or the folder and what its command line needs."""
     if isinstance(loop, CallableSettings):
-        _check_agent(settings, f"{key}.agent", loop.agent)
-    elif isinstance(loop, CommandSettings):
-        _check_command(key, loop)
+        return _problems(lambda: _check_agent(settings, f"{key}.agent", loop.agent))
+    if isinstance(loop, CommandSettings):
+        return _problems(lambda: _check_folder(key, loop)) + _problems(lambda: _check_command(key, loop))
+    return []
 
 
 def _check_agent(settings: Settings, key: str, agent: str) -> None:
@@ -185,11 +202,14 @@ def _other_file(path: Path) -> str:
     return f"{hint}Paths are taken from the working directory, {Path.cwd()}"
 
 
-def _check_command(key: str, loop: CommandSettings) -> None:
+def _check_folder(key: str, loop: CommandSettings) -> None:
     if loop.folder is not None and "{" not in loop.folder and not os.path.isdir(loop.folder):
         way_out = f"Paths are taken from the working directory, {Path.cwd()}"
         raise ConfigError(f"{key}.folder", loop.folder, "there is no such folder", way_out)
+
+
+def _check_command(key: str, loop: CommandSettings) -> None:
     try:
-        _ = loop.agent_command
+        _ = replace(loop, folder=loop.folder if loop.folder and "{" in loop.folder else None).agent_command
     except ConfigError as error:
         raise ConfigError(f"{key}.{error.key}", error.value, error.reason, error.way_out) from error

@@ -165,6 +165,23 @@ def test_each_mistake_of_each_entry_is_reported(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("entry", "keys"),
+    [
+        ({"_target_": CALLABLE, "agent": "agnet.py:run", "time_limit_s": 0}, ["time_limit_s", "agent"]),
+        ({"_target_": CALLABLE, "agent": "agnet.py:run", "sampling": {"top_p": 1}}, ["sampling.top_p", "agent"]),
+        ({"_target_": CALLABLE, "agent": 3, "time_limit_s": 0}, ["time_limit_s", "agent"]),
+        ({"_target_": CALLABLE, "time_limit_s": 0}, ["time_limit_s", "agent"]),
+        ({"_target_": COMMAND, "command": "echo '{task}'", "folder": "nosuch"}, ["folder", "command"]),
+        ({"_target_": COMMAND, "command": "echo '{task}'", "folder": "nosuch", "x": 1}, ["x", "folder", "command"]),
+        ({"_target_": COMMAND, "command": [], "folder": "nosuch"}, ["command"]),
+    ],
+)
+def test_several_mistakes_of_one_entry(folder: Path, entry: dict[str, object], keys: list[str]) -> None:
+    problems = refused(tiny_plain(folder, ON, loops(folder, {"name": "mine", **entry})))
+    assert [problem.key.removeprefix(f"{LOOPS}[0].") for problem in problems] == keys
+
+
+@pytest.mark.parametrize(
     ("text", "reason"), [("- {a: b", "is not YAML"), ("name: mine", "is not a list"), ("", "is not a list")]
 )
 def test_a_file_of_loops_that_is_none(folder: Path, text: str, reason: str) -> None:
