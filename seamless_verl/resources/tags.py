@@ -215,9 +215,29 @@ class Resources:
         used = list(dict.fromkeys(tag for group in self.groups for tag in group.tags))
         return (*(tag for tag in ROLE_TAGS if tag in used), *(tag for tag in used if tag not in ROLE_TAGS))
 
+    def slips(self) -> list[tuple[int, str, str]]:
+        """Tags of the user's own that are one edit from `train` or `rollout`: the group's number, tag, and which."""
+        return [
+            (i, tag, meant)
+            for i, group in enumerate(self.groups)
+            for tag in group.tags
+            for meant in (TRAIN, ROLLOUT)
+            if tag not in ROLE_TAGS and is_one_edit(tag, meant)
+        ]
+
     def _typo_hint(self, tag: str) -> str:
         near: Sequence[str] = get_close_matches(tag, [name for name in self.tags if name not in ROLE_TAGS], n=1)
         return f"Is {near[0]} a slip for {tag}? " if near else ""
+
+
+def is_one_edit(text: str, other: str) -> bool:
+    """Whether the texts differ by one letter more, fewer or replaced, or by two neighbours exchanged."""
+    shorter, longer = sorted((text, other), key=len)
+    first = next((i for i, (a, b) in enumerate(zip(shorter, longer, strict=False)) if a != b), len(shorter))
+    if len(shorter) != len(longer):
+        return shorter[first:] == longer[first + 1 :]
+    a, b = shorter[first:], longer[first:]
+    return a != b and (a[1:] == b[1:] or (a[:2] == b[1::-1] and a[2:] == b[2:]))
 
 
 EXAMPLE = "{count: 1, devices: 8, tags: [train, rollout]}"

@@ -141,7 +141,8 @@ def check_resources(settings: Settings) -> list[Problem]:
     if contradictions:
         return contradictions
     unused = plan_of(settings).unused
-    return [*_unused(resources, {device.group for device in unused}), *_staleness(settings, resources)]
+    groups = {device.group for device in unused}
+    return [*_slips(resources), *_unused(resources, groups), *_staleness(settings, resources)]
 
 
 @check
@@ -174,6 +175,20 @@ def _fields(settings: Settings, resources: Resources) -> list[Problem]:
         Problem(key, settings.get(key), f"contradicts {KEY}, from which {value} follows", f"Remove {key}, or {KEY}")
         for key, value in derived.items()
         if settings.get(key) != value
+    ]
+
+
+def _slips(resources: Resources) -> list[Problem]:
+    """Any tag may be one of the user's own; one that reads like a role's is asked about."""
+    return [
+        Problem(
+            f"{KEY}[{i}].tags",
+            list(resources.groups[i].tags),
+            f"{tag} is a tag of your own, which gives no machine to the role {meant}",
+            f"Did you mean {meant}?",
+            warning=True,
+        )
+        for i, tag, meant in resources.slips()
     ]
 
 

@@ -88,10 +88,10 @@ def _reward_model(settings: Settings) -> list[Problem]:
 
 def _unused_pool(settings: Settings) -> list[Problem]:
     nodes = settings.integer(f"{ROLLOUT}.nnodes", 0, least=0)
-    if settings.seamless.layout is not Layout.COLOCATED or nodes == 0:
+    if settings.seamless.layout is not Layout.COLOCATED or nodes == 0 or by_tags(settings):  # tags: check_resources
         return []
-    reason = "is not used by seamless.layout=colocated"
-    return [Problem(f"{ROLLOUT}.nnodes", nodes, reason, "Set seamless.layout=auto to use the pool", warning=True)]
+    key, reason = f"{ROLLOUT}.nnodes", "contradicts seamless.layout=colocated, which has no such pool"
+    return [Problem(key, nodes, reason, f"Set {key}=0, or seamless.layout=auto to use the pool")]
 
 
 def _never_lent(settings: Settings) -> list[Problem]:

@@ -13,6 +13,7 @@ from seamless_verl.config.gateway_settings import RequestsConfig
 from seamless_verl.config.schema import SeamlessConfig
 from seamless_verl.config.wait_settings import WaitsConfig
 
+OLDER_THAN = "seamless.tokens.older_than"
 BOUNDED_POLICIES = ("mask_older_than", "drop_if_older_than")  # of seamless.tokens.policy, those with `older_than`
 UNUSED = (
     "layout",
@@ -64,6 +65,8 @@ def check_unused(settings: Settings) -> list[Problem]:
         reason = f"is not read by seamless.tokens.policy={given.tokens.policy}"
         way_out = f"Set seamless.tokens.policy={' or '.join(BOUNDED_POLICIES)}, or leave it out"
         found += _changed(given, ("tokens.older_than",), reason, way_out)
+    else:
+        found += _masks_nothing(given)
     if not given.gateway.enabled:
         reason, way_out = "is not read while seamless.gateway.enabled=false", "Set seamless.gateway.enabled=true"
         found += _changed(given, OF_THE_GATEWAY, reason, f"{way_out}, or leave it out")
@@ -71,6 +74,17 @@ def check_unused(settings: Settings) -> list[Problem]:
         reason, way_out = "is not read while seamless.view.enabled=false", "Set seamless.view.enabled=true"
         found += _changed(given, ("view.host", "view.port"), reason, f"{way_out}, or leave it out")
     return found
+
+
+def _masks_nothing(given: SeamlessConfig) -> list[Problem]:
+    """A warning where no token can be as old as those that the policy leaves out."""
+    bound, policy, older = given.max_staleness, given.tokens.policy, given.tokens.older_than
+    if bound is None or older < bound:
+        return []
+    reason = f"leaves nothing out: no token is older than seamless.max_staleness={bound}, and {OLDER_THAN}={older}"
+    lower = f"Set {OLDER_THAN}={bound - 1} or less, or " if bound else "Set "
+    way_out = f"{lower}seamless.max_staleness={older + 1} or more, or leave it out"
+    return [Problem("seamless.tokens.policy", policy, reason, way_out, warning=True)]
 
 
 def _changed(given: SeamlessConfig, names: Iterable[str], reason: str, way_out: str) -> list[Problem]:

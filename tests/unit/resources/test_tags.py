@@ -9,7 +9,7 @@ import pytest
 from support.resources import group, resources
 
 from seamless_verl.errors import ConfigError
-from seamless_verl.resources.tags import KEY, Layout, Resources
+from seamless_verl.resources.tags import KEY, Layout, Resources, is_one_edit
 
 BOTH = ("train", "rollout")
 
@@ -88,3 +88,13 @@ def test_every_mistake_of_every_group_is_reported() -> None:
         Resources.parse(groups)
     keys = ["[0].devices", "[0].tags", "[1].cuont", "[1].sort", "[2].devices", "[2].tags"]
     assert [mistake.key for mistake in caught.value.mistakes] == [f"{KEY}{key}" for key in keys]
+
+
+@pytest.mark.parametrize("tag", ["trian", "trai", "trains", "traim", "rain", "tarin", "rollot", "roll-out", "Rollout"])
+def test_a_slip_is_one_edit(tag: str) -> None:
+    assert is_one_edit(tag, "train") or is_one_edit(tag, "rollout")
+
+
+@pytest.mark.parametrize("tag", ["train", "rollout", "trn", "nia", "a100", "training", "traiin2", "nrait", "rolluot2"])
+def test_what_is_more_than_one_edit_away_is_a_tag_of_the_users_own(tag: str) -> None:
+    assert not is_one_edit(tag, "train") and not is_one_edit(tag, "rollout")

@@ -93,6 +93,19 @@ def test_a_layout_against_the_tags(tmp_path: Path) -> None:
     assert_refused(config, "seamless.layout", "disaggregated", "change the tags", devices=2)
 
 
+def test_a_layout_against_the_tags_is_one_mistake(tmp_path: Path) -> None:
+    config = adopted(tmp_path, TWO, GLOO, "seamless.layout=colocated")
+    assert_refused(config, "seamless.layout", "colocated", "change the tags", devices=2)
+
+
+def test_a_tag_that_reads_like_a_roles_brings_a_warning(tmp_path: Path) -> None:
+    groups = "[{count: 1, devices: 1, tags: [train, rollout]}, {count: 1, devices: 1, tags: [rollout, trian, zone]}]"
+    config = adopted(tmp_path, f"{KEY}={groups}", GLOO)
+    (warning,) = preflight(config, devices=2, accelerator=False)
+    assert warning.startswith(f"{KEY}[1].tags=['rollout', 'trian', 'zone']: trian is a tag of your own")
+    assert warning.endswith("Did you mean train?")
+
+
 def test_only_our_trainer_reads_tags(tmp_path: Path) -> None:
     config = adopted(tmp_path, COLOCATED, "trainer.v1.trainer_mode=sync")
     assert config.trainer.n_gpus_per_node == 1

@@ -252,10 +252,10 @@ def test_cores_are_devices_only_while_pinned(tmp_path: Path) -> None:
     assert f"seamless.cpu.devices={many}" in warning
 
 
-def test_ignored_pool_is_a_warning(tmp_path: Path) -> None:
+def test_a_pool_that_the_layout_does_not_have_is_refused(tmp_path: Path) -> None:
     config = tiny_run(tmp_path, "seamless.layout=colocated", *POOL)
-    (warning,) = preflight(config, devices=1, accelerator=False)
-    assert f"{ROLLOUT}.nnodes=1" in warning
+    assert_refused(config, f"{ROLLOUT}.nnodes", 1, f"Set {ROLLOUT}.nnodes=0, or seamless.layout=auto")
+    assert preflight(tiny_run(tmp_path, "seamless.layout=colocated"), devices=1, accelerator=False) == []
 
 
 def test_model_must_divide(tmp_path: Path) -> None:
@@ -446,6 +446,19 @@ def test_a_bound_that_the_policy_does_not_read_brings_a_warning(tmp_path: Path) 
     assert "mask_older_than or drop_if_older_than" in warning
     read = tiny_run(tmp_path, bound, "seamless.tokens.policy=mask_older_than")
     assert preflight(read, devices=1, accelerator=False) == []
+
+
+@pytest.mark.parametrize(("bound", "older", "warned"), [(1, 1, True), (1, 2, True), (0, 0, True), (1, 0, False)])
+@pytest.mark.parametrize("policy", ["mask_older_than", "drop_if_older_than"])
+def test_a_policy_that_leaves_nothing_out_brings_a_warning(
+    tmp_path: Path, policy: str, bound: int, older: int, warned: bool
+) -> None:
+    settings = (f"seamless.max_staleness={bound}", f"seamless.tokens.older_than={older}")
+    config = tiny_run(tmp_path, *settings, f"seamless.tokens.policy={policy}")
+    found = preflight(config, devices=1, accelerator=False)
+    assert len(found) == warned
+    assert not warned or f"seamless.tokens.policy='{policy}': leaves nothing out" in found[0]
+    assert not warned or f"seamless.max_staleness={older + 1} or more" in found[0]
 
 
 def test_samplings_that_our_bound_replaces_bring_a_warning(tmp_path: Path) -> None:
