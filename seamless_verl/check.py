@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from tempfile import TemporaryDirectory
 
-from seamless_verl.errors import ConfigError, exits_on_config_error
+from seamless_verl.errors import exits_on_config_error
 
 INTERRUPTED = 130
 UNMADE, OPTION = "--unmade", "--platform"
@@ -56,8 +56,7 @@ def main() -> int:
 
 def without_platform(arguments: Sequence[str]) -> tuple[list[str], str | None]:
     """The arguments without the option `--platform`, and its value; ConfigError for one that there is not."""
-    from seamless_verl.config.composing import HERE
-    from seamless_verl.runtime.fields import nearest
+    from seamless_verl.config.composing import named_platform
 
     kept, value, given = list[str](), "", False
     rest = iter(arguments)
@@ -67,10 +66,7 @@ def without_platform(arguments: Sequence[str]) -> tuple[list[str], str | None]:
             kept.append(argument)
             continue
         value, given = text if has_value else next(rest, ""), True
-    names = sorted(file.stem for file in (HERE / "platform").glob("*.yaml"))
-    if given and value not in names:
-        raise ConfigError(OPTION, value, "is not a platform", nearest(value, names))
-    return kept, value if given else None
+    return kept, named_platform(OPTION, value) if given else None
 
 
 def with_output_folder(arguments: Sequence[str], folder: str) -> list[str]:

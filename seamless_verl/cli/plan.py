@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 NAME = "plan"
 FLAGS = ("--json", "--optimize")  # its options that take no value
+OPTION = "--platform"
 PLATFORM_VARIABLE = "SEAMLESS_PLATFORM"
 HEADER = ("MACHINE", "GROUP", "DEVICES", "TAGS", "TRAINER", "REPLICAS", "ROLES", "PEAK", "IN PHASE")
 ABOUT = "where everything of a run would be, and what it would need, without starting anything"
@@ -36,6 +37,7 @@ def add_command(commands: Commands) -> None:
     plan.add_argument("--json", action="store_true", help="the plan as JSON")
     plan.add_argument("--config-dir", type=Path, metavar="FOLDER", help="of a config of your own; needs --config-name")
     plan.add_argument("--config-name", metavar="NAME", default="seamless_ppo_trainer")
+    plan.add_argument(OPTION, metavar="NAME", help="accelerator or cpu, as platform=NAME; what this machine has")
     add_search(plan)
     plan.set_defaults(run=show_plan)
 
@@ -71,8 +73,9 @@ def show_plan(args: argparse.Namespace) -> None:
     from seamless_verl.config.checks import Settings, preflight_of_plan
     from seamless_verl.config.correcting import adopt_correction
     from seamless_verl.config.planning import choose_handover, plan_of
+    from seamless_verl.platform.detect import on_cpu
 
-    config = compose_config(args.config_dir, args.config_name, args.overrides)
+    config = compose_config(args.config_dir, args.config_name, args.overrides, args.platform)
     cpu = config.trainer.device == "cpu"
     devices = SeamlessConfig.parse(config.get("seamless")).cpu.device_count if cpu else None
     adopt_resources(config, args.overrides)
@@ -84,7 +87,7 @@ def show_plan(args: argparse.Namespace) -> None:
         write(optimize(args, settings))
         return
     unmade = replace(settings, unmade=True)
-    warnings, plan = preflight_of_plan(settings), plan_of(unmade)
+    warnings, plan = preflight_of_plan(settings, elsewhere=not cpu and on_cpu()), plan_of(unmade)
     for warning in warnings:
         sys.stderr.write(f"warning: {warning}\n")
     chosen = str(choose_handover(unmade)) if settings.mode == "seamless" else ""
@@ -103,34 +106,40 @@ def unread(args: argparse.Namespace) -> list[ConfigError]:
     ]
 
 
-def compose_config(folder: Path | None, name: str, overrides: Sequence[str]) -> DictConfig:
-    """The config that a run would have; raises ConfigError if hydra cannot compose it."""
+def compose_config(folder: Path | None, name: str, overrides: Sequence[str], platform: str | None = None) -> DictConfig:
+    """The config that a run would have; raises ConfigError if hydra cannot compose it.
+
+    `platform` is what `--platform` names; None leaves it to SEAMLESS_PLATFORM, or to what this machine has.
+    """
     from hydra import compose, initialize_config_dir
 
     from seamless_verl.config import register_search_path
-    from seamless_verl.config.composing import HERE, composing
+    from seamless_verl.config.composing import HERE, composing, named_platform
     from seamless_verl.platform.detect import on_cpu
 
     register_search_path()
     config_dir = HERE if folder is None else folder
     if not config_dir.is_dir():
         raise ConfigError("--config-dir", str(config_dir), "there is no such folder", "Give the folder of your config")
-    platform = "cpu" if on_cpu() else "accelerator"
+    usual = os.environ.get(PLATFORM_VARIABLE, "cpu" if on_cpu() else "accelerator")
+    chosen = usual if platform is None else named_platform(OPTION, platform)
     path = str(config_dir.absolute())
-    with composing(overrides), default_platform(platform), initialize_config_dir(path, version_base=None):
+    with composing(overrides), default_platform(chosen), initialize_config_dir(path, version_base=None):
         return compose(name, list(overrides))
 
 
 @contextmanager
 def default_platform(name: str) -> Iterator[None]:
-    """In the block, config/platform is `name` if the user names none."""
-    is_set = PLATFORM_VARIABLE in os.environ
-    os.environ.setdefault(PLATFORM_VARIABLE, name)
+    """In the block, config/platform is `name` if no override names another."""
+    before = os.environ.get(PLATFORM_VARIABLE)
+    os.environ[PLATFORM_VARIABLE] = name
     try:
         yield
     finally:
-        if not is_set:
+        if before is None:
             del os.environ[PLATFORM_VARIABLE]
+        else:
+            os.environ[PLATFORM_VARIABLE] = before
 
 
 def plan_lines(plan: Plan, handover: str = "") -> Iterator[str]:

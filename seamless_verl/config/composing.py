@@ -58,6 +58,14 @@ def register_search_path() -> None:
         plugins.register(TrainerConfigs)
 
 
+def named_platform(option: str, name: str) -> str:
+    """The platform that an option names; ConfigError where there is none of that name."""
+    names = sorted(file.stem for file in (HERE / "platform").glob("*.yaml"))
+    if name not in names:
+        raise ConfigError(option, name, "is not a platform", nearest(name, names))
+    return name
+
+
 FULL_ERROR = "HYDRA_FULL_ERROR"  # hydra then raises what it would otherwise print
 LISTS = ["seamless.gateway.options"]  # their values have characters that hydra cannot parse without quotes
 SUGGESTIONS = 3  # for a mistyped key, at most

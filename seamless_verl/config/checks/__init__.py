@@ -213,15 +213,18 @@ def preflight(
     return [*found, f"not checked without an accelerator: {', '.join(dict.fromkeys(OF_THIS_MACHINE.values()))}"]
 
 
-def preflight_of_plan(settings: Settings) -> list[str]:
+def preflight_of_plan(settings: Settings, *, elsewhere: bool = False) -> list[str]:
     """Refuse settings without a plan, whatever data and models this machine has; other problems are warnings.
 
-    Memory that is not stated is this machine's own, and refuses no plan for other machines.
+    Memory that is not stated is this machine's own, and refuses no plan for other machines. What this machine lacks
+    for a run is none of a plan's warnings; where the run is `elsewhere`, as in Host, it is not looked at.
     """
     stated = settings.seamless.device_memory_gb is not None or settings.seamless.host_memory_gb is not None
     needed = [check for check in OF_A_PLAN if stated or check is not check_memory]
     warnings_of(find_problems(replace(settings, unmade=True), needed))
-    problems = find_problems(settings)
+    problems = find_problems(settings, [check for check in CHECKS if check not in OF_THIS_MACHINE])
+    here = [] if elsewhere else find_problems(settings, tuple(OF_THIS_MACHINE))
+    problems += [problem for problem in here if not problem.warning]
     keys = ", ".join(dict.fromkeys(problem.key for problem in problems if not problem.warning))
     refused = (
         f"a run would be refused here, for {keys}; `python -m seamless_verl.check` with the same settings says why"

@@ -14,7 +14,7 @@ from support.resources import QWEN3_8B
 from seamless_verl.cli.main import main
 from seamless_verl.config import SeamlessConfig, preflight
 from seamless_verl.config.adopting import VERL_DEFAULTS, adopt_resources
-from seamless_verl.config.checks import Settings
+from seamless_verl.config.checks import Settings, hosts
 from seamless_verl.config.planning import plan_of
 from seamless_verl.resources.plan import Plan
 from seamless_verl.resources.tags import KEY, Layout
@@ -212,6 +212,25 @@ def test_a_plan_needs_none_of_its_machines(capsys: pytest.CaptureFixture[str], m
         assert told.err.startswith("warning: a run would be refused here, for ") and told.err.count("\n") == 1
         assert "data.train_files" in told.err and "actor_rollout_ref.model.path" in told.err
         assert (f"{KEY}," in told.err) == (platform == "cpu"), "where it is known how many devices there are"
+
+
+def test_a_plan_for_other_machines_says_nothing_of_what_is_installed_here(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the check does, with the same option; on the CPU platform a plan has no warning of it, either."""
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    monkeypatch.setenv("SEAMLESS_PLATFORM", "cpu")
+    monkeypatch.setattr(hosts, "installed", lambda verified: "99.0" if "vllm" in verified.distributions else None)
+    assert main(["plan", "--platform", "accelerator", CLUSTER, "model_engine=megatron", "trainer.logger=[wandb]"]) == 0
+    told = capsys.readouterr()
+    assert "8 hybrid, 4 standalone" in told.out and told.err.count("\n") == 1
+    assert not [key for key in ("vanilla_mbridge", "platform,", "platform;", "verl,", "logger") if key in told.err]
+    assert main(["plan", CLUSTER]) == 0
+    told = capsys.readouterr()
+    assert "16 hybrid, 8 standalone" in told.out and told.err.count("\n") == 1 and "99.0" not in told.err
+    assert "verl," in told.err, "on this platform a run would be refused here"
+    assert main(["plan", "--platform=accelerater", CLUSTER]) == 2
+    assert "--platform='accelerater': is not a platform. Did you mean accelerator" in capsys.readouterr().err
 
 
 def test_a_plan_is_refused_for_what_it_would_break(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
