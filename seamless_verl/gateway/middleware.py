@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from seamless_verl.gateway.admin import Admin
 from seamless_verl.gateway.api_errors import Api, ApiError, ErrorCode
+from seamless_verl.gateway.beats import BEAT_S, StreamBeats
 from seamless_verl.gateway.fast_path import READ_BODY, ReadBody
 from seamless_verl.gateway.http import (
     GENERATION_PATHS,
@@ -64,6 +65,7 @@ class SessionMiddleware:
     """ASGI middleware: it admits requests to `app`, and serves the admin API and rewards itself.
 
     `takes_namespaces`: the app's Responses API serves the functions of a `namespace` tool.
+    `beat_s`: the seconds of silence after which a stream sends a beat.
     """
 
     def __init__(
@@ -80,8 +82,10 @@ class SessionMiddleware:
         max_body: int = MAX_BODY,
         runner_key: str = "",
         outside: OutsideApi | None = None,
+        beat_s: float = BEAT_S,
     ) -> None:
         self._app, self._table, self._admin, self._max_body = app, table, admin, max_body
+        self._beat_s = beat_s
         self._models, self._rules, self._on_refusal = models, rules, on_refusal
         self._takes_namespaces = takes_namespaces
         self._admin_hash, self._outside = _hash_of(admin_key), outside
@@ -210,11 +214,13 @@ class SessionMiddleware:
     async def _forward(
         self, scope: Scope, receive: DisconnectWatch, send: Send, api: Api, context: RequestContext
     ) -> None:
-        response = ResponseWatch(send, api, context, partial(self._note_refusal, context.session, context.path))
+        beats = StreamBeats(send, context.path, self._beat_s)
+        response = ResponseWatch(beats, api, context, partial(self._note_refusal, context.session, context.path))
         token = CURRENT.set(context)
         try:
             await self._app(scope, receive, response)
         finally:
+            beats.stop()
             CURRENT.reset(token)
             attempts = context.session.attempts
             if response.complete and not receive.disconnected:

@@ -34,6 +34,7 @@ from vllm.reasoning import ReasoningParserManager
 from vllm.tool_parsers import ToolParserManager
 
 from seamless_verl.gateway.admin import Admin
+from seamless_verl.gateway.beats import BEAT_S
 from seamless_verl.gateway.engine_client import FleetEngineClient
 from seamless_verl.gateway.fast_path import ServingApp
 from seamless_verl.gateway.listening import open_listeners
@@ -75,7 +76,8 @@ class GatewaySettings:
 
     `max_running` and `max_open` bound calls and sessions (SessionTable).
     The gateway listens on `host`, and agents are given it as the address, unless there is a `public_address`: a host,
-    or a whole URL where something between them changes the port. `max_body` in bytes.
+    or a whole URL where something between them changes the port. `max_body` in bytes. `beat_s`: the seconds of silence
+    after which a stream sends a beat.
     """
 
     model: str
@@ -90,6 +92,7 @@ class GatewaySettings:
     public_address: str | None = None
     max_open: int | None = None
     runner_key: str = ""
+    beat_s: float = BEAT_S
 
 
 class Gateway:
@@ -162,6 +165,7 @@ class Gateway:
             max_body=settings.max_body,
             runner_key=settings.runner_key,
             outside=self._outside,
+            beat_s=settings.beat_s,
         )
         self._middleware = middleware
         listeners = self._listeners or open_listeners(settings.host, settings.port)
