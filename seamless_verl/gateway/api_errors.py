@@ -47,6 +47,8 @@ class ErrorCode(StrEnum):
     """a value is larger, or nested deeper, than is accepted"""
     NO_PREVIOUS = "previous_response_not_found"
     """the response that this one would continue is not stored in the session"""
+    NO_ITEM = "item_not_found"
+    """an item that the input names is in no stored conversation of the session"""
     NO_MODEL = "model_not_found"
     """no model of this name is served"""
     REUSED_KEY = "idempotency_key_reused"
@@ -79,6 +81,7 @@ STATUS = {
     ErrorCode.UNSUPPORTED: 400,
     ErrorCode.OUT_OF_BOUNDS: 400,
     ErrorCode.NO_PREVIOUS: 400,
+    ErrorCode.NO_ITEM: 400,
     ErrorCode.NO_MODEL: 404,
     ErrorCode.REUSED_KEY: 422,
     ErrorCode.PROTOCOL: 400,

@@ -50,7 +50,7 @@ from seamless_verl.gateway.request_rules import RequestRules, changes_for, count
 from seamless_verl.gateway.retries import Attempt
 from seamless_verl.gateway.session import Session
 from seamless_verl.gateway.sessions import SessionTable
-from seamless_verl.gateway.stored_responses import find_previous, stored_response
+from seamless_verl.gateway.stored_responses import find_previous, find_referenced, stored_response
 
 logger = logging.getLogger(__name__)
 
@@ -196,14 +196,17 @@ class SessionMiddleware:
         sampling = session.sampling.resolve(body) if generates else {}
         namespaces = self._takes_namespaces and address.path == RESPONSES_PATH
         changes = changes_for(body, self._rules, self._models.context_length, sampling, namespaces=namespaces)
-        previous = find_previous(session, body) if address.path == RESPONSES_PATH else None
+        is_response = address.path == RESPONSES_PATH
+        previous = find_previous(session, body) if is_response else None
+        referenced = find_referenced(session, body) if is_response else {}
         retried = _find_attempt(session, digest, headers) if generates else None
         try:
             with self._table.admit(session, calls, new_turn=generates and not retried):
                 attempt = retried or _begin_attempt(session, digest, headers)
                 is_retry = retried is not None
                 context = RequestContext(session, session.requests, address.path, body, digest, attempt, is_retry)
-                context.dropped_tools, context.previous = tuple(changes.dropped_tools.values()), previous
+                context.dropped_tools = tuple(changes.dropped_tools.values())
+                context.previous, context.referenced = previous, referenced
                 self.counts["gateway/hosted_tools_dropped"] += len(context.dropped_tools)
                 inner_scope = {**_with_json_type(scope), READ_BODY: ReadBody(body, changes.apply, raw)}
                 await self._forward(inner_scope, DisconnectWatch(receive), send, address.api, context)

@@ -1,6 +1,7 @@
-"""Stored responses of a session from its journal, after a restart: what continues them, and their text and calls.
+"""Stored responses of a session from its journal, after a restart: what continues them, and the items of their output.
 
-Not restored: ids of items and of tool calls, reasoning, usage, and that a response was deleted.
+Items have the ids that the agent got. Not restored: ids of tool calls in the latest output, usage, and that a response
+was deleted.
 """
 
 from __future__ import annotations
@@ -8,10 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from openai.types.responses import ResponseFunctionToolCall
+from openai.types.responses import (
+    ResponseFunctionToolCall,
+    ResponseOutputMessage,
+    ResponseOutputText,
+    ResponseReasoningItem,
+)
+from openai.types.responses.response_reasoning_item import Content
 
-from seamless_verl.gateway.stored_responses import StoredResponse
-from seamless_verl.trajectory.messages import ASSISTANT
+from seamless_verl.gateway.stored_responses import ItemIds, StoredResponse
+from seamless_verl.trajectory.messages import ASSISTANT, parse_message
 from seamless_verl.trajectory.records import Finish
 
 KEY = "response"
@@ -27,7 +34,9 @@ def restore_response(
 ) -> StoredResponse:
     """The response of one call; `response` has its `id`, and whether `messages` begin with `instructions`."""
     asked = messages[1:] if response["instructions"] else messages
-    output = list(_items([reply]))
+    output, ids = list(_items([reply])), ItemIds(response["id"])
+    for item in output:
+        ids.assign(item)
     items = [*(item for message in asked for item in _items([message])), *output]
     body = {
         "id": response["id"],
@@ -35,7 +44,7 @@ def restore_response(
         "created_at": int(created_at),
         "status": "incomplete" if finish is Finish.LENGTH else "completed",
         "model": response["model"],
-        "output": [_output_item(item, response["id"], number) for number, item in enumerate(output)],
+        "output": [item.model_dump(mode="json", by_alias=True) for item in output],
         "parallel_tool_calls": True,
         "tool_choice": "auto",
         "tools": [],
@@ -44,27 +53,30 @@ def restore_response(
 
 
 def _items(messages: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
-    """Chat messages as input items of the Responses API, in the forms that vLLM converts back."""
+    """Chat messages as input items of the Responses API, in the forms that vLLM converts back; they have no ids yet."""
     for message in messages:
-        if message["role"] == "tool":
+        if message["role"] == ASSISTANT:
+            yield from _assistant_items(message)
+        elif message["role"] == "tool":
             output = {"call_id": message.get("tool_call_id", ""), "output": message.get("content")}
             yield {"type": "function_call_output", **output}
-            continue
-        if message.get("content") or message["role"] != ASSISTANT:
+        else:
             yield {"role": message["role"], "content": message.get("content") or ""}
-        for number, call in enumerate(message.get("tool_calls") or ()):
-            function = call["function"]
-            yield ResponseFunctionToolCall(
-                type="function_call",
-                call_id=call.get("id") or f"call_{number}",
-                name=function["name"],
-                arguments=function["arguments"],
-            )
 
 
-def _output_item(item: Any, response_id: str, number: int) -> dict[str, Any]:
-    identity = f"{response_id}_{number}"
-    if isinstance(item, ResponseFunctionToolCall):
-        return {**item.model_dump(mode="json"), "id": f"fc_{identity}", "status": "completed"}
-    text = {"type": "output_text", "text": item["content"], "annotations": []}
-    return {"type": "message", "id": f"msg_{identity}", "role": ASSISTANT, "status": "completed", "content": [text]}
+def _assistant_items(message: Mapping[str, Any]) -> Iterator[Any]:
+    if reasoning := message.get("reasoning"):
+        thoughts = [Content(type="reasoning_text", text=reasoning)]
+        yield ResponseReasoningItem(type="reasoning", id="", summary=[], content=thoughts)
+    if text := parse_message(message).text:
+        parts = [ResponseOutputText(type="output_text", text=text, annotations=[])]
+        yield ResponseOutputMessage(type="message", id="", role=ASSISTANT, status="completed", content=parts)
+    for number, call in enumerate(message.get("tool_calls") or ()):
+        function = call["function"]
+        yield ResponseFunctionToolCall(
+            type="function_call",
+            call_id=call.get("id") or f"call_{number}",
+            name=function["name"],
+            arguments=function["arguments"],
+            status="completed",
+        )

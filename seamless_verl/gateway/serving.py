@@ -2,7 +2,8 @@
 
 Chat completions: a whole reply has the finish reason of a streamed one, and no part of a stream has text beside calls
 of tools. Messages: ids, the stop reason of a forced tool, an empty reply, and system messages where they stand.
-Responses: stored responses, and a stream whose last event holds the items that it gave.
+Responses: stored responses, items of them that a request names, and a stream whose last event holds the items that it
+gave.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from vllm.entrypoints.openai.models.serving import OpenAIServingModels
 from vllm.entrypoints.openai.responses.protocol import ResponsesResponse
 
 from seamless_verl.gateway.request_context import CURRENT, RequestContext, current_request
-from seamless_verl.gateway.stored_responses import StoredResponse
+from seamless_verl.gateway.stored_responses import ItemIds, StoredResponse, referenced_id
 
 DATA = "data: "
 TEXTS = ("content", "reasoning", "reasoning_content")
@@ -203,14 +204,20 @@ class _Conversation:
     def __init__(self, context: RequestContext, request: Any, max_stored: int) -> None:
         self._responses, self._request, self._max_stored = context.session.responses, request, max_stored
         self._previous_id, self._previous = request.previous_response_id, context.previous
+        self._referenced, self._ids = context.referenced, ItemIds(request.request_id)
         self._store = request.store is not False
         if self._store:
             context.response_id = request.request_id
 
     def begin(self) -> None:
-        """Puts the items of the conversation so far before the request's own, which vLLM then renders."""
+        """Puts stored items in the place of those that name them, and the items of the conversation so far before the
+        request's own, which vLLM then renders."""
         own = self._request.input
         items = [{"role": "user", "content": own}] if isinstance(own, str) else list(own)
+        if self._referenced:
+            names = map(referenced_id, items)
+            items = [self._referenced[name] if name else item for name, item in zip(names, items, strict=True)]
+            self._request.input = items
         if self._previous is not None:
             self._request.input = items = [*self._previous.items, *items]
             self._request.previous_response_id = None
@@ -219,6 +226,8 @@ class _Conversation:
     def end(self, response: ResponsesResponse) -> None:
         """The response as the client gets it, stored unless the request said no."""
         response.previous_response_id = self._previous_id
+        for item in response.output:
+            self._ids.assign(item)
         if self._store:
             body = response.model_dump(mode="json", by_alias=True)
             stored = StoredResponse(body, [*self._items, *response.output])
@@ -228,6 +237,10 @@ class _Conversation:
         items = []
         async for event in events:
             kind = getattr(event, "type", "")
+            if (item := getattr(event, "item", None)) is not None:
+                self._ids.assign(item)
+            if (name := getattr(event, "item_id", None)) is not None:
+                event.item_id = self._ids.assigned(name)
             if kind == "response.output_item.done":
                 items.append(event.item)
             elif kind in ("response.created", "response.in_progress"):

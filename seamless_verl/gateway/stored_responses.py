@@ -2,12 +2,15 @@
 
 Owned state: the latest responses by id, each with the items of its conversation up to its own output. They belong to
 the session and end with it; the oldest goes first.
+
+An agent may name an item of a stored conversation in the place of sending it. Items of output have ids that follow from
+their response's id, so that they are the same after a restart.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +18,37 @@ from seamless_verl.gateway.api_errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
     from seamless_verl.gateway.session import Session
+
+
+REFERENCE = "item_reference"
+"""The type of an input item that names another one."""
+ITEM_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
+"""What ids of items begin with, by the items' types."""
+
+
+class ItemIds:
+    """The ids of one response's output items: each has the response's, and its place among those of its type."""
+
+    def __init__(self, response_id: str) -> None:
+        self._response, self._places = response_id.removeprefix("resp_"), Counter[str]()
+        self._ids: dict[str, str] = {}
+
+    def assign(self, item: Any) -> None:
+        """Gives an item its id; the items of one id, as in the events of a stream, keep one."""
+        earlier = item.id
+        if earlier in self._ids.values():
+            return
+        if (found := self._ids.get(earlier)) is None:
+            prefix = ITEM_PREFIXES.get(item.type, item.type)
+            found = f"{prefix}_{self._response}_{self._places[item.type]}"
+            self._places[item.type] += 1
+            if earlier:
+                self._ids[earlier] = found
+        item.id = found
+
+    def assigned(self, earlier: str) -> str:
+        """The id of the item that had this one before."""
+        return self._ids.get(earlier, earlier)
 
 
 @dataclass(frozen=True)
@@ -43,6 +77,18 @@ class StoredResponses:
         while len(self._responses) > limit:
             self._responses.popitem(last=False)
 
+    def find_items(self, ids: Iterable[str]) -> dict[str, Any]:
+        """Those of the items that are in stored conversations, by id; the latest conversation has most of them."""
+        missing, found = set(ids), dict[str, Any]()
+        for response in reversed(self._responses.values()):
+            if not missing:
+                break
+            for item in response.items:
+                if (name := getattr(item, "id", None)) in missing:
+                    missing.remove(name)
+                    found[name] = item
+        return found
+
     def delete(self, response_id: str) -> bool:
         """Whether there was such a response."""
         return self._responses.pop(response_id, None) is not None
@@ -57,6 +103,22 @@ def find_previous(session: Session, body: Mapping[str, Any]) -> StoredResponse |
         message = f"Previous response with id '{name}' not found."
         raise ApiError(ErrorCode.NO_PREVIOUS, message, param="previous_response_id")
     return previous
+
+
+def find_referenced(session: Session, body: Mapping[str, Any]) -> dict[str, Any]:
+    """The stored items that a request's input names, by id; raises ApiError when the session has none of an id."""
+    items = body.get("input")
+    names = [name for item in items if (name := referenced_id(item))] if isinstance(items, list) else []
+    found = session.responses.find_items(names)
+    if (unknown := next((name for name in names if name not in found), None)) is not None:
+        raise ApiError(ErrorCode.NO_ITEM, f"Item with id '{unknown}' not found.", param="input")
+    return found
+
+
+def referenced_id(item: object) -> str | None:
+    """The id of the item that an input item names, if it is such a reference."""
+    name = item.get("id") if isinstance(item, Mapping) and item.get("type") == REFERENCE else None
+    return name if isinstance(name, str) else None
 
 
 def stored_response(session: Session, method: str, response_id: str) -> dict[str, Any]:

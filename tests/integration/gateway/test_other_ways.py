@@ -5,8 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import httpx
+import openai
 import pytest
 from support.gateway import TOOL, TOOL_CALL, GatewayHarness, gateway_harness, user
+from support.gateway_restart import generated_ids, open_session, run_gateway
+
+from seamless_verl.journal import SqliteJournal
 
 pytestmark = pytest.mark.integration
 OTHER_CALL = '<tool_call>{"name": "add", "arguments": {"a": 4, "b": 5}}</tool_call>'
@@ -95,3 +100,72 @@ async def test_numbers_that_javascript_wrote_again_continue_the_record(nano: Pat
         back: Any = [user("add"), {"role": "assistant", "content": [written]}, {"role": "user", "content": [result]}]
         await harness.anthropic.messages.create(messages=back, **asked)
         check_continued(harness, RESULTS[RESULTS.index("<|im_end|>") + len("<|im_end|>") :])
+
+
+def reference(item: Any) -> dict[str, str]:
+    return {"type": "item_reference", "id": item.id}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_items_that_are_named_stand_for_what_was_said(nano: Path, stream: bool) -> None:
+    async with gateway_harness(nano) as harness:
+        asked: dict[str, Any] = {"model": "nano", "tools": [{"type": "function", **FUNCTION}]}
+
+        async def respond(own: list[Any]) -> Any:
+            if not stream:
+                return await harness.openai.responses.create(input=own, **asked)
+            events = [event async for event in await harness.openai.responses.create(input=own, stream=True, **asked)]
+            named = {event.item_id for event in events if hasattr(event, "item_id")}
+            given = {event.item.id for event in events if event.type == "response.output_item.added"}
+            assert named <= given == {item.id for item in events[-1].response.output}
+            return events[-1].response
+
+        harness.set_replies(f"I add. {TOOL_CALL}\n{OTHER_CALL}", "done")
+        first = await respond([user("add")])
+        assert [item.type for item in first.output] == ["message", "function_call", "function_call"]
+        number = first.id.removeprefix("resp_")
+        assert [item.id for item in first.output] == [f"msg_{number}_0", f"fc_{number}_0", f"fc_{number}_1"]
+        results = [
+            {"type": "function_call_output", "call_id": item.call_id, "output": text}
+            for item, text in zip(first.output[1:], ("5", "9"), strict=True)
+        ]
+        own: list[Any] = [user("add"), *map(reference, first.output), *results]
+        second = await respond(own)
+        check_continued(harness, RESULTS)
+        await respond([*own, *map(reference, second.output), user("more")])
+        before, prompt = recorded(harness, 1), list(harness.source.calls[-1].prompt_ids)
+        assert prompt[: len(before)] == before
+
+
+async def test_a_named_item_that_is_unknown_is_refused(nano: Path) -> None:
+    async with gateway_harness(nano) as harness:
+        client = harness.openai.responses
+        unstored = await client.create(model="m", input="hi", store=False)
+        for name in (unstored.output[0].id, "msg_0"):
+            with pytest.raises(openai.BadRequestError, match=f"Item with id '{name}' not found") as refused:
+                await client.create(model="m", input=[{"type": "item_reference", "id": str(name)}])
+            assert refused.value.param == "input"
+
+
+async def test_named_items_are_known_after_a_restart(nano: Path, tmp_path: Path) -> None:
+    path = "/v1/responses"
+    async with httpx.AsyncClient(timeout=30) as http:
+        with SqliteJournal(tmp_path / "journal.sqlite") as journal:
+            async with run_gateway(nano / "model", journal) as first:
+                session = await open_session(http, first.gateway.url)
+                body: dict[str, Any] = {"model": "nano", "input": [user("hi")], "max_output_tokens": 20}
+                reply = (await http.post(f"{first.gateway.url}/s/{session['key']}{path}", json=body)).json()
+                (item,) = reply["output"]
+            async with run_gateway(nano / "model", journal) as again:
+                url = f"{again.gateway.url}/s/{session['key']}{path}"
+                kept = (await http.get(f"{url}/{reply['id']}")).json()["output"]
+                assert [(one["id"], one["content"][0]["text"]) for one in kept] == [
+                    (item["id"], item["content"][0]["text"])
+                ]
+                body["input"] = [user("hi"), {"type": "item_reference", "id": item["id"]}, user("more")]
+                assert (await http.post(url, json=body)).status_code == 200
+                record = journal.read(session["session_id"])
+                assert record is not None
+                one, two = record.calls
+                known = [*one.prompt_ids, *generated_ids(one)]
+                assert two.prompt_ids.tolist()[: len(known)] == known

@@ -243,7 +243,8 @@ async def test_a_stored_response_can_be_continued_after_a_restart(tmp_path: Path
     stored = table.get(session.session_id).responses.get("resp_1")
     assert stored is not None and stored.body["output"][0]["content"][0]["text"] == "a reply"
     user, made, result, reply = stored.items
-    assert (user["content"], made.name, result["output"], reply["content"]) == ("add", "f", "5", "a reply")
+    assert (user["content"], made.name, result["output"], reply.content[0].text) == ("add", "f", "5", "a reply")
+    assert (reply.id, stored.body["output"][0]["id"]) == ("msg_1_0", "msg_1_0")
 
 
 async def test_what_a_caller_sends_does_not_stop_the_journal(tmp_path: Path) -> None:
