@@ -50,7 +50,7 @@ def overrides_of(folder: Path) -> list[str]:
     ]
 
 
-DEFAULTS = ("trainer.save_freq=50", "trainer.max_actor_ckpt_to_keep=2", "trainer.test_freq=-1")
+DEFAULTS = ("trainer.save_freq=10", "trainer.max_actor_ckpt_to_keep=2", "trainer.test_freq=-1")
 """Unless the user sets them."""
 
 
