@@ -39,6 +39,7 @@ WAYS_OUT = {
     f"{ROLLOUT}.enable_rollout_routing_replay": f"{ROLLOUT}.enable_rollout_routing_replay=False",
     f"{MODEL}.path": f"Set {MODEL}.path to a model folder or a hub id",
     f"{ACTOR}.model_engine": GONE,
+    f"{ACTOR}.policy_loss": GONE,
     f"{ACTOR}.megatron.expert_model_parallel_size": "Lower it, or make trainer.nnodes x trainer.n_gpus_per_node a",
     f"{ACTOR}.ppo_micro_batch_size_per_gpu": f"Set {ACTOR}.ppo_micro_batch_size_per_gpu to a divisor of",
     f"{MODEL}.lora.merge": "merge=True",

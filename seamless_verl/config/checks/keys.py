@@ -31,7 +31,7 @@ from seamless_verl.config.verl_keys import (
 from seamless_verl.runtime.fields import nearest
 
 TARGET = "_target_"
-PASSED_ON = re.compile(r"override_\w+|\w*kwargs|kw_args|\w+_options")
+PASSED_ON = re.compile(r"override_\w+|\w*kwargs|kw_args|\w+_options|turbo_config")
 CHECKED_ELSEWHERE = ("seamless", "hydra", "ray_kwargs")
 NODES = ("actor_rollout_ref", "algorithm", "critic", "data", "reward", "trainer")
 NEVER_MADE = ("algorithm", "reward", "global_profiler")  # verl reads these as they are, in spite of their `_target_`
