@@ -88,9 +88,9 @@ def text_before_calls(event: str) -> list[str]:
     first.pop("usage", None)  # counts up to the end, which the calls' part has
     for choice in chunk["choices"]:
         delta = choice["delta"]
-        said = {name: delta.pop(name) for name in [*delta] if name != "tool_calls"}
+        parts = {name: delta.pop(name) for name in [*delta] if name != "tool_calls"}
         of_text = {name: choice.pop(name) for name in TOKEN_FIELDS if name in choice}
-        first["choices"].append({"index": choice["index"], "delta": said, "finish_reason": None, **of_text})
+        first["choices"].append({"index": choice["index"], "delta": parts, "finish_reason": None, **of_text})
     return [f"{DATA}{json.dumps(part, ensure_ascii=False, separators=(',', ':'))}\n\n" for part in (first, chunk)]
 
 
@@ -119,7 +119,7 @@ def place_system_messages(serving: Any, tokenizer: Any, chat_template: str | Non
     """Leaves Anthropic's system messages within a conversation where they are, if the chat template shows them there.
 
     Claude Code adds some while it works. vLLM puts them all into the first one unless `--chat-template` is given: what
-    was said before would then begin differently in each call, and the conversation would fork.
+    was parts before would then begin differently in each call, and the conversation would fork.
     """
     serving._merge_inline_system = not shows_later_system(tokenizer, chat_template)
 
@@ -224,7 +224,7 @@ class _Conversation:
         self._items = list(items)
 
     def end(self, response: ResponsesResponse) -> None:
-        """The response as the client gets it, stored unless the request said no."""
+        """The response as the client gets it, stored unless the request parts no."""
         response.previous_response_id = self._previous_id
         for item in response.output:
             self._ids.assign(item)
