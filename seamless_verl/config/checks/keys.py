@@ -75,7 +75,7 @@ def _at(tree: Mapping[str, Any], path: str) -> Mapping[str, Any]:
 
 def _within(path: str, node: Mapping[str, Any], names: Sequence[str], engine: str) -> list[Problem]:
     """The problems of names that verl's config of the engine does not have in a node."""
-    target = node.get(TARGET)
+    target = node.get(TARGET, _at(engine_config(engine), path).get(TARGET))
     taken = fields_of(target) if isinstance(target, str) and target.startswith("verl.") else None
     if isinstance(target, str) and (not path.startswith(NEVER_MADE) or path.startswith("reward.reward_model.rollout")):
         taken = frozenset(names) if taken is None else taken
