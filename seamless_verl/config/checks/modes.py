@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from seamless_verl.config.checks.estimators import OWN_ESTIMATORS
 from seamless_verl.config.checks.roles import (
     by_tags,
@@ -11,6 +13,7 @@ from seamless_verl.config.checks.roles import (
     seamless_layout,
 )
 from seamless_verl.config.checks.settings import MISSING, Problem, Settings, check
+from seamless_verl.config.verl_keys import DEFAULT_ENGINE, engine_config, items_of
 from seamless_verl.resources.tags import Layout
 from seamless_verl.runtime.fields import nearest
 
@@ -22,6 +25,10 @@ NO_REPLAY = "disabled"
 REPLAYED = "skip.rollout_tq.enable"
 MANAGER = f"{ROLLOUT}.agent.agent_loop_manager_class"
 VERL_SAMPLER = {"max_off_policy_threshold": 8, "max_off_policy_strategy": "drop"}
+ASYNCHRONOUS = ("separate_async", "colocate_async")  # verl's modes with settings of their own
+STEPS_AHEAD = "Set seamless.ahead instead, the steps whose prompts are generated ahead"
+LENDING = "Leave it out: in seamless.layout=multiplexed seamless.lending decides when the trainer's devices generate"
+NOT_READ = "is not read by the seamless trainer"
 
 
 @check
@@ -44,7 +51,7 @@ def check_seamless(settings: Settings) -> list[Problem]:
         return []
     parts = (
         *(_unused_pool, _someone_generates, _never_lent, _ahead, _tail_batching, _min_sessions),
-        *(_engine, _routing, _released, _sampler),
+        *(_engine, _routing, _released, _sampler, _other_modes),
     )
     return [problem for part in parts for problem in part(settings)]
 
@@ -195,16 +202,37 @@ def _sampler(settings: Settings) -> list[Problem]:
         found.append(Problem(f"{sampler}.custom_sampler.path", path, reason, way_out))
     for key, default in VERL_SAMPLER.items():
         if (value := settings.get(f"{sampler}.{key}", default)) != default:
-            reason = "is not read by the seamless trainer"
             way_out = "Set seamless.max_staleness instead"
-            found.append(Problem(f"{sampler}.{key}", value, reason, way_out, warning=True))
+            found.append(Problem(f"{sampler}.{key}", value, NOT_READ, way_out, warning=True))
     return found
+
+
+def _other_modes(settings: Settings) -> list[Problem]:
+    """What was set of verl's asynchronous modes, with what it is in ours."""
+    default = engine_config(DEFAULT_ENGINE)["trainer"]["v1"]
+    found = list[Problem]()
+    for mode in ASYNCHRONOUS:
+        given = settings.get(f"trainer.v1.{mode}", {})
+        for name, value in items_of(given) if isinstance(given, Mapping) else ():
+            known = dict(items_of(default[mode]))
+            if not isinstance(value, Mapping) and name in known and value != known[name]:
+                way_out = _own_setting(name, value)
+                found.append(Problem(f"trainer.v1.{mode}.{name}", value, NOT_READ, way_out, warning=True))
+    return found
+
+
+def _own_setting(name: str, value: object) -> str:
+    if name == "parameter_sync_step":
+        return f"Set trainer.v1.seamless.{name}={value} instead"
+    return STEPS_AHEAD if name == "num_warmup_batches" else LENDING
 
 
 def _someone_generates(settings: Settings) -> list[Problem]:
     key = "actor_rollout_ref.hybrid_engine"
-    if seamless_layout(settings) is Layout.DISAGGREGATED or settings.flag(key, True):
+    if settings.flag(key, True):
         return []
+    if seamless_layout(settings) is Layout.DISAGGREGATED:
+        return [Problem(key, False, NOT_READ, "Leave it out: the layout is disaggregated without it", warning=True)]
     if seamless_layout(settings) is Layout.MULTIPLEXED:
         way_out = "Remove it, or take the tag rollout away from machines that train"
         return [Problem(key, False, "and machines that train are to generate too", way_out)]

@@ -467,6 +467,29 @@ def test_samplings_that_our_bound_replaces_bring_a_warning(tmp_path: Path) -> No
     assert "max_off_policy_threshold=2" in warning and "seamless.max_staleness" in warning
 
 
+@pytest.mark.parametrize(
+    ("override", "way_out"),
+    [
+        ("separate_async.parameter_sync_step=2", "Set trainer.v1.seamless.parameter_sync_step=2 instead"),
+        ("separate_async.num_warmup_batches=2", "Set seamless.ahead instead"),
+        ("colocate_async.num_warmup_batches=0", "Set seamless.ahead instead"),
+        ("separate_async.hybrid_rollout.enable_switch=True", "in seamless.layout=multiplexed seamless.lending decides"),
+    ],
+)
+def test_settings_of_verls_asynchronous_modes_bring_a_warning(tmp_path: Path, override: str, way_out: str) -> None:
+    override = f"trainer.v1.{override}"
+    (warning,) = preflight(tiny_run(tmp_path, override), devices=1, accelerator=False)
+    assert warning.startswith(f"{override}: is not read by the seamless trainer. ") and way_out in warning
+    verls = tiny_run(tmp_path, override, "trainer.v1.trainer_mode=colocate_async")
+    assert preflight(verls, devices=1, accelerator=False) == []
+
+
+def test_no_hybrid_engine_is_what_a_disaggregated_layout_has(tmp_path: Path) -> None:
+    config = tiny_run(tmp_path, *POOL, "actor_rollout_ref.hybrid_engine=False")
+    (warning,) = preflight(config, devices=2, accelerator=False)
+    assert "hybrid_engine=False: is not read by the seamless trainer. Leave it out" in warning
+
+
 def test_an_adapter_that_would_not_generate_is_refused(tmp_path: Path) -> None:
     lora = "actor_rollout_ref.model.lora"
     adapter = (f"++{lora}.rank=8", f"{ACTOR}.megatron.vanilla_mbridge=False")
