@@ -25,6 +25,7 @@ from seamless_verl.config.composing import composing, remove_run_folder
 from seamless_verl.config.correcting import adopt_correction
 from seamless_verl.config.joining import adopt_cluster
 from seamless_verl.config.mistakes import Inspect, beside, find_mistakes, only_composes, with_own_keys, without_settings
+from seamless_verl.config.verl_keys import ENGINE, chosen_engine
 from seamless_verl.errors import ConfigError, exits_on_config_error, refuse
 from seamless_verl.platform.detect import can_only_be_cpu, on_cpu, set_cpu_environment
 from seamless_verl.run_folder import (
@@ -47,6 +48,7 @@ TASK_RECORDS = (
 """How many ended tasks the GCS of a cluster that our trainer starts remembers, and how many it knows to have forgotten.
 Ray's defaults are 100,000 and 1,000,000, with which it grew for as long as anybody looked."""
 PLATFORM = "SEAMLESS_PLATFORM"  # the choice among config/platform/, by default
+OUR_CONFIG = "seamless_ppo_trainer"
 OTHER_CONFIG = (
     "--config-name: this config is not built on seamless_ppo_trainer, so verl's own trainer runs. Leave --config-name "
     "and --config-path out for the seamless trainer; now it is trainer.v1.trainer_mode="
@@ -117,7 +119,7 @@ def compose(arguments: list[str], job: Callable[[DictConfig], object]) -> None:
 
         before, sys.argv[1:] = sys.argv[1:], arguments
         try:
-            hydra.main(config_path=None, config_name="seamless_ppo_trainer", version_base=None)(composed)()
+            hydra.main(config_path=None, config_name=OUR_CONFIG, version_base=None)(composed)()
         finally:
             sys.argv[1:] = before
 
@@ -209,10 +211,21 @@ def check_overrides(
     for warning in warnings:
         logger.warning(warning)
     handover = adopt_handover(config)
-    for choice in (None if unmade else chosen, None if unmade or anywhere else handover):
+    engine = engine_of_ours(config, overrides)
+    for choice in () if unmade else (engine, chosen, None if anywhere else handover):
         if choice is not None:
             logger.info(choice)
     return seamless
+
+
+def engine_of_ours(config: DictConfig, overrides: Sequence[str]) -> str | None:
+    """In words the engine that our config chose, where neither the command line nor a config file names one.
+
+    A config file may, so it is not said with one. On the CPU platform there is no other engine.
+    """
+    if config_name() != OUR_CONFIG or uses_cpu(config):
+        return None
+    return chosen_engine(str(config.get(ENGINE)), overrides)
 
 
 def parse_seamless(config: DictConfig, overrides: Sequence[str], *, unmade: bool) -> SeamlessConfig:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,22 @@ def engine_config(engine: str) -> Mapping[str, Any]:
     """verl's whole config with that engine, interpolations as they are written."""
     name = "" if engine == DEFAULT_ENGINE else f"_{engine}"
     return read_yaml(verl_config_dir() / f"_generated_ppo{name}_trainer.yaml")
+
+
+def chosen_engine(engine: str, overrides: Sequence[str]) -> str | None:
+    """In words the engine that our config has in place of verl's default; None where a command line names one.
+
+    It names one by the choice, by a strategy, by one of its files, or by a key that verl's default lacks.
+    """
+    named = {text.lstrip("+~").partition("=")[0] for text in overrides}
+    groups = {ENGINE, "actor", "ref", "critic"}
+    if engine == DEFAULT_ENGINE or any(
+        key.partition("@")[0] in groups or key.endswith(".strategy") or f".{engine}." in key for key in named
+    ):
+        return None
+    if named & (engine_keys(engine) - engine_keys(DEFAULT_ENGINE)):
+        return None
+    return f"chosen: {ENGINE}={engine} (verl's default is {DEFAULT_ENGINE}; docs/migrating.md)"
 
 
 def read_yaml(file: Path) -> Mapping[str, Any]:

@@ -20,7 +20,9 @@ from seamless_verl.config.checks.batches import TRAIN
 from seamless_verl.config.checks.roles import brings_code, joins_cluster
 from seamless_verl.config.checks.settings import AbsentError, Problem, Settings, check
 from seamless_verl.config.checks.sources import check_dotted, check_name
+from seamless_verl.config.verl_keys import ENGINE
 from seamless_verl.errors import ConfigError
+from seamless_verl.runtime.checkpoint_marker import step_folder, tracker_state
 from seamless_verl.runtime.fields import nearest
 from seamless_verl.runtime.locks import is_locked
 
@@ -216,6 +218,10 @@ MODES = ("auto", "disable", "resume_path")
 FOLDER = "trainer.default_local_dir"
 PREFIX = "global_step_"
 IN_USE = "another run writes there now"
+ENGINES = {"fsdp": "FSDP", "fsdp2": "FSDP", "megatron": "Megatron"}  # of a strategy, as checkpoints tell them apart
+NAMES = {"FSDP": "dp", "Megatron": "megatron"}
+LOADED = ("model", "optimizer", "extra")
+ANEW = f"Set {FOLDER} to another folder, or {MODE}=disable"
 USE_ANOTHER = f"Wait for it or stop it, or set {FOLDER} to another folder"
 
 
@@ -230,7 +236,7 @@ def check_resume(settings: Settings) -> list[Problem]:
     elif path is not None:
         reason = f"is not read while {MODE}={mode}"
         return [Problem(PATH, path, reason, f"Set {MODE}=resume_path to resume from it", warning=True)]
-    return []
+    return _newest(settings) if mode == "auto" else []
 
 
 @check
@@ -263,6 +269,42 @@ def _in_use(folder: Path) -> bool:
         return is_locked(folder)
     except OSError:
         return False
+
+
+def _newest(settings: Settings) -> list[Problem]:
+    """Of the checkpoint that verl resumes from by itself: another engine's cannot be loaded, and one of the last step
+    leaves nothing to train."""
+    folder = settings.get(FOLDER)
+    if not isinstance(folder, str) or "://" in folder or (step := _tracked(Path(folder))) is None:
+        return []
+    newest, found = step_folder(Path(folder), step), list[Problem]()
+    engine, strategy = _engine_of(newest / "actor"), settings.text("actor_rollout_ref.actor.strategy", "")
+    loads = settings.get("actor_rollout_ref.actor.checkpoint.load_contents", LOADED)
+    if engine is not None and strategy in ENGINES and ENGINES[strategy] != engine and set(LOADED) & set(loads):
+        reason = f"its newest checkpoint {newest.name} is {engine}'s, which the run's engine {strategy} cannot load"
+        found.append(Problem(FOLDER, folder, reason, f"{ANEW}, or {ENGINE}={NAMES[engine]}"))
+    last = settings.get(STEPS)
+    if isinstance(last, int) and step >= last and not settings.flag("trainer.val_only"):
+        reason = f"leaves nothing to train after {newest}, from which the run would resume"
+        found.append(Problem(STEPS, last, reason, f"Set {STEPS} above {step}. To begin anew s{ANEW[1:]}", warning=True))
+    return found
+
+
+def _tracked(folder: Path) -> int | None:
+    """The step from which verl resumes; None where it has nothing to resume from, or nothing that can be read here."""
+    try:
+        state = tracker_state(folder)
+    except OSError:
+        return None
+    step = int(state[0]) if state is not None and str(state[0]).isdigit() else None
+    return step if step is not None and step_folder(folder, step).is_dir() else None
+
+
+def _engine_of(actor: Path) -> str | None:
+    """Whose checkpoint it is, by its files; None where they do not show it."""
+    if any(actor.glob("model_world_size_*_rank_*.pt")):
+        return "FSDP"
+    return "Megatron" if any((actor / name / "dist_ckpt").is_dir() for name in LOADED) else None
 
 
 def _checkpoint(path: str) -> None:

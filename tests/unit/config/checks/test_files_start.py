@@ -9,6 +9,8 @@ import pytest
 from support.config import assert_refused, refused, tiny_plain, tiny_run, write_model
 
 from seamless_verl.config import preflight
+from seamless_verl.config.checks import Settings
+from seamless_verl.config.checks.files import check_resume
 
 REWARD, ROLLOUT = "reward.custom_reward_function", "actor_rollout_ref.rollout"
 RESUME = "trainer.resume_from_path"
@@ -121,6 +123,48 @@ def test_what_cannot_be_resumed_from(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "checkpoints" / "global_step_2").mkdir()
     config = tiny_plain(tmp_path, "trainer.resume_mode=resume_path", f"{RESUME}={path}")
     assert_refused(config, RESUME, None if path == "null" else path, way_out)
+
+
+def saved_by(folder: Path, file: str, step: int = 3) -> str:
+    """The override for a folder whose newest checkpoint is of that step."""
+    saved = folder / f"global_step_{step}" / "actor" / file
+    saved.parent.mkdir(parents=True)
+    saved.touch()
+    (folder / "latest_checkpointed_iteration.txt").write_text(str(step))
+    return f"trainer.default_local_dir={folder}"
+
+
+FSDPS, MEGATRONS = "model_world_size_8_rank_0.pt", "model/dist_ckpt/metadata.json"
+
+
+def test_the_newest_checkpoint_is_of_another_engine(tmp_path: Path) -> None:
+    saved, key = tmp_path / "saved", "trainer.default_local_dir"
+    folder = saved_by(saved, FSDPS)
+    assert_refused(tiny_plain(tmp_path, folder), key, str(saved), "trainer.resume_mode=disable, or model_engine=dp")
+    anew = tiny_plain(tmp_path, folder, "trainer.resume_mode=disable")
+    assert preflight(anew, devices=1, accelerator=False) == []
+    (saved / "latest_checkpointed_iteration.txt").write_text("4")  # verl begins anew where it is not there
+    assert preflight(tiny_plain(tmp_path, folder), devices=1, accelerator=False) == []
+
+
+def test_a_checkpoint_of_the_runs_own_engine(tmp_path: Path) -> None:
+    folder = saved_by(tmp_path / "saved", MEGATRONS)
+    assert preflight(tiny_plain(tmp_path, folder), devices=1, accelerator=False) == []
+    fsdp = tiny_plain(tmp_path, folder, "actor_rollout_ref.actor.strategy=fsdp2")
+    found = check_resume(Settings.of(fsdp, devices=1, accelerator=True))
+    assert [problem.way_out.endswith("model_engine=megatron") for problem in found] == [True]
+
+
+def test_a_checkpoint_of_the_last_step_leaves_nothing_to_train(tmp_path: Path) -> None:
+    folder = saved_by(tmp_path / "saved", MEGATRONS, step=80)
+    for steps, warnings in ((80, 1), (81, 0), (40, 1)):
+        found = preflight(
+            tiny_plain(tmp_path, folder, f"trainer.total_training_steps={steps}"), devices=1, accelerator=False
+        )
+        assert len(found) == warnings
+        for warning in found:
+            assert warning.startswith(f"trainer.total_training_steps={steps}: leaves nothing to train after")
+            assert "Set trainer.total_training_steps above 80" in warning and "trainer.resume_mode=disable" in warning
 
 
 def test_resume_modes(tmp_path: Path) -> None:
