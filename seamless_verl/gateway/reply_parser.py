@@ -68,6 +68,7 @@ class _ConsistentParser:
         self._arguments = args, kwargs
         self._texts: list[str] = []
         self._ids: list[int] = []
+        self._prompt: list[int] | None = None  # its last turn
         self._sent_reasoning = self._sent_content = self._held = ""
 
     def parse_reply(self, text: str, request: Any, ids: Sequence[int], *, auto_tools: bool = True) -> ParsedReply:
@@ -112,14 +113,14 @@ class _ConsistentParser:
     ) -> Any:
         self._texts.append(delta_text)
         self._ids.extend(delta_token_ids)
-        if prompt_token_ids is not None:
-            prompt_token_ids = self._last_turn(prompt_token_ids)
+        if prompt_token_ids is not None and self._prompt is None:  # vLLM gives it with each part
+            self._prompt = self._last_turn(prompt_token_ids)
         if not offers_tools(request):
             self.tool_parser = None
         with _collected_errors():
             try:
                 delta = super().parse_delta(  # type: ignore[misc]
-                    delta_text, delta_token_ids, request, prompt_token_ids, finished=finished
+                    delta_text, delta_token_ids, request, self._prompt, finished=finished
                 )
             except Exception as error:  # the end of the stream gives what the whole reply's parser finds
                 logger.debug("streamed later: %s", error)

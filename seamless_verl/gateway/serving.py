@@ -119,7 +119,7 @@ def place_system_messages(serving: Any, tokenizer: Any, chat_template: str | Non
     """Leaves Anthropic's system messages within a conversation where they are, if the chat template shows them there.
 
     Claude Code adds some while it works. vLLM puts them all into the first one unless `--chat-template` is given: what
-    was parts before would then begin differently in each call, and the conversation would fork.
+    came before would then begin differently in each call, and the conversation would fork.
     """
     serving._merge_inline_system = not shows_later_system(tokenizer, chat_template)
 
@@ -224,7 +224,7 @@ class _Conversation:
         self._items = list(items)
 
     def end(self, response: ResponsesResponse) -> None:
-        """The response as the client gets it, stored unless the request parts no."""
+        """The response as the client gets it, stored unless the request has `store: false`."""
         response.previous_response_id = self._previous_id
         for item in response.output:
             self._ids.assign(item)

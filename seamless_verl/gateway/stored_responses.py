@@ -84,7 +84,8 @@ class StoredResponses:
             if not missing:
                 break
             for item in response.items:
-                if (name := getattr(item, "id", None)) in missing:
+                name = item.get("id") if isinstance(item, Mapping) else getattr(item, "id", None)
+                if name in missing:
                     missing.remove(name)
                     found[name] = item
         return found

@@ -116,7 +116,7 @@ def _column_given(settings: Settings, key: str) -> bool:
 
 def _named(path: str) -> Named | None:
     """The names in a file's column, rows counted from 0; None without the column, or where check_data refuses it."""
-    from pyarrow import ArrowInvalid, compute, parquet
+    from pyarrow import ArrowInvalid, ArrowNotImplementedError, compute, parquet, types
 
     found: Named = {}
     try:
@@ -126,10 +126,12 @@ def _named(path: str) -> Named | None:
             start = 0
             for batch in file.iter_batches(columns=[COLUMN]):
                 column = batch.column(0)
+                if types.is_dictionary(column.type):  # as pandas writes categories
+                    column = column.dictionary_decode()
                 for value in column.unique():
                     at = compute.index(column.is_null(), True) if not value.is_valid else compute.index(column, value)
                     found.setdefault(str(value.as_py()) if value.is_valid else None, start + at.as_py())
                 start += len(column)
-    except (ArrowInvalid, OSError):
+    except (ArrowInvalid, ArrowNotImplementedError, OSError):  # the second one: its values are no texts
         return None
     return found

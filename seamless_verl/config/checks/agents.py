@@ -26,6 +26,7 @@ from seamless_verl.agents.settings import (
     RunnerSettings,
     read_settings,
 )
+from seamless_verl.config.checks.hosts import has_own_code
 from seamless_verl.config.checks.roles import brings_code
 from seamless_verl.config.checks.settings import Problem, Settings, check
 from seamless_verl.config.checks.sources import check_call, check_dotted, check_name, find_module
@@ -77,7 +78,7 @@ def check_default_loop(settings: Settings) -> list[Problem]:
 def known_loops(settings: Settings) -> list[str] | None:
     """The names of all agent loops; None where code of the user's own may register others, or choose them."""
     own = settings.get(f"{AGENT}.agent_loop_manager_class"), settings.get("actor_rollout_ref.model.external_lib")
-    if own[0] is not None or own[1] not in (None, *OUR_ENGINES):
+    if own[0] is not None or own[1] not in (None, *OUR_ENGINES) or has_own_code(settings):
         return None
     return [*REGISTERED, *(str(loop["name"]) for loop in loops_of(settings) if "name" in loop)]
 

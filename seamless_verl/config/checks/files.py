@@ -275,7 +275,9 @@ def _newest(settings: Settings) -> list[Problem]:
     """Of the checkpoint that verl resumes from by itself: another engine's cannot be loaded, and one of the last step
     leaves nothing to train."""
     folder = settings.get(FOLDER)
-    if not isinstance(folder, str) or "://" in folder or (step := _tracked(Path(folder))) is None:
+    if not isinstance(folder, str) or "://" in folder or joins_cluster(settings):  # it may be on another machine
+        return []
+    if (step := _tracked(Path(folder))) is None:
         return []
     newest, found = step_folder(Path(folder), step), list[Problem]()
     engine, strategy = _engine_of(newest / "actor"), settings.text("actor_rollout_ref.actor.strategy", "")

@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
+from seamless_verl.config.checks.hosts import has_own_code
+from seamless_verl.config.checks.roles import has_reward_model, has_teacher, needs_critic, needs_reference
 from seamless_verl.config.checks.settings import Problem, Settings, check
 from seamless_verl.config.checks.sources import fields_of
 from seamless_verl.config.composing import HERE, verl_config_dir
@@ -49,12 +52,23 @@ def check_keys(settings: Settings) -> list[Problem]:
     found = list[Problem]()
     for path, node in _nodes(settings.tree, ""):
         known = _at(engine_config(engine), path)
-        names = [name for name in node if name not in known and not name.startswith("_")]
+        texts = (name for name in node if isinstance(name, str))  # a mapping of the user's own may have numbers
+        names = [name for name in texts if name not in known and not name.startswith("_")]
         if names and path:
-            found += _within(path, node, names, engine)
+            problems = _within(path, node, names, engine)
+            found += [replace(one, warning=True) for one in problems] if _may_be_read(settings, path) else problems
         elif names:
             found += [problem for name in names if (problem := _node(name, node[name])) is not None]
     return found
+
+
+def _may_be_read(settings: Settings, path: str) -> bool:
+    """Whether code of the user's gets the node as it is, or verl does not make it: a key there stops no run."""
+    off = [("critic", needs_critic(settings)), ("actor_rollout_ref.ref", needs_reference(settings))]
+    off += [("reward.reward_model", has_reward_model(settings)), ("distillation", has_teacher(settings))]
+    unused = any(f"{path}.".startswith(f"{node}.") for node, used in off if not used)
+    own_data = path.partition(".")[0] == "data" and settings.get("data.custom_cls.path") is not None
+    return unused or own_data or has_own_code(settings)
 
 
 def _nodes(node: Mapping[str, Any], path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:

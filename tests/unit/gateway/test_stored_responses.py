@@ -60,6 +60,8 @@ def test_the_items_that_an_input_names_are_found() -> None:
     items = [called(name) for name in "abc"]
     found = find_referenced(session_of(*items), {"input": [reference("a"), {"role": "user"}, reference("c"), "?"]})
     assert found == {"a": items[0], "c": items[2]}
+    replayed = {"type": "message", "id": "m", "role": "assistant", "content": []}  # as a client sent it
+    assert find_referenced(session_of(replayed), {"input": [reference("m")]}) == {"m": replayed}
 
 
 @pytest.mark.parametrize("own", [None, "text", [], [{"role": "user", "id": "a"}], [reference(3)], [reference(None)], 7])

@@ -53,6 +53,25 @@ def test_a_name_that_no_loop_has(folder: Path) -> None:
     assert_refused(config(folder, ["mime"]), TRAIN, file, "Did you mean mine? There are single_turn_agent,")
 
 
+def test_a_column_of_categories_is_read_and_one_of_lists_left_to_the_run(folder: Path) -> None:
+    tree = config(folder, ["mine", "nothere"], f"{DEFAULT}=mine")
+    file = folder / "named.parquet"
+    table = parquet.read_table(file)
+    at = table.schema.get_field_index("agent_name")
+    parquet.write_table(table.set_column(at, "agent_name", table["agent_name"].dictionary_encode()), file)
+    (problem,) = refused(tree)
+    assert "column agent_name has 'nothere' in row 1 (from 0)" in problem.reason
+    parquet.write_table(table.set_column(at, "agent_name", [[["mine"]] * len(table)]), file)
+    preflight(tree, devices=1, accelerator=False)
+
+
+def test_loops_that_an_imported_module_registers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = config(folder, ["nothere"])
+    assert refused(tree)
+    monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "my_package")
+    assert not [warning for warning in warnings(tree) if "agent_name" in warning]
+
+
 def test_each_name_is_said_once_and_not_too_many(folder: Path) -> None:
     names = [problem.reason.split("'")[1] for problem in refused(config(folder, ["a", "b", "a", "mine"]))]
     assert names == ["a", "b"]

@@ -265,3 +265,9 @@ def test_how_a_long_prompt_is_cut_cannot_be_chosen(tmp_path: Path) -> None:
     (warning,) = preflight(tiny_plain(tmp_path, "data.truncation=right"), devices=1, accelerator=False)
     assert warning.startswith("data.truncation='right': is not read by verl 0.9.1")
     assert warning.endswith("data.filter_overlong_prompts=True leaves such prompts out")
+
+
+def test_a_clusters_checkpoint_may_be_on_another_machine(tmp_path: Path) -> None:
+    folder = saved_by(tmp_path / "saved", FSDPS)
+    there = tiny_plain(tmp_path, folder, "ray_kwargs.ray_init.address=head:6379")
+    assert not check_resume(Settings.of(there, devices=1, accelerator=True))

@@ -32,12 +32,32 @@ def problems(config: DictConfig) -> list[Problem]:
         ("actor_rollout_ref.model.lora.rnk=8", "Did you mean actor_rollout_ref.model.lora.rank?"),
         (f"{ACTOR}.megatron.no_such_key=1", "Leave it out: verl takes no other keys there"),
         (f"{ACTOR}.ulysses_sequence_parallel_size=2", "Leave it out, or write model_engine=dp"),
-        ("reward.reward_model.rollout.max_num_seq=3", "Did you mean reward.reward_model.rollout.max_num_seqs?"),
     ],
 )
 def test_refused(tmp_path: Path, override: str, way_out: str) -> None:
     key, _, value = override.partition("=")
     assert_refused(tiny_run(tmp_path, override), key, int(value), way_out)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("data.image_keys=[a]", "data.custom_cls.path=mine.py"),
+        ("critic.no_such_key=1",),
+        ("actor_rollout_ref.ref.no_such_key=1",),
+        ("reward.reward_model.rollout.max_num_seq=3",),
+        ("data.train_batchsize=16", "actor_rollout_ref.model.external_lib=mine"),
+    ],
+)
+def test_what_verl_does_not_make_or_code_of_the_users_gets_is_a_warning(
+    tmp_path: Path, overrides: tuple[str, ...]
+) -> None:
+    (found,) = problems(tiny_run(tmp_path, *overrides))
+    assert found.warning and found.key == overrides[0].partition("=")[0]
+
+
+def test_keys_that_are_no_texts_are_the_users_own(tmp_path: Path) -> None:
+    assert problems(tiny_run(tmp_path, "mine.weights={0:1,1:0.5}", "data.curriculum={0:100,true:3}")) == []
 
 
 def test_a_mistyped_node_is_refused(tmp_path: Path) -> None:
