@@ -9,6 +9,8 @@ import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from support.gateway import GatewayHarness, gateway_harness, user
 
+from seamless_verl.gateway import reply_parser
+
 pytestmark = pytest.mark.integration
 FIRST, SECOND = "<think>hm one</think>first", "<think>hm two</think>second"
 SCHEMA = {"type": "object", "properties": {"a": {"type": "number"}}}
@@ -80,3 +82,18 @@ async def test_a_grammar_of_a_later_turn_begins_after_its_thoughts(nano: Path, p
             await create(model="nano", messages=conversation, response_format=JSON)
             ended.append(harness.source.calls[-1].sampling["reasoning_ended"])
         assert ended == [False, False]
+
+
+async def test_a_prompt_is_looked_through_once_for_all_parts(nano: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = []
+    last_turn = reply_parser._ConsistentParser._last_turn
+
+    def counted(self: Any, ids: Any) -> list[int]:
+        prompts.append(len(ids))
+        return last_turn(self, ids)
+
+    monkeypatch.setattr(reply_parser._ConsistentParser, "_last_turn", counted)
+    async with gateway_harness(nano, ("--reasoning-parser", "qwen3")) as harness:
+        harness.set_replies(FIRST, SECOND + " and so on" * 5, size=1)
+        assert (await chat(harness, "q", True))[0] == "hm two"
+    assert 0 < len(prompts) <= 4
