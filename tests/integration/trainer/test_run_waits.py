@@ -114,8 +114,10 @@ def test_a_group_that_nobody_who_replies_knows_waits_for_the_worker_that_does_no
     assert later.waited_s >= first.waited_s + 0.5, "it counts from the first question"
     ray.get(actors["agent loop worker 1"].reply.remote())
     ray.get(actors["agent loop worker 1"].waits.remote())  # now it replies to all
-    waits.collect()
-    assert "agent loop worker 1" not in {wait.name for wait in waits.collect()} and waits.asked == {}
+    limit = time.monotonic() + 30.0
+    while "agent loop worker 1" in {wait.name for wait in waits.collect()}:  # a busy machine's reply may be late again
+        assert time.monotonic() < limit
+    assert waits.asked == {}
 
 
 def test_actors_that_are_known_to_be_silent_are_what_the_trainer_waits_for() -> None:
