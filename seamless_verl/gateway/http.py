@@ -37,9 +37,9 @@ UNSUPPORTED_PARAMETERS = {
 }
 """Parameters that no agent may send, and why. The gateway adds some of them itself."""
 
-RESPONSES_PATH = "/v1/responses"
-GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", RESPONSES_PATH, "/v1/messages"})
-COUNT_TOKENS_PATH = "/v1/messages/count_tokens"
+RESPONSES_PATH, MESSAGES_PATH = "/v1/responses", "/v1/messages"
+GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", RESPONSES_PATH, MESSAGES_PATH})
+COUNT_TOKENS_PATH = f"{MESSAGES_PATH}/count_tokens"
 REWARD_PATH = "/v1/session/reward"
 MODELS_PATH = "/v1/models"
 POSTED = (*GENERATION_PATHS, COUNT_TOKENS_PATH, REWARD_PATH)

@@ -23,7 +23,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from seamless_verl.gateway.admin import Admin
 from seamless_verl.gateway.api_errors import Api, ApiError, ErrorCode
-from seamless_verl.gateway.beats import BEAT_S, StreamBeats
 from seamless_verl.gateway.fast_path import READ_BODY, ReadBody
 from seamless_verl.gateway.http import (
     GENERATION_PATHS,
@@ -43,6 +42,7 @@ from seamless_verl.gateway.http import (
     send_error,
     send_json,
 )
+from seamless_verl.gateway.keepalive import KEEPALIVE_S, StreamKeepalive
 from seamless_verl.gateway.models import ModelList
 from seamless_verl.gateway.protocols import OutsideApi
 from seamless_verl.gateway.request_context import CURRENT, RequestContext
@@ -65,7 +65,7 @@ class SessionMiddleware:
     """ASGI middleware: it admits requests to `app`, and serves the admin API and rewards itself.
 
     `takes_namespaces`: the app's Responses API serves the functions of a `namespace` tool.
-    `beat_s`: the seconds of silence after which a stream sends a beat.
+    `keepalive_s`: the seconds of silence after which a stream sends a keepalive.
     """
 
     def __init__(
@@ -82,10 +82,10 @@ class SessionMiddleware:
         max_body: int = MAX_BODY,
         runner_key: str = "",
         outside: OutsideApi | None = None,
-        beat_s: float = BEAT_S,
+        keepalive_s: float = KEEPALIVE_S,
     ) -> None:
         self._app, self._table, self._admin, self._max_body = app, table, admin, max_body
-        self._beat_s = beat_s
+        self._keepalive_s = keepalive_s
         self._models, self._rules, self._on_refusal = models, rules, on_refusal
         self._takes_namespaces = takes_namespaces
         self._admin_hash, self._outside = _hash_of(admin_key), outside
@@ -217,13 +217,13 @@ class SessionMiddleware:
     async def _forward(
         self, scope: Scope, receive: DisconnectWatch, send: Send, api: Api, context: RequestContext
     ) -> None:
-        beats = StreamBeats(send, context.path, self._beat_s)
-        response = ResponseWatch(beats, api, context, partial(self._note_refusal, context.session, context.path))
+        keepalives = StreamKeepalive(send, context.path, self._keepalive_s)
+        response = ResponseWatch(keepalives, api, context, partial(self._note_refusal, context.session, context.path))
         token = CURRENT.set(context)
         try:
             await self._app(scope, receive, response)
         finally:
-            beats.stop()
+            keepalives.stop()
             CURRENT.reset(token)
             attempts = context.session.attempts
             if response.complete and not receive.disconnected:

@@ -34,9 +34,9 @@ from vllm.reasoning import ReasoningParserManager
 from vllm.tool_parsers import ToolParserManager
 
 from seamless_verl.gateway.admin import Admin
-from seamless_verl.gateway.beats import BEAT_S
 from seamless_verl.gateway.engine_client import FleetEngineClient
 from seamless_verl.gateway.fast_path import ServingApp
+from seamless_verl.gateway.keepalive import KEEPALIVE_S
 from seamless_verl.gateway.listening import open_listeners
 from seamless_verl.gateway.middleware import MAX_BODY, SessionMiddleware
 from seamless_verl.gateway.models import ModelList
@@ -76,8 +76,8 @@ class GatewaySettings:
 
     `max_running` and `max_open` bound calls and sessions (SessionTable).
     The gateway listens on `host`, and agents are given it as the address, unless there is a `public_address`: a host,
-    or a whole URL where something between them changes the port. `max_body` in bytes. `beat_s`: the seconds of silence
-    after which a stream sends a beat.
+    or a whole URL where something between them changes the port. `max_body` in bytes. `keepalive_s`: the seconds of
+    silence after which a stream sends a keepalive.
     """
 
     model: str
@@ -92,7 +92,7 @@ class GatewaySettings:
     public_address: str | None = None
     max_open: int | None = None
     runner_key: str = ""
-    beat_s: float = BEAT_S
+    keepalive_s: float = KEEPALIVE_S
 
 
 class Gateway:
@@ -165,7 +165,7 @@ class Gateway:
             max_body=settings.max_body,
             runner_key=settings.runner_key,
             outside=self._outside,
-            beat_s=settings.beat_s,
+            keepalive_s=settings.keepalive_s,
         )
         self._middleware = middleware
         listeners = self._listeners or open_listeners(settings.host, settings.port)

@@ -11,6 +11,8 @@ read by verl/experimental/agent_loop/tool_agent_loop.py and not by single_turn_a
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
 
 from seamless_verl.config.checks.agents import DEFAULT, LOOPS, SCHEMAS, known_loops, loops_of
 from seamless_verl.config.checks.files import FILE_KEYS
@@ -52,14 +54,14 @@ def check_own_loops_run(settings: Settings) -> list[Problem]:
     if not own or used is None or known_loops(settings) is None or used & set(own):
         return []
     none_of = f"no prompt runs a loop of {LOOPS} ({', '.join(own)})"
-    in_data = f"rite {' or '.join(own)} into the data's column {COLUMN}"
+    in_data = f"{' or '.join(own)} into the data's column {COLUMN}"
     if used == {default} and not _column_given(settings, key):
         reason = f"is the loop of every prompt, since {key} has no column {COLUMN}; {none_of}"
-        problem = Problem(DEFAULT, default, reason, f"Set {DEFAULT}={own[0]}, or w{in_data}", warning=True)
+        problem = Problem(DEFAULT, default, reason, f"Set {DEFAULT}={own[0]}, or write {in_data}", warning=True)
     else:
         names = ", ".join(sorted(map(str, used)))
         reason = f"its column {COLUMN} has {names}, and wins over {DEFAULT}={default}; {none_of}"
-        way_out = f"W{in_data}, or remove the column and set {DEFAULT}={own[0]}"
+        way_out = f"Write {in_data}, or remove the column and set {DEFAULT}={own[0]}"
         problem = Problem(key, settings.get(key), reason, way_out, warning=True)
     return _of_data(settings, [problem])
 
@@ -116,6 +118,15 @@ def _column_given(settings: Settings, key: str) -> bool:
 
 def _named(path: str) -> Named | None:
     """The names in a file's column, rows counted from 0; None without the column, or where check_data refuses it."""
+    try:
+        return _read(path, Path(path).stat().st_mtime_ns)
+    except OSError:
+        return None
+
+
+@lru_cache(maxsize=64)  # several checks ask for the same files, which may be large
+def _read(path: str, changed: int) -> Named | None:
+    del changed
     from pyarrow import ArrowInvalid, ArrowNotImplementedError, compute, parquet, types
 
     found: Named = {}
@@ -132,6 +143,6 @@ def _named(path: str) -> Named | None:
                     at = compute.index(column.is_null(), True) if not value.is_valid else compute.index(column, value)
                     found.setdefault(str(value.as_py()) if value.is_valid else None, start + at.as_py())
                 start += len(column)
-    except (ArrowInvalid, ArrowNotImplementedError, OSError):  # the second one: its values are no texts
+    except (ArrowInvalid, ArrowNotImplementedError):  # the second one: its values are no texts
         return None
     return found

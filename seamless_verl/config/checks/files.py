@@ -221,7 +221,7 @@ IN_USE = "another run writes there now"
 ENGINES = {"fsdp": "FSDP", "fsdp2": "FSDP", "megatron": "Megatron"}  # of a strategy, as checkpoints tell them apart
 NAMES = {"FSDP": "dp", "Megatron": "megatron"}
 LOADED = ("model", "optimizer", "extra")
-ANEW = f"Set {FOLDER} to another folder, or {MODE}=disable"
+ELSEWHERE = f"{FOLDER} to another folder, or {MODE}=disable"
 USE_ANOTHER = f"Wait for it or stop it, or set {FOLDER} to another folder"
 
 
@@ -284,11 +284,13 @@ def _newest(settings: Settings) -> list[Problem]:
     loads = settings.get("actor_rollout_ref.actor.checkpoint.load_contents", LOADED)
     if engine is not None and strategy in ENGINES and ENGINES[strategy] != engine and set(LOADED) & set(loads):
         reason = f"its newest checkpoint {newest.name} is {engine}'s, which the run's engine {strategy} cannot load"
-        found.append(Problem(FOLDER, folder, reason, f"{ANEW}, or {ENGINE}={NAMES[engine]}"))
+        found.append(Problem(FOLDER, folder, reason, f"Set {ELSEWHERE}, or {ENGINE}={NAMES[engine]}"))
     last = settings.get(STEPS)
     if isinstance(last, int) and step >= last and not settings.flag("trainer.val_only"):
         reason = f"leaves nothing to train after {newest}, from which the run would resume"
-        found.append(Problem(STEPS, last, reason, f"Set {STEPS} above {step}. To begin anew s{ANEW[1:]}", warning=True))
+        found.append(
+            Problem(STEPS, last, reason, f"Set {STEPS} above {step}. To begin anew set {ELSEWHERE}", warning=True)
+        )
     return found
 
 

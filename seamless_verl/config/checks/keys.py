@@ -168,10 +168,10 @@ def _keys(node: object) -> set[str]:
 def _is_read(path: str, name: str) -> bool:
     """Whether verl's source reads the name, which its files do not have, from such a node."""
     node, source = re.escape(path.rpartition(".")[2]), _source()
-    config = rf"\b(?:\w*(?:config|cfg)|{node})"
-    got = rf"""["']{node}["'](?:,\s*\w*\{{?\}}?)?\)"""  # .get("node", {{}})
-    before = re.compile(rf"""(?:{config}|{got})(?:\.get\(\s*|\[|,\s*)["']$|\b{node}\.$""")
-    after = re.compile(rf"""["'] in (?:\w+\.)*?{config[2:]}\b""")
+    config = rf"(?:\w*(?:config|cfg)|{node})"
+    got = rf"""["']{node}["'](?:,\s*\w*\{{?\}}?)?\)"""  # of config.get("node", {})
+    before = re.compile(rf"""(?:\b{config}|{got})(?:\.get\(\s*|\[|,\s*)["']$|\b{node}\.$""")
+    after = re.compile(rf"""["'] in (?:\w+\.)*?{config}\b""")
     for found in re.finditer(rf"\b{re.escape(name)}\b", source):
         start, end = found.span()
         if before.search(source[max(start - 80, 0) : start]) or after.match(source[end : end + 80]):

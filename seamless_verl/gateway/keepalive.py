@@ -1,12 +1,12 @@
-"""Beats: what a streamed reply sends while its call gives no event, so that the client does not give the stream up.
+"""Keepalives: what a streamed reply sends while its call gives no event, so that the client does not give it up.
 
 A call may wait for a weight update, a hand-over or its place in a queue, and its tool calls are sent at its end.
 Clients end a stream that is silent for some minutes, and ask again.
 
 Invariants:
-- A beat is sent between whole events only: after the response's headers, and before its end.
-- The messages of the application pass unchanged, in their order. A beat takes no number of an event.
-- A beat is sent after a silence only: no message was sent, and none waits for a slow client.
+- A keepalive is sent between whole events only: after the response's headers, and before its end.
+- The messages of the application pass unchanged, in their order. A keepalive takes no number of an event.
+- A keepalive is sent after a silence only: no message was sent, and none waits for a slow client.
 - After `stop` nothing is sent.
 """
 
@@ -19,24 +19,23 @@ import time
 from starlette.datastructures import Headers
 from starlette.types import Message, Send
 
-from seamless_verl.gateway.http import RESPONSES_PATH
+from seamless_verl.gateway.http import MESSAGES_PATH, RESPONSES_PATH
 
-BEAT_S = 15.0  # clients and proxies wait for 30 seconds at least
-MESSAGES_PATH = "/v1/messages"
+KEEPALIVE_S = 15.0  # clients and proxies wait for 30 seconds at least
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'  # Anthropic's own; its SDKs skip it, also before message_start
 COMMENT = b": keepalive\n\n"
 END_OF_EVENT = b"\n\n"
 
 
-class StreamBeats:
-    """A send that adds beats to a stream of events; other responses pass as they are.
+class StreamKeepalive:
+    """A send that adds keepalives to a stream of events; other responses pass as they are.
 
-    `path` is that of the API; `interval` in seconds of silence. Owned state: the task that sends the beats.
+    `path` is that of the API; `interval` in seconds of silence. Owned state: the task that sends the keepalives.
     """
 
-    def __init__(self, send: Send, path: str, interval: float = BEAT_S) -> None:
+    def __init__(self, send: Send, path: str, interval: float = KEEPALIVE_S) -> None:
         self._send, self._path, self._interval = send, path, interval
-        self._lock = asyncio.Lock()  # a beat does not overtake a message that waits for a slow client
+        self._lock = asyncio.Lock()  # a keepalive does not overtake a message that waits for a slow client
         self._events = EventCounter()
         self._due = 0.0
         self._task: asyncio.Task[None] | None = None
@@ -55,7 +54,7 @@ class StreamBeats:
         self._due = time.monotonic() + self._interval
         if message["type"] == "http.response.start":
             if Headers(raw=message.get("headers", [])).get("content-type", "").startswith("text/event-stream"):
-                self._task = asyncio.create_task(self._run(), name="stream beats")
+                self._task = asyncio.create_task(self._run(), name="stream keepalive")
         elif message.get("more_body", False):
             self._events.feed(message.get("body", b""))
         else:
@@ -63,13 +62,13 @@ class StreamBeats:
 
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(self._due - time.monotonic())
+            await asyncio.sleep(self._due - time.monotonic())  # a silence is a time, and nothing tells of it
             async with self._lock:
                 if time.monotonic() < self._due:  # a message was sent meanwhile
                     continue
-                beat = beat_after(self._path, self._events)
-                if beat is not None:
-                    await self._send({"type": "http.response.body", "body": beat, "more_body": True})
+                keepalive = keepalive_after(self._path, self._events)
+                if keepalive is not None:
+                    await self._send({"type": "http.response.body", "body": keepalive, "more_body": True})
                 self._due = time.monotonic() + self._interval
 
 
@@ -91,12 +90,12 @@ class EventCounter:
             self._last = b"" if self.between else text[-1:]
 
 
-def beat_after(path: str, events: EventCounter) -> bytes | None:
-    """The beat that may follow these events; None where none may.
+def keepalive_after(path: str, events: EventCounter) -> bytes | None:
+    """The keepalive that may follow these events; None where none may.
 
     OpenAI's Responses API sends `keepalive` itself, and some clients need a number in each event. vLLM numbers events
-    from 0, and the beat repeats the last number. OpenAI's SDK accepts nothing before `response.created`, which comes at
-    once.
+    from 0, and the keepalive repeats the last number. OpenAI's SDK accepts nothing before `response.created`, which
+    comes at once.
     """
     if not events.between:
         return None

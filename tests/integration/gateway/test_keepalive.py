@@ -1,4 +1,4 @@
-"""A stream whose call gives nothing sends beats, which change neither what an SDK reads nor what is recorded."""
+"""A stream whose call gives nothing sends keepalives, which change neither what an SDK reads nor what is recorded."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import httpx
 import pytest
 from support.gateway import EOS, TOOL, TOOL_CALL, GatewayHarness, MemoryRecorder, Reply, gateway_harness, user
 
-from seamless_verl.gateway import beats as beats_module
-from seamless_verl.gateway.beats import COMMENT, PING, EventCounter, StreamBeats, beat_after
+from seamless_verl.gateway import keepalive as keepalive_module
 from seamless_verl.gateway.fast_path import READ_BODY, FastPath
 from seamless_verl.gateway.http import ReplayedBody
+from seamless_verl.gateway.keepalive import COMMENT, PING, EventCounter, StreamKeepalive, keepalive_after
 from seamless_verl.trajectory.records import Finish
 
 pytestmark = pytest.mark.integration
-BEAT_S = 0.05
+KEEPALIVE_S = 0.05
 REPLY = "let me see. " + TOOL_CALL
 FUNCTION: Any = TOOL["function"]
 HI: dict[str, Any] = {"model": "nano", "messages": [user("hi")]}
@@ -40,15 +40,15 @@ BODIES: dict[str, tuple[dict[str, Any], re.Pattern[bytes]]] = {
     "/responses": (RESPONSE, KEEPALIVE),
     "/messages": (MESSAGE, re.compile(re.escape(PING))),
 }
-"""The body of a request of each API, and its beat."""
+"""The body of a request of each API, and its keepalive."""
 MADE_UP = (
     (re.compile(r"[0-9a-f]{16,32}"), "<id>"),
     (re.compile(r'("(?:created(?:_at)?|completed_at)"):\s*[0-9.]+'), r"\1:<time>"),
 )
 
 
-class BeatCount:
-    """How many beats all streams have sent."""
+class KeepaliveCount:
+    """How many keepalives all streams have sent."""
 
     def __init__(self) -> None:
         self.number, self._more = 0, asyncio.Event()
@@ -65,26 +65,26 @@ class BeatCount:
 
 
 @pytest.fixture
-def beats_sent(monkeypatch: pytest.MonkeyPatch) -> BeatCount:
-    count = BeatCount()
+def keepalives_sent(monkeypatch: pytest.MonkeyPatch) -> KeepaliveCount:
+    count = KeepaliveCount()
 
     def counted(path: str, events: EventCounter) -> bytes | None:
-        beat = beat_after(path, events)
-        if beat is not None:
+        keepalive = keepalive_after(path, events)
+        if keepalive is not None:
             count.add()
-        return beat
+        return keepalive
 
-    monkeypatch.setattr(beats_module, "beat_after", counted)
+    monkeypatch.setattr(keepalive_module, "keepalive_after", counted)
     return count
 
 
 @asynccontextmanager
 async def slow_call(
-    nano: Path, beats_sent: BeatCount
+    nano: Path, keepalives_sent: KeepaliveCount
 ) -> AsyncGenerator[tuple[GatewayHarness, Callable[[], None]], None]:
-    """A gateway with short beats, and what holds its next call for two beats before its first token and after it."""
+    """A gateway with frequent keepalives, and what holds its next call for two before its first token and two later."""
     recorder = MemoryRecorder(gate=asyncio.Event())
-    async with gateway_harness(nano, recorder=recorder, beat_s=BEAT_S) as harness:
+    async with gateway_harness(nano, recorder=recorder, keepalive_s=KEEPALIVE_S) as harness:
         gate = recorder.gate
         assert gate is not None
         gate.set()
@@ -93,7 +93,7 @@ async def slow_call(
 
         async def release(*held: asyncio.Event) -> None:
             for event in held:
-                await beats_sent.wait_for(2)
+                await keepalives_sent.wait_for(2)
                 event.set()
 
         def slow_down() -> None:
@@ -131,7 +131,7 @@ async def read_text(harness: GatewayHarness) -> tuple[str, int]:
 
 
 async def read_response(harness: GatewayHarness) -> tuple[str, int]:
-    """The final response, and how many beats there were among its events."""
+    """The final response, and how many keepalives there were among its events."""
     async with harness.openai.responses.stream(**RESPONSE) as stream:
         events = [event async for event in stream]
         final = await stream.get_final_response()
@@ -157,23 +157,23 @@ READERS: dict[str, Callable[[GatewayHarness], Awaitable[tuple[str, int]]]] = {
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_the_sdks_read_the_same_with_beats(nano: Path, path: str, beats_sent: BeatCount) -> None:
-    async with slow_call(nano, beats_sent) as (harness, slow_down):
+async def test_the_sdks_read_the_same_with_keepalives(nano: Path, path: str, keepalives_sent: KeepaliveCount) -> None:
+    async with slow_call(nano, keepalives_sent) as (harness, slow_down):
         fast, _ = await READERS[path](harness)
-        beats_sent.number = 0
+        keepalives_sent.number = 0
         slow_down()
         slow, read = await READERS[path](harness)
         await harness.drain()
         assert without_ids(slow) == without_ids(fast) and "see" in fast and re.search(r'b\\?": ?3', fast)
-        assert beats_sent.number >= 4 and read == (beats_sent.number if path == "/responses" else 0)
+        assert keepalives_sent.number >= 4 and read == (keepalives_sent.number if path == "/responses" else 0)
         first, second = records(harness)
         assert first == second
 
 
 @pytest.mark.parametrize("way", ["fast path", "FastAPI"])
 @pytest.mark.parametrize("path", BODIES)
-async def test_beats_are_between_events(
-    nano: Path, path: str, way: str, monkeypatch: pytest.MonkeyPatch, beats_sent: BeatCount
+async def test_keepalives_are_between_events(
+    nano: Path, path: str, way: str, monkeypatch: pytest.MonkeyPatch, keepalives_sent: KeepaliveCount
 ) -> None:
     async def routed(self: Any, scope: Any, receive: Any, send: Any) -> None:
         body = scope.pop(READ_BODY)
@@ -181,46 +181,48 @@ async def test_beats_are_between_events(
 
     if way == "FastAPI":
         monkeypatch.setattr(FastPath, "__call__", routed)
-    body, beat = BODIES[path]
-    async with slow_call(nano, beats_sent) as (harness, slow_down):
+    body, keepalive = BODIES[path]
+    async with slow_call(nano, keepalives_sent) as (harness, slow_down):
         url = harness.session["base_url"] + path
         fast = (await harness.http.post(url, json={**body, "stream": True})).content
-        beats_sent.number = 0
+        keepalives_sent.number = 0
         slow_down()
         slow = (await harness.http.post(url, json={**body, "stream": True})).content
         events = slow.split(b"\n\n")
-        beats = [number for number, event in enumerate(events) if beat.fullmatch(event + b"\n\n")]
-        assert len(beats) == len(beat.findall(slow)) == beats_sent.number >= 4
-        assert (beats[0] == 0) == (path != "/responses"), "before the first event, but for the Responses API"
-        assert len({number - count for count, number in enumerate(beats)}) >= 2, "before the first token and after it"
-        assert without_ids(beat.sub(b"", slow).decode()) == without_ids(beat.sub(b"", fast).decode())
+        keepalives = [number for number, event in enumerate(events) if keepalive.fullmatch(event + b"\n\n")]
+        assert len(keepalives) == len(keepalive.findall(slow)) == keepalives_sent.number >= 4
+        assert (keepalives[0] == 0) == (path != "/responses"), "before the first event, but for the Responses API"
+        assert len({number - count for count, number in enumerate(keepalives)}) >= 2, (
+            "before the first token and after it"
+        )
+        assert without_ids(keepalive.sub(b"", slow).decode()) == without_ids(keepalive.sub(b"", fast).decode())
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_a_stream_that_is_not_silent_has_no_beats(nano: Path, path: str) -> None:
-    body, beat = BODIES[path]
+async def test_a_stream_that_is_not_silent_has_no_keepalives(nano: Path, path: str) -> None:
+    body, keepalive = BODIES[path]
     async with gateway_harness(nano) as harness:
         harness.set_replies(REPLY)
         reply = await harness.http.post(harness.session["base_url"] + path, json={**body, "stream": True})
-        assert reply.content.count(b"\n\n") > 5 and not beat.search(reply.content)
+        assert reply.content.count(b"\n\n") > 5 and not keepalive.search(reply.content)
 
 
-async def test_a_whole_reply_has_no_beats(nano: Path, beats_sent: BeatCount) -> None:
-    async with gateway_harness(nano, beat_s=BEAT_S) as harness:
+async def test_a_whole_reply_has_no_keepalives(nano: Path, keepalives_sent: KeepaliveCount) -> None:
+    async with gateway_harness(nano, keepalive_s=KEEPALIVE_S) as harness:
         hold = asyncio.Event()
         harness.source.replies = [Reply([*b"hi", EOS], hold=hold)]
         asking = asyncio.create_task(harness.http.post(harness.session["base_url"] + "/chat/completions", json=HI))
         await harness.source.started.wait()
-        await asyncio.sleep(4 * BEAT_S)
+        await asyncio.sleep(4 * KEEPALIVE_S)
         hold.set()
         assert (await asking).json()["choices"][0]["message"]["content"] == "hi"
-        assert not beats_sent.number
+        assert not keepalives_sent.number
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_a_client_that_leaves_between_beats_ends_its_call(nano: Path, path: str) -> None:
-    body, beat = BODIES[path]
-    async with gateway_harness(nano, beat_s=BEAT_S) as harness:
+async def test_a_client_that_leaves_between_keepalives_ends_its_call(nano: Path, path: str) -> None:
+    body, keepalive = BODIES[path]
+    async with gateway_harness(nano, keepalive_s=KEEPALIVE_S) as harness:
         harness.source.replies = [Reply([*b"hi", EOS], hold=asyncio.Event())]
         url, read = harness.session["base_url"] + path, b""
         async with (
@@ -229,15 +231,15 @@ async def test_a_client_that_leaves_between_beats_ends_its_call(nano: Path, path
         ):
             async for part in reply.aiter_bytes():
                 read += part
-                if len(beat.findall(read)) > 2:
+                if len(keepalive.findall(read)) > 2:
                     break
         await asyncio.wait_for(harness.drain(), 10)
         (call,) = harness.source.calls
         assert harness.recorder.ends() == [(call.call_id, Finish.CANCELLED, {"text": "h"})]
         assert harness.source.aborted == [call.call_id]
-        await asyncio.sleep(2 * BEAT_S)
+        await asyncio.sleep(2 * KEEPALIVE_S)
         assert harness.gateway.table.running == 0
-        assert not [task for task in asyncio.all_tasks() if task.get_name() == "stream beats"]
+        assert not [task for task in asyncio.all_tasks() if task.get_name() == "stream keepalive"]
 
 
 START: dict[str, Any] = {
@@ -271,18 +273,18 @@ class Sent:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
-async def test_no_beat_is_inside_an_event_however_it_is_split(size: int) -> None:
+async def test_no_keepalives_is_inside_an_event_however_it_is_split(size: int) -> None:
     events = b"data: 1\n\nevent: e\ndata: 2\n\ndata: [DONE]\n\n"
     sent = Sent()
-    beats = StreamBeats(sent, "/v1/chat/completions", 0.01)
+    keepalives = StreamKeepalive(sent, "/v1/chat/completions", 0.01)
     await asyncio.sleep(0.03)
     assert not sent.messages, "before the headers"
-    await beats(STREAM_START)
+    await keepalives(STREAM_START)
     for start in range(0, len(events), size):
-        await beats(part_of(events[start : start + size]))
-        await beats(part_of(b""))
+        await keepalives(part_of(events[start : start + size]))
+        await keepalives(part_of(b""))
         await asyncio.sleep(0.03)
-    await beats(END)
+    await keepalives(END)
     length = len(sent.messages)
     await asyncio.sleep(0.03)
     assert len(sent.messages) == length and sent.messages[-1] == END, "after the end"
@@ -291,19 +293,19 @@ async def test_no_beat_is_inside_an_event_however_it_is_split(size: int) -> None
     assert sent.body.count(COMMENT) >= (3 if size == 1 else 1)
 
 
-async def test_a_beat_waits_like_a_message_and_overtakes_none() -> None:
+async def test_a_keepalive_waits_like_a_message_and_overtakes_none() -> None:
     sent = Sent()
-    beats = StreamBeats(sent, "/v1/messages", 0.02)
-    await beats(STREAM_START)
+    keepalives = StreamKeepalive(sent, "/v1/messages", 0.02)
+    await keepalives(STREAM_START)
     sent.gate.clear()
-    sending = asyncio.create_task(beats(part_of(b"data: 1\n\n")))
+    sending = asyncio.create_task(keepalives(part_of(b"data: 1\n\n")))
     await asyncio.sleep(0.1)
     sent.gate.set()
     await sending
     assert sent.body == b"data: 1\n\n", "there was no silence: a message waited for the client"
     await asyncio.sleep(0.1)
     assert sent.body.startswith(b"data: 1\n\n" + PING)
-    beats.stop()
+    keepalives.stop()
     length = len(sent.messages)
     await asyncio.sleep(0.05)
     assert len(sent.messages) == length
@@ -311,22 +313,22 @@ async def test_a_beat_waits_like_a_message_and_overtakes_none() -> None:
 
 async def test_what_is_no_stream_passes_as_it_is() -> None:
     sent = Sent()
-    beats = StreamBeats(sent, "/v1/messages", 0.01)
+    keepalives = StreamKeepalive(sent, "/v1/messages", 0.01)
     for message in (START, part_of(b"{")):
-        await beats(message)
+        await keepalives(message)
         await asyncio.sleep(0.03)
-    await beats(END)
+    await keepalives(END)
     assert sent.messages == [START, part_of(b"{"), END]
 
 
-def test_a_beat_of_the_responses_api_repeats_the_last_number() -> None:
+def test_a_keepalive_of_the_responses_api_repeats_the_last_number() -> None:
     events = EventCounter()
-    assert beat_after("/v1/responses", events) is None, "an SDK expects response.created first"
+    assert keepalive_after("/v1/responses", events) is None, "an SDK expects response.created first"
     for part in (b"event: a\ndata: 0\n\neve", b"nt: b\ndata: 1\n", b"\n"):
         events.feed(part)
-    beat = beat_after("/v1/responses", events)
-    assert beat is not None
-    found = KEEPALIVE.fullmatch(beat)
+    keepalive = keepalive_after("/v1/responses", events)
+    assert keepalive is not None
+    found = KEEPALIVE.fullmatch(keepalive)
     assert found is not None and found[1] == b"1"
     events.feed(b"data: ")
-    assert beat_after("/v1/responses", events) is None
+    assert keepalive_after("/v1/responses", events) is None
