@@ -11,6 +11,7 @@ import psutil
 
 from gpu.engine import engine_of, load
 from gpu.place import SHAPES, Place, Shape, hf_fields
+from seamless_verl.weights.staging import StagingMemory
 
 SMALL = Shape(256, 4, 8, 704)  # on the CPU
 TIMES = 3
@@ -27,9 +28,11 @@ def check(place: Place) -> None:
         options = {"model": str(model), "load_format": "dummy", "max_num_seqs": 8}
         if place.cuda:
             options["gpu_memory_utilization"] = 0.4
+        memory = StagingMemory("here")
         with engine_of(place, **options) as engine:
             for turn in range(1, TIMES + 1):
-                place.report(f"{name}_{turn}", **engine.run(load(engine, weights, version=turn)))
+                place.report(f"{name}_{turn}", **engine.run(load(engine, weights, memory, version=turn)))
+        memory.close()
         weights.clear()
         free(place)
 

@@ -198,14 +198,15 @@ def check_load(place: Place) -> None:
 
     with engine_of(place) as engine:
         dtype = torch.bfloat16 if place.cuda else torch.float32
-        model = AutoModelForCausalLM.from_pretrained(place.model, dtype=dtype)
+        model, memory = AutoModelForCausalLM.from_pretrained(place.model, dtype=dtype), StagingMemory("here")
         for turn in (1, 2, 3):
             changed(model, seed=turn)
-            weights = dict(model.named_parameters())
-            figures = engine.run(load(engine, weights, version=turn))
+            weights = dict(model.to("cuda" if place.cuda else "cpu").named_parameters())
+            figures = engine.run(load(engine, weights, memory, version=turn))
             error, mean = engine.run(distance(place, engine, model))
             place.report(f"load_{turn}", **figures, largest_error=error, mean_error=mean)
             assert mean < CLOSE[place.platform] / 4 and error < 4 * CLOSE[place.platform], (error, mean)
+        memory.close()
 
 
 def changed(model: Any, seed: int) -> None:
@@ -219,9 +220,12 @@ def changed(model: Any, seed: int) -> None:
             weight.copy_(1 + 0.1 * noise if weight.ndim == 1 else 0.9 / weight.shape[-1] ** 0.5 * noise)
 
 
-async def load(engine: Engine, weights: Mapping[str, Any], version: int) -> dict[str, Any]:
-    """Stage, map and load these weights while the engine is paused; seconds of each, and GB a second."""
-    memory, began = StagingMemory("here"), time.perf_counter()
+async def load(engine: Engine, weights: Mapping[str, Any], memory: StagingMemory, version: int) -> dict[str, Any]:
+    """Stage, map and load these weights while the engine is paused; seconds of each, and GB a second.
+
+    From the second version in the same memory on, it is pinned and weights are copied into it asynchronously.
+    """
+    began = time.perf_counter()
     memory.begin()
     for name, weight in weights.items():
         memory.add(name, weight)
@@ -235,7 +239,6 @@ async def load(engine: Engine, weights: Mapping[str, Any], version: int) -> dict
     await engine.llm.reset_prefix_cache()
     await engine.llm.resume_generation()
     planned = await engine.llm.collective_rpc(has_plan)
-    memory.close()
     size = staged.size / 1e9
     rates = {"stage_gb_s": size / stage_s, "load_gb_s": size / load_s}
     return {"gb": size, "stage_s": stage_s, "load_s": load_s, **rates, "planned": all(planned)}

@@ -6,18 +6,26 @@ import json
 import os
 import random
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from gpu.place import Place
+from gpu.place import Place, SkippedError
 
-LEARNING_CALLS, TOKENS = 4, 4096
+LEARNING_CALLS, TOKENS, LEARNING_RATE = 4, 4096, 1e-4
 CLOSE, CORRELATED = 0.05, 0.999  # mean difference of logprobs in bf16; of the tokens' probabilities
 
 
-def started(place: Place) -> Any:
-    """verl's Megatron engine on the device, in this process's own group of one rank."""
+@contextmanager
+def started(place: Place) -> Iterator[Any]:
+    """verl's Megatron engine on the device, in this process's own group of one rank.
+
+    The group ends with the block, also when a check fails: a process that ends with an open NCCL group waits in it.
+    """
     import torch
     from support.megatron_process import build_engine
     from verl.utils.distributed import initialize_global_process_group_ray
@@ -33,15 +41,12 @@ def started(place: Place) -> Any:
     os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", DIST_INIT_METHOD=f"file://{place.folder}/store")
     register_engines()
     initialize_global_process_group_ray()
-    engine = build_engine({"model": str(place.model), "tokens": TOKENS})
-    engine.initialize()
-    return engine
-
-
-def ended() -> None:
-    import torch
-
-    torch.distributed.destroy_process_group()
+    try:
+        engine = build_engine({"model": str(place.model), "tokens": TOKENS, "lr": LEARNING_RATE})
+        engine.initialize()
+        yield engine
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def sequences(longest: int = 500) -> list[list[int]]:
@@ -96,11 +101,48 @@ def reference(place: Place, rows: list[list[int]]) -> list[Any]:
     return found
 
 
+def check_attention(place: Place) -> None:
+    """The kernel for packed sequences against a call for each of them: output, gradients, and milliseconds of both."""
+    import torch
+
+    from seamless_verl.platform.megatron.layers import SDPAttention
+
+    if not place.cuda:
+        raise SkippedError("torch has this kernel for cards alone")
+    config = SimpleNamespace(kv_channels=128, attention_dropout=0.0)
+    attention, lengths = SDPAttention(config, 1), [len(row) for row in sequences() * 4]
+    bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device="cuda")
+    shapes = [(sum(lengths), heads, 128) for heads in (16, 8, 8)]
+    inputs = [torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for shape in shapes]
+    ways = {
+        "pack": lambda: attention.attend_pack(*inputs, bounds, max(lengths)),
+        "each": lambda: attention.attend_packed(*inputs, lengths),
+    }
+    outputs, figures = {}, {}
+    for name, way in ways.items():
+        for timed in (False, True):
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            out = way()
+            outputs[name] = [out, *torch.autograd.grad(out, inputs, torch.ones_like(out))]
+            torch.cuda.synchronize()
+            if timed:
+                figures[f"{name}_ms"] = 1e3 * (time.perf_counter() - began)
+    pairs = zip(outputs["pack"], outputs["each"], strict=True)
+    apart = [((a - b).float().norm() / b.float().norm()).item() for a, b in pairs]
+    place.report("attention", tokens=sum(lengths), apart=apart, **figures)
+    assert max(apart) < 0.02, apart
+
+
 def check_training(place: Place) -> None:
     """Log-probabilities, four updates, and an engine that goes on from its checkpoint as it went on before."""
-    rows, began = sequences(), time.perf_counter()
-    engine = started(place)
-    place.report("started", seconds=time.perf_counter() - began)
+    began = time.perf_counter()
+    with started(place) as engine:
+        place.report("started", seconds=time.perf_counter() - began)
+        train(place, engine, sequences())
+
+
+def train(place: Place, engine: Any, rows: list[list[int]]) -> None:
     differences("transformers", place, logprobs(engine, rows), reference(place, rows))
     losses, times = [], []
     for number in range(LEARNING_CALLS):
@@ -110,14 +152,13 @@ def check_training(place: Place) -> None:
         losses.append(update(engine, rows))
         times.append(time.perf_counter() - began)
     place.report("updates", losses=losses, seconds=times)
-    assert losses[-1] < losses[0], losses
     engine.load_checkpoint(str(place.folder / "checkpoint"), del_local_after_load=False)
     again = update(engine, rows)
     place.report("resumed", loss=again, before=losses[-1])
     assert abs(again - losses[-1]) < 1e-3, (again, losses)
     weights, _ = engine.get_per_tensor_param()
     place.report("export", weights=sum(1 for _ in weights))
-    ended()
+    assert losses[-1] < losses[0], losses
 
 
 def check_agreement(place: Place) -> None:
@@ -138,22 +179,25 @@ def check_agreement(place: Place) -> None:
 
     with engine_of(place, dtype="bfloat16") as engine:
         samples = engine.run(sampled(engine.llm))
-    engine = started(place)
-    measured = logprobs(engine, [ids for ids, _ in samples])
+    with started(place) as engine:
+        measured = logprobs(engine, [ids for ids, _ in samples])
     own = [row[-len(values) :] for row, (_, values) in zip(measured, samples, strict=True)]
     differences("vllm_and_megatron", place, own, [torch.tensor(values) for _, values in samples])
-    ended()
 
 
 def check_memory(place: Place) -> None:
     """An update of one full micro-batch: torch.cuda's peak against what the memory check before a run counts."""
+    with started(place) as engine:
+        measure_memory(place, engine)
+
+
+def measure_memory(place: Place, engine: Any) -> None:
     import torch
 
     from seamless_verl.resources.memory import TrainingMemory, activations, trainer_state
     from seamless_verl.resources.model_facts import ModelFacts
     from seamless_verl.resources.parallel import ParallelSizes
 
-    engine = started(place)
     rows = [[1 + i % 250 for i in range(TOKENS // 8)]] * 8
     update(engine, rows)  # makes the optimizer's state
     if place.cuda:
@@ -170,4 +214,3 @@ def check_memory(place: Place) -> None:
         peak = torch.cuda.max_memory_allocated()
         place.report("peak", gb=peak / 1e9, reserved_gb=torch.cuda.max_memory_reserved() / 1e9, of_it=peak / estimate)
         assert peak < 1.1 * estimate, f"peak {peak / 1e9:.2f} GB, estimated {estimate / 1e9:.2f} GB"
-    ended()

@@ -55,6 +55,11 @@ class Place:
     def cuda(self) -> bool:
         return self.platform == CUDA
 
+    @property
+    def shared(self) -> Path:
+        """The folder of all checks of one runner, which removes it."""
+        return self.lines.parent
+
     def report(self, name: str, **figures: Any) -> None:
         """Figures of one part of the check; written at once, so that a check that is cut leaves them."""
         with self.lines.open("a") as file:
@@ -62,14 +67,19 @@ class Place:
 
     @cached_property
     def model(self) -> Path:
-        """A model of random weights with the tiny tokenizer: 0.4B in bf16 on the card (0.6B's layers), nano else."""
+        """A model of random weights with the tiny tokenizer: 0.4B in bf16 on the card (0.6B's layers), nano else.
+
+        All checks of a runner share it, and with its path what vLLM has compiled for it.
+        """
         from seamless_verl.tiny import make_model
         from seamless_verl.tiny.models import model_config
         from seamless_verl.tiny.tokenizer import make_tokenizer
 
-        path = self.folder / "model"
+        path = self.shared / "model"
         if not self.cuda:
             return make_model("nano", 0, path)
+        if (path / "tokenizer.json").exists():
+            return path
         import torch
         from transformers import Qwen3ForCausalLM
 
@@ -78,6 +88,10 @@ class Place:
         torch.manual_seed(0)
         with torch.device(CUDA):
             made = Qwen3ForCausalLM(config).to(torch.bfloat16)
+        # A zero embedding under a norm would make gradients of a policy that generates the padding token explode.
+        torch.nn.init.normal_(
+            made.get_input_embeddings().weight.data[config.pad_token_id], std=config.initializer_range
+        )
         made.save_pretrained(path)
         make_tokenizer().save_pretrained(path)
         del made
@@ -87,8 +101,15 @@ class Place:
     def environment(self) -> dict[str, str]:
         """Variables of the processes that a check starts."""
         common = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "VLLM_NO_USAGE_STATS": "1"}
-        if self.cuda:  # the kit carries no flashinfer
-            return {**common, "VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn"}
+        if self.cuda:  # the kit carries no flashinfer; what is compiled is kept for the next check
+            caches = {
+                "VLLM_DISABLE_COMPILE_CACHE": "0",
+                "VLLM_CACHE_ROOT": str(self.shared / "vllm"),
+                "TORCHINDUCTOR_CACHE_DIR": str(self.shared / "inductor"),
+                "TRITON_CACHE_DIR": str(self.shared / "triton"),
+            }
+            vllm = {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn"}
+            return {**common, **caches, **vllm}
         cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
         pinned = {"SEAMLESS_CPU_CORES": cores, "SEAMLESS_VISIBLE_DEVICES": "0"}
         return {**common, **pinned, "VERL_PLATFORM": "cpu", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
@@ -98,6 +119,7 @@ def hf_fields(shape: Shape) -> dict[str, Any]:
     return {
         "hidden_size": shape.hidden,
         "num_hidden_layers": shape.layers,
+        "layer_types": ["full_attention"] * shape.layers,
         "num_attention_heads": shape.heads,
         "num_key_value_heads": 8,
         "head_dim": 128,

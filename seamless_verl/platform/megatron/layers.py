@@ -1,9 +1,9 @@
 """A transformer's layers for Megatron in plain torch, in place of Transformer Engine's: attention, norms, linears.
 
-Attention is torch's scaled_dot_product_attention, causal, also over packed sequences. Each packed sequence is attended
-to in a call of its own. Only short ones, for which a call costs more than the padding, share one with others of about
-their length. On the host it is computed in fp32: torch's kernel there takes up to five times as long for the gradients
-of bf16, and in fp32 is no slower and more exact.
+Attention is torch's scaled_dot_product_attention, causal, also over packed sequences. On a card all sequences of a pack
+share one call of torch's flash attention. Elsewhere each is attended to in a call of its own. Only short ones, for which
+a call costs more than the padding, share one with others of about their length. On the host it is computed in fp32:
+torch's kernel there takes up to five times as long for the gradients of bf16, and in fp32 is no slower and more exact.
 
 Parameters have the names that Transformer Engine gives them: bridges between HF and Megatron map
 `linear_qkv.layer_norm_weight` and the like, so the fused norm and linear keeps that name, and that of its class.
@@ -41,10 +41,30 @@ class SDPAttention(nn.Module):
         packed_seq_params: Any = None, **__: Any,
     ) -> Tensor:  # fmt: skip
         if packed_seq_params is not None:
-            return self.attend_packed(query, key, value, sequence_lengths(packed_seq_params))
+            lengths = sequence_lengths(packed_seq_params)
+            if self.has_kernel_for_packs(query):
+                return self.attend_pack(query, key, value, sequence_bounds(packed_seq_params), max(lengths))
+            return self.attend_packed(query, key, value, lengths)
         q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))
         out = self.attend(q, k, v, None if attention_mask is None else ~attention_mask)
         return out.permute(2, 0, 1, 3).flatten(2)
+
+    def has_kernel_for_packs(self, query: Tensor) -> bool:
+        """Whether torch's flash attention for packed sequences takes these; it knows no dropout."""
+        half = query.dtype in (torch.bfloat16, torch.float16)
+        return query.is_cuda and half and query.shape[-1] <= 256 and not (self.training and self.dropout)
+
+    def attend_pack(self, query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int) -> Tensor:
+        """One kernel for all sequences of a pack, which begin at `bounds` [sequences + 1], int32.
+
+        Heads that share a key and a value have copies of them: torch 2.11's kernel has as many of each.
+        """
+        from torch.nn.attention.varlen import varlen_attn  # imports what only a card needs
+
+        group = query.shape[1] // key.shape[1]
+        k, v = (x.repeat_interleave(group, dim=1) if group > 1 else x for x in (key, value))
+        out = varlen_attn(query, k, v, bounds, bounds, longest, longest, scale=self.scale, window_size=(-1, 0))
+        return out.flatten(1)  # type: ignore[union-attr]
 
     def attend_packed(self, query: Tensor, key: Tensor, value: Tensor, lengths: list[int]) -> Tensor:
         parts = [x.split(lengths) for x in (query, key, value)]
@@ -71,12 +91,16 @@ class SDPAttention(nn.Module):
         return out.to(q.dtype)
 
 
+def sequence_bounds(packed: Any) -> Tensor:
+    """Where the packed sequences begin and end, padding included: [sequences + 1], int32."""
+    padded = packed.cu_seqlens_q_padded
+    return packed.cu_seqlens_q if padded is None else padded  # type: ignore[no-any-return]
+
+
 def sequence_lengths(packed: Any) -> list[int]:
     """Lengths of the packed sequences, padding included; computed once for each batch."""
     if not hasattr(packed, "seamless_lengths"):
-        bounds = packed.cu_seqlens_q_padded
-        bounds = packed.cu_seqlens_q if bounds is None else bounds
-        packed.seamless_lengths = bounds.diff().tolist()
+        packed.seamless_lengths = sequence_bounds(packed).diff().tolist()
     return packed.seamless_lengths  # type: ignore[no-any-return]
 
 

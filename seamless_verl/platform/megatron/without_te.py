@@ -27,7 +27,13 @@ def use_torch_layers() -> None:
     Raises:
         HostMovedError: Megatron has moved the function that names the provider.
     """
+    import torch
+
     from seamless_verl.platform.megatron.layers import TorchNorm, TorchSpecProvider
+
+    # torch prefers cuDNN's attention on recent cards, which makes a plan for every new length, and here almost every
+    # sequence is one. Flash attention has none.
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
     specs = sys.modules[SPEC_PROVIDER.verify().__module__]
     specs.TESpecProvider, specs.TENorm, specs.HAVE_TE = TorchSpecProvider, TorchNorm, True  # type: ignore[attr-defined]
