@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass, replace
 
 from seamless_verl.config import engine_kwargs
-from seamless_verl.config.checks.model import model_config
+from seamless_verl.config.checks.model import WITHOUT_TE, model_config
 from seamless_verl.config.checks.roles import (
     MegatronSizes,
     has_hybrid_rollout,
@@ -235,6 +235,7 @@ def training_memory(settings: Settings) -> TrainingMemory:
         sequence=min(longest, tokens),
         distributed_optimizer=settings.flag(f"{MEGATRON}.use_distributed_optimizer", True),
         full_recompute=recompute == "full",
+        plain_layers=settings.get(f"{MODEL}.external_lib") == WITHOUT_TE,
         sequence_parallel=settings.flag(f"{MEGATRON}.sequence_parallel", True),
         param_offload=settings.flag(f"{MEGATRON}.param_offload"),
         optimizer_offload=settings.flag(f"{MEGATRON}.optimizer_offload"),

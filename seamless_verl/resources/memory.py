@@ -8,6 +8,9 @@ All sizes are one process's share. The sources:
   gated MLPs, grouped queries, fused attention that keeps no scores, no dropout. A token of a layer keeps
   2 bytes of: both norms' inputs and outputs (4 hidden), query, key, value, attention's output (2 qkv at most),
   and four inner widths of the MLP. Full recomputation keeps the layer's input, and one layer at a time.
+  Layers in plain torch (`platform=accelerator_without_te`) keep PLAIN_LAYERS times as much: copies of keys and values
+  for each head, of queries before their norm, dropout's masks. Measured on an H100 with Qwen3-0.6B's layers: 69.9 KB a
+  token and layer, where this counts 49.2 (docs/gpu.md).
   Pipelining does not lessen them: the first of p stages keeps p micro-batches of 1/p of the layers.
   Logits are kept in fp32, and so is their gradient (its section 4.3: 4sbv, twice);
 - KV cache: 2 x layers x kv heads x head size x bytes a token (`ModelFacts.cache_width`);
@@ -35,6 +38,7 @@ from seamless_verl.resources.parallel import ParallelSizes, ReplicaSizes
 
 WEIGHT, GRADIENT, OPTIMIZER, LOGIT = 2, 4, 12, 4  # bytes a parameter or value
 FIXED = 512 * 2**20
+PLAIN_LAYERS = 1.42
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,8 @@ class TrainingMemory:
     sequence: int
     distributed_optimizer: bool = True
     full_recompute: bool = False
+    plain_layers: bool = False
+    """whether the layers are in plain torch, which keeps more for the backward pass"""
     sequence_parallel: bool = True
     param_offload: bool = False
     optimizer_offload: bool = False
@@ -125,6 +131,7 @@ def activations(model: ModelFacts, sizes: ParallelSizes, tokens: int, settings: 
     across = sizes.tensor if settings.sequence_parallel else 1
     wide = 2 * model.qkv_width + 4 * model.mlp_width
     layer = 2 * (4 * model.hidden // across + wide // sizes.tensor)
+    layer = int(PLAIN_LAYERS * layer) if settings.plain_layers else layer
     layers = 2 * model.hidden // across * model.layers + layer if settings.full_recompute else layer * model.layers
     return tokens * (layers + 2 * LOGIT * model.vocabulary // sizes.tensor)
 

@@ -205,7 +205,7 @@ def measure_memory(place: Place, engine: Any) -> None:
     update(engine, rows)
     facts = ModelFacts.read(json.loads(Path(place.model, "config.json").read_text()))
     assert facts is not None and facts.exact
-    settings = TrainingMemory(tokens=TOKENS, sequence=TOKENS // 8)
+    settings = TrainingMemory(tokens=TOKENS, sequence=TOKENS // 8, plain_layers=place.cuda)
     state = trainer_state(facts, ParallelSizes(), 1, settings)
     parts = {**state, "activations": activations(facts, ParallelSizes(), TOKENS, settings)}
     estimate = sum(parts.values())

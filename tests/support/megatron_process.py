@@ -41,7 +41,8 @@ def build_engine(case: dict[str, Any]) -> Any:
         model_config=HFModelConfig(path=case["model"], override_config={"attn_implementation": "eager"}),
         engine_config=engine_config,
         optimizer_config=McoreOptimizerConfig(
-            lr=case.get("lr", 1e-3), total_training_steps=10, lr_decay_style="linear", use_checkpoint_opt_param_scheduler=True
+            lr=case.get("lr", 1e-3), total_training_steps=10, lr_decay_style="linear",
+            use_checkpoint_opt_param_scheduler=True,
         ),
         checkpoint_config=CheckpointConfig(save_contents=["model", "optimizer", "extra", "hf_model"]),
     )  # fmt: skip

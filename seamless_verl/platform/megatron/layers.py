@@ -1,9 +1,10 @@
 """A transformer's layers for Megatron in plain torch, in place of Transformer Engine's: attention, norms, linears.
 
 Attention is torch's scaled_dot_product_attention, causal, also over packed sequences. On a card all sequences of a pack
-share one call of torch's flash attention. Elsewhere each is attended to in a call of its own. Only short ones, for which
-a call costs more than the padding, share one with others of about their length. On the host it is computed in fp32:
-torch's kernel there takes up to five times as long for the gradients of bf16, and in fp32 is no slower and more exact.
+share one call of torch's flash attention. Elsewhere each is attended to in a call of its own. Only short ones, for
+which a call costs more than the padding, share one with others of about their length. On the host it is computed in
+fp32: torch's kernel there takes up to five times as long for the gradients of bf16, and in fp32 is no slower and more
+exact.
 
 Parameters have the names that Transformer Engine gives them: bridges between HF and Megatron map
 `linear_qkv.layer_norm_weight` and the like, so the fused norm and linear keeps that name, and that of its class.

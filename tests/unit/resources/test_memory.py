@@ -92,6 +92,8 @@ def test_activations_are_as_in_the_paper_for_its_model() -> None:
     assert activations(model, ONE, 1, full) == 2 * 4096 * 36 + 52 * 4096
     logits = replace(model, vocabulary=151936, dense_layers=0)
     assert activations(logits, ParallelSizes(tensor=4), 10, TRAINING) == 10 * 8 * 151936 // 4
+    plain = replace(TRAINING, plain_layers=True)
+    assert activations(model, ONE, 10, plain) == 10 * 36 * int(1.42 * 52 * 4096)
     unsplit_peak = replace(TRAINING, sequence_parallel=False)
     assert activations(model, ParallelSizes(tensor=8), 1, unsplit_peak) > activations(
         model, ParallelSizes(tensor=8), 1, TRAINING

@@ -1,0 +1,80 @@
+"""Wheels for one kind of card: which code of a CUDA library stays, and which files of a wheel."""
+
+from __future__ import annotations
+
+import importlib.util
+import struct
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.paths import ROOT
+
+PTX, CODE = 1, 2
+
+
+def module() -> Any:
+    spec = importlib.util.spec_from_file_location("slim_wheels", ROOT / "scripts/lib/slim_wheels.py")
+    assert spec is not None and spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+slim_wheels = module()
+
+
+def fat(*entries: tuple[int, int, bytes]) -> bytes:
+    """A fat binary of (kind, architecture, payload), with entry headers of 64 bytes as CUDA 13 writes them."""
+    body = b""
+    for kind, architecture, payload in entries:
+        header = struct.pack("<HHIQ", kind, 0x101, 64, len(payload)) + bytes(12) + struct.pack("<I", architecture)
+        body += header.ljust(64, b"\0") + payload
+    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body
+
+
+def test_only_machine_code_of_the_card_keeps_its_bytes() -> None:
+    ours, other, source = b"ours" * 9, b"other" * 7, b"ptx" * 11
+    library = b"\x7fELF before" + fat((CODE, 80, other), (CODE, 90, ours), (PTX, 90, source)) + b"after"
+    slim = slim_wheels.without_other_cards(library, 90)
+    assert len(slim) == len(library) and slim.startswith(b"\x7fELF before") and slim.endswith(b"after")
+    assert ours in slim and other not in slim and source not in slim
+    assert slim_wheels.without_other_cards(slim, 90) == slim
+
+
+@given(st.binary(max_size=200), st.binary(max_size=40))
+def test_bytes_that_only_look_like_a_fat_binary_stay(before: bytes, after: bytes) -> None:
+    """The magic number may occur by chance, also at the end of the file, and with a size beyond it."""
+    whole = fat((CODE, 80, b"x" * 30))
+    for library in (before + after, before + whole[:20], before + slim_wheels.MAGIC + b"\xff" * 12 + after):
+        assert slim_wheels.without_other_cards(library, 90) == library
+
+
+def test_a_slim_wheel_is_installed_by_pip(tmp_path: Path) -> None:
+    wheel = tmp_path / "ray-1-py3-none-any.whl"
+    info = "Metadata-Version: 2.1\nName: ray\nVersion: 1\n"
+    names = ("ray/__init__.py", "ray/jars/large.jar", "ray/_raylet.so")
+    with zipfile.ZipFile(wheel, "w") as made:
+        made.writestr("ray/__init__.py", "X = 1\n")
+        made.writestr("ray/jars/large.jar", "java")
+        made.writestr("ray/_raylet.so", fat((CODE, 80, b"x" * 4000), (CODE, 90, b"kept")))
+        made.writestr("ray-1.dist-info/METADATA", info)
+        made.writestr("ray-1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        made.writestr("ray-1.dist-info/RECORD", "".join(f"{name},,\n" for name in names))
+    slim_wheels.slim(wheel, 90)
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--target"]
+    subprocess.run([*command, str(tmp_path / "site"), str(wheel)], check=True)
+    library = (tmp_path / "site/ray/_raylet.so").read_bytes()
+    assert (tmp_path / "site/ray/__init__.py").exists() and not (tmp_path / "site/ray/jars").exists()
+    assert b"kept" in library and b"xxxx" not in library
+
+
+@pytest.mark.parametrize("card", [90, 100])
+def test_flash_attention_2_goes_where_vllm_takes_version_3(card: int) -> None:
+    assert slim_wheels.left_out("vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so", card) is (card == 90)
+    assert not slim_wheels.left_out("vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so", card)
