@@ -5,6 +5,10 @@ blocks or leaks affects this process. Run untrusted code as a command instead.
 
 Blocking work gets a thread of its own for each piece. With a pool, agents that block would keep the clean-up of
 finished ones waiting.
+
+Coroutines of one event loop begin one after another, and the loop does what else is due between two of them. Hundreds
+begin at once with a step of training, and each makes a client first: 45 ms of certificates for one of the OpenAI SDK.
+In a row they would keep the first one's connection waiting beyond its time limit, which is 5 s there.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import inspect
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from operator import attrgetter
@@ -151,8 +156,11 @@ async def call_agent(
     raised again after the agent's end.
 
     A callable that is no coroutine function runs in a thread of its own. A thread cannot be stopped: after the time
-    limit it keeps running until it returns or the process ends.
+    limit it keeps running until it returns or the process ends. A coroutine function waits for its turn to begin, which
+    is not the agent's time.
     """
+    if is_coroutine_function(agent):
+        await turn_to_begin()
     began, own_time = time.monotonic(), OwnTime(paused)
     running = asyncio.create_task(run_agent(agent, copy.deepcopy(dict(task)), endpoint))
     running.add_done_callback(retrieve_exception)
@@ -170,9 +178,22 @@ async def call_agent(
     return outcome_of(running, duration)
 
 
+turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = weakref.WeakKeyDictionary()
+
+
+async def turn_to_begin() -> None:
+    """Wait until the callers before have begun, and the event loop has gone round since."""
+    async with turns.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
+        await asyncio.sleep(0)
+
+
+def is_coroutine_function(agent: Agent) -> bool:
+    return inspect.iscoroutinefunction(agent) or inspect.iscoroutinefunction(type(agent).__call__)
+
+
 async def run_agent(agent: Agent, task: dict[str, Any], endpoint: Endpoint) -> object:
     try:
-        if inspect.iscoroutinefunction(agent) or inspect.iscoroutinefunction(type(agent).__call__):
+        if is_coroutine_function(agent):
             return await agent(task, endpoint)  # type: ignore[misc]
         value = await in_thread(partial(agent, task, endpoint), daemon=True)
         return await value if inspect.isawaitable(value) else value  # a wrapper around a coroutine function

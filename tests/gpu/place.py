@@ -108,8 +108,7 @@ class Place:
                 "TORCHINDUCTOR_CACHE_DIR": str(self.shared / "inductor"),
                 "TRITON_CACHE_DIR": str(self.shared / "triton"),
             }
-            vllm = {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn"}
-            return {**common, **caches, **vllm}
+            return {**common, **caches, "VLLM_USE_FLASHINFER_SAMPLER": "0"}
         cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
         pinned = {"SEAMLESS_CPU_CORES": cores, "SEAMLESS_VISIBLE_DEVICES": "0"}
         return {**common, **pinned, "VERL_PLATFORM": "cpu", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}

@@ -176,3 +176,40 @@ async def test_more_blocking_agents_than_a_pool_has_threads_all_run() -> None:
         return await asyncio.gather(*agents)
 
     assert all(outcome.reward == 1.0 for outcome in (await main())), sys.exc_info()
+
+
+def test_agents_of_one_loop_begin_in_turn_so_that_none_waits_for_the_others_clients() -> None:
+    """An agent gets on, step by step, while those after it begin: a connection of its client is not kept waiting."""
+    count, steps, begun = 50, 6, list[int]()
+    waited = dict[int, int]()
+
+    async def agent(task: Any, endpoint: Any) -> float:
+        begun.append(task["number"])
+        for _ in range(steps):  # each waits for the event loop to go round, as a connection does
+            await asyncio.sleep(0)
+        waited[task["number"]] = len(begun) - 1 - begun.index(task["number"])
+        return 1.0
+
+    async def all_at_once() -> None:
+        await asyncio.gather(*(call_agent(agent, {"number": number}, ENDPOINT) for number in range(count)))
+
+    asyncio.run(all_at_once())
+    assert begun == list(range(count)) and max(waited.values()) <= steps
+
+
+def test_an_agent_that_is_cancelled_before_its_turn_never_begins_and_keeps_nobody_waiting() -> None:
+    begun = list[str]()
+
+    async def agent(task: Any, endpoint: Any) -> float:
+        begun.append(task["name"])
+        return 1.0
+
+    async def cancel_one() -> None:
+        calls = {name: asyncio.create_task(call_agent(agent, {"name": name}, ENDPOINT)) for name in "abc"}
+        await asyncio.sleep(0)
+        calls["b"].cancel()
+        await asyncio.gather(*calls.values(), return_exceptions=True)
+        assert calls["b"].cancelled()
+
+    asyncio.run(cancel_one())
+    assert begun == ["a", "c"]
