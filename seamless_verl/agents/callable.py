@@ -6,9 +6,9 @@ blocks or leaks affects this process. Run untrusted code as a command instead.
 Blocking work gets a thread of its own for each piece. With a pool, agents that block would keep the clean-up of
 finished ones waiting.
 
-Coroutines of one event loop begin one after another, and the loop does what else is due between two of them. Hundreds
-begin at once with a step of training, and each makes a client first: 45 ms of certificates for one of the OpenAI SDK.
-In a row they would keep the first one's connection waiting beyond its time limit, which is 5 s there.
+Coroutines of one event loop begin one after another, and between two of them the loop runs once for all others.
+Hundreds begin at once with a step of training, and each makes a client first: 45 ms of certificates for one of the
+OpenAI SDK. Without a pause they would keep connections waiting beyond their time limit, which is 5 s there.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ import inspect
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -156,11 +156,11 @@ async def call_agent(
     raised again after the agent's end.
 
     A callable that is no coroutine function runs in a thread of its own. A thread cannot be stopped: after the time
-    limit it keeps running until it returns or the process ends. A coroutine function waits for its turn to begin, which
-    is not the agent's time.
+    limit it keeps running until it returns or the process ends. A coroutine function waits to begin, and that wait does
+    not count toward its time limit.
     """
     if is_coroutine_function(agent):
-        await turn_to_begin()
+        await wait_to_begin()
     began, own_time = time.monotonic(), OwnTime(paused)
     running = asyncio.create_task(run_agent(agent, copy.deepcopy(dict(task)), endpoint))
     running.add_done_callback(retrieve_exception)
@@ -178,13 +178,30 @@ async def call_agent(
     return outcome_of(running, duration)
 
 
-turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = weakref.WeakKeyDictionary()
+@dataclass
+class BeginOrder:
+    """Of one event loop: who has the lock begins next; `callers` have it or wait for it."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    callers: int = 0
 
 
-async def turn_to_begin() -> None:
-    """Wait until the callers before have begun, and the event loop has gone round since."""
-    async with turns.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
-        await asyncio.sleep(0)
+begin_orders: dict[asyncio.AbstractEventLoop, BeginOrder] = {}
+"""Of the loops in which somebody waits to begin. A loop's entry is touched by its own thread alone."""
+
+
+async def wait_to_begin() -> None:
+    """Wait until the callers before have begun, and the event loop has run once since."""
+    loop = asyncio.get_running_loop()
+    order = begin_orders.setdefault(loop, BeginOrder())
+    order.callers += 1
+    try:
+        async with order.lock:
+            await asyncio.sleep(0)
+    finally:
+        order.callers -= 1
+        if not order.callers:
+            del begin_orders[loop]
 
 
 def is_coroutine_function(agent: Agent) -> bool:
@@ -196,7 +213,10 @@ async def run_agent(agent: Agent, task: dict[str, Any], endpoint: Endpoint) -> o
         if is_coroutine_function(agent):
             return await agent(task, endpoint)  # type: ignore[misc]
         value = await in_thread(partial(agent, task, endpoint), daemon=True)
-        return await value if inspect.isawaitable(value) else value  # a wrapper around a coroutine function
+        if inspect.isawaitable(value):  # a wrapper around a coroutine function; this wait is within its time limit
+            await wait_to_begin()
+            return await value
+        return value
     except SystemExit as error:  # a task would raise it through the whole event loop
         raise RuntimeError(f"the agent called sys.exit({error.code!r})") from error
     except KeyboardInterrupt as error:  # so would this, and end the agents of all other sessions

@@ -109,13 +109,16 @@ def check_attention(place: Place) -> None:
 
     if not place.cuda:
         raise SkippedError("torch has this kernel for cards alone")
+    torch.backends.cuda.enable_cudnn_sdp(False)  # as these layers have it
     config = SimpleNamespace(kv_channels=128, attention_dropout=0.0)
     attention, lengths = SDPAttention(config, 1), [len(row) for row in sequences() * 4]
     bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device="cuda")
     shapes = [(sum(lengths), heads, 128) for heads in (16, 8, 8)]
     inputs = [torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for shape in shapes]
+    packed = SimpleNamespace(cu_seqlens_q=bounds, cu_seqlens_q_padded=None)
+    assert attention.has_kernel_for_packs(inputs[0], inputs[2])
     ways = {
-        "pack": lambda: attention.attend_pack(*inputs, bounds, max(lengths)),
+        "pack": lambda: attention(*inputs, None, packed_seq_params=packed),
         "each": lambda: attention.attend_packed(*inputs, lengths),
     }
     outputs, figures = {}, {}
@@ -135,7 +138,7 @@ def check_attention(place: Place) -> None:
 
 
 def check_training(place: Place) -> None:
-    """Log-probabilities, four updates, and an engine that goes on from its checkpoint as it went on before."""
+    """Log-probabilities, four updates, and an engine that continues from its checkpoint as before."""
     began = time.perf_counter()
     with started(place) as engine:
         place.report("started", seconds=time.perf_counter() - began)

@@ -116,7 +116,7 @@ def check_resident(place: Place) -> None:
 
 
 def check_cache_only(place: Place) -> None:
-    """With agents on the gateway, so that there is an account of the tokens: all are trained, or their loss is said."""
+    """With agents on the gateway, so that there is an account of the tokens: each trained, or dropped with a reason."""
     last = five_steps(place, "cache_only", **AGENT | {"data__max_response_length": 256 if place.cuda else 32})
     dropped = sum(value for key, value in last.items() if key.startswith("tokens/dropped/"))
     assert last["tokens/generated"] == last["tokens/trained"] + dropped > 0, "the account of the tokens is not closed"

@@ -178,6 +178,17 @@ def check_layers(settings: Settings) -> list[Problem]:
 
 
 @check
+def check_context_parallel(settings: Settings) -> list[Problem]:
+    """Attention in plain torch sees a rank's own tokens alone."""
+    key = f"{MEGATRON}.context_parallel_size"
+    plain = settings.get(f"{MODEL}.external_lib") in (WITHOUT_TE, "seamless_verl.platform.engine")
+    size = settings.integer(key, 1)
+    if not uses_megatron(settings) or not plain or size == 1:
+        return []
+    return [Problem(key, size, "Megatron's layers in plain torch have no context parallelism", f"Set {key}=1")]
+
+
+@check
 def check_head_size(settings: Settings) -> list[Problem]:
     """vLLM's CPU attention has kernels for some head sizes only."""
     if settings.host.accelerator or settings.text(f"{ROLLOUT_KEY}.name") != "vllm":

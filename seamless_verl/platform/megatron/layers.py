@@ -8,12 +8,13 @@ exact.
 
 Parameters have the names that Transformer Engine gives them: bridges between HF and Megatron map
 `linear_qkv.layer_norm_weight` and the like, so the fused norm and linear keeps that name, and that of its class.
-Only the choice of fp32 is specific to the host; the layers also work on an accelerator without Transformer Engine.
+Only the choice of fp32 is specific to the host, and the kernel for packs to a card.
 """
 
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 import torch
@@ -21,8 +22,11 @@ import torch.nn.functional as F
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
+from torch.torch_version import TorchVersion
 
 SHORT = 64  # tokens of a sequence that shares a call
+HALVES = (torch.bfloat16, torch.float16)
+AMPERE = (8, 0)  # the first compute capability that torch's flash attention has code for
 
 
 class SDPAttention(nn.Module):
@@ -43,22 +47,29 @@ class SDPAttention(nn.Module):
     ) -> Tensor:  # fmt: skip
         if packed_seq_params is not None:
             lengths = sequence_lengths(packed_seq_params)
-            if self.has_kernel_for_packs(query):
+            if sum(lengths) != len(query):  # a kernel would read beyond the tensors
+                raise ValueError(
+                    f"{sum(lengths)} packed tokens, of which this rank has {len(query)}: these layers have no "
+                    "context parallelism. Set actor_rollout_ref.actor.megatron.context_parallel_size=1"
+                )
+            if self.has_kernel_for_packs(query, value):
                 return self.attend_pack(query, key, value, sequence_bounds(packed_seq_params), max(lengths))
             return self.attend_packed(query, key, value, lengths)
         q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))
         out = self.attend(q, k, v, None if attention_mask is None else ~attention_mask)
         return out.permute(2, 0, 1, 3).flatten(2)
 
-    def has_kernel_for_packs(self, query: Tensor) -> bool:
-        """Whether torch's flash attention for packed sequences takes these; it knows no dropout."""
-        half = query.dtype in (torch.bfloat16, torch.float16)
-        return query.is_cuda and half and query.shape[-1] <= 256 and not (self.training and self.dropout)
+    def has_kernel_for_packs(self, query: Tensor, value: Tensor) -> bool:
+        """Whether torch's flash attention for packed sequences takes these: 16 bits, heads of one size, no dropout."""
+        size = query.shape[-1]
+        fits = size == value.shape[-1] and size <= 256 and size % 8 == 0 and query.dtype in HALVES
+        return fits and not (self.training and self.dropout) and has_flash_attention(query.device)
 
     def attend_pack(self, query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int) -> Tensor:
         """One kernel for all sequences of a pack, which begin at `bounds` [sequences + 1], int32.
 
-        Heads that share a key and a value have copies of them: torch 2.11's kernel has as many of each.
+        Heads that share a key and a value have copies of them. The kernel's source takes groups of heads too, but only
+        this was seen on a card.
         """
         from torch.nn.attention.varlen import varlen_attn  # imports what only a card needs
 
@@ -90,6 +101,14 @@ class SDPAttention(nn.Module):
             enable_gqa=q.shape[1] != k.shape[1],
         )
         return out.to(q.dtype)
+
+
+@cache
+def has_flash_attention(device: torch.device) -> bool:
+    """Whether torch has flash attention for packed sequences on this device: on NVIDIA's cards, from torch 2.11 on."""
+    if device.type != "cuda" or torch.version.hip is not None or torch.__version__ < TorchVersion("2.11"):
+        return False
+    return torch.cuda.get_device_capability(device) >= AMPERE
 
 
 def sequence_bounds(packed: Any) -> Tensor:

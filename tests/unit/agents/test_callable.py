@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from seamless_verl.agents.callable import Agent, call_agent
+from seamless_verl.agents.callable import Agent, begin_orders, call_agent
 from seamless_verl.agents.endpoint import Endpoint
 from seamless_verl.agents.outcome import ERROR_CHARS, AgentOutcome, AgentStatus
 
@@ -178,8 +178,9 @@ async def test_more_blocking_agents_than_a_pool_has_threads_all_run() -> None:
     assert all(outcome.reward == 1.0 for outcome in (await main())), sys.exc_info()
 
 
-def test_agents_of_one_loop_begin_in_turn_so_that_none_waits_for_the_others_clients() -> None:
-    """An agent gets on, step by step, while those after it begin: a connection of its client is not kept waiting."""
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_agents_of_one_loop_begin_one_by_one_so_that_none_waits_for_all_others_clients(wrapped: bool) -> None:
+    """An agent continues while those after it begin: a connection of its client is not kept waiting."""
     count, steps, begun = 50, 6, list[int]()
     waited = dict[int, int]()
 
@@ -191,13 +192,15 @@ def test_agents_of_one_loop_begin_in_turn_so_that_none_waits_for_the_others_clie
         return 1.0
 
     async def all_at_once() -> None:
-        await asyncio.gather(*(call_agent(agent, {"number": number}, ENDPOINT) for number in range(count)))
+        called = (lambda task, endpoint: agent(task, endpoint)) if wrapped else agent
+        await asyncio.gather(*(call_agent(called, {"number": number}, ENDPOINT) for number in range(count)))
 
     asyncio.run(all_at_once())
-    assert begun == list(range(count)) and max(waited.values()) <= steps
+    assert sorted(begun) == list(range(count)) and max(waited.values()) <= steps
+    assert not begin_orders
 
 
-def test_an_agent_that_is_cancelled_before_its_turn_never_begins_and_keeps_nobody_waiting() -> None:
+def test_an_agent_that_is_cancelled_while_it_waits_never_begins_and_keeps_nobody_waiting() -> None:
     begun = list[str]()
 
     async def agent(task: Any, endpoint: Any) -> float:
@@ -212,4 +215,4 @@ def test_an_agent_that_is_cancelled_before_its_turn_never_begins_and_keeps_nobod
         assert calls["b"].cancelled()
 
     asyncio.run(cancel_one())
-    assert begun == ["a", "c"]
+    assert begun == ["a", "c"] and not begin_orders

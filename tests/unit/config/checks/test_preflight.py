@@ -11,7 +11,7 @@ from support.config import assert_refused, compose_ours, refused, tiny_run, writ
 
 from seamless_verl.config import RefusedConfigError, preflight, usable_cores
 from seamless_verl.config.checks import Problem, Settings, find_problems
-from seamless_verl.config.checks.model import check_adapter, check_layers
+from seamless_verl.config.checks.model import check_adapter, check_context_parallel, check_layers
 from seamless_verl.errors import ConfigError
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -343,6 +343,13 @@ def test_an_accelerator_has_transformer_engine_or_layers_in_plain_torch(
         assert [problem.key for problem in problems] == [] if there else ["platform"]
     assert problems[0].way_out == "Install it, or set platform=accelerator_without_te"
     assert layers(TORCH_LAYERS) == layers("ray_kwargs.ray_init.address=auto") == []
+
+
+def test_layers_in_plain_torch_have_no_context_parallelism(tmp_path: Path) -> None:
+    key = "actor_rollout_ref.actor.megatron.context_parallel_size"
+    for layers, keys in ((TORCH_LAYERS, [key]), ("actor_rollout_ref.model.external_lib=null", [])):
+        settings = Settings.of(tiny_run(tmp_path, f"{key}=2", layers), devices=2, accelerator=True)
+        assert [problem.key for problem in find_problems(settings, [check_context_parallel])] == keys
 
 
 def test_both_platforms_without_transformer_engine_tell_megatron_the_same() -> None:
