@@ -82,6 +82,7 @@ class EarlierSessions:
         self.candidates: dict[Place, EndedSession] = {}
         self.taken: dict[str, EndedSession] = {}
         self.offered: dict[str, Place] = {}  # candidates of this start that are not acknowledged, by session
+        self.dropped_here: set[str] = set()  # sessions that this process ends itself, while the run has not begun
         self.begun_again: Counter[BegunAgain] = Counter()
         self.lost_tokens: Counter[BegunAgain] = Counter()
 
@@ -95,6 +96,8 @@ class EarlierSessions:
         self.run, self.version = run, version
         self.candidates.clear()
         for session in await asyncio.to_thread(self.journal.ended_sessions):
+            if session.session_id in self.dropped_here:
+                continue
             replaced = self.candidates.get(place_of(session))
             if (why := self._judge(session)) is not None:
                 await self._begin_again(session, why)
@@ -102,8 +105,14 @@ class EarlierSessions:
                 await self._begin_again(replaced, BegunAgain.REPLACED)
         await self.journal.append(OutsideEvent(RUN, run, {"version": version}, time.time()))
         self.begun = True
+        self.dropped_here.clear()
         if self.candidates or self.begun_again:
             logger.warning("resumed at version %d: %s", version, self.summary())
+
+    def dropping(self, session_id: str) -> None:
+        """This process closes the session and ends its hand-over, as of a lease that expires before the run begins."""
+        if not self.begun:
+            self.dropped_here.add(session_id)
 
     def offer(self, session: EndedSession) -> bool:
         """A session of this start may be taken up, since its agent loop is gone; False if it can only begin again."""

@@ -211,6 +211,7 @@ class Sessions:
 
         `why` is for the journal's readers.
         """
+        self.earlier.dropping(session_id)
         await self._drop(await self._close(session_id, reason), dropped, why)
 
     async def _drop(self, record: SessionRecord, dropped: DropReason, why: str) -> None:

@@ -14,6 +14,7 @@ from seamless_verl.data_plane.finished_sessions import HandedNote
 from seamless_verl.data_plane.sessions import Sessions
 from seamless_verl.journal import GroupDecided, GroupOutcome, JournalReader, Stage
 from seamless_verl.trajectory.account import Account, DropReason
+from seamless_verl.trajectory.session import Closed
 
 pytestmark = pytest.mark.integration
 RUN, TOKENS = "run-a", 9
@@ -81,6 +82,36 @@ async def test_what_had_ended_is_taken_up_once_also_by_a_third_start(nano: Path,
             await last.record_groups([GroupDecided("u", GroupOutcome.TRAINED, 2)])
     found = outcomes(journal)
     assert [found[name] for name in (whole, part, trained, running)] == ["step 2", "step 2", "step 1", "dropped"]
+
+
+async def test_a_session_that_is_dropped_while_the_run_begins_ends_once(
+    nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one whose lease expires then: it is closed, and not yet handed over, when the run looks for sessions."""
+    journal, closed, go = tmp_path / "journal.sqlite", asyncio.Event(), asyncio.Event()
+    async with asyncio.timeout(120):
+        async with sessions(nano, journal, restarted=False) as first:
+            await begun(first)
+            lost = await opened(first, "u")
+        async with sessions(nano, journal, restarted=True, version=1) as later:
+            drop = later._drop
+
+            async def drop_late(*given: Any) -> None:
+                closed.set()
+                await go.wait()
+                await drop(*given)
+
+            monkeypatch.setattr(later, "_drop", drop_late)
+            dropped = asyncio.create_task(
+                later.drop(lost, Closed.ABANDONED, DropReason.RUNNER_LOST, "its lease is over")
+            )
+            await closed.wait()
+            await begun(later, 1)
+            go.set()
+            await dropped
+            assert not later.earlier.uids and not later.earlier.dropped_here
+            assert later.accounts.total == Account(TOKENS, 0, {DropReason.RUNNER_LOST: TOKENS})
+    assert outcomes(journal) == {lost: "dropped"}
 
 
 async def test_tokens_of_weights_that_are_gone_are_not_taken_up(nano: Path, tmp_path: Path) -> None:
