@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import struct
 import zipfile
-from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import NamedTuple
@@ -54,7 +53,7 @@ def without_other_cards(library: bytes, architecture: int) -> bytes:
     """The library with the payloads zeroed that a card of `architecture` does not take."""
     data, at = bytearray(library), 0
     while (at := data.find(MAGIC, at)) >= 0:
-        entries = list(entries_at(library, at))
+        entries = entries_at(library, at)
         taken = taken_by(architecture, entries)
         for entry in entries:
             if entry != taken:
@@ -63,25 +62,25 @@ def without_other_cards(library: bytes, architecture: int) -> bytes:
     return bytes(data)
 
 
-def entries_at(library: bytes, at: int) -> Iterator[Entry]:
+def entries_at(library: bytes, at: int) -> list[Entry]:
     """The entries of the fat binary at `at`; none if these bytes only look like one."""
     if at + HEADER.size > len(library):
-        return
+        return []
     _, version, header, size = HEADER.unpack_from(library, at)
     end, found = at + header + size, list[Entry]()
     if version != VERSION or header != HEADER.size or end > len(library):
-        return
+        return []
     at += header
     while at < end:
         if at + ARCHITECTURE_AT + 4 > end:
-            return
+            return []
         kind, _, own, payload = ENTRY.unpack_from(library, at)
         (built_for,) = struct.unpack_from("<I", library, at + ARCHITECTURE_AT)
         if own <= ARCHITECTURE_AT or at + own + payload > end:
-            return
+            return []
         found.append(Entry(kind, built_for, at + own, at + own + payload))
         at += own + payload
-    yield from found
+    return found
 
 
 def taken_by(architecture: int, entries: list[Entry]) -> Entry | None:

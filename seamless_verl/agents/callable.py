@@ -197,7 +197,7 @@ async def wait_to_begin() -> None:
     order.callers += 1
     try:
         async with order.lock:
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # lets the loop run once for all others: nothing else is waited for
     finally:
         order.callers -= 1
         if not order.callers:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from gpu.catalog import CHECKS, named
+from support.modules import load_file
 from support.paths import ROOT
 
 from seamless_verl.config.schema import Handover
@@ -18,16 +16,7 @@ REQUIREMENTS = ROOT / "requirements"
 PAGE = ROOT / "docs" / "gpu.md"
 
 
-def script() -> Any:
-    loader = importlib.machinery.SourceFileLoader("gpu_wheelhouse", str(ROOT / "scripts/gpu_wheelhouse"))
-    spec = importlib.util.spec_from_loader("gpu_wheelhouse", loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    return module
-
-
-house = script()
+house = load_file(ROOT / "scripts/gpu_wheelhouse")
 
 
 @pytest.fixture

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 from types import ModuleType
 from xml.etree import ElementTree
 
+from support.modules import load_file
 from support.pages import DOCS
 
 IMAGES = DOCS / "images"
 
 
 def source() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("pictures_of_concepts", IMAGES / "concepts.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_file(IMAGES / "concepts.py")  # type: ignore[no-any-return]
 
 
 def test_the_pictures_are_what_their_source_draws() -> None:

@@ -27,6 +27,7 @@ from seamless_verl.agents.settings import (
     read_settings,
 )
 from seamless_verl.config.checks.hosts import has_own_code
+from seamless_verl.config.checks.model import OUR_ENGINES
 from seamless_verl.config.checks.roles import brings_code
 from seamless_verl.config.checks.settings import Problem, Settings, check
 from seamless_verl.config.checks.sources import check_call, check_dotted, check_name, find_module
@@ -38,7 +39,6 @@ from seamless_verl.runtime.fields import nearest
 AGENT = "actor_rollout_ref.rollout.agent"
 LOOPS, DEFAULT = f"{AGENT}.agent_loop_config_path", f"{AGENT}.default_agent_loop"
 OURS = "seamless_verl.agent_loops.loops."
-OUR_ENGINES = ("seamless_verl.platform.engine", "seamless_verl.platform.engine_without_te")  # no agent loops there
 REGISTERED = ("single_turn_agent", "tool_agent")  # by verl itself
 SCHEMAS: Mapping[str, type[LoopSettings]] = {
     f"{OURS}CallableAgentLoop": CallableSettings,

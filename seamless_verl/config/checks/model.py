@@ -124,6 +124,7 @@ def _read(key: str, folder: Path) -> dict[str, Any]:
 
 MODEL = "actor_rollout_ref.model"
 WITHOUT_TE = "seamless_verl.platform.engine_without_te"  # as config/platform/accelerator_without_te.yaml sets it
+OUR_ENGINES = ("seamless_verl.platform.engine", WITHOUT_TE)  # Megatron's, with layers in plain torch
 PATH = f"{MODEL}.path"
 
 
@@ -181,9 +182,8 @@ def check_layers(settings: Settings) -> list[Problem]:
 def check_context_parallel(settings: Settings) -> list[Problem]:
     """Attention in plain torch sees a rank's own tokens alone."""
     key = f"{MEGATRON}.context_parallel_size"
-    plain = settings.get(f"{MODEL}.external_lib") in (WITHOUT_TE, "seamless_verl.platform.engine")
     size = settings.integer(key, 1)
-    if not uses_megatron(settings) or not plain or size == 1:
+    if not uses_megatron(settings) or size == 1 or settings.get(f"{MODEL}.external_lib") not in OUR_ENGINES:
         return []
     return [Problem(key, size, "Megatron's layers in plain torch have no context parallelism", f"Set {key}=1")]
 

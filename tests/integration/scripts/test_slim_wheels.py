@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import struct
 import subprocess
 import sys
@@ -13,20 +12,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.modules import load_file
 from support.paths import ROOT
 
 PTX, CODE = 1, 2
-
-
-def module() -> Any:
-    spec = importlib.util.spec_from_file_location("slim_wheels", ROOT / "scripts/lib/slim_wheels.py")
-    assert spec is not None and spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
-
-
-slim_wheels = module()
+slim_wheels = load_file(ROOT / "scripts/lib/slim_wheels.py")
 
 
 def fat(*entries: tuple[int, int, bytes]) -> bytes:
