@@ -18,6 +18,7 @@ import psutil
 import pytest
 import yaml
 from support.forkserver import forkserver, forkserver_with, forkservers, launch, script
+from support.processes import ends
 
 from seamless_verl.platform.forkserver import command, launcher
 
@@ -195,11 +196,8 @@ def test_the_first_launcher_of_a_node_starts_its_forkserver(tmp_path: Path) -> N
     parents = {worker.communicate()[0] for worker in workers}
     owner.kill()
     owner.wait()
-    deadline = time.monotonic() + 30
     (parent,) = (int(text) for text in parents)
-    while psutil.pid_exists(parent) and psutil.Process(parent).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    assert ends(parent, 30)
 
 
 def test_the_config_names_an_interpreter_and_the_launcher(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from support.forkserver import forkserver, launch, script
+from support.processes import ends
 
 from seamless_verl.platform.forkserver import launcher
 
@@ -69,23 +69,13 @@ class Spawned:
         return int(out)
 
 
-def ended(pid: int) -> bool:
-    """Whether the process ends, or has."""
-    deadline = time.monotonic() + 20
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
-
-
 def test_a_spawned_process_is_a_fork_and_has_what_it_would_have(forkserver: dict[str, str], tmp_path: Path) -> None:
     spawned = Spawned(forkserver, tmp_path, "ours.send(7)")
     parent, child = spawned.parent, spawned.child
     assert child["preloaded"] and child["parent"] == parent["parent"] and child["pid"] != parent["process"]
     assert child["mine"] == "changed" and len(child["cores"]) == 1 and child["cores"] == parent["cores"]
     assert (child["path"], child["argv"], child["main"]) == (parent["path"], parent["argv"], "__mp_main__")
-    assert spawned.exit_code() == 7 and ended(child["pid"])
+    assert spawned.exit_code() == 7 and ends(child["pid"])
 
 
 def test_it_has_the_descriptors_of_a_real_one(forkserver: dict[str, str], tmp_path: Path) -> None:
@@ -98,7 +88,7 @@ def test_it_has_the_descriptors_of_a_real_one(forkserver: dict[str, str], tmp_pa
     assert forked.exit_code() == real.exit_code() == 0
     bystander.process.terminate()
     bystander.process.communicate()
-    assert ended(bystander.child["pid"])
+    assert ends(bystander.child["pid"])
 
 
 @pytest.mark.parametrize(("act", "code"), [("process.terminate()", 8), ("process.kill()", -signal.SIGKILL)])
@@ -107,7 +97,7 @@ def test_it_ends_with_the_process_that_stands_for_it(
 ) -> None:
     """While its parent lives on, whose end would end it too."""
     spawned = Spawned(forkserver, tmp_path, f"{act}; sys.stdin.read()")
-    assert ended(spawned.child["pid"])
+    assert ends(spawned.child["pid"])
     assert spawned.process.stdin is not None
     spawned.process.stdin.close()
     assert spawned.exit_code() == code
@@ -117,7 +107,7 @@ def test_it_sees_that_its_parent_was_killed(forkserver: dict[str, str], tmp_path
     """By the end of a pipe, so nobody else holds the parent's end; nor then do launchers stay."""
     spawned = Spawned(forkserver, tmp_path, "os.kill(os.getpid(), signal.SIGKILL)")
     assert spawned.process.wait(20) == 128 + signal.SIGKILL
-    assert ended(spawned.child["pid"]) and ended(spawned.parent["process"])
+    assert ends(spawned.child["pid"]) and ends(spawned.parent["process"])
 
 
 def test_its_parent_sees_that_it_was_killed(forkserver: dict[str, str], tmp_path: Path) -> None:
@@ -129,7 +119,7 @@ def test_its_parent_sees_that_it_was_killed(forkserver: dict[str, str], tmp_path
 def test_nothing_outlives_a_forkserver_that_was_killed(forkserver: dict[str, str], tmp_path: Path) -> None:
     spawned = Spawned(forkserver, tmp_path, "pass")
     os.kill(spawned.child["parent"], signal.SIGKILL)
-    assert all(ended(pid) for pid in (spawned.child["pid"], spawned.parent["process"], spawned.parent["pid"]))
+    assert all(ends(pid) for pid in (spawned.child["pid"], spawned.parent["process"], spawned.parent["pid"]))
 
 
 def test_another_interpreter_is_left_alone(forkserver: dict[str, str], tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 from gpu import runner
 from gpu.catalog import CHECKS, Check
 from support.paths import ROOT, child_environment
+from support.processes import has_ended
 
 pytestmark = pytest.mark.integration
 
@@ -43,7 +43,7 @@ def test_a_check_that_hangs_is_cut_with_its_processes_and_keeps_its_figures(tmp_
     found = outcome(tmp_path, "hangs", 8)
     assert found["state"] == "cut" and found["reason"] == "its limit of 8 s was over"
     child = found["figures"]["begun"]["child"]  # type: ignore[index]
-    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+    assert has_ended(child)
 
 
 def test_a_check_passes_fails_or_is_skipped_with_a_reason(tmp_path: Path) -> None:
