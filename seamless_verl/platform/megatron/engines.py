@@ -9,16 +9,18 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from seamless_verl.platform.bf16_products import multiply_bf16_in_fp32
 from seamless_verl.platform.cores import CPU_CORES, VISIBLE_DEVICES, device_cores, pin_process
 from seamless_verl.platform.megatron.adapt import adapt_megatron
 from seamless_verl.platform.megatron.engines_without_te import TorchMegatronEngine, TorchMegatronValueEngine
 
 
 class HostEngineMixin:
-    """What the host adds to an engine: adaptations, and the core of its device."""
+    """What the host adds to an engine: adaptations, fast products of bf16, and the core of its device."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         adapt_megatron()
+        multiply_bf16_in_fp32()
         pin_to_device()
         super().__init__(*args, **kwargs)
 
