@@ -1,7 +1,7 @@
 """Caches rendered prompts: the sessions of one group begin with the same prompt.
 
 Owned state: token ids by the key of what they were rendered from. The least recently used go first. None is used
-longer than `seconds`, for a template may contain the date.
+longer than `seconds`, for a template may contain the date; those that are older go as others come.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ class PromptCache:
         self._prompts: OrderedDict[bytes, tuple[float, array[int]]] = OrderedDict()
         self._size = 0
 
+    def __len__(self) -> int:
+        return len(self._prompts)
+
     def get(self, key: bytes) -> array[int] | None:
         rendered_at, ids = self._prompts.get(key, (None, None))
         if rendered_at is None or self._clock() - rendered_at > self._seconds:
@@ -38,9 +41,13 @@ class PromptCache:
         _, replaced = self._prompts.pop(key, (0.0, ()))
         self._prompts[key] = self._clock(), ids
         self._size += len(ids) - len(replaced)
-        while self._size > self._tokens:
+        while self._size > self._tokens or self._first_is_too_old():
             _, (_, dropped) = self._prompts.popitem(last=False)
             self._size -= len(dropped)
+
+    def _first_is_too_old(self) -> bool:
+        first = next(iter(self._prompts.values()), None)
+        return first is not None and self._clock() - first[0] > self._seconds
 
 
 def prompt_key(*parts: object) -> bytes:

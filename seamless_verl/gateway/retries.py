@@ -27,6 +27,10 @@ from seamless_verl.trajectory.records import Finish, Segment, TokenChunk, TopLog
 MAX_ATTEMPTS = 8  # attempts of a session that can be retried; the oldest that has ended is dropped first
 
 
+def do_nothing() -> None:
+    """Nobody is to be told."""
+
+
 class CallOutput:
     """One call's tokens; every reader gets them from the start, and then as they arrive.
 
@@ -42,7 +46,7 @@ class CallOutput:
         self._changed = asyncio.Event()
         self.failed = False
         self.readers = 0
-        self.on_last_reader_left: Callable[[], None] = lambda: None
+        self.on_last_reader_left: Callable[[], None] = do_nothing
         """Called when the last reader leaves."""
 
     @classmethod

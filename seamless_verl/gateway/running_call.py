@@ -26,7 +26,7 @@ from seamless_verl.gateway.outputs import Decoder
 from seamless_verl.gateway.protocols import CallSource, Recorder, SessionCall
 from seamless_verl.gateway.reply_parser import ParsedReply
 from seamless_verl.gateway.request_context import Rendered, RequestContext
-from seamless_verl.gateway.retries import CallOutput
+from seamless_verl.gateway.retries import CallOutput, do_nothing
 from seamless_verl.platform.vllm_versions import GenerationError
 from seamless_verl.trajectory.messages import ASSISTANT
 from seamless_verl.trajectory.records import TOKEN, Finish, TokenChunk
@@ -63,6 +63,7 @@ class RunningCall:
     def start(self) -> asyncio.Task[None]:
         self.task = asyncio.create_task(self._run(), name=self.call.call_id)
         self.output.on_last_reader_left = self._cancel_if_unread
+        self.task.add_done_callback(self._let_go)
         return self.task
 
     def detach(self) -> None:
@@ -78,6 +79,10 @@ class RunningCall:
     def _cancel_if_unread(self) -> None:
         if not self.attached and not self.output.readers:
             self.cancel()
+
+    def _let_go(self, _: asyncio.Task[None]) -> None:
+        """The output, which readers may keep, no longer keeps the call with all that it has."""
+        self.output.on_last_reader_left = do_nothing
 
     async def _run(self) -> None:
         try:

@@ -137,10 +137,10 @@ class Validator:
         if event.call_id in self._calls:
             raise JournalOrderError("start", event.call_id, "a call of this id is open")
         prompt, request = pack(event.prompt_ids), to_json(event.request)
-        n, seed = self._next_number("calls"), session.n.to_bytes(8, "little")
-        chain = PrefixChain(self._index, n, seed + b"ids")
+        n = self._next_number("calls")
+        chain = PrefixChain(self._index, session.n, n, b"ids")
         base, base_len = chain.begin(prompt)
-        request_base, request_len = PrefixChain(self._index, n, seed + b"request").begin(request)
+        request_base, request_len = PrefixChain(self._index, session.n, n, b"request").begin(request)
         bases = (base, base_len, request_base, request_len)
         suffixes = (prompt[base_len:], request[request_len:])
         self._add_row("calls", n, session.n, event.call_id, event.digest, *bases, *suffixes)
@@ -176,6 +176,7 @@ class Validator:
         self._set_stage(session, Stage.CLOSED, event.reason, time())
         for call_id, call in list(session.calls.items()):
             self._remove_call(call, call_id)
+        self._index.drop(session.n)  # also if this is reverted: the index only saves bytes
 
     def _begin_hand_over(self, event: HandOverBegun) -> None:
         session = self._require_session("hand-over", event.session_id, Stage.CLOSED)

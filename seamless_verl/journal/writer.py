@@ -35,7 +35,7 @@ from seamless_verl.journal.schema import open_for_writing
 from seamless_verl.journal.validator import STAGES, Rows, Validator
 
 MAX_GROUP = 1024  # appends in one transaction, so that the first of them does not wait for ever
-ROWS_PER_STATEMENT = 64  # each statement releases the interpreter lock and must acquire it again
+ROWS_PER_STATEMENT = 64  # at most, and a power of two; each statement releases the interpreter lock and must acquire it
 DELETED_AT_ONCE = 32  # sessions; appends that wait meanwhile are late by a few milliseconds
 VACUUM_PAGES = 2000  # returned to the file system in one step; a few milliseconds
 HANDED = STAGES.index(Stage.HANDED)
@@ -225,11 +225,14 @@ def _insert(db: sqlite3.Connection, rows: Rows) -> None:
 
 
 def _insert_chunks(db: sqlite3.Connection, entries: list[tuple[Any, ...]]) -> None:
-    for start in range(0, len(entries), ROWS_PER_STATEMENT):
-        batch = entries[start : start + ROWS_PER_STATEMENT]
-        values = ", ".join([f"({_placeholders(6)})"] * len(batch))
+    start, size = 0, ROWS_PER_STATEMENT
+    while start < len(entries):
+        while size > len(entries) - start:
+            size //= 2  # few statements, since each that was run stays compiled
+        values = ", ".join([f"({_placeholders(6)})"] * size)
         columns = "call, version, replica, ids, logprobs, grammar"
-        db.execute(f"INSERT INTO deltas ({columns}) VALUES {values}", [*chain(*batch)])
+        db.execute(f"INSERT INTO deltas ({columns}) VALUES {values}", [*chain(*entries[start : start + size])])
+        start += size
 
 
 def _placeholders(count: int) -> str:

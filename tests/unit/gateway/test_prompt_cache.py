@@ -41,6 +41,8 @@ def test_an_old_prompt_is_not_used() -> None:
     assert cache.get(b"a") == tokens([1])
     now = 60.1
     assert cache.get(b"a") is None
+    cache.put(b"b", tokens([2]))
+    assert len(cache) == 1, "the old one goes"
 
 
 def test_the_order_of_names_counts() -> None:

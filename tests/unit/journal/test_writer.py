@@ -14,13 +14,14 @@ import pytest
 from support.journal import call_ended, call_started, chunk_appended, generated_ids, open_journal, session_opened, write
 
 from seamless_verl.errors import ConfigError, JournalError, JournalOrderError
-from seamless_verl.journal import CallEnded, CallStarted, JournalReader, RewardPosted, SqliteJournal
+from seamless_verl.journal import CallEnded, CallStarted, JournalReader, RewardPosted, SessionClosed, SqliteJournal
 from seamless_verl.journal import writer as writer_module
 from seamless_verl.journal.prefix import BLOCK_BYTES, PrefixDigests
+from seamless_verl.journal.schema import open_for_writing, pack
 from seamless_verl.journal.validator import Validator
 from seamless_verl.journal.writer import PendingAppend
 from seamless_verl.runtime.locks import lock_file
-from seamless_verl.trajectory.records import Finish
+from seamless_verl.trajectory.records import Finish, tokens
 
 
 async def test_concurrent_appends_share_transactions_and_keep_each_callers_order(
@@ -223,10 +224,43 @@ def test_a_long_session_is_linear_in_its_tokens(tmp_path: Path) -> None:
 
 def test_the_index_of_prefixes_is_bounded_and_forgetting_costs_bytes_only(tmp_path: Path) -> None:
     index = PrefixDigests(max_blocks=4)
+    for session in range(9):
+        index.add(session, b"digest", session)
+        index.find(0, b"digest")
+    assert len(index) == 4 and index.find(0, b"digest") == 0 and index.find(1, b"digest") is None
     for digest in range(9):
-        index.add(bytes([digest]), digest)
-        index.find(bytes([0]))
-    assert len(index) == 4 and index.find(bytes([0])) == 0 and index.find(bytes([1])) is None
+        index.add(9, bytes([digest]), digest)
+    assert len(index) <= 4 and index.find(9, bytes([8])) == 8
+
+
+def test_a_closed_session_leaves_nothing_in_the_index(tmp_path: Path) -> None:
+    index, prompt = PrefixDigests(), [*range(600)]
+    with open_for_writing(tmp_path / "journal.sqlite") as db:
+        validator = Validator(db, index)
+        for session in ("first", "second"):
+            validator.apply([session_opened(session), call_started(session, f"{session}-1", prompt=prompt)])
+        both = len(index)
+        validator.apply([chunk_appended(prompt, "first-1"), SessionClosed("first", "ended")])
+        assert both >= 4 and len(index) == both // 2
+        validator.apply([SessionClosed("second", "ended")])
+    assert len(index) == 0
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 63, 64, 65, 127, 200])
+def test_few_statements_insert_any_number_of_chunks(tmp_path: Path, chunks: int) -> None:
+    statements: list[str] = []
+    with open_for_writing(tmp_path / "journal.sqlite") as db:
+        validator = Validator(db)
+        events = [session_opened(), call_started(), *(chunk_appended([token]) for token in range(chunks))]
+        validator.apply(events)
+        rows = validator.take_rows()
+        db.set_trace_callback(statements.append)
+        writer_module._insert(db, rows)
+        db.set_trace_callback(None)
+        found = [ids for (ids,) in db.execute("SELECT ids FROM deltas ORDER BY n")]
+    assert found == [pack(tokens([token])) for token in range(chunks)]
+    sizes = [text.count("), (") + 1 for text in statements if "INTO deltas" in text]
+    assert sum(sizes) == chunks and all(size in (1, 2, 4, 8, 16, 32, 64) for size in sizes)
 
 
 @pytest.mark.parametrize("shared", [0, 255, 256, 257, 511, 512, 700])
