@@ -20,6 +20,7 @@ from support.local_plane import LocalDataPlane
 
 OPTIONS = ("--served-model-name", "policy")
 RUNNER_KEY = "the runners'"
+LEASE_S = 600.0  # no test takes so long: `let_leases_expire` ends them
 
 
 @asynccontextmanager
@@ -52,10 +53,17 @@ async def runner_plane(
 
 
 def order(number: int = 0, *, agent: str = "default", time_limit_s: float = 60.0, **terms: Any) -> TaskOrder:
-    given = {"lease_s": 10.0, "claim_s": None, "max_attempts": 8} | terms
+    given = {"lease_s": LEASE_S, "claim_s": None, "max_attempts": 8} | terms
     task = {"prompt": [{"role": "user", "content": f"task {number}"}], "number": number, "pause_s": 0.1}
     opening = {"uid": f"u{number}", "limits": {"lifetime": 600}, "metadata": {"session": "0"}}
     return TaskOrder(f"task-{number}", task, opening, time_limit_s, LeaseTerms(agent, **given))
+
+
+def let_leases_expire(plane: LocalDataPlane) -> None:
+    """So much time goes by without a sign of life of any runner."""
+    expiry = plane.runner_tasks.expiry
+    expiry._awake._slept -= LEASE_S + 1
+    expiry.sooner.set()
 
 
 async def finish(plane: LocalDataPlane, result: TaskResult) -> FinishedSession:

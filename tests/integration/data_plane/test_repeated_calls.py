@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from support.local_plane import LocalDataPlane
-from support.runner_plane import RunnerApi, finish, order, runner_plane, submitted
+from support.runner_plane import RunnerApi, finish, let_leases_expire, order, runner_plane, submitted
 from support.sessions import sessions
 
 from seamless_verl.data_plane.sessions import Sessions
@@ -204,9 +204,10 @@ async def test_a_task_of_a_lost_runner_goes_to_another_with_its_replies(nano: Pa
     async with asyncio.timeout(120), runner_plane(nano, tmp_path / "journal.sqlite") as plane:
         await plane.begin_run("run", 0)
         api = RunnerApi(plane)
-        (task,) = await submitted(plane, order(lease_s=1.0))
+        (task,) = await submitted(plane, order())
         lost = await api.lease("lost")
         await api.call(lost)
+        let_leases_expire(plane)
         again = await api.lease("another")  # as soon as the lease of the first has expired
         assert again["session_id"] != lost["session_id"]
         await api.call(again)
@@ -235,7 +236,7 @@ async def test_a_task_that_a_runner_gives_back_begins_anew(nano: Path, tmp_path:
 async def test_a_lease_that_expires_before_the_run_begins(nano: Path, tmp_path: Path) -> None:
     """Loading a model takes longer than a lease lives. Of weights that are gone nothing is given."""
     journal, step = tmp_path / "journal.sqlite", {"uid": "u0", "metadata": {"session": "0", "step": 4}}
-    opening = replace(order(lease_s=1.0), opening=step)
+    opening = replace(order(), opening=step)
     async with asyncio.timeout(120):
         async with runner_plane(nano, journal, version=5) as plane:
             await plane.begin_run("run", 0)
@@ -245,6 +246,7 @@ async def test_a_lease_that_expires_before_the_run_begins(nano: Path, tmp_path: 
             await api.call(lost)
         async with runner_plane(nano, journal, version=3) as plane:
             api = RunnerApi(plane)
+            let_leases_expire(plane)
             while read(journal, lost).reason is None:  # noqa: ASYNC110 - nothing notifies of a row
                 await asyncio.sleep(0.05)
             await plane.begin_run("run", 3)

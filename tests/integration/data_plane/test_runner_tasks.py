@@ -11,7 +11,7 @@ import pytest
 from support.cli import Capture, output_lines
 from support.local_plane import MemoryStore
 from support.rollout import until
-from support.runner_plane import RunnerApi, finish, order, runner_plane, submitted
+from support.runner_plane import LEASE_S, RunnerApi, finish, let_leases_expire, order, runner_plane, submitted
 
 from seamless_verl.client import AsyncClient
 from seamless_verl.data_plane import actor
@@ -41,7 +41,7 @@ async def test_a_task_is_leased_done_and_trained_once(nano: Path, tmp_path: Path
         assert await api.lease(wait_s=0) is None, "it was leased twice"
         await api.call(lease)
         beat = await api.post(f"leases/{lease['lease_id']}/heartbeat")
-        assert beat.json()["lease_s"] == 10.0 and beat.json()["paused_s"] >= 0
+        assert beat.json()["lease_s"] == LEASE_S and beat.json()["paused_s"] >= 0
         assert (await api.complete(lease, reward=0.5, reward_info={"n": 1})).status_code == 200
         result = await running
         assert result.outcome["reward"] == 0.5 and result.session_id == lease["session_id"]
@@ -60,9 +60,10 @@ async def test_a_lost_runner_costs_time_only(nano: Path, tmp_path: Path, capsys:
     journal = tmp_path / "journal.sqlite"
     async with asyncio.timeout(120), runner_plane(nano, journal) as plane:
         api = RunnerApi(plane)
-        (running,) = await submitted(plane, order(lease_s=1.0))
+        (running,) = await submitted(plane, order())
         lost = await api.lease("dies")
         await api.call(lost)
+        let_leases_expire(plane)
         lease = await api.lease("lives")
         assert lease["task_id"] == lost["task_id"] and lease["attempt"] == 2 and lease["key"] != lost["key"]
         late = await api.complete(lost, reward=1.0)
