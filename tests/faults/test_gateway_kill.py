@@ -4,7 +4,7 @@ A child process runs a gateway over stub replicas and a journal. The parent's ag
 through an SDK, some reading streams and keeping every token they were shown; what fails they send again, as SDKs do.
 A stub's next token is a function of all before it, so that one repeated or sampled anew anywhere shows; what was
 shown is looked for in the journal before another gateway could make it again.
-Each gateway is forked from a process with its imports, so that it starts at once. SEAMLESS_KILLS sets the number.
+Each gateway is forked from a process with its imports, so that it starts at once. SEAMLESS_KILLS sets the least number.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[st
     """Of gateways that are forks of one process."""
     for name, value in child_environment().items():
         monkeypatch.setenv(name, value)
-    with forkserver_with(MODULE, tmp_path, import_s=120) as environ:
+    with forkserver_with(MODULE, tmp_path, import_s=240) as environ:
         yield environ
 
 
@@ -167,7 +167,9 @@ async def kept(environ: dict[str, str], model: Path, journal: Path) -> AsyncGene
 async def killed_again_and_again(
     keeper: Keeper, rng: random.Random, reader: JournalReader, agents: list[Agent]
 ) -> None:
-    for round_ in range(KILLS):
+    for round_ in range(4 * KILLS):
+        if round_ >= KILLS and sum(agent.cut for agent in agents) >= KILLS:
+            break  # a kill before a stream has shown anything cuts none
         await asyncio.sleep(rng.random() * LONGEST)
         await keeper.kill()
         await asyncio.sleep(PAUSE)  # what had left the gateway arrives
@@ -232,7 +234,7 @@ def test_killed_at_any_instant_its_agents_only_wait(environ: dict[str, str], nan
     seed = random.randrange(1 << 32)
     path = tmp_path / "journal.sqlite"
     going = rounds(environ, nano / "model", path, random.Random(seed))
-    agents = asyncio.run(asyncio.wait_for(going, 60 + 30 * KILLS))
+    agents = asyncio.run(asyncio.wait_for(going, 60 + 90 * KILLS))
     with SqliteJournal(path) as journal:
         journal.check_integrity()
         tokens = sum(check(journal, agent) for agent in agents)
@@ -240,4 +242,4 @@ def test_killed_at_any_instant_its_agents_only_wait(environ: dict[str, str], nan
         assert stages == dict.fromkeys((agent.session_id for agent in agents), Stage.CLOSED)
     cut = sum(agent.cut for agent in agents)
     assert cut >= KILLS, f"{cut} streams were cut, of {tokens} tokens: the load was too light to mean anything"
-    print(f"{KILLS} rounds of kills: {tokens} tokens of {len(agents)} sessions, {cut} streams cut")  # noqa: T201
+    print(f"at least {KILLS} rounds of kills: {tokens} tokens of {len(agents)} sessions, {cut} streams cut")  # noqa: T201

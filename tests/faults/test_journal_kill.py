@@ -2,7 +2,7 @@
 
 A child process runs agents on a journal. It writes each acknowledgement to a pipe after it happened; the journal must
 hold everything that reached the pipe. The token ids of a session count up from 0, prompts included, so a gap, a
-repetition or a wrong order is detected. SEAMLESS_KILLS sets the number of rounds; one journal serves all of them.
+repetition or a wrong order is detected. SEAMLESS_KILLS sets the least number of rounds; one journal serves all of them.
 """
 
 from __future__ import annotations
@@ -190,9 +190,11 @@ class Expectations:
 
 def test_killed_at_any_instant_no_acknowledged_token_is_lost(tmp_path: Path) -> None:
     rng, expected, reader = random.Random(), Expectations(), JournalReader(tmp_path / "journal.sqlite")
-    for turn in range(ROUNDS):
+    for turn in range(10 * ROUNDS):
         expected.add(kill_one(tmp_path, rng, while_it_starts=turn % 4 == 3))
         expected.check(reader, tmp_path / "consumer")
+        if turn + 1 >= ROUNDS and expected.handed_over and expected.tokens > ROUNDS * 50:
+            break  # on a busy machine few tokens are acknowledged in a life
     with SqliteJournal(tmp_path / "journal.sqlite") as journal:
         assert len(journal.restore()) <= AGENTS
     assert expected.handed_over and expected.tokens > ROUNDS * 50, "the load was too light to mean anything"

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from seamless_verl.platform.forkserver import launcher
+from support.processes import has_ended
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def forkserver(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 
 @contextmanager
-def forkserver_with(module: str, tmp_path: Path, import_s: float = 20, *, after: str = "") -> Iterator[dict[str, str]]:
+def forkserver_with(module: str, tmp_path: Path, import_s: float = 120, *, after: str = "") -> Iterator[dict[str, str]]:
     """`import_s` bounds the import of the module, and of the one that is imported before it."""
     owner = subprocess.Popen(["sleep", "1000"])
     environ = {**os.environ, launcher.ADDRESS: f"forkserver-test-{os.getpid()}-{tmp_path.name}", "MINE": "yes"}
@@ -34,13 +35,13 @@ def forkserver_with(module: str, tmp_path: Path, import_s: float = 20, *, after:
     yield environ
     owner.kill()
     owner.wait()
-    psutil.wait_procs(forkservers(), timeout=10)
+    psutil.wait_procs(forkservers(), timeout=60)
     assert forkservers() == []
 
 
 def forkservers() -> list[psutil.Process]:
     children = psutil.Process().children(recursive=True)
-    return [p for p in children if p.is_running() and p.status() != psutil.STATUS_ZOMBIE and is_forkserver(p)]
+    return [p for p in children if not has_ended(p.pid) and is_forkserver(p)]
 
 
 def is_forkserver(process: psutil.Process) -> bool:

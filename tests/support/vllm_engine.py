@@ -8,7 +8,7 @@ import gc
 import os
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -156,8 +156,11 @@ def started(model: Path, *, cores: Sequence[int], devices: Sequence[int], **opti
 
 def processes(name: str) -> list[psutil.Process]:
     """This test's descendants whose command line names a vLLM role, such as "EngineCore"."""
-    children = psutil.Process().children(recursive=True)
-    return sorted((p for p in children if name in " ".join(p.cmdline())), key=lambda p: p.pid)
+    found = []
+    for p in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it has ended since it was listed, or is a zombie
+            found += [p] if name in " ".join(p.cmdline()) else []
+    return sorted(found, key=lambda p: p.pid)
 
 
 def allowed_cores(process: psutil.Process) -> set[int]:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from seamless_verl.compare.device_use import CoreUse, UseSample, UseSampler, busy_ns, idle_between, shares
@@ -29,6 +30,8 @@ def two_processes() -> Iterator[tuple[int, int]]:
     ]
     for process in started:
         assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+    while psutil.Process(started[1].pid).status() != psutil.STATUS_SLEEPING:
+        time.sleep(0.01)
     yield cores[0], cores[1]
     for process in started:
         process.kill()
@@ -38,7 +41,7 @@ def two_processes() -> Iterator[tuple[int, int]]:
 def test_a_core_is_busy_while_its_process_runs_or_waits_for_it(two_processes: tuple[int, int]) -> None:
     use = CoreUse(os.getpid(), two_processes)
     use.read()
-    time.sleep(1.0)
+    time.sleep(3.0)
     busy, idle = use.read()
     assert busy > 0.9 and idle < 0.1
 

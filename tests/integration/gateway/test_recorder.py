@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from support.gateway import EOS, GatewayHarness, Reply, gateway_harness, user
+from support.rollout import until
 
 from seamless_verl.trajectory.records import Finish
 
@@ -75,7 +76,7 @@ async def test_a_client_that_vanishes_cancels_its_call(nano: Path, stream: bool)
             url, body = harness.session["base_url"] + "/chat/completions", {**CHAT, "stream": stream}
             asking = asyncio.create_task(client.post(url, json=body))
             await harness.source.started.wait()
-            await asyncio.sleep(0.1)
+            await until(lambda: harness.recorder.ids(harness.source.calls[0].call_id) == [104])
             asking.cancel()
             await asyncio.wait([asking])
         await asyncio.wait_for(harness.drain(), 10)
@@ -157,7 +158,7 @@ async def test_a_retry_joins_the_call_that_runs(nano: Path, stream: bool) -> Non
         await harness.source.started.wait()
         await asyncio.sleep(0.1)
         retry = asyncio.create_task(chat(harness, stream=stream, headers={"x-stainless-retry-count": "1"}))
-        await asyncio.sleep(0.1)
+        await until(lambda: any(call.output.readers for call in harness.gateway.client._running.values()))
         first.cancel()  # the client had given this attempt up
         await asyncio.sleep(0.1)
         held.set()

@@ -34,6 +34,14 @@ def child(pipe, lock):
     except EOFError:
         sys.exit(6)
 
+def terminate(process):
+    handled = 0  # the child may be up before the process that stands for it has heard of it
+    while not handled >> (signal.SIGTERM - 1) & 1:
+        time.sleep(0.01)
+        with open(f"/proc/{process.pid}/status") as status:
+            handled = next(int(line.split()[1], 16) for line in status if line.startswith("SigCgt:"))
+    process.terminate()
+
 if __name__ == "__main__":
     spawn = multiprocessing.get_context("spawn")
     (ours, theirs), lock = spawn.Pipe(), spawn.Lock()
@@ -91,7 +99,7 @@ def test_it_has_the_descriptors_of_a_real_one(forkserver: dict[str, str], tmp_pa
     assert ends(bystander.child["pid"])
 
 
-@pytest.mark.parametrize(("act", "code"), [("process.terminate()", 8), ("process.kill()", -signal.SIGKILL)])
+@pytest.mark.parametrize(("act", "code"), [("terminate(process)", 8), ("process.kill()", -signal.SIGKILL)])
 def test_it_ends_with_the_process_that_stands_for_it(
     forkserver: dict[str, str], tmp_path: Path, act: str, code: int
 ) -> None:
@@ -134,10 +142,17 @@ print(*spawn.get_command_line(pipe_handle=3))
 
 def test_a_socket_that_is_bound_will_listen(tmp_path: Path) -> None:
     environ = {**os.environ, launcher.ADDRESS: f"forkserver-test-{os.getpid()}-{tmp_path.name}"}
+    code = f"""
+import sys
+sys.path.insert(0, {os.path.dirname(launcher.__file__)!r})
+import launcher
+launcher.LISTEN_TIMEOUT_S = 20  # this test may be held up
+sys.exit(launcher.main())
+"""
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(launcher.socket_address(environ))
         server.settimeout(20)
-        worker = subprocess.Popen([sys.executable, "-IS", launcher.__file__, "-c", "pass"], env=environ)
+        worker = subprocess.Popen([sys.executable, "-IS", "-c", code, "-c", "pass"], env=environ)
         time.sleep(0.3)  # it has been refused by now
         server.listen()
         server.accept()[0].close()
