@@ -64,4 +64,4 @@ async def line_of(path: Path) -> str:
         with path.open() as file:
             return file.readline().strip()
 
-    return await asyncio.wait_for(in_thread(read, daemon=True), 10)
+    return await asyncio.wait_for(in_thread(read, daemon=True), 60)

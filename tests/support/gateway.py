@@ -193,7 +193,7 @@ class GatewayHarness:
 
 @asynccontextmanager
 async def gateway_harness(
-    nano: Path, more_options: Sequence[str] = (), *, limit_s: float | None = 60, recorder: Any = None, **options: Any
+    nano: Path, more_options: Sequence[str] = (), *, limit_s: float | None = 300, recorder: Any = None, **options: Any
 ) -> AsyncGenerator[GatewayHarness, None]:
     """A gateway for at most `limit_s` seconds; it ends in the task that it began in, but for one without a limit."""
     source, recorder = ScriptedSource([Reply([104, 105, EOS])]), recorder or MemoryRecorder()

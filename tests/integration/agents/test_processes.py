@@ -61,7 +61,7 @@ IGNORE = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
 )
 @pytest.mark.parametrize("ignore", ["pass", IGNORE])
 def test_a_daemon_that_left_the_group_is_ended(after: str, status: AgentStatus, ignore: str) -> None:
-    wall_s = 1.5 if status == S.TIMED_OUT else 20.0
+    wall_s = 6.0 if status == S.TIMED_OUT else 20.0
     outcome = ran(daemon(after=after, ignore=ignore), limits=limits(wall_s=wall_s, grace_s=0.1))
     assert outcome.status == status and not running(int(outcome.output))
 
@@ -79,29 +79,29 @@ def test_children_are_found_by_their_session_or_parent_when_their_environment_is
     env -i setsid sleep 600 & echo $!
     sleep 0.2
     """
-    pids = ran(f"{textwrap.dedent(code)}exec sleep 600", limits=limits(wall_s=1.5)).output.split()
+    pids = ran(f"{textwrap.dedent(code)}exec sleep 600", limits=limits(wall_s=4.0)).output.split()
     assert len(pids) == 3 and not any(running(int(pid)) for pid in pids)
 
 
 def test_one_that_ignores_the_request_to_end_is_killed_after_its_grace() -> None:
     began = time.monotonic()
-    outcome = ran("trap '' TERM; echo begun; while :; do sleep 600; done", limits=limits(wall_s=0.2, grace_s=0.3))
+    outcome = ran("trap '' TERM; echo begun; while :; do sleep 600; done", limits=limits(wall_s=2.0, grace_s=0.3))
     assert (outcome.status, outcome.exit_code) == (S.TIMED_OUT, -9)
-    assert 0.5 <= time.monotonic() - began < 5
+    assert 2.3 <= time.monotonic() - began < 30
 
 
 def test_one_that_heeds_it_may_clear_up_and_is_not_waited_for_longer() -> None:
     began = time.monotonic()
-    outcome = ran("trap 'echo bye; exit 7' TERM; sleep 600 & wait", limits=limits(wall_s=0.3, grace_s=60.0))
+    outcome = ran("trap 'echo bye; exit 7' TERM; sleep 600 & wait", limits=limits(wall_s=2.0, grace_s=60.0))
     assert (outcome.status, outcome.exit_code, outcome.output) == (S.TIMED_OUT, 7, "bye\n")
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 40
 
 
 def test_a_stopped_process_and_a_swarm_are_ended_too() -> None:
     swarm = "import os, time\nfor _ in range(5): os.fork()\nprint(os.getpid(), flush=True)\ntime.sleep(600)"
-    pids = ran(python(swarm), limits=limits(wall_s=2.0, grace_s=0.2)).output.split()
+    pids = ran(python(swarm), limits=limits(wall_s=6.0, grace_s=0.2)).output.split()
     assert len(pids) == 32 and not any(running(int(pid)) for pid in pids)
-    assert ran("kill -STOP $$", limits=limits(wall_s=0.2, grace_s=0.1)).exit_code == -9
+    assert ran("kill -STOP $$", limits=limits(wall_s=2.0, grace_s=0.1)).exit_code == -9
 
 
 def test_a_neighbour_is_not_touched() -> None:

@@ -52,7 +52,7 @@ async def cancelled_calls(plane: Plane) -> None:
     metrics = await running(plane, 0)
     assert (metrics["calls/cancelled"], metrics["calls/begun"]) == (1, 1) and metrics["calls/tokens"] < 1000
     assert metrics["calls/validation_tokens"] == 0
-    await cancelled(plane.first.generate.remote("short", [1, 2], {"max_tokens": 20}), plane, cancels=False)
+    await cancelled(plane.first.generate.remote("short", [1, 2], {"max_tokens": 100}), plane, cancels=False)
     metrics = await plane.first.metrics.remote()
     assert metrics["calls/running"] == 0 and metrics["calls/length"] == 1, "the call did not end"
     await plane.first.generate.remote("validating", [1, 2], {"max_tokens": 20}, "", True)

@@ -17,7 +17,7 @@ from seamless_verl.data_plane.client import living_replies
 from seamless_verl.data_plane.server_calls import ServerCalls
 
 pytestmark = pytest.mark.integration
-LIMIT_S = 1.0
+LIMIT_S = 5.0
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -45,7 +45,7 @@ def test_a_server_that_hangs_is_absent_until_it_replies(caplog: pytest.LogCaptur
             assert calls.call(servers).keys() == {"replica-0"}
         assert time.monotonic() - began < 20 * LIMIT_S / 2, "it was waited for again"
         assert calls.open["replica-1"].reply == first.reply, "it was called again, before it replied"
-        assert sum("replica-1 has not replied to stop for 1 s" in message for message in caplog.messages) == 1
+        assert sum("replica-1 has not replied to stop for 5 s" in message for message in caplog.messages) == 1
     finally:
         os.kill(hanging, signal.SIGCONT)
     ray.wait([first.reply], timeout=30)

@@ -46,8 +46,8 @@ RETRY = {"x-stainless-retry-count": "1"}
 
 @asynccontextmanager
 async def http_client() -> AsyncGenerator[httpx.AsyncClient, None]:
-    """For one test, of at most 60 seconds."""
-    async with asyncio.timeout(60), httpx.AsyncClient(timeout=30) as http:
+    """For one test, of at most 300 seconds."""
+    async with asyncio.timeout(300), httpx.AsyncClient(timeout=30) as http:
         yield http
 
 

@@ -124,7 +124,7 @@ def importing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Impor
     yield Importing(environ, owner, gate)
     owner.kill()
     owner.wait()
-    psutil.wait_procs(forkservers(), timeout=10)
+    psutil.wait_procs(forkservers(), timeout=60)
     assert forkservers() == []
 
 
@@ -190,7 +190,7 @@ def test_without_a_forkserver_the_launcher_becomes_the_worker(tmp_path: Path) ->
 
 
 def test_the_first_launcher_of_a_node_starts_its_forkserver(tmp_path: Path) -> None:
-    owner = subprocess.Popen(["sleep", "100"])
+    owner = subprocess.Popen(["sleep", "1000"])
     environ = {k: v for k, v in os.environ.items() if k != launcher.ADDRESS} | {launcher.NODE: str(owner.pid)}
     workers = [launch(environ, script(tmp_path, "import os; print(os.getppid())")) for _ in range(3)]
     parents = {worker.communicate()[0] for worker in workers}

@@ -32,7 +32,7 @@ def environ(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (child_environment() | {"PYTHONWARNINGS": "ignore"}).items():
             patch.setenv(name, value)
-        with forkserver_with(MODULE, tmp_path_factory.mktemp("forkserver"), import_s=120) as environ:
+        with forkserver_with(MODULE, tmp_path_factory.mktemp("forkserver"), import_s=240) as environ:
             yield environ
 
 

@@ -24,7 +24,7 @@ from seamless_verl.tiny.tokenizer import END_OF_TURN, MARKUP_TOKENS, token_id
 from seamless_verl.trajectory.records import Finish
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore:Unclosed context:ResourceWarning")]
-WORDS = r"(ab|cde|abf){12}"  # after "ab" it matters what came before
+WORDS = r"(ab|cde|abf){30}"  # after "ab" it matters what came before
 THINKS = {"reasoning_ended": False, "reasoning_parser_kwargs": {"chat_template_kwargs": {"enable_thinking": True}}}
 END_OF_THOUGHT = token_id("</think>")
 BIAS = {token_id(token): -100.0 for token in (*MARKUP_TOKENS, END_OF_TURN)} | {END_OF_THOUGHT: 4.0}

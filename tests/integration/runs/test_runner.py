@@ -53,7 +53,7 @@ def test_a_runner_in_another_process_is_trained(nano: Path, tmp_path: Path) -> N
         job.finish()
         assert not file.exists(), "the run has ended"
         runner.send_signal(signal.SIGTERM)
-        assert runner.wait(30) == 0, log.read_text()
+        assert runner.wait(120) == 0, log.read_text()
     finally:
         for process in (runner, job.process):
             if process is not None and process.poll() is None:

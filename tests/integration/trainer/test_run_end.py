@@ -10,7 +10,7 @@ import pytest
 import ray
 from support.ends import Ending, Failing, await_death, cluster, kill, started
 
-from seamless_verl.agent_loops import worker as loops
+from seamless_verl.agent_loops import manager as loops
 from seamless_verl.agent_loops.manager import SeamlessAgentLoopManager
 from seamless_verl.data_plane.client import PlacedReplica
 from seamless_verl.trainer import servers, task_runner
@@ -18,7 +18,7 @@ from seamless_verl.trainer.servers import SeamlessServers
 from seamless_verl.trainer.task_runner import SeamlessTaskRunner
 
 pytestmark = [pytest.mark.integration, pytest.mark.slowest(9)]
-WAITED_S = 5.0  # seconds for actors that end, which they do at once
+WAITED_S = 10.0  # seconds for actors that end, which they do at once
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -13,7 +13,6 @@ from support.paths import child_environment
 
 from seamless_verl.data_plane.waits import PlaneWaits
 from seamless_verl.runtime.waits import QUEUE, TRAINER, Blocked, Wait, WaitKind, follow
-from seamless_verl.trainer import run_waits
 from seamless_verl.trainer.recoveries import stacks_of
 from seamless_verl.trainer.run_waits import RunParts, RunWaits
 
@@ -84,7 +83,6 @@ def blocked(waits: RunWaits) -> Blocked:
     return follow(nodes, nodes[TRAINER], {WaitKind.REPLICA: 40.0, WaitKind.ACTOR: 30.0, WaitKind.QUEUE: 20.0})
 
 
-@pytest.mark.usefixtures("short_wait")
 def test_what_planes_and_workers_say_of_a_group_is_one_chain(actors: dict[str, Any]) -> None:
     waits = waits_of(actors)
     found = blocked(waits)
@@ -94,7 +92,6 @@ def test_what_planes_and_workers_say_of_a_group_is_one_chain(actors: dict[str, A
     assert waits.hosts["group u1"] == "agent loop worker 0"
 
 
-@pytest.mark.usefixtures("short_wait")
 def test_a_replica_is_not_blamed_while_some_data_plane_does_not_reply(actors: dict[str, Any]) -> None:
     """Its tokens may go to the calls of that one."""
     planes = {"data plane": actors["data plane"], "data plane 1": actors["agent loop worker 1"]}
@@ -102,7 +99,6 @@ def test_a_replica_is_not_blamed_while_some_data_plane_does_not_reply(actors: di
     assert WaitKind.REPLICA not in kinds and {WaitKind.CALL, WaitKind.ACTOR} <= kinds
 
 
-@pytest.mark.usefixtures("short_wait")
 def test_a_group_that_nobody_who_replies_knows_waits_for_the_worker_that_does_not(actors: dict[str, Any]) -> None:
     waits = waits_of(actors)
     nodes = {wait.name: wait for wait in waits.collect()}
@@ -135,8 +131,3 @@ def test_the_stacks_are_those_of_the_processes_concerned(actors: dict[str, Any])
     text = stacks_of({"data plane", TRAINER, "call c9"}, actors)
     assert text.startswith(f"--- {TRAINER}\nthread ") and "\n--- data plane\nthread " in text
     assert "agent loop worker" not in text and "own_stacks" in text
-
-
-@pytest.fixture
-def short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_waits, "REPLY_S", 2.0)

@@ -21,7 +21,7 @@ from support.view import make_run
 from seamless_verl.view.process import ViewProcess, viewing
 
 pytestmark = pytest.mark.integration
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 ADDRESS = "The view of this run: "
 
 
@@ -64,7 +64,7 @@ def test_it_serves_as_long_as_the_block_and_prints_its_address_once_and_into_no_
 ) -> None:
     with viewing(make_run(tmp_path), "127.0.0.1", 0):
         address = printed(capsys)
-        assert httpx.get(f"{address}api/run").json()["step"] == 2
+        assert httpx.get(f"{address}api/run", timeout=30).json()["step"] == 2
         (process,) = views()
         assert process.nice() == psutil.Process().nice() + 10, "a run comes first"
     assert not process.is_running() and views() == []

@@ -142,7 +142,7 @@ def test_what_is_no_unicode_is_shown_escaped(tmp_path: Path) -> None:
     with SqliteJournal(tmp_path / JOURNAL) as journal:
         write(journal, session_opened("s"), call)
     with served(tmp_path) as address:
-        request = httpx.get(f"{address}api/sessions/s/turns/s.1").json()["request"]
+        request = httpx.get(f"{address}api/sessions/s/turns/s.1", timeout=30).json()["request"]
     assert request["messages"][0]["content"] == "half \ud83d"
 
 
@@ -163,19 +163,19 @@ def test_a_run_goes_on_while_its_journal_is_damaged_or_gone(tmp_path: Path) -> N
     with served(run) as address:
         whole = (run / JOURNAL).read_bytes()
         (run / JOURNAL).write_bytes(b"no database")
-        summary = httpx.get(f"{address}api/run")
+        summary = httpx.get(f"{address}api/run", timeout=30)
         assert summary.status_code == 200 and summary.json()["step"] == 2
         (remark,) = summary.json()["remarks"]
         assert remark.startswith("Sessions cannot be shown. journal ") and "trajectories.sqlite" in remark
         for path in ("sessions", f"sessions/{CUT}"):
-            answer = httpx.get(f"{address}api/{path}")
+            answer = httpx.get(f"{address}api/{path}", timeout=30)
             assert answer.status_code == 503 and "trajectories.sqlite" in answer.json()["error"]
-        assert httpx.get(f"{address}api/metrics").status_code == 200
+        assert httpx.get(f"{address}api/metrics", timeout=30).status_code == 200
         (run / JOURNAL).write_bytes(whole)
-        assert httpx.get(f"{address}api/sessions").json()["total"] == 4
+        assert httpx.get(f"{address}api/sessions", timeout=30).json()["total"] == 4
         with SqliteJournal(run / JOURNAL) as journal:
             write(journal, session_opened("more"))
-            assert httpx.get(f"{address}api/sessions").json()["total"] == 5
+            assert httpx.get(f"{address}api/sessions", timeout=30).json()["total"] == 5
 
 
 def test_a_wheel_has_the_page(tmp_path: Path) -> None:

@@ -297,7 +297,7 @@ def test_the_trainer_goes_on_while_a_replica_loads_and_the_next_commit_waits() -
         assert made.engines["replica-0"].version == 1 and made.commit.loads is not None and made.commit.loads.open
         next_commit = threading.Thread(target=made.commit_next)
         next_commit.start()
-        next_commit.join(0.2)
+        next_commit.join(0.5)
         assert next_commit.is_alive() and made.memory.version == 1
         made.kill("replica-3")
         next_commit.join(WAIT_S)
@@ -357,7 +357,7 @@ def test_the_trainer_goes_on_while_its_worker_copies_and_its_next_update_is_held
         assert made.fleet.committed == 0 and made.begun == []
         update = threading.Thread(target=made.trainers.update, args=(2,))
         update.start()
-        update.join(0.2)
+        update.join(0.5)
         assert update.is_alive() and made.trainers.weights == [1, 1]
         go.set()
         update.join(WAIT_S)
