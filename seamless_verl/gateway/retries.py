@@ -28,7 +28,7 @@ MAX_ATTEMPTS = 8  # attempts of a session that can be retried; the oldest that h
 
 
 def do_nothing() -> None:
-    """Nobody is to be told."""
+    """The callback of an output whose call has not begun, or has ended."""
 
 
 class CallOutput:

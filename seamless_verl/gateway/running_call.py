@@ -63,7 +63,7 @@ class RunningCall:
     def start(self) -> asyncio.Task[None]:
         self.task = asyncio.create_task(self._run(), name=self.call.call_id)
         self.output.on_last_reader_left = self._cancel_if_unread
-        self.task.add_done_callback(self._let_go)
+        self.task.add_done_callback(self._release)
         return self.task
 
     def detach(self) -> None:
@@ -80,9 +80,12 @@ class RunningCall:
         if not self.attached and not self.output.readers:
             self.cancel()
 
-    def _let_go(self, _: asyncio.Task[None]) -> None:
-        """The output, which readers may keep, no longer keeps the call with all that it has."""
-        self.output.on_last_reader_left = do_nothing
+    def _release(self, _: asyncio.Task[None]) -> None:
+        """Ends the references in a circle, by which an ended call would stay until Python's collector comes.
+
+        The task has the error that ended it, whose traceback has this call.
+        """
+        self.output.on_last_reader_left, self.task = do_nothing, None
 
     async def _run(self) -> None:
         try:

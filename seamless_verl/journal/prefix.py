@@ -14,7 +14,8 @@ from collections import OrderedDict
 from hashlib import blake2b
 
 BLOCK_BYTES = 1024  # 256 tokens. A smaller block repeats less at the end of a prefix, a larger one needs less memory
-MAX_BLOCKS = 1 << 18  # about 60 MB, over all sessions that are open; the least recently used session's go first
+MAX_BLOCKS = 1 << 18
+"""Of all open sessions. Beyond it the least recently used session has none: its next call is written in full."""
 
 
 class PrefixDigests:

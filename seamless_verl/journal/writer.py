@@ -35,7 +35,7 @@ from seamless_verl.journal.schema import open_for_writing
 from seamless_verl.journal.validator import STAGES, Rows, Validator
 
 MAX_GROUP = 1024  # appends in one transaction, so that the first of them does not wait for ever
-ROWS_PER_STATEMENT = 64  # at most, and a power of two; each statement releases the interpreter lock and must acquire it
+ROWS_PER_STATEMENT = 64  # a power of two; each statement releases the interpreter lock and must acquire it again
 DELETED_AT_ONCE = 32  # sessions; appends that wait meanwhile are late by a few milliseconds
 VACUUM_PAGES = 2000  # returned to the file system in one step; a few milliseconds
 HANDED = STAGES.index(Stage.HANDED)

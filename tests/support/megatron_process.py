@@ -23,6 +23,7 @@ from verl.workers.utils.losses import sft_loss
 
 import seamless_verl.platform.megatron.engines  # noqa: F401 - for those that are forked after it
 from seamless_verl.platform.engine import register_engines
+from seamless_verl.platform.megatron.bf16_products import multiply_bf16_in_fp32
 
 
 def build_engine(case: dict[str, Any]) -> Any:
@@ -102,6 +103,7 @@ def main() -> None:
         if engine.is_mp_src_rank_with_outputs():
             result["losses"].append(sum(out["loss"]))
         logprobs()
+    result["fast_products"] = multiply_bf16_in_fp32.cache_info().currsize
     weights, _ = engine.get_per_tensor_param()
     result["weights"] = {name: tensor.clone() for name, tensor in weights}
     torch.save(result, f"{case['out']}/rank{rank}.pt")

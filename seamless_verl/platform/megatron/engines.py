@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from seamless_verl.platform.bf16_products import multiply_bf16_in_fp32
 from seamless_verl.platform.cores import CPU_CORES, VISIBLE_DEVICES, device_cores, pin_process
 from seamless_verl.platform.megatron.adapt import adapt_megatron
+from seamless_verl.platform.megatron.bf16_products import multiply_bf16_in_fp32
 from seamless_verl.platform.megatron.engines_without_te import TorchMegatronEngine, TorchMegatronValueEngine
 
 

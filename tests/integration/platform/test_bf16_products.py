@@ -9,8 +9,9 @@ import sys
 import pytest
 import torch
 
-from seamless_verl.platform.bf16_products import SLOW, product
+from seamless_verl.platform.megatron.bf16_products import SLOW, product
 
+pytestmark = pytest.mark.integration
 OPERATORS = torch.ops.aten
 SHAPES = {
     "mm": ((5, 7), (7, 3)),
@@ -50,18 +51,46 @@ def test_shapes_that_do_not_fit_are_refused(left: tuple[int, ...], right: tuple[
         product(OPERATORS.mm.out)(torch.zeros(left), torch.zeros(right))
 
 
-def test_no_rows_are_a_product_too() -> None:
-    empty = product(OPERATORS.mm.out)(torch.zeros(0, 7, dtype=torch.bfloat16), torch.zeros(7, 3, dtype=torch.bfloat16))
-    assert empty.shape == (0, 3) and empty.dtype is torch.bfloat16
+@pytest.mark.parametrize("rows, inner", [(0, 7), (5, 0)])
+def test_nothing_is_multiplied_too(rows: int, inner: int) -> None:
+    left, right = (torch.zeros(shape, dtype=torch.bfloat16) for shape in ((rows, inner), (inner, 3)))
+    found = product(OPERATORS.mm.out)(left, right)
+    assert found.shape == (rows, 3) and found.dtype is torch.bfloat16 and not found.any()
+
+
+def test_what_beta_leaves_out_may_be_anything() -> None:
+    """As Megatron's attention adds scores to a buffer that nobody has filled."""
+    _, left, right = operands("baddbmm", torch.bfloat16)
+    unfilled = torch.full((2, 5, 3), torch.nan, dtype=torch.bfloat16)
+    found = product(OPERATORS.baddbmm.out)(unfilled, left, right, beta=0, alpha=2)
+    torch.testing.assert_close(found, 2 * (left @ right), rtol=2**-7, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("other", [0, -1])
+def test_a_mixture_of_dtypes_is_refused_as_torch_does(name: str, other: int) -> None:
+    given = operands(name, torch.bfloat16)
+    given[other] = given[other].float()
+    with pytest.raises(RuntimeError, match=r"dtype|scalar type"):
+        getattr(torch, name)(*given)
+    with pytest.raises(RuntimeError, match=r"dtype|scalar type"):
+        product(getattr(OPERATORS, name).out)(*given)
 
 
 REPLACED = """
 import json, sys, warnings
 warnings.simplefilter("error")
 import torch
-from seamless_verl.platform.bf16_products import multiply_bf16_in_fp32
-capability = sys.argv[1]
+from seamless_verl.platform.megatron import bf16_products
+from seamless_verl.platform.megatron.bf16_products import multiply_bf16_in_fp32
+capability, used, product = sys.argv[1], set(), bf16_products.product
 torch.backends.cpu.get_cpu_capability = lambda: capability
+
+def counted(into):
+    multiply = product(into)
+    return lambda *operands, **scales: (used.add(into.name()), multiply(*operands, **scales))[1]
+
+bf16_products.product = counted
 first, second = multiply_bf16_in_fp32(), multiply_bf16_in_fp32()
 torch.manual_seed(0)
 x = torch.randn(4, 6, 16, dtype=torch.bfloat16, requires_grad=True)
@@ -73,7 +102,10 @@ exact.load_state_dict({k: v.float() for k, v in linear.state_dict().items()})
 y = x.detach().float().requires_grad_()
 (torch.nn.functional.silu(exact(y)) @ exact.weight).square().sum().backward()
 far = lambda a, b: float((a.float() - b).norm() / b.norm())
-print(json.dumps({"replaced": first is not None, "same": first is second,
+with torch.inference_mode():
+    assert linear(x).dtype is torch.bfloat16
+    x[0].unsqueeze(0).bmm(linear.weight.t().unsqueeze(0)).baddbmm(x[:1, :, :8], x[:1, :8, :8].new_ones(1, 8, 8))
+print(json.dumps({"used": sorted(used), "same": first is second,
                   "input": far(x.grad, y.grad), "weight": far(linear.weight.grad, exact.weight.grad)}))
 """
 
@@ -86,13 +118,14 @@ def test_a_layer_learns_alike_with_and_without(capability: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["replaced"] is (capability in SLOW) and found["same"]
+    assert found["used"] == ([f"aten::{name}.out" for name in sorted(SHAPES)] if capability in SLOW else [])
+    assert found["same"]
     assert found["input"] < 0.02 and found["weight"] < 0.02
 
 
 FASTER = """
 import time, torch
-from seamless_verl.platform.bf16_products import multiply_bf16_in_fp32
+from seamless_verl.platform.megatron.bf16_products import multiply_bf16_in_fp32
 torch.set_num_threads(1)
 a, b = torch.randn(512, 256, dtype=torch.bfloat16), torch.randn(256, 512, dtype=torch.bfloat16)
 def seconds():

@@ -35,7 +35,7 @@ def child(pipe, lock):
         sys.exit(6)
 
 def terminate(process):
-    handled = 0  # the child may be up before the process that stands for it has heard of it
+    handled = 0  # the child may be up before the process that stands for it has its handler
     while not handled >> (signal.SIGTERM - 1) & 1:
         time.sleep(0.01)
         with open(f"/proc/{process.pid}/status") as status:

@@ -147,6 +147,10 @@ def test_a_saved_hf_model_has_the_logprobs_of_the_trainer(
     assert (measured - torch.cat(measured_logprobs(runs[layout], step=0))).abs().max() > 0.1  # it was trained
 
 
+def test_an_engine_of_the_host_sees_to_its_products_of_bf16(runs: dict[str, list[dict[str, Any]]]) -> None:
+    assert {result["fast_products"] for results in runs.values() for result in results} == {1}
+
+
 WITHOUT_TE = """
 import sys
 import torch
