@@ -9,6 +9,7 @@ from typing import Annotated, Literal, TypeAlias
 from seamless_verl.runtime.fields import Doc, NotNegative, Positive, PositiveNumber, Text
 
 HostedTools: TypeAlias = Literal["drop", "refuse"]
+Media: TypeAlias = Literal["replace", "refuse"]
 JOURNAL = "trajectories.sqlite"
 
 
@@ -27,6 +28,13 @@ class RequestsConfig:
             "them out, and says so in the journal; `refuse` answers with a 400"
         ),
     ] = "drop"
+    media: Annotated[
+        Media,
+        Doc(
+            "images, sounds, films and files in messages to a model that reads text alone: `replace` puts a "
+            "placeholder for each, and says so in the journal; `refuse` answers with a 400"
+        ),
+    ] = "replace"
     max_choices: Annotated[Positive, Doc("choices of one request, `n`, for all of its prompts")] = 128
     max_nesting: Annotated[
         Positive,

@@ -283,6 +283,7 @@ def _session_call(context: RequestContext, request: EngineCoreRequest, index: in
         idempotency_key=context.attempt.key,
         response=context.stored_response(),
         dropped_tools=context.dropped_tools,
+        replaced_media=context.replaced_media,
         reply_id=request.external_req_id or "",
         asked=asked_digest(prompt_ids, sampling, stop_strings(request.sampling_params), index),
     )

@@ -91,7 +91,8 @@ class SessionMiddleware:
         self._admin_hash, self._outside = _hash_of(admin_key), outside
         self._runner_hashes = [self._admin_hash, *([_hash_of(runner_key)] if runner_key else [])]
         self._refused_outside = 0
-        self.counts = Counter({"gateway/requests_refused": 0, "gateway/hosted_tools_dropped": 0})
+        counted = ("requests_refused", "hosted_tools_dropped", "media_replaced")
+        self.counts = Counter({f"gateway/{name}": 0 for name in counted})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -206,10 +207,12 @@ class SessionMiddleware:
                 is_retry = retried is not None
                 context = RequestContext(session, session.requests, address.path, body, digest, attempt, is_retry)
                 context.dropped_tools = tuple(changes.dropped_tools.values())
+                context.replaces_media = self._rules.media == "replace"
                 context.previous, context.referenced = previous, referenced
                 self.counts["gateway/hosted_tools_dropped"] += len(context.dropped_tools)
                 inner_scope = {**_with_json_type(scope), READ_BODY: ReadBody(body, changes.apply, raw)}
                 await self._forward(inner_scope, DisconnectWatch(receive), send, address.api, context)
+                self.counts["gateway/media_replaced"] += len(context.replaced_media)
         finally:
             if retried is not None:  # if this retry was refused, or lost its connection, another one follows
                 retried.claimed = False

@@ -259,6 +259,8 @@ def request_to_store(call: SessionCall) -> dict[str, Any]:
         own["response"] = dict(call.response)
     if call.dropped_tools:
         own["dropped_tools"] = list(call.dropped_tools)
+    if call.replaced_media:
+        own["replaced_media"] = list(call.replaced_media)
     return {**call.request, GATEWAY_KEY: own}
 
 

@@ -16,6 +16,7 @@ from seamless_verl.gateway.api_errors import ApiError, ErrorCode
 from seamless_verl.runtime.fields import Positive, check
 
 HostedTools: TypeAlias = Literal["drop", "refuse"]
+Media: TypeAlias = Literal["replace", "refuse"]
 OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 """Names under which the APIs bound the output tokens of a call."""
 SCHEMA_FIELDS = ("tools", "response_format", "structured_outputs", "output_config", "text")
@@ -47,6 +48,7 @@ class RequestRules:
 
     strict_model: bool = False
     hosted_tools: HostedTools = "drop"
+    media: Media = "replace"
     max_choices: Positive = 128
     max_nesting: Positive = 64
     max_stored: Positive = 64
