@@ -274,20 +274,19 @@ class RunnerTasks:
         """Records ends of leases without a result, each with its kind, drops their sessions, and offers their tasks
         again or fails them.
 
-        All are recorded before anything else: as soon as this waits, a runner may lease one of the tasks again.
+        As soon as this waits, a runner may lease one of the tasks again: it gets the replies of the one before.
         """
         tasks = [self.leases[ended.task_id] for _, ended in ends]
         events = []
         for kind, ended in ends:
+            if kind == "lost" or not self.lease_sessions.called(ended.lease_id):
+                self.lease_sessions.lose(ended.lease_id)
             logger.warning(
                 "the task %s of runner %s: %s, now %s. %s", ended.task_id, ended.runner, kind, ended.state, reason
             )
             detail = {"task": ended.task_id, "runner": ended.runner, "state": str(ended.state), "reason": reason}
             events.append(event(kind, ended.lease_id or ended.task_id, detail))
         await self.record(*events)
-        for kind, ended in ends:
-            if kind == "lost" or not self.lease_sessions.called(ended.lease_id):
-                self.lease_sessions.lose(ended.lease_id)
         for task in tasks:
             self._offer(task)
         for (_, ended), task in zip(ends, tasks, strict=True):

@@ -200,13 +200,23 @@ async def test_after_the_death_of_an_agent_loop_worker(nano: Path, tmp_path: Pat
         assert (await plane.metrics())["sessions/repeated_calls"] == 2, "they may be what its worker dies of"
 
 
-async def test_a_task_of_a_lost_runner_goes_to_another_with_its_replies(nano: Path, tmp_path: Path) -> None:
+async def test_a_task_of_a_lost_runner_goes_to_another_with_its_replies(
+    nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also to one that asks while the end of the lease is being recorded."""
     async with asyncio.timeout(120), runner_plane(nano, tmp_path / "journal.sqlite") as plane:
         await plane.begin_run("run", 0)
         api = RunnerApi(plane)
         (task,) = await submitted(plane, order())
         lost = await api.lease("lost")
         await api.call(lost)
+        record = plane.runner_tasks.record
+
+        async def record_late(*events: Any) -> None:
+            await asyncio.sleep(0.5)
+            await record(*events)
+
+        monkeypatch.setattr(plane.runner_tasks, "record", record_late)
         let_leases_expire(plane)
         again = await api.lease("another")  # as soon as the lease of the first has expired
         assert again["session_id"] != lost["session_id"]
