@@ -31,7 +31,7 @@ class RequestsConfig:
     media: Annotated[
         Media,
         Doc(
-            "images, sounds, films and files in messages to a model that reads text alone: `replace` puts a "
+            "images, audio, video and documents in messages, of which the model is given none: `replace` puts a "
             "placeholder for each, and says so in the journal; `refuse` answers with a 400"
         ),
     ] = "replace"

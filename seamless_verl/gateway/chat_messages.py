@@ -13,35 +13,6 @@ from typing import Any
 from seamless_verl.trajectory.messages import ASSISTANT
 
 TOOL, SYSTEM, DEVELOPER = "tool", "system", "developer"
-MEDIA = ("image", "audio", "video", "file")
-PLACEHOLDER = "[{kind} left out: this model reads text alone]"
-
-
-def media_kind(part: Any) -> str | None:
-    """What a part of a message holds that is no text: one of MEDIA; None for a text, and for what is no part."""
-    if not isinstance(part, Mapping):
-        return None
-    names = [part["type"]] if isinstance(part.get("type"), str) else list(part)
-    return next((kind for kind in MEDIA for name in names if kind in str(name).split("_")), None)
-
-
-def replace_media(messages: Sequence[Any]) -> tuple[list[Any], list[str]]:
-    """The messages with a placeholder for each image, sound, film and file; what these were, in their order."""
-    kinds: list[str] = []
-    return [_replace_parts(message, kinds) for message in messages], kinds
-
-
-def _replace_parts(message: Any, kinds: list[str]) -> Any:
-    parts = message.get("content") if isinstance(message, Mapping) else None
-    if not isinstance(parts, list) or not (found := [kind for part in parts if (kind := media_kind(part))]):
-        return message
-    kinds += found
-    return {**message, "content": [_text_for(part) for part in parts]}
-
-
-def _text_for(part: Any) -> Any:
-    kind = media_kind(part)
-    return part if kind is None else {"type": "text", "text": PLACEHOLDER.format(kind=kind)}
 
 
 def has_developer(messages: Sequence[Any]) -> bool:

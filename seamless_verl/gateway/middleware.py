@@ -207,12 +207,12 @@ class SessionMiddleware:
                 is_retry = retried is not None
                 context = RequestContext(session, session.requests, address.path, body, digest, attempt, is_retry)
                 context.dropped_tools = tuple(changes.dropped_tools.values())
-                context.replaces_media = self._rules.media == "replace"
+                context.replaced_media = changes.replaced_media
                 context.previous, context.referenced = previous, referenced
                 self.counts["gateway/hosted_tools_dropped"] += len(context.dropped_tools)
+                self.counts["gateway/media_replaced"] += len(context.replaced_media)
                 inner_scope = {**_with_json_type(scope), READ_BODY: ReadBody(body, changes.apply, raw)}
                 await self._forward(inner_scope, DisconnectWatch(receive), send, address.api, context)
-                self.counts["gateway/media_replaced"] += len(context.replaced_media)
         finally:
             if retried is not None:  # if this retry was refused, or lost its connection, another one follows
                 retried.claimed = False

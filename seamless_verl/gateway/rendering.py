@@ -26,7 +26,7 @@ from vllm.renderers.base import BaseRenderer
 from vllm.renderers.hf import HfRenderer, resolve_chat_template_content_format
 from vllm.renderers.params import TokenizeParams
 
-from seamless_verl.gateway.chat_messages import developer_to_system, has_developer, order_tool_results, replace_media
+from seamless_verl.gateway.chat_messages import developer_to_system, has_developer, order_tool_results
 from seamless_verl.gateway.continuation import Continuation
 from seamless_verl.gateway.http import COUNT_TOKENS_PATH
 from seamless_verl.gateway.overflow import Overflow
@@ -174,11 +174,8 @@ class SessionRenderer(chat_renderer()):  # type: ignore[misc]
         **options: Any,
     ) -> tuple[list[Any], list[Any]]:
         _check_messages(messages)
-        context = CURRENT.get()
-        if context is not None and context.replaces_media and not self.model_config.is_multimodal_model:
-            messages, kinds = replace_media(messages)
-            context.replaced_media = tuple(kinds)
         messages = self._in_one_form(request, messages, tool_dicts)
+        context = CURRENT.get()
         ids = key = None
         if context is not None:
             params = request.build_chat_params(default_template, default_template_content_format)

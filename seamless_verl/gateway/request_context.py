@@ -43,7 +43,7 @@ class RequestContext:
     """A running request. `number` counts the session's requests; `attempt` holds the outputs of its calls.
 
     `is_retry`: an earlier request began the attempt. `dropped_tools` are the types of hosted tools that were left out.
-    `replaced_media` are the kinds of images and the like that became placeholders, which `replaces_media` permits.
+    `replaced_media` are the kinds of images and the like that became placeholders.
     `previous` is the stored response that this one continues, `referenced` has the stored items that its input names,
     by id, and `response_id` names this one where it will be stored.
     `overflow` is set when the prompt was refused for its length.
@@ -59,7 +59,6 @@ class RequestContext:
     rendered: Rendered | None = None
     calls_begun: int = field(default=0)
     dropped_tools: tuple[str, ...] = ()
-    replaces_media: bool = True
     replaced_media: tuple[str, ...] = ()
     previous: StoredResponse | None = None
     referenced: Mapping[str, Any] = field(default_factory=dict)

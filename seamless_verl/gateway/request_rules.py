@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from seamless_verl.gateway.api_errors import ApiError, ErrorCode
+from seamless_verl.gateway.media import replace_media
 from seamless_verl.runtime.fields import Positive, check
 
 HostedTools: TypeAlias = Literal["drop", "refuse"]
@@ -61,16 +62,18 @@ class RequestRules:
 class Changes:
     """What vLLM gets instead of a body: `overrides` replace fields, and fields in `removed` are left out.
 
-    `dropped_tools` are the hosted tools that are left out, by their places in the list: their types.
+    `dropped_tools` are the hosted tools that are left out, by their places in the list: their types. `replaced_media`
+    are the kinds of the images and the like that become placeholders.
     """
 
     overrides: Mapping[str, Any] = field(default_factory=dict)
     removed: frozenset[str] = frozenset()
     dropped_tools: Mapping[int, str] = field(default_factory=dict)
+    replaced_media: tuple[str, ...] = ()
 
     def apply(self, body: dict[str, Any]) -> dict[str, Any]:
         """The changed body, a new dict."""
-        changed = {**body, **self.overrides}
+        changed = {**body, **self.overrides, **(replace_media(body)[0] if self.replaced_media else {})}
         if self.dropped_tools:
             changed["tools"] = [tool for place, tool in enumerate(body["tools"]) if place not in self.dropped_tools]
         for name in self.removed:
@@ -121,9 +124,13 @@ def changes_for(
     `namespaces`: the API that is called, in this version of vLLM, takes namespaces of tools.
 
     Raises:
-        ApiError: a schema is no object, or nested too deeply, or a hosted tool is refused.
+        ApiError: a schema is no object, or nested too deeply, or a hosted tool or an image is refused.
     """
     check_schemas(body, rules.max_nesting)
+    media = tuple(replace_media(body)[1])
+    if media and rules.media == "refuse":
+        message = f"The model is given text only, and no {', '.join(dict.fromkeys(media))}. Leave it out"
+        raise ApiError(ErrorCode.UNSUPPORTED, message, param="messages" if "messages" in body else "input")
     overrides: dict[str, Any] = dict(sampling or {})
     for name in OUTPUT_LIMITS:
         limit = body.get(name)
@@ -131,16 +138,16 @@ def changes_for(
             overrides[name] = context
     tools = body.get("tools")
     if not isinstance(tools, list):
-        return Changes(overrides)
+        return Changes(overrides, replaced_media=media)
     dropped = {place: tool["type"] for place, tool in enumerate(tools) if _is_hosted(tool, namespaces)}
     if not dropped:
-        return Changes(overrides)
+        return Changes(overrides, replaced_media=media)
     if rules.hosted_tools == "refuse":
         types = ", ".join(dict.fromkeys(dropped.values()))
         message = f"Tools of type {types} are not served here, but functions that the agent runs. Leave them out"
         raise ApiError(ErrorCode.UNSUPPORTED, message, param="tools")
     kept = [tool for place, tool in enumerate(tools) if place not in dropped]
-    return Changes(overrides, _fields_without_tools(body.get("tool_choice"), kept, dropped), dropped)
+    return Changes(overrides, _fields_without_tools(body.get("tool_choice"), kept, dropped), dropped, media)
 
 
 def _is_hosted(tool: object, namespaces: bool) -> bool:

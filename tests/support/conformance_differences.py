@@ -34,7 +34,9 @@ UNSHAPED = "vLLM's own errors of this kind do not have the API's shape; the gate
 STORED = "vLLM's server stores no response unless told to"
 CLAMPED = "agents ask for more than is left of the context; the gateway gives what is left"
 UNBOUNDED = "vLLM's server takes as many calls at once as come"
+PLACEHOLDER = "a 400 ends the agents that look at a picture; the gateway gives the model a placeholder"
 LISTED: tuple[Listed, ...] = (
+    Listed("chat::test_a_bad_request_is_refused[an image for a model without eyes]", (GATEWAY,), PLACEHOLDER),
     Listed(
         "chat::test_a_conversation_goes_on_with_the_tokens_that_were_generated",
         (VLLM,),

@@ -8,12 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamless_verl.gateway.chat_messages import (
-    developer_to_system,
-    has_developer,
-    order_tool_results,
-    replace_media,
-)
+from seamless_verl.gateway.chat_messages import developer_to_system, has_developer, order_tool_results
 
 
 def user(text: str) -> dict[str, Any]:
@@ -111,31 +106,3 @@ def test_a_developers_message_becomes_a_system_message_in_its_place() -> None:
     changed = developer_to_system(messages)
     assert changed == [messages[0], {"role": "system", "content": asked["content"]}, *messages[2:]]
     assert asked["role"] == "developer" and not has_developer(changed) and developer_to_system(changed) == changed
-
-
-@pytest.mark.parametrize(
-    ("part", "kind"),
-    [
-        ({"type": "image_url", "image_url": {"url": "u"}}, "image"),
-        ({"type": "input_image", "image_url": "u"}, "image"),
-        ({"image_url": "u"}, "image"),
-        ({"type": "input_audio", "input_audio": {}}, "audio"),
-        ({"type": "video_url", "video_url": {}}, "video"),
-        ({"type": "input_file", "file_id": "f"}, "file"),
-        *[({"type": name, "text": "an image"}, None) for name in ("text", "input_text", "output_text", "refusal")],
-        *[(part, None) for part in ("image", None, {}, {"text": "an image"}, {"type": 3}, {"type": "profile"})],
-    ],
-)
-def test_a_part_that_is_no_text_becomes_a_placeholder(part: Any, kind: str | None) -> None:
-    sent = [user("hi"), {"role": "user", "content": [part, {"type": "text", "text": "?"}]}]
-    replaced, kinds = replace_media(sent)
-    assert kinds == ([] if kind is None else [kind]) and replaced[0] == sent[0]
-    first, last = replaced[1]["content"]
-    expected = part if kind is None else {"type": "text", "text": f"[{kind} left out: this model reads text alone]"}
-    assert first == expected and last["text"] == "?"
-    assert sent[1]["content"][0] is part, "what was sent stays as it is"  # type: ignore[index]
-
-
-@pytest.mark.parametrize("message", [None, "image", {"role": "user"}, {"role": "user", "content": None}])
-def test_a_message_without_parts_has_no_media(message: Any) -> None:
-    assert replace_media([message]) == ([message], [])
