@@ -274,8 +274,8 @@ class RunnerTasks:
         """Records ends of leases without a result, each with its kind, drops their sessions, and offers their tasks
         again or fails them.
 
-        As soon as this first waits, a runner may lease one of the tasks again. It gets the replies of the one before, which
-        are therefore offered first.
+        As soon as this first waits, a runner may lease one of the tasks again. It gets the replies of the one before,
+        which are therefore offered first.
         """
         tasks = [self.leases[ended.task_id] for _, ended in ends]
         events = []
