@@ -6,7 +6,7 @@ Anthropic tool result into a message of its own, behind an empty result.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 KINDS = ("image", "audio", "video", "file", "document")
@@ -15,15 +15,18 @@ FIELDS = {"messages": "text", "input": "input_text"}
 """Fields of a body that hold messages, and the type that a part of text has there."""
 
 
-def replace_media(body: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The fields of the body that change, as new lists, and the kinds of what was replaced, in their order."""
-    changed, kinds = dict[str, Any](), list[str]()
-    for field, text in FIELDS.items():
-        before, entries = len(kinds), body.get(field)
-        replaced = [_entry(entry, text, kinds) for entry in entries] if isinstance(entries, list) else []
-        if len(kinds) > before:
-            changed[field] = replaced
-    return changed, kinds
+def media_in(body: Mapping[str, Any]) -> list[str]:
+    """The kinds of all media in a body's messages, in their order."""
+    return [kind for field in FIELDS for part in _parts_in(body.get(field)) if (kind := media_kind(part)) is not None]
+
+
+def replace_media(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of the body that hold messages, as new lists in which all media are placeholders."""
+    return {
+        field: [_entry(entry, text) for entry in entries]
+        for field, text in FIELDS.items()
+        if isinstance(entries := body.get(field), list)
+    }
 
 
 def media_kind(part: object) -> str | None:
@@ -34,28 +37,34 @@ def media_kind(part: object) -> str | None:
     return next((kind for kind in KINDS for name in names if kind in str(name).split("_")), None)
 
 
-def _entry(entry: Any, text: str, kinds: list[str]) -> Any:
-    """A message or, in the Responses API, the output of a call."""
-    if not isinstance(entry, Mapping):
-        return entry
-    lists = {name: parts for name in ("content", "output") if isinstance(parts := entry.get(name), list)}
-    return {**entry, **{name: [_part(part, text, kinds) for part in parts] for name, parts in lists.items()}}
+def _parts_in(entries: object) -> Iterator[Any]:
+    """Of messages and, in the Responses API, of outputs of calls; also of a call's result in Anthropic's messages."""
+    for entry in entries if isinstance(entries, list) else ():
+        for parts in _lists(entry, "content", "output").values():
+            for part in parts:
+                yield from _lists(part, "content").get("content", [part])
 
 
-def _part(part: Any, text: str, kinds: list[str]) -> Any:
-    """A part of a message; in Anthropic's API the result of a call is one, with parts of its own."""
-    inner = part.get("content") if isinstance(part, Mapping) else None
-    if isinstance(inner, list):
-        return {**part, "content": [_leaf(one, text, kinds) for one in inner]}
-    return _leaf(part, text, kinds)
+def _lists(entry: object, *names: str) -> dict[str, list[Any]]:
+    """Those of these fields that are lists."""
+    found = entry if isinstance(entry, Mapping) else {}
+    return {name: parts for name in names if isinstance(parts := found.get(name), list)}
 
 
-def _leaf(part: Any, text: str, kinds: list[str]) -> Any:
+def _entry(entry: Any, text: str) -> Any:
+    lists = _lists(entry, "content", "output")
+    changed = {name: [_part(part, text) for part in parts] for name, parts in lists.items()}
+    return {**entry, **changed} if changed else entry
+
+
+def _part(part: Any, text: str) -> Any:
+    inner = _lists(part, "content").get("content")
+    return _leaf(part, text) if inner is None else {**part, "content": [_leaf(one, text) for one in inner]}
+
+
+def _leaf(part: Any, text: str) -> Any:
     kind = media_kind(part)
-    if kind is None:
-        return part
-    kinds.append(kind)
-    return {"type": text, "text": _text_of(part) or PLACEHOLDER.format(kind=kind)}
+    return part if kind is None else {"type": text, "text": _text_of(part) or PLACEHOLDER.format(kind=kind)}
 
 
 def _text_of(part: Mapping[str, Any]) -> str | None:

@@ -1,8 +1,7 @@
 """Caches rendered prompts: the sessions of one group begin with the same prompt.
 
 Owned state: token ids by the key of what they were rendered from. The least recently used go first. None is used
-longer than `seconds`, for a template may contain the date. Then it is first in line, or soon will be, and goes when the
-next prompt comes.
+longer than `seconds`, for a template may contain the date; those that are older are removed as others come.
 """
 
 from __future__ import annotations

@@ -22,9 +22,9 @@ class SessionCall(Call):
     is a conversation. `attempt` numbers the session's request that the call belongs to, and `index` is its place in
     that request; with `idempotency_key` they let a retry find the call after a restart too. `response` names the stored
     response that the call makes: its `id`, its `model`, and whether the messages begin with `instructions`.
-    `dropped_tools` are the types of hosted tools that were left out, and `replaced_media` the kinds of images and
-    the like that became placeholders. `reply_id` is the id that the reply has, or the
-    beginning of it, as it was made. `asked` is the digest of what was asked (`repeated_calls.py`).
+    `dropped_tools` are the types of hosted tools that were left out, and `replaced_media` the kinds of images and the
+    like that became placeholders. `reply_id` is the id that the reply has, or the beginning of it, as it was made.
+    `asked` is the digest of what was asked (`repeated_calls.py`).
     """
 
     session_id: str = ""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from seamless_verl.gateway.api_errors import ApiError, ErrorCode
-from seamless_verl.gateway.media import replace_media
+from seamless_verl.gateway.media import media_in, replace_media
 from seamless_verl.runtime.fields import Positive, check
 
 HostedTools: TypeAlias = Literal["drop", "refuse"]
@@ -73,7 +73,7 @@ class Changes:
 
     def apply(self, body: dict[str, Any]) -> dict[str, Any]:
         """The changed body, a new dict."""
-        changed = {**body, **self.overrides, **(replace_media(body)[0] if self.replaced_media else {})}
+        changed = {**body, **self.overrides, **(replace_media(body) if self.replaced_media else {})}
         if self.dropped_tools:
             changed["tools"] = [tool for place, tool in enumerate(body["tools"]) if place not in self.dropped_tools]
         for name in self.removed:
@@ -127,7 +127,7 @@ def changes_for(
         ApiError: a schema is no object, or nested too deeply, or a hosted tool or an image is refused.
     """
     check_schemas(body, rules.max_nesting)
-    media = tuple(replace_media(body)[1])
+    media = tuple(media_in(body))
     if media and rules.media == "refuse":
         message = f"The model is given text only, and no {', '.join(dict.fromkeys(media))}. Leave it out"
         raise ApiError(ErrorCode.UNSUPPORTED, message, param="messages" if "messages" in body else "input")
@@ -137,16 +137,15 @@ def changes_for(
         if isinstance(limit, int) and limit > context:
             overrides[name] = context
     tools = body.get("tools")
-    if not isinstance(tools, list):
-        return Changes(overrides, replaced_media=media)
-    dropped = {place: tool["type"] for place, tool in enumerate(tools) if _is_hosted(tool, namespaces)}
+    given = tools if isinstance(tools, list) else []
+    dropped = {place: tool["type"] for place, tool in enumerate(given) if _is_hosted(tool, namespaces)}
     if not dropped:
         return Changes(overrides, replaced_media=media)
     if rules.hosted_tools == "refuse":
         types = ", ".join(dict.fromkeys(dropped.values()))
         message = f"Tools of type {types} are not served here, but functions that the agent runs. Leave them out"
         raise ApiError(ErrorCode.UNSUPPORTED, message, param="tools")
-    kept = [tool for place, tool in enumerate(tools) if place not in dropped]
+    kept = [tool for place, tool in enumerate(given) if place not in dropped]
     return Changes(overrides, _fields_without_tools(body.get("tool_choice"), kept, dropped), dropped, media)
 
 

@@ -166,7 +166,7 @@ def test_the_output_limit_holds_to_the_byte_also_for_one_that_has_ended() -> Non
 def test_time_is_limited_and_what_was_said_is_kept() -> None:
     outcome = ran("echo begun; exec sleep 600", limits=limits(wall_s=2.0))
     assert (outcome.status, outcome.exit_code, outcome.output) == (S.TIMED_OUT, -15, "begun\n")
-    assert 2.0 <= outcome.duration_s < 20 and outcome.error == "its 2 s are over"
+    assert 2.0 <= outcome.duration_s < 3.2 and outcome.error == "its 2 s are over"
 
 
 def test_resource_limits_are_the_childs_own() -> None:

@@ -87,14 +87,14 @@ def test_one_that_ignores_the_request_to_end_is_killed_after_its_grace() -> None
     began = time.monotonic()
     outcome = ran("trap '' TERM; echo begun; while :; do sleep 600; done", limits=limits(wall_s=2.0, grace_s=0.3))
     assert (outcome.status, outcome.exit_code) == (S.TIMED_OUT, -9)
-    assert 2.3 <= time.monotonic() - began < 30
+    assert 2.3 <= time.monotonic() - began < 6.8
 
 
 def test_one_that_heeds_it_may_clear_up_and_is_not_waited_for_longer() -> None:
     began = time.monotonic()
     outcome = ran("trap 'echo bye; exit 7' TERM; sleep 600 & wait", limits=limits(wall_s=2.0, grace_s=60.0))
     assert (outcome.status, outcome.exit_code, outcome.output) == (S.TIMED_OUT, 7, "bye\n")
-    assert time.monotonic() - began < 40
+    assert time.monotonic() - began < 11.7
 
 
 def test_a_stopped_process_and_a_swarm_are_ended_too() -> None:

@@ -51,7 +51,7 @@ def test_a_comparison_goes_on_behind_arms_that_fail_and_has_all_files(recipe: Pa
     assert {"verl", "torch", "python"} <= set(manifest["versions"]) and manifest["machine"]["cores"] > 0
     text = (out / "report.md").read_text()
     assert "is not for this model. Choose another" in text and "the engine has no memory" in text
-    assert 1.2 < figure(out, "sync", "step_s") / figure(out, "seamless", "step_s") < 8
+    assert 1.2 < figure(out, "sync", "step_s") / figure(out, "seamless", "step_s") < 4
     steps = parquet.read_table(out / "steps.parquet").to_pylist()
     assert sum(row["arm"] == "seamless" for row in steps) == 8 and steps[0]["perf/total_num_tokens"] == 104
     one = next(run["command"] for run in manifest["runs"] if run["arm"] == "seamless")

@@ -343,20 +343,20 @@ ATTACKS: dict[str, tuple[str, Any]] = {
 async def test_an_attack_is_refused_at_once(nano: Path, what: str) -> None:
     path, fields = ATTACKS[what]
     async with gateway_harness(nano) as harness:
-        began = time.process_time()  # the gateway is in this process
+        began = time.monotonic()
         reply = await post(harness, path, {**BODIES[path], **fields})
         assert reply.status_code == 400, reply.text
-        assert time.process_time() - began < 2
+        assert time.monotonic() - began < 2
         assert error_of(reply, path)["message"]
         assert refused(harness) == [(path, 400)] and not harness.source.calls
 
 
 async def test_schemas_of_a_sane_depth_are_taken(nano: Path) -> None:
     async with gateway_harness(nano) as harness:
-        began = time.process_time()
+        began = time.monotonic()
         body = {**BODIES[CHAT], "structured_outputs": {"json": nested(12)}}
         assert (await post(harness, CHAT, body)).status_code == 200
-        assert time.process_time() - began < 5
+        assert time.monotonic() - began < 5
 
 
 REWARDS: dict[str, bytes] = {

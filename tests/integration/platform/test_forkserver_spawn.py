@@ -142,17 +142,10 @@ print(*spawn.get_command_line(pipe_handle=3))
 
 def test_a_socket_that_is_bound_will_listen(tmp_path: Path) -> None:
     environ = {**os.environ, launcher.ADDRESS: f"forkserver-test-{os.getpid()}-{tmp_path.name}"}
-    code = f"""
-import sys
-sys.path.insert(0, {os.path.dirname(launcher.__file__)!r})
-import launcher
-launcher.LISTEN_TIMEOUT_S = 20  # this test may be held up
-sys.exit(launcher.main())
-"""
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(launcher.socket_address(environ))
         server.settimeout(20)
-        worker = subprocess.Popen([sys.executable, "-IS", "-c", code, "-c", "pass"], env=environ)
+        worker = subprocess.Popen([sys.executable, "-IS", launcher.__file__, "-c", "pass"], env=environ)
         time.sleep(0.3)  # it has been refused by now
         server.listen()
         server.accept()[0].close()

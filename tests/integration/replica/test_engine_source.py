@@ -85,7 +85,7 @@ def test_frozen_calls_continue_with_new_weights(
         assert call.finish is Finish.LENGTH and len(call.column("ids")) == 720
         assert call.column("version") == sorted(call.column("version"))
         assert set(call.column("version")) == {0, 1, 2}
-        assert len(call.chunks) < 40 or len(call.chunks) > 100
+        assert len(call.chunks) < 40 or len(call.chunks) > 300
         assert largest_error(call, versions) < 1e-3
         swapped = [versions[1], versions[0], versions[2]]
         assert largest_error(call, swapped) > 0.1, "wrong weights would not have been noticed"

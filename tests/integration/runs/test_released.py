@@ -28,6 +28,6 @@ def test_released_replicas_are_lent_within_a_step_and_no_token_is_lost(
         assert metrics["actor/grad_norm"] > 0
         assert metrics["calls/failed"] == metrics["calls/cancelled"] == metrics["fleet/dead"] == 0
     last = steps[10]
-    assert last["lending/returned"] >= 3, "between the two updates of a step only devices of the trainer generate"
+    assert last["lending/returned"] >= 5, "between the two updates of a step only devices of the trainer generate"
     dropped = sum(value for name, value in last.items() if name.startswith("tokens/dropped/"))
     assert last["tokens/generated"] == last["tokens/trained"] + dropped

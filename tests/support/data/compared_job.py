@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-STEP_S = {"sync": 0.8, "seamless": 0.2, "separate_async": 0.1}
+STEP_S = {"sync": 0.4, "seamless": 0.2, "separate_async": 0.1}
 
 
 def main() -> int:

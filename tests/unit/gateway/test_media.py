@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from seamless_verl.gateway.api_errors import ApiError
-from seamless_verl.gateway.media import media_kind, replace_media
+from seamless_verl.gateway.media import media_in, media_kind
 from seamless_verl.gateway.request_rules import RequestRules, changes_for
 
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
@@ -73,7 +73,7 @@ def test_a_placeholder_stays_in_its_place(body: dict[str, Any], expected: dict[s
     ],
 )  # fmt: skip
 def test_what_has_no_media_is_left_alone(body: dict[str, Any]) -> None:
-    assert replace_media(body) == ({}, [])
+    assert media_in(body) == []
     assert changes_for(body, RequestRules(media="refuse"), 100).apply(body) == body
 
 
