@@ -91,8 +91,8 @@ class SessionMiddleware:
         self._admin_hash, self._outside = _hash_of(admin_key), outside
         self._runner_hashes = [self._admin_hash, *([_hash_of(runner_key)] if runner_key else [])]
         self._refused_outside = 0
-        counted = ("requests_refused", "hosted_tools_dropped", "media_replaced")
-        self.counts = Counter({f"gateway/{name}": 0 for name in counted})
+        counted = ("gateway/requests_refused", "gateway/hosted_tools_dropped", "gateway/media_replaced")
+        self.counts = Counter(dict.fromkeys(counted, 0))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
