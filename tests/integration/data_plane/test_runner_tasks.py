@@ -14,7 +14,7 @@ from support.rollout import until
 from support.runner_plane import LEASE_S, RunnerApi, finish, let_leases_expire, order, runner_plane, submitted
 
 from seamless_verl.client import AsyncClient
-from seamless_verl.data_plane import actor
+from seamless_verl.data_plane import lifecycle
 from seamless_verl.data_plane.finished_sessions import HandedNote
 from seamless_verl.data_plane.tasks import TaskOrder
 from seamless_verl.errors import OutsideApiError
@@ -125,7 +125,7 @@ async def test_a_data_plane_that_is_started_again_keeps_its_leases_and_results(n
 async def test_a_session_lives_longer_by_what_its_calls_waited_before_a_restart(
     nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(actor, "PAUSED_SAVE_S", 0.05)
+    monkeypatch.setattr(lifecycle, "PAUSED_SAVE_S", 0.05)
     journal, store, paused = tmp_path / "journal.sqlite", MemoryStore(), MemoryStore()
     async with asyncio.timeout(120), runner_plane(nano, journal, store=store, paused=paused) as plane:
         opened = await plane.open_session({"uid": "u", "limits": {"lifetime": 1.0}})
