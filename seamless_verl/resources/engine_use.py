@@ -85,7 +85,7 @@ class EngineUse:
             earlier = before.get(load.replica_id, load)
             calls = round((earlier.running + load.running) / 2)
             if load.generated >= earlier.generated:  # else its data plane was restarted
-                self.curve.observe(calls, (load.generated - earlier.generated) / seconds)
+                self.curve.observe(calls, (load.generated - earlier.generated) / seconds, seconds)
             there = calls + waiting
             fewer, more = min(calls, there * (1 - step)), max(calls, min(load.seats, there * (1 + step)))
             shares.append([self.curve.efficiency(number, load.seats) for number in (calls, fewer, more)])

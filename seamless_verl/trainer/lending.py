@@ -24,6 +24,7 @@ from seamless_verl.trainer.lending_view import DeviceViews, TrainingProgress
 
 if TYPE_CHECKING:
     from seamless_verl.data_plane.client import DataPlaneClient, PlacedReplica
+    from seamless_verl.rollout.observation import RolloutObservation
 
 
 class LendingStatistics:
@@ -141,6 +142,10 @@ class DeviceLending(ABC):
         if lent:
             self.reclaimed.difference_update(lent)
             self.lend(lent)
+
+    def measure(self, seen: RolloutObservation) -> None:
+        """Measures what replicas generate, while training waits: with all devices lent the policy is not asked."""
+        self.views.measure(seen, self.reclaimed, time.monotonic() + self.clock_offset_s)
 
     def before_commit(self) -> None:
         """Called when the next computation is a batch away, and new weights are about to be loaded."""

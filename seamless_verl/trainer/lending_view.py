@@ -50,12 +50,12 @@ class ReplicaRates:
         self._rates: dict[str, float] = {}
         self._speeds: dict[str, float] = {}
 
-    def measure(self, load: ReplicaLoad, now: float, *, generates: bool) -> float:
-        """The replica's rate now; 0 while it does not generate."""
+    def measure(self, load: ReplicaLoad, now: float, *, generates: bool) -> None:
+        """Looks at a replica, twice at least while it generates."""
         name = load.replica_id
         if not generates:
             self._since.pop(name, None)
-            return 0.0
+            return
         began, before = self._since.setdefault(name, (now, load))
         if load.generated < before.generated:  # its data plane was restarted
             self._since[name] = (now, load)
@@ -64,7 +64,10 @@ class ReplicaRates:
             self._since[name] = (now, load)
             if rate > 0 and (calls := before.running + load.running):
                 self._speeds[name] = moving_average(self._speeds.get(name), rate / (calls / 2))
-        return self._rates.get(name, 0.0)
+
+    def of(self, replica_id: str) -> float:
+        """The rate that was measured last; 0 before."""
+        return self._rates.get(replica_id, 0.0)
 
     def seconds(self, load: ReplicaLoad) -> float:
         """How long its longest call still takes; 0 where no call's speed is known."""
@@ -84,11 +87,12 @@ class DeviceViews:
     ) -> tuple[tuple[DeviceView, ...], Demand]:
         """All devices, where training has those of `reclaimed` replicas, and the demand with the calls there are."""
         observation = self.observe(progress.late)
+        self.measure(observation, reclaimed, now)
         views = [
             view
             for tags, replicas in ((BOTH, self.devices.shared), (ROLLOUT, self.devices.rollout))
             for name, devices in replicas.items()
-            for view in self._views(observation.of(name), devices, tags, now, generates=name not in reclaimed)
+            for view in self._views(observation.of(name), devices, tags, generates=name not in reclaimed)
         ]
         shared = {device for devices in self.devices.shared.values() for device in devices}
         views += [DeviceView(device, TRAIN, Use.TRAIN) for device in self.devices.training if device not in shared]
@@ -105,10 +109,15 @@ class DeviceViews:
             finished=observation.finished,
         )
 
+    def measure(self, observation: RolloutObservation, reclaimed: set[str], now: float) -> None:
+        """Measures the rates, without a view: also while all devices are lent and there is nothing to decide."""
+        for name in (*self.devices.shared, *self.devices.rollout):
+            self.rates.measure(observation.of(name), now, generates=name not in reclaimed)
+
     def _views(
-        self, load: ReplicaLoad, devices: Sequence[str], tags: frozenset[Tag], now: float, *, generates: bool
+        self, load: ReplicaLoad, devices: Sequence[str], tags: frozenset[Tag], *, generates: bool
     ) -> list[DeviceView]:
-        rate = self.rates.measure(load, now, generates=generates)
+        rate = self.rates.of(load.replica_id) if generates else 0.0
         return [
             DeviceView(
                 device,

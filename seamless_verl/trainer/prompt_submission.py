@@ -107,10 +107,11 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
         return self.groups_seen != seen
 
     def _look_at_engines(self) -> None:
-        """While training waits, where what they lose decides how far to run ahead."""
-        if self.sampling and self.ahead is not None and self.engine_use.due(time.monotonic()):
+        """While training waits: what they lose decides how far to run ahead, and what they generate when to lend."""
+        if self.sampling and self.engine_use.due(time.monotonic()):
             seen = self.data_plane.observe()
-            self.engine_use.look(seen.replicas, seen.waiting, time.monotonic(), self.ahead.level)
+            self.engine_use.look(seen.replicas, seen.waiting, time.monotonic(), self.batches_ahead)
+            self.lending.measure(seen)
 
     def outstanding_uids(self) -> list[str]:
         """Prompts whose groups had not ended at the last look at the queue, validation's too; any thread may ask."""

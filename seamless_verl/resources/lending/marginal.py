@@ -36,6 +36,7 @@ from seamless_verl.resources.lending.policy import (
 )
 
 WEIGHT = 0.1  # of a new measurement in a moving average
+MEMORY_S = 9.0  # a rate is the mean of so many seconds before, and of the newest measurement
 
 
 def moving_average(old: float | None, new: float, weight: float = WEIGHT) -> float:
@@ -44,25 +45,29 @@ def moving_average(old: float | None, new: float, weight: float = WEIGHT) -> flo
 
 
 class RateCurve:
-    """Tokens/s at c running calls: moving averages in buckets of powers of two, straight lines between them.
+    """Tokens/s at c running calls: means in buckets of powers of two, straight lines between them.
 
     Below the smallest bucket measured the rate is taken as proportional, above the largest as constant;
     with nothing measured, as proportional throughout.
     """
 
     def __init__(self) -> None:
-        self._points: dict[int, tuple[float, float]] = {}  # bucket -> mean calls, mean rate
+        self._points: dict[int, tuple[float, float, float]] = {}  # bucket -> mean calls, mean rate, seconds of both
 
-    def observe(self, calls: int, rate: float) -> None:
-        """Adds a measurement; one of an engine that generates nothing is ignored."""
-        if calls > 0 and rate > 0:
-            bucket = calls.bit_length()
-            at, mean = self._points.get(bucket, (None, None))
-            self._points[bucket] = (moving_average(at, calls), moving_average(mean, rate))
+    def observe(self, calls: int, rate: float, seconds: float = 1.0) -> None:
+        """Adds the mean rate of so many seconds, zero too: calls may report many tokens at once, and then none.
+
+        Without calls there is nothing to learn.
+        """
+        if calls > 0 and seconds > 0:
+            at, mean, before = self._points.get(calls.bit_length(), (0.0, 0.0, 0.0))
+            together = min(before, MEMORY_S) + seconds
+            weight = seconds / together
+            self._points[calls.bit_length()] = (at + weight * (calls - at), mean + weight * (rate - mean), together)
 
     def at(self, calls: float) -> float:
         """The rate to expect, tokens/s."""
-        points = [(0.0, 0.0), *(self._points[bucket] for bucket in sorted(self._points))]
+        points = [(0.0, 0.0), *(self._points[bucket][:2] for bucket in sorted(self._points))]
         if len(points) == 1:
             return float(calls)
         for (c0, r0), (c1, r1) in pairwise(points):
@@ -79,7 +84,11 @@ class RateCurve:
         return {str(bucket): list(point) for bucket, point in self._points.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._points = {int(bucket): (float(at), float(rate)) for bucket, (at, rate) in state.items()}
+        """Also of a checkpoint of an earlier release, which kept no seconds."""
+        self._points = {
+            int(bucket): (float(at), float(rate), float(*seconds or [MEMORY_S]))
+            for bucket, (at, rate, *seconds) in state.items()
+        }
 
 
 class GroupInterval:
@@ -137,7 +146,8 @@ class Marginal(BasePolicy):
 
     def _learn(self, view: LendingView) -> None:
         for device in view.devices:
-            self._rate_curve.observe(device.running, device.rate)
+            if device.rate > 0:  # else it does not generate
+                self._rate_curve.observe(device.running, device.rate)
         self._group_interval.observe(view.now, view.demand.finished, any(device.rate > 0 for device in view.devices))
 
     @staticmethod

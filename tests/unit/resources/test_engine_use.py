@@ -39,6 +39,15 @@ def test_tokens_of_a_restarted_data_plane_are_no_rate() -> None:
     assert use.curve.at(8) == pytest.approx(800)
 
 
+def test_a_call_that_reports_its_tokens_in_pieces_has_the_rate_that_it_has() -> None:
+    """64 at a time: most looks see none of them."""
+    use, now = EngineUse(), 0.0
+    for _ in range(100):
+        use.look(seen((1, 64 * int(now / 0.9))), 0, now, 1)
+        now += 0.2
+    assert use.curve.at(1) == pytest.approx(64 / 0.9, rel=0.15)
+
+
 def test_looks_are_apart() -> None:
     use = EngineUse()
     assert use.due(5.0)

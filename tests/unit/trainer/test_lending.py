@@ -259,3 +259,18 @@ def test_no_field_of_a_view_is_set_by_the_simulator_and_not_by_the_trainer() -> 
     loads = tuple(replace(load, generated=500) for load in loads)
     live.clock_offset_s += 1.0
     assert varied([live.view(0.5)]) >= simulated
+
+
+def test_rates_are_known_though_all_devices_were_lent_since_the_last_computation() -> None:
+    """Nothing is decided then, so that the policy asks for no view until the devices are due."""
+    policy, lending = (kept := FixedPolicy("train-0", "train-1")), devices(kept)
+    for generated in (0, 90):
+        with lending.training("update_actor"):
+            pass
+        for tokens in (generated, generated + 80):
+            lending.measure(RolloutObservation(tuple(replace(one, generated=tokens) for one in SEEN.replicas)))
+            lending.clock_offset_s += 1.0
+    with lending.training("update_actor"):
+        pass
+    rates = [view.devices[0].rate for view in policy.seen if view.due_in_s == 0.0]
+    assert rates == [0.0, pytest.approx(80, rel=0.1), pytest.approx(80, rel=0.1)]
