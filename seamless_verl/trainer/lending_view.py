@@ -128,6 +128,7 @@ class DeviceViews:
                 rate=rate,
                 longest_s=self.rates.seconds(load),
                 seats=load.seats,
+                engine=load.replica_id,
             )
             for device in devices
         ]

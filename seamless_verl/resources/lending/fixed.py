@@ -46,7 +46,7 @@ class StepBoundary(BasePolicy):
 
 
 class Never(BasePolicy):
-    """Train devices generate until the first mini-batch is ready, and never again after that."""
+    """Train devices generate until the first mini-batch is ready, and after that only where no other replica lives."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,6 +61,8 @@ class Never(BasePolicy):
                 "Tag a device rollout only, or choose marginal or step_boundary",
             )
         self._handed_over = self._handed_over or view.due_in_s is not None or view.trained > 0
+        if view.due_in_s is None and not any(device.seats for device in rollout_only_devices(view)):
+            return assign_all(lendable, Use.ROLLOUT, LendingReason.NEEDED)
         if self._handed_over:
             return assign_all(lendable, Use.TRAIN, LendingReason.NEVER)
         return assign_all(lendable, Use.ROLLOUT, LendingReason.WARMUP)

@@ -1,5 +1,7 @@
 """The marginal lending policy: lends a device as long as the gain is more than the cost of the two switches.
 
+Devices of one engine are lent and reclaimed together: the rate is the engine's, and its devices gain alike.
+
 Gain and cost are in device-seconds. Lending a device for t seconds saves (t - switch to rollout) times its
 efficiency, the rate at the calls it would run as a share of its full rate: that much generation need not be done
 later. There is no gain when no call waits or may come, and none is frozen on the device. The cost is the switch back,
@@ -19,7 +21,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -32,6 +34,7 @@ from seamless_verl.resources.lending.policy import (
     LendingView,
     Tag,
     Use,
+    engines_of,
     fixed_devices_generate,
 )
 
@@ -117,6 +120,7 @@ class GroupInterval:
 
 
 Assignments = dict[str, Assignment]
+EngineDevices = tuple[DeviceView, ...]  # the devices of one engine
 
 
 class Marginal(BasePolicy):
@@ -140,12 +144,13 @@ class Marginal(BasePolicy):
         self._learn(view)
         if self._due(view) and not self._waits_for_more(view, lendable):
             return {d.device_id: Assignment(Use.TRAIN, LendingReason.DUE) for d in lendable}
-        chosen = {d.device_id: self._keep_or_return(view, d) for d in lendable if d.use is Use.ROLLOUT}
+        chosen = {d.device_id: self._keep_or_return(view, d) for d in lendable if d.use is Use.ROLLOUT or not d.seats}
         kept = any(assignment.use is Use.ROLLOUT for assignment in chosen.values())
-        return chosen | self._lend(view, [d for d in lendable if d.use is Use.TRAIN], kept=kept)
+        with_trainer = engines_of(d for d in lendable if d.use is Use.TRAIN and d.seats)
+        return chosen | self._lend(view, with_trainer, kept=kept)
 
     def _learn(self, view: LendingView) -> None:
-        for device in view.devices:
+        for device, *_ in engines_of(view.devices):
             if device.rate > 0:  # else it does not generate
                 self._rate_curve.observe(device.running, device.rate)
         self._group_interval.observe(view.now, view.demand.finished, any(device.rate > 0 for device in view.devices))
@@ -168,6 +173,8 @@ class Marginal(BasePolicy):
         return trip > self.overhead * training and trip > lost
 
     def _keep_or_return(self, view: LendingView, device: DeviceView) -> Assignment:
+        if not device.seats:
+            return Assignment(Use.TRAIN, LendingReason.EMPTY)  # its replica is dead
         if device.running or view.demand.waiting or view.demand.coming:
             due = view.due_in_s is not None and view.due_in_s <= view.costs.switch_to_train_s
             return Assignment(Use.ROLLOUT, LendingReason.AMORTIZE if due else LendingReason.GAIN)
@@ -175,25 +182,32 @@ class Marginal(BasePolicy):
             return Assignment(Use.ROLLOUT, LendingReason.RECENT)
         return Assignment(Use.TRAIN, LendingReason.EMPTY)
 
-    def _lend(self, view: LendingView, with_trainer: list[DeviceView], *, kept: bool) -> Assignments:
-        """Decides how many of the devices with the trainer to lend: gains add up, the delay of training counts once."""
-        ranked = sorted(with_trainer, key=lambda d: (-d.running, d.device_id))
-        refused = {d.device_id: self._refusal(view, d) for d in ranked}
+    def _lend(self, view: LendingView, with_trainer: Sequence[EngineDevices], *, kept: bool) -> Assignments:
+        """Decides which of the engines with the trainer to lend: the gains of their devices add up, the delay of
+        training counts once."""
+        ranked = sorted(with_trainer, key=lambda engine: (-engine[0].running, engine[0].device_id))
+        refused = {d.device_id: self._refusal(view, d) for engine in ranked for d in engine}
         nobody_else_generates = view.due_in_s is None and not kept and not fixed_devices_generate(view)
-        open_to = [d for d in ranked if nobody_else_generates or refused[d.device_id] is not LendingReason.RECENT]
+        open_to = [
+            engine
+            for engine in ranked
+            if nobody_else_generates or all(refused[d.device_id] is not LendingReason.RECENT for d in engine)
+        ]
         efficiencies = self._efficiencies(view, open_to)
-        count = sum(1 for e in efficiencies if e > 0)
-        gain = self._usable_s(view) * sum(efficiencies) if count else 0.0
+        useful = [d for engine, e in zip(open_to, efficiencies, strict=True) for d in engine if e > 0]
+        devices = sum(e * len(engine) for engine, e in zip(open_to, efficiencies, strict=True))
+        gain = self._usable_s(view) * devices if useful else 0.0
         waits = sum(1 for d in view.devices if Tag.TRAIN in d.tags)
         price = 0.0 if kept else view.costs.switch_to_train_s * waits
         reason = LendingReason.NEEDED if nobody_else_generates else None
         if gain > (1 + self.hysteresis) * price:
             reason = LendingReason.GAIN
-        chosen = {d.device_id: Assignment(Use.TRAIN, refused[d.device_id]) for d in ranked}
+        chosen = {name: Assignment(Use.TRAIN, why) for name, why in refused.items()}
         if reason is not None:
-            chosen |= {d.device_id: Assignment(Use.ROLLOUT, reason) for d in open_to[:count]}
+            chosen |= {d.device_id: Assignment(Use.ROLLOUT, reason) for d in useful}
         if view.demand.held:
-            chosen |= {d.device_id: Assignment(Use.ROLLOUT, LendingReason.NEEDED) for d in ranked if d.urgent}
+            urgent = [d for engine in ranked for d in engine if d.urgent]
+            chosen |= {d.device_id: Assignment(Use.ROLLOUT, LendingReason.NEEDED) for d in urgent}
         return chosen
 
     def _refusal(self, view: LendingView, device: DeviceView) -> LendingReason:
@@ -203,13 +217,13 @@ class Marginal(BasePolicy):
         work = device.running or view.demand.waiting or view.demand.coming
         return LendingReason.COST if work else LendingReason.EMPTY
 
-    def _efficiencies(self, view: LendingView, ranked: list[DeviceView]) -> list[float]:
-        """The efficiency of each with the calls it holds and an even share of those that wait, best first."""
+    def _efficiencies(self, view: LendingView, ranked: Sequence[EngineDevices]) -> list[float]:
+        """The efficiency of each engine with the calls it holds and an even share of those that wait, best first."""
         spare = view.demand.waiting + view.demand.coming
         shares = [(spare + i) // len(ranked) for i in range(len(ranked))][::-1]
         return [
-            self._rate_curve.efficiency(min(d.running + more, d.seats), d.seats)
-            for d, more in zip(ranked, shares, strict=True)
+            self._rate_curve.efficiency(min(engine[0].running + more, engine[0].seats), engine[0].seats)
+            for engine, more in zip(ranked, shares, strict=True)
         ]
 
     def _usable_s(self, view: LendingView) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Protocol, TypeAlias
@@ -66,7 +66,8 @@ class DeviceView:
     """One device. `use` is what it is used for or is switching to; `running` counts calls in its engine, frozen ones
     too, and `urgent` those of groups that the staleness bound waits for. `rate` is what its engine generates now, in
     tokens/s; `longest_s` estimates the seconds its longest call still takes; `seats` is how many calls it may run at
-    once, 0 where it has no replica now.
+    once, 0 where it has no replica now. These are its engine's: devices that share an `engine` are lent and reclaimed
+    together, and "" is an engine of its own.
     """
 
     device_id: str
@@ -77,6 +78,7 @@ class DeviceView:
     rate: float = 0.0
     longest_s: float = 0.0
     seats: int = 32
+    engine: str = ""
 
     @property
     def lendable(self) -> bool:
@@ -217,6 +219,14 @@ def assign_all(lendable: tuple[DeviceView, ...], use: Use, reason: LendingReason
 def fixed_devices_generate(view: LendingView) -> bool:
     """Whether a device that is not lendable generates, or will as soon as it gets a call, which takes a replica."""
     return any(device.running or view.demand.waiting for device in rollout_only_devices(view) if device.seats)
+
+
+def engines_of(devices: Iterable[DeviceView]) -> list[tuple[DeviceView, ...]]:
+    """The devices by their engines."""
+    found: dict[str, list[DeviceView]] = {}
+    for device in devices:
+        found.setdefault(device.engine or device.device_id, []).append(device)
+    return [tuple(members) for members in found.values()]
 
 
 def rollout_only_devices(view: LendingView) -> tuple[DeviceView, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import fields, replace
@@ -18,9 +19,11 @@ from seamless_verl.resources.lending import (
     LendingReason,
     LendingView,
     Marginal,
+    Never,
     StepBoundary,
     Use,
 )
+from seamless_verl.resources.lending.marginal import GroupInterval
 from seamless_verl.rollout.observation import ReplicaLoad, RolloutObservation
 from seamless_verl.simulator.scenario import BOTH as SIMULATED_BOTH
 from seamless_verl.simulator.scenario import Scenario, Scheduler
@@ -134,6 +137,46 @@ def test_calls_move_to_a_device_that_goes_on_generating() -> None:
     alone = devices(Marginal())
     with alone.training("update_actor"):
         assert alone.cut == []
+
+
+def without_progress(policy: Any, seen: RolloutObservation, more: dict[str, Any]) -> ToldLending:
+    """Devices after a computation, where training waits for the last of four groups."""
+    demand = Demand(ready=3, needed=4, left_in_step=16)
+    lending = devices(policy, TrainingProgress(demand, trained=1, update=0, **more), seen=seen)
+    lending.statistics.lend_s = 5.0
+    with lending.training("update_actor"):
+        pass
+    for _ in range(3):
+        lending.offer(None)
+        lending.clock_offset_s += 0.25
+    return lending
+
+
+def test_a_dead_replica_is_not_lent_in_the_place_of_a_living_one() -> None:
+    seen = RolloutObservation((ReplicaLoad("replica-0", seats=0), ReplicaLoad("replica-1", seats=8)), waiting=1)
+    policy = Marginal()
+    policy.load_state_dict(Marginal().state_dict() | {"pace": {**vars(GroupInterval()), "seconds": 0.1}})
+    lending = without_progress(policy, seen, {})
+    assert lending.orders_given[1:] == [("lend", ["replica-1"])]
+
+
+def test_a_replica_of_several_devices_is_lent_whole_for_a_single_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = {f"replica-{i}": tuple(f"train-{4 * i + j}" for j in range(4)) for i in range(4)}
+    monkeypatch.setattr(sys.modules[__name__], "SHARED", wide)
+    seen = RolloutObservation(tuple(ReplicaLoad(name, seats=8) for name in wide), waiting=1)
+    lending = without_progress(Marginal(), seen, {"unfinished": 2})
+    assert lending.orders_given[1] == ("lend", ["replica-0", "replica-3"]), "two calls, a replica for each"
+
+
+def test_never_lends_where_the_last_replica_of_its_own_is_gone() -> None:
+    """Else calls would wait for ever: there is none that will generate."""
+    alone = {"replica-2": ("rollout-0",)}
+    seen = RolloutObservation((*SEEN.replicas, ReplicaLoad("replica-2", seats=0)), waiting=4)
+    lending = devices(Never(), replace(START, trained=1), alone, seen=seen)
+    with lending.training("update_actor"):
+        pass
+    lending.offer(None)
+    assert lending.orders_given[1:] == [("lend", ["replica-0", "replica-1"])]
 
 
 def test_state_is_what_was_measured_on_a_clock_that_goes_on() -> None:
