@@ -74,10 +74,11 @@ class LendingStatistics:
 
 
 T = TypeVar("T")
+UPDATE = "update_actor"  # the last computation of a mini-batch
 # Worker groups and their methods that compute on the trainer's devices and return when they have. The critic's do not
 # wait: see `SeamlessTrainer._compute_values`.
 COMPUTATIONS = {
-    "actor_rollout_wg": ("compute_log_prob", "update_actor"),
+    "actor_rollout_wg": ("compute_log_prob", UPDATE),
     "ref_policy_wg": ("compute_ref_log_prob",),
 }
 
@@ -128,7 +129,11 @@ class DeviceLending(ABC):
             self.depth -= 1
         if self.depth == 0:  # not after an error, which would wait for a load
             self.statistics.computation_ended(name, time.monotonic() - began)
-            self.offer(self.statistics.gaps.get(name))
+            self.offer_after(name)
+
+    def offer_after(self, name: str) -> None:
+        """Called when this computation has ended."""
+        self.offer(self.statistics.gaps.get(name))
 
     def offer(self, due_in_s: float | None) -> None:
         """Lends the devices that the policy decides to lend.
@@ -246,10 +251,11 @@ class ResidentLending(DeviceLending):
 
     def reclaim(self, ids: list[str], cut: list[str]) -> None:
         ray.get(self.resuming)  # a restarted data plane may receive both commands in any order
+        self.resuming.clear()
         self.client.execute("pause", ids, cut)
 
     def lend(self, ids: list[str]) -> None:
-        self.resuming = [self.client.actor.execute.remote("resume", ids)]
+        self.resuming.append(self.client.actor.execute.remote("resume", ids))
 
 
 class ReleasedLending(DeviceLending):
@@ -270,6 +276,12 @@ class ReleasedLending(DeviceLending):
         """Cuts all calls: a replica without its cache keeps none."""
         if self.client.execute("release_memory", ids, next(self.orders)):
             self.put_away()
+
+    def offer_after(self, name: str) -> None:
+        """Lends nothing after a step's last update: the commit that follows would load the next weights at once."""
+        demand = self.progress().demand
+        if name != UPDATE or demand.left_in_step > demand.needed:
+            super().offer_after(name)
 
     def before_commit(self) -> None:
         """Lends nothing: the commit brings them back, with new weights."""

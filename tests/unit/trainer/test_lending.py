@@ -29,7 +29,7 @@ from seamless_verl.simulator.scenario import BOTH as SIMULATED_BOTH
 from seamless_verl.simulator.scenario import Scenario, Scheduler
 from seamless_verl.simulator.simulate import Simulation
 from seamless_verl.simulator.workload import workload_named
-from seamless_verl.trainer.lending import DeviceLending, ReleasedLending
+from seamless_verl.trainer.lending import DeviceLending, ReleasedLending, ResidentLending
 from seamless_verl.trainer.lending_view import DeviceViews, RunDevices, TrainingProgress
 
 
@@ -255,6 +255,33 @@ def test_a_lend_after_which_a_replica_does_not_serve_is_checked_at_once(monkeypa
         client.calls.clear()
     assert client.calls == ["load replica-0 replica-1", "checked"]
     assert lending.metrics()["lending/returned"] == 1
+
+
+def test_after_a_steps_last_update_nothing_is_loaded_that_the_commit_would_load_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = StubClient()
+    lending = releasing(client, monkeypatch, ["replica-0", "replica-1"])
+    lending.progress = lambda: replace(START, demand=Demand(ready=4, needed=4, left_in_step=4))
+    with lending.training("compute_log_prob"):
+        client.calls.clear()
+    assert client.calls == ["load replica-0 replica-1"], "the update is yet to come"
+    with lending.training("update_actor"):
+        client.calls.clear()
+    assert client.calls == [] and lending.reclaimed == {"replica-0", "replica-1"}
+
+
+def test_a_pause_follows_every_resume_that_was_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    awaited, sent = list[list[str]](), list[str]()
+    monkeypatch.setattr("seamless_verl.trainer.lending.ray.get", lambda replies: awaited.append(list(replies)))
+    execute = SimpleNamespace(remote=lambda command, ids: f"{command} {ids[0]}")
+    client = SimpleNamespace(actor=SimpleNamespace(execute=execute), execute=lambda *order: sent.append(order[0]))
+    lending = ResidentLending(client, *parts(FixedPolicy()))
+    lending.lend(["replica-0"])
+    lending.lend(["replica-1"])
+    lending.reclaim(["replica-0", "replica-1"], [])
+    lending.reclaim(["replica-0", "replica-1"], [])
+    assert awaited == [["resume replica-0", "resume replica-1"], []] and sent == ["pause", "pause"]
 
 
 def test_what_a_commit_brings_back_is_not_lent_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
