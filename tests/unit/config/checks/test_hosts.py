@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.config import tiny_run
+from support.paths import ROOT
 
 from seamless_verl.config import RefusedConfigError, preflight
 from seamless_verl.config.checks import Settings, find_problems
@@ -82,3 +83,17 @@ def test_only_what_the_run_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert find_problems(settings, [versions.check_versions]) == []
     with pytest.raises(RefusedConfigError, match="no-such-megatron=None: is not installed"):
         preflight(tiny_run(tmp_path), devices=1, accelerator=False)
+
+
+def test_the_page_has_the_versions() -> None:
+    page = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8").split("## Which versions")[1].split("\n## ")[0]
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in page.splitlines() if row.startswith("| ")]
+    names = {
+        "vLLM on accelerators": "vllm",
+        "Megatron-core": "megatron",
+        "TransferQueue": "transfer_queue",
+        "Ray": "ray",
+    }
+    shown = {names.get(name, name): (oldest, newest) for name, oldest, newest in cells[1:]}
+    table = {name: (one.oldest, one.newest or "any, on accelerators") for name, one in versions.VERIFIED_CUDA.items()}
+    assert shown == table
