@@ -14,8 +14,8 @@ ACQUIRE_LIMIT_S = 0.2  # `is_locked` holds the lock for microseconds; a writer w
 
 
 def lock_file(path: Path) -> Path:
-    """The file whose lock the one writer of `path` holds."""
-    return path.with_name(path.name + "-lock")
+    """The file whose lock the one writer of `path` holds: beside it, by whatever name or link it is reached."""
+    return Path(f"{os.path.realpath(path)}-lock")
 
 
 @contextmanager
@@ -26,8 +26,9 @@ def only_writer(path: Path) -> Iterator[None]:
         BlockingIOError: another process is the writer.
         OSError: its folder, or the lock in it, cannot be made.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = os.open(lock_file(path), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+    file = lock_file(path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lock = os.open(file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
     try:
         _acquire(lock)
         yield

@@ -98,3 +98,13 @@ def test_it_runs_while_it_holds_its_lock(tmp_path: Path) -> None:
     with only_writer(run):
         assert RunFiles.of(run).running is True
     assert RunFiles.of(run).running is False
+
+
+def test_it_runs_by_whatever_name_it_is_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (run := tmp_path / "run").mkdir()
+    (link := tmp_path / "link").symlink_to(run)
+    monkeypatch.chdir(run)
+    for name in (Path(), Path("../run"), link):
+        assert RunFiles.of(name).running is False
+        with only_writer(run):
+            assert RunFiles.of(name).running is True
