@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from seamless_verl.client.admin_file import AdminFile, remove_stale
 from seamless_verl.config import SeamlessConfig
-from seamless_verl.config.checks.files import FOLDER, IN_USE, USE_ANOTHER
+from seamless_verl.config.checks.files import FOLDER, IN_USE, USE_ANOTHER, without_lock, writes_checkpoints
 from seamless_verl.config.checks.modes import VERL_MODES
 from seamless_verl.errors import ConfigError
 from seamless_verl.runtime.checkpoint_cleanup import RUN_FILE, CleanupReport, clean_up_run, register_run
@@ -39,16 +39,18 @@ def exclusive_checkpoint_folder(config: DictConfig) -> Iterator[None]:
     """In the block, no other run writes into this one's checkpoint folder.
 
     Raises:
-        ConfigError: another run writes there already.
+        ConfigError: another run writes there already, or the lock of the folder cannot be made.
     """
     folder = config.trainer.default_local_dir
-    writes = config.trainer.save_freq > 0 or config.trainer.v1.trainer_mode not in VERL_MODES
+    writes = writes_checkpoints(config.trainer.v1.trainer_mode, config.trainer.save_freq)
     with ExitStack() as lock:
         try:
             if writes and writes_locally(config):
                 lock.enter_context(only_writer(Path(folder)))
         except BlockingIOError:  # it began since this one was checked
             raise ConfigError(FOLDER, folder, IN_USE, USE_ANOTHER) from None
+        except OSError as error:
+            raise without_lock(folder, error.strerror or str(error)) from error
         yield
 
 

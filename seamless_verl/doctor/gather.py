@@ -21,8 +21,8 @@ from pathlib import Path
 
 import psutil
 
-from seamless_verl.config.checks.files import existing_folder, write_error
 from seamless_verl.config.checks.hosts import VERIFIED_CPU, VERIFIED_CUDA, Verified, installed
+from seamless_verl.config.checks.paths import existing_folder, write_error
 from seamless_verl.config.schema import usable_cores
 from seamless_verl.doctor.facts import (
     ClockFacts,

@@ -14,9 +14,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from seamless_verl.config.checks.batches import TRAIN
+from seamless_verl.config.checks.modes import VERL_MODES
+from seamless_verl.config.checks.paths import existing_folder, lock_error, write_error
 from seamless_verl.config.checks.roles import brings_code, joins_cluster
 from seamless_verl.config.checks.settings import AbsentError, Problem, Settings, check
 from seamless_verl.config.checks.sources import check_dotted, check_name
@@ -24,25 +25,7 @@ from seamless_verl.config.verl_keys import ENGINE
 from seamless_verl.errors import ConfigError
 from seamless_verl.runtime.checkpoint_marker import step_folder, tracker_state
 from seamless_verl.runtime.fields import nearest
-from seamless_verl.runtime.locks import is_locked
-
-
-def existing_folder(path: Path) -> Path:
-    """The path itself, or its nearest parent that exists."""
-    return next(folder for folder in (path, *path.parents) if folder.exists())
-
-
-def write_error(folder: Path) -> str | None:
-    """Why nothing can be written in a folder that exists; None when it can.
-
-    Found by writing: permissions allow root everything, and file systems still refuse.
-    """
-    try:
-        with TemporaryDirectory(dir=folder):
-            return None
-    except OSError as error:
-        return error.strerror or str(error)
-
+from seamless_verl.runtime.locks import is_locked, lock_file
 
 FILE_KEYS = ("data.train_files", "data.val_files")
 SUFFIXES = (".parquet", ".json", ".jsonl")
@@ -241,7 +224,10 @@ def check_resume(settings: Settings) -> list[Problem]:
 
 @check
 def check_folder(settings: Settings) -> list[Problem]:
-    """The folder can be made and written, and no other run writes there. In a cluster it may be on another machine."""
+    """The folder and its lock can be made and written, and no other run writes there.
+
+    In a cluster it may be on another machine.
+    """
     value = settings.get(FOLDER)
     if not isinstance(value, str) or "://" in value or joins_cluster(settings):
         return []
@@ -249,7 +235,22 @@ def check_folder(settings: Settings) -> list[Problem]:
     parent = existing_folder(path)
     if (why := write_error(parent)) is not None:
         return [Problem(FOLDER, value, f"cannot be made in {parent}: {why}", f"Set {FOLDER} to a folder of yours")]
-    return [Problem(FOLDER, value, IN_USE, USE_ANOTHER)] if _in_use(path) else []
+    if _in_use(path):
+        return [Problem(FOLDER, value, IN_USE, USE_ANOTHER)]
+    if writes_checkpoints(settings.mode, settings.get("trainer.save_freq")) and (why := lock_error(path)) is not None:
+        return [Problem.of(without_lock(value, why))]
+    return []
+
+
+def writes_checkpoints(mode: str, save_freq: object) -> bool:
+    """Whether a run is a writer of its folder: our trainer always is, verl's modes are where they save."""
+    return mode not in VERL_MODES or (isinstance(save_freq, int) and save_freq > 0)
+
+
+def without_lock(folder: str, why: str) -> ConfigError:
+    """The error of a checkpoint folder whose lock cannot be made beside it, as beside a volume that is mounted."""
+    reason = f"its lock {lock_file(Path(folder))} cannot be made: {why}"
+    return ConfigError(FOLDER, folder, reason, f"Set {FOLDER}={folder.rstrip('/')}/run, whose lock is in that folder")
 
 
 @check

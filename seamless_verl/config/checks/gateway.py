@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from seamless_verl.config.checks.agents import LOOPS, OURS, loops_of
-from seamless_verl.config.checks.files import existing_folder, write_error
+from seamless_verl.config.checks.paths import existing_folder, write_error
 from seamless_verl.config.checks.roles import joins_cluster
 from seamless_verl.config.checks.settings import Problem, Settings, check
 from seamless_verl.config.gateway_settings import JOURNAL as JOURNAL_NAME

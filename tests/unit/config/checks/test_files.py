@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
 from support.config import ROW, assert_refused, refused, tiny_run, write_model, write_rows
 
 from seamless_verl.config import preflight
+from seamless_verl.config.checks.paths import lock_error
+from seamless_verl.errors import ConfigError
+from seamless_verl.run_folder import exclusive_checkpoint_folder
+from seamless_verl.runtime.locks import lock_file, only_writer
 
 PATH = "actor_rollout_ref.model.path"
 
@@ -98,6 +103,40 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
         config = tiny_run(tmp_path, f"trainer.default_local_dir={folder}")
         assert_refused(config, "trainer.default_local_dir", str(folder), "to a folder of yours")
         assert why in str(refused(config)[0])
+
+
+def test_a_folder_whose_lock_cannot_be_made_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As beside a volume that is mounted; here a folder has the lock's name."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    key, folder, never = "trainer.default_local_dir", tmp_path / "ckpt", "trainer.save_freq=-1"
+    for made in (folder, lock_file(folder)):
+        made.mkdir()
+    config = tiny_run(tmp_path, f"{key}={folder}", never)
+    assert_refused(config, key, str(folder), f"Set {key}={folder}/run")
+    said = r"its lock .*/ckpt-lock cannot be made: Is a directory"
+    with pytest.raises(ConfigError, match=said), exclusive_checkpoint_folder(config):
+        pass
+    config.trainer.v1.trainer_mode = "sync"  # which saves nothing here, and needs no lock
+    assert preflight(config, devices=1, accelerator=False) == []
+    inside = tiny_run(tmp_path, f"{key}={folder}/run", never)
+    assert preflight(inside, devices=1, accelerator=False) == []
+    with exclusive_checkpoint_folder(inside):
+        assert lock_file(folder / "run").is_file()
+
+
+def test_the_place_of_a_lock_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "new" / "run"
+    assert lock_error(folder) is None and not folder.parent.exists()
+    assert lock_error(Path("/proc/self/run")) is not None
+    assert lock_error(tmp_path / ("x" * 253)) == "File name too long"
+    with only_writer(folder):
+        assert lock_error(folder) is None
+
+    def without_locks(file: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", without_locks)
+    assert lock_error(folder) == "No locks available" == lock_error(tmp_path / "other")
 
 
 def test_a_data_set_or_reward_of_the_users_own_has_its_own_columns(tmp_path: Path) -> None:
