@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 
 from seamless_verl.config.checks.hosts import VERIFIED_CPU, VERIFIED_CUDA, Verified, installed
-from seamless_verl.config.checks.paths import existing_folder, write_error
+from seamless_verl.config.checks.paths import existing_folder, looking_at, write_error
 from seamless_verl.config.schema import usable_cores
 from seamless_verl.doctor.facts import (
     ClockFacts,
@@ -59,9 +59,14 @@ RAYLET, SESSION = "raylet", re.compile(r"--(?:session_dir|temp_dir)=(.+)")
 
 
 def gather(folder: Path, ports: Sequence[int] = (), environ: Mapping[str, str] = os.environ) -> Facts:
-    """The facts; `folder` is where a run would put its files, `ports` are those to be tried."""
+    """The facts; `folder` is where a run would put its files, `ports` are those to be tried.
+
+    Raises:
+        ConfigError: the folder may not be looked at.
+    """
+    with looking_at("--folder", str(folder)):
+        uses = {"what a run leaves": str(existing_folder(folder.absolute()))}
     temporary = _temporary()
-    uses = {"what a run leaves": str(existing_folder(folder.absolute()))}
     uses |= {"temporary files": temporary.folder} if temporary.folder else {}
     shared = _file_system("queues", SHARED_MEMORY) if os.path.isdir(SHARED_MEMORY) else None
     return Facts(

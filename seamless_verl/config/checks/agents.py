@@ -28,6 +28,7 @@ from seamless_verl.agents.settings import (
 )
 from seamless_verl.config.checks.hosts import has_own_code
 from seamless_verl.config.checks.model import OUR_ENGINES
+from seamless_verl.config.checks.paths import looking_at
 from seamless_verl.config.checks.roles import brings_code
 from seamless_verl.config.checks.settings import Problem, Settings, check
 from seamless_verl.config.checks.sources import check_call, check_dotted, check_name, find_module
@@ -88,13 +89,14 @@ def loops_of(settings: Settings) -> list[Loop]:
     if not settings.get(LOOPS):
         return []
     value = settings.text(LOOPS)
+    file = find_file(LOOPS, value, "a YAML file of agent loops")
+    with looking_at(LOOPS, value):
+        text = file.read_bytes()
     try:
-        loops = yaml.safe_load(find_file(LOOPS, value, "a YAML file of agent loops").read_text(encoding="utf-8"))
+        loops = yaml.safe_load(text.decode())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         reason = f"is not YAML: {' '.join(str(error).split())}"
         raise ConfigError(LOOPS, value, reason, "Correct the file") from error
-    except OSError as error:
-        raise ConfigError(LOOPS, value, f"cannot be read: {error.strerror}", "Allow it to be read") from error
     if not isinstance(loops, list) or not all(isinstance(loop, Mapping) for loop in loops):
         raise ConfigError(LOOPS, value, "is not a list of agent loops", WAY_OUT)
     return _resolved(value, loops)
@@ -115,11 +117,12 @@ def find_file(key: str, value: str, what: str) -> Path:
     """A file as verl looks for it: from the working directory, then from where verl is installed."""
     package = verl_config_dir().parents[1]
     places = [Path(value)] if os.path.isabs(value) else [Path(base, value) for base in (".", package.parent, package)]
-    for place in places:
-        if place.is_file():
-            return place
-    if any(place.is_dir() for place in places):
-        raise ConfigError(key, value, "is a folder", f"Set {key} to {what}")
+    with looking_at(key, value):
+        for place in places:
+            if place.is_file():
+                return place
+        if any(place.is_dir() for place in places):
+            raise ConfigError(key, value, "is a folder", f"Set {key} to {what}")
     reason = f"there is no such file (looked for from {os.getcwd()})"
     raise ConfigError(key, value, reason, f"Set {key} to {what}")
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from seamless_verl.config.checks.batches import TRAIN
 from seamless_verl.config.checks.modes import VERL_MODES
-from seamless_verl.config.checks.paths import existing_folder, lock_error, write_error
+from seamless_verl.config.checks.paths import existing_folder, lock_error, looking_at, write_error
 from seamless_verl.config.checks.roles import brings_code, joins_cluster
 from seamless_verl.config.checks.settings import AbsentError, Problem, Settings, check
 from seamless_verl.config.checks.sources import check_dotted, check_name
@@ -215,7 +215,8 @@ def check_resume(settings: Settings) -> list[Problem]:
     if mode not in MODES:
         return [Problem(MODE, mode, "is not a way to resume", nearest(str(mode), list(MODES)))]
     if mode == "resume_path":
-        _checkpoint(settings.text(PATH))
+        with looking_at(PATH, path):
+            _checkpoint(settings.text(PATH))
     elif path is not None:
         reason = f"is not read while {MODE}={mode}"
         return [Problem(PATH, path, reason, f"Set {MODE}=resume_path to resume from it", warning=True)]
@@ -231,8 +232,9 @@ def check_folder(settings: Settings) -> list[Problem]:
     value = settings.get(FOLDER)
     if not isinstance(value, str) or "://" in value or joins_cluster(settings):
         return []
-    path = Path(value).absolute()
-    parent = existing_folder(path)
+    with looking_at(FOLDER, value):
+        path = Path(value).absolute()
+        parent = existing_folder(path)
     if (why := write_error(parent)) is not None:
         return [Problem(FOLDER, value, f"cannot be made in {parent}: {why}", f"Set {FOLDER} to a folder of yours")]
     if _in_use(path):
@@ -281,7 +283,9 @@ def _newest(settings: Settings) -> list[Problem]:
     if (step := _tracked(Path(folder))) is None:
         return []
     newest, found = step_folder(Path(folder), step), list[Problem]()
-    engine, strategy = _engine_of(newest / "actor"), settings.text("actor_rollout_ref.actor.strategy", "")
+    with looking_at(FOLDER, folder, newest.name):
+        engine = _engine_of(newest / "actor")
+    strategy = settings.text("actor_rollout_ref.actor.strategy", "")
     loads = settings.get("actor_rollout_ref.actor.checkpoint.load_contents", LOADED)
     if engine is not None and strategy in ENGINES and ENGINES[strategy] != engine and set(LOADED) & set(loads):
         reason = f"its newest checkpoint {newest.name} is {engine}'s, which the run's engine {strategy} cannot load"
@@ -302,7 +306,7 @@ def _tracked(folder: Path) -> int | None:
     except OSError:
         return None
     step = int(state[0]) if state is not None and str(state[0]).isdigit() else None
-    return step if step is not None and step_folder(folder, step).is_dir() else None
+    return step if step is not None and os.path.isdir(step_folder(folder, step)) else None
 
 
 def _engine_of(actor: Path) -> str | None:

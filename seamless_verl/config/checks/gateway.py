@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from seamless_verl.config.checks.agents import LOOPS, OURS, loops_of
-from seamless_verl.config.checks.paths import existing_folder, write_error
+from seamless_verl.config.checks.paths import existing_folder, looking_at, write_error
 from seamless_verl.config.checks.roles import joins_cluster
 from seamless_verl.config.checks.settings import Problem, Settings, check
 from seamless_verl.config.gateway_settings import JOURNAL as JOURNAL_NAME
@@ -102,9 +102,10 @@ def check_journal(settings: Settings) -> list[Problem]:
     key = JOURNAL if gateway.journal else "trainer.default_local_dir"
     value = gateway.journal or settings.text(key)
     paths = [gateway.journal_of(shard, value) for shard in range(gateway.shards)]
-    for path in paths:
-        _check_journal_file(key, value, path)
-    return [_read_by_others(key, value, path) for path in paths if _mode(path) & OTHERS]
+    with looking_at(key, value):
+        for path in paths:
+            _check_journal_file(key, value, path)
+        return [_read_by_others(key, value, path) for path in paths if _mode(path) & OTHERS]
 
 
 def _mode(path: Path) -> int:
@@ -122,7 +123,7 @@ def _check_journal_file(key: str, value: str, path: Path) -> None:
     _writable(key, value, path, way_out)
     if path.is_file() and not _is_database(path):
         raise ConfigError(key, value, f"{path} is no journal", f"{way_out}, or move that file away")
-    if why := missing_locks(existing_folder(path.absolute().parent)):
+    if why := missing_locks(existing_folder(lock_file(path).parent)):
         reason = f"its file system has no locks ({why}), which keep two runs from writing one journal"
         raise ConfigError(key, value, reason, f"Set {JOURNAL} to a file on a local disk")
     if is_locked(path):

@@ -21,6 +21,7 @@ import yaml
 from seamless_verl.config import engine_kwargs
 from seamless_verl.config.checks.files import FILE_KEYS
 from seamless_verl.config.checks.model import MODEL, locate, model_config, text_config
+from seamless_verl.config.checks.paths import looking_at
 from seamless_verl.config.checks.roles import ROLLOUT_KEY
 from seamless_verl.config.checks.settings import Problem, Settings, check
 from seamless_verl.errors import ConfigError
@@ -76,11 +77,12 @@ def prompt_length(settings: Settings) -> Length | None:
     """Counts the tokens of messages with tools, as the model reads them; None without tokenizer or template."""
     key = f"{MODEL}.tokenizer_path" if settings.get(f"{MODEL}.tokenizer_path") is not None else f"{MODEL}.path"
     folder = locate(key, settings.text(key))
-    if folder is None or not (folder / "tokenizer.json").is_file():
+    if folder is None or not os.path.isfile(folder / "tokenizer.json"):
         return None
     facts = _json(folder / "tokenizer_config.json")
     template_file = folder / "chat_template.jinja"
-    template = template_file.read_text("utf-8") if template_file.is_file() else facts.get("chat_template")
+    with looking_at(key, str(folder), template_file.name):
+        template = template_file.read_text("utf-8") if template_file.is_file() else facts.get("chat_template")
     template = settings.get(f"{MODEL}.custom_chat_template") or template
     if not isinstance(template, str):
         return None
@@ -163,9 +165,10 @@ def _common_tools(settings: Settings) -> list[Any] | None:
     if path is None or not os.path.isfile(path):
         return None
     try:
-        entries = yaml.safe_load(Path(path).read_text(encoding="utf-8"))["tools"]
+        with looking_at(TOOLS[1], path):
+            entries = yaml.safe_load(Path(path).read_text(encoding="utf-8"))["tools"]
         return [entry["tool_schema"] for entry in entries if entry.get("tool_schema")] or None
-    except (yaml.YAMLError, TypeError, KeyError, AttributeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(TOOLS[1], path, f"is no file of tools: {error!r}", "Write verl's `tools:` list") from error
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from seamless_verl.config.checks.devices import check_rollout_parallel, check_trainer_parallel
 from seamless_verl.config.checks.hosts import DERIVED_HEAD_DIM, MBRIDGE_MODEL_TYPES, VLLM_CPU_HEAD_SIZES
+from seamless_verl.config.checks.paths import looking_at
 from seamless_verl.config.checks.roles import (
     MEGATRON,
     ROLLOUT_KEY,
@@ -95,7 +96,8 @@ def head_dim(config: Mapping[str, Any]) -> int | None:
 def _cached(key: str, hub_id: str) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(hub_id, "config.json")
+    with looking_at(key, hub_id, "the hub's cache"):
+        found = try_to_load_from_cache(hub_id, "config.json")
     if isinstance(found, str):
         return Path(found).parent
     owner, has_owner, _ = hub_id.partition("/")
@@ -111,10 +113,13 @@ def _cached(key: str, hub_id: str) -> Path | None:
 
 def _read(key: str, folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
+    with looking_at(key, str(folder), file.name):
+        try:
+            text = file.read_bytes()
+        except FileNotFoundError:
+            raise ConfigError(key, str(folder), "has no config.json", f"Set {key} to a model folder") from None
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(key, str(folder), "has no config.json", f"Set {key} to a model folder") from None
+        config = json.loads(text)
     except ValueError as error:
         raise ConfigError(key, str(folder), f"config.json is not JSON: {error}", "Correct the file") from error
     if not isinstance(config, dict):

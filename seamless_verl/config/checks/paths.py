@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from seamless_verl.errors import ConfigError
 from seamless_verl.runtime.locks import lock_file, missing_locks
 
 
+@contextmanager
+def looking_at(key: str, value: object, what: str = "") -> Iterator[None]:
+    """In the block, an error of the file system is a ConfigError of this setting; `what` is the file that is read."""
+    try:
+        yield
+    except OSError as error:
+        reason = f"{what} cannot be read: {error.strerror or error}".lstrip()
+        raise ConfigError(key, value, reason, f"Allow it to be read, or set {key} to another place") from error
+
+
 def existing_folder(path: Path) -> Path:
-    """The path itself, or its nearest parent that exists."""
+    """The path itself, or its nearest parent that exists. OSError where that may not be looked at."""
     return next(folder for folder in (path, *path.parents) if folder.exists())
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from seamless_verl.config.checks.settings import Settings
 from seamless_verl.resources.tags import ROLLOUT as ROLLOUT_TAG
@@ -88,8 +87,9 @@ def joins_cluster(settings: Settings) -> bool:
 
 def starts_cluster(settings: Settings) -> bool:
     """Whether the run starts a Ray cluster of its own, of this machine alone; else it joins one that runs here."""
-    running = Path(os.environ.get("RAY_TMPDIR") or "/tmp", "ray", "ray_current_cluster")  # as ray.init looks for it
-    return not joins_cluster(settings) and not running.exists()
+    # As ray.init looks for it; one that may not be looked at is somebody else's.
+    running = os.path.join(os.environ.get("RAY_TMPDIR") or "/tmp", "ray", "ray_current_cluster")
+    return not joins_cluster(settings) and not os.path.exists(running)
 
 
 def brings_code(settings: Settings) -> bool:

@@ -17,6 +17,7 @@ import yaml
 
 from seamless_verl.config.checks.agents import find_file
 from seamless_verl.config.checks.hosts import has_own_code
+from seamless_verl.config.checks.paths import looking_at
 from seamless_verl.config.checks.roles import brings_code
 from seamless_verl.config.checks.settings import Problem, Settings, check
 from seamless_verl.config.checks.sources import check_dotted, derives_from
@@ -51,8 +52,10 @@ def check_function_tools(settings: Settings) -> list[Problem]:
     if (path := _local(settings, FUNCTIONS)) is None:
         return []
     file = find_file(FUNCTIONS, path, f"a Python file with functions under @{DECORATOR}")
+    with looking_at(FUNCTIONS, path):
+        source = file.read_bytes()
     try:
-        tree = ast.parse(file.read_text(encoding="utf-8"))
+        tree = ast.parse(source)
     except (SyntaxError, ValueError) as error:
         raise ConfigError(FUNCTIONS, path, f"is not Python: {error}", "Correct the file") from error
     decorators = (one for node in ast.walk(tree) for one in getattr(node, "decorator_list", ()))
@@ -81,8 +84,10 @@ def _local(settings: Settings, key: str) -> str | None:
 
 
 def _tools(value: str, file: Path) -> list[Any]:
+    with looking_at(TOOLS, value):
+        text = file.read_bytes()
     try:
-        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+        tree = yaml.safe_load(text.decode())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         reason = f"is not YAML: {' '.join(str(error).split())}"
         raise ConfigError(TOOLS, value, reason, "Correct the file") from error

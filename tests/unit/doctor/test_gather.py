@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import psutil
 import pytest
 
-from seamless_verl.doctor.gather import chosen_of, mount_of, processor_flags, reserved_huge_bytes, supervisor_of
+from seamless_verl.doctor.gather import chosen_of, gather, mount_of, processor_flags, reserved_huge_bytes, supervisor_of
+from seamless_verl.errors import ConfigError
 
 MOUNTS = r"""/dev/vda / ext4 rw,relatime 0 0
 tmpfs /tmp tmpfs rw,noexec 0 0
@@ -29,6 +31,11 @@ def test_the_mount_of_a_path_is_the_innermost() -> None:
 
 def test_a_later_mount_hides_an_earlier_one() -> None:
     assert mount_of(f"{MOUNTS}overlay /tmp overlay rw 0 0\n", "/tmp/a")[0] == "overlay"
+
+
+def test_a_folder_that_may_not_be_looked_at(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--folder=.*cannot be read: File name too long"):
+        gather(tmp_path / ("x" * 300) / "run")
 
 
 def test_words_and_numbers_of_the_kernel() -> None:

@@ -6,10 +6,13 @@ import errno
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 from support.config import ROW, assert_refused, refused, tiny_run, write_model, write_rows
 
 from seamless_verl.config import preflight
+from seamless_verl.config.checks.agents import LOOPS
 from seamless_verl.config.checks.paths import lock_error
+from seamless_verl.config.checks.tools import FUNCTIONS, TOOLS
 from seamless_verl.errors import ConfigError
 from seamless_verl.run_folder import exclusive_checkpoint_folder
 from seamless_verl.runtime.locks import lock_file, only_writer
@@ -122,6 +125,48 @@ def test_a_folder_whose_lock_cannot_be_made_beside_it(tmp_path: Path, monkeypatc
     assert preflight(inside, devices=1, accelerator=False) == []
     with exclusive_checkpoint_folder(inside):
         assert lock_file(folder / "run").is_file()
+
+
+def test_a_folder_that_may_not_be_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file system refuses the name, as it refuses others to look into a folder that is not theirs."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    key, folder = "trainer.default_local_dir", tmp_path / ("x" * 300) / "a"
+    for gateway in ("seamless.gateway.enabled=false", "seamless.gateway.enabled=true"):
+        config = tiny_run(tmp_path, f"{key}={folder}", gateway)
+        assert_refused(config, key, str(folder), f"or set {key} to another place")
+        assert "cannot be read: File name too long" in str(refused(config)[0])
+    journal = "seamless.gateway.journal"
+    assert_refused(tiny_run(tmp_path, f"{journal}={folder}", "seamless.gateway.enabled=true"), journal, str(folder), "")
+    newest = f"/{'y' * 300}/global_step_1"
+    named = tiny_run(tmp_path, "trainer.resume_mode=resume_path", f"trainer.resume_from_path={newest}")
+    assert_refused(named, "trainer.resume_from_path", newest, "")
+
+
+@pytest.mark.parametrize("key", [LOOPS, TOOLS, FUNCTIONS])
+def test_a_file_that_may_not_be_looked_at(tmp_path: Path, key: str) -> None:
+    file = f"{tmp_path}/{'x' * 300}.py"
+    found = [one for one in refused(tiny_run(tmp_path, f"{key}={file}")) if one.key == key]
+    assert [one.reason for one in found] == ["cannot be read: File name too long"]
+
+
+@pytest.mark.parametrize("key", [LOOPS, TOOLS, FUNCTIONS, PATH])
+def test_a_file_that_may_not_be_read(tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may read everything, so that the file system's answer is made up."""
+    config = tiny_run(tmp_path)
+    file = tmp_path / "model" / "config.json" if key == PATH else tmp_path / "file.py"
+    if key != PATH:
+        file.touch()
+        OmegaConf.update(config, key, str(file), force_add=True)
+    whole = Path.read_bytes
+
+    def read(path: Path) -> bytes:
+        if path == file:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return whole(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read)
+    found = [one for one in refused(config) if one.key == key]
+    assert len(found) == 1 and found[0].reason.endswith("cannot be read: Permission denied")
 
 
 def test_the_place_of_a_lock_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
