@@ -60,6 +60,7 @@ from seamless_verl.config.checks.lengths import check_cache, check_prompts
 from seamless_verl.config.checks.model import (
     check_adapter,
     check_bridge,
+    check_context_parallel,
     check_critic_model,
     check_head_size,
     check_layers,
@@ -126,6 +127,7 @@ CHECKS: tuple[Check, ...] = (
     check_critic_model,
     check_bridge,
     check_layers,
+    check_context_parallel,
     check_head_size,
     check_data,
     check_agent_names,

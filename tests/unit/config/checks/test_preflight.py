@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import pickle
 from pathlib import Path
 
@@ -9,8 +10,8 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 from support.config import assert_refused, compose_ours, refused, tiny_run, write_model
 
-from seamless_verl.config import RefusedConfigError, preflight, usable_cores
-from seamless_verl.config.checks import Problem, Settings, find_problems
+from seamless_verl.config import RefusedConfigError, checks, preflight, usable_cores
+from seamless_verl.config.checks import CHECKS, Problem, Settings, find_problems
 from seamless_verl.config.checks.model import check_adapter, check_context_parallel, check_layers
 from seamless_verl.errors import ConfigError
 
@@ -350,6 +351,29 @@ def test_layers_in_plain_torch_have_no_context_parallelism(tmp_path: Path) -> No
     for layers, keys in ((TORCH_LAYERS, [key]), ("actor_rollout_ref.model.external_lib=null", [])):
         settings = Settings.of(tiny_run(tmp_path, f"{key}=2", layers), devices=2, accelerator=True)
         assert [problem.key for problem in find_problems(settings, [check_context_parallel])] == keys
+
+
+@pytest.mark.parametrize("platform", ["cpu", "accelerator_without_te"])
+def test_context_parallelism_is_refused_where_layers_are_plain_torch(tmp_path: Path, platform: str) -> None:
+    key = "actor_rollout_ref.actor.megatron.context_parallel_size"
+    layers = compose_ours(f"platform={platform}").actor_rollout_ref.model.external_lib
+    config = tiny_run(
+        tmp_path, f"{key}=2", "trainer.n_gpus_per_node=2", f"actor_rollout_ref.model.external_lib={layers}"
+    )
+    found = refused(config, devices=2, accelerator=platform != "cpu")
+    assert [(one.value, one.way_out) for one in found if one.key == key] == [(2, f"Set {key}=1")]
+
+
+def test_every_check_runs() -> None:
+    """One that is in no tuple would be tested and never asked."""
+    folder = Path(checks.__file__).parent
+    made = {
+        node.name
+        for file in (*folder.glob("*.py"), folder.parent / "joining.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.FunctionDef) and "check" in map(ast.unparse, node.decorator_list)
+    }
+    assert len(made) > 70 and made == {one.__name__ for one in CHECKS}
 
 
 def test_both_platforms_without_transformer_engine_tell_megatron_the_same() -> None:
