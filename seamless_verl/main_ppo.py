@@ -18,16 +18,14 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from seamless_verl.config import SeamlessConfig, preflight, register_search_path
-from seamless_verl.config.adopting import adopt_handover, adopt_parsers, adopt_resources
+from seamless_verl.config.adopting import adopt, adopt_handover
 from seamless_verl.config.checks.modes import VERL_MODES
 from seamless_verl.config.checks.settings import resolved_tree
 from seamless_verl.config.composing import composing, remove_run_folder
-from seamless_verl.config.correcting import adopt_correction
-from seamless_verl.config.joining import adopt_cluster
 from seamless_verl.config.mistakes import Inspect, beside, find_mistakes, only_composes, with_own_keys, without_settings
 from seamless_verl.config.verl_keys import ENGINE, chosen_engine
 from seamless_verl.errors import ConfigError, exits_on_config_error, refuse
-from seamless_verl.platform.detect import can_only_be_cpu, on_cpu, set_cpu_environment
+from seamless_verl.platform.detect import can_only_be_cpu, on_cpu, set_cpu_environment, usual_platform
 from seamless_verl.run_folder import (
     clean_up,
     exclusive_checkpoint_folder,
@@ -99,7 +97,7 @@ def compose_and_run(job: Callable[[DictConfig], object], inspect: Inspect | None
             A ConfigError of the job ends the process (`run_or_refuse`).
     """
     register_search_path()
-    os.environ.setdefault(PLATFORM, "cpu" if on_cpu() or can_only_be_cpu() else "accelerator")
+    os.environ.setdefault(PLATFORM, usual_platform())
     sys.argv[1:] = with_own_keys(sys.argv[1:])
     try:
         compose(sys.argv[1:], lambda config: run_or_refuse(job, config))
@@ -248,10 +246,7 @@ def complete_and_check(
     config: DictConfig, seamless: SeamlessConfig, overrides: Sequence[str], *, unmade: bool
 ) -> tuple[list[str], str | None]:
     """Set what follows from the settings, and refuse what cannot work; else the warnings, and which loss was chosen."""
-    adopt_cluster(config, overrides)
-    adopt_resources(config, overrides)
-    adopt_parsers(config)
-    chosen = adopt_correction(config, overrides)
+    chosen = adopt(config, overrides)
     cpu = uses_cpu(config)
     devices, elsewhere = seamless.cpu.device_count if cpu else None, lacks_accelerator(config)
     return preflight(config, devices=devices, accelerator=not cpu, unmade=unmade, elsewhere=elsewhere), chosen

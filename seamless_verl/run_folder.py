@@ -18,9 +18,11 @@ from seamless_verl.client.admin_file import AdminFile, remove_stale
 from seamless_verl.config import SeamlessConfig
 from seamless_verl.config.checks.files import FOLDER, IN_USE, USE_ANOTHER, without_lock, writes_checkpoints
 from seamless_verl.config.checks.modes import VERL_MODES
+from seamless_verl.config.checks.roles import ADDRESS
 from seamless_verl.errors import ConfigError
 from seamless_verl.runtime.checkpoint_cleanup import RUN_FILE, CleanupReport, clean_up_run, register_run
 from seamless_verl.runtime.locks import only_writer
+from seamless_verl.runtime.ray_address import named_cluster
 from seamless_verl.runtime.resume_hint import ResumeSettings
 from seamless_verl.runtime.supervisor import joins_cluster
 
@@ -29,8 +31,7 @@ ADMIN_FILES = "admin-files"  # beside the run file: the files that name this run
 
 def writes_locally(config: DictConfig) -> bool:
     """Whether checkpoints are written on this machine by processes of this run, as far as the settings show."""
-    address = OmegaConf.select(config, "ray_kwargs.ray_init.address")
-    joins = joins_cluster(os.environ | ({"RAY_ADDRESS": address} if address else {}))
+    joins = joins_cluster(os.environ | {"RAY_ADDRESS": named_cluster(OmegaConf.select(config, ADDRESS))})
     return not joins and "://" not in config.trainer.default_local_dir
 
 

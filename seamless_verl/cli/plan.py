@@ -69,17 +69,15 @@ def show_plan(args: argparse.Namespace) -> None:
     if not args.optimize:
         refuse(unread(args))
     from seamless_verl.config import SeamlessConfig
-    from seamless_verl.config.adopting import adopt_resources
+    from seamless_verl.config.adopting import adopt
     from seamless_verl.config.checks import Settings, preflight_of_plan
-    from seamless_verl.config.correcting import adopt_correction
     from seamless_verl.config.planning import choose_handover, plan_of
     from seamless_verl.platform.detect import on_cpu
 
     config = compose_config(args.config_dir, args.config_name, args.overrides, args.platform)
     cpu = config.trainer.device == "cpu"
     devices = SeamlessConfig.parse(config.get("seamless")).cpu.device_count if cpu else None
-    adopt_resources(config, args.overrides)
-    correction = adopt_correction(config, args.overrides)
+    correction = adopt(config, args.overrides)
     settings = Settings.of(config, devices=devices, accelerator=not cpu)
     if args.optimize:
         from seamless_verl.cli.optimize import optimize
@@ -115,13 +113,13 @@ def compose_config(folder: Path | None, name: str, overrides: Sequence[str], pla
 
     from seamless_verl.config import register_search_path
     from seamless_verl.config.composing import HERE, composing, named_platform
-    from seamless_verl.platform.detect import on_cpu
+    from seamless_verl.platform.detect import usual_platform
 
     register_search_path()
     config_dir = HERE if folder is None else folder
     if not config_dir.is_dir():
         raise ConfigError("--config-dir", str(config_dir), "there is no such folder", "Give the folder of your config")
-    usual = os.environ.get(PLATFORM_VARIABLE, "cpu" if on_cpu() else "accelerator")
+    usual = os.environ.get(PLATFORM_VARIABLE) or usual_platform()
     chosen = usual if platform is None else named_platform(OPTION, platform)
     path = str(config_dir.absolute())
     with composing(overrides), default_platform(chosen), initialize_config_dir(path, version_base=None):

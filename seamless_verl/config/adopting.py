@@ -14,6 +14,8 @@ from seamless_verl.config import engine_kwargs
 from seamless_verl.config.checks.roles import by_tags
 from seamless_verl.config.checks.serve_options import engines_parser, value_of
 from seamless_verl.config.checks.settings import Settings
+from seamless_verl.config.correcting import adopt_correction
+from seamless_verl.config.joining import adopt_cluster
 from seamless_verl.config.planning import HANDOVER, choose_handover, replica_sizes, roles_of
 from seamless_verl.config.schema import Handover
 from seamless_verl.resources.placement import NODES, PER_NODE, REWARD_NODE, ROLLOUT_NODE, TEACHER_NODE, verl_fields
@@ -31,6 +33,18 @@ VERL_DEFAULTS: dict[str, object] = {
 }
 ADOPTED = ("reasoning-parser", "reasoning-parser-plugin")
 CPU_DEFAULTS = VERL_DEFAULTS | {f"trainer.{PER_NODE}": 1}  # config/platform/cpu.yaml
+
+
+def adopt(config: DictConfig, overrides: Sequence[str] = ()) -> str | None:
+    """Set what follows from the settings, as for a run; in words which loss was chosen, None where none was.
+
+    Raises:
+        ConfigError: settings that something follows from cannot be read.
+    """
+    adopt_cluster(config, overrides)
+    adopt_resources(config, overrides)
+    adopt_parsers(config)
+    return adopt_correction(config, overrides)
 
 
 def adopt_resources(config: DictConfig, overrides: Sequence[str] = ()) -> None:

@@ -46,6 +46,11 @@ def can_only_be_cpu(environ: Mapping[str, str] = os.environ) -> bool:
     return in_cluster(environ) and not (named or accelerator_present() or torch_is_for_accelerators())
 
 
+def usual_platform(environ: Mapping[str, str] = os.environ) -> str:
+    """The choice among config/platform/ of a run that names none."""
+    return "cpu" if on_cpu(environ) or can_only_be_cpu(environ) else "accelerator"
+
+
 def in_cluster(environ: Mapping[str, str]) -> bool:
     """Whether RAY_ADDRESS names a cluster to join."""
     return (environ.get("RAY_ADDRESS") or "local") != "local"

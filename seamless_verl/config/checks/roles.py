@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from seamless_verl.config.checks.settings import Settings
 from seamless_verl.resources.tags import ROLLOUT as ROLLOUT_TAG
 from seamless_verl.resources.tags import TRAIN, Layout
+from seamless_verl.runtime.ray_address import LOCAL, named_cluster
 
 
 def pool_backend(backend: object, *, accelerator: bool) -> str:
@@ -80,16 +81,20 @@ def seamless_layout(settings: Settings) -> Layout:
     return settings.seamless.layout_for(nodes, per_node)
 
 
+ADDRESS = "ray_kwargs.ray_init.address"
+
+
 def joins_cluster(settings: Settings) -> bool:
     """Whether the run joins a named Ray cluster, perhaps on other machines."""
-    return bool(settings.get("ray_kwargs.ray_init.address")) or (os.environ.get("RAY_ADDRESS") or "local") != "local"
+    return named_cluster(settings.get(ADDRESS)) not in ("", LOCAL)
 
 
 def starts_cluster(settings: Settings) -> bool:
     """Whether the run starts a Ray cluster of its own, of this machine alone; else it joins one that runs here."""
     # As ray.init looks for it; one that may not be looked at is somebody else's.
     running = os.path.join(os.environ.get("RAY_TMPDIR") or "/tmp", "ray", "ray_current_cluster")
-    return not joins_cluster(settings) and not os.path.exists(running)
+    named = named_cluster(settings.get(ADDRESS))
+    return named == LOCAL or (not named and not os.path.exists(running))
 
 
 def brings_code(settings: Settings) -> bool:

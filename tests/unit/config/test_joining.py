@@ -10,9 +10,11 @@ from support.config import compose_ours, tiny_run
 
 from seamless_verl.config.checks import find_problems
 from seamless_verl.config.checks.devices import check_cores, check_devices
+from seamless_verl.config.checks.roles import joins_cluster, starts_cluster
 from seamless_verl.config.checks.settings import Settings
 from seamless_verl.config.joining import COMMAND, OF_THE_CLUSTER, PIN_VARIABLE, RAY_INIT, adopt_cluster, check_joined
 from seamless_verl.platform.cores import PIN
+from seamless_verl.run_folder import writes_locally
 
 ADDRESS = "10.0.0.1:6379"
 CPU = ("platform=cpu",)
@@ -59,6 +61,22 @@ def test_an_address_among_the_settings_joins_too(monkeypatch: pytest.MonkeyPatch
     config = compose_ours(*CPU, f"+{RAY_INIT}.address=auto")
     adopt_cluster(config)
     assert check_joined(settings_of(config)) == []
+
+
+def test_a_cluster_of_its_own_is_joined_by_nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`local` starts one, whatever RAY_ADDRESS names and whatever runs here."""
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text(ADDRESS)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    config = tiny_run(tmp_path, f"{RAY_INIT}.num_cpus=4", f"{RAY_INIT}.address=local")
+    for variable in ("", "local", ADDRESS):
+        monkeypatch.setenv("RAY_ADDRESS", variable)
+        assert check_joined(settings_of(config)) == [] and writes_locally(config)
+        assert not joins_cluster(settings_of(config)) and starts_cluster(settings_of(config))
+    unnamed = tiny_run(tmp_path)
+    for variable, joins, starts in (("local", False, True), ("", False, False), (ADDRESS, True, False)):
+        monkeypatch.setenv("RAY_ADDRESS", variable)
+        assert joins_cluster(settings_of(unnamed)) is joins and starts_cluster(settings_of(unnamed)) is starts
 
 
 def test_an_accelerators_config_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
