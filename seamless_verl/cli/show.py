@@ -135,8 +135,10 @@ def load_decoder(model: Path) -> Decode:
     transformers = import_package("transformers", "--model", str(model), ", or leave --model out")
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(model), local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise ConfigError("--model", str(model), f"it has no tokenizer: {error}", "Give a folder with one") from error
+    except Exception as error:  # that of a file that is none has no narrower type
+        way_out = "Give a folder with one, or download it again, in a git repository by `git lfs pull`"
+        reason = f"it has no tokenizer that can be read: {error}"
+        raise ConfigError("--model", str(model), reason, way_out) from error
 
     def decode(ids: Sequence[int]) -> str:
         return str(tokenizer.decode(list(ids), skip_special_tokens=False))

@@ -89,7 +89,13 @@ def prompt_length(settings: Settings) -> Length | None:
     from tokenizers import Tokenizer
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    try:
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception as error:  # of no narrower type
+        reason = f"its tokenizer.json cannot be read: {error}"
+        raise ConfigError(
+            key, str(folder), reason, "Download it again, in a git repository by `git lfs pull`"
+        ) from error
     special = {name: _token(facts[name]) for name in facts if name.endswith("_token")}
     own = {**special, **settings.get("data.apply_chat_template_kwargs", {})}
 

@@ -20,6 +20,15 @@ def test_a_model_without_a_tokenizer(tmp_path: Path, capsys: Capture) -> None:
     assert f"--model='{tmp_path / 'model'}': it has no tokenizer" in message
 
 
+def test_a_tokenizer_that_was_not_downloaded(tmp_path: Path, capsys: Capture) -> None:
+    """A clone without git-lfs has files that name those which it left out."""
+    make_tokenizer().save_pretrained(tmp_path / "model")
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22e\nsize 7031645\n"
+    (tmp_path / "model" / "tokenizer.json").write_text(pointer)
+    message = error_line(capsys, "show", journal_file(tmp_path), "aaa1", "--text", "--model", str(tmp_path / "model"))
+    assert f"--model='{tmp_path / 'model'}': it has no tokenizer" in message and "git lfs pull" in message
+
+
 def test_show_with_text(tmp_path: Path, capsys: Capture) -> None:
     tokenizer = make_tokenizer()
     tokenizer.save_pretrained(tmp_path / "model")

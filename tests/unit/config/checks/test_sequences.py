@@ -130,6 +130,17 @@ def test_the_first_prompts_are_rendered_with_their_tools(
     assert all(f"Set data.max_prompt_length={problem.reason.split()[-1]}" in problem.way_out for problem in train)
 
 
+def test_a_tokenizer_that_was_not_downloaded_is_refused(tmp_path: Path) -> None:
+    """A clone without git-lfs has files that name those which it left out."""
+    config, model = tiny_run(tmp_path), tmp_path / "model"
+    write_tokenizer(model)
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22e\nsize 7031645\n"
+    (model / "tokenizer.json").write_text(pointer)
+    (problem,) = check_prompts(Settings.of(config, devices=1, accelerator=False))
+    assert (problem.key, problem.value) == ("actor_rollout_ref.model.path", str(model)) and not problem.warning
+    assert "its tokenizer.json cannot be read: " in problem.reason and "git lfs pull" in problem.way_out
+
+
 def test_a_template_that_cannot_render_is_a_warning(tmp_path: Path) -> None:
     config = tiny_run(tmp_path)
     write_tokenizer(tmp_path / "model")
