@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from seamless_verl.config import SeamlessConfig, preflight, register_search_path
 from seamless_verl.config.adopting import adopt, adopt_handover
-from seamless_verl.config.checks.modes import VERL_MODES
+from seamless_verl.config.checks.modes import MODE_KEY, VERL_MODES
 from seamless_verl.config.checks.settings import resolved_tree
 from seamless_verl.config.composing import composing, remove_run_folder
 from seamless_verl.config.mistakes import Inspect, beside, find_mistakes, only_composes, with_own_keys, without_settings
@@ -193,11 +193,15 @@ def check_overrides(
     config: DictConfig, overrides: Sequence[str], *, unmade: bool = False, anywhere: bool = False
 ) -> SeamlessConfig:
     """The same for a config that was made with these overrides."""
+    mode = OmegaConf.select(config, MODE_KEY)
+    unknown = ConfigError("--config-name", config_name(), UNKNOWN_HERE, BUILD_ON_OURS)
+    if mode is None and "seamless" not in config:  # of another program of verl's, or of another release
+        raise unknown
     mistakes, warnings, chosen = list[ConfigError](), list[str](), None
     if lacks_accelerator(config) and not anywhere:
         mistakes.append(no_accelerator(config))
-    if "seamless" not in config and config.trainer.v1.trainer_mode not in VERL_MODES:
-        mistakes.append(ConfigError("--config-name", config_name(), UNKNOWN_HERE, BUILD_ON_OURS))
+    if "seamless" not in config and mode not in VERL_MODES:
+        mistakes.append(unknown)
     try:
         seamless = parse_seamless(config, overrides, unmade=unmade)
         warnings, chosen = complete_and_check(config, seamless, overrides, unmade=unmade)
@@ -205,7 +209,7 @@ def check_overrides(
         mistakes += error.mistakes
     refuse(mistakes)
     if "seamless" not in config:
-        warnings.insert(0, f"{OTHER_CONFIG}{config.trainer.v1.trainer_mode}")
+        warnings.insert(0, f"{OTHER_CONFIG}{mode}")
     for warning in warnings:
         logger.warning(warning)
     handover = adopt_handover(config)
@@ -254,7 +258,7 @@ def complete_and_check(
 
 def uses_cpu(config: DictConfig) -> bool:
     """Whether the config is one for the CPU platform, the only one that runs where there is no accelerator."""
-    return bool(config.trainer.device == "cpu")
+    return bool(OmegaConf.select(config, "trainer.device") == "cpu")
 
 
 def lacks_accelerator(config: DictConfig) -> bool:
@@ -267,7 +271,8 @@ def no_accelerator(config: DictConfig) -> ConfigError:
         "Add platform=cpu, or +platform=cpu when the config is not built on seamless_ppo_trainer; "
         "`python -m seamless_verl.check --platform accelerator` checks it for other machines"
     )
-    return ConfigError("trainer.device", config.trainer.device, "there is no accelerator here", way_out)
+    key = "trainer.device"
+    return ConfigError(key, OmegaConf.select(config, key), "there is no accelerator here", way_out)
 
 
 def run(config: DictConfig) -> None:

@@ -73,7 +73,7 @@ def find_mistakes(arguments: Sequence[str], compose: Compose, inspect: Inspect) 
     else:
         keys = found.keys_of(engine)
         mistakes.append(_wrong_engine(engine, config, sorted(keys)))
-        if config.trainer.device == "cpu":  # only Megatron trains there
+        if OmegaConf.select(config, "trainer.device") == "cpu":  # only Megatron trains there
             found.unknown = {key: one for key, one in found.unknown.items() if key not in keys}
         else:
             found = _apply_all(values, compose([*options, *kept, f"{ENGINE}={engine}"]))
@@ -222,7 +222,7 @@ def _wrong_engine(engine: str, config: DictConfig, keys: Sequence[str]) -> Confi
     default = ", verl's default engine" if engine == DEFAULT_ENGINE else ""
     reason = f"has none of these keys, which {ENGINE}={engine} has{default}: {', '.join(keys[:LISTED])}{more}"
     way_out = f"Add {ENGINE}={engine}"
-    if config.trainer.device == "cpu":
+    if OmegaConf.select(config, "trainer.device") == "cpu":
         way_out += " on machines with accelerators (checked anywhere with `--platform accelerator`). On the CPU "
         way_out += "platform, which trains with Megatron only, leave these keys out"
     return ConfigError(ENGINE, config.get(ENGINE), reason, way_out)

@@ -58,6 +58,17 @@ def test_our_trainer_needs_its_own_settings(tmp_path: Path) -> None:
     check_overrides(config, [])
 
 
+@pytest.mark.parametrize("tree", [{"trainer": {"device": "cuda"}}, {"trainer": {"save_freq": -1}}, {"data": {}}])
+def test_a_config_without_trainer_modes_is_refused_alone(tree: dict[str, object]) -> None:
+    """An older verl's config, and those of its other programs; what else they lack follows from that."""
+    config = OmegaConf.create(tree)
+    OmegaConf.set_struct(config, True)
+    with pytest.raises(ConfigError, match="is not built on seamless_ppo_trainer") as refused:
+        check_overrides(config, [])
+    assert [mistake.key for mistake in refused.value.mistakes] == ["--config-name"]
+    assert not uses_cpu(config)
+
+
 def test_a_run_for_accelerators_can_be_checked_without_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
