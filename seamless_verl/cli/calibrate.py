@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
+from seamless_verl.cli.output import write_file
 from seamless_verl.cli.text import format_count, write
 from seamless_verl.errors import ConfigError
 from seamless_verl.runtime.run_description import FILE as DESCRIPTION
@@ -59,7 +60,7 @@ def add_command(commands: Commands) -> None:
 
 
 def calibrate_run(args: argparse.Namespace) -> None:
-    """Raises ConfigError for a run that says too little, or something that cannot be."""
+    """Raises ConfigError for a run that says too little, something that cannot be, or a file that cannot be written."""
     for key, least in (("skip", 0), ("samples", 1), ("updates", 1)):
         if (value := getattr(args, key)) is not None and value < least:
             raise ConfigError(f"--{key}", value, "it is too small", f"Give {least} or more")
@@ -77,9 +78,7 @@ def calibrate_run(args: argparse.Namespace) -> None:
         assumed = {name: getattr(TWO_CORES, name) for name in ("host_token_s", "host_sample_s", "dispatch_s", "call_s")}
         found = replace(found, machine=replace(found.machine, **assumed))
     out = args.out or folder / "calibration.json"
-    partial = out.with_name(f"{out.name}.tmp")
-    partial.write_text(found.to_json() + "\n", encoding="utf-8")
-    partial.replace(out)
+    write_file("--out", out, found.to_json() + "\n")
     write(found.to_json() if args.json else "\n".join((*calibration_lines(found), "", f"written to {out}")))
 
 

@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from seamless_verl.cli.output import WAY_OUT, refuse_special
 from seamless_verl.cli.reading import open_journal
 from seamless_verl.cli.show import format_account
 from seamless_verl.cli.text import format_count, import_package, write
@@ -70,8 +71,7 @@ def export_sessions(args: argparse.Namespace) -> None:
     try:
         count = FORMATS[args.format](args.out, entries)
     except OSError as error:
-        way_out = "Give a place that can be written, or free the disk"
-        raise ConfigError("--out", str(args.out), str(error.strerror or error), way_out) from error
+        raise ConfigError("--out", str(args.out), str(error.strerror or error), WAY_OUT) from error
     left_out = f", {format_count(totals.open, 'open session')} left out" if totals.open else ""
     write(f"{format_count(count, 'row')} of {format_count(totals.sessions, 'session')} in {args.out}{left_out}")
     queued = totals.queued
@@ -82,6 +82,7 @@ def export_sessions(args: argparse.Namespace) -> None:
 def _check_output(out: Path, journal: Path, *, folder: bool) -> None:
     if out.resolve() in [Path(f"{journal.resolve()}{suffix}") for suffix in JOURNAL_SUFFIXES]:
         raise ConfigError("--out", str(out), "it is the journal itself", "Give a file of its own")
+    refuse_special("--out", out)
     if not out.parent.is_dir():
         raise ConfigError("--out", str(out), f"there is no folder {out.parent}", "Make the folder first")
     if folder and out.exists():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -122,3 +123,14 @@ def test_mistakes_are_one_line_and_leave_no_file(tmp_path: Path, capsys: pytest.
         assert main(["calibrate", *arguments]) == 2
         assert message in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_steps(tmp_path, 9)
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to("nowhere")
+    for out in (pipe, link):
+        assert main(["calibrate", str(tmp_path), "--samples", "4", "--out", str(out)]) == 2
+        assert f"--out='{out}': it is a device or a link" in capsys.readouterr().err
+    assert pipe.is_fifo() and link.is_symlink()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,20 @@ def test_an_earlier_file_stays_until_the_new_one_is_whole(
         main(["trajectories", "export", path, "--out", str(out), "--format", kind])
     assert out.read_text() == "earlier"
     assert {entry.name for entry in tmp_path.iterdir()} <= {"rows"} | NOTHING_LEFT_BEHIND
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "datasets"])
+def test_what_is_no_file_is_not_replaced(tmp_path: Path, capsys: Capture, kind: str) -> None:
+    """As /dev/stdout, which is a link, and /dev/null: root could put a file in their place."""
+    path, pipe, link = journal_file(tmp_path), tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to("nowhere")
+    for out in (pipe, link):
+        assert main(["trajectories", "export", path, "--out", str(out), "--format", kind]) == 2
+        assert (
+            f"--out='{out}': it is a device or a link, which would be replaced. Give a file" in capsys.readouterr().err
+        )
+    assert pipe.is_fifo() and link.is_symlink()
 
 
 @pytest.mark.parametrize(("kind", "package"), [("parquet", "pyarrow"), ("datasets", "datasets")])
