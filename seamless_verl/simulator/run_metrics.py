@@ -96,7 +96,11 @@ def read_rates_file(path: Path) -> dict[int, float]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    texts: Sequence[str] = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    try:
+        texts: Sequence[str] = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = f"it cannot be read as step metrics: {error}"
+        raise ConfigError("RUN", str(path), reason, f"Give the folder of a run, or its {METRICS}") from error
     for number, text in enumerate(texts, 1):
         if not text.endswith("\n"):
             return  # a line that was being written when the run ended

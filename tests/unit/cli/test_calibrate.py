@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Sequence
@@ -123,6 +124,31 @@ def test_mistakes_are_one_line_and_leave_no_file(tmp_path: Path, capsys: pytest.
         assert main(["calibrate", *arguments]) == 2
         assert message in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_constants_that_cannot_be_written_are_refused_and_leave_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_steps(tmp_path, 9)
+    command = ["calibrate", str(tmp_path), "--samples", "4"]
+    for out, why in ((tmp_path / "missing" / "c.json", "No such file or directory"), (tmp_path, "it is a folder")):
+        assert main([*command, "--out", str(out)]) == 2
+        assert f"--out='{out}': {why}. Give a" in capsys.readouterr().err
+
+    def full(path: Path, *_: object, **__: object) -> int:
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    assert main(command) == 2
+    assert f"--out='{tmp_path / 'calibration.json'}': No space left on device" in capsys.readouterr().err
+    assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_file_of_no_text_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (file := tmp_path / "model.bin").write_bytes(b"\x80\x81\xff\n")
+    assert main(["calibrate", str(file), "--samples", "4"]) == 2
+    assert f"RUN='{file}': it cannot be read as step metrics" in capsys.readouterr().err
 
 
 def test_what_is_no_file_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
