@@ -118,10 +118,12 @@ def read_only(path: Path, *, unwritten: bool = False) -> sqlite3.Connection:
     """A connection that cannot change the file.
 
     Where no process writes it (`unwritten`), it leaves no file beside it either: SQLite makes two for readers, unless
-    it is told that the file cannot change. It cannot where there is no log of a writer that was killed.
+    it is told that the file cannot change. It cannot where there is no log of a writer that was killed. The same holds
+    where the files cannot be made, as on storage that is read-only, and there is no log: a writer has one all the time.
     """
-    log = Path(f"{path}-wal")
-    complete = unwritten and not (log.exists() and log.stat().st_size)
+    log = Path(f"{os.path.realpath(path)}-wal")
+    length = log.stat().st_size if log.exists() else None
+    complete = not length if unwritten else length is None and not os.access(log.parent, os.W_OK)
     options = "mode=ro&immutable=1" if complete else "mode=ro"
     return sqlite3.connect(f"file:{quote(str(path))}?{options}", uri=True, isolation_level=None)
 
