@@ -46,7 +46,7 @@ def probe(job: Job, overrides: Sequence[str], folder: Path) -> Probed:
     """Compose and check a config in a process of its own.
 
     Raises:
-        ConfigError: the run would be refused, or what the recipe does before it failed.
+        ConfigError: the run would be refused, or what the recipe does before it failed or took too long.
     """
     folder.mkdir(parents=True, exist_ok=True)
     result, log = folder / RESULT_FILE, folder / LOG_FILE
@@ -57,8 +57,10 @@ def probe(job: Job, overrides: Sequence[str], folder: Path) -> Probed:
         with managed_process(command, group=True, env=env, **options) as process:
             try:
                 code = process.wait(PROBE_S)
-            except subprocess.TimeoutExpired:
-                code = -1
+            except subprocess.TimeoutExpired as error:
+                end = shorten(log.read_text(errors="replace"), REASON_CHARS)
+                reason = f"its check took longer than {PROBE_S:g} s, with what a recipe makes before it. Its log: {end}"
+                raise ConfigError("settings", job.name, reason, f"See {log}") from error
     if code != 0 or not result.is_file():
         text = log.read_text(errors="replace").strip()
         raise ConfigError("settings", job.name, shorten(text, REASON_CHARS), f"See {log}")

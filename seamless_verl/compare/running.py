@@ -75,9 +75,11 @@ def run_logged(
             on_start(process.pid, job.began)
             for _ in poll_until_end(process, timeout_s):
                 job.poll()
+            late = process.poll() is None
     job.poll()
     updates = sum(step["step"] > 0 for step in job.steps)
     if process.returncode != 0 or updates < steps:
         end = (folder / LOG_FILE).read_text(errors="replace")[-LOG_END:]
-        raise RunFailedError(f"code {process.returncode}, {updates} of {steps} steps\n{end}")
+        how = f"ended at the timeout of {timeout_s:g} s" if late else f"code {process.returncode}"
+        raise RunFailedError(f"{how}, {updates} of {steps} steps\n{end}")
     return job.steps

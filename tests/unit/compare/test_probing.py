@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
+from seamless_verl.compare import probing
 from seamless_verl.compare.arms import JobFacts, Machines, parse_arms
 from seamless_verl.compare.job import job_named
 from seamless_verl.compare.plan import Options
-from seamless_verl.compare.probing import ProbedArm, check_enough, check_steps, probe_arms
+from seamless_verl.compare.probing import ProbedArm, check_enough, check_steps, probe, probe_arms
 from seamless_verl.errors import ConfigError
 
 
@@ -21,6 +26,22 @@ def test_each_arm_is_named_before_it_is_checked(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="none can run here"):
         probe_arms(job, arms, facts, Options(), tmp_path, said.append)
     assert said == ["checking arm 1 of 2: separate_async\n", "checking arm 2 of 2: separate_async:a.b=1\n"]
+
+
+def test_a_check_that_takes_too_long_names_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow:
+        def wait(self, timeout: float) -> int:
+            raise subprocess.TimeoutExpired("run.sh", timeout)
+
+    def start(command: Sequence[str], *, stdout: BinaryIO, **_: object) -> AbstractContextManager[Slow]:
+        stdout.write(b"downloads 3 of 4")
+        stdout.flush()
+        return nullcontext(Slow())
+
+    monkeypatch.setattr(probing, "managed_process", start)
+    with pytest.raises(ConfigError, match=r"took longer than 900 s.*downloads 3 of 4.*log.txt") as refused:
+        probe(job_named(None, ["a=1"], tmp_path), [], tmp_path)
+    assert refused.value.key == "settings"
 
 
 def probed(**reasons: str) -> list[ProbedArm]:
