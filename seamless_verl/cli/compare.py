@@ -97,7 +97,7 @@ def add_command(commands: Commands) -> None:
 
 
 def compare(args: argparse.Namespace) -> int:
-    """Raises ConfigError for settings that cannot work, before anything runs."""
+    """Raises ConfigError for settings that cannot work, before anything runs, and for a disk that is full meanwhile."""
     needs_parts()
     target, overrides = split_job(args.job)
     options = Options(
@@ -125,7 +125,8 @@ def compare(args: argparse.Namespace) -> int:
             series = prepared(job, arms, options, out)
     except SystemExit as end:  # a signal before anything ran
         return int(end.code or 0)
-    return make(series)
+    with output_folder(out):  # it may fill up
+        return make(series)
 
 
 def prepared(job: Job, arms: Sequence[ComparedArm] | None, options: Options, out: Path) -> RunSeries:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import pytest
 from support.comparison import logged
 
+from seamless_verl.cli import compare as command
 from seamless_verl.cli.compare import unable_lines
+from seamless_verl.cli.main import main
 from seamless_verl.compare.arms import ComparedArm, parse_arms
 from seamless_verl.compare.grid import repeated
 from seamless_verl.compare.job import job_named
@@ -59,6 +62,19 @@ def series_of(out: Path, arms: Mapping[ComparedArm, int | str], **options: Any) 
     ]
     chosen = Options(steps=4, skip=1, seeds=(1,), **options)
     return Made(job_named(None, ["a=1"], out), probed, chosen, 1, out, "seamless-verl compare a=1")
+
+
+def test_a_disk_that_is_full_between_two_runs_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("seamless_verl.compare.series.write_report", full)
+    monkeypatch.setattr(command, "prepared", lambda *_: series(tmp_path, {"sync": 8, "seamless": 8}))
+    monkeypatch.setattr(command, "exit_on_signals", lambda: None)
+    assert main(["compare", "a=1", "--out", str(tmp_path)]) == 2
+    assert f"--out='{tmp_path}': [Errno 28] No space left on device" in capsys.readouterr().err
 
 
 def test_each_arm_has_its_own_samples(tmp_path: Path) -> None:
