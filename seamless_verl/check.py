@@ -74,9 +74,11 @@ def with_output_folder(arguments: Sequence[str], folder: str) -> list[str]:
 
     The folder is put beside the first setting: hydra takes no settings after an option that follows one.
     """
+    from seamless_verl.config.words import quoted
+
     kept = [argument for argument in arguments if argument != UNMADE and OUTPUT_FOLDER.match(argument) is None]
     place = next((i for i, argument in enumerate(kept) if SETTING.match(argument)), len(kept))
-    return [*kept[:place], f"hydra.run.dir='{folder}'", f"hydra.sweep.dir='{folder}'", *kept[place:]]
+    return [*kept[:place], *(f"hydra.{what}.dir={quoted(folder)}" for what in ("run", "sweep")), *kept[place:]]
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from seamless_verl.compare.arms import ComparedArm, folder_name, interleaved
 from seamless_verl.compare.figures import LAST, check_skip
+from seamless_verl.config.words import quoted
 from seamless_verl.errors import ConfigError
 
 STEPS, SKIP = 15, 4
@@ -98,8 +99,8 @@ def shared_overrides(options: Options, seed: int, folder: Path) -> list[str]:
         "trainer.resume_mode=disable",
         "trainer.logger=[console,file]",
         f"data.seed={seed}",
-        f"trainer.default_local_dir={checkpoints(folder)}",
-        f"hydra.run.dir={folder}/hydra",
+        f"trainer.default_local_dir={quoted(str(checkpoints(folder)))}",
+        f"hydra.run.dir={quoted(str(folder / 'hydra'))}",
     ]
 
 

@@ -19,6 +19,13 @@ OPTION = re.compile(r"--?[A-Za-z]|~")
 PAIRS = {"[": "]", "{": "}", "(": ")"}
 
 
+def quoted(text: str) -> str:
+    """The text as the value of an override, whatever characters it has."""
+    from hydra.core.override_parser.types import Quote, QuotedString
+
+    return str(QuotedString(text=text, quote=Quote.single).with_quotes())
+
+
 def grouped(words: Sequence[str]) -> list[list[str]]:
     """The words by override: those that follow an open bracket, a `key=` or a `key` belong to it."""
     rest, groups = list(words), list[list[str]]()

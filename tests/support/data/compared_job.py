@@ -23,7 +23,7 @@ def main() -> int:
     if os.environ["MAIN"] == "seamless_verl.compare.probe":
         return probe(given, mode)
     if given.get("seamless.record_lengths") == "true":
-        record_lengths(Path(given["trainer.default_local_dir"]), int(given.get("seamless.max_staleness", 0)))
+        record_lengths(Path(given["trainer.default_local_dir"].strip("'")), int(given.get("seamless.max_staleness", 0)))
     with Path(os.environ["VERL_FILE_LOGGER_PATH"]).open("wb", buffering=0) as file:
         for step in range(1, int(given["trainer.total_training_steps"]) + 1):
             time.sleep(STEP_S[mode])

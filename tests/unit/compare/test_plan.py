@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from seamless_verl.compare.arms import parse_arms
 from seamless_verl.compare.plan import Options, planned_runs, shared_overrides
@@ -45,6 +46,15 @@ def test_every_arm_runs_once_for_a_seed_and_round_and_none_always_first() -> Non
         *(("sync", 1, 2), ("seamless", 1, 2), ("seamless", 2, 2), ("sync", 2, 2)),
     ]
     assert len({run.folder for run in runs}) == 8 and runs[0].folder == Path("/out/sync-seed1-r1")
+
+
+@pytest.mark.parametrize("folder", ["/a=b,c (d)", "/it's #1/[x]: {y}", "/back\\slash\\", "/plain"])
+def test_a_runs_folder_may_have_any_name(folder: str) -> None:
+    """Hydra reads brackets, commas and their like in a value that is not quoted."""
+    parsed = OverridesParser.create().parse_overrides(shared_overrides(Options(), 1, Path(folder)))
+    values = {one.key_or_group: one.value() for one in parsed}
+    assert values["trainer.default_local_dir"] == f"{folder}/checkpoints"
+    assert values["hydra.run.dir"] == f"{folder}/hydra"
 
 
 def test_a_run_validates_only_if_it_was_asked_to_and_never_saves() -> None:
