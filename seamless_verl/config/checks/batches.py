@@ -16,7 +16,13 @@ verl/workers/engine/utils.py `prepare_micro_batches`, verl/workers/rollout/vllm_
 from __future__ import annotations
 
 from seamless_verl.config.checks.model import MODEL, PATH, model_config, text_config
-from seamless_verl.config.checks.roles import ROLLOUT_KEY, data_parallel_size, needs_critic, needs_reference
+from seamless_verl.config.checks.roles import (
+    ROLLOUT_KEY,
+    data_parallel_size,
+    needs_critic,
+    needs_reference,
+    sequence_parallel_size,
+)
 from seamless_verl.config.checks.settings import Problem, Settings, check
 
 TRAIN = "data.train_batch_size"
@@ -217,22 +223,31 @@ def check_lengths(settings: Settings) -> list[Problem]:
 
 @check
 def check_max_sequence(settings: Settings) -> list[Problem]:
-    """The longest training sequence fits a micro-batch, where verl fills those by tokens (seqlen_balancing.py)."""
-    longest = settings.seamless.tokens.max_sequence
-    if settings.mode != "seamless" or longest is None:
+    """The longest training sequence fits a micro-batch, where verl fills those by tokens (seqlen_balancing.py).
+
+    Sessions of the gateway are cut where it ends; with verl's agent loops it is for verl to know how long they get.
+    """
+    tokens = settings.seamless.tokens
+    given = tokens.max_sequence
+    if settings.mode != "seamless":
         return []
     if not settings.seamless.gateway.enabled:
         reason = "cuts the sessions of the gateway, which is off"
-        return [Problem(MAX_SEQUENCE, longest, reason, "Leave it out: verl's agent loops have their own", warning=True)]
-    key = f"{ACTOR}.ppo_max_token_len_per_gpu"
-    if not settings.flag(f"{ACTOR}.use_dynamic_bsz") or settings.get(key) is None:
+        way_out = "Leave it out: verl's agent loops have their own"
+        return [] if given is None else [Problem(MAX_SEQUENCE, given, reason, way_out, warning=True)]
+    key, parallel = f"{ACTOR}.ppo_max_token_len_per_gpu", sequence_parallel_size(settings)
+    if not settings.flag(f"{ACTOR}.use_dynamic_bsz") or settings.get(key) is None or parallel is None:
         return []
-    parallel = settings.integer(f"{ACTOR}.megatron.context_parallel_size", 1)
-    if longest <= (room := settings.integer(key) * parallel):
+    (prompt_key, prompt), (response_key, response) = (_length(settings, what) for what in ("prompt", "response"))
+    longest, each = tokens.sequence_limit(prompt, response), settings.integer(key)
+    if longest <= (room := each * parallel):
         return []
-    reason = f"is more than a micro-batch holds: {key}={room // parallel}"
     way_out = f"Set {key}={-(-longest // parallel)}, or {MAX_SEQUENCE}={room} or less"
-    return [Problem(MAX_SEQUENCE, longest, reason, way_out)]
+    if given is not None:
+        return [Problem(MAX_SEQUENCE, given, f"is more than a micro-batch holds: {key}={each}", way_out)]
+    holds = f"is a micro-batch of {room} tokens" if parallel == 1 else f"on {parallel} ranks is one of {room} tokens"
+    reason = f"{holds}, and sessions are trained up to {prompt_key}={prompt} + {response_key}={response}"
+    return [Problem(key, each, reason, way_out)]
 
 
 def max_positions(settings: Settings) -> int | None:

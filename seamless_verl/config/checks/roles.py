@@ -160,6 +160,15 @@ def data_parallel_size(settings: Settings) -> int | None:
     return world // model if world % model == 0 else None
 
 
+def sequence_parallel_size(settings: Settings) -> int | None:
+    """Trainer ranks that share one sequence, as micro-batches count them; None where the engine's are not known."""
+    if uses_megatron(settings):
+        return MegatronSizes.read(settings).context
+    if settings.text("actor_rollout_ref.actor.strategy").startswith("fsdp"):
+        return settings.integer("actor_rollout_ref.actor.ulysses_sequence_parallel_size", 1)
+    return None
+
+
 def replica_world(settings: Settings) -> int:
     """Processes of one rollout replica."""
     axes = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")

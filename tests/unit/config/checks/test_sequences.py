@@ -9,10 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
-from support.config import ROW, assert_refused, tiny_run, write_model
+from support.config import ROW, assert_refused, refused, tiny_run, write_model
 
 from seamless_verl.config import engine_kwargs, preflight
 from seamless_verl.config.checks import Problem, Settings
+from seamless_verl.config.checks.batches import check_max_sequence
 from seamless_verl.config.checks.lengths import check_cache, check_prompts
 from seamless_verl.config.checks.modes import check_seamless
 from seamless_verl.config.schema import SeamlessConfig
@@ -29,6 +30,35 @@ def test_a_training_sequence_fits_a_micro_batch(tmp_path: Path) -> None:
         preflight(tiny_run(tmp_path, GATEWAY, f"{key}=4001", f"{MAX_SEQUENCE}=4001"), devices=1, accelerator=False)
         == []
     )
+
+
+def test_sessions_fit_a_micro_batch_by_their_lengths_too(tmp_path: Path) -> None:
+    """verl ends the run at the first sequence that does not; which may be a later step's."""
+    key, lengths = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu", ("prompt=2048", "response=8192")
+    given = tuple(f"data.max_{what.replace('=', '_length=')}" for what in lengths)
+    problems = refused(tiny_run(tmp_path, GATEWAY, *given, f"{key}=8192"))
+    (problem,) = (one for one in problems if one.key == key)
+    assert problem.value == 8192 and problem.way_out == f"Set {key}=10240, or {MAX_SEQUENCE}=8192 or less"
+    assert problem.reason == (
+        "is a micro-batch of 8192 tokens, and sessions are trained up to data.max_prompt_length=2048 + "
+        "data.max_response_length=8192"
+    )
+    parallel = "actor_rollout_ref.actor.megatron.context_parallel_size=2"
+    for enough in (
+        (GATEWAY, f"{key}=10240"),
+        (GATEWAY, f"{key}=8192", f"{MAX_SEQUENCE}=8192"),
+        (GATEWAY, f"{key}=5120", parallel),
+        (GATEWAY, f"{key}=8192", "actor_rollout_ref.actor.use_dynamic_bsz=false"),
+        (f"{key}=8192",),  # verl's own agent loops
+    ):
+        assert check_max_sequence(Settings.of(tiny_run(tmp_path, *given, *enough), devices=2, accelerator=False)) == []
+    (two,) = check_max_sequence(
+        Settings.of(tiny_run(tmp_path, GATEWAY, *given, f"{key}=5119", parallel), devices=2, accelerator=False)
+    )
+    assert two.way_out.startswith(f"Set {key}=5120, or {MAX_SEQUENCE}=10238") and "on 2 ranks" in two.reason
+    split = "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2"
+    fsdp = tiny_run(tmp_path, GATEWAY, *given, f"{key}=5120", "actor_rollout_ref.actor.strategy=fsdp", split)
+    assert check_max_sequence(Settings.of(fsdp, devices=2, accelerator=True)) == []
 
 
 def test_a_limit_that_nothing_reads_is_a_warning(tmp_path: Path) -> None:
