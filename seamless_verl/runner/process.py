@@ -74,7 +74,8 @@ class Runner:
     def __init__(self, connection: RunConnection, agents: Mapping[str, RunAgent], *, slots: int = 1) -> None:
         self._connection, self._agents, self._slots = connection, dict(agents), slots
         self.done = 0  # tasks whose result the run accepted
-        self.given_back = 0  # tasks that it had when it was stopped
+        self.held = 0  # tasks that it had when it was stopped
+        self.given_back = 0  # those of them that the run took back
 
     async def run(self, *, max_tasks: int | None = None) -> None:
         """Works until it is cancelled, or each slot has done its share of `max_tasks`.
@@ -87,9 +88,13 @@ class Runner:
         ]
         slots = [asyncio.create_task(self._work(share), name="slot") for share in shares]
         try:
-            await asyncio.gather(*slots)
+            await asyncio.wait(slots, return_when=asyncio.FIRST_EXCEPTION)
         finally:
+            # Each is cancelled once: a slot that is cancelled again meanwhile does not give its task back.
             await ended(*slots)
+        for slot in slots:
+            if not slot.cancelled():
+                slot.result()
 
     async def _work(self, share: int | None) -> None:
         worked = 0
@@ -113,10 +118,9 @@ class Runner:
             else:
                 logger.warning("task %s: its agent is cancelled: %s", lease.task_id, beating.exception())
         except asyncio.CancelledError:
+            self.held += 1
             await ended(running, beating)  # nothing of the agent runs when another runner begins
-            async with asyncio.timeout(GIVE_BACK_S):
-                await self._give_back(lease, TaskReturn("the runner was stopped"))
-            self.given_back += 1
+            await self._give_back_in_time(lease)
             raise
         finally:
             await ended(running, beating)
@@ -164,6 +168,18 @@ class Runner:
             # The run has taken the task from this runner already, or will when the lease expires.
             logger.warning("task %s: %s", lease.task_id, error)
 
+    async def _give_back_in_time(self, lease: TaskLease) -> None:
+        """Gives the task back, of a runner that stops: what the run does not take expires with its lease."""
+        try:
+            async with asyncio.timeout(GIVE_BACK_S):
+                await self._connection.give_back(lease, TaskReturn("the runner was stopped"))
+        except (OutsideApiError, TimeoutError) as error:
+            if not isinstance(error, OutsideApiError) or error.status not in LEASE_ENDED:
+                reason = str(error) or f"no reply within {GIVE_BACK_S:g} s"
+                logger.warning("task %s was not given back: %s", lease.task_id, reason)
+                return
+        self.given_back += 1
+
 
 async def ended(*tasks: asyncio.Future[Any]) -> None:
     """Cancels the tasks, and returns when they have ended."""
@@ -209,7 +225,7 @@ def completion_of(running: asyncio.Future[AgentOutcome]) -> TaskCompletion:
 
 
 async def run_until_stopped(runner: Runner, *, max_tasks: int | None = None) -> None:
-    """Runs it until SIGINT or SIGTERM; its tasks are then given back."""
+    """Runs it until SIGINT or SIGTERM; its tasks are then given back. A second signal ends it without that."""
     work = asyncio.ensure_future(runner.run(max_tasks=max_tasks))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -217,8 +233,13 @@ async def run_until_stopped(runner: Runner, *, max_tasks: int | None = None) -> 
     try:
         await work
     except asyncio.CancelledError:
-        logger.info("stopped; its tasks were given back" if runner.given_back else "stopped; it had no tasks")
-    except TimeoutError:
-        logger.warning(
-            "stopped; the run did not take its tasks back, and gives them to others when their leases expire"
-        )
+        kept = runner.held - runner.given_back
+        if kept:
+            logger.warning(
+                "stopped; the run did not take back %s of its %s tasks, and gives them to others when their leases "
+                "expire",
+                kept,
+                runner.held,
+            )
+        else:
+            logger.info("stopped; its tasks were given back" if runner.held else "stopped; it had no tasks")

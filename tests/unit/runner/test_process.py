@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -11,7 +14,7 @@ import pytest
 
 from seamless_verl.errors import OutsideApiError
 from seamless_verl.runner.connection import RunConnection
-from seamless_verl.runner.process import Runner, TaskRefusedError, function_agent
+from seamless_verl.runner.process import Runner, TaskRefusedError, function_agent, run_until_stopped
 
 LEASE = {
     "lease_id": "l",
@@ -128,3 +131,96 @@ async def test_what_a_heartbeat_said_of_waiting_is_known_after_a_restart_of_the_
 
     await ran(run, agent)
     assert run.said[0][1]["status"] == "finished"
+
+
+class WaitingRun(Run):
+    """It has one task; whoever asks for another one waits. `takes_back` is the status of that task's return."""
+
+    def __init__(self, takes_back: int = 200) -> None:
+        super().__init__()
+        self.takes_back, self.asked, self.one_waits = takes_back, 0, asyncio.Event()
+
+    async def answer(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/runner/lease":
+            self.asked += 1
+            if self.asked > 1:
+                self.one_waits.set()
+                await asyncio.Future()
+        if request.url.path == "/runner/leases/l/return" and self.takes_back != 200:
+            return httpx.Response(self.takes_back, json={"error": {"code": "malformed_request", "message": "why"}})
+        return self.handle(request)
+
+
+class SlowAgent:
+    """An agent that takes `ends_s` to end when it is cancelled."""
+
+    def __init__(self, ends_s: float) -> None:
+        self.ends_s, self.began, self.ended = ends_s, asyncio.Event(), False
+
+    async def run(self, task: Any, endpoint: Any) -> float:
+        self.began.set()
+        try:
+            return await asyncio.Future()
+        finally:
+            await asyncio.sleep(self.ends_s)
+            self.ended = True
+
+
+@asynccontextmanager
+async def busy_and_idle(run: WaitingRun, agent: SlowAgent) -> AsyncIterator[Runner]:
+    """A runner with two slots, of which one has the task."""
+    connection = RunConnection("http://run", "key", runner="r")
+    connection._http = httpx.AsyncClient(transport=httpx.MockTransport(run.answer), base_url="http://run")
+    async with connection, asyncio.timeout(30):
+        yield Runner(connection, {"default": function_agent(agent.run)}, slots=2)
+
+
+async def test_a_busy_slot_gives_its_task_back_after_an_idle_one_has_ended() -> None:
+    run, agent = WaitingRun(), SlowAgent(0.2)
+    async with busy_and_idle(run, agent) as runner:
+        working = asyncio.create_task(runner.run())
+        await agent.began.wait()
+        await run.one_waits.wait()
+        working.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await working
+    assert agent.ended and ("return", {"reason": "the runner was stopped", "refused": False}) in run.said
+    assert (runner.held, runner.given_back) == (1, 1)
+
+
+async def test_a_second_stop_waits_neither_for_agents_nor_for_the_run() -> None:
+    run, agent = WaitingRun(), SlowAgent(60.0)
+    async with busy_and_idle(run, agent) as runner:
+        working = asyncio.create_task(runner.run())
+        await agent.began.wait()
+        working.cancel()
+        await asyncio.sleep(0.05)
+        working.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await working
+    assert (runner.held, runner.given_back) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("status", "line"),
+    [
+        (200, "stopped; its tasks were given back"),
+        (400, "stopped; the run did not take back 1 of its 1 tasks"),
+        (401, "stopped; the run did not take back 1 of its 1 tasks"),
+        (410, "stopped; its tasks were given back"),
+    ],
+)
+async def test_the_last_line_says_what_was_given_back(
+    status: int, line: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, agent, handlers = WaitingRun(status), SlowAgent(0.0), list[Any]()
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(loop, "add_signal_handler", lambda number, handler: handlers.append(handler))
+    async with busy_and_idle(run, agent) as runner:
+        with caplog.at_level(logging.INFO, logger="seamless_verl"):
+            working = asyncio.create_task(run_until_stopped(runner))
+            await agent.began.wait()
+            await run.one_waits.wait()
+            handlers[0]()
+            await working
+    assert caplog.records[-1].getMessage().startswith(line)
