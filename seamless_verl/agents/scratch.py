@@ -14,6 +14,7 @@ import os
 import shutil
 import stat
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,12 +79,18 @@ class Scratch:
         return parse_reward(text)
 
     def remove(self) -> None:
-        """Delete the folder, also parts that the command made read-only; files that cannot be deleted are logged."""
+        """Delete the folder, also parts that the command made read-only.
+
+        What cannot be deleted, such as files of another user that a container left, is logged in one line.
+        """
         try:
             shutil.rmtree(self.root)
         except PermissionError:
             make_writable(self.root)
-            shutil.rmtree(self.root, onerror=lambda *failure: log_undeleted(self.root, failure[2][1]))
+            failures: list[BaseException] = []
+            shutil.rmtree(self.root, onerror=lambda *failure: failures.append(failure[2][1]))
+            if failures:
+                log_undeleted(self.root, failures[0])
         except OSError as error:
             log_undeleted(self.root, error)
 
@@ -102,11 +109,13 @@ def parse_reward(text: bytes) -> tuple[float | None, dict[str, Any]]:
 
 
 def make_writable(root: Path) -> None:
+    """Gives this user all rights to the folders in `root` that are its own."""
     for folder, names, _ in os.walk(root):  # top down, so that each folder can be entered
         for name in names:
             path = Path(folder, name)
-            if not path.is_symlink():
-                path.chmod(0o700)
+            with suppress(OSError):  # a folder of another user's, or in one
+                if not path.is_symlink():
+                    path.chmod(0o700)
 
 
 def log_undeleted(root: Path, error: BaseException) -> None:
