@@ -52,11 +52,11 @@ class ProcessEntry:
 
 
 def read_process(pid: int) -> ProcessEntry | None:
-    """The process, or None when it does not exist."""
+    """The process, or None when it does not exist, or is another user's and /proc hides it (mounted with hidepid)."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             words = file.read().rpartition(b")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
     return ProcessEntry(pid, int(words[1]), int(words[3]), int(words[19]), words[0] in ENDED)
 
@@ -71,12 +71,15 @@ def has_mark(pid: int, mark: bytes) -> bool:
 
 
 def processes_of(leader: int, mark: bytes) -> list[ProcessEntry]:
-    """All running processes of the command whose first process, not yet waited for, is `leader`."""
+    """All running processes of the command whose first process, not yet waited for, is `leader`.
+
+    Without those that /proc hides, such as one that took another user's rights.
+    """
     first = read_process(leader)
-    assert first is not None, "the first process must not have been waited for"
+    since = 0 if first is None else first.started  # its processes cannot be older
     found = [process for name in os.listdir("/proc") if name.isdigit() and (process := read_process(int(name)))]
-    younger = [process for process in found if process.started >= first.started]  # its processes cannot be older
-    ours = {p.pid for p in younger if p.session == leader or has_mark(p.pid, mark)}
+    younger = [process for process in found if process.started >= since]
+    ours = {leader} | {p.pid for p in younger if p.session == leader or has_mark(p.pid, mark)}
     while more := {p.pid for p in younger if p.parent in ours} - ours:
         ours |= more
     return [process for process in younger if process.pid in ours and not process.ended]
@@ -96,7 +99,7 @@ def end_processes(leader: int, mark: bytes, grace_s: float) -> list[int]:
             return [process.pid for process in found]
         kill = now >= grace_over
         if kill:  # the whole group at once, so that no fork escapes
-            with suppress(ProcessLookupError):
+            with suppress(ProcessLookupError, PermissionError):
                 os.killpg(leader, signal.SIGKILL)
         with ExitStack() as opened:
             handles = list(handles_of(found, opened))
