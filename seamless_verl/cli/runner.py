@@ -12,6 +12,7 @@ from socket import gethostname
 from seamless_verl.agents.callable import load_agent
 from seamless_verl.agents.command import AgentCommand
 from seamless_verl.client.admin_file import AdminFile
+from seamless_verl.client.http import checked_key, checked_url
 from seamless_verl.errors import ConfigError
 from seamless_verl.runner.connection import RunConnection
 from seamless_verl.runner.process import RunAgent, Runner, command_agent, function_agent, run_until_stopped
@@ -79,7 +80,8 @@ def place_of(args: argparse.Namespace) -> tuple[str, str]:
     if not key:
         way_out = "Set it to runner_key of the admin file, or give --admin-file"
         raise ConfigError(KEY_VARIABLE, given, "is not set" if given is None else "is empty", way_out)
-    return url, key
+    checked_url(url, name="--connect" if args.connect else "--admin-file")
+    return url, checked_key(key, name=KEY_VARIABLE if given else "--admin-file")
 
 
 def agents_of(args: argparse.Namespace) -> dict[str, RunAgent]:

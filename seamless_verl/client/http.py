@@ -16,6 +16,7 @@ from seamless_verl.client.messages import OpenedSession, SessionView
 from seamless_verl.errors import ConfigError, OutsideApiError
 
 TIMEOUT_S = 60.0
+LAST_PORT = 65535
 T = TypeVar("T")
 
 
@@ -36,14 +37,43 @@ def read_reply(reply: httpx.Response, kind: type[T]) -> T:
 
 
 def bearer(key: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {key}"}
+    return {"authorization": f"Bearer {checked_key(key)}"}
 
 
-def checked_url(url: str) -> str:
-    """The address without a slash at its end; raises ConfigError for what is no http address."""
-    if not url.startswith(("http://", "https://")):
-        raise ConfigError("url", url, "is no http address", "Write it as http://host:port or https://host")
+def checked_key(key: str, *, name: str = "key") -> str:
+    """The key; raises ConfigError, without the key, for one that no header can carry. `name`: what gave it."""
+    for place, character in enumerate(key, 1):
+        at_an_end = place in (1, len(key))
+        if not " " <= character <= "~" or (character == " " and at_an_end):
+            reason = f"its character {place} is {character!a}, and a key is printable ASCII without spaces around it"
+            way_out = "Write it as the admin file has it, in a file without CRLF at its line ends"
+            raise ConfigError(name, f"<{len(key)} characters>", reason, way_out)
+    return key
+
+
+def checked_url(url: str, *, name: str = "url") -> str:
+    """The address without a slash at its end; raises ConfigError for what is no http address. `name`: what gave it."""
+    if wrong := what_is_wrong(url):
+        way_out = "Write it as http://host:port or https://host; the run's admin file has it as url"
+        raise ConfigError(name, url, f"is no http address: {wrong}", way_out)
     return url.rstrip("/")
+
+
+def what_is_wrong(url: str) -> str:
+    """Why requests cannot be sent to paths below this address; empty if they can."""
+    if not url.startswith(("http://", "https://")):
+        return "it does not begin with http:// or https://"
+    if any(character.isspace() for character in url):
+        return "there is a space in it"
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        return str(error)
+    if not parsed.host:
+        return "it names no host"
+    if parsed.port is not None and not 0 < parsed.port <= LAST_PORT:
+        return f"there is no port {parsed.port}"
+    return "a path cannot follow it" if parsed.query or parsed.fragment else ""
 
 
 def tls(url: str, ca_file: str | None) -> ssl.SSLContext | bool:

@@ -75,6 +75,32 @@ def test_what_is_wrong_is_named_as_it_was_given(tmp_path: Path, monkeypatch: pyt
         place_of(options(admin_file=str(tmp_path / "no")))
 
 
+def test_an_address_of_the_documents_that_was_not_filled_in_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setenv("SEAMLESS_RUNNER_KEY", "mine")
+    assert main(["runner", "--connect", "http://HOST:PORT", "--command", "true"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert (
+        "--connect='http://HOST:PORT': is no http address: Invalid port: 'PORT'. Write it as http://host:port" in line
+    )
+
+
+@pytest.mark.parametrize("key", ["secret\r", "secr\u00e9t", "secret "])
+def test_a_key_that_no_header_can_carry_is_refused_unseen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    path = tmp_path / "journal.admin.json"
+    AdminFile("http://h:1", "k", key, "another-host", 1).write(path)
+    monkeypatch.delenv("SEAMLESS_RUNNER_KEY", raising=False)
+    with pytest.raises(ConfigError, match=f"--admin-file='<{len(key)} characters>': its character") as raised:
+        place_of(options(admin_file=str(path)))
+    monkeypatch.setenv("SEAMLESS_RUNNER_KEY", key)
+    with pytest.raises(ConfigError, match=f"SEAMLESS_RUNNER_KEY='<{len(key)} characters>': its character") as given:
+        place_of(options(connect="http://h:1"))
+    assert "secr" not in f"{raised.value} {given.value}"
+
+
 def test_a_run_that_cannot_be_reached_is_one_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
