@@ -14,7 +14,7 @@ from socket import gethostname
 import msgspec
 
 from seamless_verl.errors import ConfigError
-from seamless_verl.runtime.locks import is_locked
+from seamless_verl.runtime.locks import is_locked, lock_file
 
 SUFFIX = ".admin.json"
 RUNNER_KEY_SUFFIX = ".runner-key"
@@ -53,10 +53,16 @@ class AdminFile(msgspec.Struct, frozen=True):
         return found
 
     def is_stale(self, path: Path) -> bool:
-        """Whether the run that wrote it has ended, as far as that shows: on another host, only by its address."""
+        """Whether the run that wrote it has ended, as far as that shows.
+
+        It does not on another host, nor of a copy, which has no journal with its lock beside it.
+        """
+        journal = journal_beside(path)
+        return lock_file(journal).exists() and self._has_ended(journal)
+
+    def _has_ended(self, journal: Path) -> bool:
         if self.host != gethostname():
             return False
-        journal = Path(str(path).removesuffix(SUFFIX))
         try:
             return not is_locked(journal)
         except OSError:  # a file system without locks
@@ -65,6 +71,11 @@ class AdminFile(msgspec.Struct, frozen=True):
     def write(self, path: Path) -> None:
         """Writes the file, readable by its owner only; a reader never sees half of one."""
         write_privately(path, msgspec.json.encode(self))
+
+
+def journal_beside(path: Path) -> Path:
+    """The journal of the run that wrote the admin file `path`, which may be a link to it."""
+    return Path(str(path.resolve()).removesuffix(SUFFIX))
 
 
 def kept_runner_key(journal: str | Path, new: str) -> str:
@@ -90,12 +101,12 @@ def write_privately(path: Path, content: bytes) -> None:
 
 
 def remove_stale(path: Path) -> bool:
-    """Removes the file if it is of a run that has ended on this host; whether it did."""
+    """Removes the file, which a run wrote here, if that run was on this host and has ended; whether it did."""
     try:
         found = msgspec.json.decode(path.read_bytes(), type=AdminFile)
     except (OSError, msgspec.DecodeError):
         return False
-    if found.host == gethostname() and found.is_stale(path):
+    if found._has_ended(journal_beside(path)):
         path.unlink(missing_ok=True)
         return True
     return False

@@ -52,6 +52,19 @@ def test_one_of_a_run_that_has_ended_is_recognized(tmp_path: Path) -> None:
     assert AdminFile.read(path).host == "another-host" and not remove_stale(path), "its locks are not seen here"
 
 
+def test_one_that_is_linked_or_copied_from_beside_its_journal_is_not_taken_for_a_dead_runs(tmp_path: Path) -> None:
+    journal, link, copy = tmp_path / "run" / "journal.sqlite", tmp_path / "link", tmp_path / "j.admin.json"
+    with only_writer(journal):
+        path = AdminFile.beside(journal)
+        admin_file().write(path)
+        link.symlink_to(path)
+        copy.write_bytes(path.read_bytes())
+        assert AdminFile.read(link) == AdminFile.read(copy) == admin_file()
+    with pytest.raises(ConfigError, match="the run that wrote it has ended"):
+        AdminFile.read(link)
+    assert AdminFile.read(copy) == admin_file(), "whether its run lives does not show"
+
+
 @pytest.mark.parametrize("content", [None, "{}", "not json"])
 def test_what_is_no_such_file_is_refused(tmp_path: Path, content: str | None) -> None:
     path = tmp_path / "f.admin.json"
