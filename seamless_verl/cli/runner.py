@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import logging
 import os
+import re
 from pathlib import Path
 from socket import gethostname
 
@@ -17,6 +18,7 @@ from seamless_verl.errors import ConfigError
 from seamless_verl.runner.connection import RunConnection
 from seamless_verl.runner.process import RunAgent, Runner, command_agent, function_agent, run_until_stopped
 
+logger = logging.getLogger(__name__)
 KEY_VARIABLE = "SEAMLESS_RUNNER_KEY"
 DEFAULT = "default"
 
@@ -59,6 +61,8 @@ def run(args: argparse.Namespace) -> None:
     agents = agents_of(args)
     if args.slots < 1:
         raise ConfigError("--slots", args.slots, "must be at least 1", "Leave it out for one task at a time")
+    if args.tasks is not None and args.tasks < 1:
+        raise ConfigError("--tasks", args.tasks, "must be at least 1", "Leave it out to run until SIGINT or SIGTERM")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     asyncio.run(work(url, key, agents, args))
@@ -66,6 +70,7 @@ def run(args: argparse.Namespace) -> None:
 
 async def work(url: str, key: str, agents: dict[str, RunAgent], args: argparse.Namespace) -> None:
     async with RunConnection(url, key, runner=args.name, ca_file=args.ca_file) as connection:
+        logger.info("asks %s for tasks of %s, %s at a time", connection.url, ", ".join(sorted(agents)), args.slots)
         await run_until_stopped(Runner(connection, agents, slots=args.slots), max_tasks=args.tasks)
 
 
@@ -90,6 +95,10 @@ def agents_of(args: argparse.Namespace) -> dict[str, RunAgent]:
     for option, values in (("--agent", args.agent), ("--command", args.command)):
         for value in values:
             name, place = split_name(value)
+            if option == "--command" and re.fullmatch("[A-Z0-9_]*[A-Z][A-Z0-9_]*", name):
+                reason = f"{name}= looks like a variable of the shell, and would be taken for the agent's name"
+                way_out = f"Write {DEFAULT}={name}=...; a command's name has a small letter"
+                raise ConfigError(option, value, reason, way_out)
             if name in agents:
                 raise ConfigError(option, value, f"there is another agent {name!r}", "Give each a NAME= of its own")
             if option == "--agent":

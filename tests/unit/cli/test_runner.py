@@ -51,6 +51,21 @@ def test_agents_are_loaded_by_name() -> None:
             agents_of(wrong)
 
 
+def test_a_command_that_begins_with_a_variable_is_no_agent_of_that_name() -> None:
+    with pytest.raises(ConfigError, match="PYTHONPATH= looks like a variable") as raised:
+        agents_of(options(command=["PYTHONPATH=. python agent.py"]))
+    assert "Write default=PYTHONPATH=..." in str(raised.value)
+    named = agents_of(options(command=["default=PYTHONPATH=. python agent.py", "Coder2=true"], agent=[f"MINE={AGENT}"]))
+    assert named.keys() == {"default", "Coder2", "MINE"}
+
+
+@pytest.mark.parametrize("wrong", [["--tasks", "0"], ["--tasks", "-1"], ["--slots", "0"]])
+def test_numbers_below_one_are_refused(capsys: Capture, monkeypatch: pytest.MonkeyPatch, wrong: list[str]) -> None:
+    monkeypatch.setenv("SEAMLESS_RUNNER_KEY", "mine")
+    assert main(["runner", "--connect", "http://127.0.0.1:9", "--command", "true", *wrong]) == 2
+    assert f"{wrong[0]}={wrong[1]}: must be at least 1" in capsys.readouterr().err
+
+
 def test_address_and_key_are_those_of_the_file_unless_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "journal.admin.json"
     AdminFile("http://h:1", "k", "r", "another-host", 1).write(path)
@@ -117,6 +132,7 @@ def test_a_run_that_cannot_be_reached_is_one_warning(
     with caplog.at_level(logging.INFO, logger="seamless_verl"):
         assert main(["runner", "--connect", "http://127.0.0.1:9", "--slots", "8", "--command", "true"]) == 0
     lines = [record.getMessage() for record in caplog.records if record.name.startswith("seamless_verl.runner")]
+    assert "asks http://127.0.0.1:9 for tasks of default, 8 at a time" in caplog.messages
     assert len(lines) == 2 and lines[0].startswith("http://127.0.0.1:9 cannot be reached, tried 3 times")
     assert lines[1] == "stopped; it had no tasks"
 
