@@ -7,20 +7,27 @@ import asyncio
 import logging
 import os
 import re
+from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from socket import gethostname
 
+import msgspec
+
 from seamless_verl.agents.callable import load_agent
 from seamless_verl.agents.command import AgentCommand
+from seamless_verl.agents.limits import CommandLimits
 from seamless_verl.client.admin_file import AdminFile
 from seamless_verl.client.http import checked_key, checked_url
 from seamless_verl.errors import ConfigError
 from seamless_verl.runner.connection import RunConnection
 from seamless_verl.runner.process import RunAgent, Runner, command_agent, function_agent, run_until_stopped
+from seamless_verl.runtime.fields import read
 
 logger = logging.getLogger(__name__)
 KEY_VARIABLE = "SEAMLESS_RUNNER_KEY"
 DEFAULT = "default"
+LIMITS = [field.name for field in fields(CommandLimits) if field.name != "wall_s"]  # that one comes with each task
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -46,6 +53,20 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="an agent that is a command line for /bin/sh; {field} stands for a value of the task",
     )
     parser.add_argument("--folder", help="copied to be the working folder of each command")
+    parser.add_argument(
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME[=VALUE]",
+        help="a variable of each command; without a VALUE, the runner's own",
+    )
+    parser.add_argument(
+        "--limit",
+        action="append",
+        default=[],
+        metavar="KEY=NUMBER",
+        help=f"a limit of each command: {', '.join(LIMITS)}",
+    )
     parser.add_argument("--slots", type=int, default=1, help="tasks at a time")
     parser.add_argument("--tasks", type=int, metavar="N", help="end after N tasks; without it, at SIGINT or SIGTERM")
     parser.add_argument("--name", default=f"{gethostname()}-{os.getpid()}", help="how the run names this runner")
@@ -97,17 +118,50 @@ def agents_of(args: argparse.Namespace) -> dict[str, RunAgent]:
             name, place = split_name(value)
             if option == "--command" and re.fullmatch("[A-Z0-9_]*[A-Z][A-Z0-9_]*", name):
                 reason = f"{name}= looks like a variable of the shell, and would be taken for the agent's name"
-                way_out = f"Write {DEFAULT}={name}=...; a command's name has a small letter"
+                way_out = f"Write {DEFAULT}={name}=..., or --env {name}=...; a command's name has a small letter"
                 raise ConfigError(option, value, reason, way_out)
             if name in agents:
                 raise ConfigError(option, value, f"there is another agent {name!r}", "Give each a NAME= of its own")
             if option == "--agent":
                 agents[name] = function_agent(load_agent(place, key=option))
             else:
-                agents[name] = command_agent(AgentCommand(place, folder=args.folder))
+                agents[name] = command_agent(command_of(place, args))
     if not agents:
         raise ConfigError("--agent", None, "is missing", "Name one as package.module:run, or give a --command")
+    for option, given in (("--folder", args.folder), ("--env", args.env), ("--limit", args.limit)):
+        if given and not args.command:
+            raise ConfigError(option, given, "is for commands, and there is none", "Leave it out, or give a --command")
     return agents
+
+
+def command_of(text: str, args: argparse.Namespace) -> AgentCommand:
+    """A command with the folder, variables and limits of the options."""
+    return AgentCommand(text, folder=args.folder, env=variables_of(args.env), limits=limits_of(args.limit))
+
+
+def variables_of(given: Sequence[str]) -> dict[str, str]:
+    """Those of --env; raises ConfigError for one that has no value here."""
+    variables: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not name or not (equals or name in os.environ):
+            raise ConfigError("--env", text, "has no value", "Write NAME=VALUE, or NAME of a variable that is set here")
+        variables[name] = value if equals else os.environ[name]
+    return variables
+
+
+def limits_of(given: Sequence[str]) -> CommandLimits:
+    """Those of --limit; raises ConfigError for a limit that there is not, and for a bad value."""
+    values: dict[str, object] = {}
+    for text in given:
+        name, _, value = text.partition("=")
+        if name not in LIMITS:
+            raise ConfigError("--limit", text, f"there is no limit {name!r} to set", f"Valid: {', '.join(LIMITS)}")
+        try:
+            values[name] = msgspec.json.decode(value)  # a number
+        except msgspec.DecodeError:
+            values[name] = value
+    return read(CommandLimits, values, key="--limit")
 
 
 def split_name(value: str) -> tuple[str, str]:

@@ -13,8 +13,9 @@ import pytest
 from support.cli import Capture
 from support.paths import DATA
 
+from seamless_verl.agents.limits import CommandLimits
 from seamless_verl.cli.main import main
-from seamless_verl.cli.runner import agents_of, place_of, split_name
+from seamless_verl.cli.runner import agents_of, command_of, place_of, split_name
 from seamless_verl.client import AdminFile
 from seamless_verl.errors import ConfigError
 
@@ -36,7 +37,7 @@ def test_an_agent_may_have_a_name(value: str, expected: tuple[str, str]) -> None
 
 
 def options(**given: object) -> argparse.Namespace:
-    defaults = {"agent": [], "command": [], "folder": None, "connect": None, "admin_file": None}
+    defaults = {"agent": [], "command": [], "folder": None, "env": [], "limit": [], "connect": None, "admin_file": None}
     return argparse.Namespace(**defaults | given)
 
 
@@ -57,6 +58,35 @@ def test_a_command_that_begins_with_a_variable_is_no_agent_of_that_name() -> Non
     assert "Write default=PYTHONPATH=..." in str(raised.value)
     named = agents_of(options(command=["default=PYTHONPATH=. python agent.py", "Coder2=true"], agent=[f"MINE={AGENT}"]))
     assert named.keys() == {"default", "Coder2", "MINE"}
+
+
+def test_commands_have_the_variables_and_limits_that_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN", "secret")
+    given = options(
+        folder=str(DATA), env=["A=b=c", "TOKEN", "EMPTY="], limit=["cpu_s=30", "grace_s=0.5", "open_files=9"]
+    )
+    command = command_of("true", given)
+    assert command.env == {"A": "b=c", "TOKEN": "secret", "EMPTY": ""} and command.folder == str(DATA)
+    assert command.limits == CommandLimits(cpu_s=30, grace_s=0.5, open_files=9)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"env": ["NOT_SET_HERE"]}, "--env='NOT_SET_HERE': has no value"),
+        ({"env": ["=x"]}, "--env='=x': has no value"),
+        ({"env": ["HOME=/root"]}, "env='HOME': is set for each session"),
+        ({"limit": ["wall_s=3"]}, "--limit='wall_s=3': there is no limit 'wall_s' to set"),
+        ({"limit": ["cpu_s"]}, "--limit.cpu_s=''"),
+        ({"limit": ["cpu_s=0"]}, "--limit.cpu_s=0"),
+        ({"limit": ["cpu_s=soon"]}, "--limit.cpu_s='soon'"),
+        ({"limit": ["cpu_s=3"], "command": [], "agent": [AGENT]}, "--limit=.*: is for commands, and there is none"),
+        ({"folder": "x", "command": [], "agent": [AGENT]}, "--folder='x': is for commands, and there is none"),
+    ],
+)
+def test_variables_and_limits_that_cannot_be_are_refused(given: dict[str, object], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        agents_of(options(**{"command": ["true"]} | given))
 
 
 @pytest.mark.parametrize("wrong", [["--tasks", "0"], ["--tasks", "-1"], ["--slots", "0"]])
