@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
+from seamless_verl.cli.commands import COMMANDS
 from seamless_verl.cli.output import write_file
 from seamless_verl.cli.text import format_count, write
 from seamless_verl.errors import ConfigError
@@ -22,7 +23,7 @@ from seamless_verl.view.folder import DEPTH, JOURNALS, MAX_LISTED, TRACES, runs_
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 FILES = (DESCRIPTION, RECORDING, TRACES, JOURNALS)  # of a run, beside its metrics
-ABOUT = "fit the simulator's constants to a run, for `plan --optimize`"
+ABOUT = COMMANDS["calibrate"]
 SHOWN = (
     ("train_token_s", "train", "device-seconds a trained token"),
     ("train_row_s", "train", "device-seconds a sequence"),

@@ -8,12 +8,14 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from seamless_verl.cli.commands import COMMANDS
+
 NAME, MODULE = "check", "seamless_verl.check"
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds its line to the help of all commands; its arguments are hydra's, and not parsed here."""
-    commands.add_parser(NAME, help=f"what a run with these KEY=VALUE would refuse: `python -m {MODULE}`")
+    commands.add_parser(NAME, help=COMMANDS[NAME])
 
 
 def become_check(arguments: Sequence[str]) -> NoReturn:

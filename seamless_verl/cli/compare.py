@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+from seamless_verl.cli.commands import COMMANDS
 from seamless_verl.cli.key_values import OVERRIDE
 from seamless_verl.cli.text import write
 from seamless_verl.compare.arms import DEFAULT_ARMS, ComparedArm, JobFacts, parse_arms
@@ -32,7 +33,6 @@ from seamless_verl.errors import ConfigError
 from seamless_verl.runtime.tables import text_table
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
-ABOUT = "verl's trainers and ours on one job, interleaved, with a report"
 DESCRIPTION = """Runs the same job with several trainers, one run after the other, and reports how fast they are, how
 much of their devices' time is idle, how stale their tokens are, and whether they learn alike.
 
@@ -53,7 +53,7 @@ PARTS = ("plotly", "pyarrow")
 def add_command(commands: Commands) -> None:
     """Adds the command to the tree of subcommands."""
     parser = commands.add_parser(
-        NAME, help=ABOUT, description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+        NAME, help=COMMANDS[NAME], description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("job", nargs="*", metavar="CONFIG|RECIPE KEY=VALUE", help="what is compared")
     parser.add_argument("--arms", help=ARMS_HELP)

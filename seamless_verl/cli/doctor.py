@@ -7,12 +7,13 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from seamless_verl.cli.commands import COMMANDS
 from seamless_verl.cli.text import escape, format_count, write
 from seamless_verl.doctor.diagnose import diagnose
 from seamless_verl.doctor.finding import Finding, Level
 from seamless_verl.errors import ConfigError
 
-ABOUT = "what is wrong with this machine and this environment before any run, and how to mend it"
+ABOUT = COMMANDS["doctor"]
 FORMAT = 1
 """Of the JSON: a reader of another one is to be changed."""
 FOUND_ERRORS = 1

@@ -1,7 +1,7 @@
 """The command line's entry point: the tree of subcommands, and the conversion of user errors to an exit code.
 
 Each command is a module with `add_command`, which adds its parsers to the tree. Each parser names its function as
-`run`.
+`run`. Only the module of the command that is run is imported.
 """
 
 from __future__ import annotations
@@ -10,18 +10,17 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from importlib import import_module
+from typing import Any, NoReturn
 
-from seamless_verl.cli import calibrate, check, compare, doctor, plan, runner, trajectories, view
-from seamless_verl.cli.key_values import settings_first
+from seamless_verl.cli import check
+from seamless_verl.cli.commands import COMMANDS
 from seamless_verl.errors import ConfigError, JournalError, OutsideApiError
 
 PROG = "seamless-verl"
 USER_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141  # the last two as a shell reports death by SIGINT and SIGPIPE
-COMMANDS = (
-    *(check.add_command, doctor.add_command, plan.add_command, calibrate.add_command, compare.add_command),
-    *(trajectories.add_command, view.add_command, runner.add_command),
-)
+WITH_SETTINGS = ("compare", "plan")
+"""Commands that take KEY=VALUE between their options."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,10 +31,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else list(argv)
     if arguments[:1] == [check.NAME]:
         check.become_check(arguments[1:])
-    for command in (compare, plan):
-        if arguments[:1] == [command.NAME]:
-            arguments[1:] = settings_first(arguments[1:], command.FLAGS, target=command is compare)
-    args = make_parser().parse_args(arguments)
+    if arguments and arguments[0] in WITH_SETTINGS:
+        from seamless_verl.cli.key_values import settings_first
+
+        name = arguments[0]
+        arguments[1:] = settings_first(arguments[1:], module_of(name).FLAGS, target=name == "compare")
+    args = make_parser(next((word for word in arguments if word in COMMANDS), "")).parse_args(arguments)
     try:
         code: int | None = args.run(args)
         sys.stdout.flush()
@@ -60,13 +61,20 @@ class Parser(argparse.ArgumentParser):
         self.exit(USER_ERROR, f"{self.prog}: {message}. See {self.prog} --help\n")
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """The parser of all commands."""
+def module_of(command: str) -> Any:
+    return import_module(f"seamless_verl.cli.{command}")
+
+
+def make_parser(command: str | None = None) -> argparse.ArgumentParser:
+    """The parser of this command, beside which the others have their line in the help; None: of all commands."""
     parser: argparse.ArgumentParser = Parser(
         prog=PROG,
         description="Check, plan, compare or inspect seamless_verl runs or their machine, or run agents for them.",
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for add_command in COMMANDS:
-        add_command(commands)
+    for name, about in COMMANDS.items():
+        if command is None or command == name:
+            module_of(name).add_command(commands)
+        else:
+            commands.add_parser(name, help=about)
     return parser

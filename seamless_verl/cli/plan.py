@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from seamless_verl.cli.commands import COMMANDS
 from seamless_verl.cli.text import format_count, write
 from seamless_verl.errors import ConfigError, refuse
 from seamless_verl.resources.memory_fit import gigabytes, sizes
@@ -27,7 +28,7 @@ FLAGS = ("--json", "--optimize")  # its options that take no value
 OPTION = "--platform"
 PLATFORM_VARIABLE = "SEAMLESS_PLATFORM"
 HEADER = ("MACHINE", "GROUP", "DEVICES", "TAGS", "TRAINER", "REPLICAS", "ROLES", "PEAK", "IN PHASE")
-ABOUT = "where everything of a run would be, and what it would need, without starting anything"
+ABOUT = COMMANDS[NAME]
 
 
 def add_command(commands: Commands) -> None:

@@ -17,6 +17,7 @@ import msgspec
 from seamless_verl.agents.callable import load_agent
 from seamless_verl.agents.command import AgentCommand
 from seamless_verl.agents.limits import CommandLimits
+from seamless_verl.cli.commands import COMMANDS
 from seamless_verl.client.admin_file import AdminFile
 from seamless_verl.client.http import checked_key, checked_url
 from seamless_verl.errors import ConfigError
@@ -31,7 +32,7 @@ LIMITS = [field.name for field in fields(CommandLimits) if field.name != "wall_s
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("runner", help="run agents on tasks of a run that uses RunnerAgentLoop")
+    parser = commands.add_parser("runner", help=COMMANDS["runner"])
     parser.add_argument("--connect", metavar="URL", help="the gateway's address, or that of a proxy before it")
     parser.add_argument(
         "--admin-file",

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TypeAlias
 
+from seamless_verl.cli.commands import COMMANDS
 from seamless_verl.cli.export import FORMATS, export_sessions
 from seamless_verl.cli.show import list_sessions, show_session
 from seamless_verl.journal import Stage
@@ -16,7 +17,7 @@ Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def add_command(commands: Commands) -> None:
     """Adds the commands to the tree of subcommands."""
-    about = "list, show and export the sessions in a run's journal"
+    about = COMMANDS["trajectories"]
     group = commands.add_parser("trajectories", help=about, description=f"{about[0].upper()}{about[1:]}.")
     verbs = group.add_subparsers(metavar="COMMAND", required=True)
     _add_ls(verbs)

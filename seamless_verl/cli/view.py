@@ -7,10 +7,11 @@ import secrets
 import sys
 from pathlib import Path
 
+from seamless_verl.cli.commands import COMMANDS
 from seamless_verl.cli.text import write
 from seamless_verl.errors import ConfigError, JournalError
 
-ABOUT = "show a run on a page: devices over time, metrics, sessions with every token"
+ABOUT = COMMANDS["view"]
 HOST = "127.0.0.1"
 
 

@@ -40,6 +40,7 @@ PURE = (
     "agents.callable",
     "client",
     "runner.process",
+    "cli.runner",
     "cli.main",
     "doctor.gather",
     *(f"compare.{name}" for name in ("arms", "figures", "page", "probing", "series", "store")),

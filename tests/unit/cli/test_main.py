@@ -9,6 +9,8 @@ import pytest
 from support.cli import Capture, error_line, journal_file
 from support.journal import open_journal, session_opened, write
 
+from seamless_verl.cli.commands import COMMANDS
+from seamless_verl.cli.main import main, make_parser
 from seamless_verl.journal import JournalReader
 
 
@@ -113,3 +115,14 @@ def test_places_that_cannot_be_written(tmp_path: Path, capsys: Capture) -> None:
     assert "it exists" in kept and folder.is_dir()
     long = str(tmp_path / ("x" * 250))
     assert f"--out='{long}': File name too long" in error_line(capsys, "export", path, "--out", long)
+
+
+def test_the_help_is_the_same_with_and_without_the_commands_modules(capsys: Capture) -> None:
+    assert make_parser("").format_help() == make_parser("runner").format_help() == make_parser().format_help()
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert all(f"{name} {about}" in shown for name, about in COMMANDS.items())
+    with pytest.raises(SystemExit):
+        main(["plans"])
+    assert "invalid choice: 'plans' (choose from 'check', 'doctor', 'plan'" in capsys.readouterr().err
