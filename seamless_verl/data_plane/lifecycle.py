@@ -145,7 +145,11 @@ class PlaneLifecycle:
             self.notifier.wake()
 
     async def stop(self) -> None:
-        """Closes the gateway and its journal, and removes the replicas."""
+        """Closes the gateway and its journal, and removes the replicas without a word to their servers.
+
+        No agent waits for a call any more, and a server may hang: what its engine still generates ends with the
+        connection.
+        """
         await self.ensure_started()
         if self.sessions is not None:
             assert self.saving is not None
@@ -161,6 +165,7 @@ class PlaneLifecycle:
         if self.watching is not None:
             self.watching.cancel()
         for replica_id in list(self.fleet):
+            self.fleet.lost(replica_id, "the run ends")
             await self.fleet.remove(replica_id)
         await self.store.clear()
         await self.paused_store.clear()

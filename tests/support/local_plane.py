@@ -11,18 +11,19 @@ from seamless_verl.rollout.cache_use import CacheUse
 
 
 class MemoryStore:
-    """A state store for one process."""
+    """A state store for one process; as in the real one, nothing is stored after `clear`."""
 
     value: Any = None
+    cleared = False
 
     async def put(self, value: Any) -> None:
-        self.value = value
+        self.value = None if self.cleared else value
 
     def get(self) -> Any:
         return self.value
 
     async def clear(self) -> None:
-        self.value = None
+        self.value, self.cleared = None, True
 
 
 class LocalDataPlane(DataPlane):
