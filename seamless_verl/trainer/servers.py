@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -225,11 +225,15 @@ def release_devices(replica: RolloutReplica) -> None:
 
 
 def remove_groups_of(replica: RolloutReplica) -> None:
-    """Removes what a pool of this replica has reserved, or waits for; verl's pool knows of it only once it is there."""
-    prefix = f"rollout_pool_{replica.replica_rank}{replica.name_suffix}verl_group"
+    """Removes what a pool of this replica has reserved, or waits for; verl's pool knows of it only once it is there.
+
+    The names are those of verl's pools, and of ours for tags.
+    """
+    pool = f"rollout_pool_{replica.replica_rank}{replica.name_suffix}"
     for group in placement_group_table().values():
-        if group["name"].startswith(prefix) and group["state"] != "REMOVED":
-            remove_placement_group(get_placement_group(group["name"]))
+        if group["name"].startswith((f"{pool}verl_group", f"{pool}:")) and group["state"] != "REMOVED":
+            with suppress(ValueError):  # the table has other jobs' groups too, which cannot be found by name
+                remove_placement_group(get_placement_group(group["name"]))
 
 
 def nodes_held_by(replica: RolloutReplica) -> set[str]:

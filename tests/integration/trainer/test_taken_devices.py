@@ -61,3 +61,24 @@ def test_devices_that_never_come_hold_up_no_other_replica(manager: Any, monkeypa
         if thread.name == "taking devices":
             thread.join(10)
     assert stuck.launched == 0, "what comes too late launches nothing"
+
+
+def test_what_a_replica_reserved_is_removed_under_the_names_of_both_pools(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table has the groups of all jobs; those of others cannot be found by name."""
+    own = {"rollout_pool_3:group 0:0": "PENDING", "rollout_pool_3verl_group_1:0": "CREATED"}
+    others = ["rollout_pool_30:group 0:0", "rollout_pool_30verl_group_1:0", "rollout_pool_reward_3verl_group_1:0"]
+    table = [("rollout_pool_3:group 9:0", "PENDING"), ("rollout_pool_3:group 0:1", "REMOVED"), *own.items()]
+    table += [(name, "PENDING") for name in others]
+
+    def by_name(name: str) -> str:
+        if name == "rollout_pool_3:group 9:0":
+            raise ValueError("Failed to look up placement group")
+        return name
+
+    removed: list[str] = []
+    rows = {str(i): {"name": name, "state": state} for i, (name, state) in enumerate(table)}
+    monkeypatch.setattr(servers, "placement_group_table", lambda: rows)
+    monkeypatch.setattr(servers, "get_placement_group", by_name)
+    monkeypatch.setattr(servers, "remove_placement_group", removed.append)
+    servers.remove_groups_of(SimpleNamespace(replica_rank=3, name_suffix=""))
+    assert removed == list(own)
