@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -156,6 +157,7 @@ class TagPools:
         found = (nodes or cluster_nodes)()
         self.machines = machines_of(plan)
         self.nodes = assign(self.machines, found)
+        self.without_devices = set[int]()  # ranks of lost replicas that hold none, which others may take meanwhile
         absent = [machine for machine in self.machines if machine.number not in self.nodes]
         if absent and not wait_s:
             raise shortage_error(absent, found, "has no node")
@@ -190,20 +192,31 @@ class TagPools:
     def move_replica(self, rank: int, nodes: Sequence[ClusterNode]) -> list[Machine]:
         """Gives the machines of this replica whose nodes are gone, or are leaving, other nodes among `nodes`.
 
-        Returns the machines for which there is none yet; then nothing has changed.
+        So it does where the replica holds no devices, and its node has no room for them any more. A machine that has
+        other replicas, too, stays there. Returns the machines for which there is none yet; then nothing has changed.
         """
-        staying = {node.node_id for node in nodes if not node.leaving}
-        lost = [machine for machine in self.machines_of(rank) if self.nodes.get(machine.number) not in staying]
+        staying = {node.node_id: node for node in nodes if not node.leaving}
+        lost, full = list[Machine](), list[Machine]()
+        for machine, devices in self._devices_of(rank).items():
+            node = staying.get(self.nodes.get(machine.number, ""))
+            if node is None:
+                lost.append(machine)
+            elif rank in self.without_devices and node.free < devices:
+                (lost if devices == machine.devices else full).append(machine)
         moved = assign(lost, [self._without_promised(node) for node in nodes])
-        missing = [machine for machine in lost if machine.number not in moved]
+        missing = full + [machine for machine in lost if machine.number not in moved]
         self.nodes |= {} if missing else moved
         return missing
 
+    def _devices_of(self, rank: int) -> dict[Machine, int]:
+        """How many devices this replica has on each of its machines."""
+        of_device = {device.number: device.node for device in self.plan.devices}
+        counts = Counter(of_device[device] for device in self.plan.replicas[rank].devices)
+        return {self.machines[number]: count for number, count in counts.items()}
+
     def machines_of(self, rank: int) -> list[Machine]:
         """The machines of this replica."""
-        of_device = {device.number: device.node for device in self.plan.devices}
-        numbers = dict.fromkeys(of_device[device] for device in self.plan.replicas[rank].devices)
-        return [self.machines[number] for number in numbers]
+        return list(self._devices_of(rank))
 
     def _without_promised(self, node: ClusterNode) -> ClusterNode:
         """The node less the devices that its machines of this run have or are about to reserve."""

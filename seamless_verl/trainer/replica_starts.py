@@ -1,12 +1,13 @@
 """Starts lost replicas again, while the run goes on with the others.
 
 A thread asks the data plane which replicas it gave up, and starts another server with its engine on the devices of
-each. A replica on devices of its own whose node is gone gets those of another node with its labels; until there is one
-it waits, and a node that joins is taken as soon as it has joined. What has started is connected by the trainer's thread
-alone, where weights may be loaded: before a commit, whose load it then takes part in, or while training waits for
-groups, when it loads the committed version by itself. So it serves no other weights. On an accelerator that it shares
-with the trainer it also starts there: vLLM measures the memory that it finds free, and neither training nor the
-copying of a version may change it meanwhile.
+each. A replica on devices of its own whose node is gone gets those of another node with its labels. So does one whose
+devices somebody else took after a start of it had failed. Until there is such a node it waits, and one that joins is
+taken as soon as it has joined. What has started is connected by the trainer's thread alone, where weights may be
+loaded: before a commit, whose load it then takes part in, or while training waits for groups, when it loads the
+committed version by itself. So it serves no other weights. On an accelerator that it shares with the trainer it also
+starts there: vLLM measures the memory that it finds free, and neither training nor the copying of a version may change
+it meanwhile.
 
 Invariants:
 - A replica is started by one thread at a time, and only after what was left of its lost server is dead.
@@ -35,7 +36,7 @@ from seamless_verl.runtime.actor_death import death_reason
 from seamless_verl.trainer.servers import STOP_S, SeamlessServers
 
 logger = logging.getLogger(__name__)
-WAITING_S = 60.0  # between two lines on a replica that waits for a node
+WAITING_S = 60.0  # between two lines on a replica that waits for devices
 LOOK_S = 2.0  # between two looks for replicas that were given up
 REPLY_S = 10.0  # for the data plane's reply; it may be starting again itself
 SETTING = "seamless.replica_restarts"
@@ -148,13 +149,13 @@ class ReplicaStarter:
             return {name: self.restarts.begin(name) for name in due}
 
     def _has_devices(self, name: str) -> bool:
-        """Whether the replica has devices to start on: its own, or those of another node where its own is gone."""
+        """Whether the replica has devices to start on: its own, or those of another node where its own are gone."""
         missing = self.servers.missing_for(self.placed[name])
         if missing is None:
             self.missing.pop(name, None)
         elif time.monotonic() - self.missing.get(name, -WAITING_S) >= WAITING_S:
             self.missing[name] = time.monotonic()
-            logger.warning("%s waits for a node, since its own is gone: %s", name, missing)
+            logger.warning("%s waits for devices, since its own are gone: %s", name, missing)
         return missing is None
 
     def _start(self, name: str, number: int) -> None:

@@ -102,7 +102,8 @@ class SeamlessServers(LLMServerManager):
     def missing_for(self, placed: PlacedReplica) -> str | None:
         """What a start of this lost replica waits for; None if it has devices. Any thread may call it.
 
-        A replica on devices of its own gets those of another node if its own is gone.
+        A replica on devices of its own gets those of another node if its own is gone, or has no room for it any more:
+        a start that fails gives its devices back, and somebody else may take them.
         """
         if placed.shares_device or self.keeps_devices(placed):
             return None
@@ -112,7 +113,8 @@ class SeamlessServers(LLMServerManager):
             return f"{missing[0]}: {describe_shortage(missing[0], nodes)}" if missing else None
         replica = placed.replica
         places = sum(node.free // replica.gpus_per_replica_node for node in nodes)
-        if places >= replica.nnodes or nodes_held_by(replica) <= {node.node_id for node in nodes}:
+        held = nodes_held_by(replica)
+        if places >= replica.nnodes or (held and held <= {node.node_id for node in nodes}):
             return None
         return f"{replica.nnodes} x {replica.gpus_per_replica_node} free devices, each on one node"
 
@@ -124,7 +126,7 @@ class SeamlessServers(LLMServerManager):
     def leave(self, placed: PlacedReplica) -> None:
         """Ends the replica and the processes that hold its devices, for a start on other ones."""
         end_actors(placed.replica.servers)
-        release_devices(placed.replica)
+        self._release(placed.replica)
 
     def leaving(self) -> set[str]:
         """The replicas on devices of their own, placed by tags, of which a node is announced to leave."""
@@ -146,7 +148,7 @@ class SeamlessServers(LLMServerManager):
 
         Raises:
             TimeoutError: the lost server did not end within `GONE_S`, or the start took more than `START_S`.
-            ReplicaLostError: its node is gone, and there is no other yet.
+            ReplicaLostError: its devices are gone, and there are no others yet.
             ray.exceptions.RayError: the start failed.
         """
         end_actors(placed.replica.servers)
@@ -155,7 +157,7 @@ class SeamlessServers(LLMServerManager):
         try:
             if not placed.shares_device and not self.keeps_devices(placed):
                 if (missing := self.missing_for(placed)) is not None:  # Ray knows only now that the node is gone
-                    raise ReplicaLostError(placed.replica_id, f"its node is gone, and there is none yet for {missing}")
+                    raise ReplicaLostError(placed.replica_id, f"its devices are gone, without others yet: {missing}")
                 self._take_devices(replica)
             auto_await(launch_within)(replica, START_S)
         except BaseException:
@@ -170,7 +172,7 @@ class SeamlessServers(LLMServerManager):
             TimeoutError: it took more than `TAKE_S`, as where the node goes away again. What was reserved is given
                 back, with which what verl waits for ends.
         """
-        release_devices(replica)
+        self._release(replica)
         replica.workers, replica.resource_pool = [], None
         replica.launch_servers = do_nothing
         with self.taking, self._own_pools():
@@ -181,6 +183,12 @@ class SeamlessServers(LLMServerManager):
                 remove_groups_of(replica)
                 raise
         del replica.launch_servers  # not after an error: what is still taking devices then must launch nothing
+
+    def _release(self, replica: RolloutReplica) -> None:
+        """Gives a lost replica's devices back; it holds none until it is replaced by one that has started."""
+        if self.pools is not None:
+            self.pools.without_devices.add(replica.replica_rank)
+        release_devices(replica)
 
     def discard(self, placed: PlacedReplica, started: RolloutReplica) -> None:
         """Ends a server that was started in vain, and gives back devices that were taken for it."""
@@ -199,6 +207,8 @@ class SeamlessServers(LLMServerManager):
         ray.get(self.global_load_balancer.add_servers.remote({started.server_address: started.server_handle}))
         # The workers first: the thread of a transfer ends the servers that it found beside dead workers.
         replica.workers, replica.resource_pool = started.workers, started.resource_pool
+        if self.pools is not None:
+            self.pools.without_devices.discard(replica.replica_rank)
         replica.servers, replica._server_handle = started.servers, started.server_handle
         replica._server_address = started.server_address
 
@@ -237,9 +247,10 @@ def remove_groups_of(replica: RolloutReplica) -> None:
 
 
 def nodes_held_by(replica: RolloutReplica) -> set[str]:
-    """The nodes on which its pool has reserved devices."""
+    """The nodes on which its pool has reserved devices, and has not given them back."""
     tables = [placement_group_table(group) for group in replica.resource_pool.pgs or ()]
-    return {node for table in tables for node in table["bundles_to_node_id"].values()}
+    held = [table for table in tables if table.get("state", "REMOVED") != "REMOVED"]  # Ray forgets old ones
+    return {node for table in held for node in table["bundles_to_node_id"].values()}
 
 
 async def do_nothing() -> None:

@@ -69,7 +69,7 @@ def test_a_run_goes_on_when_a_node_goes_and_another_comes(
             assert "SeamlessServer" in nodes.actors(name) and not NEEDED & nodes.actors(name)
         held.touch()
         ending = nodes.kill("two")
-        job.wait_for("waits for a node, since its own is gone: a machine of engines")
+        job.wait_for("waits for devices, since its own are gone: a machine of engines")
         held.unlink()
         lost_at = last_step(job)
         job.wait_for(f"step:{lost_at + 2} ")
