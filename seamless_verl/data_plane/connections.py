@@ -206,9 +206,10 @@ class ReplicaConnections:
             except BaseException:
                 engine.close()
                 raise
-        except ray.exceptions.ActorUnavailableError as error:
-            return str(error)
         except (*ACTOR_GONE, ReplicaLostError) as error:
+            cause = error.__cause__ if isinstance(error, ReplicaLostError) else error  # a control's error has Ray's
+            if isinstance(cause, ray.exceptions.ActorUnavailableError):  # it may live
+                return str(cause)
             self.give_up(address.replica_id, LossReason.DIED, f"its server is dead: {death_reason(error)}")
             return None
         except OSError as error:

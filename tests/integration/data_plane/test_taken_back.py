@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 from support.local_plane import LocalDataPlane, ReplicaServer
 
 from seamless_verl.data_plane import connections
@@ -147,6 +148,26 @@ async def test_an_unreachable_replica_is_taken_back_when_it_can_be_connected_to(
         await plane.execute("update_weights", [FIRST], 1, [])
         assert states(plane) == [SERVING, SERVING] and not plane.connections.given_up
         await again.close()
+
+
+async def test_a_server_that_is_unavailable_for_a_moment_while_it_is_paused_is_not_given_up() -> None:
+    async with data_plane() as (plane, _, server):
+        reply, errors = server.reply, [ray.exceptions.ActorUnavailableError("the network failed", None)]
+
+        async def older() -> tuple[int, None]:
+            return 0, None
+
+        async def pause(mode: str) -> Any:
+            if errors:
+                raise errors.pop()
+            return await reply(mode)
+
+        server.status, server.pause = SimpleNamespace(remote=older), SimpleNamespace(remote=pause)
+        plane.fleet.lost(FIRST, "the network failed")
+        await until(lambda: not plane.connections.missing)
+        assert states(plane) == [STALE, SERVING] and not errors and not plane.connections.given_up
+        await plane.execute("update_weights", [FIRST], 1, [])
+        assert states(plane) == [SERVING, SERVING]
 
 
 async def test_a_server_that_hangs_while_it_is_connected_to_again_holds_no_command_up(
