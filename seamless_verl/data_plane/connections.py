@@ -20,8 +20,8 @@ from seamless_verl.errors import ReplicaLostError, WeightsNotLoadedError, shorte
 from seamless_verl.rollout.cache_use import CacheUse, CacheUseOfAll
 from seamless_verl.rollout.engine import EngineRequest, PauseMode
 from seamless_verl.rollout.fleet import Fleet
-from seamless_verl.rollout.manager import FleetSnapshot, ReplicaSnapshot
-from seamless_verl.rollout.replica_state import DEAD, SERVING, STALE, ReplicaState
+from seamless_verl.rollout.manager import FleetSnapshot
+from seamless_verl.rollout.replica_state import DEAD, STALE, ReplicaState
 from seamless_verl.rollout.restarts import LossReason, ReplicaLoss
 from seamless_verl.runtime.actor_death import ACTOR_GONE, death_reason
 from seamless_verl.transport import RemoteEngine
@@ -240,7 +240,8 @@ class ReplicaConnections:
     def take_back(self, name: str, reason: LossReason) -> bool:
         """Reconnects to a replica that was given up for this reason, and replies again; whether it does.
 
-        It is STALE: a command that it did not carry out in time may have changed its weights.
+        It is STALE unless its memory is released: a command that it missed, or did not carry out in time, may have
+        changed its weights.
         """
         if name in self.unproved or name not in self.given_up or self.given_up[name].reason is not reason:
             return False
@@ -248,9 +249,7 @@ class ReplicaConnections:
         self.counts[TAKEN_BACK] += 1
         del self.given_up[name]
         self.unproved.add(name)
-        stored = self.snapshot.replicas.get(name)
-        if stored is not None and stored.state is SERVING:
-            self.snapshot.replicas[name] = ReplicaSnapshot(STALE, lost=True)
+        self.snapshot.take_back(name)
         self.lost.add(name)
         return True
 

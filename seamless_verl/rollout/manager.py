@@ -41,7 +41,8 @@ GIVEN_UP_ELSEWHERE = "the first data plane gave it up for being late"
 class ReplicaSnapshot:
     """A replica after the last command. SERVING also stands for PAUSED; only then `version` is known.
 
-    `lost`: it was not connected during that command, and missed it.
+    `lost`: it was not connected during that command, and missed it. Of all that it missed, `state` has the end of a
+    release.
     """
 
     state: ReplicaState
@@ -75,6 +76,21 @@ class FleetSnapshot:
                 self.replicas[replica.replica_id] = ReplicaSnapshot(state, replica.version)
             elif replica.replica_id in self.replicas:
                 self.replicas[replica.replica_id].lost = True
+
+    def end_release(self, ids: Iterable[str]) -> None:
+        """The memory of these is back, which are not connected: one that returns is not taken for released."""
+        for name in ids:
+            if name in self.replicas and self.replicas[name].state is RELEASED:
+                self.replicas[name].state = STALE
+
+    def take_back(self, replica_id: str) -> None:
+        """A replica returns that was given up: whatever the last commands did to it, its weights are not known now.
+
+        One that is released stays so until its memory is back.
+        """
+        stored = self.replicas.get(replica_id)
+        if stored is not None and stored.state is not RELEASED:
+            self.replicas[replica_id] = ReplicaSnapshot(STALE, lost=True)
 
     def restored_state(
         self, replica_id: str, version: int, paused: PauseMode | None
@@ -199,6 +215,7 @@ class RolloutManager:
         """Their memory is back, with weights of unknown version."""
 
         async def run() -> list[str]:
+            self.snapshot.end_release(self.in_state(ids, DEAD))
             await self.fleet.reclaim(self.in_state(ids, RELEASED))
             await self._forward("reclaim_memory", ids)
             return self.in_state(ids, STALE)

@@ -13,7 +13,7 @@ from support.local_plane import LocalDataPlane, ReplicaServer
 
 from seamless_verl.data_plane import connections
 from seamless_verl.data_plane.settings import PlaneSettings
-from seamless_verl.rollout.replica_state import DEAD, SERVING, STALE, ReplicaState
+from seamless_verl.rollout.replica_state import DEAD, RELEASED, SERVING, STALE, ReplicaState
 from seamless_verl.testing.stub_engine import StubEngine
 from seamless_verl.transport import serve_engine
 
@@ -70,25 +70,65 @@ async def until(reached: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
+@asynccontextmanager
+async def unreachable(plane: LocalDataPlane, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+    """In the block this data plane has given up the first replica, which it cannot connect to."""
+    monkeypatch.setattr(connections, "RECONNECT_S", 0.1)
+    monkeypatch.setattr(connections, "RETURN_S", 0.1)
+
+    async def no_route(address: Any) -> Any:
+        raise OSError("no route")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(plane.connections, "_connect", no_route)
+        plane.fleet.lost(FIRST, "the network failed")
+        await until(lambda: FIRST in plane.connections.given_up)
+        yield
+
+
 async def test_a_replica_that_the_second_one_alone_lost_serves_there_again_without_a_commit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The trainer is told of it by the first one."""
-    monkeypatch.setattr(connections, "RECONNECT_S", 0.1)
-    monkeypatch.setattr(connections, "RETURN_S", 0.1)
     async with planes() as (first, mirror, _):
-        connect = mirror.connections._connect
-
-        async def unreachable(address: Any) -> Any:
-            raise OSError("no route")
-
-        mirror.connections._connect = unreachable  # type: ignore[method-assign]
-        mirror.fleet.lost(FIRST, "the network failed")
-        await until(lambda: FIRST in mirror.connections.given_up)
-        mirror.connections._connect = connect  # type: ignore[method-assign]
+        async with unreachable(mirror, monkeypatch):
+            pass
         await until(lambda: states(mirror)[0] is STALE)
         assert states(first) == [SERVING, SERVING]
         assert await first.taken_back() == [FIRST] and await first.taken_back() == []
+        assert await first.execute("update_weights", [FIRST], 1, []) == [FIRST]
+        assert states(mirror) == [SERVING, SERVING]
+
+
+@pytest.mark.parametrize(
+    ("begin", "end"),
+    [("begin_sync", ["end_sync", [FIRST], 1]), ("release_memory", ["reclaim_memory", [FIRST]])],
+)
+async def test_one_that_the_second_one_lost_between_two_commands_serves_there_again(
+    begin: str, end: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It missed the second command."""
+    async with planes() as (first, mirror, _):
+        await first.execute(begin, [FIRST])
+        async with unreachable(mirror, monkeypatch):
+            await first.execute(*end)
+        await until(lambda: states(mirror)[0] is not DEAD)
+        assert states(mirror) == [STALE, SERVING]
+        if begin == "begin_sync":
+            assert await first.taken_back() == [FIRST]
+        assert await first.execute("update_weights", [FIRST], 1, []) == [FIRST]
+        assert states(first) == states(mirror) == [SERVING, SERVING]
+
+
+async def test_one_that_is_released_when_it_is_taken_back_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with planes() as (first, mirror, _):
+        await first.execute("release_memory", [FIRST])
+        async with unreachable(mirror, monkeypatch):
+            pass
+        await until(lambda: states(mirror)[0] is not DEAD)
+        assert states(first) == states(mirror) == [RELEASED, SERVING]
+        await first.execute("reclaim_memory", [FIRST])
+        assert states(mirror)[0] is STALE
         assert await first.execute("update_weights", [FIRST], 1, []) == [FIRST]
         assert states(mirror) == [SERVING, SERVING]
 
