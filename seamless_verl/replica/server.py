@@ -45,6 +45,7 @@ logger = logging.getLogger(__name__)
 WEIGHTS = "weights"
 PARTS = (WEIGHTS, KV_CACHE)  # tags of vLLM's sleep mode
 HTTP_PATHS = frozenset(("/health", "/metrics"))  # for a monitor, such as verl's `rollout.prometheus`
+UNKNOWN = -1  # the version of weights of which no load has ended
 LOOPBACK = "127.0.0.1"
 END_S = 10.0  # for an engine's processes to end by themselves
 REAL_TIME_PRIORITY = "real_time_priority"  # of a platform whose processes share cores: a context manager
@@ -68,7 +69,7 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         show_log()
-        self.updating = asyncio.Lock()  # loads, sleeps: one at a time
+        self.updating = asyncio.Lock()  # loads, sleeps: one at a time; who asks or resumes waits for them
         super().__init__(*args, **kwargs)
 
     async def run_server(self, args: Any) -> None:
@@ -135,9 +136,15 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
         return stack_report(asyncio.get_running_loop())
 
     async def status(self) -> tuple[int, str | None]:
-        """The version of its weights, and the mode of its pause, None while it generates."""
+        """The version of its weights, and the mode of its pause, None while it generates.
+
+        The reply comes after a load that is under way: within one the engine pauses, and has other weights already.
+        After a load that failed the version is UNKNOWN.
+        """
         assert self.source is not None
-        return self.source.version, None if self.source.paused is None else self.source.paused.value
+        async with self.updating:
+            version = UNKNOWN if self.loaded is None else self.source.version
+            return version, None if self.source.paused is None else self.source.paused.value
 
     async def cache_use(self) -> CacheUse:
         """What the engine's KV cache has spared and cost since it listens."""
@@ -160,7 +167,7 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
         async with self.updating:
             if self.loaded == version and WEIGHTS not in self.put_away:
                 await self.take_cache()
-                await self.resume()
+                await self._resume()
                 return
             self.loaded = None  # a load that fails half-way leaves no known version
             check_replies(await self.engine.collective_rpc("map_staged", args=(pickle.dumps(weights),)))
@@ -219,7 +226,7 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
 
         The clock is requested before the resume: requested after it, the reply would come after the next step.
         """
-        times, _ = await gather_all(self.engine.collective_rpc("clock"), self.resume())
+        times, _ = await gather_all(self.engine.collective_rpc("clock"), self._resume())
         return float(times[0])
 
     async def _pause_and_load(self, version: int, until_resumed: ExitStack, loading: ExitStack) -> float:
@@ -250,6 +257,11 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
         return self.pause_s
 
     async def resume(self) -> None:
+        """Generates again, after a load that is under way: tokens within one would have the wrong version."""
+        async with self.updating:
+            await self._resume()
+
+    async def _resume(self) -> None:
         assert self.source is not None
         await self.source.resume()
 

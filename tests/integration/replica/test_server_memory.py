@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from verl.workers.config import RolloutConfig
 from verl.workers.rollout.replica import RolloutMode
 
-from seamless_verl.replica.server import SeamlessServer
+from seamless_verl.replica.server import UNKNOWN, SeamlessServer
 from seamless_verl.rollout.engine import PauseMode
 
 pytestmark = pytest.mark.integration
@@ -78,7 +78,7 @@ class StubSource:
     """Pauses of the engine."""
 
     def __init__(self, engine: StubEngine) -> None:
-        self.engine, self.paused, self.in_flight = engine, None, ()
+        self.engine, self.paused, self.in_flight, self.version = engine, None, (), 0
 
     async def pause(self, mode: PauseMode) -> None:
         self.engine.running, self.paused = False, mode
@@ -88,6 +88,7 @@ class StubSource:
 
     async def commit(self, version: int) -> None:
         assert not self.engine.running, "it generates while its weights change"
+        self.version = version
 
 
 class BookedServer(SeamlessServer):
@@ -161,3 +162,48 @@ class ServerMemory(RuleBasedStateMachine):
 
 ServerMemory.TestCase.settings = settings(max_examples=100, stateful_step_count=20, deadline=None)
 TestServerMemory = ServerMemory.TestCase
+
+
+class HeldEngine(StubEngine):
+    """Its loads begin, and go on until `held` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loading, self.held = asyncio.Event(), asyncio.Event()
+
+    async def collective_rpc(self, method: str, args: tuple[Any, ...] = ()) -> list[Any]:
+        if method == "load_staged":
+            self.loading.set()
+            await self.held.wait()
+        return await super().collective_rpc(method, args)
+
+
+async def some_turns() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("fails", ["", "load_staged"])
+async def test_within_a_load_no_state_is_reported_and_nothing_is_generated(fails: str) -> None:
+    """A data plane that starts again meanwhile asks for the state, and its repeated commands may resume."""
+    server = BookedServer()
+    server.engine = engine = HeldEngine()
+    server.source = StubSource(engine)
+    engine.held.set()
+    await server.update_weights(1, [])
+    assert await server.status() == (1, None)
+    engine.held.clear()
+    engine.loading.clear()
+    engine.fails = fails
+    loading = asyncio.create_task(server.update_weights(2, []))
+    await engine.loading.wait()
+    await some_turns()
+    assert (server.source.version, server.source.paused) == (1, PauseMode.KEEP), "what it would report"
+    status = asyncio.create_task(server.status())
+    resuming = asyncio.create_task(server.resume())
+    await some_turns()
+    assert not status.done() and not resuming.done() and not engine.running
+    engine.held.set()
+    await asyncio.wait({loading})
+    assert await status == ((UNKNOWN, "keep") if fails else (2, None))
+    await resuming
