@@ -20,7 +20,11 @@ FILE = "lengths.jsonl"
 
 
 class LengthRecord:
-    """Writes the file of one run. Invariant: a prompt keeps its place, also when it begins again."""
+    """Writes the file of one run.
+
+    Invariants: a prompt keeps its place, also when it begins again. Those that are trained or dropped do not come back,
+    and nothing is kept of them.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -44,6 +48,8 @@ class LengthRecord:
     def begin_again(self, names: Mapping[str, str]) -> None:
         """Prompts that were deferred are begun again under other uids; `names` has these by the earlier ones."""
         self._places |= {name: self._places.pop(uid) for uid, name in names.items() if uid in self._places}
+        for uid in names:
+            self._written.pop(uid, None)
 
     def groups_ended(self, tags: Mapping[str, Mapping[str, Any]], uids: Iterable[str]) -> None:
         """Groups whose rows are in TransferQueue: `tags` by key, `<uid>_<session>_<row>`, with `response_len`."""
@@ -54,14 +60,12 @@ class LengthRecord:
                 found[uid][within.partition("_")[0]] += int(tag["response_len"])
         self._ended |= {uid: list(sessions.values()) for uid, sessions in found.items() if sessions}
 
-    def write(self, step: int, trained: Sequence[str]) -> None:
-        """Appends the line of a step, in one write; `trained` are the uids of its groups."""
+    def write(self, step: int, trained: Sequence[str], dropped: Sequence[str] = ()) -> None:
+        """Appends the line of a step, in one write; `trained` and `dropped` are the uids of its groups."""
         self.begin([*self._ended, *trained])  # those that a checkpoint brought
         new = {uid: lengths for uid, lengths in self._ended.items() if self._written.get(uid) != lengths}
         self._written |= new
         self._ended.clear()
-        for uid in trained:
-            self._written.pop(uid, None)
         by_place = sorted((self._places[uid], lengths) for uid, lengths in new.items())
         row = {
             "step": step,
@@ -69,6 +73,9 @@ class LengthRecord:
             "lengths": {str(place): lengths for place, lengths in by_place},
             "trained": sorted(self._places[uid] for uid in trained),
         }
+        for uid in (*trained, *dropped):
+            self._places.pop(uid, None)
+            self._written.pop(uid, None)
         with self.path.open("a") as file:
             file.write(json.dumps(row) + "\n")
 

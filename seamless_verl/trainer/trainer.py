@@ -191,7 +191,9 @@ class SeamlessTrainer(TrainerSetup):
         self.data_plane.record_groups(groups if self.seamless.gateway.enabled else [])
         if self.lengths is not None:
             trained = [group.uid for group in groups if group.outcome is GroupOutcome.TRAINED]
-            self.lengths.write(self.global_steps, trained)
+            kept = (GroupOutcome.TRAINED, GroupOutcome.DEFERRED)  # a deferred prompt begins again
+            dropped = [group.uid for group in groups if group.outcome not in kept]
+            self.lengths.write(self.global_steps, trained, dropped)
 
     def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
         if self.seamless.tokens.policy != TRAIN_ALL:

@@ -59,3 +59,26 @@ def test_a_new_start_begins_the_file_anew_and_half_a_line_is_left_out(tmp_path: 
     with path.open("a") as partly:
         partly.write('{"step": 2, "be')  # the run was killed while it wrote
     assert RecordedLengths.read(path) == RecordedLengths(0, {}, ())
+
+
+def test_a_long_run_keeps_only_what_is_under_way(tmp_path: Path) -> None:
+    """Of ten prompts of each step one is dropped after it ended, one fails, and one begins again in the next step."""
+    file = LengthRecord(tmp_path / "l.jsonl")
+    deferred, places, trained = list[str](), dict[str, int](), list[int]()
+    for step in range(1000):
+        fresh = [f"{step}-{number}" for number in range(10)]
+        file.begin(fresh)
+        again = {uid: f"{uid}-again" for uid in deferred}
+        places |= {uid: 10 * step + number for number, uid in enumerate(fresh)}
+        places |= {again[uid]: places[uid] for uid in deferred}
+        file.begin_again(again)
+        ended = [*again.values(), *fresh[:-1]]
+        stale, failed, deferred = fresh[0], fresh[-1], fresh[1:2]
+        taken = [uid for uid in ended if uid not in (stale, *deferred)]
+        file.groups_ended(tags(**{f"{uid}_0_0": step for uid in ended}), ended)
+        file.write(step, taken, [stale, failed])
+        trained += sorted(places[uid] for uid in taken)
+        assert len(file._places) == len(file._written) == len(deferred) == 1 and not file._ended
+    found = RecordedLengths.read(file.path)
+    assert found is not None and (found.begun, found.trained) == (10_000, tuple(trained))
+    assert len(found.lengths) == 9_000 and found.lengths[0] == (0,) and found.lengths[1] == (1,), "its later length"
