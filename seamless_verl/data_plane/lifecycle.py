@@ -145,7 +145,7 @@ class PlaneLifecycle:
             self.notifier.wake()
 
     async def stop(self) -> None:
-        """Closes the gateway and its journal, and removes the replicas without a word to their servers.
+        """Closes the gateway and its journal, and removes the replicas; their servers are asked for nothing.
 
         No agent waits for a call any more, and a server may hang: what its engine still generates ends with the
         connection.

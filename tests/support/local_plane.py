@@ -11,19 +11,18 @@ from seamless_verl.rollout.cache_use import CacheUse
 
 
 class MemoryStore:
-    """A state store for one process; as in the real one, nothing is stored after `clear`."""
+    """A state store for one process."""
 
     value: Any = None
-    cleared = False
 
     async def put(self, value: Any) -> None:
-        self.value = None if self.cleared else value
+        self.value = value
 
     def get(self) -> Any:
         return self.value
 
     async def clear(self) -> None:
-        self.value, self.cleared = None, True
+        self.value = None
 
 
 class LocalDataPlane(DataPlane):

@@ -146,22 +146,26 @@ async def test_a_replica_that_is_late_is_given_up_with_its_reason() -> None:
 
 
 @pytest.mark.parametrize("command", ["pause", "update_weights"])
-async def test_a_server_that_hangs_does_not_hold_up_the_end(command: str) -> None:
+async def test_a_server_that_hangs_does_not_hold_up_the_end(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with data_plane(transition_s=300.0) as (plane, _, actor):
         await plane.execute("commit", 1)
         await plane.execute("update_weights", [NAME], 1, [])
-        asked, never = asyncio.Event(), asyncio.Event()
+        asked, never, cleared = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        async def clear() -> None:
+            cleared.set()
 
         async def hang(*_: Any) -> None:
             asked.set()
             await never.wait()
 
+        monkeypatch.setattr(plane.store, "clear", clear)
         setattr(actor, command, SimpleNamespace(remote=hang))
         if running := command == "update_weights":  # also one that a command waits for
             loading = asyncio.create_task(plane.execute(command, [NAME], 1, []))
             await asked.wait()
         await asyncio.wait_for(plane.stop(), 10)
-        assert plane.store.get() is None and not list(plane.fleet)
+        assert cleared.is_set() and not list(plane.fleet)
         if running:
             await asyncio.wait({loading}, timeout=10)
             assert loading.done()
