@@ -22,7 +22,6 @@ from seamless_verl.config.adopting import adopt, adopt_handover
 from seamless_verl.config.checks.modes import MODE_KEY, VERL_MODES
 from seamless_verl.config.checks.settings import resolved_tree
 from seamless_verl.config.composing import composing, remove_run_folder
-from seamless_verl.config.environment import send_environment
 from seamless_verl.config.mistakes import Inspect, beside, find_mistakes, only_composes, with_own_keys, without_settings
 from seamless_verl.config.verl_keys import ENGINE, chosen_engine
 from seamless_verl.errors import ConfigError, exits_on_config_error, refuse
@@ -30,7 +29,6 @@ from seamless_verl.platform.detect import can_only_be_cpu, on_cpu, set_cpu_envir
 from seamless_verl.run_folder import (
     clean_up,
     exclusive_checkpoint_folder,
-    joins,
     register_admin_files,
     register_checkpoints,
     register_resume,
@@ -313,10 +311,9 @@ def train(config: DictConfig) -> None:
     from verl.utils.config import validate_config
     from verl.utils.device import auto_set_device
 
-    if joins(config):
-        send_environment(config, os.environ)
     auto_set_device(config)
     validate_config(config, need_reference_policy(config), need_critic(config))
+    OmegaConf.resolve(config)  # where the command runs: Ray's workers may have another environment
     if config.trainer.v1.trainer_mode in VERL_MODES:
         run_ppo(config, TaskRunnerV1)
         return

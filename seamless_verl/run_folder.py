@@ -29,14 +29,10 @@ from seamless_verl.runtime.supervisor import joins_cluster
 ADMIN_FILES = "admin-files"  # beside the run file: the files that name this run's gateways
 
 
-def joins(config: DictConfig) -> bool:
-    """Whether the run joins a Ray cluster that was there before."""
-    return joins_cluster(os.environ | {"RAY_ADDRESS": named_cluster(OmegaConf.select(config, ADDRESS))})
-
-
 def writes_locally(config: DictConfig) -> bool:
     """Whether checkpoints are written on this machine by processes of this run, as far as the settings show."""
-    return not joins(config) and "://" not in config.trainer.default_local_dir
+    joins = joins_cluster(os.environ | {"RAY_ADDRESS": named_cluster(OmegaConf.select(config, ADDRESS))})
+    return not joins and "://" not in config.trainer.default_local_dir
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
 
@@ -22,6 +23,7 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
 from seamless_verl.agent_loops.given_prompts import GivenPrompts, column
 from seamless_verl.agent_loops.lost_workers import LostPrompts, RestartLimit, unended_prompts
 from seamless_verl.agent_loops.worker import STOP_S, SeamlessAgentLoopWorker
+from seamless_verl.runtime.actor_class import ActorClassWith
 from seamless_verl.runtime.actor_death import ACTOR_GONE, last_line
 
 logger = logging.getLogger(__name__)
@@ -33,6 +35,7 @@ class SeamlessAgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
     `begin_watch` sets `restarts` and `lost`; before it, and with a limit of 0, no worker is started again.
     """
 
+    variables: Mapping[str, str] = MappingProxyType({})  # of all workers; set before one is made
     may_begin: Callable[[Callable[[], None]], None]
     restarts = RestartLimit(0)
     lost: LostPrompts | None = None
@@ -40,7 +43,8 @@ class SeamlessAgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.agent_loop_workers_class = ray.remote(SeamlessAgentLoopWorker)
+        worker_class = ray.remote(SeamlessAgentLoopWorker)
+        self.agent_loop_workers_class = ActorClassWith(worker_class, variables=dict(self.variables))
         self.may_begin = lambda begin: begin()
         self.given, self.lock = GivenPrompts(), threading.RLock()
         self.sent: defaultdict[int, list[Any]] = defaultdict(list)  # calls that give prompts, by worker, until answered

@@ -7,6 +7,7 @@ import asyncio
 import logging
 import os
 import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -28,6 +29,7 @@ from seamless_verl.runtime.fields import read
 logger = logging.getLogger(__name__)
 KEY_VARIABLE = "SEAMLESS_RUNNER_KEY"
 DEFAULT = "default"
+VARIABLE = re.compile("[A-Z0-9_]*[A-Z][A-Z0-9_]*")  # a name that the shell would take for that of a variable
 LIMITS = [field.name for field in fields(CommandLimits) if field.name != "wall_s"]  # that one comes with each task
 
 
@@ -117,9 +119,9 @@ def agents_of(args: argparse.Namespace) -> dict[str, RunAgent]:
     for option, values in (("--agent", args.agent), ("--command", args.command)):
         for value in values:
             name, place = split_name(value)
-            if option == "--command" and re.fullmatch("[A-Z0-9_]*[A-Z][A-Z0-9_]*", name):
-                reason = f"{name}= looks like a variable of the shell, and would be taken for the agent's name"
-                way_out = f"Write {DEFAULT}={name}=..., or --env {name}=...; a command's name has a small letter"
+            if option == "--command" and VARIABLE.fullmatch(name) and not begins_a_command(place):
+                reason = f"{name}= is taken for the agent's name, and no command begins with {place.split()[:1]}"
+                way_out = f"If it is a variable of the shell, write {DEFAULT}={name}=..., or --env {name}=..."
                 raise ConfigError(option, value, reason, way_out)
             if name in agents:
                 raise ConfigError(option, value, f"there is another agent {name!r}", "Give each a NAME= of its own")
@@ -133,6 +135,12 @@ def agents_of(args: argparse.Namespace) -> dict[str, RunAgent]:
         if given and not args.command:
             raise ConfigError(option, given, "is for commands, and there is none", "Leave it out, or give a --command")
     return agents
+
+
+def begins_a_command(text: str) -> bool:
+    """Whether its first word is a program, or the path of one."""
+    first = next(iter(text.split()), "")
+    return "/" in first or shutil.which(first) is not None
 
 
 def command_of(text: str, args: argparse.Namespace) -> AgentCommand:

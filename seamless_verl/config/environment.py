@@ -1,41 +1,26 @@
-"""The variables of the command's environment that a config reads, where the run joins a cluster.
+"""The variables of the command's environment that the file of agent loops reads (`${oc.env:NAME}`).
 
-There a worker has the environment of the command that started its node, not of this one. So a config is resolved before
-it is sent, and what the file of agent loops reads (`${oc.env:NAME}`), which verl reads in its workers, goes with them.
+verl reads that file in its agent loop workers. In a cluster that was there before, these have the environment of the
+command that started their node, so the values go with the task runner to the workers. They are kept out of the config,
+which is printed and given to trackers: one may be a key.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 
 from seamless_verl.config.checks.agents import LOOPS, find_file
 
 READ = re.compile(r"oc\.env:\s*(\w+)")
-PATHS = ("HOME", "LD_LIBRARY_PATH", "PATH", "PWD", "PYTHONPATH", "TMPDIR")
-OF_A_MACHINE = frozenset((*PATHS, "HOSTNAME", "LANG", "LOGNAME", "SHELL", "USER"))
-"""Each node has its own, which those of another would break."""
 
 
 def variables_of(config: DictConfig, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that are set here and that the file of agent loops reads, but for those of a machine."""
+    """The variables that are set here and that the file of agent loops reads."""
     given = OmegaConf.select(config, LOOPS)
-    if given is None:
+    if not given:
         return {}
     text = find_file(LOOPS, str(given), "a YAML file of agent loops").read_text(encoding="utf-8")
-    return {name: environ[name] for name in READ.findall(text) if name in environ and name not in OF_A_MACHINE}
-
-
-def send_environment(config: DictConfig, environ: Mapping[str, str]) -> None:
-    """Resolves the config, and has Ray set these variables in all workers of the run, unless the config sets them."""
-    OmegaConf.resolve(config)
-    variables = variables_of(config, environ)
-    if not variables:
-        return
-    start: Any = config.ray_kwargs.ray_init
-    with open_dict(start):
-        given = start.get("runtime_env") or {}
-        start.runtime_env = {**given, "env_vars": {**variables, **(given.get("env_vars") or {})}}
+    return {name: environ[name] for name in READ.findall(text) if name in environ}

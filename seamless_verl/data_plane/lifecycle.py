@@ -39,7 +39,7 @@ PAUSED_SAVE_S = 5.0  # a kill makes a session's lifetime shorter by so many paus
 
 
 class PlaneLifecycle:
-    """What the methods of a data plane stand on; replicas are named `replica-<rank>`."""
+    """The state of a data plane, and its start, recovery, failure and stop; replicas are named `replica-<rank>`."""
 
     def __init__(
         self, settings: PlaneSettings, store: StateStore | None = None, paused_store: StateStore | None = None

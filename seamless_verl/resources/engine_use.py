@@ -18,7 +18,8 @@ LOOK_S = 0.2  # between two looks: calls report their tokens in pieces
 
 
 class EngineLoad(Protocol):
-    """An engine at one moment: its `running` calls, how many it has `seats` for, and the tokens it generated so far."""
+    """An engine at one moment: its `running` calls, how many it has `seats` for, the tokens it generated so far, and
+    whether it `serves`, or is paused."""
 
     @property
     def replica_id(self) -> str: ...
@@ -31,6 +32,9 @@ class EngineLoad(Protocol):
 
     @property
     def generated(self) -> float: ...
+
+    @property
+    def serves(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,8 @@ class EngineUse:
         for load in after:
             earlier = before.get(load.replica_id, load)
             calls = round((earlier.running + load.running) / 2)
-            if load.generated >= earlier.generated:  # else its data plane was restarted
+            restarted = load.generated < earlier.generated  # its data plane
+            if load.serves and earlier.serves and not restarted:
                 self.curve.observe(calls, (load.generated - earlier.generated) / seconds, seconds)
             there = calls + waiting
             fewer, more = min(calls, there * (1 - step)), max(calls, min(load.seats, there * (1 + step)))

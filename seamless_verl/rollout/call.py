@@ -253,6 +253,7 @@ class Calls:
                 0 if view.state is DEAD else view.capacity,
                 self._tokens_of[view.replica_id],
                 longest.get(view.replica_id, 0.0),
+                view.state is SERVING,
             )
             for view in self._fleet.view
         )

@@ -14,7 +14,8 @@ class ReplicaLoad:
     """One replica: its `running` calls, frozen ones too, of which `urgent` are of groups that training waits for.
 
     `seats` is how many calls it may run at once, 0 while it is dead, `generated` the tokens of its calls so far, and
-    `longest` the tokens that its longest call is expected to generate still.
+    `longest` the tokens that its longest call is expected to generate still. It `serves` unless it is paused, loads
+    weights or is dead.
     """
 
     replica_id: str
@@ -23,6 +24,7 @@ class ReplicaLoad:
     seats: int = 0
     generated: int = 0
     longest: float = 0.0
+    serves: bool = True
 
     def __add__(self, other: ReplicaLoad) -> ReplicaLoad:
         """The same replica as two data planes see it that share it."""
@@ -33,6 +35,7 @@ class ReplicaLoad:
             self.seats + other.seats,
             self.generated + other.generated,
             max(self.longest, other.longest),
+            self.serves and other.serves,
         )
 
 

@@ -14,8 +14,14 @@ ACQUIRE_LIMIT_S = 0.2  # `is_locked` holds the lock for microseconds; a writer w
 
 
 def lock_file(path: Path) -> Path:
-    """The file whose lock the one writer of `path` holds: beside it, by whatever name or link it is reached."""
-    return Path(f"{os.path.realpath(path)}-lock")
+    """The file whose lock the one writer of `path` holds: beside it, by whatever name or link it is reached.
+
+    In a folder that is there and beside which nothing can be made, as a volume that is mounted, it is inside.
+    """
+    real = os.path.realpath(path)
+    beside, parent = f"{real}-lock", os.path.dirname(real)
+    inside = os.path.isdir(real) and not os.path.exists(beside) and not os.access(parent, os.W_OK)
+    return Path(real, ".lock") if inside else Path(beside)
 
 
 @contextmanager

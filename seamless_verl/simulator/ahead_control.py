@@ -18,6 +18,7 @@ class SimulatedLoad:
     running: int
     seats: int
     generated: float
+    serves: bool
 
 
 class AheadControl:
@@ -46,7 +47,7 @@ class AheadControl:
                 engine = device.engine
                 tokens = self.generated.get(device.name, 0.0) + device.rate * seconds
                 self.generated[device.name] = tokens
-                loads.append(SimulatedLoad(device.name, engine.running, engine.seats, tokens))
+                loads.append(SimulatedLoad(device.name, engine.running, engine.seats, tokens, device.serving))
         self.use.look(loads, self.cluster.waiting, self.cluster.now, self.level.level)
 
     def wait_ended(self) -> None:

@@ -278,7 +278,10 @@ class ReleasedLending(DeviceLending):
             self.put_away()
 
     def offer_after(self, name: str) -> None:
-        """Lends nothing after a step's last update: the commit that follows would load the next weights at once."""
+        """Lends nothing after a step's last update: the commit that follows loads the next weights.
+
+        A checkpoint may be written before it, in memory that engines would take.
+        """
         demand = self.progress().demand
         if name != UPDATE or demand.left_in_step > demand.needed:
             super().offer_after(name)

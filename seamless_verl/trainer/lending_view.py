@@ -13,7 +13,7 @@ from seamless_verl.resources.lending import Demand, DeviceView, Tag, Use
 from seamless_verl.resources.lending.marginal import moving_average
 from seamless_verl.rollout.observation import ReplicaLoad, RolloutObservation
 
-MEASURED_S = 0.2  # the shortest time over which a rate is measured: calls report their tokens in pieces
+MEASURED_S = 1.0  # the shortest time over which a rate is measured: calls report their tokens in pieces
 BOTH, TRAIN, ROLLOUT = frozenset({Tag.TRAIN, Tag.ROLLOUT}), frozenset({Tag.TRAIN}), frozenset({Tag.ROLLOUT})
 Observe = Callable[[Sequence[str]], RolloutObservation]
 

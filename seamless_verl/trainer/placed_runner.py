@@ -7,17 +7,20 @@ runner has imported anything.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import ray
 from omegaconf import DictConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from seamless_verl.config.environment import variables_of
 from seamless_verl.config.planning import plan_by_tags
 from seamless_verl.config.schema import SeamlessConfig
 from seamless_verl.errors import ActorLostError
 from seamless_verl.resources.machines import ClusterNode, Machine
 from seamless_verl.resources.nodes import describe_loss, runner_node
+from seamless_verl.runtime.actor_class import ActorClassWith
 from seamless_verl.runtime.actor_death import last_line
 from seamless_verl.trainer.cluster import cluster_nodes
 from seamless_verl.trainer.pools import TagPools
@@ -48,7 +51,8 @@ class PlacedTaskRunner:
             self.node = runner_node(plan, ray.get_runtime_context().get_node_id(), cluster_nodes(), awaited=wait_s > 0)
         if self.node is not None:
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(self.node.node_id, soft=False)
-        return task_runner_class().options(**options)  # type: ignore[attr-defined]
+        given = ActorClassWith(task_runner_class(), variables=variables_of(self.config, os.environ))
+        return given.options(**options)
 
     def lost(self, error: BaseException) -> ActorLostError:
         """The error of a run whose task runner died with this ACTOR_GONE: it names the node, where that is gone."""

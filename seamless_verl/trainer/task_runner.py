@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import ray
@@ -37,6 +38,11 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
     deaths: DeathWatch
     custom_loops = False  # the user configured another agent loop manager
 
+    def __init__(self, *args: Any, variables: Mapping[str, str] = MappingProxyType({}), **kwargs: Any) -> None:
+        """`variables` of the command's environment are for the agent loop workers."""
+        super().__init__(*args, **kwargs)
+        self.variables = variables
+
     def run(self, config: DictConfig) -> None:
         """Trains to the end; the trainer registers itself when it is imported, only in this process."""
         configure_verl_logging()
@@ -52,6 +58,9 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
         agent = config.actor_rollout_ref.rollout.agent
         self.custom_loops = agent.get("agent_loop_manager_class") is not None
         if not self.custom_loops:
+            from seamless_verl.agent_loops.manager import SeamlessAgentLoopManager
+
+            SeamlessAgentLoopManager.variables = self.variables
             with open_dict(agent):
                 agent.agent_loop_manager_class = AGENT_LOOP_MANAGER
         queue = BackgroundTask("transfer-queue", lambda: tq.init(config.transfer_queue))

@@ -57,7 +57,7 @@ def server_of(sent: Sent, parallel: int) -> Any:
         activity=Activity("replica", ["device"]),
         config=SimpleNamespace(checkpoint_engine=bucket, data_parallel_size=parallel),
         pause=lambda mode: source.pause(PauseMode(mode)),
-        resume=source.resume,
+        _resume=source.resume,
     )
 
 

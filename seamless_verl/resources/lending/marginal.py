@@ -36,6 +36,7 @@ from seamless_verl.resources.lending.policy import (
     Use,
     engines_of,
     fixed_devices_generate,
+    rollout_only_devices,
 )
 
 WEIGHT = 0.1  # of a new measurement in a moving average
@@ -95,7 +96,10 @@ class RateCurve:
 
 
 class GroupInterval:
-    """Seconds of generation between two finished groups, a moving average; time without generation does not count."""
+    """Seconds of generation between two finished groups, a moving average.
+
+    `generates` says whether any device does from now on; time in which none does is not counted.
+    """
 
     def __init__(self) -> None:
         self.seconds: float | None = None
@@ -104,13 +108,16 @@ class GroupInterval:
         self._elapsed = 0.0
         self._generating = False
 
-    def observe(self, now: float, finished: int, generating: bool) -> None:
+    def generates(self, generating: bool) -> None:
+        self._generating = generating
+
+    def observe(self, now: float, finished: int) -> None:
         if self._generating:
             self._elapsed += now - self._now
         if self._seen is not None and finished > self._seen and self._elapsed > 0:
             self.seconds = moving_average(self.seconds, self._elapsed / (finished - self._seen))
             self._elapsed = 0.0
-        self._now, self._seen, self._generating = now, finished, generating
+        self._now, self._seen = now, finished
 
     def state_dict(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -142,18 +149,24 @@ class Marginal(BasePolicy):
 
     def _choose(self, view: LendingView, lendable: tuple[DeviceView, ...]) -> Assignments:
         self._learn(view)
+        chosen = self._assignments(view, lendable)
+        lent = [device for device in lendable if chosen[device.device_id].use is Use.ROLLOUT]
+        self._group_interval.generates(any(device.seats for device in (*lent, *rollout_only_devices(view))))
+        return chosen
+
+    def _assignments(self, view: LendingView, lendable: tuple[DeviceView, ...]) -> Assignments:
         if self._due(view) and not self._waits_for_more(view, lendable):
             return {d.device_id: Assignment(Use.TRAIN, LendingReason.DUE) for d in lendable}
         chosen = {d.device_id: self._keep_or_return(view, d) for d in lendable if d.use is Use.ROLLOUT or not d.seats}
-        kept = any(assignment.use is Use.ROLLOUT for assignment in chosen.values())
+        kept = any(d.seats and chosen[d.device_id].use is Use.ROLLOUT for d in lendable if d.device_id in chosen)
         with_trainer = engines_of(d for d in lendable if d.use is Use.TRAIN and d.seats)
         return chosen | self._lend(view, with_trainer, kept=kept)
 
     def _learn(self, view: LendingView) -> None:
         for device, *_ in engines_of(view.devices):
-            if device.rate > 0:  # else it does not generate
+            if device.rate > 0:  # else it does not generate, or nothing was measured yet
                 self._rate_curve.observe(device.running, device.rate)
-        self._group_interval.observe(view.now, view.demand.finished, any(device.rate > 0 for device in view.devices))
+        self._group_interval.observe(view.now, view.demand.finished)
 
     @staticmethod
     def _due(view: LendingView) -> bool:
@@ -174,7 +187,7 @@ class Marginal(BasePolicy):
 
     def _keep_or_return(self, view: LendingView, device: DeviceView) -> Assignment:
         if not device.seats:
-            return Assignment(Use.TRAIN, LendingReason.EMPTY)  # its replica is dead
+            return Assignment(device.use, LendingReason.EMPTY)  # its replica is dead, and nobody hands it over
         if device.running or view.demand.waiting or view.demand.coming:
             due = view.due_in_s is not None and view.due_in_s <= view.costs.switch_to_train_s
             return Assignment(Use.ROLLOUT, LendingReason.AMORTIZE if due else LendingReason.GAIN)

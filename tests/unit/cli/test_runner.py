@@ -53,11 +53,12 @@ def test_agents_are_loaded_by_name() -> None:
 
 
 def test_a_command_that_begins_with_a_variable_is_no_agent_of_that_name() -> None:
-    with pytest.raises(ConfigError, match="PYTHONPATH= looks like a variable") as raised:
+    with pytest.raises(ConfigError, match="PYTHONPATH= is taken for the agent") as raised:
         agents_of(options(command=["PYTHONPATH=. python agent.py"]))
-    assert "Write default=PYTHONPATH=..." in str(raised.value)
-    named = agents_of(options(command=["default=PYTHONPATH=. python agent.py", "Coder2=true"], agent=[f"MINE={AGENT}"]))
-    assert named.keys() == {"default", "Coder2", "MINE"}
+    assert "write default=PYTHONPATH=..." in str(raised.value)
+    commands = ["default=PYTHONPATH=. python agent.py", "Coder2=true", "GSM8K=sh ./solve.sh"]
+    named = agents_of(options(command=commands, agent=[f"MINE={AGENT}"]))
+    assert named.keys() == {"default", "Coder2", "GSM8K", "MINE"}
 
 
 def test_commands_have_the_variables_and_limits_that_are_given(monkeypatch: pytest.MonkeyPatch) -> None:

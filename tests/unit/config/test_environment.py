@@ -1,53 +1,39 @@
-"""What a run in a joined cluster takes along of the command's environment."""
+"""What a run takes along of the command's environment for its agents."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from omegaconf import OmegaConf
 
-from seamless_verl.config.environment import send_environment, variables_of
+from seamless_verl.config.checks.agents import LOOPS
+from seamless_verl.config.environment import variables_of
+from seamless_verl.runtime.actor_class import ActorClassWith
 
 
-def config_of(loops: str | None, runtime_env: object = None) -> OmegaConf:
-    made = OmegaConf.create(
-        {
-            "data": {"train_files": "${oc.env:DATA_HERE}/train.parquet"},
-            "ray_kwargs": {"ray_init": {"num_cpus": None}},
-            "actor_rollout_ref": {"rollout": {"agent": {"agent_loop_config_path": loops}}},
-        }
-    )
-    if runtime_env is not None:
-        made.ray_kwargs.ray_init.runtime_env = runtime_env
-    OmegaConf.set_struct(made, True)
-    return made
-
-
-@pytest.fixture
-def loops(tmp_path: Path) -> str:
+def test_what_the_file_of_agent_loops_reads_and_is_set_here(tmp_path: Path) -> None:
     path = tmp_path / "agents.yaml"
-    path.write_text('- {env: {A: "${oc.env:AGENT_ENV}/bin", P: "${oc.env:PATH}", D: "${oc.env:DOCKER,docker}"}}')
-    return str(path)
+    path.write_text('- {env: {A: "${oc.env:AGENT_ENV}/bin", D: "${oc.env:DOCKER,docker}", K: "${oc.env: KEY}"}}')
+    config = OmegaConf.create()
+    OmegaConf.update(config, LOOPS, str(path))
+    here = {"AGENT_ENV": "/shared/agents", "KEY": "secret", "OTHER": "x"}
+    assert variables_of(config, here) == {"AGENT_ENV": "/shared/agents", "KEY": "secret"}
+    for none in ("", None):
+        OmegaConf.update(config, LOOPS, none)
+        assert variables_of(config, here) == {}
 
 
-def test_a_config_is_read_where_the_command_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DATA_HERE", "/data")
-    config = config_of(None)
-    send_environment(config, {})
-    monkeypatch.delenv("DATA_HERE")
-    assert config.data.train_files == "/data/train.parquet"
-    assert "runtime_env" not in config.ray_kwargs.ray_init
+def test_an_actor_class_gets_them_whoever_starts_it() -> None:
+    class Started:
+        def __init__(self, **options: object) -> None:
+            self.chosen = options
 
+        def options(self, **options: object) -> Started:
+            return Started(**options)
 
-def test_what_the_agents_read_goes_to_all_workers(monkeypatch: pytest.MonkeyPatch, loops: str) -> None:
-    monkeypatch.setenv("DATA_HERE", "/data")
-    here = {"AGENT_ENV": "/shared/agents", "PATH": "/bin", "OTHER": "x"}
-    assert variables_of(config_of(loops), here) == {"AGENT_ENV": "/shared/agents"}, "each machine has its own PATH"
-    config = config_of(loops)
-    send_environment(config, here)
-    assert config.ray_kwargs.ray_init.runtime_env == {"env_vars": {"AGENT_ENV": "/shared/agents"}}
-    own = config_of(loops, {"pip": ["x"], "env_vars": {"AGENT_ENV": "/mine", "B": "1"}})
-    send_environment(own, here | {"DOCKER": "podman"})
-    variables = {"AGENT_ENV": "/mine", "DOCKER": "podman", "B": "1"}
-    assert own.ray_kwargs.ray_init.runtime_env == {"pip": ["x"], "env_vars": variables}
+        def remote(self, *arguments: object, **named: object) -> tuple[object, ...]:
+            return self.chosen, arguments, named
+
+    given = ActorClassWith(Started(), variables={"A": "1"})
+    assert given.options(name="x").remote(1, b=2) == ({"name": "x"}, (1,), {"b": 2, "variables": {"A": "1"}})
+    assert given.remote() == ({}, (), {"variables": {"A": "1"}})

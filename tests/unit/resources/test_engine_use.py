@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from seamless_verl.resources.engine_use import EngineLoss, EngineUse
@@ -46,6 +48,17 @@ def test_a_call_that_reports_its_tokens_in_pieces_has_the_rate_that_it_has() -> 
         use.look(seen((1, 64 * int(now / 0.9))), 0, now, 1)
         now += 0.2
     assert use.curve.at(1) == pytest.approx(64 / 0.9, rel=0.15)
+
+
+def test_an_engine_that_is_paused_says_nothing_of_its_rate() -> None:
+    """Its calls are frozen."""
+    use = EngineUse()
+    use.look(seen((8, 0)), 0, 0.0, 1)
+    use.look(seen((8, 800)), 0, 1.0, 1)
+    paused = [replace(load, serves=False) for load in seen((8, 800))]
+    for now, loads in ((2.0, paused), (3.0, paused), (4.0, seen((8, 800))), (5.0, seen((8, 1600)))):
+        use.look(loads, 0, now, 1)
+    assert use.curve.at(8) == pytest.approx(800)
 
 
 def test_looks_are_apart() -> None:

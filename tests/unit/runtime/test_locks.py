@@ -30,3 +30,17 @@ def test_what_is_not_there_yet_and_the_root_have_a_lock(tmp_path: Path) -> None:
     with only_writer(link):
         assert is_locked(tmp_path / "to" / "come")
     assert lock_file(Path("/")).name == "-lock"
+
+
+def test_a_volume_beside_which_nothing_can_be_made_has_its_lock_inside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    monkeypatch.setattr("os.access", lambda path, mode: str(path) != str(tmp_path))
+    assert lock_file(volume) == volume / ".lock"
+    with only_writer(volume):
+        assert is_locked(volume)
+        with pytest.raises(BlockingIOError), only_writer(volume):
+            pass
+    assert lock_file(tmp_path / "new") == tmp_path / "new-lock", "which is made there, or cannot be"

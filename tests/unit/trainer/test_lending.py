@@ -160,6 +160,22 @@ def test_a_dead_replica_is_not_lent_in_the_place_of_a_living_one() -> None:
     assert lending.orders_given[1:] == [("lend", ["replica-1"])]
 
 
+def test_the_time_between_groups_is_that_of_generation() -> None:
+    policy = Marginal()
+    progress = [START]
+    replicas, _, _, _, *rest = parts(policy)
+    seen = [RolloutObservation(SEEN.replicas, finished=0)]
+    views = DeviceViews(RunDevices(SHARED, {}, ("train-0", "train-1")), lambda late: seen[0])
+    lending = ToldLending(None, replicas, policy, views, lambda: progress[0], *rest)
+    for finished in (0, 4, 8):
+        seen[0] = RolloutObservation(SEEN.replicas, finished=finished)
+        with lending.training("update_actor"):
+            lending.clock_offset_s += 100.0  # training's
+        lending.offer(None)
+        lending.clock_offset_s += 6.0  # four groups are generated meanwhile
+    assert policy.state_dict()["pace"]["seconds"] == pytest.approx(6.0 / 4, rel=0.05)
+
+
 def test_a_replica_of_several_devices_is_lent_whole_for_a_single_call(monkeypatch: pytest.MonkeyPatch) -> None:
     wide = {f"replica-{i}": tuple(f"train-{4 * i + j}" for j in range(4)) for i in range(4)}
     monkeypatch.setattr(sys.modules[__name__], "SHARED", wide)

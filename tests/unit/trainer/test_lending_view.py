@@ -15,12 +15,12 @@ def test_a_rate_is_measured_while_the_replica_generates() -> None:
         return rates.of("r")
 
     assert measure(100, 10.0) == 0.0, "nothing is known yet"
-    assert measure(150, 10.1) == 0.0, "too short"
-    assert measure(300, 10.5) == 400.0
-    assert measure(310, 10.6) == 400.0, "the last one, while the next is too short"
-    assert measure(310, 11.0, generates=False) == 400.0
-    assert measure(310, 20.0) == 400.0, "training's time does not count"
-    assert measure(410, 21.0) == 100.0
+    assert measure(150, 10.5) == 0.0, "too short: calls report their tokens in pieces"
+    assert measure(900, 12.0) == 400.0
+    assert measure(910, 12.6) == 400.0, "the last one, while the next is too short"
+    assert measure(910, 13.0, generates=False) == 400.0
+    assert measure(910, 20.0) == 400.0, "training's time does not count"
+    assert measure(1010, 21.0) == 100.0
     assert measure(5, 22.0) == 100.0, "its data plane was restarted, and counts from 0"
     assert measure(205, 23.0) == 200.0
 
