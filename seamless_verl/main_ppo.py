@@ -20,7 +20,6 @@ from omegaconf import DictConfig, OmegaConf
 from seamless_verl.config import SeamlessConfig, preflight, register_search_path
 from seamless_verl.config.adopting import adopt, adopt_handover
 from seamless_verl.config.checks.modes import MODE_KEY, VERL_MODES
-from seamless_verl.config.checks.roles import ADDRESS
 from seamless_verl.config.checks.settings import resolved_tree
 from seamless_verl.config.composing import composing, remove_run_folder
 from seamless_verl.config.mistakes import Inspect, beside, find_mistakes, only_composes, with_own_keys, without_settings
@@ -35,7 +34,6 @@ from seamless_verl.run_folder import (
     register_resume,
 )
 from seamless_verl.runtime.checkpoint_cleanup import RUN_FILE, refreshing_marker
-from seamless_verl.runtime.ray_address import LOCAL, named_cluster, send_token
 from seamless_verl.runtime.resume_hint import ResumeSettings
 from seamless_verl.runtime.supervisor import set_log_folder, supervise
 from seamless_verl.view.process import viewing
@@ -308,8 +306,6 @@ def shown(config: DictConfig, seamless: SeamlessConfig) -> AbstractContextManage
 
 def train(config: DictConfig) -> None:
     """What `verl.trainer.main_ppo` does, with our task runner for our trainer."""
-    if named_cluster(OmegaConf.select(config, ADDRESS)) not in ("", LOCAL):
-        send_token()
     from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
