@@ -89,10 +89,10 @@ class RateCurve:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Also of a checkpoint of an earlier release, which kept no seconds."""
-        self._points = {
-            int(bucket): (float(at), float(rate), float(*seconds or [MEMORY_S]))
-            for bucket, (at, rate, *seconds) in state.items()
-        }
+        self._points = {}
+        for bucket, point in state.items():
+            at, rate, seconds = map(float, (*point, MEMORY_S)[:3])
+            self._points[int(bucket)] = at, rate, seconds
 
 
 class GroupInterval:
@@ -175,7 +175,7 @@ class Marginal(BasePolicy):
 
     def _waits_for_more(self, view: LendingView, lendable: tuple[DeviceView, ...]) -> bool:
         """Whether to wait for one more mini-batch although one is due, to save a round trip."""
-        demand, lent_devices = view.demand, [d for d in lendable if d.use is Use.ROLLOUT]
+        demand, lent_devices = view.demand, [d for d in lendable if d.use is Use.ROLLOUT and d.seats]
         if not lent_devices or self._group_interval.seconds is None or demand.ready >= demand.left_in_step:
             return False
         trip = view.costs.switch_to_rollout_s + view.costs.switch_to_train_s

@@ -97,3 +97,10 @@ def test_the_page_has_the_versions() -> None:
     shown = {names.get(name, name): (oldest, newest) for name, oldest, newest in cells[1:]}
     table = {name: (one.oldest, one.newest or "any, on accelerators") for name, one in versions.VERIFIED_CUDA.items()}
     assert shown == table
+
+
+def test_the_oldest_stack_is_the_pinned_one_with_the_oldest_versions() -> None:
+    pinned, oldest = ((ROOT / f"requirements/{name}.lock").read_text().splitlines() for name in ("pinned", "oldest"))
+    changed = dict(line.split("==") for before, line in zip(pinned, oldest, strict=True) if before != line)
+    names = {"ray": "ray", "transferqueue": "transfer_queue", "transformers": "transformers"}
+    assert changed == {name: versions.VERIFIED_CPU[key].oldest for name, key in names.items()}

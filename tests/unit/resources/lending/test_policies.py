@@ -124,6 +124,9 @@ def test_marginal_collects_mini_batches_where_a_switch_is_expensive_and_engines_
     observe_group_interval(policy, 0.05)
     full = view("BB", now=9.0, lent=True, running=32, ready=4, due_in_s=0.0, costs=expensive)
     assert policy.decide(full)["B0"].reason is LendingReason.AMORTIZE
+    observe_group_interval(policy := Marginal(), 0.5)
+    with_a_dead_one = replace(full, devices=(full.devices[0], replace(full.devices[1], seats=0, running=0)))
+    assert policy.decide(with_a_dead_one)["B0"].reason is LendingReason.AMORTIZE, "the one that lives is full"
     assert uses(policy, replace(full, demand=replace(full.demand, ready=16))) == "TT"
     assert uses(policy, replace(full, costs=COSTS)) == "TT"
 
