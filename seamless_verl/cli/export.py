@@ -21,7 +21,8 @@ from seamless_verl.cli.show import format_account
 from seamless_verl.cli.text import format_count, import_package, write
 from seamless_verl.errors import ConfigError
 from seamless_verl.journal import GroupOutcome, JournalReader, Stage
-from seamless_verl.journal.recorded import TRAIN_ALL, parse_policy, rebuild_for_display, recorded
+from seamless_verl.journal.recorded import TRAIN_ALL, parse_policy, recorded
+from seamless_verl.journal.recovery import rebuild_record
 from seamless_verl.trajectory.account import Account
 from seamless_verl.trajectory.export import rows, write_jsonl
 from seamless_verl.trajectory.sequences import assemble
@@ -101,7 +102,7 @@ def _export_rows(reader: JournalReader, args: argparse.Namespace, totals: Export
         stored = reader.read(summary.session_id)
         if stored is None:
             continue  # it was handed over, and the run has deleted it since
-        record = rebuild_for_display(stored)
+        record = rebuild_record(stored, all_calls=True)
         run = recorded(stored, args.policy, args.version, args.grammar)
         assembly = assemble(record, parse_policy(run.policy), run.version, run.limits, run.grammar)
         totals.sessions += 1

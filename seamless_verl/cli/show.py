@@ -24,7 +24,8 @@ from seamless_verl.cli.text import (
 )
 from seamless_verl.errors import ConfigError
 from seamless_verl.journal import SessionSummary, Stage, StoredSession
-from seamless_verl.journal.recorded import TRAIN_ALL, Recorded, parse_policy, rebuild_for_display, recorded
+from seamless_verl.journal.recorded import TRAIN_ALL, Recorded, parse_policy, recorded
+from seamless_verl.journal.recovery import rebuild_record
 from seamless_verl.runtime.tables import text_table
 from seamless_verl.trajectory.account import Account
 from seamless_verl.trajectory.drift import Decode, find_drifts
@@ -100,7 +101,7 @@ def show_session(args: argparse.Namespace) -> None:
         raise ConfigError("--text", True, "tokens become text by a tokenizer", "Add --model PATH, a model's folder")
     stored = find_session(reader, args.session)
     decode = None if args.model is None else load_decoder(args.model)
-    record = rebuild_for_display(stored)
+    record = rebuild_record(stored, all_calls=True)
     run = recorded(stored, args.policy, args.version, args.grammar)
     policy = parse_policy(run.policy)
     text = format_session(record, policy, run.version, run.limits, grammar=run.grammar, decode=decode)

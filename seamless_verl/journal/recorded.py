@@ -11,28 +11,9 @@ from seamless_verl.journal.protocol import Stage, StoredSession
 from seamless_verl.trajectory.account import Account, DropReason
 from seamless_verl.trajectory.policies import GrammarTokens, TokenPolicy, make_policy
 from seamless_verl.trajectory.sequences import SequenceLimits
-from seamless_verl.trajectory.session import Closed, SessionRecord
+from seamless_verl.trajectory.session import Closed
 
 TRAIN_ALL = "train_all"
-LIFETIME_OVER = "its lifetime is over"  # the reason of an expired session; other reasons are the members' own values
-
-
-def rebuild_for_display(stored: StoredSession) -> SessionRecord:
-    """The session's record with all its calls; a call without an end is a cancelled turn, also in an open session."""
-    record = SessionRecord(stored.uid, stored.session_id)
-    for call in stored.calls:
-        record.add_turn(call.turn())
-    for name, value in stored.rewards.items():
-        record.post_reward(value, name)
-    if stored.stage is not Stage.OPEN:
-        record.close(_parse_close_reason(stored.reason))
-    return record
-
-
-def _parse_close_reason(reason: str | None) -> Closed:
-    if reason == LIFETIME_OVER:
-        return Closed.EXPIRED
-    return Closed(reason) if reason in set(Closed) else Closed.FINISHED
 
 
 def newest_version(stored: StoredSession) -> int:

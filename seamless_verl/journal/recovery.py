@@ -11,14 +11,15 @@ from seamless_verl.journal.protocol import Journal, Stage, StoredSession
 from seamless_verl.trajectory.session import Closed, SessionRecord
 
 
-def rebuild_record(stored: StoredSession) -> SessionRecord:
+def rebuild_record(stored: StoredSession, *, all_calls: bool = False) -> SessionRecord:
     """The session's record, its turns in the order of its calls in the journal.
 
-    Calls without an end are left out of an open session, because they may continue; in a closed one they are CANCELLED.
+    Calls without an end are CANCELLED. An open session has none of them, because they may continue, unless `all_calls`
+    is set, as to show it.
     """
     record = SessionRecord(stored.uid, stored.session_id)
     for call in stored.calls:
-        if not call.interrupted or stored.stage is not Stage.OPEN:
+        if all_calls or not call.interrupted or stored.stage is not Stage.OPEN:
             record.add_turn(call.turn())
     for name, value in stored.rewards.items():
         record.post_reward(value, name)

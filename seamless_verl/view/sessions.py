@@ -10,12 +10,13 @@ from typing import Any, Generic, TypeVar
 
 from seamless_verl.errors import ConfigError
 from seamless_verl.journal.index import SessionEntry
+from seamless_verl.trajectory.session import Closed
 
 PAGE = 50
 MAX_PAGE = 500
 TRAINED = "trained"
 REWARD = "reward"
-FAILED = frozenset({"failed", "timed_out", "runner_lost", "abandoned", "its lifetime is over"})  # reasons of a close
+FAILED = frozenset({Closed.FAILED, Closed.TIMED_OUT, Closed.EXPIRED, Closed.RUNNER_LOST, Closed.ABANDONED})
 Row = TypeVar("Row")
 
 

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seamless_verl.journal.protocol import StoredSession
-from seamless_verl.journal.recorded import Recorded, parse_policy, rebuild_for_display, recorded
+from seamless_verl.journal.recorded import Recorded, parse_policy, recorded
+from seamless_verl.journal.recovery import rebuild_record
 from seamless_verl.trajectory.account import DropReason
 from seamless_verl.trajectory.drift import Cause, Decode, Drift, find_drifts
 from seamless_verl.trajectory.sequences import assemble, mask_chain, split_into_chains
@@ -137,7 +138,7 @@ class Trajectory:
 
     def __init__(self, stored: StoredSession, texts: Texts) -> None:
         self.stored, self.texts = stored, texts
-        self.record: SessionRecord = rebuild_for_display(stored)
+        self.record: SessionRecord = rebuild_record(stored, all_calls=True)
         self.run: Recorded = recorded(stored)
         self.tree: Tree = self.record.tree
         self.nodes = list(self.tree.nodes())

@@ -8,7 +8,8 @@ import pytest
 from support.job import AGENT, run
 
 from seamless_verl.journal import JournalReader
-from seamless_verl.journal.recorded import rebuild_for_display, recorded
+from seamless_verl.journal.recorded import recorded
+from seamless_verl.journal.recovery import rebuild_record
 from seamless_verl.trajectory.account import DropReason
 from seamless_verl.trajectory.policies import TrainAll
 from seamless_verl.trajectory.sequences import assemble
@@ -56,7 +57,7 @@ def pivots_in(journal: Path) -> int:
         stored = reader.read(summary.session_id)
         assert stored is not None
         how = recorded(stored)
-        assembly = assemble(rebuild_for_display(stored), TrainAll(), how.version, how.limits)
+        assembly = assemble(rebuild_record(stored, all_calls=True), TrainAll(), how.version, how.limits)
         found += how.account(assembly.account).dropped.get(DropReason.PIVOT, 0)
     return found
 

@@ -10,7 +10,8 @@ import pytest
 from support.job import AGENT, run
 
 from seamless_verl.journal import JournalReader
-from seamless_verl.journal.recorded import rebuild_for_display, recorded
+from seamless_verl.journal.recorded import recorded
+from seamless_verl.journal.recovery import rebuild_record
 from seamless_verl.runtime.run_description import RunDescription
 from seamless_verl.trajectory.policies import TrainAll
 from seamless_verl.trajectory.sequences import assemble
@@ -53,7 +54,7 @@ def test_journal_and_metrics_tell_the_same(nano: Path, tmp_path: Path) -> None:
             assert stored.rewards["reward"] >= 0, "the reward function's score is in the journal"
             assert len({call.digest for call in stored.calls}) == 2
             how = recorded(stored)
-            assembly = assemble(rebuild_for_display(stored), TrainAll(), how.version, how.limits)
+            assembly = assemble(rebuild_record(stored, all_calls=True), TrainAll(), how.version, how.limits)
             assert len(assembly.sequences) == 2
             trained += assembly.account.trained
     assert trained > 0

@@ -13,10 +13,9 @@ from support.cli import Capture, close_events, fill_journal, journal_file, outpu
 from support.journal import open_journal, session_opened, write
 
 from seamless_verl.cli.text import escape, format_age
-from seamless_verl.gateway.session import SessionLimits, SessionState
-from seamless_verl.gateway.sessions import SessionTable
 from seamless_verl.journal import Stage, StoredSession
-from seamless_verl.journal.recorded import rebuild_for_display
+from seamless_verl.journal.recovery import rebuild_record
+from seamless_verl.trajectory.records import Finish
 from seamless_verl.trajectory.session import Closed
 
 
@@ -129,18 +128,15 @@ def test_reading_goes_on_while_a_run_writes(tmp_path: Path, capsys: Capture) -> 
 @pytest.mark.parametrize("reason", [*Closed, "the agent returned"])
 def test_a_session_is_closed_as_its_reason_says(reason: str) -> None:
     recorded = StoredSession("s", "u", {}, 0.0, Stage.CLOSED, str(reason), (), {})
-    assert rebuild_for_display(recorded).closed == (reason if reason in set(Closed) else Closed.FINISHED)
+    assert rebuild_record(recorded, all_calls=True).closed == (reason if reason in set(Closed) else Closed.FINISHED)
 
 
-def test_what_the_gateway_lets_expire_is_shown_as_expired() -> None:
-    now = [0.0]
-    table = SessionTable(clock=lambda: now[0])
-    table.open("u", limits=SessionLimits(lifetime=1))
-    now[0] = 2.0
-    (session,) = table.expire()
-    assert session.state is SessionState.EXPIRED
-    recorded = StoredSession("s", "u", {}, 0.0, Stage.CLOSED, session.reason, (), {})
-    assert rebuild_for_display(recorded).closed is Closed.EXPIRED
+def test_a_call_that_runs_is_in_what_is_shown_alone(tmp_path: Path) -> None:
+    with open_journal(tmp_path) as journal:
+        fill_journal(journal)
+        stored = journal.read("aab2")
+    assert stored is not None and rebuild_record(stored).turns == []
+    assert [turn.finish for turn in rebuild_record(stored, all_calls=True).turns] == [Finish.CANCELLED]
 
 
 @pytest.mark.parametrize(

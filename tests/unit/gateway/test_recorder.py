@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
+from support.journal import open_journal
 
 from seamless_verl.errors import JournalOrderError
-from seamless_verl.gateway.recorder import FLUSH_S, JournalBuffer
+from seamless_verl.gateway.recorder import FLUSH_S, JournalBuffer, JournalRecorder
+from seamless_verl.gateway.session import SessionLimits
+from seamless_verl.gateway.sessions import SessionTable
 from seamless_verl.journal import CallEnded, CallStarted, ChunkAppended, Event
+from seamless_verl.journal.index import JournalIndex
+from seamless_verl.journal.recovery import rebuild_record
 from seamless_verl.trajectory.records import Finish, TokenChunk, logprobs, tokens
+from seamless_verl.trajectory.session import Closed
+from seamless_verl.view.sessions import is_failed
 
 
 class SlowJournal:
@@ -86,3 +94,22 @@ async def test_the_error_of_an_append_reaches_the_next_chunk_or_the_end(more: bo
             ending: Any = buffer.append("a", CallEnded("a", Finish.STOP, {}))
             journal.appends[1][1].set_result(None)
             await ending
+
+
+async def test_a_session_that_expired_is_shown_as_one_that_failed(tmp_path: Path) -> None:
+    now = [0.0]
+    table = SessionTable(clock=lambda: now[0])
+    with open_journal(tmp_path) as journal:
+        recorder = JournalRecorder(journal)
+        session, _ = table.open("u", limits=SessionLimits(lifetime=1))
+        await recorder.open_session(session)
+        now[0] = 2.0
+        (expired,) = table.expire()
+        assert expired is session
+        await recorder.close_session(session, str(session.reason))
+        stored = journal.read(session.session_id)
+        assert stored is not None and rebuild_record(stored, all_calls=True).closed is Closed.EXPIRED
+        index = JournalIndex(journal.path)
+        index.refresh()
+        (entry,) = index.entries()
+        assert entry.reason == "expired" and is_failed(entry)
