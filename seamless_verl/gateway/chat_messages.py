@@ -13,6 +13,8 @@ from typing import Any
 from seamless_verl.trajectory.messages import ASSISTANT
 
 TOOL, SYSTEM, DEVELOPER = "tool", "system", "developer"
+RENDERED_TEXTS = ("refusal", "thinking")
+"""Types of parts whose text is under the type's name, and is rendered as any text."""
 
 
 def has_developer(messages: Sequence[Any]) -> bool:
@@ -26,6 +28,35 @@ def developer_to_system(messages: Sequence[Any]) -> list[Any]:
 
 def _as_system(message: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in message.items() if name != "tools"} | {"role": SYSTEM}
+
+
+def parts_as_text(messages: Sequence[Any]) -> list[Any]:
+    """The messages, with the refusals and thoughts among their parts as texts, which is how vLLM renders them.
+
+    Recorded ids are reused in conversations of texts. A `tool_reference` is none: what is rendered for it, if anything,
+    is the chat template's own, and its name is no text that tells one message from another.
+    """
+    return [_with_texts(message) if any(map(_is_rendered_text, _parts(message))) else message for message in messages]
+
+
+def _with_texts(message: Mapping[str, Any]) -> dict[str, Any]:
+    parts = [_as_text(part) if _is_rendered_text(part) else part for part in _parts(message)]
+    return {**message, "content": parts}
+
+
+def _as_text(part: Mapping[str, Any]) -> dict[str, Any]:
+    kind = part["type"]
+    return {name: value for name, value in part.items() if name != kind} | {"type": "text", "text": part[kind]}
+
+
+def _parts(message: Any) -> Sequence[Any]:
+    content = message.get("content") if isinstance(message, Mapping) else None
+    return content if isinstance(content, list) else ()
+
+
+def _is_rendered_text(part: Any) -> bool:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    return kind in RENDERED_TEXTS and isinstance(part.get(kind), str)
 
 
 def order_tool_results(messages: Sequence[Any]) -> list[Any]:

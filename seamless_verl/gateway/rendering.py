@@ -26,7 +26,7 @@ from vllm.renderers.base import BaseRenderer
 from vllm.renderers.hf import HfRenderer, resolve_chat_template_content_format
 from vllm.renderers.params import TokenizeParams
 
-from seamless_verl.gateway.chat_messages import developer_to_system, has_developer, order_tool_results
+from seamless_verl.gateway.chat_messages import developer_to_system, has_developer, order_tool_results, parts_as_text
 from seamless_verl.gateway.continuation import Continuation
 from seamless_verl.gateway.http import COUNT_TOKENS_PATH
 from seamless_verl.gateway.overflow import Overflow
@@ -212,7 +212,7 @@ class SessionRenderer(chat_renderer()):  # type: ignore[misc]
         A developer's message is a system message where the template has no such role. vLLM says so, too, but then puts
         all system messages into the first one: what was said before would begin differently, and fork.
         """
-        messages = order_tool_results(messages)
+        messages = order_tool_results(parts_as_text(messages))
         own_template = getattr(request, "chat_template", None)
         if self._continuation is None or own_template is not None or not has_developer(messages):
             return messages

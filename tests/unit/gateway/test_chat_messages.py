@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamless_verl.gateway.chat_messages import developer_to_system, has_developer, order_tool_results
+from seamless_verl.gateway.chat_messages import (
+    developer_to_system,
+    has_developer,
+    order_tool_results,
+    parts_as_text,
+)
+from seamless_verl.gateway.prefix_index import text_only
 
 
 def user(text: str) -> dict[str, Any]:
@@ -97,6 +103,25 @@ def test_however_they_were_sent_there_is_one_order(ids: list[str], random: Any) 
     shuffled = ordered[1:]
     random.shuffle(shuffled)
     assert order_tool_results([ordered[0], *shuffled]) == ordered == order_tool_results(ordered)
+
+
+def test_refusals_and_thoughts_among_parts_are_texts() -> None:
+    refused = [{"type": "refusal", "refusal": "no", "annotations": []}, {"type": "text", "text": "b"}]
+    thought = [{"type": "thinking", "thinking": "hm", "closed": True}]
+    messages = [user("q"), {"role": "assistant", "content": refused}, {"role": "assistant", "content": thought}]
+    changed = parts_as_text(messages)
+    assert not text_only(messages) and text_only(changed) and changed[0] is messages[0]
+    assert changed[1]["content"] == [{"type": "text", "text": "no", "annotations": []}, refused[1]]
+    assert changed[2]["content"] == [{"type": "text", "text": "hm", "closed": True}]
+    assert parts_as_text(changed) == changed and refused[0]["refusal"] == "no"
+
+
+@pytest.mark.parametrize(
+    "part", [{"type": "tool_reference", "name": "f"}, {"type": "refusal"}, {"type": "thinking", "thinking": None}, 3]
+)
+def test_parts_that_are_no_texts_stay_as_they_are(part: Any) -> None:
+    messages = [{"role": "tool", "content": [part]}, {"role": "user", "content": "q"}, "no message"]
+    assert [*map(id, parts_as_text(messages))] == [*map(id, messages)]
 
 
 def test_a_developers_message_becomes_a_system_message_in_its_place() -> None:
