@@ -107,6 +107,10 @@ class GatewayConfig:
             "with `retry-after`; `null` is no bound",
         ),
     ] = None
+    max_body_mib: Annotated[
+        Positive,
+        Doc("MiB of one request's body; more get a 413. 32 are near 8 million tokens of text"),
+    ] = 32
     max_failed_groups: Annotated[
         Positive,
         Doc(

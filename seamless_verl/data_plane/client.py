@@ -192,6 +192,7 @@ def session_settings(
         journal_gib=gateway.journal_gib,
         max_calls=gateway.max_calls,
         max_sessions=gateway.max_sessions,
+        max_body=gateway.max_body_mib << 20,
         port=port,
         options=(f"--max-model-len={length}", f"--dtype={rollout.dtype}", *names, *gateway.options),
         max_sequence=seamless.tokens.sequence_limit(rollout.prompt_length, rollout.response_length),

@@ -126,6 +126,7 @@ class Sessions:
             public_address=settings.public_address,
             max_running=settings.max_calls,
             max_open=settings.max_sessions,
+            max_body=settings.max_body,
             runner_key=settings.runner_key,
         )
         self.gateway = Gateway(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from seamless_verl.gateway.request_rules import RequestRules
+from seamless_verl.gateway.request_rules import MAX_BODY, RequestRules
 from seamless_verl.trajectory.policies import GrammarTokens
 
 
@@ -18,7 +18,7 @@ class SessionSettings:
     The journal keeps sessions for `journal_days` after their hand-over and up to `journal_gib`; None is no bound.
     `max_calls` run at once, and `max_sessions` are open when another is opened from outside; None is no bound.
     `socket_holder` names the actor that holds the listening socket, at `port`, while the gateway is down.
-    `public_address` and `rules` are those of GatewaySettings.
+    `max_body`, `public_address` and `rules` are those of GatewaySettings.
     """
 
     model: str
@@ -29,6 +29,7 @@ class SessionSettings:
     journal_gib: float | None = None
     max_calls: int | None = None
     max_sessions: int | None = None
+    max_body: int = MAX_BODY
     port: int = 0
     options: Sequence[str] = ()
     max_sequence: int | None = None

@@ -45,10 +45,13 @@ MODELS_PATH = "/v1/models"
 POSTED = (*GENERATION_PATHS, COUNT_TOKENS_PATH, REWARD_PATH)
 METHODS: dict[str, tuple[str, ...]] = dict.fromkeys(POSTED, ("POST",)) | {MODELS_PATH: ("GET",)}
 STORED_METHODS = ("GET", "DELETE")
+WITHOUT_VERSION = frozenset(path.split("/")[2] for path in METHODS)
+"""How paths begin that are served without `/v1`, too."""
 
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 """An escaped half of a surrogate pair: only a text with one may be no Unicode."""
 
+BODY_SETTING = "seamless.gateway.max_body_mib"
 MAX_DIGITS = 18  # of a length; Python refuses to read a number of thousands of digits
 MAX_DEPTH = 200  # of objects and lists in a body: what can be read must also be written, and read again
 Body: TypeAlias = dict[str, Any]
@@ -92,11 +95,15 @@ class Address:
 
 
 def parse_address(path: str) -> Address:
-    """Accepts both forms: `/v1/...` and `/s/<session key>/v1/...`."""
+    """Accepts both forms, `/v1/...` and `/s/<session key>/v1/...`, and both without the `/v1`.
+
+    Of the clients that read a base URL from ANTHROPIC_BASE_URL some add the `/v1`, and others expect it there.
+    """
+    key, rest = None, path.removeprefix("/")
     if path.startswith("/s/"):
         key, _, rest = path.removeprefix("/s/").partition("/")
-        return Address(f"/{rest.rstrip('/')}", key)
-    return Address(path.rstrip("/") or "/", None)
+    rest = rest.rstrip("/")
+    return Address(f"/v1/{rest}" if rest.partition("/")[0] in WITHOUT_VERSION else f"/{rest}", key)
 
 
 def key_from_headers(headers: Headers) -> str | None:
@@ -175,7 +182,8 @@ def digest_request(path: str, body: Mapping[str, Any]) -> str:
 
 
 def _too_large(limit: int) -> ApiError:
-    return ApiError(ErrorCode.TOO_LARGE, f"The body has more than the {limit} bytes that are accepted")
+    message = f"The body has more than the {limit} bytes that are accepted. {BODY_SETTING} of the run sets how many MiB"
+    return ApiError(ErrorCode.TOO_LARGE, message)
 
 
 def _refuse_constant(name: str) -> float:

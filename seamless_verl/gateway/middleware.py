@@ -46,7 +46,7 @@ from seamless_verl.gateway.keepalive import KEEPALIVE_S, StreamKeepalive
 from seamless_verl.gateway.models import ModelList
 from seamless_verl.gateway.protocols import OutsideApi
 from seamless_verl.gateway.request_context import CURRENT, RequestContext
-from seamless_verl.gateway.request_rules import RequestRules, changes_for, count_calls
+from seamless_verl.gateway.request_rules import MAX_BODY, RequestRules, changes_for, count_calls
 from seamless_verl.gateway.retries import Attempt
 from seamless_verl.gateway.session import Session
 from seamless_verl.gateway.sessions import SessionTable
@@ -54,7 +54,6 @@ from seamless_verl.gateway.stored_responses import find_previous, find_reference
 
 logger = logging.getLogger(__name__)
 
-MAX_BODY = 32 << 20  # bytes: near 8 million tokens of text
 MAX_REFUSED = 256  # refusals of one session that are recorded as of a program outside of the run,
 MAX_REFUSED_OUTSIDE = 16_384  # and of all requests without an open session: programs may repeat a mistake for ever
 OnRefusal: TypeAlias = Callable[[Session, str, int, str], None]

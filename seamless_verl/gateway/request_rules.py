@@ -32,6 +32,7 @@ vLLM reads a call of the second kind, so that they are left out as hosted ones a
 NAMESPACE = "namespace"
 """The type of a group of tools under one name; the agent runs those of them that are functions, as Codex does its
 sub-agents."""
+MAX_BODY = 32 << 20  # bytes of a request: near 8 million tokens of text
 MAX_VALUES, MAX_TEXT = 20_000, 1 << 20
 """Values and characters in one field with schemas: the gateway compiles as many in about a second."""
 

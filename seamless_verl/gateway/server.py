@@ -38,13 +38,13 @@ from seamless_verl.gateway.engine_client import FleetEngineClient
 from seamless_verl.gateway.fast_path import ServingApp
 from seamless_verl.gateway.keepalive import KEEPALIVE_S
 from seamless_verl.gateway.listening import open_listeners
-from seamless_verl.gateway.middleware import MAX_BODY, SessionMiddleware
+from seamless_verl.gateway.middleware import SessionMiddleware
 from seamless_verl.gateway.models import ModelList
 from seamless_verl.gateway.protocols import CallSource, OutsideApi, Recorder
 from seamless_verl.gateway.recovery import GatewayRecovery
 from seamless_verl.gateway.rendering import SessionRenderer
 from seamless_verl.gateway.reply_parser import consistent_parser
-from seamless_verl.gateway.request_rules import RequestRules
+from seamless_verl.gateway.request_rules import MAX_BODY, RequestRules
 from seamless_verl.gateway.serving import (
     accept_any_model,
     conform_chat,

@@ -48,7 +48,7 @@ OF_THE_GATEWAY = (
     *("gateway.port", "gateway.journal", "gateway.journal_days", "gateway.journal_gib"),
     *("gateway.options", "gateway.public_address"),
     *(f"gateway.requests.{item.name}" for item in fields(RequestsConfig)),
-    *("gateway.max_calls", "gateway.max_sessions"),
+    *("gateway.max_calls", "gateway.max_sessions", "gateway.max_body_mib"),
 )
 """Read only where the gateway runs. `shards` and `max_failed_groups` concern all calls and all agent loops."""
 

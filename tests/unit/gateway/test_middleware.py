@@ -35,8 +35,8 @@ async def no_calls(session_id: str) -> None: ...
 class Served:
     """The middleware, without an application behind it."""
 
-    def __init__(self) -> None:
-        self.table, self.outside = SessionTable(), Outside()
+    def __init__(self, **options: Any) -> None:
+        self.table, self.outside, self.refused = SessionTable(), Outside(), list[tuple[Any, ...]]()
         admin = Admin(self.table, NullRecorder(), cancel=no_calls)
         self.middleware = SessionMiddleware(
             None,  # type: ignore[arg-type]
@@ -45,8 +45,9 @@ class Served:
             admin_key="the admin's",
             models=None,  # type: ignore[arg-type]
             rules=RequestRules(),
-            on_refusal=lambda *refusal: None,
+            on_refusal=lambda *refusal: self.refused.append(refusal),
             outside=self.outside,
+            **options,
         )
 
     async def post(self, path: str, key: str = "", body: bytes = b"{}") -> int:
@@ -79,6 +80,14 @@ async def test_an_agent_that_repeats_a_mistake_fills_no_table(monkeypatch: pytes
     assert served.outside.subjects.count(other.session_id) == 3, "its key was in the header"
     assert served.outside.subjects.count("/admin/nothing") == 4
     assert len(served.outside.subjects) == 10
+
+
+async def test_a_body_that_is_too_large_is_refused_with_the_setting_that_bounds_it() -> None:
+    served = Served(max_body=10)
+    _, key = served.table.open("u")
+    assert await served.post(f"/s/{key}/v1/messages", body=b" " * 11) == 413
+    message = served.refused[-1][-1]
+    assert "10 bytes" in message and "seamless.gateway.max_body_mib" in message
 
 
 @pytest.mark.parametrize(

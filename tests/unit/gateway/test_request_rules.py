@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from seamless_verl.errors import ConfigError
 from seamless_verl.gateway.api_errors import Api, ApiError, ErrorCode
-from seamless_verl.gateway.http import parse_address, parse_body
+from seamless_verl.gateway.http import METHODS, MODELS_PATH, parse_address, parse_body
 from seamless_verl.gateway.listening import LOOPBACK, open_listeners
 from seamless_verl.gateway.models import ModelList
 from seamless_verl.gateway.overflow import Overflow, failed_response_events
@@ -192,6 +192,22 @@ def test_addresses_of_stored_responses() -> None:
         assert parse_address(path).response_id is None
     with pytest.raises(ApiError, match="takes GET or DELETE"):
         parse_address("/v1/responses/a").check("POST")
+
+
+@pytest.mark.parametrize("path", [*METHODS, f"{MODELS_PATH}/a/b", "/v1/responses/resp_1", "/v1/messages/other"])
+def test_a_path_may_lack_the_version(path: str) -> None:
+    short = path.removeprefix("/v1")
+    for asked in (path, short, f"{short}/"):
+        address, bare = parse_address(f"/s/key{asked}"), parse_address(asked)
+        assert (address.path, address.key, bare.path, bare.key) == (path, "key", path, None)
+        assert address.api is parse_address(path).api
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/health", "/admin/sessions", "/runner/lease", "/metrics", "/chats", "/v1/v1/models"]
+)
+def test_other_paths_stay_as_they_are(path: str) -> None:
+    assert parse_address(path).path == path == parse_address(f"/s/key{path}").path
 
 
 def test_models_in_both_shapes() -> None:

@@ -455,6 +455,7 @@ def test_a_sampler_brings_a_warning_in_other_modes_and_so_does_each_of_its_optio
         ("seamless.gateway.options=['--enable-log-deltas']", "options=['--enable-log-deltas']"),
         ("seamless.gateway.requests.strict_model=true", "seamless.gateway.requests.strict_model=True"),
         ("seamless.gateway.max_calls=4", "seamless.gateway.max_calls=4"),
+        ("seamless.gateway.max_body_mib=64", "seamless.gateway.max_body_mib=64"),
     ],
 )
 def test_settings_of_a_gateway_that_is_off_bring_a_warning(tmp_path: Path, setting: str, said: str) -> None:
