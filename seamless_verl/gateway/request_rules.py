@@ -1,8 +1,8 @@
 """What a request may ask for: bounds, hosted tools and output tokens, checked before vLLM's serving classes see it.
 
-Agents send what the real services accept: tools that a service would run itself, and more output tokens than a model
-has room for. The gateway takes such requests in, and changes the body that vLLM gets; the recorded request is the
-agent's.
+Agents send what the real services accept: tools that a service would run itself, more output tokens than a model
+has room for, and forms that vLLM does not read (`request_forms.py`). The gateway takes such requests in, and changes
+the body that vLLM gets; the recorded request is the agent's.
 """
 
 from __future__ import annotations
@@ -14,6 +14,13 @@ from typing import Any, Literal, TypeAlias
 
 from seamless_verl.gateway.api_errors import ApiError, ErrorCode
 from seamless_verl.gateway.media import media_in, replace_media
+from seamless_verl.gateway.request_forms import (
+    allowed_names,
+    allowed_tools_mode,
+    is_unread_message,
+    readable_items,
+    without_hosted,
+)
 from seamless_verl.runtime.fields import Positive, check
 
 HostedTools: TypeAlias = Literal["drop", "refuse"]
@@ -64,19 +71,23 @@ class Changes:
     """What vLLM gets instead of a body: `overrides` replace fields, and fields in `removed` are left out.
 
     `dropped_tools` are the hosted tools that are left out, by their places in the list: their types. `replaced_media`
-    are the kinds of the images and the like that become placeholders.
+    are the kinds of the images and the like that become placeholders. `unread_items`: the input has messages in a form
+    that vLLM does not read.
     """
 
     overrides: Mapping[str, Any] = field(default_factory=dict)
     removed: frozenset[str] = frozenset()
     dropped_tools: Mapping[int, str] = field(default_factory=dict)
     replaced_media: tuple[str, ...] = ()
+    unread_items: bool = False
 
     def apply(self, body: dict[str, Any]) -> dict[str, Any]:
         """The changed body, a new dict."""
         changed = {**body, **self.overrides, **(replace_media(body) if self.replaced_media else {})}
         if self.dropped_tools:
             changed["tools"] = [tool for place, tool in enumerate(body["tools"]) if place not in self.dropped_tools]
+        if self.unread_items:
+            changed["input"] = readable_items(changed["input"])
         for name in self.removed:
             changed.pop(name, None)
         return changed
@@ -137,17 +148,25 @@ def changes_for(
         limit = body.get(name)
         if isinstance(limit, int) and limit > context:
             overrides[name] = context
+    if (mode := allowed_tools_mode(body.get("tool_choice"))) is not None:
+        overrides["tool_choice"] = mode
+    items = body.get("input")
+    unread = isinstance(items, list) and any(map(is_unread_message, items))
     tools = body.get("tools")
     given = tools if isinstance(tools, list) else []
     dropped = {place: tool["type"] for place, tool in enumerate(given) if _is_hosted(tool, namespaces)}
-    if not dropped:
-        return Changes(overrides, replaced_media=media)
     if rules.hosted_tools == "refuse":
-        types = ", ".join(dict.fromkeys(dropped.values()))
-        message = f"Tools of type {types} are not served here, but functions that the agent runs. Leave them out"
-        raise ApiError(ErrorCode.UNSUPPORTED, message, param="tools")
+        if dropped:
+            types = ", ".join(dict.fromkeys(dropped.values()))
+            message = f"Tools of type {types} are not served here, but functions that the agent runs. Leave them out"
+            raise ApiError(ErrorCode.UNSUPPORTED, message, param="tools")
+    elif isinstance(included := body.get("include"), list):
+        overrides["include"] = without_hosted(included)
+    if not dropped:
+        return Changes(overrides, replaced_media=media, unread_items=unread)
     kept = [tool for place, tool in enumerate(given) if place not in dropped]
-    return Changes(overrides, _fields_without_tools(body.get("tool_choice"), kept, dropped), dropped, media)
+    removed = _fields_without_tools(body.get("tool_choice"), kept, dropped)
+    return Changes(overrides, removed, dropped, media, unread)
 
 
 def _is_hosted(tool: object, namespaces: bool) -> bool:
@@ -176,8 +195,10 @@ def _fields_without_tools(choice: object, kept: Sequence[Any], dropped: Mapping[
         return frozenset({"tools", "tool_choice", "parallel_tool_calls"})
     if not isinstance(choice, Mapping):
         return frozenset()
-    named = choice.get("name")
-    gone = choice.get("type") in dropped.values() or (named is not None and named not in set(_names(kept)))
+    names, named, allowed = set(_names(kept)), choice.get("name"), allowed_names(choice)
+    gone = choice.get("type") in dropped.values() or (named is not None and named not in names)
+    if allowed is not None:  # of those that it allows none is left
+        gone = names.isdisjoint(allowed)
     return frozenset({"tool_choice"}) if gone else frozenset()
 
 

@@ -11,7 +11,7 @@ import anthropic
 import httpx
 import openai
 import pytest
-from support.gateway import TOOL, GatewayHarness, gateway_harness, user
+from support.gateway import TOOL, TOOL_CALL, GatewayHarness, gateway_harness, user
 
 from seamless_verl.gateway.request_rules import RequestRules
 from seamless_verl.platform.vllm_versions import TAKES_NAMESPACES
@@ -206,6 +206,96 @@ async def test_hosted_tools_are_left_out_and_on_record(nano: Path, path: str, st
         assert harness.gateway.metrics()["gateway/hosted_tools_dropped"] == 2 * len(hosted)
         bad = await post(harness, path, {**BODIES[path], "tools": [*hosted, own], "temperature": "warm"})
         assert bad.status_code == 400
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_message_without_a_type_is_the_reply_that_it_repeats(nano: Path, named: bool, stream: bool) -> None:
+    """As the Vercel AI SDK sends it with `store: false`; it keeps its recorded ids."""
+    async with gateway_harness(nano) as harness:
+        harness.set_replies("the first", "the second")
+        assert (await post(harness, RESPONSES, {**BODIES[RESPONSES], "store": False})).status_code == 200
+        first = harness.source.calls[-1]
+        said = {"role": "assistant", "content": [{"type": "output_text", "text": "the first"}]}
+        items = [user("hi"), said | ({"id": "msg_1"} if named else {}), user("more")]
+        reply = await post(harness, RESPONSES, {"model": "m", "input": items, "store": False, "stream": stream})
+        assert reply.status_code == 200 and "the second" in reply.text, reply.text
+        whole = [*first.prompt_ids, *harness.ids("the first")]
+        assert list(harness.source.calls[-1].prompt_ids)[: len(whole)] == whole
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ([{"type": "output_text", "text": "one "}, {"type": "output_text", "text": "two"}], "one two"),
+        ([{"type": "refusal", "refusal": "one two"}], "one two"),
+        ([], ""),
+    ],
+)
+async def test_all_texts_of_a_message_are_in_the_prompt(nano: Path, content: list[Any], text: str) -> None:
+    async with gateway_harness(nano) as harness:
+        items = [user("hi"), {"type": "message", "role": "assistant", "content": content, "id": "m"}, user("more")]
+        reply = await post(harness, RESPONSES, {"model": "m", "input": items})
+        assert reply.status_code == 200, reply.text
+        assert harness.source.calls[-1].request["messages"][1]["content"] == text
+
+
+@pytest.mark.parametrize("kind", ["refusal", "thinking"])
+async def test_recorded_ids_are_reused_behind_a_refusal(nano: Path, kind: str) -> None:
+    async with gateway_harness(nano) as harness:
+        harness.set_replies("the reply", "the last")
+        said = {"role": "assistant", "content": [{"type": kind, kind: "no"}]}
+        messages = [user("hi"), said, user("and now?")]
+        body = {"model": "m", "messages": messages}
+        assert (await post(harness, CHAT, body)).status_code == 200
+        first = harness.source.calls[-1]
+        assert "no" in harness.prompt()
+        more = [*messages, {"role": "assistant", "content": "the reply"}, user("more")]
+        assert (await post(harness, CHAT, {**body, "messages": more})).status_code == 200
+        whole = [*first.prompt_ids, *harness.ids("the reply")]
+        assert list(harness.source.calls[-1].prompt_ids)[: len(whole)] == whole
+
+
+def calls_in(reply: dict[str, Any], path: str) -> str:
+    """The calls of tools in a reply, as a text."""
+    if path == CHAT:
+        return str(reply["choices"][0]["message"].get("tool_calls"))
+    return str([item for item in reply["output"] if item["type"] == "function_call"])
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+@pytest.mark.parametrize("path", [CHAT, RESPONSES])
+async def test_a_choice_among_some_tools_lets_them_be_called(nano: Path, path: str, mode: str) -> None:
+    own = TOOL if path == CHAT else {"type": "function", **FUNCTION}
+    inner = {"mode": mode, "tools": [own]}
+    choice = {"type": "allowed_tools", **({"allowed_tools": inner} if path == CHAT else inner)}
+    async with gateway_harness(nano) as harness:
+        for text, called in ((TOOL_CALL, True), ("no call", False)):
+            harness.set_replies(text)
+            reply = await post(harness, path, {**BODIES[path], "tools": [own], "tool_choice": choice})
+            assert reply.status_code == 200, reply.text
+            assert ("arguments" in calls_in(reply.json(), path)) is called
+            assert (harness.source.calls[-1].sampling.get("structured_outputs") is not None) is (mode == "required")
+        assert harness.gateway.metrics()["gateway/malformed_calls"] == (mode == "required")
+
+
+async def test_what_a_hosted_tool_would_include_is_left_out(nano: Path) -> None:
+    """As the Vercel AI SDK asks for the sources of a web search."""
+    asked = {"tools": [{"type": "web_search"}], "include": ["web_search_call.action.sources"]}
+    async with gateway_harness(nano) as harness:
+        reply = await post(harness, RESPONSES, {**BODIES[RESPONSES], **asked})
+        assert reply.status_code == 200, reply.text
+
+
+@paths
+async def test_a_base_url_may_lack_the_version(nano: Path, path: str) -> None:
+    async with gateway_harness(nano) as harness:
+        for short in (path.removeprefix("/v1"), path):
+            reply = await post(harness, short, BODIES[path])
+            assert reply.status_code == 200, reply.text
+        assert {call.request.get("path") for call in harness.source.calls} == {path}
+        models = await harness.http.get(harness.session["anthropic_base_url"] + "/models")
+        assert models.status_code == 200 and models.json()["data"]
 
 
 @pytest.mark.skipif(not TAKES_NAMESPACES, reason="vLLM 0.24 takes no namespaces: they are left out as hosted tools are")
