@@ -54,6 +54,9 @@ from seamless_verl.gateway.stored_responses import find_previous, find_reference
 
 logger = logging.getLogger(__name__)
 
+COUNTED = (
+    *("gateway/requests_refused", "gateway/hosted_tools_dropped", "gateway/media_replaced", "gateway/schemas_dropped"),
+)
 MAX_REFUSED = 256  # refusals of one session that are recorded as of a program outside of the run,
 MAX_REFUSED_OUTSIDE = 16_384  # and of all requests without an open session: programs may repeat a mistake for ever
 OnRefusal: TypeAlias = Callable[[Session, str, int, str], None]
@@ -90,8 +93,7 @@ class SessionMiddleware:
         self._admin_hash, self._outside = _hash_of(admin_key), outside
         self._runner_hashes = [self._admin_hash, *([_hash_of(runner_key)] if runner_key else [])]
         self._refused_outside = 0
-        counted = ("gateway/requests_refused", "gateway/hosted_tools_dropped", "gateway/media_replaced")
-        self.counts = Counter(dict.fromkeys(counted, 0))
+        self.counts = Counter(dict.fromkeys(COUNTED, 0))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -212,6 +214,7 @@ class SessionMiddleware:
                 self.counts["gateway/media_replaced"] += len(context.replaced_media)
                 inner_scope = {**_with_json_type(scope), READ_BODY: ReadBody(body, changes.apply, raw)}
                 await self._forward(inner_scope, DisconnectWatch(receive), send, address.api, context)
+                self.counts["gateway/schemas_dropped"] += context.dropped_schema
         finally:
             if retried is not None:  # if this retry was refused, or lost its connection, another one follows
                 retried.claimed = False

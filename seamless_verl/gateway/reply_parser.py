@@ -28,6 +28,14 @@ from typing import Any
 from vllm.entrypoints.chat_utils import make_tool_call_id
 from vllm.parser.abstract_parser import DelegatingParser
 
+from seamless_verl.gateway.request_context import CURRENT
+from seamless_verl.gateway.schema_beside_tools import (
+    calls_or_schema,
+    has_own_grammars,
+    remove_schema,
+    text_schema,
+    warn_of_dropped_schemas,
+)
 from seamless_verl.platform.vllm_versions import DeltaFunctionCall, DeltaMessage, DeltaToolCall
 
 logger = logging.getLogger(__name__)
@@ -70,6 +78,21 @@ class _ConsistentParser:
         self._ids: list[int] = []
         self._prompt: list[int] | None = None  # its last turn
         self._sent_reasoning = self._sent_content = self._held = ""
+
+    def adjust_request(self, request: Any) -> Any:
+        """The request with the grammar of its reply. A JSON schema does not keep the model from calling a tool."""
+        schema = None if has_own_grammars(self.base) else text_schema(request)
+        tool_parser = getattr(self, "tool_parser", None)
+        if schema is None or (tool_parser is None and issubclass(self.base, DelegatingParser)):  # it reads no calls
+            return super().adjust_request(request)  # type: ignore[misc]
+        outputs = calls_or_schema(schema, tool_parser, request)
+        remove_schema(request)
+        request = super().adjust_request(request)  # type: ignore[misc]
+        if outputs is not None:
+            request.structured_outputs = outputs  # also in the place of the grammar for strict tools, which it contains
+        else:
+            _note_dropped_schema()
+        return request
 
     def parse_reply(self, text: str, request: Any, ids: Sequence[int], *, auto_tools: bool = True) -> ParsedReply:
         """A whole reply, whatever was streamed of it."""
@@ -195,6 +218,12 @@ def turn_ends(tokenizer: Any) -> frozenset[int]:
 
 def offers_tools(request: Any) -> bool:
     return bool(request.tools) and request.tool_choice != "none"
+
+
+def _note_dropped_schema() -> None:
+    warn_of_dropped_schemas()
+    if (context := CURRENT.get()) is not None:
+        context.dropped_schema = True
 
 
 def _requires_call(request: Any) -> bool:

@@ -46,7 +46,8 @@ class RequestContext:
     `replaced_media` are the kinds of images and the like that became placeholders.
     `previous` is the stored response that this one continues, `referenced` has the stored items that its input names,
     by id, and `response_id` names this one where it will be stored.
-    `overflow` is set when the prompt was refused for its length.
+    `overflow` is set when the prompt was refused for its length; `dropped_schema`, when the JSON schema of its reply
+    was left out.
     """
 
     session: Session
@@ -64,6 +65,7 @@ class RequestContext:
     referenced: Mapping[str, Any] = field(default_factory=dict)
     response_id: str | None = None
     overflow: Overflow | None = None
+    dropped_schema: bool = False
 
     def next_call(self) -> tuple[int, str]:
         """The next call's index in the request, and its id, unique in its session."""

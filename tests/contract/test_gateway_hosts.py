@@ -69,6 +69,8 @@ PARAMETERS = {
     "vllm.parser.abstract_parser:DelegatingParser.parse_delta": "self delta_text delta_token_ids request"
     " prompt_token_ids * finished",
     "vllm.parser.abstract_parser:DelegatingParser.extract_reasoning": "self model_output request",
+    "vllm.parser.abstract_parser:DelegatingParser.adjust_request": "self request",
+    "vllm.tool_parsers.abstract_tool_parser:ToolParser.get_structural_tag": "self request * reasoning",
     "vllm.entrypoints.anthropic.serving:AnthropicServingMessages.messages_full_converter": "self generator",
     "vllm.entrypoints.anthropic.serving:AnthropicServingMessages.message_stream_converter": "self generator",
     "vllm.entrypoints.openai.responses.serving:OpenAIServingResponses.create_responses": "self request raw_request",
@@ -136,6 +138,12 @@ NAMES = (
     "vllm.exceptions:VLLMNotFoundError",
     "vllm.v1.engine.exceptions:EngineGenerateError",
     "vllm.envs:VLLM_CPU_KVCACHE_SPACE",
+    "xgrammar:Grammar.from_structural_tag",
+    "xgrammar:StructuralTag",
+    "xgrammar.structural_tag:JSONSchemaFormat",
+    "xgrammar.structural_tag:OrFormat",
+    "vllm.parser.harmony:HarmonyParser",
+    "vllm.parser.mistral:MistralParser",
 )
 # What we read of its objects, or set on them.
 HELD = {
@@ -149,6 +157,8 @@ HELD = {
     STATE[:-1]: "detokenizer logprobs_processor",
     TEXT[:-1]: "output_token_ids",
     "vllm.config:StructuredOutputsConfig": "reasoning_parser",
+    "vllm.tool_parsers.abstract_tool_parser:ToolParser": "structural_tag_model",
+    "vllm.parser.abstract_parser:DelegatingParser": "tool_parser",
     "vllm.config:VllmConfig": "model_config structured_outputs_config",
     "vllm.entrypoints.anthropic.serving:AnthropicServingMessages": "_merge_inline_system",
     "verl.utils.tokenizer.continuous_token:MergeResult": "token_ids",
