@@ -209,7 +209,7 @@ class FleetEngineClient(IdleEngineClient):
     ) -> RunningCall:
         index, call_id = context.next_call()
         earlier, interrupted = context.earlier_output(index), context.take_interrupted_call(index)
-        call = _session_call(context, request, index, call_id)
+        call = _session_call(context, request, index, call_id, choice)
         if context.is_retry:
             context.session.retried_replies[call.reply_id] = context.attempt.number
         call, source, recorder, count_tokens = self._collaborators(call, context, earlier, interrupted)
@@ -264,14 +264,17 @@ class FleetEngineClient(IdleEngineClient):
         return resume_call(call, interrupted), ResumedSource(interrupted.segments, self._source), recorder, count_tokens
 
 
-def _session_call(context: RequestContext, request: EngineCoreRequest, index: int, call_id: str) -> SessionCall:
+def _session_call(
+    context: RequestContext, request: EngineCoreRequest, index: int, call_id: str, choice: int
+) -> SessionCall:
+    """`asked` has the seed as the agent gave it: a session that begins this one again asks the same."""
     session = context.session
     assert request.prompt_token_ids is not None and request.sampling_params is not None
     prompt_ids, sampling = array(TOKEN, request.prompt_token_ids), engine_sampling(request)
     return SessionCall(
         call_id,
         prompt_ids,
-        sampling,
+        session.seeded(sampling, choice),
         key=session.session_id,
         group=session.uid,
         validation=session.validation,

@@ -98,6 +98,12 @@ class SessionState(StrEnum):
     """its lifetime is over"""
 
 
+def seed_in(place: str, seed: int) -> int:
+    """The engine's seed in a session at this place for one that was asked for: 0 to 2^62 - 1."""
+    digest = hashlib.blake2b(f"{seed}@{place}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 2
+
+
 def hash_key(key: str) -> bytes:
     """The hash of a session's key, which is all that is kept of the key."""
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
@@ -153,6 +159,25 @@ class Session:
     def remaining_tokens(self) -> int | None:
         """Tokens that it may still generate; None without a limit."""
         return None if self.limits.max_tokens is None else max(self.limits.max_tokens - self.tokens, 0)
+
+    @property
+    def place(self) -> str:
+        """What it has in common with a session that begins it again, and with no other: its sample of a prompt.
+
+        Of a session that no trainer asked for it is its id.
+        """
+        number = self.metadata.get("session")
+        return f"{self.uid}_{number}" if isinstance(number, str) else self.session_id
+
+    def seeded(self, sampling: Mapping[str, Any], choice: int = 0) -> dict[str, Any]:
+        """The sampling fields for an engine: a seed gives this session its own noise, the same at each repetition.
+
+        The samples of a prompt are compared with each other, and equal ones teach nothing. `choice` is the call's
+        number among the choices of a request, which vLLM has added to the seed; it is added to the derived one.
+        """
+        if sampling.get("seed") is None:
+            return dict(sampling)
+        return {**sampling, "seed": seed_in(self.place, sampling["seed"] - choice) + choice}
 
     def take_recorded(self, call: SessionCall) -> RecordedCall | None:
         """The recorded tokens for a call, if there are any."""

@@ -35,6 +35,7 @@ from seamless_verl.rollout.routing import PrefixAffinity
 from seamless_verl.transport import RemoteEngine, serve_engine
 from support.vllm_engine import started
 
+UID = "conformance"
 MODEL, ADMIN_KEY, VLLM_KEY, TOKEN = "nano", "the admin's", "one key for all", "between gateway and replica"
 LONGEST = 1024
 MAX_BODY = 24 << 10  # bytes
@@ -103,10 +104,10 @@ class Servers:
         return self.http, self.anthropic_http
 
     def server(self, name: str, **opening: Any) -> Server:
-        """A server of that name; the gateway with a session of its own."""
+        """A server of that name; the gateway with a session of its own, in which a seed gives what it always gives."""
         if name == VLLM:
             return Server(VLLM, self.vllm_url, VLLM_KEY, *self.clients, self.engine_runs)
-        session = self.admin("POST", "sessions", {"uid": "conformance", **opening}).json()
+        session = self.admin("POST", "sessions", {"uid": UID, "metadata": {"session": "0"}, **opening}).json()
         opened = session["session_id"]
 
         def running() -> dict[str, float]:

@@ -9,12 +9,15 @@ from typing import Any
 
 import httpx
 import pytest
-from support.conformance_server import GATEWAY, MODEL, VLLM, Servers
+from support.conformance_server import GATEWAY, MODEL, UID, VLLM, Servers
 from support.conformance_words import CALL, ENDS, HI, LONG, NO_BLANKS, PARAMETERS, TALE, TOOL, says, thinks_then_says
+
+from seamless_verl.gateway.session import seed_in
 
 pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.serial]
 CHAT, PLAIN, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
+PLACE = f"{UID}_0"  # of which the gateway makes the engine's seed; vLLM's own server is given that one
 GREEDY, SEEDED = {"temperature": 0, "max_tokens": 12}, {"seed": 7, "max_tokens": 12, **LONG}
 USAGE = {"stream": True, "stream_options": {"include_usage": True}}
 USE = {"name": "measure", "input_schema": TOOL["function"]["parameters"]}  # type: ignore[index]
@@ -214,7 +217,11 @@ def told(reply: httpx.Response) -> dict[str, Any]:
 
 def different(servers: Servers, asked: tuple[str, dict[str, Any]]) -> dict[str, tuple[Any, Any]]:
     path, body = asked
-    ours, theirs = (told(servers.server(name).post(path, json={"model": MODEL, **body})) for name in (GATEWAY, VLLM))
+    theirs_body = body | ({"seed": seed_in(PLACE, body["seed"])} if "seed" in body else {})
+    ours, theirs = (
+        told(servers.server(name).post(path, json={"model": MODEL, **given}))
+        for name, given in ((GATEWAY, body), (VLLM, theirs_body))
+    )
     missing = "nothing"
     return {
         name: (ours.get(name, missing), theirs.get(name, missing))

@@ -154,8 +154,23 @@ async def test_parameters_reach_the_replica_and_text_does_not(nano: Path) -> Non
         await chat(harness, **asked, response_format=schema, extra_body=extra)
         sampling = dict(harness.source.calls[0].sampling)
         assert sampling.pop("structured_outputs")["json"] == {"type": "object"}
-        expected = {**asked, **extra, "top_p": 1.0, "logprobs": 0, "max_tokens": 8192 - 7}
+        own = harness.gateway.table.get(harness.session["session_id"]).seeded(asked)
+        assert own["seed"] != 4
+        expected = {**own, **extra, "top_p": 1.0, "logprobs": 0, "max_tokens": 8192 - 7}
         assert sampling == expected | {"stream_interval": STREAM_INTERVAL}
+
+
+async def test_the_samples_of_a_prompt_have_different_noise_for_one_seed_and_ask_the_same(nano: Path) -> None:
+    async with gateway_harness(nano) as harness:
+        for number in ("0", "1", "2", "2"):  # the last one begins the third again
+            opened = await harness.open(metadata={"session": number}, sampling={"defaults": {"seed": 7}})
+            url = opened["base_url"] + "/chat/completions"
+            reply = await harness.http.post(url, json={"messages": [user("hi")]})
+            assert reply.status_code == 200
+        first, second, third, again = harness.source.calls
+        assert len({call.sampling["seed"] for call in (first, second, third)}) == 3
+        assert third.sampling["seed"] == again.sampling["seed"]
+        assert len({call.asked for call in harness.source.calls}) == 1, "a lost session's replies would not be found"
 
 
 @pytest.mark.parametrize("thinking", [False, True])

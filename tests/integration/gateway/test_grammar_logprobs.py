@@ -59,7 +59,7 @@ async def record(llm: Any, model: Path, journal: Path) -> tuple[dict[str, str], 
     source = AsyncLLMSource(llm, version=0, own_logprobs=True)
     cut, slots = 0, asyncio.Semaphore(MAX_RUNNING)  # the gateway refuses more at once
     async with gateway_over(source, model, journal, grammars_resume=True) as (gateway, _, fleet):
-        sessions = {kind: await gateway.admin.open({"uid": kind}) for kind in KINDS}
+        sessions = {kind: await gateway.admin.open({"uid": kind, "metadata": {"session": "0"}}) for kind in KINDS}
         clients = {
             kind: openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=session["key"], max_retries=0)
             for kind, session in sessions.items()

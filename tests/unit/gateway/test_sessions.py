@@ -213,3 +213,38 @@ def test_a_lifetime_does_not_count_the_time_in_which_calls_waited() -> None:
     assert not table.expire() and session.state is SessionState.OPEN
     clock.now += 1
     assert table.expire() == [session] and session.state is SessionState.EXPIRED
+
+
+def seeds(session: Session, *asked: int) -> list[int]:
+    return [session.seeded({"seed": seed, "top_p": 0.9})["seed"] for seed in asked]
+
+
+def sample(session_id: str, uid: str, number: str | None) -> Session:
+    return Session(session_id, uid, b"", metadata={} if number is None else {"session": number})
+
+
+def test_a_seed_repeats_within_a_session_and_gives_each_sample_of_a_prompt_its_own_noise() -> None:
+    """Equal samples of a group have no advantage."""
+    group = [sample(f"s{number}", "u", str(number)) for number in range(8)]
+    by_hand = [sample("s8", "u", None), sample("s9", "u", None), sample("s10", "v", "0")]
+    first = [seeds(session, 42) for session in group + by_hand]
+    assert first == [seeds(session, 42) for session in group + by_hand]
+    assert len({seed for (seed,) in first}) == 11
+    assert len(set(seeds(group[0], -(1 << 63), -1, 0, 1, 42, (1 << 63) - 1))) == 6
+
+
+def test_a_session_that_begins_another_again_has_its_noise() -> None:
+    assert seeds(sample("lost", "u", "3"), 7) == seeds(sample("its successor", "u", "3"), 7)
+
+
+@pytest.mark.parametrize("seed", [-(1 << 63), 0, 42, (1 << 63) - 1])
+def test_the_choices_of_a_request_have_seeds_one_after_another_as_vllm_gives_them(seed: int) -> None:
+    session = sample("s", "u", "0")
+    derived = [session.seeded({"seed": seed + choice}, choice)["seed"] for choice in range(3)]
+    assert derived == [derived[0], derived[0] + 1, derived[0] + 2]
+    assert all(0 <= one < 1 << 63 for one in derived)
+
+
+def test_without_a_seed_nothing_is_changed() -> None:
+    sampling = {"top_p": 0.9}
+    assert sample("s", "u", "0").seeded(sampling) == sampling
