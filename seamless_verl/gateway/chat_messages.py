@@ -6,7 +6,7 @@ prompt for it. The record has the messages in this form.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -15,6 +15,21 @@ from seamless_verl.trajectory.messages import ASSISTANT
 TOOL, SYSTEM, DEVELOPER = "tool", "system", "developer"
 RENDERED_TEXTS = ("refusal", "thinking")
 """Types of parts whose text is under the type's name, and is rendered as any text."""
+
+
+def with_listed_contents(messages: Sequence[Any]) -> list[Any]:
+    """The messages, with each content that is no text as a list.
+
+    Of an empty list pydantic makes an iterator, which is read once and is no JSON.
+    """
+    return [_with_listed_content(message) for message in messages]
+
+
+def _with_listed_content(message: Any) -> Any:
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if isinstance(content, str | list | Mapping) or not isinstance(content, Iterable):
+        return message
+    return {**message, "content": list(content)}
 
 
 def has_developer(messages: Sequence[Any]) -> bool:

@@ -20,6 +20,8 @@ Invariants of the recorder:
 - A session's record holds the turns whose end is in the journal, and their tokens are the journal's.
 - A call's last tokens and its end are one append: no call has all its tokens on record and no end.
 - When a session is closed, every call of it has an end on record.
+- A call whose end the journal refuses, as for a value that cannot be written, is on record as FAILED with all its
+  tokens: they are dropped for that reason, and none is lost from the account.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 from seamless_verl.errors import JournalError, JournalOrderError
@@ -102,6 +104,10 @@ class JournalBuffer:
         pending = self._appends.pop(call_id, None)
         return asyncio.gather(pending, append) if pending is not None else append
 
+    def take(self, call_id: str) -> list[Event]:
+        """What is buffered of a call, for its caller to append."""
+        return self._events.pop(call_id, [])
+
     def _schedule_flush(self) -> None:
         if self._flush_timer is None:
             self._flush_timer = asyncio.get_running_loop().call_later(FLUSH_S, self._flush)
@@ -151,8 +157,8 @@ class JournalRecorder:
 
     def buffer_chunk(self, call: SessionCall, chunk: TokenChunk) -> None:
         if chunk.ids:
+            append_chunk(self._segments[call.call_id], chunk)  # first: it was generated even if it is refused
             self._buffer.add(ChunkAppended(call.call_id, chunk))
-            append_chunk(self._segments[call.call_id], chunk)
 
     async def record_chunk(self, call: SessionCall, chunk: TokenChunk) -> None:
         """Holds the last chunk back for the call's end, before which nobody sees it."""
@@ -164,17 +170,47 @@ class JournalRecorder:
             await append
 
     async def end_call(self, call: SessionCall, finish: Finish, reply: dict[str, Any]) -> None:
-        last, segments = self._last_chunks.pop(call.call_id, None), self._segments.pop(call.call_id)
-        events: list[Event] = []
+        """A call that has ended stays as it is: an error that its end had ends it a second time."""
+        last, segments = self._last_chunks.pop(call.call_id, None), self._segments.pop(call.call_id, None)
+        if segments is None:
+            return
+        events = self._buffer.take(call.call_id)
         if last is not None and last.stop_reason is not None:
             reply = {**reply, "stop_reason": last.stop_reason}
         if last is not None and last.ids:
             events.append(ChunkAppended(call.call_id, last))
             append_chunk(segments, last)
-        await self._buffer.append(call.call_id, *events, CallEnded(call.call_id, finish, reply))
+        try:
+            await self._buffer.append(call.call_id, *events, CallEnded(call.call_id, finish, reply))
+        except JournalError:  # it accepts nothing any more
+            raise
+        except Exception:  # it refused this append, and goes on
+            self._add_turn(call, segments, Finish.FAILED, await self._end_refused(call, segments, events), {})
+            raise
+        self._add_turn(call, segments, finish, request_to_store(call), reply)
+
+    def _add_turn(
+        self, call: SessionCall, segments: list[Segment], finish: Finish, request: dict[str, Any], reply: dict[str, Any]
+    ) -> None:
         self._interrupted_calls.get(call.session_id, {}).pop(call.call_id, None)
-        turn = Turn(call.call_id, call.prompt_ids, segments, finish, request_to_store(call), reply)
+        turn = Turn(call.call_id, call.prompt_ids, segments, finish, request, reply)
         self._records[call.session_id].add_turn(turn)
+
+    async def _end_refused(self, call: SessionCall, segments: list[Segment], events: list[Event]) -> dict[str, Any]:
+        """Ends a call as FAILED, without what was refused; returns its request as it is on record.
+
+        `events` were refused with its end. Its start was, too, if the journal has no such call.
+        """
+        end = CallEnded(call.call_id, Finish.FAILED, {})
+        try:
+            await self._journal.append(*(one for one in events if isinstance(one, ChunkAppended)), end)
+            return request_to_store(call)
+        except JournalOrderError:
+            bare = request_to_store(replace(call, request={}))
+            start = CallStarted(call.session_id, call.call_id, call.digest, call.prompt_ids, bare)
+            chunks = [ChunkAppended(call.call_id, segment.chunk()) for segment in segments]
+            await self._journal.append(start, *chunks, end)
+            return bare
 
     async def post_reward(self, session: Session, name: str, value: float) -> None:
         record = self._records.get(session.session_id)

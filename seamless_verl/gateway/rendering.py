@@ -26,7 +26,13 @@ from vllm.renderers.base import BaseRenderer
 from vllm.renderers.hf import HfRenderer, resolve_chat_template_content_format
 from vllm.renderers.params import TokenizeParams
 
-from seamless_verl.gateway.chat_messages import developer_to_system, has_developer, order_tool_results, parts_as_text
+from seamless_verl.gateway.chat_messages import (
+    developer_to_system,
+    has_developer,
+    order_tool_results,
+    parts_as_text,
+    with_listed_contents,
+)
 from seamless_verl.gateway.continuation import Continuation
 from seamless_verl.gateway.http import COUNT_TOKENS_PATH
 from seamless_verl.gateway.overflow import Overflow
@@ -174,7 +180,7 @@ class SessionRenderer(chat_renderer()):  # type: ignore[misc]
         **options: Any,
     ) -> tuple[list[Any], list[Any]]:
         _check_messages(messages)
-        messages = self._in_one_form(request, messages, tool_dicts)
+        messages = self._in_one_form(request, with_listed_contents(messages), tool_dicts)
         context = CURRENT.get()
         ids = key = None
         if context is not None:

@@ -494,3 +494,16 @@ async def test_the_loopback_address_is_served_beside_the_hosts(nano: Path) -> No
         for host in ("127.0.0.2", "127.0.0.1"):
             reply = await harness.http.get(f"http://{host}:{port}/health")
             assert reply.status_code == 200
+
+
+@pytest.mark.parametrize("role", ["tool", "user", "developer", "system", "assistant"])
+async def test_an_empty_list_of_contents_is_a_message_without_text(nano: Path, role: str) -> None:
+    """As adapters send the result of a tool that gave nothing; pydantic makes an iterator of it."""
+    async with gateway_harness(nano) as harness:
+        call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+        calling = [{"role": "assistant", "content": None, "tool_calls": [call]}] if role == "tool" else []
+        empty = {"role": role, "content": [], **({"tool_call_id": "c"} if role == "tool" else {})}
+        reply = await post(harness, CHAT, {"messages": [*HI, *calling, empty, *HI]})
+        assert reply.status_code == 200, reply.text
+        (generated,) = harness.source.calls
+        assert json.loads(json.dumps(generated.request))["messages"][-2]["content"] == []

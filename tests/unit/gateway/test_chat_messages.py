@@ -13,6 +13,7 @@ from seamless_verl.gateway.chat_messages import (
     has_developer,
     order_tool_results,
     parts_as_text,
+    with_listed_contents,
 )
 from seamless_verl.gateway.prefix_index import text_only
 
@@ -131,3 +132,11 @@ def test_a_developers_message_becomes_a_system_message_in_its_place() -> None:
     changed = developer_to_system(messages)
     assert changed == [messages[0], {"role": "system", "content": asked["content"]}, *messages[2:]]
     assert asked["role"] == "developer" and not has_developer(changed) and developer_to_system(changed) == changed
+
+
+def test_a_content_that_pydantic_left_as_an_iterator_is_a_list() -> None:
+    parts = [{"type": "text", "text": "x"}]
+    sent = [{"role": "tool", "content": iter(())}, {"role": "user", "content": iter(parts)}]
+    assert with_listed_contents(sent) == [{"role": "tool", "content": []}, {"role": "user", "content": parts}]
+    kept = [user("text"), calling("a"), {"role": "user", "content": parts}, {"role": "user"}, "no message"]
+    assert all(one is other for one, other in zip(with_listed_contents(kept), kept, strict=True))
