@@ -251,12 +251,18 @@ class ResponseWatch:
         self._send, self._api, self._context, self._on_error = send, api, context, on_error
         self._error_start: Message | None = None
         self._error_body: list[bytes] = []
-        self.complete = False
+        self.started = self.complete = False
+
+    @property
+    def error_status(self) -> int | None:
+        """The status of the error that was the response; None without one."""
+        return None if self._error_start is None else int(self._error_start["status"])
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start" and message["status"] >= 400:
             self._error_start = message
             return
+        self.started |= self._error_start is None
         if self._error_start is not None:
             self._error_body.append(message.get("body", b""))
             if not message.get("more_body", False):

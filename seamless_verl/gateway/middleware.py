@@ -47,7 +47,7 @@ from seamless_verl.gateway.models import ModelList
 from seamless_verl.gateway.protocols import OutsideApi
 from seamless_verl.gateway.request_context import CURRENT, RequestContext
 from seamless_verl.gateway.request_rules import MAX_BODY, RequestRules, changes_for, count_calls
-from seamless_verl.gateway.retries import Attempt
+from seamless_verl.gateway.retries import Attempt, is_retried
 from seamless_verl.gateway.session import Session
 from seamless_verl.gateway.sessions import SessionTable
 from seamless_verl.gateway.stored_responses import find_previous, find_referenced, stored_response
@@ -215,6 +215,10 @@ class SessionMiddleware:
                 inner_scope = {**_with_json_type(scope), READ_BODY: ReadBody(body, changes.apply, raw)}
                 await self._forward(inner_scope, DisconnectWatch(receive), send, address.api, context)
                 self.counts["gateway/schemas_dropped"] += context.dropped_schema
+        except ApiError as error:
+            if generates and retried is None and is_retried(error.status) and "idempotency-key" not in headers:
+                session.attempts.note_failed(digest)
+            raise
         finally:
             if retried is not None:  # if this retry was refused, or lost its connection, another one follows
                 retried.claimed = False
@@ -233,8 +237,10 @@ class SessionMiddleware:
             attempts = context.session.attempts
             if response.complete and not receive.disconnected:
                 attempts.mark_sent(context.attempt)
-            elif not context.attempt.repeatable:
-                attempts.remove(context.attempt)
+            elif not context.attempt.repeatable and attempts.remove(context.attempt):
+                failed = not response.started and is_retried(response.error_status)
+                if failed and context.attempt.key is None:
+                    attempts.note_failed(context.attempt.digest)
 
     def _find_session(self, address: Address, headers: Headers) -> Session:
         """The session of the address, or else of the header; raises ApiError when they name two sessions."""

@@ -11,6 +11,8 @@ Invariants:
 - The output of a call that was cancelled or failed is not given to a retry: its retry is a new request.
 - An attempt without an idempotency key is forgotten when its reply was sent in full, and it is retried once.
 - An attempt that runs, or that a restart interrupted, is never forgotten.
+- A request that was refused or failed left no output, and its retry is a new request: it gets none of another request
+  of the same content. So of as many requests as failed, the next marked retries match nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +26,15 @@ from seamless_verl.journal import StoredCall
 from seamless_verl.rollout.call import Call
 from seamless_verl.trajectory.records import Finish, Segment, TokenChunk, TopLogprobs, append_chunk, empty_chunk
 
+MAX_FAILED = 64  # contents of requests of a session of which it is kept how many failed
+RETRIED = frozenset({408, 409, 429})
+"""Statuses below 500 after which the SDKs repeat a request, as they do after all from 500 on."""
 MAX_ATTEMPTS = 8  # attempts of a session that can be retried; the oldest that has ended is dropped first
+
+
+def is_retried(status: int | None) -> bool:
+    """Whether SDKs repeat a request that got an error of this status; None: it got no response."""
+    return status is None or status >= 500 or status in RETRIED
 
 
 def do_nothing() -> None:
@@ -143,9 +153,12 @@ class Attempt:
     claimed: bool = False
 
     @property
+    def failed(self) -> bool:
+        return any(output.failed for output in self.outputs.values())
+
+    @property
     def repeatable(self) -> bool:
-        begun = bool(self.outputs or self.interrupted_calls)
-        return begun and not any(output.failed for output in self.outputs.values())
+        return bool(self.outputs or self.interrupted_calls) and not self.failed
 
     @property
     def running(self) -> bool:
@@ -153,10 +166,14 @@ class Attempt:
 
 
 class Attempts:
-    """The requests of one session that a retry may refer to, oldest first."""
+    """The requests of one session that a retry may refer to, oldest first.
+
+    Owned state: these, and how many requests failed whose retries have not come, by the digest of their content.
+    """
 
     def __init__(self) -> None:
         self._attempts: list[Attempt] = []
+        self._failed: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._attempts)
@@ -169,7 +186,7 @@ class Attempts:
         """
         if key is not None:
             return self._find_by_key(digest, key)
-        if not retry:
+        if not retry or self._take_failed(digest):
             return None
         same = [attempt for attempt in self._attempts if attempt.digest == digest and attempt.repeatable]
         free = [attempt for attempt in same if not attempt.sent and not attempt.claimed]
@@ -204,7 +221,26 @@ class Attempts:
         if attempt.key is None:
             self.remove(attempt)
 
-    def remove(self, attempt: Attempt) -> None:
-        """Forgets an attempt; one that is not listed is no error."""
-        if attempt in self._attempts:
+    def remove(self, attempt: Attempt) -> bool:
+        """Forgets an attempt; False if it was not listed, which is no error."""
+        listed = attempt in self._attempts
+        if listed:
             self._attempts.remove(attempt)
+        return listed
+
+    def note_failed(self, digest: str) -> None:
+        """A request of this content was refused, or failed, and is not listed: its retry will be a new request."""
+        self._failed[digest] = self._failed.pop(digest, 0) + 1
+        if len(self._failed) > MAX_FAILED:
+            del self._failed[next(iter(self._failed))]
+
+    def _take_failed(self, digest: str) -> bool:
+        """Whether a marked retry is that of a request that failed; each is retried once."""
+        listed = (one for one in self._attempts if one.digest == digest and one.key is None and one.failed)
+        if (attempt := next(listed, None)) is not None:  # its request is about to end
+            return self.remove(attempt)
+        if not (count := self._failed.pop(digest, 0)):
+            return False
+        if count > 1:
+            self._failed[digest] = count - 1
+        return True

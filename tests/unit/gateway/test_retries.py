@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from seamless_verl.gateway.api_errors import ApiError, ErrorCode
 from seamless_verl.gateway.request_context import digest_of
-from seamless_verl.gateway.retries import MAX_ATTEMPTS, Attempt, Attempts, CallOutput
+from seamless_verl.gateway.retries import MAX_ATTEMPTS, MAX_FAILED, Attempt, Attempts, CallOutput, is_retried
 from seamless_verl.rollout.call import Call
 from seamless_verl.trajectory.records import Finish, TokenChunk, TopLogprobs, logprobs, tokens
 
@@ -126,6 +126,44 @@ def test_an_attempt_that_was_sent_in_full_or_failed_is_not_repeated() -> None:
         assert attempts.find("d", key=None, retry=True) is None
 
     in_a_loop(case)
+
+
+def test_the_retry_of_a_request_that_was_refused_gets_no_other_requests_reply() -> None:
+    def case() -> None:
+        attempts = Attempts()
+        running = [begin(attempts, ended=False) for _ in range(4)]
+        for _ in range(3):
+            attempts.note_failed("d")
+        attempts.note_failed("other")
+        found = [attempts.find("d", key=None, retry=retry) for retry in (True, False, True, False, True)]
+        assert found == [None] * 5
+        assert attempts.find("d", key=None, retry=True) is running[0], "all that were refused have come again"
+
+    in_a_loop(case)
+
+
+def test_a_retry_that_comes_before_its_failed_request_has_ended_is_counted_once() -> None:
+    def case() -> None:
+        attempts = Attempts()
+        failing, running = begin(attempts, ended=False), begin(attempts, ended=False)
+        failing.outputs[0].fail()
+        assert attempts.find("d", key=None, retry=True) is None
+        assert not attempts.remove(failing), "so that nobody counts it again"
+        assert attempts.find("d", key=None, retry=True) is running
+
+    in_a_loop(case)
+
+
+def test_what_is_kept_of_failed_requests_is_bounded() -> None:
+    attempts = Attempts()
+    for number in range(3 * MAX_FAILED):
+        attempts.note_failed(str(number))
+    assert len(attempts._failed) == MAX_FAILED
+
+
+def test_the_sdks_repeat_what_may_go_well_the_next_time() -> None:
+    statuses: list[int | None] = [None, 408, 409, 429, 500, 503, 200, 400, 401, 403, 404, 410, 422]
+    assert [is_retried(status) for status in statuses] == [True] * 6 + [False] * 7
 
 
 def test_an_idempotency_key_belongs_to_one_request() -> None:
