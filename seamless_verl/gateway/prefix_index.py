@@ -7,6 +7,8 @@ Invariants:
 - A prefix ends with a reply of ours; its ids are the prompt ids and the generated ids of that turn, in order.
 - Equal messages with equal seeds (tools and template settings, which shape the prompt's head) share one entry: the
   latest turn's.
+- A conversation in which an assistant's consecutive messages are joined or split is found where none has it as it is:
+  some APIs split a reply, and agents continue a message that they began, or let several agents speak in turn.
 - Ids are kept once for a chain of turns: an entry that extends another holds only its own tail.
 """
 
@@ -15,8 +17,9 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
+from itertools import pairwise
 from typing import Any
 
 from seamless_verl.trajectory.messages import ASSISTANT, Message, parse_message, reply_message
@@ -56,6 +59,7 @@ class PrefixIndex:
 
     def __init__(self) -> None:
         self._prefixes: dict[bytes, RecordedPrefix] = {}
+        self._joined: dict[bytes, RecordedPrefix] = {}  # by their messages with consecutive ones joined
 
     def __len__(self) -> int:
         return len(self._prefixes)
@@ -64,9 +68,16 @@ class PrefixIndex:
         """The longest recorded prefix of these messages; None without one, or when they hold more than text."""
         if not self._prefixes or not text_only(messages):
             return None
-        found = ((count, self._prefixes.get(digest)) for count, digest in _prefix_digests(seed, messages))
-        matches = [(count, prefix) for count, prefix in found if prefix is not None]
-        return PrefixMatch(*matches[-1]) if matches else None
+        forms = _forms([parse_message(entry) for entry in messages])
+        digests = [list(_prefix_digests(seed, form)) for form in forms]
+        matches = [
+            PrefixMatch(count, known[digest])
+            for known in (self._prefixes, self._joined)
+            for form in digests
+            for count, digest in form
+            if digest in known
+        ]
+        return max(matches, key=lambda match: match.count, default=None)  # the first of them, the most exact
 
     def add(
         self,
@@ -83,8 +94,9 @@ class PrefixIndex:
         parent = match.prefix if match is not None and _begins_with(prompt_ids, match.prefix) else None
         tail = prompt_ids[parent.length if parent else 0 :] + generated_ids
         prefix = RecordedPrefix(parent, tail, len(prompt_ids) + len(generated_ids))
-        merged = [entry for _, entry in _merge_assistant_messages(messages)]
-        self._prefixes[_digest(seed, [*merged, reply_message(reply)])] = prefix
+        exact, *joined = _forms([*(parse_message(entry) for entry in messages), reply_message(reply)])
+        self._prefixes[_digest(seed, exact)] = prefix
+        self._joined |= {_digest(seed, form): prefix for form in joined}
 
     def add_recorded(
         self, request: Mapping[str, Any], reply: Mapping[str, Any], prompt_ids: array[int], generated_ids: array[int]
@@ -110,30 +122,47 @@ def _begins_with(ids: array[int], prefix: RecordedPrefix) -> bool:
     return ids[: prefix.length] == prefix.ids()
 
 
-def _prefix_digests(seed: bytes, messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, bytes]]:
-    """(messages covered, digest) of each prefix that ends with an assistant's message and is not the whole."""
+Form = list[tuple[int, Message]]
+"""A conversation's messages, each with the number of messages that are covered up to its end."""
+
+
+def _prefix_digests(seed: bytes, form: Form) -> Iterator[tuple[int, bytes]]:
+    """(messages covered, digest) of each prefix that ends with the last of an assistant's messages, but the whole."""
     digest = seed
-    for count, entry in _merge_assistant_messages(messages):
+    for (count, entry), (_, following) in pairwise(form):
         digest = _extend_digest(digest, entry)
-        if entry.role == ASSISTANT and count < len(messages):
+        if entry.role == ASSISTANT != following.role:
             yield count, digest
 
 
-def _merge_assistant_messages(messages: Sequence[Mapping[str, Any]]) -> list[tuple[int, Message]]:
-    """(messages covered, message); an assistant's consecutive messages are one, for some APIs split a reply."""
-    merged: list[tuple[int, Message]] = []
-    for count, entry in enumerate(messages, 1):
-        parsed = parse_message(entry)
-        if merged and parsed.role == merged[-1][1].role == ASSISTANT:
-            last = merged.pop()[1]
-            parsed = Message(ASSISTANT, last.text + parsed.text, last.calls + parsed.calls)
-        merged.append((count, parsed))
-    return merged
+def _forms(messages: Sequence[Message]) -> list[Form]:
+    """The conversation as it is; and, if an assistant has consecutive messages, with these as one.
+
+    A text that was split is joined as it is, and one that the APIs trimmed in its parts without their white space.
+    """
+    exact = list(enumerate(messages, 1))
+    if not any(one.role == other.role == ASSISTANT for one, other in pairwise(messages)):
+        return [exact]
+    return [exact, _join(exact), _join([(count, _trimmed(entry)) for count, entry in exact])]
 
 
-def _digest(seed: bytes, messages: Sequence[Message]) -> bytes:
+def _join(form: Form) -> Form:
+    joined: Form = []
+    for count, entry in form:
+        if joined and entry.role == joined[-1][1].role == ASSISTANT:
+            last = joined.pop()[1]
+            entry = Message(ASSISTANT, last.text + entry.text, last.calls + entry.calls)
+        joined.append((count, entry))
+    return joined
+
+
+def _trimmed(entry: Message) -> Message:
+    return replace(entry, text=entry.text.strip()) if entry.role == ASSISTANT else entry
+
+
+def _digest(seed: bytes, form: Form) -> bytes:
     digest = seed
-    for entry in messages:
+    for _, entry in form:
         digest = _extend_digest(digest, entry)
     return digest
 

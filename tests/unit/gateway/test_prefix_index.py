@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import groupby, product
 from typing import Any
 
 import pytest
@@ -66,6 +67,77 @@ def test_a_reply_is_found_however_it_is_sent_back(reply: Any, sent_back: list[An
 )
 def test_any_other_conversation_is_not_found(asked: list[Any]) -> None:
     assert index_of(([user("q")], assistant("yes"), [1, 2])).find_longest(SEED, asked) is None
+
+
+@pytest.mark.parametrize(
+    ("before", "reply", "sent_back"),
+    [
+        ([assistant("A")], "B", [assistant("A"), assistant("B")]),  # agents that speak in turn
+        ([assistant("A ")], " B", [assistant("A"), assistant("B")]),
+        ([assistant("A"), assistant("B")], "C", [assistant("A"), assistant("B"), assistant("C")]),
+        ([assistant("A")], " B", [assistant("A B")]),  # a message that the agent began
+        ([assistant("A")], " B ", [assistant("A B")]),
+        ([assistant("A"), assistant("B")], "C", [assistant("ABC")]),
+        ([], "A B", [assistant("A "), assistant("B")]),  # a reply that was split
+    ],
+)
+def test_a_reply_after_an_assistants_message_is_found(before: list[Any], reply: str, sent_back: list[Any]) -> None:
+    index = index_of(([user("q"), *before], assistant(reply), [1, 2, 3]))
+    match = index.find_longest(SEED, [user("q"), *sent_back, user("more")])
+    assert match is not None and (match.count, list(match.prefix.ids())) == (1 + len(sent_back), [1, 2, 3])
+    again = [user("q"), *sent_back, user("more")]
+    index.add(SEED, again, assistant("end"), tokens([1, 2, 3, 4]), tokens([5]), match)
+    match = index.find_longest(SEED, [*again, assistant("end"), user("?")])
+    assert match is not None and list(match.prefix.ids()) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("before", "reply", "sent_back"),
+    [
+        ([assistant("A")], "B", [assistant("A")]),
+        ([assistant("A")], "B", [assistant("B")]),
+        ([assistant("A")], "B", [assistant("B"), assistant("A")]),
+        ([assistant("A")], "B", [assistant("A"), user("-"), assistant("B")]),
+        ([assistant("A")], "B", [assistant("A"), assistant("B"), assistant("C")]),
+        ([assistant("A", "{}")], "B", [assistant("A"), assistant("B")]),
+    ],
+)
+def test_another_one_is_not_found(before: list[Any], reply: str, sent_back: list[Any]) -> None:
+    index = index_of(([user("q"), *before], assistant(reply), [1, 2, 3]))
+    assert index.find_longest(SEED, [user("q"), *sent_back, user("more")]) is None
+
+
+def test_a_conversation_as_it_is_comes_before_one_with_the_same_text() -> None:
+    """Each of two turns of one text is continued with its own ids, in whichever order they were."""
+    turns = [([user("q")], assistant("AB"), [1, 2]), ([user("q"), assistant("A")], assistant("B"), [3, 4])]
+    for order in (turns, turns[::-1]):
+        index = index_of(*order)
+        whole = index.find_longest(SEED, [user("q"), assistant("AB"), user("more")])
+        parts = index.find_longest(SEED, [user("q"), assistant("A"), assistant("B"), user("more")])
+        assert whole is not None and list(whole.prefix.ids()) == [1, 2]
+        assert parts is not None and list(parts.prefix.ids()) == [3, 4]
+
+
+@given(st.lists(st.sampled_from(["a", "b", "ab", "u"]), max_size=5), st.sampled_from(["a", "b", "ab"]))
+def test_what_is_found_has_the_text_of_what_was_generated(earlier: list[str], reply: str) -> None:
+    """Whatever is asked: the messages that a match covers say what the recorded turn's prompt and reply say."""
+
+    def said(messages: list[Any]) -> list[tuple[str, str]]:
+        runs = groupby(messages, key=lambda entry: (entry["role"], entry["role"] == "user" and id(entry)))
+        return [(role, "".join(str(entry["content"]) for entry in run)) for (role, _), run in runs]
+
+    def conversation(words: list[str]) -> list[Any]:
+        return [user("q"), *(user("u") if word == "u" else assistant(word) for word in words)]
+
+    index = index_of((conversation(earlier), assistant(reply), [1, 2]))
+    for size in range(4):
+        for words in product(["a", "b", "ab", "u"], repeat=size):
+            asked = [*conversation(list(words)), user("more")]
+            match = index.find_longest(SEED, asked)
+            recorded = said([*conversation(earlier), assistant(reply)])
+            ends = [n for n in range(1, len(asked)) if asked[n]["role"] == "user"]
+            assert (match is not None) == (recorded in [said(asked[:n]) for n in ends])
+            assert match is None or said(asked[: match.count]) == recorded
 
 
 def test_tools_and_template_settings_are_part_of_it() -> None:
