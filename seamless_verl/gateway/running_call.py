@@ -4,7 +4,9 @@ At the end the call's tokens are parsed into the message that the agent would se
 
 Invariants:
 - start_call, then the chunks (buffered while the agent sees none before the end), then end_call reach the recorder in
-  this order, each awaited that can be; end_call comes once, whatever happens.
+  this order, each awaited that can be; end_call comes once, whatever happens. None of them is called for a call that
+  was cancelled before its first step: Python does not begin such a task.
+- A request gets the error of each of its calls that failed, also of one that never began.
 - A chunk is delivered after it is on record, the last one after the call's end is.
 - When the request is gone the call is cancelled, unless a retry of the request reads its output.
 """
@@ -44,7 +46,8 @@ class FinishReply(Protocol):
 class RunningCall:
     """A call with its collaborators; `deliver` takes what to show, or the error that ends the request.
 
-    `attached`: the request that began the call still reads it. `ending`: its end is being recorded.
+    `attached`: the request that began the call still reads it. `begun`: its task has run. `ending`: its end is being
+    recorded.
     """
 
     call: SessionCall
@@ -58,6 +61,7 @@ class RunningCall:
     request_id: str = ""
     task: asyncio.Task[None] | None = None
     attached: bool = True
+    begun: bool = False
     ending: bool = False
 
     def start(self) -> asyncio.Task[None]:
@@ -81,13 +85,18 @@ class RunningCall:
             self.cancel()
 
     def _release(self, _: asyncio.Task[None]) -> None:
-        """Ends the references in a circle, by which an ended call would stay until Python's collector comes.
+        """Ends the request of a call that never ran, and the references in a circle.
 
-        The task has the error that ended it, whose traceback has this call.
+        By these an ended call would stay until Python's collector comes: the task has the error that ended it, whose
+        traceback has this call.
         """
+        if not self.begun:
+            self.output.fail()
+            self.deliver(GenerationError("the call was cancelled"))
         self.output.on_last_reader_left, self.task = do_nothing, None
 
     async def _run(self) -> None:
+        self.begun = True
         try:
             await self._generate()
         except asyncio.CancelledError:

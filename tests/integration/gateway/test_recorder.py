@@ -11,6 +11,7 @@ import pytest
 from support.gateway import EOS, GatewayHarness, Reply, gateway_harness, user
 from support.rollout import until
 
+from seamless_verl.gateway.running_call import RunningCall
 from seamless_verl.trajectory.records import Finish
 
 pytestmark = pytest.mark.integration
@@ -85,6 +86,26 @@ async def test_a_client_that_vanishes_cancels_its_call(nano: Path, stream: bool)
         assert harness.recorder.ids(call.call_id) == [104]
         assert harness.source.aborted == [call.call_id]
         assert harness.gateway.table.running == 0
+
+
+async def test_a_call_that_is_cancelled_before_its_first_step_ends_its_request(
+    nano: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a session that is closed in the same turn of the loop."""
+    start = RunningCall.start
+
+    def cancelled(call: RunningCall) -> asyncio.Task[None]:
+        task = start(call)
+        call.cancel()
+        return task
+
+    async with gateway_harness(nano) as harness:
+        with monkeypatch.context() as patch:
+            patch.setattr(RunningCall, "start", cancelled)
+            assert (await asyncio.wait_for(chat(harness), 10)).status_code == 500
+        assert harness.gateway.table.running == 0 and not harness.source.calls
+        assert [event[0] for event in harness.recorder.events] == ["opened", "refused"]
+        assert (await chat(harness, headers={"x-stainless-retry-count": "1"})).status_code == 200
 
 
 async def test_closing_a_session_ends_its_calls_first(nano: Path) -> None:
