@@ -32,6 +32,35 @@ def _with_listed_content(message: Any) -> Any:
     return {**message, "content": list(content)}
 
 
+def has_parts(messages: Sequence[Any]) -> bool:
+    return any(isinstance(message, Mapping) and isinstance(message.get("content"), list) for message in messages)
+
+
+def with_joined_texts(messages: Sequence[Any]) -> list[Any]:
+    """The messages, with contents of texts alone as the one text that vLLM makes of them for a template of such.
+
+    An agent may send the parts in one call and their text in the next. A reply is left as it is: the APIs give its
+    parts no separator.
+    """
+    return [_with_joined_text(message) for message in messages]
+
+
+def _with_joined_text(message: Any) -> Any:
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(content, list) or message.get("role") == ASSISTANT:
+        return message
+    texts = [_text_of(part) for part in content]
+    known = [text for text in texts if text is not None]
+    return {**message, "content": "\n".join(filter(None, known))} if len(known) == len(texts) else message
+
+
+def _text_of(part: Any) -> str | None:
+    """None for what is no plain text."""
+    if isinstance(part, Mapping):
+        part = part.get("text") if part.get("type") == "text" else None
+    return part if isinstance(part, str) else None
+
+
 def has_developer(messages: Sequence[Any]) -> bool:
     return any(_role(message) == DEVELOPER for message in messages)
 

@@ -29,8 +29,10 @@ from vllm.renderers.params import TokenizeParams
 from seamless_verl.gateway.chat_messages import (
     developer_to_system,
     has_developer,
+    has_parts,
     order_tool_results,
     parts_as_text,
+    with_joined_texts,
     with_listed_contents,
 )
 from seamless_verl.gateway.continuation import Continuation
@@ -180,7 +182,9 @@ class SessionRenderer(chat_renderer()):  # type: ignore[misc]
         **options: Any,
     ) -> tuple[list[Any], list[Any]]:
         _check_messages(messages)
-        messages = self._in_one_form(request, with_listed_contents(messages), tool_dicts)
+        messages = self._in_one_form(
+            request, with_listed_contents(messages), tool_dicts, default_template_content_format
+        )
         context = CURRENT.get()
         ids = key = None
         if context is not None:
@@ -212,7 +216,9 @@ class SessionRenderer(chat_renderer()):  # type: ignore[misc]
             self._prompts.put(key, tokens(prompt_ids))
         return result
 
-    def _in_one_form(self, request: Any, messages: list[Any], tools: list[dict[str, Any]] | None) -> list[Any]:
+    def _in_one_form(
+        self, request: Any, messages: list[Any], tools: list[dict[str, Any]] | None, content_format: Any
+    ) -> list[Any]:
         """The messages as they are matched and recorded, whichever way the agent has of writing them.
 
         A developer's message is a system message where the template has no such role. vLLM says so, too, but then puts
@@ -220,7 +226,11 @@ class SessionRenderer(chat_renderer()):  # type: ignore[misc]
         """
         messages = order_tool_results(parts_as_text(messages))
         own_template = getattr(request, "chat_template", None)
-        if self._continuation is None or own_template is not None or not has_developer(messages):
+        if self._continuation is None or own_template is not None:
+            return messages
+        if has_parts(messages) and self._content_format(tools, content_format) == "string":
+            messages = with_joined_texts(messages)
+        if not has_developer(messages):
             return messages
         tokenizer = self.renderer.get_tokenizer()
         template = hf.resolve_chat_template(
@@ -249,8 +259,9 @@ class SessionRenderer(chat_renderer()):  # type: ignore[misc]
         if match is None:
             return None
         ids = await self._extend(self._continuation, rendered, match, content_format)
-        if ids is not None:
-            context.rendered = replace(rendered, match=match)
+        if ids is None or (_truncates(rendered.request) and len(ids) >= self.model_config.max_model_len):
+            return None
+        context.rendered = replace(rendered, match=match)
         return ids
 
     async def _extend(
@@ -268,15 +279,19 @@ class SessionRenderer(chat_renderer()):  # type: ignore[misc]
 
     def _parse_messages(self, rendered: Rendered, content_format: Any) -> list[Any]:
         """The messages in the form that templates expect, by vLLM's own parser."""
-        content_format = resolve_chat_template_content_format(
+        content_format = self._content_format(rendered.tools, content_format)
+        parsed = parse_chat_messages(list(rendered.messages), self.model_config, content_format=content_format)
+        return list(parsed[0])
+
+    def _content_format(self, tools: list[dict[str, Any]] | None, given: Any) -> Any:
+        """Whether the template takes contents as one text, "string", or as a list of parts, "openai"."""
+        return resolve_chat_template_content_format(
             chat_template=self.chat_template,
-            tools=rendered.tools,
-            given_format=content_format,
+            tools=tools,
+            given_format=given,
             tokenizer=self.renderer.get_tokenizer(),
             model_config=self.model_config,
         )
-        parsed = parse_chat_messages(list(rendered.messages), self.model_config, content_format=content_format)
-        return list(parsed[0])
 
 
 def _check_messages(messages: Sequence[Any]) -> None:
@@ -299,11 +314,14 @@ def _rendered(request: Any, messages: list[Any], tools: Any, parser: Any, settin
 def _only_appends(request: Any, settings: Mapping[str, Any]) -> bool:
     """Whether the prompt is the conversation and the beginning of a reply, no more and no less."""
     fields = vars(request)  # getattr is slow for a field that a model lacks
-    if fields.get("truncation", "disabled") not in (None, "disabled"):
-        return False
     if settings.get("documents") or any(fields.get(name) for name in WHOLE_PROMPT_FIELDS):
         return False
     return bool(settings.get("add_generation_prompt")) and not settings.get("continue_final_message")
+
+
+def _truncates(request: Any) -> bool:
+    """Whether vLLM cuts off the beginning of a prompt that is too long, which it can of one that it rendered whole."""
+    return vars(request).get("truncation", "disabled") not in (None, "disabled")
 
 
 def _cache_key(rendered: Rendered, settings: Mapping[str, Any]) -> bytes | None:
@@ -311,6 +329,7 @@ def _cache_key(rendered: Rendered, settings: Mapping[str, Any]) -> bytes | None:
     fields = vars(rendered.request)
     if (
         any(fields.get(name) for name in PROMPT_TEXT_FIELDS)
+        or _truncates(rendered.request)
         or not text_only(rendered.messages)
         or not _only_appends(rendered.request, settings)
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,51 @@ async def test_responses_and_messages_do_too(nano: Path) -> None:
         message = await harness.anthropic.messages.create(messages=[user("hi")], **ask)
         blocks = [block.model_dump(exclude_none=True) for block in message.content]
         await harness.anthropic.messages.create(messages=[user("hi"), assistant(blocks), user("more")], **ask)
+        check_continued(harness, NEXT)
+
+
+async def test_a_response_that_may_be_truncated_continues_as_long_as_it_fits(nano: Path) -> None:
+    async with gateway_harness(nano, ("--max-model-len", "256")) as harness:
+        harness.source.replies = [Reply(STRANGE)]
+        create = partial(harness.openai.responses.create, model="nano", truncation="auto", max_output_tokens=16)
+        reply = await create(input="hi")
+        sent: Any = [user("hi"), *[item.model_dump() for item in reply.output], user("more")]
+        await create(input=sent)
+        check_continued(harness, NEXT)
+        await create(input=[*sent, assistant("hello"), user("x" * 300)])
+        assert len(harness.source.calls[-1].prompt_ids) < 256, "its beginning was cut off"
+
+
+async def test_agents_that_speak_in_turn_are_continued(nano: Path) -> None:
+    async with gateway_harness(nano) as harness:
+        harness.source.replies = [Reply(STRANGE)]
+        create = partial(harness.openai.chat.completions.create, model="nano")
+        before = [user("hi"), assistant("the first agent's")]
+        await create(messages=before)
+        await create(messages=[*before, assistant("hello"), user("more")])
+        check_continued(harness, NEXT)
+
+
+async def test_a_message_that_the_agent_began_is_continued(nano: Path) -> None:
+    async with gateway_harness(nano) as harness:
+        harness.source.replies = [Reply(STRANGE)]
+        create = partial(harness.openai.chat.completions.create, model="nano")
+        begun = {"add_generation_prompt": False, "continue_final_message": True}
+        await create(messages=[user("hi"), assistant("I say: ")], extra_body=begun)
+        for said in ("I say: hello", "I say:hello"):
+            await create(messages=[user("hi"), assistant(said), user("more")])
+        before, (exact, other) = recorded(harness, 0), (list(call.prompt_ids) for call in harness.source.calls[1:])
+        assert exact[: len(before)] == before and harness.tokenizer.decode(exact[len(before) :]) == NEXT
+        assert other[: len(before)] == before, "an API may have trimmed what was begun"
+
+
+async def test_parts_of_text_are_the_text_that_they_make(nano: Path) -> None:
+    async with gateway_harness(nano) as harness:
+        harness.source.replies = [Reply(STRANGE)]
+        create = partial(harness.openai.chat.completions.create, model="nano")
+        parts: Any = [{"type": "text", "text": text} for text in ("hi", "you")]
+        await create(messages=[{"role": "user", "content": parts}])
+        await create(messages=[user("hi\nyou"), assistant("hello"), user("more")])
         check_continued(harness, NEXT)
 
 

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from seamless_verl.gateway.chat_messages import (
     developer_to_system,
     has_developer,
+    has_parts,
     order_tool_results,
     parts_as_text,
+    with_joined_texts,
     with_listed_contents,
 )
 from seamless_verl.gateway.prefix_index import text_only
@@ -140,3 +142,31 @@ def test_a_content_that_pydantic_left_as_an_iterator_is_a_list() -> None:
     assert with_listed_contents(sent) == [{"role": "tool", "content": []}, {"role": "user", "content": parts}]
     kept = [user("text"), calling("a"), {"role": "user", "content": parts}, {"role": "user"}, "no message"]
     assert all(one is other for one, other in zip(with_listed_contents(kept), kept, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("parts", "text"),
+    [
+        (["a", {"type": "text", "text": "b", "cache_control": {}}], "a\nb"),
+        ([{"type": "text", "text": ""}, {"type": "text", "text": "b"}], "b"),  # vLLM leaves out an empty one
+        ([], ""),
+    ],
+)
+def test_texts_are_joined_as_vllm_joins_them(parts: list[Any], text: str) -> None:
+    for role in ("user", "system", "tool"):
+        sent = [{"role": role, "content": parts, "name": "n"}]
+        assert has_parts(sent)
+        assert with_joined_texts(sent) == [{"role": role, "content": text, "name": "n"}]
+
+
+def test_replies_and_what_is_no_text_stay_as_they_are() -> None:
+    image = {"type": "image_url", "image_url": {"url": "x"}}
+    sent = [
+        user("a"),
+        {"role": "assistant", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, image]},
+        {"role": "tool", "content": [{"type": "tool_reference", "text": "a"}]},
+        "no message",
+    ]
+    assert with_joined_texts(sent) == sent
+    assert not has_parts([user("a"), calling("a"), "no message"])
