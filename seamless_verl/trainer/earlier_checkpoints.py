@@ -1,7 +1,11 @@
-"""Checkpoints of earlier starts of a run, which verl's rotation does not know.
+"""Which checkpoints verl's rotation removes, and when.
 
 `trainer.max_actor_ckpt_to_keep` counts what a process has saved. So each resumed start would leave as many full
-checkpoints behind for ever: a run that is resumed often fills its disk.
+checkpoints behind for ever: a run that is resumed often fills its disk. What earlier starts saved is therefore adopted.
+
+With a bound of 1 verl removes the previous actor as soon as the new one is written, before the rest of the checkpoint
+and the tracker are. A run that is killed in between has none to resume from. So a save keeps two at least, and those
+beyond the bound are removed when the tracker names the new one.
 """
 
 from __future__ import annotations
@@ -32,7 +36,33 @@ def loaded_from(config: Any) -> Path:
     return Path(os.path.abspath(config.trainer.default_local_dir))
 
 
+def kept_checkpoints(config: Any) -> tuple[int | None, int | None]:
+    """How many checkpoints of the actor, and of the critic, the run keeps; None for all of them."""
+    if config.trainer.get("remove_previous_ckpt_in_save", False):  # verl's older name for 1 of each
+        return 1, 1
+    kept = [config.trainer.get(f"max_{role}_ckpt_to_keep", None) for role in ("actor", "critic")]
+    actor, critic = (number if isinstance(number, int) and number > 0 else None for number in kept)
+    return actor, critic
+
+
+def kept_while_saving(keep: int | None) -> int | None:
+    """The bound for the save itself, which leaves the checkpoint that the tracker names."""
+    return max(2, keep) if isinstance(keep, int) and keep > 0 else keep
+
+
 def adopt(engine: Any, paths: list[str]) -> None:
     """The engine's rotation counts these checkpoints as its own, oldest first."""
-    manager = next(getattr(engine, name) for name in MANAGERS if hasattr(engine, name))
+    manager = manager_of(engine)
     manager.previous_saved_paths = [*paths, *manager.previous_saved_paths]
+
+
+def prune(engine: Any, keep: int) -> None:
+    """Removes what the engine's rotation counts, but for the newest `keep`, of which the tracker names one."""
+    manager = manager_of(engine)
+    manager.remove_previous_save_local_path(manager.previous_saved_paths[:-keep])
+    manager.previous_saved_paths = manager.previous_saved_paths[-keep:]
+
+
+def manager_of(engine: Any) -> Any:
+    """What saves and rotates the engine's checkpoints."""
+    return next(getattr(engine, name) for name in MANAGERS if hasattr(engine, name))

@@ -29,7 +29,7 @@ from seamless_verl.runtime.process import freeze_imports
 from seamless_verl.trainer.advantages import advantages_of
 from seamless_verl.trainer.corrected_update import UPDATE, update_numbers
 from seamless_verl.trainer.deferred_prompts import stored
-from seamless_verl.trainer.earlier_checkpoints import all_steps, earlier_steps, loaded_from
+from seamless_verl.trainer.earlier_checkpoints import all_steps, earlier_steps, kept_checkpoints, loaded_from
 from seamless_verl.trainer.own_estimators import OwnEstimate, read_turns
 from seamless_verl.trainer.plane_progress import REPLY_S
 from seamless_verl.trainer.replica_starts import LOOK_S
@@ -95,7 +95,7 @@ class SeamlessTrainer(TrainerSetup):
         One that was killed while it rotated may have left a folder without its actor.
         """
         self.saved = earlier_steps(folder, self.global_steps)
-        if self.config.trainer.max_actor_ckpt_to_keep and self.global_steps in self.saved:
+        if kept_checkpoints(self.config)[0] is not None and self.global_steps in self.saved:
             remove_emptied(folder, all_steps(folder, self.global_steps))
         paths = [step_folder(folder, step) for step in self.saved]
         self.actor_rollout_wg.adopt_checkpoints([str(path / "actor") for path in paths])
@@ -109,9 +109,18 @@ class SeamlessTrainer(TrainerSetup):
         with marked_save(self.config.trainer.default_local_dir, self.global_steps):
             self._save_own_state(checkpoint_of(self.config, self.global_steps))
             super()._save_checkpoint()  # which says at its end that the checkpoint is whole
+        self._prune_checkpoints()
         folder = Path(self.config.trainer.default_local_dir)
         if (folder / f"global_step_{self.global_steps}" / "actor").is_dir():  # else on another machine, or not yet
             self.saved = remove_emptied(folder, [*self.saved, self.global_steps])
+
+    def _prune_checkpoints(self) -> None:
+        """Removes what is beyond the bounds, now that the tracker names a checkpoint that stays."""
+        actor, critic = kept_checkpoints(self.config)
+        if actor is not None:
+            self.actor_rollout_wg.prune_checkpoints(actor)
+        if self.use_critic and critic is not None:
+            self.critic_wg.prune_checkpoints(critic)
 
     def _save_own_state(self, checkpoint: Path) -> None:
         checkpoint.mkdir(parents=True, exist_ok=True)

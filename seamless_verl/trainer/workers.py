@@ -27,7 +27,7 @@ from seamless_verl.algorithms import interpolated, m2po
 from seamless_verl.resources.ledger import Activity, DeviceUse, NodeActivity
 from seamless_verl.trainer.corrected_update import CorrectedUpdates
 from seamless_verl.trainer.device_time import record_computations, train_device
-from seamless_verl.trainer.earlier_checkpoints import adopt
+from seamless_verl.trainer.earlier_checkpoints import adopt, kept_while_saving, prune
 from seamless_verl.trainer.pools import TagWorkers
 from seamless_verl.trainer.weight_export import exports_alone, hold_changes
 from seamless_verl.trainer.weighted_loss import weighs_sessions
@@ -69,6 +69,21 @@ class SeamlessActorWorker(DetachActorWorker):
     def adopt_checkpoints(self, paths: list[str]) -> None:
         """Checkpoints of earlier starts, oldest first, count for `max_actor_ckpt_to_keep`."""
         adopt(self.actor.engine, paths)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def save_checkpoint(
+        self,
+        local_path: str,
+        hdfs_path: str | None = None,
+        global_step: int = 0,
+        max_ckpt_to_keep: int | None = None,
+    ) -> None:
+        super().save_checkpoint(local_path, hdfs_path, global_step, kept_while_saving(max_ckpt_to_keep))
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def prune_checkpoints(self, keep: int) -> None:
+        """The tracker names the last checkpoint: with it, the newest `keep` stay."""
+        prune(self.actor.engine, keep)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def restore_model_from_cpu(self, n: Any) -> None:
@@ -187,6 +202,21 @@ class SeamlessCriticWorker(TrainingWorker):
     def adopt_checkpoints(self, paths: list[str]) -> None:
         """Checkpoints of earlier starts, oldest first, count for `max_critic_ckpt_to_keep`."""
         adopt(self.engine, paths)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def save_checkpoint(
+        self,
+        local_path: str,
+        hdfs_path: str | None = None,
+        global_step: int = 0,
+        max_ckpt_to_keep: int | None = None,
+    ) -> None:
+        super().save_checkpoint(local_path, hdfs_path, global_step, kept_while_saving(max_ckpt_to_keep))
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def prune_checkpoints(self, keep: int) -> None:
+        """The tracker names the last checkpoint: with it, the newest `keep` stay."""
+        prune(self.engine, keep)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def set_loss_fn(self, loss_fn: Callable[..., Any]) -> None:

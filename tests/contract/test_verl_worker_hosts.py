@@ -29,9 +29,11 @@ WEIGHT = "tuple[str, torch.Tensor], NoneType, NoneType]"
 # Methods of verl that our subclasses override, with the signatures they were written for.
 OVERRIDDEN = {
     ACTOR + "init_model": "(self)",
+    ACTOR + "save_checkpoint": "(self, local_path, hdfs_path=None, global_step=0, max_ckpt_to_keep=None)",
     "verl.experimental.separation.engine_workers:DetachActorWorker.restore_model_from_cpu": "(self, n)",
     TRAINING + "__init__": "(self, config: verl.workers.config.engine.TrainingWorkerConfig)",
     TRAINING + "infer_batch": "(self, data: tensordict._td.TensorDict) -> tensordict._td.TensorDict",
+    TRAINING + "save_checkpoint": "(self, local_path, hdfs_path=None, global_step=0, max_ckpt_to_keep=None)",
     TRAINING + "train_mini_batch": "(self, data: tensordict._td.TensorDict) -> tensordict._td.TensorDict",
     GROUP + "spawn": "(self, prefix_set)",
     ENGINE + "prepare": "(self) -> dict[str, typing.Any]",
@@ -72,6 +74,7 @@ CALLED = {
     "verl.workers.engine.base:BaseEngine.train_batch": "self data loss_function",  # wrapped, and the next one
     MEGATRON + "optimizer_step": "self",
     MEGATRON + "save_checkpoint": "self local_path hdfs_path global_step max_ckpt_to_keep **kwargs",
+    "verl.utils.checkpoint.checkpoint_manager:BaseCheckpointManager.remove_previous_save_local_path": "self path",
     "verl.workers.utils.losses:get_policy_loss_fn": "name",  # replaced
     "verl.trainer.ppo.core_algos:register_policy_loss": "name",
     "verl.workers.engine:EngineRegistry.register": "model_type backend device vendor",

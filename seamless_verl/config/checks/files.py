@@ -23,7 +23,7 @@ from seamless_verl.config.checks.settings import AbsentError, Problem, Settings,
 from seamless_verl.config.checks.sources import check_dotted, check_name
 from seamless_verl.config.verl_keys import ENGINE
 from seamless_verl.errors import ConfigError
-from seamless_verl.runtime.checkpoint_marker import step_folder, tracker_state
+from seamless_verl.runtime.checkpoint_marker import saved_steps, step_folder, tracker_state
 from seamless_verl.runtime.fields import nearest
 from seamless_verl.runtime.locks import is_locked, lock_file
 
@@ -284,6 +284,8 @@ def _newest(settings: Settings) -> list[Problem]:
         return []
     newest, found = step_folder(Path(folder), step), list[Problem]()
     with looking_at(FOLDER, folder, newest.name):
+        if not (newest / "actor").is_dir():
+            return [_without_actor(folder, newest)]
         engine = _engine_of(newest / "actor")
     strategy = settings.text("actor_rollout_ref.actor.strategy", "")
     loads = settings.get("actor_rollout_ref.actor.checkpoint.load_contents", LOADED)
@@ -297,6 +299,16 @@ def _newest(settings: Settings) -> list[Problem]:
             Problem(STEPS, last, reason, f"Set {STEPS} above {step}. To begin anew set {ELSEWHERE}", warning=True)
         )
     return found
+
+
+def _without_actor(folder: str, newest: Path) -> Problem:
+    """Of a checkpoint from which verl would resume, and whose model is gone: verl fails when it loads it."""
+    whole = [step for step in saved_steps(newest.parent) if (step_folder(newest.parent, step) / "actor").is_dir()]
+    way_out = f"Set {ELSEWHERE}"
+    if whole:
+        way_out = f"Set {MODE}=resume_path and {PATH}={step_folder(newest.parent, max(whole))}. Or set {ELSEWHERE}"
+    reason = f"its newest checkpoint {newest}, from which the run would resume, has no folder actor"
+    return Problem(FOLDER, folder, reason, way_out)
 
 
 def _tracked(folder: Path) -> int | None:

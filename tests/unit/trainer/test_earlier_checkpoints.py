@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from seamless_verl.trainer.earlier_checkpoints import adopt, all_steps, earlier_steps, loaded_from
+from seamless_verl.trainer.earlier_checkpoints import (
+    adopt,
+    all_steps,
+    earlier_steps,
+    kept_checkpoints,
+    kept_while_saving,
+    loaded_from,
+    prune,
+)
 
 
 def test_steps_up_to_the_loaded_one_are_found(tmp_path: Path) -> None:
@@ -37,3 +45,30 @@ def test_the_oldest_go_first(name: str) -> None:
     manager = SimpleNamespace(previous_saved_paths=["now"])
     adopt(SimpleNamespace(**{name: manager}), ["old", "older"][::-1])
     assert manager.previous_saved_paths == ["older", "old", "now"]
+
+
+@pytest.mark.parametrize(
+    ("trainer", "kept"),
+    [
+        ({"max_actor_ckpt_to_keep": 1, "max_critic_ckpt_to_keep": None}, (1, None)),
+        ({"max_actor_ckpt_to_keep": 3, "max_critic_ckpt_to_keep": 0}, (3, None)),
+        ({"remove_previous_ckpt_in_save": True, "max_actor_ckpt_to_keep": None}, (1, 1)),
+        ({}, (None, None)),
+    ],
+)
+def test_how_many_a_run_keeps(trainer: dict[str, Any], kept: tuple[int | None, int | None]) -> None:
+    assert kept_checkpoints(OmegaConf.create({"trainer": trainer})) == kept
+
+
+def test_a_save_leaves_the_checkpoint_before_it() -> None:
+    assert [kept_while_saving(keep) for keep in (1, 2, 5)] == [2, 2, 5]
+    assert [kept_while_saving(keep) for keep in (None, 0, -1)] == [None, 0, -1], "verl removes nothing"
+
+
+def test_the_oldest_beyond_the_bound_are_removed() -> None:
+    removed: list[str] = []
+    manager = SimpleNamespace(previous_saved_paths=["a", "b", "c"], remove_previous_save_local_path=removed.extend)
+    engine = SimpleNamespace(checkpoint_manager=manager)
+    for keep, gone in ((3, []), (2, ["a"]), (2, ["a"]), (1, ["a", "b"])):
+        prune(engine, keep)
+        assert removed == gone and manager.previous_saved_paths == ["a", "b", "c"][len(gone) :]

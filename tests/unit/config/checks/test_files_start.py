@@ -147,6 +147,17 @@ def test_the_newest_checkpoint_is_of_another_engine(tmp_path: Path) -> None:
     assert preflight(tiny_plain(tmp_path, folder), devices=1, accelerator=False) == []
 
 
+def test_the_newest_checkpoint_has_lost_its_actor(tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    folder = saved_by(saved, MEGATRONS, step=3)
+    (saved / "global_step_6").mkdir()
+    (saved / "latest_checkpointed_iteration.txt").write_text("6")
+    way_out = f"Set trainer.resume_mode=resume_path and {RESUME}={saved}/global_step_3"
+    assert_refused(tiny_plain(tmp_path, folder), "trainer.default_local_dir", str(saved), way_out)
+    (saved / "global_step_3" / "actor").rename(tmp_path / "elsewhere")
+    assert_refused(tiny_plain(tmp_path, folder), "trainer.default_local_dir", str(saved), "trainer.resume_mode=disable")
+
+
 def test_a_checkpoint_of_the_runs_own_engine(tmp_path: Path) -> None:
     folder = saved_by(tmp_path / "saved", MEGATRONS)
     assert preflight(tiny_plain(tmp_path, folder), devices=1, accelerator=False) == []
