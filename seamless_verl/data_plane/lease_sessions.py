@@ -14,16 +14,18 @@ UNWANTED = (Closed.ABANDONED, DropReason.SESSION, "its task is no longer wanted"
 class LeaseSessions:
     """Owned state: the session of each lease that is not over, also of one whose result waits, and its task.
 
-    A session is taken out before it is dropped, so that it is dropped once.
+    A session is taken out before it is dropped, so that it is dropped once. Until it is, it is still of a lease: others
+    that clear up leave it.
     """
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
         self._by_lease: dict[str, str] = {}
         self._task_of: dict[str, str] = {}
+        self._dropping: set[str] = set()
 
     def __contains__(self, session_id: str) -> bool:
-        return session_id in self._task_of
+        return session_id in self._task_of or session_id in self._dropping
 
     def of(self, lease_id: str) -> str:
         """The session of this lease; "" if it has none, or none any more."""
@@ -45,8 +47,13 @@ class LeaseSessions:
 
     async def drop(self, lease_id: str, why: tuple[Closed, DropReason, str] = NO_RUNNER) -> None:
         """The lease is over without a result: nothing of its session is trained."""
-        if (session_id := self.take(lease_id)) is not None:
+        if (session_id := self.take(lease_id)) is None:
+            return
+        self._dropping.add(session_id)
+        try:
             await self._sessions.drop(session_id, *why)
+        finally:
+            self._dropping.discard(session_id)
 
     def called(self, lease_id: str) -> bool:
         """Whether the lease's agent has made a call: a runner may give a task back for the replies."""

@@ -47,10 +47,11 @@ async def leave(sessions: Sessions, tasks: RunnerTasks, left: Left) -> None:
     await sessions.settled()
     await tasks.release(left.uids, left.unwanted, {*handing, *sessions.accounts.unacknowledged})
     for session_id, uid in [one for one in sessions.awaited().items() if one[1] in left.uids]:
-        if not tasks.has(session_id):
-            if uid not in left.unwanted:
-                sessions.lose(session_id)
-            await sessions.drop(session_id, Closed.ABANDONED, left.unwanted.get(uid, DropReason.SESSION), WHY)
+        if tasks.has(session_id) or session_id not in sessions.closed:  # it may have ended during a drop before it
+            continue
+        if uid not in left.unwanted:
+            sessions.lose(session_id)
+        await sessions.drop(session_id, Closed.ABANDONED, left.unwanted.get(uid, DropReason.SESSION), WHY)
     held = [session_id for session_id, one in sessions.accounts.unacknowledged.items() if one.uid in left.uids]
     for session_id in dict.fromkeys([*await of_stage(sessions, left, Stage.HANDING), *held]):
         stored = await asyncio.to_thread(sessions.journal.read, session_id)

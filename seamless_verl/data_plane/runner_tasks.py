@@ -150,7 +150,7 @@ class RunnerTasks:
                 self._earlier.add(task_id, OpenSession.of(stored))
 
     def has(self, session_id: str) -> bool:
-        """Whether it is the session of a lease."""
+        """Whether it is the session of a lease, also of one that is over and whose session is being dropped."""
         return session_id in self.lease_sessions
 
     def forget(self, session_id: str) -> None:

@@ -44,6 +44,7 @@ from seamless_verl.data_plane.restart import held_sockets
 from seamless_verl.data_plane.session_accounts import SessionAccounts
 from seamless_verl.data_plane.settings import SessionSettings
 from seamless_verl.errors import ConfigError, JournalOrderError
+from seamless_verl.gateway.api_errors import ApiError
 from seamless_verl.gateway.repeated_calls import INTERRUPTED
 from seamless_verl.journal import (
     RUN,
@@ -210,10 +211,14 @@ class Sessions:
     async def drop(self, session_id: str, reason: Closed, dropped: DropReason, why: str) -> None:
         """Ends a session whose agent is gone: nothing of it is trained, and its tokens are counted for this reason.
 
-        `why` is for the journal's readers.
+        `why` is for the journal's readers. One that was handed over, or dropped, at this moment is left.
         """
         self.earlier.dropping(session_id)
-        await self._drop(await self._close(session_id, reason), dropped, why)
+        try:
+            await self._drop(await self._close(session_id, reason), dropped, why)
+        except (ApiError, JournalOrderError):  # the gateway may have forgotten it as well
+            if await asyncio.to_thread(self.journal.stage, session_id) is not Stage.HANDED:
+                raise
 
     async def _drop(self, record: SessionRecord, dropped: DropReason, why: str) -> None:
         note = HandedNote(record.uid, why, dropped=dropped).as_dict(kept=False)

@@ -114,6 +114,21 @@ async def test_a_session_that_is_dropped_while_the_run_begins_ends_once(
     assert outcomes(journal) == {lost: "dropped"}
 
 
+async def test_a_session_that_is_dropped_from_two_sides_is_dropped_once(nano: Path, tmp_path: Path) -> None:
+    why = (Closed.ABANDONED, DropReason.SESSION, "its agent is gone")
+    async with asyncio.timeout(120), sessions(nano, tmp_path / "journal.sqlite", restarted=False) as started:
+        await begun(started)
+        for turns in range(6):
+            name, dropped = await opened(started, f"u{turns}"), started.accounts.total.generated
+            first = asyncio.create_task(started.drop(name, *why))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await started.drop(name, *why)
+            await first
+            assert started.accounts.total.generated == dropped + TOKENS
+        await started.drop(name, *why)
+
+
 async def test_tokens_of_weights_that_are_gone_are_not_taken_up(nano: Path, tmp_path: Path) -> None:
     """Not by this start, and not by a later one that has reached their number again."""
     journal = tmp_path / "journal.sqlite"
