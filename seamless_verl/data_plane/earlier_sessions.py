@@ -7,7 +7,8 @@ here for the one that has ended.
 Invariants:
 - A session is taken up only if each of its tokens is of weights that the resumed run descends from, and within the
   staleness bound of its prompt: submitted in step p, and resumed at version k, it has versions from p - 1 to k.
-- Weights newer than k are gone. What they generated ends here, so that no later start takes it up.
+- Weights newer than k are gone. What they generated ends here, so that no later start takes it up. So are the outcomes
+  of groups in steps after k: they are undone here, before the run gives steps of these numbers to others.
 - What is not taken up ends in the journal, and is counted with its reason: at the begin of this start or of the next
   one, or when its group was decided without it.
 """
@@ -18,12 +19,22 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from seamless_verl.journal import RUN, UNDONE, EndedSession, OutsideEvent, SqliteJournal, Stage, StoredSession
+from seamless_verl.journal import (
+    RUN,
+    UNDONE,
+    EndedSession,
+    GroupDecided,
+    GroupOutcome,
+    OutsideEvent,
+    SqliteJournal,
+    Stage,
+    StoredSession,
+)
 from seamless_verl.trajectory.session import Closed
 
 logger = logging.getLogger(__name__)
@@ -95,7 +106,7 @@ class EarlierSessions:
             return
         self.run, self.version = run, version
         self.candidates.clear()
-        for session in await asyncio.to_thread(self.journal.ended_sessions):
+        for session in await self._undo_outcomes(await asyncio.to_thread(self.journal.ended_sessions)):
             if session.session_id in self.dropped_here:
                 continue
             replaced = self.candidates.get(place_of(session))
@@ -108,6 +119,15 @@ class EarlierSessions:
         self.dropped_here.clear()
         if self.candidates or self.begun_again:
             logger.warning("resumed at version %d: %s", version, self.summary())
+
+    async def _undo_outcomes(self, sessions: Sequence[EndedSession]) -> list[EndedSession]:
+        """The sessions without the outcomes of their groups that this start does not descend from."""
+        own = [(one.uid, one.group) for one in sessions if run_of(one) == self.run]
+        gone = {uid: group.step for uid, group in own if group is not None and group.step > self.version}
+        await self.journal.append(
+            *(GroupDecided(uid, GroupOutcome.UNDONE, step, at=time.time()) for uid, step in gone.items())
+        )
+        return [replace(one, group=None) if one.uid in gone else one for one in sessions]
 
     def dropping(self, session_id: str) -> None:
         """This process closes the session and ends its hand-over, as of a lease that expires before the run begins."""

@@ -104,6 +104,8 @@ class GroupOutcome(StrEnum):
     """too few of its sessions could be trained"""
     DEFERRED = "deferred"
     """its step had enough groups without it: the prompt begins again under another uid (`seamless.tail_batching`)"""
+    UNDONE = "undone"
+    """its run went on from weights before that step: readers have no outcome of it, until it has another one"""
 
 
 @dataclass(frozen=True)

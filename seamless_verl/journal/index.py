@@ -181,7 +181,7 @@ class JournalIndex:
 
     def _read_groups(self, db: sqlite3.Connection) -> None:
         before, self._groups = self._groups, read_groups(db)
-        if decided := {uid for uid, group in self._groups.items() if before.get(uid) != group}:
+        if decided := {uid for uid in before.keys() | self._groups.keys() if before.get(uid) != self._groups.get(uid)}:
             self._changed.update(n for n, one in self._sessions.items() if one.uid in decided)
 
     def _read_undone(self, db: sqlite3.Connection) -> None:

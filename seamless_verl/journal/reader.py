@@ -258,12 +258,17 @@ def read_undone(db: sqlite3.Connection, session_id: str | None = None) -> dict[s
 
 
 def read_groups(db: sqlite3.Connection, uid: str | None = None) -> dict[str, StoredGroup]:
-    """The last outcome of each prompt, or of one; none in a journal of an earlier release."""
+    """The last outcome of each prompt, or of one; none of one that was undone, or in a journal of an earlier release."""
     if db.execute("PRAGMA user_version").fetchone()[0] < 2:
         return {}
     where, values = ("", ()) if uid is None else ("WHERE uid=?", (uid,))
     rows = db.execute(f"SELECT uid, outcome, step, details FROM group_outcomes {where} ORDER BY n", values)
-    return {name: StoredGroup(GroupOutcome(outcome), step, from_json(details)) for name, outcome, step, details in rows}
+    last = {name: (GroupOutcome(outcome), step, details) for name, outcome, step, details in rows}
+    return {
+        name: StoredGroup(outcome, step, from_json(details))
+        for name, (outcome, step, details) in last.items()
+        if outcome is not GroupOutcome.UNDONE
+    }
 
 
 def _read_calls(db: sqlite3.Connection, session: int) -> Iterator[StoredCall]:

@@ -151,6 +151,31 @@ async def test_tokens_of_weights_that_are_gone_are_not_taken_up(nano: Path, tmp_
             assert not third.earlier.uids
 
 
+async def test_what_an_abandoned_step_decided_is_not_decided_for_a_later_start(nano: Path, tmp_path: Path) -> None:
+    """A start dies in the save of step 20, another one reaches 20 without this group, and a third resumes there."""
+    journal = tmp_path / "journal.sqlite"
+    async with asyncio.timeout(120):
+        async with sessions(nano, journal, restarted=False, version=10) as first:
+            await begun(first, 10)
+            whole, part = await handed(first, "y"), await ended(first, "y", "1")
+            before, other = await handed(first, "x"), await handed(first, "z")
+            await first.record_groups([GroupDecided("x", GroupOutcome.TRAINED, 10)])
+            await first.record_groups([GroupDecided(uid, GroupOutcome.TRAINED, 20) for uid in ("y", "z")])
+        async with sessions(nano, journal, restarted=False, version=10) as second:
+            await begun(second, 10)
+            assert second.earlier.uids == {"y", "z"}
+            assert outcomes(journal)[whole] == "queued"
+            await second.record_groups([GroupDecided("z", GroupOutcome.TRAINED, 20)])
+        async with sessions(nano, journal, restarted=False, version=20) as third:
+            await begun(third, 20)
+            assert third.earlier.uids == {"y"}
+            assert [one and one.session_id for one in [await third.take_up("y", "0", 11, 20)]] == [whole]
+            await third.record_groups([GroupDecided("y", GroupOutcome.TRAINED, 21)])
+    found = outcomes(journal)
+    assert [found[name] for name in (before, whole, other)] == ["step 10", "step 21", "step 20"]
+    assert found[part] == "-", "nobody took it up"
+
+
 async def test_the_staleness_bound_holds(nano: Path, tmp_path: Path) -> None:
     """A prompt of step p has no token that is older than version p - 1."""
     journal = tmp_path / "journal.sqlite"

@@ -75,6 +75,10 @@ def test_it_has_what_the_journal_has_after_each_event(tmp_path: Path) -> None:
         assert check_same(index, journal)[0].dropped == "group"
         write(journal, GroupDecided("u0", GroupOutcome.DEFERRED, 9, {}))
         assert check_same(index, journal)[0].dropped == "deferred"
+        write(journal, GroupDecided("u0", GroupOutcome.UNDONE, 9, {}))
+        assert (check_same(index, journal)[0].outcome, check_same(index, journal)[0].dropped) == ("queued", None)
+        write(journal, GroupDecided("u0", GroupOutcome.TRAINED, 7, {}))
+        assert check_same(index, journal)[0].outcome == "step 7"
         write(journal, OutsideEvent(UNDONE, "aaa1", {"reason": "its weights are gone"}, 5.0))
         assert check_same(index, journal)[0].dropped == "session"
 

@@ -1,0 +1,84 @@
+"""The sessions that a resumed run finds in its journal, by what earlier starts have recorded."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+from support.journal import open_journal, write
+
+from seamless_verl.data_plane.earlier_sessions import AgentResult, EarlierSessions, result_note
+from seamless_verl.journal import (
+    BEGUN,
+    CallEnded,
+    CallStarted,
+    ChunkAppended,
+    GroupDecided,
+    GroupOutcome,
+    HandedOver,
+    HandOverBegun,
+    OutsideEvent,
+    SessionClosed,
+    SessionOpened,
+    SqliteJournal,
+)
+from seamless_verl.trajectory.records import Finish, TokenChunk, logprobs, tokens
+
+RUN = "run-a"
+
+
+def write_session(journal: SqliteJournal, name: str, uid: str, *, version: int, run: str = RUN) -> None:
+    """A session that was handed over and kept."""
+    chunk = TokenChunk(tokens([1, 2]), logprobs([-0.5, -0.5]), version, "r0")
+    write(
+        journal,
+        SessionOpened(name, uid, {"metadata": {"session": "0", "run": run}}, 1.0),
+        CallStarted(name, f"c {name}", f"d {name}", tokens([5])),
+        ChunkAppended(f"c {name}", chunk),
+        CallEnded(f"c {name}", Finish.STOP),
+        SessionClosed(name, "finished"),
+        HandOverBegun(name, result_note(AgentResult("finished", 0.5))),
+        HandedOver(name, 2.0, {"kept": True}),
+    )
+
+
+class Starts:
+    """The starts of a run, and the processes of its data plane, over one journal."""
+
+    def __init__(self, journal: SqliteJournal) -> None:
+        self.journal, self.ended = journal, list[str]()
+
+    def earlier(self) -> EarlierSessions:
+        async def end(session_id: str, *_: Any) -> None:
+            self.ended.append(session_id)
+
+        return EarlierSessions(self.journal, end, lambda *_: None)
+
+    async def begin(self, version: int) -> EarlierSessions:
+        write(self.journal, OutsideEvent(BEGUN, "", {}, 1.0))
+        earlier = self.earlier()
+        await earlier.begin(RUN, version)
+        return earlier
+
+
+@contextlib.asynccontextmanager
+async def starts(folder: Path) -> AsyncGenerator[Starts, None]:
+    with open_journal(folder) as journal:
+        yield Starts(journal)
+
+
+async def test_what_an_abandoned_step_decided_hides_no_session_from_a_later_start(tmp_path: Path) -> None:
+    """A start dies in the save of step 20, another one reaches 20 without this group, and a third resumes there."""
+    async with starts(tmp_path) as run:
+        await run.begin(10)
+        write_session(run.journal, "y0", "y", version=10)
+        write_session(run.journal, "theirs", "theirs", version=10, run="run-b")
+        both = [GroupDecided(uid, GroupOutcome.TRAINED, 20) for uid in ("y", "theirs")]
+        write(run.journal, *both)
+        assert (await run.begin(10)).uids == {"y"}
+        assert (await run.begin(20)).uids == {"y"}, "the outcome is of a branch that is gone"
+        write(run.journal, GroupDecided("y", GroupOutcome.TRAINED, 21))
+        assert not (await run.begin(21)).uids
+        assert [one.outcome for one in run.journal.sessions()] == ["step 21", "step 20"], "another run's stays"
