@@ -22,7 +22,8 @@ from seamless_verl.journal import SqliteJournal, StoredSession
 from seamless_verl.journal.protocol import is_validation
 
 AGAIN = "again"
-"""In a session's metadata: which session it begins `of` again, and how many `times` its place has."""
+"""In a session's metadata: which session it begins `of` again, how many `times` its place has, and, after a stop of the
+run, the `newest` version of weights of which it was given tokens."""
 # The calls may be what an agent dies of: with its worker or runner it gets them again once, and after a stop of the
 # whole run, of which it is seldom the cause, as long as its place has not begun again twice.
 MAX_TIMES, MAX_TIMES_OF_STOPS = 1, 2
@@ -57,21 +58,28 @@ class LostSessions:
         step = metadata.get(STEP)
         if lost is None or (step is None and lost.newest is not None):  # it does not say how old its tokens may be
             return metadata, None
-        sessions = await asyncio.to_thread(self._read, lost.session_id)
+        sessions = await asyncio.to_thread(self._read, lost)
         if not sessions:
             return metadata, None
-        oldest = 0 if step is None else step - 1
-        calls = RepeatableCalls(sessions, oldest=oldest, newest=lost.newest, counts=self._counts)
-        times = again_of(sessions[0].settings).get("times", 0) + bool(sessions[0].calls)
+        calls = RepeatableCalls(sessions, oldest=0 if step is None else step - 1, counts=self._counts)
+        stored = sessions[0][0]
+        times = again_of(stored.settings).get("times", 0) + bool(stored.calls)
         again = {"of": lost.session_id, "times": times}
-        return metadata | {AGAIN: again}, calls if len(calls) else None
+        bound = {} if lost.newest is None else {"newest": lost.newest}
+        return metadata | {AGAIN: again | bound}, calls if len(calls) else None
 
-    def _read(self, session_id: str) -> list[StoredSession]:
-        """The session, the one that it began again, and so on, as far as the journal still has them."""
-        sessions: list[StoredSession] = []
+    def _read(self, lost: LostSession) -> list[tuple[StoredSession, int | None]]:
+        """The session, the one that it began again, and so on, as far as the journal still has them, with their bounds.
+
+        Weights that were gone for a session are gone for those after it, also where their number was reached again.
+        """
+        sessions: list[tuple[StoredSession, int | None]] = []
+        session_id, newest = lost.session_id, lost.newest
         while session_id and (stored := self.journal.read(session_id)) is not None:
-            sessions.append(stored)
-            session_id = again_of(stored.settings).get("of", "")
+            sessions.append((stored, newest))
+            again = again_of(stored.settings)
+            session_id = again.get("of", "")
+            newest = min((bound for bound in (newest, again.get("newest")) if bound is not None), default=None)
         return sessions
 
     def bound(self, newest: int) -> None:

@@ -79,13 +79,16 @@ class RepeatableCalls:
     """
 
     def __init__(
-        self, sessions: Sequence[StoredSession], *, oldest: int, newest: int | None, counts: Counter[str]
+        self, sessions: Sequence[tuple[StoredSession, int | None]], *, oldest: int, counts: Counter[str]
     ) -> None:
-        """Of the lost session, then of the one that it had begun again, and so on: what each had not repeated."""
+        """Of the lost session, then of the one that it had begun again, and so on: what each had not repeated.
+
+        Each comes with the newest version of its tokens that may be given, None for any.
+        """
         self._counts = counts
         self._left: defaultdict[str, deque[RecordedCall]] = defaultdict(deque)
         repeated: Counter[str] = Counter()
-        for session in sessions:
+        for session, newest in sessions:
             calls = [(asked_of(stored), stored) for stored in session.calls]
             passed = Counter(repeated)
             for asked, stored in calls:

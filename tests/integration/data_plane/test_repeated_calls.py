@@ -88,7 +88,7 @@ async def test_an_agent_of_a_run_that_was_killed_gets_its_replies_again(nano: Pa
     new, old = read(journal, again), read(journal, lost)
     assert [version for *_, version in generated(new)] == [1, 1, 2, 2, 2, 2]
     assert generated(new)[:2] == generated(old)
-    assert new.settings["metadata"]["again"] == {"of": lost["session_id"], "times": 1}
+    assert new.settings["metadata"]["again"] == {"of": lost["session_id"], "times": 1, "newest": 2}
 
 
 async def test_a_call_that_was_running_goes_on(nano: Path, tmp_path: Path) -> None:

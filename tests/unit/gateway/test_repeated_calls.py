@@ -39,7 +39,8 @@ def session(*calls: StoredCall) -> StoredSession:
 
 
 def repeatable(*sessions: StoredSession, counts: Counter[str] | None = None) -> RepeatableCalls:
-    return RepeatableCalls(sessions, oldest=0, newest=None, counts=Counter() if counts is None else counts)
+    bounded = [(one, None) for one in sessions]
+    return RepeatableCalls(bounded, oldest=0, counts=Counter() if counts is None else counts)
 
 
 def asks(name: str, **sampling: Any) -> SessionCall:
