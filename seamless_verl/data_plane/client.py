@@ -11,7 +11,7 @@ import asyncio
 import logging
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from typing import Any
@@ -48,6 +48,7 @@ CONCURRENCY = 1_000_000
 RESTARTED_FOREVER = {"max_restarts": -1, "max_task_retries": -1}
 _prompts_to_take_up: dict[Any, frozenset[str]] = {}  # by data plane
 _planes: dict[tuple[str, str], list[Any]] = {}  # a job's data planes, by its Ray session and its job id
+_working: set[asyncio.Future[None]] = set()  # clean-ups of tasks that were cancelled
 
 
 @dataclass(frozen=True)
@@ -259,8 +260,12 @@ async def open_session(plane: Any, opening: dict[str, Any]) -> dict[str, Any]:
     try:
         opened: dict[str, Any] = await await_reply(call)
     except asyncio.CancelledError:
-        if (ended := await reply_of_ended(call)) is not None:
-            await discard_session(plane, ended["session_id"], Closed.ABANDONED)
+
+        async def discard_opened() -> None:
+            if (ended := await reply_of_ended(call)) is not None:
+                await _discard(plane, ended["session_id"], Closed.ABANDONED, DropReason.SESSION)
+
+        await whole(discard_opened())
         raise
     return opened
 
@@ -271,11 +276,23 @@ async def run_task(plane: Any, order: TaskOrder, dropped_as: Callable[[], DropRe
     try:
         result: TaskResult = await await_reply(call, cancels=True)
     except asyncio.CancelledError:
-        ended = await reply_of_ended(call)
-        if ended is not None and ended.state is DONE:
-            await discard_session(plane, ended.session_id, Closed.ABANDONED, dropped_as())
+
+        async def discard_done() -> None:
+            ended = await reply_of_ended(call)
+            if ended is not None and ended.state is DONE:
+                await _discard(plane, ended.session_id, Closed.ABANDONED, dropped_as())
+
+        await whole(discard_done())
         raise
     return result
+
+
+async def whole(work: Coroutine[Any, Any, None]) -> None:
+    """Does all of it, also if its caller is cancelled, once more, meanwhile."""
+    task = asyncio.ensure_future(work)
+    _working.add(task)
+    task.add_done_callback(_working.discard)
+    await asyncio.shield(task)
 
 
 async def reply_of_ended(call: Any) -> Any:
@@ -299,9 +316,13 @@ async def take_up_session(
     try:
         taken: TakenUpSession | None = await await_reply(call)
     except asyncio.CancelledError:
-        if (ended := await reply_of_ended(call)) is not None:
-            note = HandedNote(uid, "its agent was stopped", dropped=dropped_as())
-            await await_reply(plane.acknowledge.remote(ended.session_id, False, note))
+
+        async def drop_taken() -> None:
+            if (ended := await reply_of_ended(call)) is not None:
+                note = HandedNote(uid, "its agent was stopped", dropped=dropped_as())
+                await await_reply(plane.acknowledge.remote(ended.session_id, False, note))
+
+        await whole(drop_taken())
         raise
     return taken
 
@@ -309,7 +330,14 @@ async def take_up_session(
 async def discard_session(
     plane: Any, session_id: str, reason: Closed, dropped: DropReason = DropReason.SESSION
 ) -> None:
-    """Ends the session; nothing of it is trained, and its tokens are counted for the reason `dropped`."""
+    """Ends the session; nothing of it is trained, and its tokens are counted for the reason `dropped`.
+
+    Cancelled, it does so all the same: a session that is closed and never acknowledged would stay for ever.
+    """
+    await whole(_discard(plane, session_id, reason, dropped))
+
+
+async def _discard(plane: Any, session_id: str, reason: Closed, dropped: DropReason) -> None:
     await await_reply(plane.close_session.remote(session_id, reason))
     why = "its agent was stopped" if reason is Closed.ABANDONED else "its agent loop failed"
     note = HandedNote(reason=why, dropped=dropped)
