@@ -25,6 +25,7 @@ from enum import StrEnum
 from typing import Any
 
 from seamless_verl.journal import (
+    BEGUN,
     RUN,
     UNDONE,
     EndedSession,
@@ -90,6 +91,7 @@ class EarlierSessions:
     def __init__(self, journal: SqliteJournal, end: End, lose: Lose) -> None:
         self.journal, self._end, self._lose = journal, end, lose
         self.run, self.version, self.begun = "", -1, False
+        self.on_record = False  # an earlier process of the data plane completed the begin of this start
         self.candidates: dict[Place, EndedSession] = {}
         self.taken: dict[str, EndedSession] = {}
         self.offered: dict[str, Place] = {}  # candidates of this start that are not acknowledged, by session
@@ -102,7 +104,7 @@ class EarlierSessions:
 
         A repetition changes nothing. It may follow a death of the data plane, and then completes what had begun.
         """
-        if self.begun:
+        if self.begun or (self.on_record and (run, version) == (self.run, self.version)):
             return
         self.run, self.version = run, version
         self.candidates.clear()
@@ -131,7 +133,7 @@ class EarlierSessions:
 
     def dropping(self, session_id: str) -> None:
         """This process closes the session and ends its hand-over, as of a lease that expires before the run begins."""
-        if not self.begun:
+        if not self.begun and not self.on_record:
             self.dropped_here.add(session_id)
 
     def offer(self, session: EndedSession) -> bool:
@@ -147,6 +149,8 @@ class EarlierSessions:
         events = await asyncio.to_thread(self.journal.outside_events)
         if starts := [event for event in events if event.kind == RUN]:
             self.run, self.version = starts[-1].subject, int(starts[-1].detail["version"])
+            kinds = [event.kind for event in events if event.kind in (BEGUN, RUN)]
+            self.on_record = kinds[-1] == RUN and BEGUN in kinds  # each start writes the one, and then the other
             for session in await asyncio.to_thread(self.journal.ended_sessions):
                 self._judge(session)
 

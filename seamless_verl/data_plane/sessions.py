@@ -14,7 +14,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -46,6 +46,7 @@ from seamless_verl.data_plane.settings import SessionSettings
 from seamless_verl.errors import ConfigError, JournalOrderError
 from seamless_verl.gateway.api_errors import ApiError
 from seamless_verl.gateway.repeated_calls import INTERRUPTED
+from seamless_verl.gateway.session import SessionState
 from seamless_verl.journal import (
     RUN,
     CallEnded,
@@ -234,7 +235,7 @@ class Sessions:
     async def open(self, body: dict[str, Any]) -> dict[str, Any]:
         """Opens a session; in the place of a lost one its agent's calls are answered from the record (`lost`).
 
-        One whose reply was lost with an earlier process expires, since no agent has its key.
+        One whose reply was lost with an earlier process expires, since no agent has its key, and ends with its group.
         """
         own = {RUN: self.earlier.run} if self.earlier.run else {}
         with self._asked():
@@ -350,6 +351,7 @@ class Sessions:
         decided_uids = {one.uid for one in groups if one.outcome is not GroupOutcome.DEFERRED}
         await self._end_left({one.uid: one.outcome for one in groups})
         await self.earlier.end_unwanted(decided_uids)
+        await self._end_orphans(decided_uids)
         self.lost.forget({one.uid for one in groups})
         self.accounts.decided(groups)
 
@@ -360,6 +362,18 @@ class Sessions:
             deferred = outcomes[uid] is GroupOutcome.DEFERRED
             reason = DropReason.DEFERRED if deferred else DropReason.SESSION
             await self.acknowledge(session_id, False, HandedNote(uid, "its group went on without it", dropped=reason))
+
+    async def _end_orphans(self, uids: Collection[str]) -> None:
+        """Drops sessions of groups that were decided which nobody can have: they expired without a request.
+
+        A restart of the data plane leaves one where Ray repeats the call that had opened it.
+        """
+        for session_id in [name for name, uid in self.awaited().items() if uid in uids]:
+            if session_id not in self.closed:  # it ended during a drop before it
+                continue
+            session = self.gateway.table.get(session_id)
+            if session.state is SessionState.EXPIRED and not session.requests:
+                await self.drop(session_id, Closed.ABANDONED, DropReason.SESSION, "nobody had its key")
 
     async def checked_metrics(self) -> dict[str, float]:
         """Metrics of all sessions, after a check of their conservation laws; the journal is bounded beside it."""

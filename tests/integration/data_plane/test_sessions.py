@@ -13,6 +13,7 @@ from support.sessions import FAILURES, comparable, complete_chat, sessions
 
 from seamless_verl.data_plane.finished_sessions import HandedNote
 from seamless_verl.errors import JournalError, JournalOrderError
+from seamless_verl.gateway.session import SessionState
 from seamless_verl.journal import GroupDecided, GroupOutcome, JournalReader, Stage
 from seamless_verl.trajectory.account import Account, DropReason
 
@@ -128,3 +129,20 @@ async def test_an_expiry_that_cannot_be_recorded_is_reported(nano: Path, tmp_pat
 
     await asyncio.wait_for(expire(), 60)
     assert isinstance(FAILURES[0], JournalError)
+
+
+async def test_a_session_that_nobody_can_have_ends_with_its_group(nano: Path, tmp_path: Path) -> None:
+    """As one that was opened a second time, since the reply to the first opening was lost with a process."""
+    journal = tmp_path / "journal.sqlite"
+    async with asyncio.timeout(60), sessions(nano, journal, restarted=False) as started:
+        orphan, later, used = [
+            (await started.open({"uid": uid, "limits": {"lifetime": lifetime}}))
+            for uid, lifetime in (("u", 0.1), ("another", 0.1), ("u", 60.0))
+        ]
+        table = started.gateway.table
+        while table.get(orphan["session_id"]).state is SessionState.OPEN:  # noqa: ASYNC110 - a time, not an event
+            await asyncio.sleep(0.05)
+        await started.record_groups([GroupDecided("u", GroupOutcome.TRAINED, 1)])
+        assert set(started.awaited()) == {later["session_id"], used["session_id"]}
+    stages = {row.session_id: row.outcome for row in JournalReader(journal).sessions()}
+    assert stages[orphan["session_id"]] == "dropped" and stages[used["session_id"]] == "-"

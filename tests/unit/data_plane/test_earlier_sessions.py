@@ -82,3 +82,21 @@ async def test_what_an_abandoned_step_decided_hides_no_session_from_a_later_star
         write(run.journal, GroupDecided("y", GroupOutcome.TRAINED, 21))
         assert not (await run.begin(21)).uids
         assert [one.outcome for one in run.journal.sessions()] == ["step 21", "step 20"], "another run's stays"
+
+
+async def test_a_restarted_process_remembers_no_drops_once_its_start_has_begun(tmp_path: Path) -> None:
+    async with starts(tmp_path) as run:
+        await run.begin(1)
+        write_session(run.journal, "s", "u", version=1)
+        restarted = run.earlier()
+        await restarted.restore()
+        restarted.dropping("another")
+        await restarted.begin(RUN, 1)  # as Ray repeats it
+        assert not restarted.dropped_here and not restarted.begun and restarted.uids == {"u"}
+        write(run.journal, OutsideEvent(BEGUN, "", {}, 1.0))  # another start, whose data plane dies before it begins
+        later = run.earlier()
+        await later.restore()
+        later.dropping("another")
+        assert later.dropped_here == {"another"}
+        await later.begin(RUN, 1)
+        assert later.begun and not later.dropped_here
