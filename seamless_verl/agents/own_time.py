@@ -1,16 +1,18 @@
-"""The time limit of an agent, which counts its own time: not the seconds in which its calls waited for a replica.
+"""The time limit of an agent, which counts its own time: not the seconds in which its calls waited for a replica, nor
+those in which this process stood still, as one whose container is paused or whose job is suspended.
 
-Those seconds are known only where the calls run, and that process begins at 0 when it is started again. So they are
-asked for a few times within the limit, and what was known by then is carried over: a restart makes an agent's time
+The seconds of calls are known only where the calls run, and that process begins at 0 when it is started again. So they
+are asked for a few times within the limit, and what was known by then is carried over: a restart makes an agent's time
 shorter by the seconds since the last question at most.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
+
+from seamless_verl.runtime.awake_time import AwakeTime
 
 PausedSeconds: TypeAlias = Callable[[], Awaitable[float]]
 """Seconds, so far, in which calls of the agent's session waited."""
@@ -35,11 +37,27 @@ class PausedFigures:
         self._last = found
 
 
+_clocks: dict[asyncio.AbstractEventLoop, tuple[AwakeTime, asyncio.Task[None]]] = {}
+"""One for all agents of an event loop, with the task that it runs by, which ends with the loop."""
+
+
+def clock_of_loop() -> AwakeTime:
+    """The clock of the running event loop."""
+    loop = asyncio.get_running_loop()
+    if loop not in _clocks:
+        for closed in [other for other in _clocks if other.is_closed()]:
+            del _clocks[closed]
+        clock = AwakeTime()
+        _clocks[loop] = clock, loop.create_task(clock.run(), name="clock of agents")
+    return _clocks[loop][0]
+
+
 class OwnTime:
     """The own time of one agent, from now on; without `paused` all of its time is its own."""
 
     def __init__(self, paused: PausedSeconds | None = None) -> None:
-        self._began, self._paused, self._figures = time.monotonic(), paused, PausedFigures()
+        self._clock, self._paused, self._figures = clock_of_loop(), paused, PausedFigures()
+        self._began = self._clock()
 
     @property
     def paused_s(self) -> float:
@@ -56,7 +74,7 @@ class OwnTime:
         while not work.done():
             await asyncio.wait({work}, timeout=wait_s)
             await self._ask(work)
-            remaining = limit_s - (time.monotonic() - self._began - self.paused_s)
+            remaining = limit_s - (self._clock() - self._began - self.paused_s)
             if remaining <= 0:
                 return
             wait_s = max(min(remaining, every_s), LEAST_WAIT_S)

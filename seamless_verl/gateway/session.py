@@ -111,12 +111,13 @@ def hash_key(key: str) -> bytes:
 
 @dataclass(eq=False)
 class Session:
-    """One session. `deadline` in seconds of the table's clock; `tokens` generated so far; `running` calls.
+    """One session. `opened_at` in seconds since the epoch; `tokens` generated so far; `running` calls.
 
     `requests` counts admitted requests, retries included; `turns` counts them without retries. `refused` counts
     those that got an error, `refused_outside` those of them that came as from a program outside of the run. `awaited`:
-    an agent loop of the run waits for the session's end, and takes what it has. `quiet_since` is when it had a call
-    last, by the table's clock; 0 if it never had one. `retried_replies` has the attempts of
+    an agent loop of the run waits for the session's end, and takes what it has. By the clock of its table, which sets
+    both, `deadline` is when its lifetime is over, and `quiet_since` when it had its last call in this process, or began
+    in it. `retried_replies` has the attempts of
     which a retry gave the reply, by the id that the retry gave it. `recorded_calls` are those of a lost session in
     the place of which this one is.
     """
@@ -136,6 +137,7 @@ class Session:
     turns: int = 0
     tokens: int = 0
     running: int = 0
+    deadline: float | None = None
     quiet_since: float = 0.0
     rewards: dict[str, float] = field(default_factory=dict)
     prefixes: PrefixIndex = field(default_factory=PrefixIndex)
@@ -145,10 +147,6 @@ class Session:
     recorded_calls: RepeatableCalls | None = None
     refused: int = 0
     refused_outside: int = 0
-
-    @property
-    def deadline(self) -> float | None:
-        return None if self.limits.lifetime is None else self.opened_at + self.limits.lifetime
 
     @property
     def validation(self) -> bool:

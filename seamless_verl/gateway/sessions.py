@@ -4,6 +4,8 @@ Invariants:
 - A session is OPEN, then CLOSED or EXPIRED for good; only an OPEN one accepts calls.
 - Only the hash of a key is kept, and it belongs to one session.
 - The table's `running` is the sum of its sessions'; neither exceeds its bound, and each admission is returned once.
+- A lifetime does not end by a change of the system's time, nor by seconds in which this process stood still. The time
+  of day counts once: for what a session that is restored had lived before.
 """
 
 from __future__ import annotations
@@ -19,17 +21,21 @@ from typing import Any
 from seamless_verl.errors import IntegrityError
 from seamless_verl.gateway.api_errors import ApiError, ErrorCode
 from seamless_verl.gateway.session import Session, SessionLimits, SessionSampling, SessionState, hash_key
+from seamless_verl.runtime.awake_time import AwakeTime
 
 RETRY_AFTER = 1  # seconds; calls end all the time, so a place is free soon
 KEY_BYTES = 32
-REMEMBERED = 65_536  # sessions that were dropped, whose agents still get the reason
+# Sessions that were dropped, whose agents still get the reason. An agent that outlives its session asks within minutes;
+# this is all sessions of a run with 8,192 open calls, and as many before them.
+REMEMBERED = 16_384
 
 
 class SessionTable:
     """All sessions of one gateway.
 
     `max_running` bounds the running calls of all sessions, `max_open` the sessions that are open when another one is
-    opened from outside; None is no bound.
+    opened from outside; None is no bound. `clock` is that of lifetimes, in seconds, by default one that runs while
+    `expire` is called every second or so; `time_of_day` gives seconds since the epoch.
     """
 
     def __init__(
@@ -37,12 +43,15 @@ class SessionTable:
         *,
         max_running: int | None = None,
         max_open: int | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
+        time_of_day: Callable[[], float] = time.time,
     ) -> None:
         self._by_id: dict[str, Session] = {}
         self._by_key: dict[bytes, Session] = {}
-        self._forgotten: OrderedDict[bytes, str] = OrderedDict()  # by key: which session it was, and why it ended
-        self._clock, self._max_running, self._max_open = clock, max_running, max_open
+        self._forgotten: OrderedDict[bytes, str] = OrderedDict()  # by key: a line each of its id, state and reason
+        self._awake, self._time_of_day = AwakeTime(), time_of_day
+        self._clock = clock or self._awake
+        self._max_running, self._max_open = max_running, max_open
         self._newly_expired: list[Session] = []
         self.paused_s: Callable[[str], float] = lambda session_id: 0.0  # by which a session lives longer, in seconds
         self.running = 0
@@ -82,23 +91,29 @@ class SessionTable:
             sampling=sampling or SessionSampling(),
             metadata=metadata or {},
             awaited=awaited,
-            opened_at=self._clock(),
+            opened_at=self._time_of_day(),
         )
-        self.restore(session)
+        self._add(session, 0.0)
         return session, key
 
     def restore(self, session: Session) -> None:
-        """Adds a session as it is; raises ValueError when its id or its key is taken."""
+        """Adds a session that was opened before; raises ValueError when its id or its key is taken."""
+        self._add(session, max(0.0, self._time_of_day() - session.opened_at))
+
+    def _add(self, session: Session, age_s: float) -> None:
         if session.session_id in self._by_id or session.key_hash in self._by_key:
             raise ValueError(f"session_id={session.session_id!r} is taken; give each session its own")
+        session.quiet_since = self._clock()
+        if session.limits.lifetime is not None:
+            session.deadline = self._clock() + session.limits.lifetime - age_s
         self._by_id[session.session_id] = session
         self._by_key[session.key_hash] = session
 
     def quiet_s(self) -> dict[str, float]:
-        """Seconds for which the open sessions that have no call have had none, by their ids."""
+        """Seconds for which the open sessions that have no call have had none in this process, by their ids."""
         now = self._clock()
         quiet = (one for one in self._by_id.values() if one.state is SessionState.OPEN and not one.running)
-        return {one.session_id: max(0.0, now - max(one.opened_at, one.quiet_since)) for one in quiet}
+        return {one.session_id: now - one.quiet_since for one in quiet}
 
     def get(self, session_id: str) -> Session:
         """The session of that id, in any state; raises ApiError for an unknown one."""
@@ -117,7 +132,8 @@ class SessionTable:
         digest = hash_key(key)
         session = self._by_key.get(digest)
         if session is None and (ended := self._forgotten.get(digest)) is not None:
-            raise ApiError(ErrorCode.CLOSED, f"{ended}. Open a new one")
+            session_id, state, reason = ended.split("\n", 2)
+            raise ApiError(ErrorCode.CLOSED, f"Session {session_id} is {state} ({reason}). Open a new one")
         if session is None or not hmac.compare_digest(session.key_hash, digest):
             raise ApiError(ErrorCode.UNKNOWN_KEY, "No session has this key")
         self._expire_if_due(session)
@@ -137,6 +153,7 @@ class SessionTable:
 
     def expire(self) -> list[Session]:
         """Expires the sessions whose lifetime is over; returns all that expired since the last call."""
+        self._awake.beat()
         for session in self._by_id.values():
             self._expire_if_due(session)
         expired, self._newly_expired = self._newly_expired, []
@@ -149,7 +166,7 @@ class SessionTable:
             found = f"{session.state} with {session.running} calls"
             raise ValueError(f"session_id={session_id!r} is {found}; close it first")
         del self._by_id[session.session_id], self._by_key[session.key_hash]
-        self._forgotten[session.key_hash] = f"Session {session_id} is {session.state} ({session.reason})"
+        self._forgotten[session.key_hash] = f"{session_id}\n{session.state}\n{session.reason}"
         if len(self._forgotten) > REMEMBERED:
             self._forgotten.popitem(last=False)
 

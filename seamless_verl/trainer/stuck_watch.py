@@ -3,6 +3,9 @@
 It looks every few seconds, and asks no process more often than that. What is over its limit gets a line in the log, the
 stacks of the processes concerned, and its recovery, if there is one (`runtime/stuck.py` has the order). If there is
 none, or it does not help, and nothing else moves for as long as the limit, the run ends.
+
+A look that comes late is left out: where this process stood still, the others did in most cases, as on a machine that
+was suspended. Everything then seems to wait for too long, until it has had the time to go on.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from seamless_verl.trainer.run_waits import SETTINGS
 logger = logging.getLogger(__name__)
 LOOKS = 10  # within the shortest limit
 LEAST_S = 5.0  # between two looks
+LATE = 2  # times that interval without a check: this process stood still
 LINES = 4  # of one look; more nodes than that wait for the same in most cases
 
 Recover = Callable[[Blocked], bool]
@@ -51,18 +55,32 @@ class StuckWatch:
         self.nodes = StuckNodes(clock)
         set_limits = [limit for limit in limits.values() if limit is not None]
         self.every_s = max(LEAST_S, min(set_limits) / LOOKS) if set_limits else None
-        self.looked = clock()
+        self.looked = self.checked = clock()
+        self.late = False
         self._metrics = self.nodes.metrics()
 
     def check(self) -> None:
-        """Looks if it is time to.
+        """Looks if it is time to; one look after a late one is made whatever comes.
 
         Raises:
             NoProgressError: something is over its limit, was not recovered, and nothing else moves.
         """
-        if self.every_s is None or self.clock() - self.looked < self.every_s:
+        if self.every_s is None:
+            return
+        stood_still_s = self.clock() - self.checked
+        try:
+            self._check(self.every_s, stood_still_s)
+        finally:
+            self.checked = self.clock()  # what a look itself takes is no standing still
+
+    def _check(self, every_s: float, stood_still_s: float) -> None:
+        if self.clock() - self.looked < every_s:
             return
         self.looked = self.clock()
+        before, self.late = self.late, stood_still_s > LATE * every_s
+        if self.late and not before:
+            logger.warning("no look for what waits: this process stood still for %.0f s", stood_still_s)
+            return
         blocked = find_blocked(self.collect(), self.limits)
         new = self.nodes.look(blocked)
         for one in new[:LINES]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 
+import pytest
 from support.agents import ENDPOINT
 
+from seamless_verl.agents import own_time
 from seamless_verl.agents.callable import call_agent
 from seamless_verl.agents.outcome import AgentStatus
 from seamless_verl.agents.own_time import OwnTime
+from seamless_verl.runtime.awake_time import LATE_S, AwakeTime
 
 
 async def test_a_limit_is_extended_by_the_time_in_which_calls_waited() -> None:
@@ -76,3 +79,23 @@ async def test_what_was_counted_before_a_restart_of_the_counting_process_stays_c
     own = OwnTime(paused)
     await own.wait(asyncio.get_running_loop().create_future(), 0.1)
     assert own.paused_s == 0.3 + 0.1
+
+
+async def test_the_time_in_which_the_process_stood_still_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    stood_still_s = 0.0
+    monkeypatch.setattr(own_time, "AwakeTime", lambda: AwakeTime(now=lambda: time.monotonic() + stood_still_s))
+    monkeypatch.setattr(own_time, "_clocks", {})
+
+    async def paused() -> float:
+        return 0.0
+
+    work: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    own, other = OwnTime(paused), OwnTime(paused)
+    assert own._clock is other._clock, "an event loop beats once for all of its agents"
+    waiting = [asyncio.create_task(own.wait(work, LATE_S + 0.6)), asyncio.create_task(other.wait(work, LATE_S / 2))]
+    await asyncio.sleep(0)
+    stood_still_s = 500.0
+    await asyncio.sleep(0.4)
+    assert [one.done() for one in waiting] == [False, True]
+    work.set_result(None)
+    await asyncio.gather(*waiting)

@@ -14,6 +14,7 @@ from seamless_verl.errors import IntegrityError
 from seamless_verl.gateway.api_errors import STATUS, Api, ApiError, ErrorCode, error_response
 from seamless_verl.gateway.session import SamplingParameters, Session, SessionLimits, SessionSampling, SessionState
 from seamless_verl.gateway.sessions import SessionTable
+from seamless_verl.runtime.awake_time import LATE_S, AwakeTime
 
 
 class Clock:
@@ -98,6 +99,41 @@ def test_only_an_ended_session_is_forgotten() -> None:
     refused(ErrorCode.CLOSED, table.by_key, key)
     refused(ErrorCode.NOT_FOUND, table.get, session.session_id)
     table.check_integrity()
+
+
+def test_a_change_of_the_system_s_time_ends_no_lifetime() -> None:
+    clock, day = Clock(), Clock()
+    table = SessionTable(clock=clock, time_of_day=day)
+    session, _ = table.open("u", limits=SessionLimits(lifetime=10))
+    day.now += 1e6
+    assert not table.expire()
+    day.now -= 2e6
+    clock.now += 10
+    assert table.expire() == [session]
+
+
+def test_a_session_that_is_restored_has_lived_before() -> None:
+    day = Clock()
+    session, _ = SessionTable(time_of_day=day).open("u", limits=SessionLimits(lifetime=10))
+    day.now += 4
+    later = SessionTable(clock=(clock := Clock()), time_of_day=day)
+    later.restore(session)
+    clock.now += 5
+    assert not later.expire() and later.quiet_s() == {session.session_id: 5.0}
+    clock.now += 1
+    assert later.expire() == [session]
+
+
+def test_a_lifetime_does_not_count_the_time_in_which_the_process_stood_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr("seamless_verl.gateway.sessions.AwakeTime", lambda: AwakeTime(now=clock))
+    table = SessionTable()
+    session, _ = table.open("u", limits=SessionLimits(lifetime=LATE_S + 3))
+    for seconds in (1, 500, 1):
+        clock.now += seconds
+        assert not table.expire()
+    clock.now += 1
+    assert table.expire() == [session]
 
 
 def test_how_long_a_session_had_no_call_counts_from_its_last_one() -> None:

@@ -39,8 +39,11 @@ class Run:
         self.recoveries.append(blocked.over.name)
         return self.recovers
 
-    def look(self, *waits: Wait, after_s: float = 10.0) -> None:
+    def look(self, *waits: Wait, after_s: float = 10.0, stood_still: bool = False) -> None:
+        """After so many seconds, in which it was asked all the time unless its process stood still."""
         self.clock.now += after_s
+        if not stood_still:
+            self.watch.checked = self.clock.now
         self.waits = list(waits)
         self.watch.check()
 
@@ -147,3 +150,22 @@ def test_each_limit_has_its_setting() -> None:
     for kind, key in SETTINGS.items():
         part = settings.waits if key.startswith("waits.") else settings
         assert limits[kind] == getattr(part, key.removeprefix("waits."))
+
+
+def test_nothing_is_over_its_limit_by_the_seconds_in_which_the_process_stood_still() -> None:
+    run = Run()
+    run.still_s = 500.0
+    run.look(replica(5.0))
+    run.look(replica(505.0), queue(505.0), after_s=500.0, stood_still=True)
+    assert run.looks == 1 and not run.recoveries
+    run.look(replica(3.0), after_s=5.0)
+    assert run.looks == 1, "it has had no time to go on"
+    run.look(replica(3.0))
+    assert run.looks == 2 and not run.recoveries and run.watch.metrics()["watchdog/over_limit"] == 0
+
+
+def test_a_watch_that_is_always_late_looks_all_the_same() -> None:
+    run = Run()
+    for _ in range(4):
+        run.look(replica(150.0), after_s=100.0, stood_still=True)
+    assert run.looks == 3 and run.recoveries == ["replica-1"]
