@@ -14,13 +14,16 @@ Invariants:
 from __future__ import annotations
 
 from array import array
+from collections import OrderedDict
 from hashlib import blake2b
 from itertools import count
 from math import log2
 from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
-REMEMBERED = 65_536  # groups, conversations and prompts, of each; a forgotten one counts as new
+# Groups, conversations and prompts, of each; a forgotten one counts as new. With 8,192 open calls these are the
+# conversations of all of them, and as many whose agents do something else before their next call.
+REMEMBERED = 16_384
 DOUBLINGS = 6  # of the mean length, and halvings: what is longer or shorter counts as so long
 LEVELS = 2 * DOUBLINGS + 2  # of an engine's priority in one version
 RECENT = 8  # calls of a prompt that its mean length follows: lengths change while a model learns
@@ -58,19 +61,22 @@ class Remembered(Generic[T]):
 
     def __init__(self, limit: int = REMEMBERED) -> None:
         self._limit = limit
-        self._values: dict[str, T] = {}  # in order of use
+        self._values: OrderedDict[str, T] = OrderedDict()  # in order of use
 
     def __contains__(self, key: str) -> bool:
         return key in self._values
+
+    def __len__(self) -> int:
+        return len(self._values)
 
     def get(self, key: str, default: T) -> T:
         return self._values.get(key, default)
 
     def put(self, key: str, value: T) -> None:
-        self._values.pop(key, None)
         self._values[key] = value
+        self._values.move_to_end(key)
         if len(self._values) > self._limit:
-            del self._values[next(iter(self._values))]
+            self._values.popitem(last=False)
 
     def first(self, key: str, value: T) -> T:
         """The key's value, which is `value` if it has none yet."""

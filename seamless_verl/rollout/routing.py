@@ -1,20 +1,25 @@
 """Routing policies: which serving replica runs a call.
 
-A policy reads a frozen view and returns a replica's id, or None if no serving replica has room. It keeps only counts
-of its decisions, so that restoring its state equals never having stopped.
+A policy reads a frozen view and returns a replica's id, or None if no serving replica has room. It keeps counts of its
+decisions, and what it can compute again.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from hashlib import blake2b
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
-from seamless_verl.errors import ConfigError
+from seamless_verl.rollout.precedence import Remembered
 from seamless_verl.rollout.replica_state import ReplicaState
+
+MARGIN = 0.2  # of a replica's capacity: so much busier may a key's first candidate be than its second
+# Rankings that are kept: a conversation asks at every turn, and while it waits. It is one for each of 8,192 open calls;
+# one that was dropped is computed again in about a microsecond a replica.
+RANKINGS = 8_192
+Sizes: TypeAlias = tuple[tuple[str, int], ...]  # ids and capacities of all replicas
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,37 +68,32 @@ class RoutingPolicy(Protocol):
 
     def metrics(self) -> dict[str, float]: ...
 
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-
 
 class PrefixAffinity:
     """Keeps calls of one key on one replica, whose cache has their prefix, as long as loads stay near each other.
 
     A key has two candidates by weighted rendezvous hashing (Thaler and Ravishankar 1998; weights by Schindelhauer and
     Schomaker 2005), so that a replica that joins or leaves moves only the keys it wins or held, and a larger one wins
-    more. The first candidate is taken unless it is full, or busier than the second by more than `margin`, a share of
+    more. The first candidate is taken unless it is full, or busier than the second by more than `MARGIN`, a share of
     capacity. Then the second is taken, and if both are full, the least loaded replica. A first candidate that is
     starting and has room is awaited: else the first of several starting replicas would get all waiting calls.
     """
 
     OUTCOMES = ("preferred", "second", "spilled")
 
-    def __init__(self, *, margin: float = 0.2) -> None:
-        if not 0 <= margin <= 1:
-            raise ConfigError("margin", margin, "it is a share of a replica's capacity", "Give 0 to 1")
-        self.margin = margin
+    def __init__(self) -> None:
         self._counts = dict.fromkeys(self.OUTCOMES, 0)
+        self._sizes: Sizes = ()
+        self._rankings = Remembered[tuple[str, ...]](RANKINGS)  # by key, of replicas of these sizes
 
     def decide(self, view: FleetView, key: str) -> str | None:
         available = {replica.replica_id: replica for replica in view if replica.available}
-        ranked = [available[name] for name in _ranking(_sizes(view), key) if name in available]
+        ranked = [available[name] for name in self._ranking(_sizes(view), key) if name in available]
         serving = [replica for replica in ranked if not replica.starting]
         if not serving or (ranked[0].starting and ranked[0].load < ranked[0].capacity):
             return None
         first, second = serving[0], serving[min(1, len(serving) - 1)]
-        if first.has_room and first.utilization <= second.utilization + self.margin:
+        if first.has_room and first.utilization <= second.utilization + MARGIN:
             return self._count("preferred", first)
         if second.has_room:
             return self._count("second", second)
@@ -102,19 +102,19 @@ class PrefixAffinity:
 
     def preferred(self, view: FleetView) -> Callable[[str], str | None]:
         available, sizes = {replica.replica_id for replica in view if replica.available}, _sizes(view)
-        return lambda key: next((name for name in _ranking(sizes, key) if name in available), None)
+        return lambda key: next((name for name in self._ranking(sizes, key) if name in available), None)
 
     def metrics(self) -> dict[str, float]:
         return {f"routing/{outcome}": float(count) for outcome, count in self._counts.items()}
 
-    def state_dict(self) -> dict[str, Any]:
-        return dict(self._counts)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raises ValueError on a state of another policy."""
-        if set(state) != set(self._counts):
-            raise ValueError(f"{type(self).__name__} counts {sorted(self._counts)}, but was given {sorted(state)}")
-        self._counts = {outcome: int(state[outcome]) for outcome in self._counts}
+    def _ranking(self, sizes: Sizes, key: str) -> tuple[str, ...]:
+        """The ranking of these replicas, kept until the replicas are others."""
+        if sizes != self._sizes:
+            self._sizes, self._rankings = sizes, Remembered(RANKINGS)
+        if not (found := self._rankings.get(key, ())):
+            found = _ranking(sizes, key)
+        self._rankings.put(key, found)
+        return found
 
     def _count(self, outcome: str, chosen: ReplicaView) -> str:
         self._counts[outcome] += 1
@@ -125,12 +125,11 @@ def _least_loaded(view: FleetView) -> ReplicaView | None:
     return min((r for r in view if r.has_room), key=lambda r: (r.utilization, r.replica_id), default=None)
 
 
-def _sizes(view: FleetView) -> tuple[tuple[str, int], ...]:
+def _sizes(view: FleetView) -> Sizes:
     return tuple((replica.replica_id, replica.capacity) for replica in view)
 
 
-@lru_cache(maxsize=32_768)  # a conversation asks at every turn, and while it waits
-def _ranking(sizes: tuple[tuple[str, int], ...], key: str) -> tuple[str, ...]:
+def _ranking(sizes: Sizes, key: str) -> tuple[str, ...]:
     """Ids of replicas of these capacities, the key's first choice first."""
     return tuple(name for _, name in sorted(((_score(*size, key), size[0]) for size in sizes), reverse=True))
 

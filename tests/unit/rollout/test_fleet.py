@@ -86,7 +86,7 @@ class AgainstAModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        self.fleet = Fleet(policy=PrefixAffinity(margin=0.5), overtaking=OVERTAKING)
+        self.fleet = Fleet(policy=PrefixAffinity(), overtaking=OVERTAKING)
         self.model = Model()
         self.tickets = 0
 

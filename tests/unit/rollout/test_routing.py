@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamless_verl.errors import ConfigError
 from seamless_verl.rollout.replica_state import ReplicaState
-from seamless_verl.rollout.routing import PrefixAffinity, ReplicaView
+from seamless_verl.rollout.routing import RANKINGS, PrefixAffinity, ReplicaView
 
 KEYS = [f"session {number}" for number in range(600)]
 
@@ -37,7 +36,7 @@ REPLICA = st.builds(
 def test_a_replica_with_room_is_chosen_if_there_is_one_unless_the_preferred_is_starting(
     replicas: list[tuple[ReplicaState, int, int, bool]], key: str
 ) -> None:
-    policy = PrefixAffinity(margin=0.2)
+    policy = PrefixAffinity()
     seen = [ReplicaView(f"r{n}", s, 0, load, size, new) for n, (s, load, size, new) in enumerate(replicas)]
     chosen, able = policy.decide(seen, key), {replica.replica_id for replica in seen if replica.has_room}
     named = {replica.replica_id: replica for replica in seen}
@@ -68,7 +67,7 @@ def test_a_larger_replica_holds_more_keys() -> None:
 
 
 def test_the_second_choice_then_the_least_loaded() -> None:
-    policy, free = PrefixAffinity(margin=0.2), view(0, 0, 0)
+    policy, free = PrefixAffinity(), view(0, 0, 0)
     first = policy.decide(free, "k")
     second = policy.decide([replica for replica in free if replica.replica_id != first], "k")
     (third,) = {"r0", "r1", "r2"} - {first, second}
@@ -86,17 +85,15 @@ def test_the_second_choice_then_the_least_loaded() -> None:
     assert policy.metrics() == {"routing/preferred": 3.0, "routing/second": 2.0, "routing/spilled": 1.0}
 
 
-def test_a_restored_policy_equals_one_that_never_stopped() -> None:
-    policy = PrefixAffinity()
-    for key in KEYS[:20]:
-        policy.decide(view(9, 1, 1), key)
-    again = PrefixAffinity()
-    again.load_state_dict(policy.state_dict())
-    assert again.metrics() == policy.metrics() != PrefixAffinity().metrics()
-    with pytest.raises(ValueError, match="least_loaded"):
-        again.load_state_dict({"least_loaded": 3})
-
-
-def test_a_margin_that_is_no_share_is_refused() -> None:
-    with pytest.raises(ConfigError, match="margin=2"):
-        PrefixAffinity(margin=2)
+@pytest.mark.parametrize("replicas", [2, 64])
+def test_rankings_take_bounded_memory_and_are_those_of_the_replicas_now(replicas: int) -> None:
+    policy, loads = PrefixAffinity(), [0] * replicas
+    for key in KEYS:
+        policy.decide(view(*loads), key)
+        policy.decide(view(*loads), key)
+    assert len(policy._rankings) == len(KEYS) < RANKINGS
+    preferred = policy.preferred(view(*loads))
+    assert [preferred(key) for key in KEYS] == [PrefixAffinity().preferred(view(*loads))(key) for key in KEYS]
+    policy.decide(view(*loads, 0), KEYS[0])
+    assert len(policy._rankings) == 1, "rankings of replicas that are others now"
+    assert [policy.decide(view(*loads), key) for key in KEYS] == list(routed(view(*loads)).values())
