@@ -180,7 +180,7 @@ class JournalReader:
             counts = {name: db.execute(query).fetchone()[0] for name, query in INTEGRITY_CHECKS.items()}
         problems += [f"{count} {name}" for name, count in counts.items() if count]
         if problems:
-            raise JournalError(str(self.path), "; ".join(problems), "Restore the file from a copy, or start a new one")
+            raise JournalError(str(self.path), "; ".join(problems), WAY_OUT)
 
     @contextmanager
     def snapshot(self) -> Iterator[sqlite3.Connection]:
@@ -258,7 +258,7 @@ def read_undone(db: sqlite3.Connection, session_id: str | None = None) -> dict[s
 
 
 def read_groups(db: sqlite3.Connection, uid: str | None = None) -> dict[str, StoredGroup]:
-    """The last outcome of each prompt, or of one; none of one that was undone, or in a journal of an earlier release."""
+    """The last outcome of each prompt, or of one, unless it was undone; none in a journal of an earlier release."""
     if db.execute("PRAGMA user_version").fetchone()[0] < 2:
         return {}
     where, values = ("", ()) if uid is None else ("WHERE uid=?", (uid,))

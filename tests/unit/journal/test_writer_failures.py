@@ -28,6 +28,7 @@ from seamless_verl.journal import (
     SessionClosed,
     SessionOpened,
     SqliteJournal,
+    checking,
     validator,
 )
 from seamless_verl.journal.checking import check_file
@@ -227,6 +228,20 @@ def test_a_row_that_cannot_be_read_is_found_before_a_run(tmp_path: Path) -> None
         db.commit()
     with pytest.raises(JournalError, match=r"a row that cannot be read: UnicodeDecodeError"):
         check_file(path)
+
+
+def test_a_row_that_belongs_to_nothing_is_found_before_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "journal.sqlite"
+    with open_journal(tmp_path) as journal:
+        write(journal, session_opened(), call_started(), chunk_appended([1, 2]))
+    check_file(path)
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("DELETE FROM sessions")
+        db.commit()
+    with pytest.raises(JournalError, match="1 calls of no session"):
+        check_file(path)
+    monkeypatch.setattr(checking, "WHOLE_BYTES", 0)
+    check_file(path)  # it would take minutes to read all of a large one
 
 
 def test_what_is_checked_gets_no_file_beside_it(tmp_path: Path) -> None:
