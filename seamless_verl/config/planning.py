@@ -73,7 +73,8 @@ class HandoverChoice:
 
 
 def choose_handover(settings: Settings) -> HandoverChoice:
-    """As set; AUTO is decided by the memory plan, and comes to RESIDENT or RELEASED.
+    """As set where a device both trains and generates; AUTO is decided by the memory plan, and comes to RESIDENT or
+    RELEASED.
 
     Both sides stay where they fit into HEADROOM of each device with the longest micro-batch, or where nothing would be
     released. The memory of a model that is not here is not known: where it must be here, the checks refuse it. Raises
@@ -81,7 +82,7 @@ def choose_handover(settings: Settings) -> HandoverChoice:
     """
     settings = replace(settings, unmade=True)
     asked = settings.seamless.handover
-    if asked is not Handover.AUTO:
+    if asked is not Handover.AUTO and has_hybrid_rollout(settings):
         return HandoverChoice(asked, "as set")
     if not settings.host.accelerator:
         return HandoverChoice(Handover.RESIDENT, "both sides share the host's memory on the CPU platform")

@@ -1,4 +1,7 @@
-"""The schema of `seamless.sampler`: which sampler decides who is sampled and how often, and its options."""
+"""The schema of `seamless.sampler`: what decides how many samples a prompt gets, and its options.
+
+It is not verl's `trainer.v1.sampler`, which draws from the replay buffer, nor a sampler of the data's rows.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,10 @@ class SamplerConfig:
     name: Annotated[
         SamplerName | None,
         Doc(
-            "who decides how many samples a prompt gets: `dars` (hard ones get more before their group is trained), "
-            "`gdro` (in proportion to how often it fails), `xrpo` (where one more says most), `srpo` (prompts that "
-            "were learned are left out); `null` gives each `actor_rollout_ref.rollout.n`"
+            "decides how many samples a prompt gets; it is not verl's `trainer.v1.sampler`, which chooses among the "
+            "samples that there are, nor does it order the data's prompts. `dars`: hard ones get more before their "
+            "group is trained; `gdro`: in proportion to how often it fails; `xrpo`: where one more says most; `srpo`: "
+            "prompts that were learned are left out; `null` gives each `actor_rollout_ref.rollout.n`"
         ),
     ] = None
     success: Annotated[

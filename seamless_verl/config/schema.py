@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Any, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta
 from omegaconf import DictConfig, OmegaConf
@@ -32,7 +32,6 @@ NODE = "seamless"
 Lending: TypeAlias = Literal["marginal", "step_boundary", "never"]
 TailShare: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
 Console: TypeAlias = Literal["line", "verl"]
-LENDING_POLICIES: tuple[str, ...] = get_args(Lending)
 
 
 class Handover(StrEnum):
@@ -236,8 +235,8 @@ class SeamlessConfig:
     wait_for_machines_s: Annotated[
         NotNegative,
         Doc(
-            "seconds to wait for machines that an autoscaling cluster has yet to start, with a line every five seconds "
-            "on what is waited for; `0` refuses at once",
+            "with `seamless.resources`: seconds to wait for machines that an autoscaling cluster has yet to start, "
+            "with a line every five seconds on what is waited for; `0` refuses at once",
         ),
     ] = 0
     sampler: SamplerConfig = field(default_factory=SamplerConfig)

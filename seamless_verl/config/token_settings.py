@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeAlias, get_args
+from typing import Annotated, Literal, TypeAlias
 
 from seamless_verl.runtime.fields import Doc, NotNegative, Positive
 
 TokenPolicy: TypeAlias = Literal["train_all", "mask_older_than", "drop_if_older_than", "fresh_tail_only"]
 GrammarPolicy: TypeAlias = Literal["train_all", "mask_forced", "mask_all"]
 Weigh: TypeAlias = Literal["session", "sequence"]
-TOKEN_POLICIES: tuple[str, ...] = get_args(TokenPolicy)  # those of trajectory/policies.py
-GRAMMAR_POLICIES: tuple[str, ...] = get_args(GrammarPolicy)  # its GrammarTokens
 
 
 @dataclass(frozen=True)

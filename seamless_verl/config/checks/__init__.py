@@ -76,7 +76,7 @@ from seamless_verl.config.checks.samplers import check_sampler
 from seamless_verl.config.checks.serve_options import check_engine_options, check_options, check_reasoning
 from seamless_verl.config.checks.settings import Check, Problem, RefusedConfigError, Settings
 from seamless_verl.config.checks.tools import check_function_tools, check_tool_format, check_tools
-from seamless_verl.config.checks.unused import check_unused
+from seamless_verl.config.checks.unused import check_cpu_settings, check_unused
 from seamless_verl.config.checks.values import check_logprobs_mode, check_missing, check_numbers, check_renamed_code
 from seamless_verl.config.checks.view import check_view, check_view_address
 from seamless_verl.config.checks.visible import check_visible_devices
@@ -93,6 +93,7 @@ CHECKS: tuple[Check, ...] = (
     check_engine,
     check_seamless,
     check_unused,
+    check_cpu_settings,
     check_chosen_loss,
     check_own_losses,
     check_own_estimators,

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from seamless_verl.config.checks.estimators import OWN_ESTIMATORS
 from seamless_verl.config.checks.roles import (
     by_tags,
+    has_hybrid_rollout,
     has_reward_model,
     has_standalone_rollout,
     pool_backend,
@@ -186,7 +187,7 @@ def _routing(settings: Settings) -> list[Problem]:
 def _released(settings: Settings) -> list[Problem]:
     key, frees = "seamless.handover", f"{ROLLOUT}.free_cache_engine"
     handover = settings.seamless.handover
-    if not handover.cuts_calls or settings.flag(frees, True):
+    if not handover.cuts_calls or settings.flag(frees, True) or not has_hybrid_rollout(settings):
         return []
     reason = f"releases nothing with {frees}=False"
     return [Problem(key, handover.value, reason, f"Set {frees}=True, or {key}=resident")]

@@ -2,55 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import fields
+from collections.abc import Iterable, Iterator
+from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from operator import attrgetter
+from typing import Any
 
+from seamless_verl.config.checks.corrections import LOSS_MODE
+from seamless_verl.config.checks.estimators import ESTIMATOR, OF_TURNS
 from seamless_verl.config.checks.modes import MODE_KEY, VERL_MODES
+from seamless_verl.config.checks.roles import has_hybrid_rollout, seamless_layout
 from seamless_verl.config.checks.settings import Problem, Settings, check
 from seamless_verl.config.gateway_settings import RequestsConfig
+from seamless_verl.config.planning import HANDOVER, choose_handover
 from seamless_verl.config.schema import SeamlessConfig
-from seamless_verl.config.wait_settings import WaitsConfig
+from seamless_verl.config.turn_settings import TurnsConfig
+from seamless_verl.errors import ConfigError
+from seamless_verl.resources.tags import KEY as RESOURCES
+from seamless_verl.resources.tags import Layout
 
 OLDER_THAN = "seamless.tokens.older_than"
 BOUNDED_POLICIES = ("mask_older_than", "drop_if_older_than")  # of seamless.tokens.policy, those with `older_than`
-UNUSED = (
-    "layout",
-    "wait_for_machines_s",
-    "max_staleness",
-    "ahead",
-    "tail_batching",
-    "min_sessions",
-    "lending",
-    "handover",
-    "replica_restarts",
-    "loop_worker_restarts",
-    "weights.at_once",
-    "weights.kv",
-    "tokens.policy",
-    "tokens.older_than",
-    "tokens.weigh",
-    "tokens.max_sequence",
-    "tokens.grammar",
-    "correction.loss",
-    "correction.truncate",
-    "correction.m2_threshold",
-    "correction.scale_lr",
-    "watchdog.transition_s",
-    "watchdog.no_progress_s",
-    *(f"watchdog.waits.{item.name}" for item in fields(WaitsConfig)),
-    "sampler.name",
-    "console",
+IN_EVERY_MODE = (
+    *("cpu.devices", "cpu.pin", "device_memory_gb", "host_memory_gb"),
+    *("resources", "gateway.enabled", "view.enabled"),
+    *(f"sampler.{name}" for name in ("success", "schedule", "threshold", "rate", "least", "most")),
 )
-"""Of the `seamless:` node, read by our trainer alone. Machines and the gateway have checks of their own."""
+"""What verl's own modes read; what they refuse; and what check_sampler warns of. Our trainer alone reads the others."""
 OF_THE_GATEWAY = (
     *("gateway.port", "gateway.journal", "gateway.journal_days", "gateway.journal_gib"),
     *("gateway.options", "gateway.public_address"),
     *(f"gateway.requests.{item.name}" for item in fields(RequestsConfig)),
-    *("gateway.max_calls", "gateway.max_sessions", "gateway.max_body_mib"),
+    *("gateway.max_calls", "gateway.max_sessions", "gateway.max_body_mib", "tokens.grammar"),
 )
 """Read only where the gateway runs. `shards` and `max_failed_groups` concern all calls and all agent loops."""
+OF_ONE_LOSS = {"correction.truncate": "interpolated", "correction.m2_threshold": "m2po"}
+"""Read by one policy loss each."""
 
 
 @check
@@ -58,8 +45,9 @@ def check_unused(settings: Settings) -> list[Problem]:
     """A warning for each setting that was changed and that nothing reads, as other settings are."""
     given = settings.seamless
     if settings.mode in VERL_MODES:
+        names = [name for name in names_of(given) if name not in IN_EVERY_MODE]
         way_out = f"Set {MODE_KEY}=seamless, or leave it out"
-        return _changed(given, UNUSED, f"is not read by {MODE_KEY}={settings.mode}", way_out)
+        return _changed(given, names, f"is not read by {MODE_KEY}={settings.mode}", way_out)
     found: list[Problem] = []
     if given.tokens.policy not in BOUNDED_POLICIES:
         reason = f"is not read by seamless.tokens.policy={given.tokens.policy}"
@@ -73,7 +61,63 @@ def check_unused(settings: Settings) -> list[Problem]:
     if not given.view.enabled:
         reason, way_out = "is not read while seamless.view.enabled=false", "Set seamless.view.enabled=true"
         found += _changed(given, ("view.host", "view.port"), reason, f"{way_out}, or leave it out")
+    if given.resources is None:
+        reason, way_out = f"is not read without {RESOURCES}", f"Describe the machines by {RESOURCES}, or leave it out"
+        found += _changed(given, ("wait_for_machines_s",), reason, way_out)
+    return [*found, *_of_other_methods(settings), *_of_other_layouts(settings)]
+
+
+@check
+def check_cpu_settings(settings: Settings) -> list[Problem]:
+    """A warning for settings of the CPU platform where there is an accelerator, in every mode."""
+    if not settings.host.accelerator:
+        return []
+    reason = "is not read where there is an accelerator"
+    return _changed(settings.seamless, ("cpu.devices", "cpu.pin"), reason, "Leave it out")
+
+
+def _of_other_methods(settings: Settings) -> list[Problem]:
+    """Options of an estimator or a policy loss that is not chosen."""
+    given, estimator, loss = settings.seamless, settings.get(ESTIMATOR), settings.get(LOSS_MODE, "vanilla")
+    found: list[Problem] = []
+    if estimator not in OF_TURNS:
+        names = [f"turns.{item.name}" for item in fields(TurnsConfig)]
+        way_out = f"Set {ESTIMATOR}={' or '.join(OF_TURNS)}, or leave it out"
+        found += _changed(given, names, f"is not read by {ESTIMATOR}={estimator}", way_out)
+    for name, reader in OF_ONE_LOSS.items():
+        if loss != reader:
+            way_out = f"Set {LOSS_MODE}={reader}, or leave it out"
+            found += _changed(given, (name,), f"is not read by {LOSS_MODE}={loss}", way_out)
     return found
+
+
+def _of_other_layouts(settings: Settings) -> list[Problem]:
+    """How devices change hands where none does; how replicas load while they generate, where none generates then."""
+    given = settings.seamless
+    if not has_hybrid_rollout(settings):
+        reason = "has no effect in the disaggregated layout, where no device both trains and generates"
+        names = ["handover"] if given.handover.cuts_calls else []
+        names += ["lending"] if given.lending != "never" else []  # which is so there, as is a resident hand-over
+        return _changed(given, [*names, "record_lending"], reason, "Leave it out")
+    if seamless_layout(settings) is not Layout.COLOCATED:
+        return []
+    found = _changed(given, ("weights.at_once", "weights.kv"), "", f"Set {HANDOVER}=resident, or leave it out")
+    if not found or (handover := _cutting_handover(settings)) is None:
+        return []
+    reason = (
+        f"has no effect with {HANDOVER}={handover} in the colocated layout, where all replicas load together, "
+        "and have no calls then"
+    )
+    return [replace(problem, reason=reason) for problem in found]
+
+
+def _cutting_handover(settings: Settings) -> str | None:
+    """The hand-over of the run, where engines lose their cache for training's time."""
+    try:
+        handover = choose_handover(settings).handover
+    except ConfigError:  # which other checks report
+        return None
+    return handover.value if handover.cuts_calls else None
 
 
 def _masks_nothing(given: SeamlessConfig) -> list[Problem]:
@@ -95,6 +139,16 @@ def _changed(given: SeamlessConfig, names: Iterable[str], reason: str, way_out: 
         for name in names
         if (value := attrgetter(name)(given)) != attrgetter(name)(default)
     ]
+
+
+def names_of(node: Any, prefix: str = "") -> Iterator[str]:
+    """The dotted names of all settings below a node of settings."""
+    for item in fields(node):
+        value, name = getattr(node, item.name), f"{prefix}{item.name}"
+        if is_dataclass(value) and name not in IN_EVERY_MODE:
+            yield from names_of(value, f"{name}.")
+        else:
+            yield name
 
 
 def plain(value: object) -> object:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from omegaconf import OmegaConf
@@ -12,8 +12,8 @@ from support.config import compose_ours
 
 from seamless_verl.config import CpuConfig, GatewayConfig, Layout, SeamlessConfig, usable_cores
 from seamless_verl.config.correction_settings import CorrectionConfig
-from seamless_verl.config.schema import LENDING_POLICIES, Handover, KvOnUpdate, WeightsConfig
-from seamless_verl.config.token_settings import GRAMMAR_POLICIES, TOKEN_POLICIES, TokensConfig
+from seamless_verl.config.schema import Handover, KvOnUpdate, Lending, WeightsConfig
+from seamless_verl.config.token_settings import GrammarPolicy, TokenPolicy, TokensConfig
 from seamless_verl.config.turn_settings import TurnsConfig
 from seamless_verl.config.wait_settings import WatchdogConfig
 from seamless_verl.errors import ConfigError, ConfigErrors
@@ -33,9 +33,9 @@ def test_yaml_and_dataclass_have_the_same_defaults() -> None:
 
 
 def test_the_policies_are_those_there_are() -> None:
-    assert set(TOKEN_POLICIES) == set(POLICIES)
-    assert set(GRAMMAR_POLICIES) == set(GrammarTokens)
-    assert set(LENDING_POLICIES) == set(lending.POLICIES)
+    assert set(get_args(TokenPolicy)) == set(POLICIES)
+    assert set(get_args(GrammarPolicy)) == set(GrammarTokens)
+    assert set(get_args(Lending)) == set(lending.POLICIES)
 
 
 def test_values_are_read() -> None:
