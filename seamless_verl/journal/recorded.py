@@ -86,6 +86,6 @@ def parse_policy(text: str) -> TokenPolicy:
         way_out = "Give a whole number of versions, 0 or more, as in mask_older_than:1"
         raise ConfigError("--policy", text, f"{bound!r} is no bound", way_out)
     policy = make_policy(name, int(bound))
-    if "policy/max_staleness" not in policy.metrics():
+    if not policy.bounded:
         raise ConfigError("--policy", text, f"{name} takes no bound", f"Give {name} alone, or a policy with a bound")
     return policy

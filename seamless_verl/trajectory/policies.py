@@ -6,10 +6,10 @@ without state. It reads a view and returns a mask, so the trainer and the simula
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,30 +59,21 @@ class TokenPolicy(Protocol):
     def decide(self, view: TokenView) -> BoolArray:
         """Bool [R]: true for each token to train. Only generated tokens may be true."""
 
-    def metrics(self) -> dict[str, float]: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+    @property
+    def bounded(self) -> bool:
+        """Whether it has a bound, in weight versions."""
 
 
-class _Stateless:
-    """A policy without state: its settings come from the config, so there is nothing to save."""
+class _Unbounded:
+    """A policy without a bound."""
 
-    def metrics(self) -> dict[str, float]:
-        return {}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raises ValueError unless the state is empty; another policy saved it."""
-        if state:
-            raise ValueError(f"{type(self).__name__} has no state, but was given {sorted(state)}; load its own state")
+    @property
+    def bounded(self) -> bool:
+        return False
 
 
 @dataclass(frozen=True)
-class _Bounded(_Stateless):
+class _Bounded:
     """A policy with a bound, in weight versions."""
 
     max_staleness: int
@@ -91,12 +82,13 @@ class _Bounded(_Stateless):
         if self.max_staleness < 0:
             raise ConfigError("max_staleness", self.max_staleness, "no token is newer than 0", "Give 0 or more")
 
-    def metrics(self) -> dict[str, float]:
-        return {"policy/max_staleness": float(self.max_staleness)}
+    @property
+    def bounded(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True)
-class TrainAll(_Stateless):
+class TrainAll(_Unbounded):
     """Trains every generated token."""
 
     def decide(self, view: TokenView) -> BoolArray:
@@ -120,7 +112,7 @@ class DropIfOlderThan(_Bounded):
 
 
 @dataclass(frozen=True)
-class FreshTailOnly(_Stateless):
+class FreshTailOnly(_Unbounded):
     """Trains only the generated tokens after the last one that is not on-policy."""
 
     def decide(self, view: TokenView) -> BoolArray:

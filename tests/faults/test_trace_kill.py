@@ -25,7 +25,6 @@ for step in range(10**9):
     spans = [UseSpan(f"d{n % 2}", DeviceUse.ROLLOUT, step + n / 50, step + n / 50 + 0.01) for n in range(50)]
     ledger.add(ActivityReport("s", step + 1, tuple(spans)))
     ledger.close(step + 1, f"step {step}")
-    trace.counter("running calls", step, step % 7)
     if step == 50:
         print("going", flush=True)
 """

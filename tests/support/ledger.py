@@ -34,6 +34,12 @@ def make_activity(clock: Clock, *devices: str, source: str = "s", **settings: in
     return Activity(source, devices or ("d0",), clock=clock, **settings)
 
 
+def interval_count(ledger: Ledger) -> int:
+    """Intervals and open spans in memory."""
+    devices = ledger._devices.values()
+    return sum(len(device._open) + sum(map(len, device._reported.values())) for device in devices)
+
+
 def seconds(ledger: Ledger, device: str = "d0") -> dict[str, float]:
     """Seconds of the kinds that have any, by name."""
     return {str(kind): value for kind, value in ledger.seconds[device].items() if value}

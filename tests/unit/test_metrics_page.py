@@ -26,8 +26,8 @@ from seamless_verl.trajectory.records import Finish
 from seamless_verl.view.metrics import CHARTS
 from seamless_verl.weights.commit_times import CommitTimes
 
-NO_METRICS = {"application/json", "policy/max_staleness", "ray/session_2*/logs", "seamless/device"}
-"""What has the shape of a name: a media type, a bound that the journal reads, a folder, the beginning of names."""
+NO_METRICS = {"application/json", "ray/session_2*/logs", "seamless/device"}
+"""What has the shape of a name: a media type, a folder, the beginning of names."""
 FAILURES = (AgentStatus.FAILED, AgentStatus.TIMED_OUT, AgentStatus.OUTPUT_LIMIT, "untrainable", "stuck", "error")
 COMMIT = CommitTimes(pauses_s=[0.1], load_s=1.0).metrics()
 COMPUTED: dict[str, Iterable[str | tuple[str, ...]]] = {

@@ -16,6 +16,7 @@ from seamless_verl.trajectory.sequences import assemble
 from seamless_verl.trajectory.session import SessionRecord
 
 TURNS, CONTEXT, GENERATED, VOCABULARY = 100, 320, 960, 150_000
+REPEATS = 7
 
 
 @dataclass(frozen=True)
@@ -28,11 +29,12 @@ class RecordCost:
     bytes_per_token: float
 
 
-def record_cost(*, turns: int = TURNS, repeats: int = 7) -> RecordCost:
-    long = _session(turns)
-    spent = median(_cpu_s(long) for _ in range(repeats))
-    size = turns * (CONTEXT + GENERATED)
-    return RecordCost(size, turns, spent, _bytes_held(turns) / size)
+def record_cost() -> RecordCost:
+    """The cost of one session, with the median of its seconds."""
+    long = _session(TURNS)
+    spent = median(_cpu_s(long) for _ in range(REPEATS))
+    size = TURNS * (CONTEXT + GENERATED)
+    return RecordCost(size, TURNS, spent, _bytes_held(TURNS) / size)
 
 
 def _session(turns: int) -> list[Turn]:

@@ -83,11 +83,6 @@ class DeviceLedger:
         amended, self.amended = self.amended, dict.fromkeys(DeviceUse, 0.0)
         return amended
 
-    @property
-    def interval_count(self) -> int:
-        """Intervals and open spans in memory."""
-        return sum(map(len, self._reported.values())) + len(self._open)
-
     def check_integrity(self) -> None:
         """Raises IntegrityError unless every counted second is one kind's, and every reported one is accounted for."""
         name, wall = f"device {self.name!r}", self.closed - self.started

@@ -29,16 +29,17 @@ COLOURS: dict[DeviceUse, Colour] = {
     DeviceUse.IDLE: (222, 225, 229),
 }
 INK, SOFT, RULE, ALARM = (32, 36, 42), (112, 120, 130), (208, 212, 218), (196, 60, 48)
+TITLE = "Device time"
 SCALE = 2  # pixels of the file for one of the layout
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 1400, 130, 74, 128, 58
 STEP_PIXELS, STEPS_A_BAR = 8, 4  # steps narrower than the one are drawn together, the other in a bar at least
 ALARM_SHARE = 0.05  # idle beyond it is printed in the colour of alarm
 
 
-def draw_timeline(trace: Path, picture: Path, *, title: str = "Device time", last_s: float | None = None) -> Path:
-    """Draws a trace, closed or not, or its last `last_s` seconds; raises ValueError when it holds no step."""
+def draw_timeline(trace: Path, picture: Path) -> Path:
+    """Draws a trace, closed or not; raises ValueError when it holds no step."""
     columns = (WIDTH - LEFT - RIGHT) * SCALE
-    image = Drawing(read_timeline(trace, columns=columns, last_s=last_s), title).image
+    image = Drawing(read_timeline(trace, columns=columns)).image
     picture.parent.mkdir(parents=True, exist_ok=True)
     partial = picture.with_name(f"{picture.name}.{os.getpid()}.tmp")
     image.save(partial, format="png")
@@ -49,7 +50,7 @@ def draw_timeline(trace: Path, picture: Path, *, title: str = "Device time", las
 class Drawing:
     """One picture; coordinates are the layout's, `SCALE` times as many pixels."""
 
-    def __init__(self, timeline: Timeline, title: str) -> None:
+    def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
         lanes = len(timeline.devices)
         self.pitch = max(14.0, min(46.0, 760 / lanes))
@@ -59,17 +60,17 @@ class Drawing:
         size = (WIDTH * SCALE, round((self.floor + BOTTOM) * SCALE))
         self.image = Image.new("RGB", size, (255, 255, 255))
         self.pen = ImageDraw.Draw(self.image)
-        self._head(title)
+        self._head()
         for lane, device in enumerate(timeline.devices):
             self._lane(lane, device)
         self._steps()
         self._axis()
 
-    def _head(self, title: str) -> None:
+    def _head(self) -> None:
         line = self.timeline
         whole = line.grid.sum(axis=(0, 1))
         shares = whole / max(whole.sum(), 1e-12)
-        self._text((LEFT, 26), title, 22, INK, "lm")
+        self._text((LEFT, 26), TITLE, 22, INK, "lm")
         devices, steps = _counted(len(line.devices), "device"), _counted(len(line.steps), "step")
         below = f"{devices}, {steps}, {_duration(line.until - line.start)}"
         since = f", from {_duration(line.start)} on" if line.start else ""

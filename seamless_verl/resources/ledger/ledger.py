@@ -103,7 +103,7 @@ class Ledger:
     def close(self, until: float, label: str = "") -> LedgerReport:
         """Counts up to `until` and reports the time since the last close; `label` is for the observers.
 
-        Raises ValueError when `until` lies before it.
+        Raises ValueError when `until` lies before it; IntegrityError, at the end, unless the period's kinds add up.
         """
         if not until >= self.closed:
             raise ValueError(f"until={until!r} lies before {self.closed!r}, up to where the ledger is closed already")
@@ -120,6 +120,7 @@ class Ledger:
             observer.on_closed(report, label)
         for device_ledger in self._devices.values():
             device_ledger.finalize(until - self._keep_s, self._max_intervals)
+        report.check_integrity()
         return report
 
     @property
@@ -133,17 +134,12 @@ class Ledger:
         pairs = [(over, under) for over in BUSY for under in BUSY if over is not under]
         return {pair: sum(ledger.hidden.get(pair, 0.0) for ledger in self._devices.values()) for pair in pairs}
 
-    @property
-    def interval_count(self) -> int:
-        """Intervals and open spans in memory."""
-        return sum(device_ledger.interval_count for device_ledger in self._devices.values())
-
-    def metrics(self, *, per_device: bool = True) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """The last report's, and the shares of the run up to there; empty before the first."""
         if self._last_report is None:
             return {}
         run = {f"{PREFIX}/run/{kind}_share": share for kind, share in shares(totals(self.seconds)).items()}
-        return self._last_report.metrics(per_device=per_device) | run
+        return self._last_report.metrics() | run
 
     def check_integrity(self) -> None:
         """Raises IntegrityError unless the kinds add up within 1% of the wall time, per device and in total."""

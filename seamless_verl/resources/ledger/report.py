@@ -46,7 +46,7 @@ class LedgerReport:
         """Of devices x wall time, 0 to 1; 0 for an empty period."""
         return shares(self.totals)
 
-    def metrics(self, *, per_device: bool = True) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """The period for verl's loggers: shares 0 to 1, `_s` in device-seconds."""
         metrics = {f"{PREFIX}/{kind}_share": share for kind, share in self.shares.items()}
         metrics |= {f"{PREFIX}/{kind}_s": seconds for kind, seconds in self.totals.items()}
@@ -55,7 +55,7 @@ class LedgerReport:
         metrics[f"{PREFIX}/overlap_s"] = sum(self.hidden.values())
         metrics[f"{PREFIX}/amended_s"] = sum(abs(s) for kinds in self.amended.values() for s in kinds.values()) / 2
         metrics |= {f"{PREFIX}/too_late_s": self.too_late, f"{PREFIX}/dropped_s": self.dropped}
-        for device, kinds in self.seconds.items() if per_device else ():
+        for device, kinds in self.seconds.items():
             metrics |= {f"{PREFIX}/{device}/{kind}_share": share for kind, share in shares(kinds).items()}
         return metrics
 

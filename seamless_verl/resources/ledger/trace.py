@@ -5,8 +5,8 @@ Invariant: each event is one line, and lines are written whole. After a kill at 
 last are whole.
 
 Lanes: process 1 has a thread for each device; process 2 has one for each device's corrections, which arrived late
-and name in `was` what the stretch was counted as before; process 3 has the steps and the counters. A gap on a device
-is idle time.
+and name in `was` what the stretch was counted as before; process 3 has the steps and a counter, the idle share. A gap
+on a device is idle time.
 
 The timeline is a grid: how each device spent each column of time. A correction is added under its kind and
 subtracted from the kind in `was`, so corrections need no order, and a trace of any length is read in the memory of
@@ -31,7 +31,7 @@ from seamless_verl.resources.ledger.report import LedgerReport
 
 DEVICES, LATE, STEPS = 1, 2, 3
 END = "end"  # of the period after a run's last step, which is none itself
-TITLES = {DEVICES: "devices", LATE: "devices: corrections that arrived late", STEPS: "steps and counters"}
+TITLES = {DEVICES: "devices", LATE: "devices: corrections that arrived late", STEPS: "steps and idle share"}
 COLOURS = {  # names of the format's own palette
     DeviceUse.TRAIN: "thread_state_runnable",
     DeviceUse.ROLLOUT: "thread_state_running",
@@ -73,11 +73,7 @@ class Trace:
         name = label or f"until {report.until - self._started:.1f} s"
         step = self._stretch(STEPS, 0, name, report.start, report.until, args=seconds)
         pending, self._pending = self._pending, []
-        self._write([*pending, step, self._count("idle share", report.start, {"idle": report.shares[DeviceUse.IDLE]})])
-
-    def counter(self, name: str, at: float, values: float | Mapping[str, float]) -> None:
-        """Writes the value of a counter from `at` on; several values of one counter are stacked."""
-        self._write([self._count(name, at, values if isinstance(values, Mapping) else {name: values})])
+        self._write([*pending, step, self._idle_share(report)])
 
     def close(self) -> None:
         """Writes the closing bracket, after which the file is valid JSON. A second call does nothing."""
@@ -98,8 +94,10 @@ class Trace:
         at, until = self._us(start), self._us(end)
         return {"ph": "X", "pid": process, "tid": lane, "name": name, "ts": at, "dur": round(until - at, 3), **more}
 
-    def _count(self, name: str, at: float, values: Mapping[str, float]) -> Event:
-        return {"ph": "C", "pid": STEPS, "tid": 0, "name": name, "ts": self._us(at), "args": dict(values)}
+    def _idle_share(self, report: LedgerReport) -> Event:
+        """A counter, with its value from the period's start on."""
+        args = {"idle": report.shares[DeviceUse.IDLE]}
+        return {"ph": "C", "pid": STEPS, "tid": 0, "name": "idle share", "ts": self._us(report.start), "args": args}
 
     def _us(self, time: float) -> float:
         """Microseconds since the start, to the nanosecond: the format's unit."""

@@ -43,9 +43,9 @@ WEIGHT = 0.1  # of a new measurement in a moving average
 MEMORY_S = 9.0  # a rate is the mean of so many seconds before, and of the newest measurement
 
 
-def moving_average(old: float | None, new: float, weight: float = WEIGHT) -> float:
+def moving_average(old: float | None, new: float) -> float:
     """The exponentially weighted moving average after one more measurement."""
-    return new if old is None else old + weight * (new - old)
+    return new if old is None else old + WEIGHT * (new - old)
 
 
 class RateCurve:

@@ -57,13 +57,10 @@ def test_a_policy_nobody_knows_is_refused_with_those_there_are() -> None:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_policy_has_nothing_to_restore(name: str) -> None:
+def test_a_policy_is_plain_data_and_says_whether_it_has_a_bound(name: str) -> None:
     made: TokenPolicy = make_policy(name, 2)
-    made.load_state_dict(made.state_dict())
     assert pickle.loads(pickle.dumps(made)) == made
-    assert all(isinstance(value, float) for value in made.metrics().values())
-    with pytest.raises(ValueError, match="load its own state"):
-        made.load_state_dict({"seen": 3})
+    assert made.bounded == (make_policy(name, 3) != made)
 
 
 @settings(deadline=None)

@@ -29,7 +29,7 @@ from seamless_verl.resources.ledger.drawing import (
 CODE = np.array([1 << 16, 1 << 8, 1], dtype=np.uint32)  # a colour as one number
 
 
-def drawn(folder: Path, devices: int, steps: int, *, busy: float = 1.0, **settings: float) -> NDArray[np.uint8]:
+def drawn(folder: Path, devices: int, steps: int, *, busy: float = 1.0) -> NDArray[np.uint8]:
     """Each step's ten seconds hold the kinds in turn, `busy` of the time; pixels of [height, width, 3]."""
     names = [f"d{n}" for n in range(devices)]
     trace = Trace(folder / "trace.json", names, 0.0)
@@ -38,7 +38,7 @@ def drawn(folder: Path, devices: int, steps: int, *, busy: float = 1.0, **settin
         starts = [(kind, 10 * step + n * slot) for n, kind in enumerate(BUSY)]
         ledger.add(activity_report(*(span(kind, at, at + busy * slot, name) for name in names for kind, at in starts)))
         ledger.close(10 * step + 10, f"step {step + 1}")
-    picture = draw_timeline(trace.path, folder / "new" / "timeline.png", title="a run", **settings)
+    picture = draw_timeline(trace.path, folder / "new" / "timeline.png")
     trace.close()
     assert [path.name for path in picture.parent.iterdir()] == ["timeline.png"]
     with Image.open(picture) as image:
@@ -77,11 +77,6 @@ def test_idle_beyond_the_goal_is_printed_in_the_colour_of_alarm(tmp_path: Path) 
         folder.mkdir()
         margin = drawn(folder, 2, 2, busy=busy)[:, (WIDTH - RIGHT) * SCALE :]
         assert bool((margin == np.array(ALARM)).all(axis=2).any()) is alarmed
-
-
-def test_the_last_minutes_only(tmp_path: Path) -> None:
-    pixels = drawn(tmp_path, 1, 30, last_s=2.5)
-    assert shares(pixels)[DeviceUse.ROLLOUT] == 1
 
 
 def test_a_column_is_stacked_from_below_in_the_order_of_kinds() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from support.ledger import activity_report, make_ledger, seconds, span
+from support.ledger import activity_report, interval_count, make_ledger, seconds, span
 
 from seamless_verl.errors import IntegrityError
 from seamless_verl.resources.ledger import BUSY, ActivityReport, ClockOffset, DeviceUse
+from seamless_verl.resources.ledger.device import DeviceLedger
 from seamless_verl.resources.ledger.interval_set import IntervalSet, Slice, compare_sweeps, sweep
 
 
@@ -203,7 +204,7 @@ def test_memory_does_not_grow_with_the_run(settings: dict[str, float]) -> None:
     for step in range(200):
         ledger.add(activity_report(*(span("rollout", 10 * step + n, 10 * step + n + 0.5) for n in range(10))))
         ledger.close(10 * step + 10)
-        counts.append(ledger.interval_count)
+        counts.append(interval_count(ledger))
     assert max(counts) == max(counts[:10]) <= 41
     assert seconds(ledger) == {"rollout": 1000, "idle": 1000}
     ledger.check_integrity()
@@ -237,8 +238,15 @@ def test_metrics_are_named_for_each_kind_and_device() -> None:
     }
     assert metrics["seamless/device/idle_share"] == metrics["seamless/device/d1/idle_share"] == 1
     assert metrics["seamless/device/run/train_share"] == 0.125
-    assert not [name for name in ledger.metrics(per_device=False) if "/d1/" in name]
     assert all(isinstance(value, float) for value in metrics.values())
+
+
+def test_a_period_whose_kinds_do_not_add_up_is_found_when_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = make_ledger(2)
+    ledger.close(10)
+    monkeypatch.setattr(DeviceLedger, "close", lambda self, until: [])
+    with pytest.raises(IntegrityError, match="devices x wall time"):
+        ledger.close(20)
 
 
 def test_an_empty_period_has_no_shares() -> None:
