@@ -46,7 +46,7 @@ from seamless_verl.rollout.length_forecast import LengthForecast
 from seamless_verl.rollout.observation import ReplicaLoad, RolloutObservation
 from seamless_verl.rollout.paused_time import PausedTime, WaitingCall
 from seamless_verl.rollout.precedence import CallOrder, Precedence
-from seamless_verl.rollout.replica import Lease
+from seamless_verl.rollout.replica import Slot
 from seamless_verl.rollout.replica_state import DEAD, SERVING
 from seamless_verl.rollout.waiting import CallWait
 from seamless_verl.trajectory.records import Finish, TokenChunk, empty_chunk, tokens
@@ -287,40 +287,40 @@ class Calls:
         self, progress: CallProgress, prompt: str, waiting: WaitingCall | None
     ) -> AsyncGenerator[TokenChunk, None]:
         """The chunks of one replica, until the call's end or a cut; `waiting` counts its waiting time."""
-        lease: Lease | None = None
+        slot: Slot | None = None
         finish_reason, unexplained = None, None
         try:
             if waiting is not None:
                 waiting.set(True)
-            lease = await self._fleet.acquire(progress.call.affinity, progress.place, prompt)
+            slot = await self._fleet.acquire(progress.call.affinity, progress.place, prompt)
             if waiting is not None:
-                waiting.set(lease.replica.state is not SERVING)
-                lease.on_pause = waiting.set
-            if not lease.attached:  # dropped between the grant and this task's next turn
+                waiting.set(slot.replica.state is not SERVING)
+                slot.on_pause = waiting.set
+            if not slot.attached:  # dropped between the grant and this task's next turn
                 return
-            progress.holds = lease.replica.replica_id
-            async with aclosing(lease.engine.generate(progress.next_request())) as chunks:
+            progress.holds = slot.replica.replica_id
+            async with aclosing(slot.engine.generate(progress.next_request())) as chunks:
                 while finish_reason is None:
                     chunk = await anext(chunks, SILENT_CUT)
                     visible = progress.add(chunk)
                     if (finish_reason := chunk.finish_reason) is not None:
                         self._foresee(progress, prompt)
-                        replica = lease.replica.replica_id
-                        unexplained = f"cut by replica {replica}, which was not paused" if lease.unexplained else None
+                        replica = slot.replica.replica_id
+                        unexplained = f"cut by replica {replica}, which was not paused" if slot.unexplained else None
                         progress.holds = ""
-                        lease.release()  # a slow reader holds no slot
+                        slot.release()  # a slow reader holds no slot
                     if visible is not None:
                         yield visible
         except ReplicaLostError as loss:
-            assert lease is not None
-            self._fleet.lost(lease.replica.replica_id, loss.reason, engine=lease.engine)
+            assert slot is not None
+            self._fleet.lost(slot.replica.replica_id, loss.reason, engine=slot.engine)
             unexplained = str(loss)
         finally:
             progress.holds = ""
             if waiting is not None:
                 waiting.set(False)
-            if lease is not None:
-                lease.on_pause = None
-                lease.release()
+            if slot is not None:
+                slot.on_pause = None
+                slot.release()
         if (last := progress.end_if_cannot_continue(unexplained)) is not None:
             yield last

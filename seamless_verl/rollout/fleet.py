@@ -1,7 +1,7 @@
 """The fleet: the replicas of a job and the operations on them; the slots that calls hold on them are in slots.py.
 
 Invariants:
-- An attached lease is on a replica that is SERVING, PAUSED or SYNCING.
+- An attached slot is on a replica that is SERVING, PAUSED or SYNCING.
 - Operations on one replica follow each other; its death interrupts the running one.
 - An operation that takes calls off a replica has the engine cut them first, so that all their tokens are on the way.
 - Routing to a replica stops before it is paused, and starts again after it was resumed.
@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 from seamless_verl.errors import ReplicaLostError, ReplicaVersionError
 from seamless_verl.rollout.engine import Engine, PauseMode, ReplicaControl
 from seamless_verl.rollout.precedence import Precedence
-from seamless_verl.rollout.replica import Lease, Replica
+from seamless_verl.rollout.replica import Replica, Slot
 from seamless_verl.rollout.replica_state import (
     DEAD,
     PAUSED,
@@ -176,7 +176,7 @@ class Fleet:
 
     # Slots
 
-    async def acquire(self, key: str, place: Precedence, prompt: str = "") -> Lease:
+    async def acquire(self, key: str, place: Precedence, prompt: str = "") -> Slot:
         """A slot on a serving replica; waits until there is one, among the others at its `place`.
 
         Calls of one `prompt`, a name, get their places anew when `foresee` is called for it.
@@ -271,14 +271,14 @@ class Fleet:
             raise ReplicaVersionError(replica_id, version, self.committed)
 
     def check_integrity(self) -> None:
-        """Raises IntegrityError if leases, states and the queue contradict each other."""
+        """Raises IntegrityError if slots, states and the queue contradict each other."""
         for replica in self._replicas.values():
             self._check(replica)
         self._slots.check_integrity()
 
     def _check(self, replica: Replica) -> None:
-        name, load = f"replica {replica.replica_id}", len(replica.leases)
-        check_equal(f"{name}: leases of another", 0, sum(lease.replica is not replica for lease in replica.leases))
+        name, load = f"replica {replica.replica_id}", len(replica.slots)
+        check_equal(f"{name}: slots of another", 0, sum(slot.replica is not replica for slot in replica.slots))
         check_equal(f"{name}: calls above its capacity", 0, max(0, load - replica.capacity))
         check_equal(f"{name}: calls while {replica.state}", 0, load if replica.state in WITHOUT_CALLS else 0)
         check_equal(f"{name}: known version", replica.state in VERSIONED, replica.version is not None)

@@ -1,9 +1,9 @@
 """One replica of the fleet, and the slots that calls hold on it.
 
 Invariants:
-- A lease counts for its replica from its grant until it is released or the replica drops it, whichever is first,
+- A slot counts for its replica from its grant until it is released or the replica drops it, whichever is first,
   and then never again.
-- A replica that is RELEASED, STALE or DEAD has no lease; its version is known only while SERVING or PAUSED.
+- A replica that is RELEASED, STALE or DEAD has no slot; its version is known only while SERVING or PAUSED.
 - A replica that died stays dead; a process started in its place is another object with the same id.
 """
 
@@ -28,17 +28,17 @@ from seamless_verl.rollout.routing import ReplicaView
 
 
 @dataclass(eq=False)
-class Lease:
+class Slot:
     """A call's slot on a replica. `on_pause` is called with whether the replica has stopped to generate."""
 
     replica: Replica
-    on_release: Callable[[Lease], None]
+    on_release: Callable[[Slot], None]
     pauses: int
     on_pause: Callable[[bool], None] | None = None
 
     @property
     def attached(self) -> bool:
-        return self in self.replica.leases
+        return self in self.replica.slots
 
     @property
     def engine(self) -> Engine:
@@ -46,7 +46,7 @@ class Lease:
 
     @property
     def unexplained(self) -> bool:
-        """Whether no command explains a cut: the replica has served ever since the lease was granted."""
+        """Whether no command explains a cut: the replica has served ever since the slot was granted."""
         return self.replica.state is ReplicaState.SERVING and self.replica.pauses == self.pauses
 
     def release(self) -> None:
@@ -71,7 +71,7 @@ class Replica:
     resuming: bool = False  # its control is executing a resume
     outdated: bool = False  # it waits for its turn in a weight update: a newer version is committed
     timed_out: bool = False  # its control did not reply in time: it may be alive
-    leases: set[Lease] = field(default_factory=set)
+    slots: set[Slot] = field(default_factory=set)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     since: float = field(default_factory=lambda: time.monotonic())
     command: asyncio.Task[Any] | None = None
@@ -81,11 +81,11 @@ class Replica:
     @property
     def view(self) -> ReplicaView:
         starting = self.resuming and self.state in (PAUSED, SYNCING) and not self.outdated
-        view = ReplicaView(self.replica_id, self.state, self.version, len(self.leases), self.capacity, starting)
+        view = ReplicaView(self.replica_id, self.state, self.version, len(self.slots), self.capacity, starting)
         return replace(view, outdated=True) if self.outdated else view
 
     def move(self, state: ReplicaState, operation: str, version: int | None = None) -> int:
-        """Changes the state by this operation; returns how many leases were dropped.
+        """Changes the state by this operation; returns how many slots were dropped.
 
         Raises:
             ReplicaStateError: the operation does not lead from the current state to that one; nothing changed.
@@ -97,12 +97,12 @@ class Replica:
             self.version, self.outdated = None, False
         elif version is not None:
             self.version, self.outdated = version, False
-        for lease in self.leases:
-            if lease.on_pause is not None:
-                lease.on_pause(state is not ReplicaState.SERVING)
-        return self._drop_leases() if state in WITHOUT_CALLS else 0
+        for slot in self.slots:
+            if slot.on_pause is not None:
+                slot.on_pause(state is not ReplicaState.SERVING)
+        return self._drop_slots() if state in WITHOUT_CALLS else 0
 
-    def _drop_leases(self) -> int:
-        dropped = len(self.leases)
-        self.leases.clear()
+    def _drop_slots(self) -> int:
+        dropped = len(self.slots)
+        self.slots.clear()
         return dropped

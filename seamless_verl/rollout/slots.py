@@ -3,7 +3,7 @@
 Invariants:
 - A call is granted a slot only on a replica that is SERVING, with the committed weights, and has room. A replica that
   waits for its turn in a weight update only continues the calls that it has.
-- Leases granted = given back + dropped with their replica + attached.
+- Slots granted = given back + dropped with their replica + attached.
 - No call waits while a serving replica has room, unless its preferred replica is starting.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from seamless_verl.errors import IntegrityError
 from seamless_verl.rollout.precedence import Precedence
-from seamless_verl.rollout.replica import Lease, Replica
+from seamless_verl.rollout.replica import Replica, Slot
 from seamless_verl.rollout.routing import ReplicaView, RoutingPolicy
 from seamless_verl.rollout.wait_queue import WaitQueue
 
@@ -21,7 +21,7 @@ from seamless_verl.rollout.wait_queue import WaitQueue
 class Slots:
     """Grants slots on `replicas`, by name, as the routing policy decides; the fleet owns them, and adds to them.
 
-    Owned state: the queue, and how many leases were granted, given back, and dropped with a replica. A waiting call is
+    Owned state: the queue, and how many slots were granted, given back, and dropped with a replica. A waiting call is
     overtaken by no call of a prompt of its age or younger that came more than `overtaking` calls later.
     """
 
@@ -38,10 +38,10 @@ class Slots:
     def waiting(self) -> int:
         return len(self._queue)
 
-    async def acquire(self, key: str, place: Precedence, prompt: str) -> Lease:
+    async def acquire(self, key: str, place: Precedence, prompt: str) -> Slot:
         """A slot on a serving replica; waits until there is one, among the others at its `place`."""
-        if (lease := self._grant(key)) is not None:  # then no waiting call could take it
-            return lease
+        if (slot := self._grant(key)) is not None:  # then no waiting call could take it
+            return slot
         return await self._queue.wait(key, place, prompt)
 
     def foresee(self, prompt: str, shortness: int) -> None:
@@ -55,14 +55,14 @@ class Slots:
             self._queue.grant_slots(self._grant, lambda key: self._fits(preferred(key)), self._has_room)
 
     def dropped(self, number: int) -> None:
-        """A replica has dropped so many leases."""
+        """A replica has dropped so many slots."""
         self._dropped += number
 
     def check_integrity(self) -> None:
-        """Raises IntegrityError if leases and the queue contradict each other."""
-        attached = sum(len(replica.leases) for replica in self._replicas.values())
+        """Raises IntegrityError if slots and the queue contradict each other."""
+        attached = sum(len(replica.slots) for replica in self._replicas.values())
         accounted = self._given_back + self._dropped + attached
-        check_equal("leases given back + dropped + attached", self._granted, accounted)
+        check_equal("slots given back + dropped + attached", self._granted, accounted)
         preferred, starting = self._policy.preferred(self.view), {r.replica_id for r in self.view if r.starting}
         idle = [key for key in self._queue.keys if preferred(key) not in starting] if self._has_room() else []
         check_equal("calls that wait while there is room", 0, len(idle))
@@ -73,20 +73,20 @@ class Slots:
     def _fits(self, replica_id: str | None) -> bool:
         return replica_id is not None and self._replicas[replica_id].view.has_room
 
-    def _grant(self, key: str) -> Lease | None:
+    def _grant(self, key: str) -> Slot | None:
         chosen = self._policy.decide(self.view, key)
         if chosen is None:
             return None
         replica = self._replicas[chosen]
         assert replica.view.has_room, f"{type(self._policy).__name__} chose {chosen}, which is {replica.view}"
-        lease = Lease(replica, self._give_back, replica.pauses)
-        replica.leases.add(lease)
+        slot = Slot(replica, self._give_back, replica.pauses)
+        replica.slots.add(slot)
         self._granted += 1
-        return lease
+        return slot
 
-    def _give_back(self, lease: Lease) -> None:
-        if lease.attached:
-            lease.replica.leases.remove(lease)
+    def _give_back(self, slot: Slot) -> None:
+        if slot.attached:
+            slot.replica.slots.remove(slot)
             self._given_back += 1
             self.grant_waiting()
 

@@ -1,8 +1,8 @@
 """The queue of calls that wait for a slot on a replica.
 
 Invariants:
-- A waiter stays in the queue until it is granted a lease or leaves. If it leaves at the moment of its grant, the
-  lease is given back.
+- A waiter stays in the queue until it is granted a slot or leaves. If it leaves at the moment of its grant, the
+  slot is given back.
 - A slot goes to the first call, by its place, whose preferred replica (routing.py) has room, else to the first of all.
   A call goes before both, after such calls of older prompts, once more than `overtaking` calls have entered the queue
   after it.
@@ -19,7 +19,7 @@ from itertools import chain
 from operator import attrgetter
 
 from seamless_verl.rollout.precedence import Precedence
-from seamless_verl.rollout.replica import Lease
+from seamless_verl.rollout.replica import Slot
 
 PLACE, ARRIVAL = attrgetter("place"), attrgetter("arrival")
 OVERDUE = attrgetter("place.version", "arrival")
@@ -33,14 +33,14 @@ class Waiter:
     arrival: int
     key: str
     prompt: str
-    granted: asyncio.Future[Lease]
+    granted: asyncio.Future[Slot]
     overdue: bool = False
 
-    def offer(self, grant: Callable[[str], Lease | None]) -> bool:
-        """Takes a lease if `grant` gives one, unless it has one or has left; returns whether it took one."""
-        if self.granted.done() or (lease := grant(self.key)) is None:
+    def offer(self, grant: Callable[[str], Slot | None]) -> bool:
+        """Takes a slot if `grant` gives one, unless it has one or has left; returns whether it took one."""
+        if self.granted.done() or (slot := grant(self.key)) is None:
             return False
-        self.granted.set_result(lease)
+        self.granted.set_result(slot)
         return True
 
 
@@ -69,8 +69,8 @@ class WaitQueue:
         """The keys of the waiting calls, in their order."""
         return [waiter.key for waiter in self._waiters if not waiter.granted.done()]
 
-    async def wait(self, key: str, place: Precedence, prompt: str = "") -> Lease:
-        """Waits in the queue; returns the lease that `grant_slots` grants."""
+    async def wait(self, key: str, place: Precedence, prompt: str = "") -> Slot:
+        """Waits in the queue; returns the slot that `grant_slots` grants."""
         self._arrivals += 1
         waiter = Waiter(place, self._arrivals, key, prompt, asyncio.get_running_loop().create_future())
         insort(self._waiters, waiter, key=PLACE)
@@ -94,9 +94,9 @@ class WaitQueue:
             insort(self._waiters, waiter, key=PLACE)
 
     def grant_slots(
-        self, grant: Callable[[str], Lease | None], fits_preferred: Callable[[str], bool], has_room: Callable[[], bool]
+        self, grant: Callable[[str], Slot | None], fits_preferred: Callable[[str], bool], has_room: Callable[[], bool]
     ) -> None:
-        """Grants leases while there is room.
+        """Grants slots while there is room.
 
         `fits_preferred` says whether a key's preferred replica has room. `grant` returns None for a key whose calls
         must still wait.

@@ -17,7 +17,7 @@ from seamless_verl.errors import ReplicaLostError, ReplicaStateError, ReplicaVer
 from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.rollout.fleet import Fleet
 from seamless_verl.rollout.precedence import Precedence
-from seamless_verl.rollout.replica import Lease
+from seamless_verl.rollout.replica import Slot
 from seamless_verl.rollout.replica_state import DEAD, LEGAL, PAUSED, RELEASED, SERVING, STALE, SYNCING, check_transition
 from seamless_verl.rollout.routing import PrefixAffinity
 from seamless_verl.testing.stub_engine import StubEngine
@@ -70,7 +70,7 @@ def aged(ticket: int, version: int = 0) -> Precedence:
 
 @dataclass
 class Waiting:
-    task: asyncio.Task[Lease]
+    task: asyncio.Task[Slot]
     ticket: int
 
 
@@ -78,7 +78,7 @@ class Waiting:
 class Model:
     states: dict[str, str] = field(default_factory=dict)
     devices: dict[str, Device] = field(default_factory=dict)
-    leases: list[Lease] = field(default_factory=list)
+    slots: list[Slot] = field(default_factory=list)
     waiting: list[Waiting] = field(default_factory=list)
 
 
@@ -206,35 +206,35 @@ class AgainstAModel(RuleBasedStateMachine):
             self.model.waiting.append(Waiting(task, self.tickets))
         self.collect_granted()
 
-    @precondition(lambda self: self.model.leases)
+    @precondition(lambda self: self.model.slots)
     @rule(which=PICK)
     def end(self, which: int) -> None:
-        lease = self.model.leases.pop(which % len(self.model.leases))
-        lease.release()
-        lease.release()
+        slot = self.model.slots.pop(which % len(self.model.slots))
+        slot.release()
+        slot.release()
 
     @precondition(lambda self: self.model.waiting)
     @rule(which=PICK, ends=st.booleans())
     def leave(self, which: int, ends: bool) -> None:
         """A client leaves the queue, perhaps at the moment at which it is granted a slot."""
-        if ends and self.model.leases:
-            self.model.leases.pop().release()
+        if ends and self.model.slots:
+            self.model.slots.pop().release()
         waiting = self.model.waiting.pop(which % len(self.model.waiting))
         waiting.task.cancel()
         self.collect_granted()
 
     def collect_granted(self) -> None:
-        """Collects the granted leases: oldest first, except for a few calls whose preferred replica had room."""
+        """Collects the granted slots: oldest first, except for a few calls whose preferred replica had room."""
         self.do(settle(5))
         done = [waiting for waiting in self.model.waiting if waiting.task.done()]
         self.model.waiting = [waiting for waiting in self.model.waiting if not waiting.task.done()]
         oldest = min((waiting.ticket for waiting in self.model.waiting), default=1 << 30)
         assert all(waiting.ticket <= oldest + OVERTAKING for waiting in done)
-        self.model.leases += [waiting.task.result() for waiting in done]
+        self.model.slots += [waiting.task.result() for waiting in done]
 
     @invariant()
     def serving_replicas_may_serve(self) -> None:
-        before = {id(lease) for lease in self.model.leases}
+        before = {id(slot) for slot in self.model.slots}
         self.collect_granted()
         self.fleet.check_integrity()
         assert {replica.replica_id: replica.state for replica in self.fleet.view} == self.model.states
@@ -244,11 +244,11 @@ class AgainstAModel(RuleBasedStateMachine):
                 assert device.generating and replica.version == device.version <= self.fleet.committed
             if replica.state in (PAUSED, RELEASED, SYNCING):
                 assert not device.generating
-            attached = [lease for lease in self.model.leases if lease.attached and lease.engine is device]
+            attached = [slot for slot in self.model.slots if slot.attached and slot.engine is device]
             assert replica.load == len(attached)
-        for lease in self.model.leases:
-            if id(lease) not in before and lease.attached:
-                assert lease.replica.state is SERVING and lease.replica.version == self.fleet.committed
+        for slot in self.model.slots:
+            if id(slot) not in before and slot.attached:
+                assert slot.replica.state is SERVING and slot.replica.version == self.fleet.committed
 
 
 TestAgainstAModel = AgainstAModel.TestCase
@@ -288,13 +288,13 @@ async def test_one_illegal_replica_and_none_is_touched() -> None:
 async def test_a_death_interrupts_what_is_being_done_to_a_replica() -> None:
     fleet, devices = fleet_of("a", "b")
     devices["a"].stuck = True
-    lease = await fleet.acquire("k", aged(1))
+    slot = await fleet.acquire("k", aged(1))
     pausing = asyncio.create_task(fleet.pause(["a", "b"], PauseMode.ABORT))
     await settle()
     assert not pausing.done()
     fleet.lost("a", "nobody heard of it for a while")
     assert await pausing == ["b"]
-    assert not lease.attached or lease.replica.replica_id == "b"
+    assert not slot.attached or slot.replica.replica_id == "b"
     fleet.check_integrity()
 
 
@@ -338,11 +338,11 @@ async def test_a_replica_that_waits_for_its_update_keeps_its_calls_and_takes_no_
     fleet.commit(1)
     later = [asyncio.create_task(fleet.acquire(f"k{number}", aged(number))) for number in range(4, 7)]
     await settle()
-    assert all(lease.attached for lease in before) and not any(task.done() for task in later)
+    assert all(slot.attached for slot in before) and not any(task.done() for task in later)
     fleet.check_integrity()
     assert await fleet.update_weights(["b"], 1, "weights") == ["b"]
-    for lease in before:
-        lease.release()
+    for slot in before:
+        slot.release()
     assert {(await task).replica.replica_id for task in later} == {"b"}
     assert [(view.outdated, view.has_room) for view in fleet.view] == [(True, False), (False, True)]
     assert await fleet.update_weights(["a"], 1, "weights") == ["a"] and fleet.view[0].has_room
@@ -395,30 +395,30 @@ def keys_at(fleet: Fleet, replica_id: str) -> list[str]:
 async def test_a_slot_goes_to_the_oldest_call_that_prefers_the_replica_and_no_call_is_overtaken_for_ever() -> None:
     fleet, _ = fleet_of("a", "b", capacity=1, overtaking=3)
     on_a, on_b = keys_at(fleet, "a")[0], keys_at(fleet, "b")[0]
-    lease, kept = await fleet.acquire(on_a, aged(1)), await fleet.acquire(on_b, aged(2))
+    slot, kept = await fleet.acquire(on_a, aged(1)), await fleet.acquire(on_b, aged(2))
     order = list[str]()
 
-    async def queued(key: str, ticket: int) -> Lease:
-        lease = await fleet.acquire(key, aged(ticket))
-        order.append(f"{ticket} on {lease.replica.replica_id}")
-        return lease
+    async def queued(key: str, ticket: int) -> Slot:
+        slot = await fleet.acquire(key, aged(ticket))
+        order.append(f"{ticket} on {slot.replica.replica_id}")
+        return slot
 
     async def enter(key: str, *tickets: int) -> None:
         tasks.update({ticket: asyncio.create_task(queued(key, ticket)) for ticket in tickets})
         await settle()
 
-    tasks: dict[int, asyncio.Task[Lease]] = {}
+    tasks: dict[int, asyncio.Task[Slot]] = {}
     await enter(on_b, 3)
     await enter(on_a, 5, 4, 6)
     for ticket in (4, 5):  # the oldest calls that prefer it
-        lease.release()
-        lease = await tasks[ticket]
+        slot.release()
+        slot = await tasks[ticket]
     await enter(on_a, 0)  # whatever the age of 0 and 6, four calls have entered since 3 did
     for ticket in (3, 0, 6):
-        lease.release()
-        lease = await tasks[ticket]
+        slot.release()
+        slot = await tasks[ticket]
     assert order == ["4 on a", "5 on a", "3 on a", "0 on a", "6 on a"]
-    for last in (lease, kept):
+    for last in (slot, kept):
         last.release()
     fleet.check_integrity()
 
@@ -454,15 +454,15 @@ async def test_a_starting_preferred_replica_is_not_awaited_if(why: str, monkeypa
     fleet, devices = fleet_of("a", "b", capacity=2)
     preferring_a = keys_at(fleet, "a")
     if why == "it is full":
-        for lease in [await fleet.acquire(preferring_a[0], aged(ticket)) for ticket in range(4)]:
-            if lease.replica.replica_id == "b":
-                lease.release()
+        for slot in [await fleet.acquire(preferring_a[0], aged(ticket)) for ticket in range(4)]:
+            if slot.replica.replica_id == "b":
+                slot.release()
     await fleet.pause(["a"], PauseMode.KEEP)
     devices["a"].stuck = True
     resuming = asyncio.create_task(fleet.resume(["a"]))
     await settle()
-    lease = await asyncio.wait_for(fleet.acquire(preferring_a[2], aged(9)), 10)
-    assert lease.replica.replica_id == "b"
+    slot = await asyncio.wait_for(fleet.acquire(preferring_a[2], aged(9)), 10)
+    assert slot.replica.replica_id == "b"
     fleet.check_integrity()
     fleet.lost("a", "over")
     assert await resuming == []
@@ -520,12 +520,12 @@ async def test_a_control_that_does_not_reply_in_time_loses_its_replica_and_names
         device = Device(name)
         device.stuck = name == "hung"
         fleet.add(name, engine=device, control=device, capacity=2, version=0)
-    lease = await fleet.acquire("", aged(0))
+    slot = await fleet.acquire("", aged(0))
     assert await fleet.pause(["good", "hung"], PauseMode.KEEP) == ["good"]
     assert {view.replica_id: view.state for view in fleet.view} == {"good": PAUSED, "hung": DEAD}
     assert any(name == "hung" and "paused" in why and "0.05 s" in why for name, why in changes)
     assert [fleet.timed_out(name) for name in ("good", "hung")] == [False, True]
-    lease.release()
+    slot.release()
     fleet.check_integrity()
 
 

@@ -21,7 +21,7 @@ from seamless_verl.rollout.precedence import (
     Precedence,
     Remembered,
 )
-from seamless_verl.rollout.replica import Lease
+from seamless_verl.rollout.replica import Slot
 from seamless_verl.rollout.wait_queue import WaitQueue
 
 PLACES = st.builds(
@@ -122,7 +122,7 @@ class OneSlot:
     def __init__(self, overtaking: int) -> None:
         self.queue = WaitQueue(overtaking)
         self.served: list[int] = []
-        self.tasks: list[asyncio.Task[Lease]] = []
+        self.tasks: list[asyncio.Task[Slot]] = []
 
     async def enter(self, place: Precedence) -> None:
         number = len(self.tasks)
@@ -132,23 +132,23 @@ class OneSlot:
     async def serve(self, preferred: Callable[[str], bool]) -> None:
         free = [True]
 
-        def grant(key: str) -> Lease | None:
+        def grant(key: str) -> Slot | None:
             if not free[0]:
                 return None
             free[0] = False
             self.served.append(int(key))
-            return NO_LEASE
+            return NO_SLOT
 
         self.queue.grant_slots(grant, preferred, lambda: free[0])
         await settle(2)
 
 
-class NoLease:
+class NoSlot:
     def release(self) -> None:
         raise ReplicaLostError("none", "a call that was served does not leave")
 
 
-NO_LEASE: Lease = NoLease()  # type: ignore[assignment]
+NO_SLOT: Slot = NoSlot()  # type: ignore[assignment]
 ARRIVALS = st.lists(
     st.tuples(st.booleans(), st.booleans(), st.integers(-DOUBLINGS, DOUBLINGS), st.sampled_from(["stay", "commit"])),
     min_size=1,

@@ -25,7 +25,7 @@ STEPS = st.lists(
 )
 
 
-class Lease:
+class Slot:
     def release(self) -> None: ...
 
 
@@ -100,7 +100,7 @@ def granted(queue: WaitQueue, rooms: dict[str, int]) -> list[str]:
         if not take(rooms, key):
             return None
         taken.append(key)
-        return Lease()
+        return Slot()
 
     if any(rooms.values()):
         queue.grant_slots(grant, lambda key: rooms.get(key[0], 0) > 0, lambda: any(rooms.values()))
@@ -115,12 +115,12 @@ def test_the_same_calls_get_the_same_slots(steps: list[Any]) -> None:
 
 
 async def test_a_grant_that_raises_leaves_no_granted_call_behind() -> None:
-    queue, grants = WaitQueue(OVERTAKING), iter([Lease(), None])
+    queue, grants = WaitQueue(OVERTAKING), iter([Slot(), None])
 
     def grant(key: str) -> Any:
-        if (lease := next(grants)) is None:
+        if (slot := next(grants)) is None:
             raise AssertionError(key)
-        return lease
+        return slot
 
     calls = [asyncio.create_task(queue.wait(f"a{number}", Precedence(0, False, 0, number))) for number in range(2)]
     await asyncio.sleep(0)
