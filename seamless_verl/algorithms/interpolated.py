@@ -8,7 +8,7 @@ that p would cost:
 
     log p = log b + a (log t - log b),   a = (v_p - v_b) / (v_t - v_b)
 
-with the versions v of the three. Two things are defined differently here, by what `algorithms/update.py` knows:
+with the versions v of the three. Two things are defined differently here, by what `algorithms/loss_call.py` knows:
 
 - v_t is not v_p + 1, but v_p plus the share of the update that is done. Before its first optimizer step the trained
   policy *is* the proximal one, so a = 1 for every stale token: r = 1, nothing is clipped, and w is the exact ratio.
@@ -27,14 +27,14 @@ import torch
 from verl.trainer.ppo.core_algos import register_policy_loss
 
 from seamless_verl.algorithms.clipped import aggregate, clipped_losses, log_ratio, mean_over
-from seamless_verl.algorithms.update import CONTEXT, Update, this_update
+from seamless_verl.algorithms.loss_call import CONTEXT, LossCall, this_call
 
 
-def interpolation(update: Update) -> torch.Tensor:
+def interpolation(call: LossCall) -> torch.Tensor:
     """The a of each token: float32 [rows, response], between 0 (the behavior policy) and 1 (the trained one)."""
-    stale = update.staleness()
-    behind = stale + (update.current - update.proximal)
-    generated = (update.versions != CONTEXT) & (stale > 0)
+    stale = call.staleness()
+    behind = stale + (call.current - call.proximal)
+    generated = (call.versions != CONTEXT) & (stale > 0)
     return torch.where(generated, stale / behind.clamp(min=torch.finfo(torch.float32).tiny), torch.zeros_like(stale))
 
 
@@ -52,12 +52,12 @@ def interpolated_loss(
 
     `old_log_prob` are the behavior policy's, as `bypass_mode` has them.
     """
-    update = this_update()
-    share = interpolation(update).to(log_prob.dtype)
+    call = this_call()
+    share = interpolation(call).to(log_prob.dtype)
     moved = log_ratio(log_prob, old_log_prob)
     proximal = (old_log_prob + share * moved).detach()
     ratio = torch.exp(log_ratio(log_prob, proximal))
-    weight = torch.exp(share * moved).detach().clamp(max=update.truncate)
+    weight = torch.exp(share * moved).detach().clamp(max=call.truncate)
     losses, clipped = clipped_losses(ratio, advantages, config)
     losses = losses * weight
     if rollout_is_weights is not None:

@@ -23,7 +23,7 @@ import torch
 from verl.trainer.ppo.core_algos import register_policy_loss
 
 from seamless_verl.algorithms.clipped import aggregate, dual_clipped, log_ratio, mean_over
-from seamless_verl.algorithms.update import this_update
+from seamless_verl.algorithms.loss_call import this_call
 
 
 def kept(log_ratios: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor, threshold: float) -> torch.Tensor:
@@ -54,7 +54,7 @@ def m2po_loss(
 ) -> tuple[torch.Tensor, dict[str, float]]:
     """The loss and its metrics; tensors are [rows, response]. What is masked still counts in the mean's divisor."""
     moved = log_ratio(log_prob, old_log_prob)
-    keep = kept(moved.detach(), advantages, response_mask, this_update().m2_threshold)
+    keep = kept(moved.detach(), advantages, response_mask, this_call().m2_threshold)
     losses = dual_clipped(-advantages * torch.exp(moved), advantages, config)
     losses = torch.where(keep, losses, torch.zeros_like(losses))
     if rollout_is_weights is not None:

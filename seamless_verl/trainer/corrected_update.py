@@ -1,4 +1,5 @@
-"""Makes the trainer's workers give verl's policy losses what algorithms/update.py says, and scale their learning rate.
+"""Makes the trainer's workers give verl's policy losses what algorithms/loss_call.py says, and scale their learning
+rate.
 
 The trainer sends the numbers of an update with its batch, under UPDATE. The worker keeps, while it runs the update:
 those numbers, how many optimizer steps are done, and the importance weights of the mini-batch so far.
@@ -17,7 +18,7 @@ from verl.workers.utils import losses
 
 from seamless_verl.algorithms.clipped import log_ratio
 from seamless_verl.algorithms.ess_scaling import WeightSums, total, weight_sums
-from seamless_verl.algorithms.update import CONTEXT, Update, during
+from seamless_verl.algorithms.loss_call import CONTEXT, LossCall, during
 from seamless_verl.config.checks.corrections import OWN_LOSSES
 from seamless_verl.config.correction_settings import CorrectionConfig
 from seamless_verl.platform.adaptation import rebound
@@ -67,7 +68,7 @@ class CorrectedUpdates:
         return run
 
     def correcting(self, loss: Callable[..., Any]) -> Callable[..., Any]:
-        """verl's loss function, in which policy losses find their `Update`."""
+        """verl's loss function, in which policy losses find their `LossCall`."""
 
         @wraps(loss)
         def corrected(model_output: Any, data: Any, dp_group: Any = None) -> Any:
@@ -103,7 +104,7 @@ class CorrectedUpdates:
         assert self.numbers is not None
         proximal = self.numbers["proximal"]
         return during(
-            Update(
+            LossCall(
                 padded(versions, mask.long(), CONTEXT),
                 proximal,
                 proximal + self.numbers["share"] * self.done / self.steps,

@@ -157,7 +157,7 @@ class TrainerSetup(SamplingTrainer):
         command = "put_cache_away" if keeps_weights else "sleep"
         calls = ServerCalls(command, self.seamless.watchdog.transition_s, commands=True)
         put_away = partial(put_caches_away if keeps_weights else put_to_sleep, calls, sharing)
-        return ReleasedLending(*arguments, put_away=put_away, load=lambda ids: self.commit.lend(ids))
+        return ReleasedLending(*arguments, put_away=put_away, load=lambda ids: self.commit.load_again(ids))
 
     def _lending_policy(self) -> LendingPolicy:
         policy = lending_policy(self.seamless.lending)

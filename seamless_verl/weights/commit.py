@@ -10,8 +10,8 @@ the committed version with the place where it is staged. Each trainer worker own
 (`weights/background.py`), the data plane the version that may be served.
 
 Invariants:
-- The staged memory is written only while no load is open: `__call__` and `lend` wait for the open commit first, and
-  both are called by the trainer's thread alone. So at most one commit is open.
+- The staged memory is written only while no load is open: `__call__` and `load_again` wait for the open commit first,
+  and both are called by the trainer's thread alone. So at most one commit is open.
 - A version is staged before it is committed, and committed before a replica loads it, or a prompt of the next step
   begins (`when_committed`): it would begin on weights that are one version older than the staleness bound counts.
 - Other hosts get the weights from the trainer's workers, which then do not compute: the trainer waits for that.
@@ -206,7 +206,7 @@ class WeightCommit:
         """Raises ReplicaLostError if no replica serves."""
         ray.get(self.client.actor.checked_metrics.remote())
 
-    def lend(self, ids: Sequence[str]) -> list[str]:
+    def load_again(self, ids: Sequence[str]) -> list[str]:
         """Loads the committed weights again into replicas that had released them; returns those that then serve.
 
         The weights are still staged, so that neither the trainer nor a commit is waited for, but open loads are.

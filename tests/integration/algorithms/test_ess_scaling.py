@@ -65,7 +65,7 @@ def test_an_update_counts_its_optimizer_steps_and_scales_each() -> None:
     from verl.utils import tensordict_utils as tu
     from verl.workers.utils import losses
 
-    from seamless_verl.algorithms.update import this_update
+    from seamless_verl.algorithms.loss_call import this_call
     from seamless_verl.config.correction_settings import CorrectionConfig
     from seamless_verl.trainer.corrected_update import UPDATE, CorrectedUpdates, update_numbers
 
@@ -74,9 +74,9 @@ def test_an_update_counts_its_optimizer_steps_and_scales_each() -> None:
     versions, seen = torch.tensor([[0], [1]]), list[tuple[float, float]]()
 
     def policy_loss(*, log_prob: Any, **_: Any) -> Any:
-        update = this_update()
-        seen.append((update.proximal, update.current))
-        assert update.versions.tolist() == [[0], [1]]
+        call = this_call()
+        seen.append((call.proximal, call.current))
+        assert call.versions.tolist() == [[0], [1]]
         return log_prob[1, 0] * 0.0, {}
 
     def loss(model_output: Any, data: Any, dp_group: Any) -> Any:

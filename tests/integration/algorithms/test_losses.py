@@ -37,7 +37,7 @@ def loss_of(
     from verl.trainer.ppo.core_algos import get_policy_loss_fn
 
     from seamless_verl.algorithms import interpolated, m2po
-    from seamless_verl.algorithms.update import Update, during
+    from seamless_verl.algorithms.loss_call import LossCall, during
 
     assert interpolated and m2po  # their import registers them
     sizes = {"dp_size": 1, "batch_num_tokens": TOKENS, "global_batch_size": 2} | sizes
@@ -46,7 +46,7 @@ def loss_of(
     columns = [torch.tensor([[getattr(token, field) for token in row] for row in rows]) for field in Token._fields]
     versions, old, new, advantages, mask = columns
     new.requires_grad_(True)
-    with during(Update(versions, proximal, current, truncate=2.0, m2_threshold=0.04)):
+    with during(LossCall(versions, proximal, current, truncate=2.0, m2_threshold=0.04)):
         loss, metrics = get_policy_loss_fn(name)(
             old_log_prob=old,
             log_prob=new,
@@ -102,10 +102,10 @@ def test_the_share_is_between_the_two_policies_and_grows_with_age() -> None:
     import torch
 
     from seamless_verl.algorithms.interpolated import interpolation
-    from seamless_verl.algorithms.update import Update
+    from seamless_verl.algorithms.loss_call import LossCall
 
-    update = Update(torch.tensor([[5, 4, 3, 2, 0, -1]]), 4.0, 4.5, 2.0, 0.04)
-    assert interpolation(update).tolist() == [pytest.approx([0, 0, 1 / 1.5, 2 / 2.5, 4 / 4.5, 0])]
+    call = LossCall(torch.tensor([[5, 4, 3, 2, 0, -1]]), 4.0, 4.5, 2.0, 0.04)
+    assert interpolation(call).tolist() == [pytest.approx([0, 0, 1 / 1.5, 2 / 2.5, 4 / 4.5, 0])]
 
 
 def test_m2po_by_hand() -> None:
@@ -205,7 +205,7 @@ def test_policies_that_exclude_each_other_are_no_nan(name: str) -> None:
 
 
 def test_without_versions_a_loss_says_why() -> None:
-    from seamless_verl.algorithms.update import this_update
+    from seamless_verl.algorithms.loss_call import this_call
 
     with pytest.raises(RuntimeError, match="only trainer mode seamless"):
-        this_update()
+        this_call()

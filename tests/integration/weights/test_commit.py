@@ -197,7 +197,7 @@ class Job:
         if not self.released:
             self.client.execute("resume", SHARED)
         elif self.version:
-            self.commit.lend([name for name in SHARED if name in self.alive])
+            self.commit.load_again([name for name in SHARED if name in self.alive])
 
     def kill(self, name: str) -> None:
         async def kill() -> None:

@@ -25,7 +25,7 @@ CONTEXT = -1
 
 
 @dataclass(frozen=True)
-class Update:
+class LossCall:
     """One call of a policy loss.
 
     `versions` is int64 [rows, response], the weights that generated each token, CONTEXT where none did. `proximal`
@@ -43,22 +43,22 @@ class Update:
         return (self.proximal - self.versions.to(torch.float32)).clamp(min=0.0)
 
 
-_update: ContextVar[Update | None] = ContextVar("update", default=None)
+_call: ContextVar[LossCall | None] = ContextVar("loss_call", default=None)
 
 
 @contextmanager
-def during(update: Update) -> Iterator[None]:
-    """In the block, losses find `update`."""
-    token = _update.set(update)
+def during(call: LossCall) -> Iterator[None]:
+    """In the block, losses find `call`."""
+    token = _call.set(call)
     try:
         yield
     finally:
-        _update.reset(token)
+        _call.reset(token)
 
 
-def this_update() -> Update:
-    """Of the call that runs. Settings that would lead here in another trainer mode are refused before the run."""
-    update = _update.get()
-    if update is None:
+def this_call() -> LossCall:
+    """The call that runs. Settings that would lead here in another trainer mode are refused before the run."""
+    call = _call.get()
+    if call is None:
         raise RuntimeError("this policy loss needs the versions of tokens: only trainer mode seamless gives them")
-    return update
+    return call
