@@ -23,7 +23,7 @@ from seamless_verl.simulator.workload import SimulatedWorkload
 HERE = Path(__file__).parent
 DEVICE, CACHE_SHARE, MOST_SEATS = "h800", 0.6, 256
 VERL_POLL_S = 2.0
-UPDATES = 4  # mini-batches of a step, in every mode
+UPDATES = 4  # local updates of a step, in every mode
 
 
 @dataclass(frozen=True)

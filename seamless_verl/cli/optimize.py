@@ -25,7 +25,7 @@ from seamless_verl.config.checks.batches import MINI
 from seamless_verl.config.checks.batches import TRAIN as TRAIN_BATCH
 from seamless_verl.config.checks.settings import Settings
 from seamless_verl.config.planning import memory_facts_with, resources_of, roles_of
-from seamless_verl.config.schema import Handover
+from seamless_verl.config.schema import Handover, KvOnUpdate
 from seamless_verl.errors import ConfigError, refuse
 from seamless_verl.resources.memory import MemoryFacts
 from seamless_verl.resources.memory_fit import gigabytes, memory_problems
@@ -76,6 +76,7 @@ def optimize(args: argparse.Namespace, settings: Settings) -> str:
         stalenesses=tuple(s for s in STALENESS if s <= bound) if bound in STALENESS else (*_below(bound), bound),
         updates=permitted_updates(settings, workload.prompts),
         steps=args.steps,
+        keep_cache=settings.seamless.weights.kv is KvOnUpdate.KEEP,
     )
     predictions = search.run(candidates, progress=_progress)
     if args.json:
@@ -98,7 +99,7 @@ def machines_of(text: str | None, settings: Settings) -> AlikeMachines:
 
 
 def permitted_updates(settings: Settings, prompts: int) -> tuple[int, ...]:
-    """Into how many mini-batches a step of so many prompts may be divided, by the config if it is of such steps."""
+    """How many local updates a step of so many prompts may have, by the config if it is of such steps."""
     alike = settings.integer(TRAIN_BATCH) == prompts
     mini = settings.integer(MINI) if alike else 1
     return tuple(n for n in UPDATES if prompts % (n * mini) == 0) or UPDATES[:1]

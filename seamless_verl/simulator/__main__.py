@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import get_type_hints
 
-from seamless_verl.algorithms.samplers import SAMPLERS
+import msgspec
+
+from seamless_verl.algorithms.samplers import SAMPLERS, sampler_named
 from seamless_verl.errors import ConfigError
 from seamless_verl.resources.lending import POLICIES
-from seamless_verl.simulator.capacity import CapacityPlan
+from seamless_verl.runtime.fields import read_value
+from seamless_verl.simulator.capacity import CapacityChange, CapacityEvent, CapacityPlan
 from seamless_verl.simulator.machine import MACHINES, MachineProfile, machine_named
 from seamless_verl.simulator.report import calibration_table, results_table, results_to_json
 from seamless_verl.simulator.scenario import SCHEDULERS, Scenario, Scheduler
@@ -18,6 +22,11 @@ from seamless_verl.simulator.simulate import simulate
 from seamless_verl.simulator.workload import WORKLOADS, workload_named
 
 PROG, AUTO = "python -m seamless_verl.simulator", "auto"
+CHANGES = {
+    CapacityChange.DEATH: "the replica of this device, counted from 0, dies then, and is back after --restart-s",
+    CapacityChange.JOIN: "this device comes then, and is not there before",
+    CapacityChange.DRAIN: "this device takes no more calls from then on, and leaves without any, or after --notice-s",
+}
 SPREAD = tuple(i / 8 for i in range(9))  # pass rates from prompts that always fail to prompts that never do
 
 
@@ -54,7 +63,11 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="STEPS",
         help="batches submitted beyond the current one; auto: found as a run does",
     )
-    parser.add_argument("--updates", type=int, help="mini-batches of a step")
+    parser.add_argument(
+        "--updates",
+        type=int,
+        help="local updates of a step (verl's parameter_sync_step), a mini-batch of its prompts each",
+    )
     parser.add_argument("--machine", default="devices", help=f"one of {', '.join(MACHINES)}")
     parser.add_argument("--switch-s", type=float, help="seconds of a switch, each way")
     parser.add_argument("--drop", action="store_true", help="give old groups up instead of waiting for them")
@@ -66,8 +79,20 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--look-s", type=float, help="seconds between two decisions of the policy while training waits")
     parser.add_argument("--deaths-per-hour", type=float, default=0.0, help="of replicas, in the whole cluster")
     parser.add_argument("--restart-s", type=float, default=60.0, help="seconds until a dead replica is back")
+    for change, meaning in CHANGES.items():
+        parser.add_argument(
+            f"--{change}", nargs="+", type=event_of(change), default=[], metavar="SECONDS:DEVICE", help=meaning
+        )
+    parser.add_argument("--notice-s", type=float, default=120.0, help="seconds that a device which drains may take")
     parser.add_argument("--seats", type=int, default=32, help="calls an engine runs at once")
     parser.add_argument("--sampler", help=f"who is sampled and how often: one of {', '.join(SAMPLERS)}")
+    parser.add_argument(
+        "--sampler-option",
+        nargs="+",
+        default=[],
+        metavar="KEY=VALUE",
+        help="an option of seamless.sampler that it reads",
+    )
     parser.add_argument(
         "--pass-rates", nargs="+", type=float, default=SPREAD, metavar="P", help="of the data's prompts, for a sampler"
     )
@@ -98,8 +123,9 @@ def scenarios(args: argparse.Namespace) -> dict[str, Scenario]:
                 seats=args.seats,
                 steps=args.steps,
                 seed=args.seed,
-                capacity=CapacityPlan(args.deaths_per_hour, args.restart_s),
+                capacity=_capacity(args),
                 sampler=args.sampler,
+                sampler_options=_sampler_options(args.sampler, args.sampler_option),
             )
     return named
 
@@ -114,6 +140,44 @@ def _devices(text: str) -> tuple[frozenset[str], ...]:
 def ahead(text: str) -> float | str:
     """A number, or AUTO; ValueError for another text."""
     return AUTO if text == AUTO else float(text)
+
+
+def event_of(change: CapacityChange) -> Callable[[str], CapacityEvent]:
+    """Reads SECONDS:DEVICE; ValueError for another text."""
+
+    def event(text: str) -> CapacityEvent:
+        seconds, _, device = text.partition(":")
+        return CapacityEvent(float(seconds), int(device), change)
+
+    event.__name__ = "SECONDS:DEVICE"  # as argparse names it where the text is none
+    return event
+
+
+def _capacity(args: argparse.Namespace) -> CapacityPlan:
+    events = [event for change in CHANGES for event in getattr(args, change)]
+    return CapacityPlan(args.deaths_per_hour, args.restart_s, args.notice_s, tuple(events))
+
+
+def _sampler_options(sampler: str | None, given: Sequence[str]) -> dict[str, object]:
+    """The options of that sampler by name. Raises ConfigError for one that it does not read, and for a bad value."""
+    options: dict[str, object] = {}
+    for text in given:
+        name, _, value = text.partition("=")
+        kind = None if sampler is None else sampler_named(sampler)
+        if kind is None or name not in kind.OPTIONS:
+            way_out = f"Give {' or '.join(kind.OPTIONS)}" if kind else "Give --sampler"
+            raise ConfigError("--sampler-option", text, f"is not read by sampler {sampler}", way_out)
+        wanted = get_type_hints(kind.__init__)[name]
+        options[name] = read_value(wanted, value_of(value), key=f"--sampler-option {name}")
+    return options
+
+
+def value_of(text: str) -> object:
+    """A number where the text is one."""
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
 
 
 def _scheduler(args: argparse.Namespace, name: str, policy: str | None) -> Scheduler:

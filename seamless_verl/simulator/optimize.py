@@ -1,7 +1,7 @@
-"""Searches layouts of machines by simulation: tags, replica sizes, mini-batches of a step, permitted staleness.
+"""Searches layouts of machines by simulation: tags, replica sizes, local updates of a step, permitted staleness.
 
 First every layout has a bound: the step if its devices never waited. The best of them are simulated with the production
-policies, and around the best of those mini-batches and staleness are varied. Of plans within WORTH of the fastest the
+policies, and around the best of those updates and staleness are varied. Of plans within WORTH of the fastest the
 one with the least staleness is best: old tokens cost samples, which a simulation of time does not see.
 """
 
@@ -20,6 +20,8 @@ from seamless_verl.simulator.workload import SimulatedWorkload
 WORTH = 0.02
 LOOKS = 20  # decisions of the policy a step, at most, while training waits
 SHARES = (1 / 4, 1 / 3, 1 / 2, 2 / 3, 3 / 4)
+SIMULATED = 12  # layouts, at most
+SEED = 1
 
 
 @dataclass(frozen=True)
@@ -119,22 +121,23 @@ def bound_s(candidate: PlanCandidate, workload: SimulatedWorkload, tokens: float
 
 @dataclass(frozen=True)
 class Search:
-    """What is searched: `stalenesses` and `updates` to try; `simulated` layouts at most; `steps` of each run."""
+    """What is searched: `stalenesses` and local `updates` to try, in runs of so many `steps`.
+
+    `keep_cache`: as `seamless.weights.kv=keep` has it.
+    """
 
     workload: SimulatedWorkload
     stalenesses: tuple[int, ...] = (1, 2, 4)
     updates: tuple[int, ...] = (1, 2, 4)
-    simulated: int = 12
     steps: int = 12
     keep_cache: bool = False
-    seed: int = 1
 
     def run(
         self, candidates: Sequence[PlanCandidate], *, progress: Callable[[str], None] = lambda _: None
     ) -> list[Prediction]:
         """Predictions, the best first."""
         tokens, read = self._step_tokens()
-        ranked = sorted(candidates, key=lambda c: bound_s(c, self.workload, tokens, read))[: self.simulated]
+        ranked = sorted(candidates, key=lambda c: bound_s(c, self.workload, tokens, read))[:SIMULATED]
         first = self.stalenesses[min(1, len(self.stalenesses) - 1)]
         found: dict[tuple[int, ...], Prediction] = {}
 
@@ -166,14 +169,14 @@ class Search:
         machine = replace(candidate.unit.machine, host_s=candidate.unit.machine.host_s / candidate.updates)
         run = Scenario(
             self.workload, candidate.devices, scheduler, machine, seats=candidate.unit.seats, steps=self.steps,
-            warmup=self.steps // 4, seed=self.seed,
+            warmup=self.steps // 4, seed=SEED,
         )  # fmt: skip
         return Prediction(candidate, simulate(run))
 
     def _step_tokens(self) -> tuple[float, float]:
         """Generated and other tokens of a step, on the mean of some steps."""
         groups = range(max(1, -(-1000 // self.workload.samples)))
-        samples = [turns for number in groups for turns in self.workload.group(self.seed, number)]
+        samples = [turns for number in groups for turns in self.workload.group(SEED, number)]
         scale = self.workload.prompts * self.workload.samples / len(samples)
         read = sum(self.workload.prompt_tokens + sum(t.tool_tokens for t in turns[:-1]) for turns in samples)
         return scale * sum(turn.tokens for turns in samples for turn in turns), scale * read

@@ -25,8 +25,9 @@ TRAIN, ROLLOUT = frozenset({Tag.TRAIN}), frozenset({Tag.ROLLOUT})
 class Scheduler:
     """How generation and training take turns.
 
-    - `updates` mini-batches a step are each taken as soon as their groups are ready. While training waits, finished
-      groups are noticed every `poll_s` seconds, 0 at once, and the policy is asked at most every `look_s` seconds.
+    - A step has so many local `updates` (verl's `parameter_sync_step`), a mini-batch of the step's prompts each, which
+      is taken as soon as its groups are ready. While training waits, finished groups are noticed every `poll_s`
+      seconds, 0 at once, and the policy is asked at most every `look_s` seconds.
     - `ahead` batches are submitted beyond the current one, at most `max_staleness`: before each update with `refill`,
       else when a step begins; with `finds_ahead` as many as a run finds with `seamless.ahead=null`. `enforce_bound`:
       the staleness bound also holds training back for old groups, and not only limits how many are outstanding; `drop`
@@ -148,7 +149,7 @@ class Scenario:
             raise ConfigError(
                 "updates",
                 self.scheduler.updates,
-                f"{self.workload.prompts} prompts do not divide into as many mini-batches",
+                f"{self.workload.prompts} prompts do not divide into as many local updates",
                 "Give a divisor of the prompts",
             )
         if self.sampler is not None and not self.workload.pass_rates:

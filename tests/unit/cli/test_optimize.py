@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.paths import ROOT
@@ -14,6 +15,7 @@ from seamless_verl.cli.main import main
 from seamless_verl.compare.arms import JobFacts, Machines, arm_overrides, parse_arms
 from seamless_verl.simulator.calibration import Calibration, RatesSource
 from seamless_verl.simulator.machine import MachineProfile
+from seamless_verl.simulator.optimize import Prediction, Search
 from seamless_verl.simulator.workload import SimulatedWorkload
 
 MODEL = {
@@ -109,6 +111,21 @@ def test_a_step_is_divided_only_as_its_mini_batches_allow(tmp_path: Path, capsys
         job = ["data.train_batch_size=16", f"actor_rollout_ref.actor.ppo_mini_batch_size={mini}"]
         assert main([*given, *job]) == 0
         assert {plan["updates"] for plan in json.loads(capsys.readouterr().out)["plans"]} == updates
+
+
+@pytest.mark.parametrize(("given", "kept"), [([], False), (["seamless.weights.kv=keep"], True)])
+def test_a_cache_that_updates_keep_is_simulated_as_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: list[str], kept: bool
+) -> None:
+    searches, search = list[Search](), Search.run
+
+    def run(self: Search, *args: Any, **more: Any) -> list[Prediction]:
+        searches.append(self)
+        return search(self, *args, **more)
+
+    monkeypatch.setattr(Search, "run", run)
+    assert main([*FEW, "--calibration", str(calibration(tmp_path)), "--machines", "1x2", *given]) == 0
+    assert [one.keep_cache for one in searches] == [kept]
 
 
 def test_published_figures_are_named_with_their_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

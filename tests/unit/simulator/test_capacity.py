@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from seamless_verl.algorithms.samplers import SAMPLERS
 from seamless_verl.errors import ConfigError
+from seamless_verl.simulator.__main__ import main, make_parser, scenarios
 from seamless_verl.simulator.capacity import CapacityChange, CapacityEvent, CapacityPlan
 from seamless_verl.simulator.device import SimulatedUse
 from seamless_verl.simulator.engine import SimulatedGroup
@@ -221,6 +223,21 @@ def test_many_deaths_cost_throughput_and_few_do_not() -> None:
 def test_what_cannot_be_is_refused_by_name(plan: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         scenario(devices=(*DEVICES, TRAIN), capacity=CapacityPlan(**plan))
+
+
+def test_the_command_takes_the_changes_of_single_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    devices = ["--devices", "2*train+rollout", "3*rollout", "--notice-s", "5"]
+    changes = ["--death", "0.2:0", "0.5:2", "--join", "0.7:4", "--drain", "0.6:3"]
+    (made,) = scenarios(make_parser().parse_args([*devices, *changes])).values()
+    assert (set(made.capacity.events), made.capacity.notice_s) == (set(EVENTS), 5.0)
+    few = ["--workload", "w1", "--updates", "1", "--steps", "8", "--json", *devices]
+    assert main(few) == main([*few, "--drain", "0:3", "0:4"]) == 0
+    whole, drained = (json.loads(text) for text in capsys.readouterr().out.replace("}\n{", "}\0{").split("\0"))
+    assert not whole["seamless"]["shares"]["d3"]["away"]
+    assert drained["seamless"]["shares"]["d3"]["away"] == drained["seamless"]["shares"]["d4"]["away"] == 1
+    with pytest.raises(SystemExit):
+        main(["--drain", "3"])
+    assert "argument --drain: invalid SECONDS:DEVICE value: '3'" in capsys.readouterr().err
 
 
 def test_a_plan_that_could_leave_no_engine_is_refused() -> None:

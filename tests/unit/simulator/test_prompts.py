@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -74,6 +75,14 @@ def test_a_sampler_without_prompts_to_sample_is_refused() -> None:
     learned = replace(SMALL, pass_rates=(1.0,))
     with pytest.raises(ConfigError, match="every prompt is left out"):
         simulate(replace(scenario("srpo", sampler_options={"threshold": 0.9}), workload=learned))
+
+
+def test_the_command_passes_the_samplers_options(capsys: pytest.CaptureFixture[str]) -> None:
+    few = ["--workload", "w1", "--sampler", "gdro", "--steps", "8", "--pass-rates", "0.25", "1", "--json"]
+    for options, alike in (([], False), (["--sampler-option", "least=4", "most=4"], True)):
+        assert main([*few, *options]) == 0
+        sizes = json.loads(capsys.readouterr().out)["seamless"]["samples"].values()
+        assert (set(sizes) == {4.0}) is alike
 
 
 def test_the_command_shows_the_sizes_of_groups(capsys: pytest.CaptureFixture[str]) -> None:
