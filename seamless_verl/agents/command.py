@@ -5,9 +5,9 @@ task as JSON on standard input and in `task.json`, the session's address and key
 HOME and a TMPDIR of its own. It returns its exit code and, optionally, a reward in `reward.json` or posted to the
 session. Linux only: /proc and pidfds are used to find and end all its processes.
 
-Invariants: when `run_command` ends, in whatever way, no process of the command runs and its folder is deleted,
-unless it was to be kept. If this process is killed, Linux kills the command's first process with it; its other
-processes, and the folder, are left to the program that started this process.
+Invariants: when `run_command` ends, in whatever way, no process of the command runs and its folder is deleted, but for
+what `keep_failed` has moved away. If this process is killed, Linux kills the command's first process with it; its
+other processes, and the folder, are left to the program that started this process.
 """
 
 from __future__ import annotations
@@ -51,24 +51,24 @@ class AgentCommand:
         `session` (the session's id), where the task has no field of that name.
     folder: copied to become the working directory; None starts in an empty one. It may have fields, too, so that each
         task has the folder that a column of the data names.
-    env: further variables. inherit: names of this process's variables that the command gets too.
-    keep, keep_failed: keep the working folder, always or when the run is not FINISHED; the outcome names it.
+    env: further variables, beside INHERITED of this process's own.
+    keep_failed: a folder to which the working folder is moved when the run is not FINISHED; the error names it.
     """
 
     command: str | Sequence[str]
     folder: Path | str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
-    inherit: Sequence[str] = INHERITED
     limits: CommandLimits = field(default_factory=CommandLimits)
-    keep: bool = False
-    keep_failed: bool = False
+    keep_failed: Path | str | None = None
 
     def __post_init__(self) -> None:
         if not self.command:
             raise ConfigError("command", self.command, "is empty", "Write a shell string or a list of arguments")
         if self.folder is not None and not names_fields(self.folder) and not Path(self.folder).is_dir():
             raise ConfigError("folder", str(self.folder), "is no folder", "Make it, or leave it out")
-        for name in sorted({*self.env, *self.inherit} & OURS):
+        if self.keep_failed is not None and Path(self.keep_failed).is_file():
+            raise ConfigError("keep_failed", str(self.keep_failed), "is a file", "Name a folder, or leave it out")
+        for name in sorted({*self.env} & OURS):
             raise ConfigError("env", name, "is set for each session", "Leave it out, or set it in the command itself")
         pieces = self._pieces()
         if isinstance(self.command, str):
@@ -96,8 +96,8 @@ class AgentCommand:
         return Path(template.fill(pieces, task, key="folder", shell=False))
 
     def environment(self, endpoint: Endpoint, scratch: Scratch, mark: str) -> dict[str, str]:
-        """All variables of the command: those named in `inherit`, the user's, the scratch folder's, the session's."""
-        inherited = {name: os.environ[name] for name in self.inherit if name in os.environ}
+        """All variables of the command: those that it inherits, the user's, the scratch folder's, the session's."""
+        inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
         return (
             inherited | MODEL_VARIABLES | dict(self.env) | scratch.environment() | environment(endpoint) | {MARK: mark}
         )
@@ -134,18 +134,19 @@ async def run_command(
     """
     task_json, question = json.dumps(dict(task)), question_of(task)
     scratch = Scratch.make()
-    kept = command.keep
     try:
         more = {"session": endpoint.session_id}
         if question is not None:
             more |= {"question": question, "prompt_file": str(scratch.prompt_file)}
         start = Start(command, command.arguments(more | dict(task)), command.folder_of(task), task_json, question)
         outcome = await run_in(scratch, start, endpoint, paused)
-        kept = kept or (command.keep_failed and outcome.status != AgentStatus.FINISHED)
+        if command.keep_failed is not None and outcome.status is not AgentStatus.FINISHED:
+            keep = partial(scratch.keep_work, Path(command.keep_failed), endpoint.session_id)
+            kept = await wait_uncancelled(in_thread(keep, daemon=False))
+            outcome = replace(outcome, error=f"{outcome.error}; {kept}"[-ERROR_CHARS:])
     finally:
-        if not kept:
-            await wait_uncancelled(in_thread(scratch.remove, daemon=False))
-    return replace(outcome, kept=str(scratch.work)) if kept else outcome
+        await wait_uncancelled(in_thread(scratch.remove, daemon=False))
+    return outcome
 
 
 @dataclass(frozen=True)

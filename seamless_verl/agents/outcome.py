@@ -38,7 +38,6 @@ class AgentOutcome:
     output: the end of a command's stdout and stderr, in order; bounded by `CommandLimits.tail_bytes`.
     reward, reward_info: returned by the agent itself; None and {} when it returned none, or did not finish.
     error: the reason of another status, "" for FINISHED; at most `ERROR_CHARS` characters.
-    kept: the working folder, when it was kept.
     """
 
     status: AgentStatus
@@ -48,7 +47,6 @@ class AgentOutcome:
     reward: float | None = None
     reward_info: dict[str, Any] = field(default_factory=dict)
     error: str = ""
-    kept: str | None = None
     paused_s: float = 0.0
 
 

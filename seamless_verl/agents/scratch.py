@@ -1,4 +1,4 @@
-"""The folder that one command works in: made for it, and deleted after it.
+"""The folder that one command works in: made for it, and deleted after it, or moved where it is to be kept.
 
 work/   its working folder: a copy of the template, with task.json; it may write reward.json here
 home/   its HOME
@@ -23,6 +23,7 @@ from seamless_verl.agents.outcome import reward_of
 
 TASK, REWARD, PROMPT = "task.json", "reward.json", "prompt.txt"
 REWARD_BYTES = 1 << 20
+PREFIX = "seamless-agent-"
 logger = logging.getLogger(__name__)
 
 
@@ -33,7 +34,7 @@ class Scratch:
     @classmethod
     def make(cls) -> Scratch:
         """An empty folder that only its owner may enter, under this process's own TMPDIR."""
-        return cls(Path(tempfile.mkdtemp(prefix="seamless-agent-")))
+        return cls(Path(tempfile.mkdtemp(prefix=PREFIX)))
 
     @property
     def work(self) -> Path:
@@ -77,6 +78,19 @@ class Scratch:
         finally:
             os.close(handle)
         return parse_reward(text)
+
+    def keep_work(self, folder: Path, name: str) -> str:
+        """Moves the working folder into `folder`, under `name` and a random end; says where it is, or why it is not.
+
+        It names a whole path, since another process reads of it.
+        """
+        kept = folder.absolute() / f"{name.replace(os.sep, '_')}-{self.root.name.removeprefix(PREFIX)}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            shutil.move(self.work, kept)
+        except OSError as error:  # it ends no session that a folder was to be looked at
+            return f"its working folder could not be kept as {kept}: {error}"
+        return f"its working folder is kept: {kept}"
 
     def remove(self) -> None:
         """Delete the folder, also parts that the command made read-only.

@@ -142,6 +142,13 @@ class CommandSettings(LoopSettings):
         ),
     ] = None
     env: Annotated[dict[str, str] | None, Doc("further variables of the command's environment")] = None
+    keep_failed: Annotated[
+        Text | None,
+        Doc(
+            "a folder of the agent loop worker's machine to which a session's working folder is moved when its command "
+            "failed, ran out of time or wrote too much; nothing is deleted there. `null` keeps none"
+        ),
+    ] = None
     limits: CommandLimits = field(default_factory=CommandLimits)
 
     @property
@@ -151,6 +158,7 @@ class CommandSettings(LoopSettings):
             self.command if isinstance(self.command, str) else [str(word) for word in self.command],
             folder=self.folder,
             env=self.env or {},
+            keep_failed=self.keep_failed,
             limits=replace(self.limits, wall_s=self.time_limit_s),
         )
 

@@ -70,6 +70,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         metavar="KEY=NUMBER",
         help=f"a limit of each command: {', '.join(LIMITS)}",
     )
+    parser.add_argument("--keep-failed", metavar="FOLDER", help="where the working folders of commands that failed go")
     parser.add_argument("--slots", type=int, default=1, help="tasks at a time")
     parser.add_argument("--tasks", type=int, metavar="N", help="end after N tasks; without it, at SIGINT or SIGTERM")
     parser.add_argument("--name", default=f"{gethostname()}-{os.getpid()}", help="how the run names this runner")
@@ -131,7 +132,8 @@ def agents_of(args: argparse.Namespace) -> dict[str, RunAgent]:
                 agents[name] = command_agent(command_of(place, args))
     if not agents:
         raise ConfigError("--agent", None, "is missing", "Name one as package.module:run, or give a --command")
-    for option, given in (("--folder", args.folder), ("--env", args.env), ("--limit", args.limit)):
+    of_commands = {"--folder": args.folder, "--env": args.env, "--limit": args.limit, "--keep-failed": args.keep_failed}
+    for option, given in of_commands.items():
         if given and not args.command:
             raise ConfigError(option, given, "is for commands, and there is none", "Leave it out, or give a --command")
     return agents
@@ -144,8 +146,14 @@ def begins_a_command(text: str) -> bool:
 
 
 def command_of(text: str, args: argparse.Namespace) -> AgentCommand:
-    """A command with the folder, variables and limits of the options."""
-    return AgentCommand(text, folder=args.folder, env=variables_of(args.env), limits=limits_of(args.limit))
+    """A command with the folders, variables and limits of the options."""
+    return AgentCommand(
+        text,
+        folder=args.folder,
+        env=variables_of(args.env),
+        limits=limits_of(args.limit),
+        keep_failed=args.keep_failed,
+    )
 
 
 def variables_of(given: Sequence[str]) -> dict[str, str]:

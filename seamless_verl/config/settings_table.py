@@ -52,7 +52,9 @@ def settings_page() -> str:
     """The page, as Markdown."""
     entry = {row.key: row for kind in (RunnerSettings, CallableSettings, CommandSettings) for row in rows(kind, "")}
     del entry[".name"], entry[".limits.wall_s"]  # the second is time_limit_s
-    loops = sorted(entry.values(), key=lambda row: row.key.startswith((".command", ".folder", ".env", ".limits")))
+    loops = sorted(
+        entry.values(), key=lambda row: row.key.startswith((".command", ".folder", ".env", ".keep_failed", ".limits"))
+    )
     runner = [row for row in rows(RunnerSettings, "") if row.key in RUNNER_KEYS]
     loops = [row for row in loops if row.key not in RUNNER_KEYS or row.key == ".agent"]
     return f"{SEAMLESS}\n{_table(rows(SeamlessConfig, NODE))}{LOOPS}\n{_table(loops)}{RUNNERS}\n{_table(runner)}"

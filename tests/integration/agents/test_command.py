@@ -28,7 +28,7 @@ print("héllo")
     outcome = ran(python(code), {"n": 2, "text": "ünï\0"})
     assert (outcome.status, outcome.exit_code, outcome.error) == (S.FINISHED, 0, "")
     assert (outcome.reward, outcome.reward_info, outcome.output) == (0.5, {"steps": 3}, "héllo\n")
-    assert 0 < outcome.duration_s < 10 and outcome.kept is None
+    assert 0 < outcome.duration_s < 10 and outcome.error == ""
 
 
 def test_a_command_that_never_reads_its_input_ends_all_the_same() -> None:
@@ -36,11 +36,11 @@ def test_a_command_that_never_reads_its_input_ends_all_the_same() -> None:
 
 
 def test_it_sees_the_session_and_nothing_of_ours_but_what_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("WANDB_API_KEY", "ANTHROPIC_API_KEY", "OPENAI_MODEL", "HTTP_PROXY", "NAMED"):
+    for name in ("WANDB_API_KEY", "ANTHROPIC_API_KEY", "OPENAI_MODEL", "HTTP_PROXY", "LOGNAME"):
         monkeypatch.setenv(name, "of the parent")
-    env = json.loads(ran(SHOW, env={"EXTRA": "1", "ANTHROPIC_MODEL": "m"}, inherit=["PATH", "NAMED"]).output)
+    env = json.loads(ran(SHOW, env={"EXTRA": "1", "ANTHROPIC_MODEL": "m"}).output)
     assert {name: env[name] for name in MODEL_VARIABLES} == MODEL_VARIABLES | {"ANTHROPIC_MODEL": "m"}
-    assert environment(ENDPOINT).items() <= env.items() and env["EXTRA"] == "1" and env["NAMED"] == "of the parent"
+    assert environment(ENDPOINT).items() <= env.items() and env["EXTRA"] == "1" and env["LOGNAME"] == "of the parent"
     assert {"WANDB_API_KEY", "HTTP_PROXY"}.isdisjoint(env)
     work = Path(env["PWD"])
     assert Path(env["HOME"]).parent == Path(env["TMPDIR"]).parent == work.parent and work.parent.name != "tmp"
@@ -76,23 +76,28 @@ def test_the_folder_is_a_copy_of_the_template_and_gone_afterwards(
     assert list(tmp.iterdir()) == [] and (template / "tool.sh").read_text() == "echo from the template"
 
 
-@pytest.mark.parametrize(
-    ("command", "options", "kept"),
-    [
-        ("exit 0", {}, False),
-        ("exit 1", {}, False),
-        ("exit 0", {"keep_failed": True}, False),
-        ("exit 1", {"keep_failed": True}, True),
-        ("exit 0", {"keep": True}, True),
-    ],
-)
-def test_the_folder_is_kept_when_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, options: dict[str, bool], kept: bool
+@pytest.mark.parametrize(("command", "kept"), [("exit 0", False), ("exit 1", True), ("sleep 60", True)])
+def test_the_working_folder_of_a_failure_is_kept_where_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, kept: bool
+) -> None:
+    tmp, folder = private_tmp(tmp_path, monkeypatch), tmp_path / "failed" / "of this run"
+    outcome = ran(command, {"n": 1}, keep_failed=folder, limits=limits(wall_s=2.0))
+    assert list(tmp.iterdir()) == []
+    found = list(folder.iterdir()) if folder.exists() else []
+    assert len(found) == kept
+    for path in found:
+        assert json.loads((path / "task.json").read_text()) == {"n": 1}
+        assert outcome.error.endswith(f"; its working folder is kept: {path}") and ENDPOINT.session_id in path.name
+
+
+def test_a_folder_that_cannot_be_made_fails_no_more_than_the_command_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tmp = private_tmp(tmp_path, monkeypatch)
-    outcome = ran(command, {"n": 1}, **options)
-    assert len(list(tmp.iterdir())) == kept
-    assert outcome.kept is None or json.loads(Path(outcome.kept, "task.json").read_text()) == {"n": 1}
+    (tmp_path / "file").touch()
+    outcome = ran("exit 1", {"n": 1}, keep_failed=tmp_path / "file" / "below")
+    assert outcome.status is S.FAILED and outcome.error.startswith("exit code 1; its working folder could not be kept")
+    assert list(tmp.iterdir()) == []
 
 
 @pytest.mark.parametrize(

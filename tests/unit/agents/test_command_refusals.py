@@ -20,7 +20,8 @@ from seamless_verl.errors import ConfigError
         ({"command": []}, "command=\\[\\]"),
         ({"folder": Path("/nowhere")}, "folder='/nowhere'"),
         ({"env": {"OPENAI_BASE_URL": "x"}}, "env='OPENAI_BASE_URL'"),
-        ({"inherit": ["HOME"]}, "env='HOME'"),
+        ({"env": {"HOME": "x"}}, "env='HOME'"),
+        ({"keep_failed": __file__}, f"keep_failed='{__file__}': is a file"),
     ],
 )
 def test_mistakes_are_refused_before_anything_runs(options: dict[str, object], says: str) -> None:

@@ -49,3 +49,24 @@ def test_files_of_another_user_are_logged_in_one_line(
     assert not (scratch.root / "home").exists() and not (scratch.work / "mine").exists()
     monkeypatch.undo()
     shutil.rmtree(scratch.root)
+
+
+def test_a_working_folder_is_kept_under_a_name_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    said = []
+    for text in ("one", "two"):
+        scratch = Scratch.make()
+        scratch.fill(None, text)
+        said.append(scratch.keep_work(Path("failed"), "uid/0"))
+        scratch.remove()
+    kept = [Path(line.removeprefix("its working folder is kept: ")) for line in said]
+    assert [(path / "task.json").read_text() for path in kept] == ["one", "two"]
+    assert all(path.parent == tmp_path / "failed" and path.name.startswith("uid_0-") for path in kept)
+    assert [path.name for path in tmp_path.iterdir()] == ["failed"]
+
+
+def test_a_folder_that_cannot_be_kept_is_said_and_raises_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    said = Scratch(tmp_path / "gone").keep_work(tmp_path / "file", "name")
+    assert said.startswith(f"its working folder could not be kept as {tmp_path}/file/name-gone: ")

@@ -38,6 +38,7 @@ def test_an_agent_may_have_a_name(value: str, expected: tuple[str, str]) -> None
 
 def options(**given: object) -> argparse.Namespace:
     defaults = {"agent": [], "command": [], "folder": None, "env": [], "limit": [], "connect": None, "admin_file": None}
+    defaults["keep_failed"] = None
     return argparse.Namespace(**defaults | given)
 
 
@@ -64,11 +65,15 @@ def test_a_command_that_begins_with_a_variable_is_no_agent_of_that_name() -> Non
 def test_commands_have_the_variables_and_limits_that_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN", "secret")
     given = options(
-        folder=str(DATA), env=["A=b=c", "TOKEN", "EMPTY="], limit=["cpu_s=30", "grace_s=0.5", "open_files=9"]
+        folder=str(DATA),
+        env=["A=b=c", "TOKEN", "EMPTY="],
+        limit=["cpu_s=30", "grace_s=0.5", "open_files=9"],
+        keep_failed="failed",
     )
     command = command_of("true", given)
     assert command.env == {"A": "b=c", "TOKEN": "secret", "EMPTY": ""} and command.folder == str(DATA)
     assert command.limits == CommandLimits(cpu_s=30, grace_s=0.5, open_files=9)
+    assert command.keep_failed == "failed"
 
 
 @pytest.mark.parametrize(
@@ -83,6 +88,7 @@ def test_commands_have_the_variables_and_limits_that_are_given(monkeypatch: pyte
         ({"limit": ["cpu_s=soon"]}, "--limit.cpu_s='soon'"),
         ({"limit": ["cpu_s=3"], "command": [], "agent": [AGENT]}, "--limit=.*: is for commands, and there is none"),
         ({"folder": "x", "command": [], "agent": [AGENT]}, "--folder='x': is for commands, and there is none"),
+        ({"keep_failed": "x", "command": [], "agent": [AGENT]}, "--keep-failed='x': is for commands, and there is"),
     ],
 )
 def test_variables_and_limits_that_cannot_be_are_refused(given: dict[str, object], says: str) -> None:
