@@ -33,8 +33,8 @@ from seamless_verl.runtime.checkpoint_marker import (
     saved_steps,
     step_folder,
     tracker_state,
-    write_atomically,
 )
+from seamless_verl.runtime.files import write_atomically
 
 RUN_FILE = "SEAMLESS_RUN_FILE"  # names the file in which a run registers with its supervisor
 logger = logging.getLogger(__name__)

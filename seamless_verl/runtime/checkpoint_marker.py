@@ -27,6 +27,8 @@ from pathlib import Path
 
 import psutil
 
+from seamless_verl.runtime.files import write_atomically
+
 TRACKER = "latest_checkpointed_iteration.txt"
 REFRESH_S = 60.0  # between two refreshes of a marker
 EXPIRY_S = 15 * REFRESH_S  # without a refresh, after which another host's marker protects nothing
@@ -169,10 +171,3 @@ def saved_steps(folder: Path) -> set[int]:
 def tracker_state(folder: Path) -> list[str | int] | None:
     tracker = folder / TRACKER
     return [tracker.read_text().strip(), tracker.stat().st_mtime_ns] if tracker.exists() else None
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that no reader sees half of it."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text)
-    temporary.replace(path)

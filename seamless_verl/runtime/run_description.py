@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import msgspec
+
+from seamless_verl.runtime.files import write_atomically
 
 logger = logging.getLogger(__name__)
 FILE = "run.json"
@@ -41,10 +42,8 @@ class RunDescription:
 
     def write(self, folder: Path) -> None:
         """Writes it into the folder; a reader never sees half of one. A disk that refuses it brings a warning."""
-        partial = folder / f"{FILE}.{os.getpid()}.tmp"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            partial.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
-            partial.replace(folder / FILE)
+            write_atomically(folder / FILE, json.dumps(asdict(self), indent=2) + "\n")
         except OSError as error:
             logger.warning("%s: not written, so a view knows less of this run: %s", folder / FILE, error)

@@ -9,12 +9,13 @@ before, and `trained` the groups that the step trained. A resumed run begins the
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from seamless_verl.runtime.files import JsonLines
 
 FILE = "lengths.jsonl"
 
@@ -76,8 +77,7 @@ class LengthRecord:
         for uid in (*trained, *dropped):
             self._places.pop(uid, None)
             self._written.pop(uid, None)
-        with self.path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        JsonLines(self.path).add(row)
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,7 @@ class RecordedLengths:
     @classmethod
     def read(cls, path: Path) -> RecordedLengths | None:
         """None where there is no file, or nothing in it. A line that is still being written is left out."""
-        if not path.is_file():
-            return None
-        rows = [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        rows = JsonLines(path).rows()
         lengths = {int(place): tuple(found) for row in rows for place, found in row["lengths"].items()}
         trained = tuple(place for row in rows for place in row["trained"])
         return cls(rows[-1]["begun"], lengths, trained) if rows else None

@@ -12,13 +12,13 @@ dropping what lies beyond its checkpoint.
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from seamless_verl.runtime.files import JsonLines, whole_rows
 
 FILE = "metrics.jsonl"
 
@@ -41,7 +41,7 @@ class StepMetrics:
     """The file of one run; `path` is its only state."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.file = path, JsonLines(path)
 
     @classmethod
     def beside(cls, checkpoints: str) -> StepMetrics:
@@ -50,40 +50,25 @@ class StepMetrics:
     def add(self, step: int, metrics: Mapping[str, object]) -> None:
         """Appends a step's line, in one write."""
         row = {"step": step, "time": time.time(), "metrics": {name: plain(value) for name, value in metrics.items()}}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a") as file:
-            file.write(json.dumps(row, allow_nan=False) + "\n")
+        self.file.add(row)
 
     def resume_at(self, step: int) -> None:
         """Drops the lines after `step`, the one whose checkpoint was loaded; all of them for 0, a run from nothing."""
-        if not self.path.exists():
-            return
-        lines = self.path.read_text().splitlines(keepends=True)
-        kept = [line for line in lines if step > 0 and line.endswith("\n") and json.loads(line)["step"] <= step]
-        if kept != lines:
-            partial = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
-            partial.write_text("".join(kept))
-            partial.replace(self.path)
+        self.file.resume_at(step)
 
     def rows(self) -> list[StepRow]:
         """All steps in order, each once."""
-        return read_steps(self.path.read_text().splitlines(keepends=True)) if self.path.exists() else []
+        return read_steps(self.file.lines())
 
 
 def read_steps(lines: Iterable[str]) -> list[StepRow]:
     """The steps of a file's lines in order, each once; a last line that is still being written is left out."""
     found: dict[int, StepRow] = {}
-    for row in _whole_rows(lines):
+    for values in whole_rows(lines):
+        row = StepRow(values["step"], values["time"], values["metrics"])
         earlier = found.get(row.step)
         found[row.step] = row if earlier is None else StepRow(row.step, row.time, {**earlier.metrics, **row.metrics})
     return [found[step] for step in sorted(found)]
-
-
-def _whole_rows(lines: Iterable[str]) -> Iterator[StepRow]:
-    for line in lines:
-        if line.endswith("\n"):
-            values = json.loads(line)
-            yield StepRow(values["step"], values["time"], values["metrics"])
 
 
 def plain(value: object) -> object:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from seamless_verl.agent_loops.loops import task_of
-from seamless_verl.runtime.checkpoint_marker import write_atomically
+from seamless_verl.runtime.files import write_atomically
 
 STATE = "prompts.json"  # in a checkpoint's folder
 

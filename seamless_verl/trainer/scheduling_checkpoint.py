@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from seamless_verl.algorithms.samplers import PromptSampling
 from seamless_verl.resources.ahead import AheadLevel
 from seamless_verl.resources.tail_batching import TailBatching
-from seamless_verl.runtime.checkpoint_marker import write_atomically
+from seamless_verl.runtime.files import write_atomically
 from seamless_verl.trainer.lending import DeviceLending
 
 logger = logging.getLogger(__name__)

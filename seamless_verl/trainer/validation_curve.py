@@ -6,11 +6,11 @@ a resumed run continues it.
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from seamless_verl.runtime.files import JsonLines
 
 FILE = "validation_curve.jsonl"
 TITLE = "validation curve"
@@ -30,7 +30,7 @@ class ValidationCurve:
     """The curve of one run; `path` is its only state."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.file = path, JsonLines(path)
 
     @classmethod
     def beside(cls, checkpoints: str) -> ValidationCurve:
@@ -41,31 +41,16 @@ class ValidationCurve:
         name = reward_metric(metrics)
         if name is None:
             return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a") as file:
-            file.write(json.dumps({"step": step, "metric": name, "value": float(metrics[name])}) + "\n")
+        self.file.add({"step": step, "metric": name, "value": float(metrics[name])})
 
     def truncate_after(self, step: int) -> None:
-        """Drops the points after `step`, from which a run resumes."""
-        lines = self.path.read_text().splitlines(keepends=True) if self.path.exists() else []
-        kept = [line for line in lines if is_whole(line) and json.loads(line)["step"] <= step]
-        if kept != lines:
-            partial = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
-            partial.write_text("".join(kept))
-            partial.replace(self.path)
+        """Drops the points after `step`, from which a run resumes; all of them for 0, a run from nothing."""
+        self.file.resume_at(step)
 
     def points(self) -> list[Point]:
         """All points in order of steps; if a step has two, as after a resume, the later one counts."""
-        if not self.path.exists():
-            return []
-        rows = [json.loads(line) for line in self.path.read_text().splitlines(keepends=True) if is_whole(line)]
-        latest = {row["step"]: Point(row["step"], row["metric"], row["value"]) for row in rows}
+        latest = {row["step"]: Point(row["step"], row["metric"], row["value"]) for row in self.file.rows()}
         return [latest[step] for step in sorted(latest)]
-
-
-def is_whole(line: str) -> bool:
-    """Not where the disk was full, or the power went, within the last line."""
-    return line.endswith("\n")
 
 
 def reward_metric(metrics: Mapping[str, float]) -> str | None:

@@ -15,7 +15,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -28,7 +27,7 @@ from seamless_verl.agents.settings import (
 )
 from seamless_verl.config.checks.hosts import has_own_code
 from seamless_verl.config.checks.model import OUR_ENGINES
-from seamless_verl.config.checks.paths import looking_at
+from seamless_verl.config.checks.paths import looking_at, read_yaml
 from seamless_verl.config.checks.roles import brings_code
 from seamless_verl.config.checks.settings import Problem, Settings, check
 from seamless_verl.config.checks.sources import check_call, check_dotted, check_name, find_module
@@ -90,13 +89,7 @@ def loops_of(settings: Settings) -> list[Loop]:
         return []
     value = settings.text(LOOPS)
     file = find_file(LOOPS, value, "a YAML file of agent loops")
-    with looking_at(LOOPS, value):
-        text = file.read_bytes()
-    try:
-        loops = yaml.safe_load(text.decode())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = f"is not YAML: {' '.join(str(error).split())}"
-        raise ConfigError(LOOPS, value, reason, "Correct the file") from error
+    loops = read_yaml(LOOPS, value, file)
     if not isinstance(loops, list) or not all(isinstance(loop, Mapping) for loop in loops):
         raise ConfigError(LOOPS, value, "is not a list of agent loops", WAY_OUT)
     return _resolved(value, loops)

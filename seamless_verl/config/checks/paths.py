@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
+
+import yaml
 
 from seamless_verl.errors import ConfigError
 from seamless_verl.runtime.locks import lock_file, missing_locks
@@ -21,6 +24,17 @@ def looking_at(key: str, value: object, what: str = "") -> Iterator[None]:
     except OSError as error:
         reason = f"{what} cannot be read: {error.strerror or error}".lstrip()
         raise ConfigError(key, value, reason, f"Allow it to be read, or set {key} to another place") from error
+
+
+def read_yaml(key: str, value: object, file: Path) -> Any:
+    """What is in a YAML file that a setting names. ConfigError where it cannot be read."""
+    with looking_at(key, value):
+        text = file.read_bytes()
+    try:
+        return yaml.safe_load(text.decode())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        reason = f"is not YAML: {' '.join(str(error).split())}"
+        raise ConfigError(key, value, reason, "Correct the file") from error
 
 
 def existing_folder(path: Path) -> Path:

@@ -13,11 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from seamless_verl.config.checks.agents import find_file
 from seamless_verl.config.checks.hosts import has_own_code
-from seamless_verl.config.checks.paths import looking_at
+from seamless_verl.config.checks.paths import looking_at, read_yaml
 from seamless_verl.config.checks.roles import brings_code
 from seamless_verl.config.checks.settings import Problem, Settings, check
 from seamless_verl.config.checks.sources import check_dotted, derives_from
@@ -84,13 +82,7 @@ def _local(settings: Settings, key: str) -> str | None:
 
 
 def _tools(value: str, file: Path) -> list[Any]:
-    with looking_at(TOOLS, value):
-        text = file.read_bytes()
-    try:
-        tree = yaml.safe_load(text.decode())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = f"is not YAML: {' '.join(str(error).split())}"
-        raise ConfigError(TOOLS, value, reason, "Correct the file") from error
+    tree = read_yaml(TOOLS, value, file)
     tools = tree.get("tools") if isinstance(tree, Mapping) else None
     if not isinstance(tools, list):
         raise ConfigError(TOOLS, value, "has no list `tools`", WAY_OUT)

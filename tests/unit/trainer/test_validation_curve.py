@@ -33,6 +33,14 @@ def test_a_resumed_run_drops_what_lies_beyond_it(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["c.jsonl"]
 
 
+def test_a_run_from_nothing_keeps_no_point_of_an_earlier_one(tmp_path: Path) -> None:
+    """Both validated before their first step."""
+    curve = ValidationCurve(tmp_path / "c.jsonl")
+    curve.add(0, {"val/reward/mean@1": 0.5})
+    curve.truncate_after(0)
+    assert curve.points() == []
+
+
 def test_half_a_line_at_the_end_is_none(tmp_path: Path) -> None:
     curve = ValidationCurve(tmp_path / "curve.jsonl")
     curve.add(2, {"val-core/x/reward/mean@1": 0.5})

@@ -1,0 +1,54 @@
+"""Files of which no reader sees half: text that is written at once, and JSON lines that are appended.
+
+A file of JSON lines has an object a line, with its `step` where a run appends as it goes. Invariants: a line is written
+in one write; a last line without its end is none, as where the disk was full, the power went, or it is being written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file so that no reader sees half of it."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+@dataclass(frozen=True)
+class JsonLines:
+    """A file of JSON lines; it need not exist."""
+
+    path: Path
+
+    def add(self, row: Mapping[str, object]) -> None:
+        """Appends a line."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def resume_at(self, step: int) -> None:
+        """Drops the lines after `step`, the one whose checkpoint was loaded; all of them for 0, a run from nothing."""
+        lines = self.lines()
+        kept = [line for line in lines if step > 0 and any(row["step"] <= step for row in whole_rows([line]))]
+        if kept != lines:
+            write_atomically(self.path, "".join(kept))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The objects, in the order of the file."""
+        return list(whole_rows(self.lines()))
+
+    def lines(self) -> list[str]:
+        """The lines with their ends, as they are."""
+        return self.path.read_text(encoding="utf-8").splitlines(keepends=True) if self.path.is_file() else []
+
+
+def whole_rows(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """The objects of these lines, without one that lacks its end."""
+    return (json.loads(line) for line in lines if line.endswith("\n"))
