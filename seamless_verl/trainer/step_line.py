@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from seamless_verl.runtime.response_tokens import response_tokens
-from seamless_verl.trainer.validation_curve import reward_metric
+from seamless_verl.runtime.validation_reward import validation_reward
 
 REWARD, SECONDS, CHECKPOINT = "critic/score/mean", "perf/time_per_step", "timing_s/save_checkpoint"
 IDLE, STALENESS = "seamless/device/idle_share", "training/off_policy/trajectory_staleness_worst/max"
@@ -38,8 +38,9 @@ def step_line(step: int, total: int, metrics: Mapping[str, float]) -> str:
     parts = [f"step:{step} of {total}"]
     if (reward := metrics.get(REWARD)) is not None:
         parts.append(f"reward {reward:.3f}")
-    if (name := reward_metric(metrics)) is not None:
-        parts.append(f"validation {metrics[name]:.3f}")
+    validation, _ = validation_reward(metrics)
+    if validation is not None:
+        parts.append(f"validation {validation:.3f}")
     if seconds:
         tokens, measured = response_tokens(metrics), seconds - metrics.get(CHECKPOINT, 0.0)
         parts += [f"{tokens / measured:,.0f} tokens/s"] if tokens and measured > 0 else []

@@ -1,7 +1,7 @@
-"""The validation curve: one number for each validation, kept in a file beside the checkpoints.
+"""The validation curve: one number for each validation, its mean reward, kept in a file beside the checkpoints.
 
 The file is JSON lines of `{"step": int, "metric": str, "value": float}`, appended as training goes;
-a resumed run continues it.
+a resumed run continues it. With several data sources the number is the mean of their rewards, and `metric` names all.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from seamless_verl.runtime.files import JsonLines
+from seamless_verl.runtime.validation_reward import validation_reward
 
 FILE = "validation_curve.jsonl"
 TITLE = "validation curve"
@@ -38,10 +39,10 @@ class ValidationCurve:
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
         """Appends the mean reward of a validation, taken from verl's validation metrics."""
-        name = reward_metric(metrics)
-        if name is None:
+        value, name = validation_reward(metrics)
+        if value is None:
             return
-        self.file.add({"step": step, "metric": name, "value": float(metrics[name])})
+        self.file.add({"step": step, "metric": name, "value": value})
 
     def truncate_after(self, step: int) -> None:
         """Drops the points after `step`, from which a run resumes; all of them for 0, a run from nothing."""
@@ -51,12 +52,6 @@ class ValidationCurve:
         """All points in order of steps; if a step has two, as after a resume, the later one counts."""
         latest = {row["step"]: Point(row["step"], row["metric"], row["value"]) for row in self.file.rows()}
         return [latest[step] for step in sorted(latest)]
-
-
-def reward_metric(metrics: Mapping[str, float]) -> str | None:
-    """The name of the mean reward among verl's validation metrics, None when there is none."""
-    rewards = [name for name in metrics if "/reward/mean@" in name]
-    return min(rewards, default=None)
 
 
 def text_plot(points: list[Point]) -> str:

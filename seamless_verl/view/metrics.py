@@ -9,8 +9,8 @@ from pathlib import Path
 
 from seamless_verl.resources.ledger import DeviceUse
 from seamless_verl.runtime.step_metrics import FILE, StepRow, read_steps
+from seamless_verl.runtime.validation_reward import CORE, reward_metrics
 
-VALIDATION = "val-"  # of the names of verl's validation metrics
 MAX_POINTS = 2000  # steps of a chart
 
 
@@ -120,9 +120,8 @@ def read_series(steps: Sequence[StepRow], names: Sequence[str], extra: Sequence[
     """The series of all charts, and of `extra` metrics; `names` are those of all metrics of the steps."""
     known = set(names)
     charts = tuple(chart for chart in CHARTS if any(name in known for name, _ in chart.lines))
-    validation = validation_metric(names)
-    if validation is not None:
-        line = Chart("validation", "Validation", "", ((validation, validation),), "after the step")
+    if validations := validation_metrics(names):
+        line = Chart("validation", "Validation", "", tuple((name, name) for name in validations), "after the step")
         charts = (*charts[:1], line, *charts[1:])
     wanted = dict.fromkeys([name for chart in charts for name, _ in chart.lines] + list(extra))
     every = -(-len(steps) // MAX_POINTS) or 1
@@ -131,10 +130,9 @@ def read_series(steps: Sequence[StepRow], names: Sequence[str], extra: Sequence[
     return Series(charts, tuple(names), every, [one.step for one in shown], [one.time for one in shown], values)
 
 
-def validation_metric(names: Sequence[str]) -> str | None:
-    """The metric that stands for a validation: the mean reward, as for the validation curve; else a core one."""
-    rewards = [name for name in names if name.startswith(VALIDATION) and "/reward/mean@" in name]
-    return min(rewards or [name for name in names if name.startswith(f"{VALIDATION}core/")], default=None)
+def validation_metrics(names: Sequence[str]) -> list[str]:
+    """The metrics that stand for a validation: each data source's mean reward; else a core one."""
+    return reward_metrics(names) or sorted(name for name in names if name.startswith(f"{CORE}/"))[:1]
 
 
 def numbers_of(row: StepRow) -> dict[str, float]:

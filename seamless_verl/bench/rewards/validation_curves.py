@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean
 from typing import Any
 
-from seamless_verl.compare.figures import LAST, validation_reward
+from seamless_verl.compare.figures import LAST
 from seamless_verl.compare.outcome import RewardTest
 from seamless_verl.compare.statistics import MeanOfRuns
 from seamless_verl.runtime.tables import text_table
+from seamless_verl.runtime.validation_reward import validation_reward
 
 MAX_NAME = 24  # characters of an arm's name above its column
 ValidationCurve = Mapping[int, float]
@@ -34,7 +35,8 @@ def read_validation_curve(rows: Sequence[Mapping[str, Any]]) -> dict[int, float]
     """The validation curve in verl's file log, rows of {"step", "data"}; the later row of a step counts."""
     validation_curve = dict[int, float]()
     for row in rows:
-        if (reward := validation_reward(row["data"])) is not None:
+        reward, _ = validation_reward(row["data"])
+        if reward is not None:
             validation_curve[int(row["step"])] = reward
     return validation_curve
 

@@ -33,6 +33,8 @@ def test_tokens_are_the_responses_and_a_checkpoint_takes_none_of_their_time() ->
 def test_a_validation_before_the_first_step_has_only_its_reward() -> None:
     metrics = {"val-aux/sums/reward/mean@4": 0.125, "val-core/sums/acc/mean@4": 0.9}
     assert step_line(0, 80, metrics) == "step:0 of 80  validation 0.125"
+    more = metrics | {"val-core/more/reward/mean@4": 0.375}
+    assert step_line(0, 80, more) == "step:0 of 80  validation 0.250", "the mean of both data sources"
 
 
 def test_what_the_run_chose_is_said_with_its_reason() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from seamless_verl.trainer.validation_curve import HEIGHT, Point, ValidationCurve, reward_metric, text_plot
+from seamless_verl.trainer.validation_curve import HEIGHT, Point, ValidationCurve, text_plot
 
 
 def points(*values: float) -> list[Point]:
@@ -55,7 +55,14 @@ def test_half_a_line_at_the_end_is_none(tmp_path: Path) -> None:
 def test_metrics_without_a_reward_are_no_point(tmp_path: Path) -> None:
     curve = ValidationCurve(tmp_path / "c.jsonl")
     curve.add(1, {"val-aux/num_turns/mean": 2.0})
-    assert curve.points() == [] and reward_metric({}) is None
+    assert curve.points() == []
+
+
+def test_with_several_data_sources_a_point_is_their_mean_and_names_all(tmp_path: Path) -> None:
+    curve = ValidationCurve(tmp_path / "c.jsonl")
+    curve.add(1, {"val-core/a/reward/mean@4": 0.5, "val-core/b/reward/mean@4": 0.25})
+    of = "the mean of val-core/a/reward/mean@4 and val-core/b/reward/mean@4"
+    assert curve.points() == [Point(1, of, 0.375)]
 
 
 def test_the_plot_shows_both_ends_and_the_rise() -> None:

@@ -52,6 +52,8 @@ def test_the_validation_is_its_reward_or_else_its_first_core_metric() -> None:
         return next((chart.lines for chart in charts if chart.key == "validation"), ())
 
     assert validated("val-core/b", "val-aux/x/reward/mean@1") == (("val-aux/x/reward/mean@1",) * 2,)
+    two = ("val-core/a/reward/mean@1", "val-core/b/reward/mean@1")
+    assert validated(*two) == tuple((name, name) for name in two), "a line for each data source"
     assert validated("val-core/b", "val-core/a", "val-aux/c") == (("val-core/a",) * 2,)
     assert validated("val-aux/c", "critic/score/mean") == ()
 

@@ -29,6 +29,11 @@ def test_a_curve_is_the_mean_reward_of_each_validation() -> None:
     assert read_validation_curve(rows) == {0: 0.1, 2: 0.4}
 
 
+def test_with_several_data_sources_it_is_the_mean_of_theirs() -> None:
+    other = "val-core/longer/reward/mean@1"
+    assert read_validation_curve([{"step": 1, "data": {NAME: 0.1, other: 0.3}}]) == {1: pytest.approx(0.2)}
+
+
 def test_the_last_validations_count() -> None:
     assert learned_reward({30: 0.5, 0: 0.0, 10: 0.1, 20: 0.3}) == pytest.approx(0.3)
 
