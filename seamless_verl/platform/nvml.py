@@ -29,13 +29,34 @@ class NvmlUtilization:
     def __init__(self, devices: Sequence[str], nvml: Any) -> None:
         self.nvml = nvml
         nvml.nvmlInit()
-        self.handles = [
-            nvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else nvml.nvmlDeviceGetHandleByUUID(name)
-            for name in devices
-        ]
+        self.handles = handles_of(devices, nvml)
 
     def read(self) -> list[float]:
         return [self.nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100 for handle in self.handles]
+
+
+def visible_gpus(nvml: Any, devices: str | None) -> tuple[list[str], str]:
+    """The models of the GPUs that `devices`, CUDA_VISIBLE_DEVICES, lets a process see (None: all), and their driver.
+
+    NVMLError where the driver does not answer.
+    """
+    nvml.nvmlInit()
+    every = range(nvml.nvmlDeviceGetCount()) if devices is None else devices.split(",")
+    handles = handles_of([str(name).strip() for name in every if str(name).strip()], nvml)
+    return [text_of(nvml.nvmlDeviceGetName(handle)) for handle in handles], text_of(nvml.nvmlSystemGetDriverVersion())
+
+
+def handles_of(devices: Sequence[str], nvml: Any) -> list[Any]:
+    """NVML's handles of devices by index or UUID."""
+    return [
+        nvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else nvml.nvmlDeviceGetHandleByUUID(name)
+        for name in devices
+    ]
+
+
+def text_of(value: str | bytes) -> str:
+    """Of what older versions of pynvml give as bytes."""
+    return value.decode() if isinstance(value, bytes) else value
 
 
 class UtilizationSampler:

@@ -21,11 +21,12 @@ from pathlib import Path
 from seamless_verl.bench.rewards.validation_curves import read_validation_curve, report_lines
 from seamless_verl.compare.arms import MODE, folder_name, parse_arm, parse_arms
 from seamless_verl.compare.figures import LAST
+from seamless_verl.compare.machine import differ, identity, machine
 from seamless_verl.compare.processes import RunFailedError, exit_on_signals
 from seamless_verl.compare.running import LOG_FILE, METRICS_FILE, run_logged
 from seamless_verl.errors import ConfigError, exits_on_config_error
 
-DONE = "done"
+DONE, MACHINE = "done", "machine.json"
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,11 @@ def run_to_end(run: SeedRun, recipe: Path, data: Path) -> bool:
     """Make a run unless it is finished; whether it succeeded."""
     settings = json.dumps(run.command(recipe))
     done = run.folder / DONE
+    place = run.folder / MACHINE
     if done.is_file() and (run.folder / METRICS_FILE).is_file() and done.read_text() == settings:
+        there = json.loads(place.read_text()) if place.is_file() else {}
+        if differ(there, here := identity(machine())):
+            sys.stderr.write(f"{run.folder.name}: was made on another machine, {there}, and this one is {here}\n")
         return True
     run.folder.mkdir(parents=True, exist_ok=True)
     for file in (done, run.folder / METRICS_FILE):
@@ -123,6 +128,7 @@ def run_to_end(run: SeedRun, recipe: Path, data: Path) -> bool:
     if not run.validation_curve():
         sys.stderr.write(f"{run.folder.name}: no validation reward, see {log}\n")
         return False
+    place.write_text(json.dumps(identity(machine())))
     done.write_text(settings)
     sys.stderr.write(f"{run.folder.name}: {max(run.validation_curve().items())[1]:.3f} at the end\n")
     return True

@@ -23,6 +23,7 @@ from seamless_verl.bench.training.settings import BenchPlan, bench_cores, make_d
 from seamless_verl.bench.training.workloads import WORKLOADS, Workload, workload_named
 from seamless_verl.compare.arms import interleaved
 from seamless_verl.compare.figures import check_skip
+from seamless_verl.compare.machine import differ, identity, machine
 from seamless_verl.compare.processes import RunFailedError, exit_on_signals
 from seamless_verl.errors import ConfigError, exits_on_config_error
 from seamless_verl.tiny.files import replaced_file
@@ -31,6 +32,7 @@ VANILLA = "sync,colocate_async,separate_async,separate_async-switch,*-poll"
 OURS = "seamless-default,seamless-colocated-s1,seamless-disaggregated-s1-streamed,seamless-multiplexed-s1-streamed"
 LONGEST_TURN_S = 60.0
 MEASURED = "measured"
+MACHINE = "machine"  # in the file of a folder's settings
 
 
 @exits_on_config_error
@@ -125,12 +127,20 @@ def parse_set(texts: Sequence[str]) -> dict[str, str]:
 
 
 def keep_settings(folder: Path, settings: dict[str, object]) -> None:
-    """Refuse other settings than those of the runs in the folder, since its runs are compared."""
-    file = folder / "settings.json"
-    if file.exists() and (found := json.loads(file.read_text())) != settings:
+    """Refuse other settings, or another machine, than those of the runs in the folder, since its runs are compared.
+
+    Of a folder that does not say on which machine its runs were made nothing is refused for that.
+    """
+    file, here = folder / "settings.json", identity(machine())
+    found = json.loads(file.read_text()) if file.exists() else dict[str, object](settings)
+    there = found.pop(MACHINE, {})
+    if found != settings:
         raise ConfigError("--out", str(folder), f"holds runs with {found}", "Give those settings, or another --out")
+    if differ(there, here):
+        reason = f"holds runs of another machine, {there}, and this one is {here}"
+        raise ConfigError("--out", str(folder), reason, "Give another --out")
     with replaced_file(file) as temporary:
-        temporary.write_text(json.dumps(settings))
+        temporary.write_text(json.dumps(settings | {MACHINE: there or here}))
 
 
 def run_once(plan: BenchPlan, number: int, *, skip: int, timeout_s: float) -> bool:

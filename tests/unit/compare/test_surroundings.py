@@ -28,5 +28,9 @@ def test_a_report_says_once_what_its_runs_have_alike_and_when_they_were_made() -
         "The runs were made from 1970-01-01 00:00 to 1970-01-01 01:01 UTC, and took 3.0 minutes together.",
     ]
     assert span(runs) == (0.0, 3690.0)
+    one = run(0.0)
+    one["machine"] |= {"gpus": ["NVIDIA H100"], "driver": "550.1"}
+    line = next(condition_lines([one]))
+    assert line.startswith("Machine: Chip, 2 cores, 8.0 GB, 1 x NVIDIA H100, driver 550.1; load average at the end")
     versions = list(condition_lines([*runs, run(1.0, verl="0.9.2")]))[1:3]
     assert versions == ["Versions: verl 0.9.1.", "Versions: verl 0.9.2."]

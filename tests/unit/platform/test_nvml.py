@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from seamless_verl.platform.nvml import NvmlUtilization, UtilizationSampler, utilization_sampler
+from seamless_verl.platform.nvml import NvmlUtilization, UtilizationSampler, utilization_sampler, visible_gpus
 
 
 class FakeError(Exception):
@@ -33,6 +33,15 @@ class FakeNvml:
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:
         return int(uuid.removeprefix("GPU-"))
 
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.percents)
+
+    def nvmlDeviceGetName(self, handle: int) -> str | bytes:
+        return f"card {handle}" if handle else b"card 0"  # as older versions of pynvml give it
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return "550.1"
+
     def nvmlDeviceGetUtilizationRates(self, handle: int) -> SimpleNamespace:
         if handle == len(self.percents) - 1:
             self.read.set()
@@ -41,6 +50,15 @@ class FakeNvml:
 
 def test_devices_are_read_as_the_variable_names_them() -> None:
     assert NvmlUtilization(["1", "GPU-0"], FakeNvml(20, 80)).read() == [0.8, 0.2]
+
+
+def test_models_and_driver_are_those_of_the_devices_that_are_seen() -> None:
+    nvml = FakeNvml(20, 80)
+    assert visible_gpus(nvml, None) == (["card 0", "card 1"], "550.1")
+    assert visible_gpus(nvml, "1, GPU-0") == (["card 1", "card 0"], "550.1")
+    assert visible_gpus(nvml, "") == ([], "550.1")
+    with pytest.raises(FakeError):
+        visible_gpus(FakeNvml(error="no driver"), None)
 
 
 def test_a_take_is_the_mean_since_the_last_one() -> None:

@@ -153,6 +153,15 @@ def test_runs_of_other_settings_are_not_compared(tmp_path: Path) -> None:
         command.keep_settings(tmp_path, settings | {"skip": 4})
 
 
+def test_runs_of_another_machine_are_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings: dict[str, Any] = {"steps": 12, "skip": 3, "set": {}}
+    (tmp_path / "settings.json").write_text(json.dumps(settings))
+    command.keep_settings(tmp_path, settings)  # of an earlier version, which did not write down the machine
+    monkeypatch.setattr(command, "machine", lambda: {"processor": "another", "cores": 2})
+    with pytest.raises(ConfigError, match="holds runs of another machine"):
+        command.keep_settings(tmp_path, settings)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
