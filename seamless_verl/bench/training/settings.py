@@ -21,7 +21,7 @@ MICRO_BATCH_TOKENS = 2048
 KV_CACHE_BYTES = 256 << 20  # 65,536 tokens of the small model
 MODEL_SIZE = "small"
 SPARE_STEPS = 16  # more steps of prompts, which asynchronous modes draw ahead; the data set never repeats
-STEPS_FILE, SAMPLES_FILE, LOG_FILE = "steps.jsonl", "samples.jsonl", "log.txt"
+STEPS_FILE, SAMPLES_FILE = "steps.jsonl", "samples.jsonl"
 
 
 @dataclass(frozen=True)
