@@ -26,10 +26,21 @@ def test_a_short_prompt_in_the_place_of_a_long_one_is_seen() -> None:
     assert found.p == 1.0, "two prompts can be exchanged in two ways, which are alike"
 
 
-def test_a_prompt_without_a_length_is_left_out_and_counted() -> None:
+def test_a_prompt_without_a_length_is_longer_than_all_others_and_counted() -> None:
+    """Left out, it would be no difference that its place was taken. Up to 20 are half of one and all of the other."""
     found = length_bias(RecordedLengths(3, {0: (10, 20), 2: (5, 5)}, trained=(0, 2)))
-    assert found is not None and (found.unknown, found.drawn, found.trained, found.p) == (1, 2, 4, None)
+    assert found is not None and (found.unknown, found.drawn, found.trained, found.p) == (1, 2, 4, 1.0)
+    assert (found.distance, found.drawn_mean, found.trained_mean) == (0.5, 15.0, 10.0)
     assert length_bias(RecordedLengths(3, {}, trained=())) is None
+    assert length_bias(RecordedLengths(3, {2: (5, 5)}, trained=(2,))) is None, "of what was drawn nothing is known"
+
+
+def test_long_prompts_that_never_end_are_a_bias() -> None:
+    """Of forty prompts every second one is in flight to the end, and a short one is trained in its place."""
+    lengths = {place: (10 + place % 7, 12) for place in range(60) if place >= 40 or place % 2}
+    found = length_bias(RecordedLengths(60, lengths, trained=tuple(lengths)))
+    assert found is not None and (found.unknown, found.distance) == (20, 0.5)
+    assert found.p is not None and found.p < 0.01
 
 
 def test_the_distance_is_the_largest_difference_of_the_distribution_functions() -> None:
