@@ -32,20 +32,49 @@ def test_a_comparison_names_the_poll_with_which_verl_is_shipped() -> None:
     assert shipped == {polls.VERLS_POLL_S}
 
 
-@pytest.mark.parametrize(
-    ("name", "base"), [("PollingReplayBuffer", ReplayBuffer), ("PollingReplayBufferAsync", ReplayBufferAsync)]
-)
-def test_only_the_poll_of_verls_buffers_is_lowered(name: str, base: type[Any]) -> None:
-    given: dict[str, Any] = {  # all that verl gives to a custom sampler
-        "trainer_mode": "separate_async",
-        "trainer_config": {},
-        "max_off_policy_threshold": 8,
-        "max_off_policy_strategy": "drop",
-        "sampler_kwargs": {},
-        "refill_fn": int,
-    }
-    ours, verls = load_extern(polls.MODULE, name)(**given), base(**given)
+BATCHES = {"max_num_gen_batches": 0, "max_inflight_gen_batches": 3}
+
+
+class Trainer:
+    """As much of verl's trainer as makes its buffer."""
+
+    _build_replay_buffer = trainer_base.PPOTrainer._build_replay_buffer
+    _resolve_filter_groups_metric = trainer_base.PPOTrainer._resolve_filter_groups_metric
+
+    def __init__(self, mode: str, **given: Any) -> None:
+        sampler = {"max_off_policy_threshold": 8, "max_off_policy_strategy": "drop", "sampler_kwargs": {}}
+        sampler |= {"sync_refill_failed_groups": False, "custom_sampler": {"path": None, "name": None}}
+        config = {
+            "algorithm": {"filter_groups": {"enable": False, "metric": "acc", **BATCHES}},
+            "data": {"train_batch_size": 8, "gen_batch_size": None},
+            "reward": {"reward_model": {"enable": False}},
+            "trainer": {"v1": {"sampler": sampler, mode: {"parameter_sync_step": 1}}},
+        }
+        self.trainer_mode, self.config = mode, OmegaConf.create(config)
+        OmegaConf.set_struct(self.config, True)
+        for key, value in given.items():
+            OmegaConf.update(self.config, key, value)
+
+    def _add_prompts_to_generate(self, prompts: int) -> None:
+        """What a buffer asks for more prompts."""
+
+
+DAPO = {"algorithm.filter_groups.enable": True}
+REFILLS = {"trainer.v1.sampler.sync_refill_failed_groups": True}
+
+
+@pytest.mark.parametrize("given", [{}, {"data.gen_batch_size": 4}, DAPO, REFILLS, DAPO | REFILLS], ids=str)
+@pytest.mark.parametrize(("mode", "base"), [("sync", ReplayBuffer), ("separate_async", ReplayBufferAsync)])
+def test_only_the_poll_of_verls_buffers_is_lowered(mode: str, base: type[Any], given: dict[str, Any]) -> None:
+    """Also with what verl gives to its own buffers and to no custom one: how groups are filtered."""
+    trainer = Trainer(mode, **given)
+    verls = trainer._build_replay_buffer()
+    for key, value in polls.short_poll(mode).items():
+        OmegaConf.update(trainer.config, key, value)
+    ours = trainer._build_replay_buffer()
     assert (verls.poll_interval, ours.poll_interval) == (2.0, polls.SHORT_POLL_S)
+    assert type(verls) is base and isinstance(ours, base)
+    assert ours.filter_groups_metric == ("acc" if given.items() >= DAPO.items() else None)
     rest = {key: value for key, value in vars(verls).items() if key != "poll_interval"}
     assert {key: value for key, value in vars(ours).items() if key != "poll_interval"} == rest
     assert set(vars(type(ours))) - {"__init__"} <= {"__module__", "__doc__", "__firstlineno__", "__static_attributes__"}
