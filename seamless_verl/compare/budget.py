@@ -54,10 +54,22 @@ def pool_devices(tree: Mapping[str, Any]) -> int:
 
 def devices_of(tree: Mapping[str, Any]) -> int:
     """Devices of trainer and standalone rollout together."""
-    uses_pool = select(tree, "trainer.v1.trainer_mode") in ("separate_async", "seamless")
-    colocated = select(tree, "seamless.layout") == "colocated"
     trainer = count(tree, "trainer.nnodes") * count(tree, "trainer.n_gpus_per_node")
-    return trainer + (pool_devices(tree) if uses_pool and not colocated else 0)
+    return trainer + (pool_devices(tree) if uses_pool(tree) else 0)
+
+
+def uses_pool(tree: Mapping[str, Any]) -> bool:
+    """Whether the mode generates in the standalone rollout pool, if there is one."""
+    mode = select(tree, "trainer.v1.trainer_mode")
+    return mode in ("separate_async", "seamless") and select(tree, "seamless.layout") != "colocated"
+
+
+def machines_of(tree: Mapping[str, Any]) -> int:
+    """Over how many machines accelerators are spread, at the least, as the config has it."""
+    groups = select(tree, "seamless.resources") or ()
+    tagged = [int(group.get("count") or 1) for group in groups if isinstance(group, Mapping)]
+    pool = count(tree, f"{ROLLOUT}.nnodes") if uses_pool(tree) else 0
+    return max(1, count(tree, "trainer.nnodes"), pool, *tagged)
 
 
 def budget_of(tree: Mapping[str, Any], *, equal_tokens: bool = False) -> dict[str, Any]:
@@ -95,13 +107,25 @@ def updates_of_step(tree: Mapping[str, Any]) -> int:
     return max(1, count(tree, "data.train_batch_size") // mini) * max(1, count(tree, f"{ACTOR}.ppo_epochs"))
 
 
-def facts_of(tree: Mapping[str, Any], *, devices: int | None, on_machine: int | None, splits: bool) -> JobFacts:
+def apart(tree: Mapping[str, Any], on_machine: int) -> bool:
+    """Whether trainer and pool are on machines of their own with as many devices each."""
+    alike = count(tree, "trainer.n_gpus_per_node") == count(tree, f"{ROLLOUT}.n_gpus_per_node")
+    return uses_pool(tree) and pool_devices(tree) > 0 and alike and devices_of(tree) > on_machine
+
+
+def facts_of(
+    tree: Mapping[str, Any], *, devices: int | None, on_machine: int | None, splits: bool, gpus: int | None = None
+) -> JobFacts:
     """What the arms' overrides follow from.
+
+    A job whose trainer and whose rollout pool have as many devices a machine, and together more than this machine, has
+    the machines of both, so that no arm gets one machine with all of its devices.
 
     Args:
         devices: those of the comparison, as the user gave them; None for the job's own.
         on_machine: devices of this machine, where it is known; a job that has one device gets a second one with
             `splits`, which says that an arm needs two.
+        gpus: the GPUs of this machine, where NVML says so.
 
     Raises:
         ConfigError: devices were given for a job whose machines are described by their tags.
@@ -112,6 +136,8 @@ def facts_of(tree: Mapping[str, Any], *, devices: int | None, on_machine: int | 
     accelerator = select(tree, "trainer.device") != "cpu"
     nodes, own = max(1, count(tree, "trainer.nnodes")), devices_of(tree)
     total = devices or (2 if splits and own == 1 and (on_machine or 1) >= 2 and not by_tags else own)
+    if total == own and apart(tree, on_machine or gpus or 0):
+        nodes += count(tree, f"{ROLLOUT}.nnodes")
     alone = total % nodes or nodes == 1
     backend = select(tree, f"{ROLLOUT}.checkpoint_engine.backend")
     mini = count(tree, f"{ACTOR}.ppo_mini_batch_size")

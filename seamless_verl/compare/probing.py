@@ -14,6 +14,7 @@ from seamless_verl.compare.budget import STEPS, VALIDATE, budget_of, check_same_
 from seamless_verl.compare.figures import LAST
 from seamless_verl.compare.grid import RATE
 from seamless_verl.compare.job import Job
+from seamless_verl.compare.machine import gpus
 from seamless_verl.compare.plan import Options, shared_overrides
 from seamless_verl.compare.processes import managed_process
 from seamless_verl.errors import ConfigError, shorten
@@ -72,7 +73,8 @@ def probe_job(job: Job, options: Options, out: Path, *, splits: bool) -> tuple[J
     """The job as it was given, and what the arms' overrides follow from; ConfigError when it cannot run here."""
     folder = out / FOLDER / "job"
     found = probe(job, shared_overrides(options, options.seeds[0], folder), folder)
-    return facts_of(found.config, devices=options.devices, on_machine=found.cores, splits=splits), found
+    cards = len(gpus().get("gpus", ())) or None
+    return facts_of(found.config, devices=options.devices, on_machine=found.cores, splits=splits, gpus=cards), found
 
 
 def probe_arms(

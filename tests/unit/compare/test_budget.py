@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from seamless_verl.compare.arms import arm_overrides, parse_arm
 from seamless_verl.compare.budget import (
     KEYS,
     budget_of,
     check_same_budget,
     facts_of,
+    machines_of,
     samples_of_step,
     select,
     updates_of_step,
@@ -89,6 +91,47 @@ def test_a_job_of_one_device_gets_a_second_one_where_an_arm_needs_two(
     tree = changed("trainer.n_gpus_per_node", own)
     facts = facts_of(tree, devices=given, on_machine=on_machine, splits=splits)
     assert facts.machines.total == expected and facts.pool_backend == "gloo"
+
+
+def apart(devices: int) -> dict[str, Any]:
+    """A disaggregated job: a machine that trains and one that generates, as many devices each."""
+    tree = changed("actor_rollout_ref.rollout.nnodes", 1)
+    tree["actor_rollout_ref"]["rollout"]["n_gpus_per_node"] = devices
+    tree["trainer"] |= {"n_gpus_per_node": devices, "device": "cuda", "v1": {"trainer_mode": "separate_async"}}
+    return tree
+
+
+@pytest.mark.parametrize(
+    ("gpus", "machines"), [(8, (2, 8)), (None, (2, 8)), (16, (1, 16))], ids=["two machines", "not known", "one machine"]
+)
+def test_trainer_and_pool_on_two_machines_are_no_machine_with_all_devices(
+    gpus: int | None, machines: tuple[int, int]
+) -> None:
+    facts = facts_of(apart(8), devices=None, on_machine=None, splits=True, gpus=gpus)
+    assert (facts.machines.count, facts.machines.devices) == machines and facts.own_layout
+    given = facts_of(apart(8), devices=4, on_machine=None, splits=True, gpus=gpus)
+    assert (given.machines.count, given.machines.devices) == (1, 4), "they are the user's"
+
+
+def test_sync_gets_both_machines_of_a_disaggregated_job() -> None:
+    facts = facts_of(apart(8), devices=None, on_machine=None, splits=True, gpus=8)
+    assert {"trainer.nnodes=2", "trainer.n_gpus_per_node=8"} <= set(arm_overrides(parse_arm("sync"), facts))
+    uneven = apart(8)
+    uneven["actor_rollout_ref"]["rollout"]["n_gpus_per_node"] = 4
+    assert facts_of(uneven, devices=None, on_machine=None, splits=True, gpus=8).machines.total == 12
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "machines"),
+    [
+        ("trainer.nnodes", 2, 2),
+        ("seamless.resources", [{"count": 1, "devices": 8}, {"count": 3, "devices": 8}], 3),
+        ("actor_rollout_ref.rollout.nnodes", 2, 1),
+    ],
+)
+def test_machines_are_those_that_the_settings_say(key: str, value: Any, machines: int) -> None:
+    """sync has no pool, whatever its fields say."""
+    assert machines_of(changed(key, value)) == machines and machines_of(JOB) == 1
 
 
 def test_given_devices_and_tags_exclude_each_other() -> None:
