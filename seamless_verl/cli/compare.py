@@ -25,7 +25,7 @@ from seamless_verl.compare.plan import SKIP, STEPS, Options, check_arms
 from seamless_verl.compare.polls import poll_line, with_short_poll
 from seamless_verl.compare.probing import probe_arms, probe_job
 from seamless_verl.compare.processes import exit_on_signals
-from seamless_verl.compare.report import difference_lines, equal_table, verdicts
+from seamless_verl.compare.report import difference_lines, equal_table, machine_lines, verdicts
 from seamless_verl.compare.series import RunSeries, cannot_run
 from seamless_verl.compare.store import output_folder
 from seamless_verl.config.words import misread_of
@@ -185,6 +185,7 @@ def ending(series: RunSeries) -> str:
     learned = [*target_lines(comparison), *collapse_lines(comparison)]
     lines = [
         *verdicts(comparison),
+        *machine_lines(comparison),
         *filter(None, [poll_line(comparison)]),
         *difference_lines(comparison),
         *learned,

@@ -14,10 +14,10 @@ from seamless_verl.compare.outcome import ArmSummary, Pair, Run, summarize
 class ArmFacts:
     """An arm before it runs: its baseline, and what it permits.
 
-    `permitted` is staleness in weight versions: None for verl's asynchronous modes, which have no such bound, and for
-    an arm that cannot run here. `rate` is its learning rate where there are several, `system` its name without that,
-    and `line` its name without what it permits, where `--staleness` gave that. `shipped_poll`: it looks for finished
-    prompts as often as verl ships it.
+    `permitted` is staleness in weight versions: None where nothing bounds it, as in an asynchronous mode of verl's that
+    does not drop what is too old, and for an arm that cannot run here. `rate` is its learning rate where there are
+    several, `system` its name without that, and `line` its name without what it permits, where `--staleness` gave that.
+    `shipped_poll`: it looks for finished prompts as often as verl ships it.
     """
 
     baseline: str
@@ -36,6 +36,7 @@ class Comparison:
     `baseline` is the first arm that can run here; with several learning rates an arm's own one is that of its rate, in
     `arms`. `differences` are the settings in which an arm differs from the baseline, by the names of the arms that can
     run. `target_reward` is what the user asked for, None for the baseline's. `warnings` were known before any run.
+    `idle_unknown` says why the devices cannot be seen from outside, where they cannot.
     """
 
     title: str
@@ -51,6 +52,7 @@ class Comparison:
     arms: Mapping[str, ArmFacts] = field(default_factory=dict)
     target_reward: float | None = None
     warnings: tuple[str, ...] = ()
+    idle_unknown: str = ""
 
     @property
     def summaries(self) -> list[ArmSummary]:
@@ -60,6 +62,12 @@ class Comparison:
     def baselines(self) -> list[str]:
         """The baselines of all arms, each once."""
         return list(dict.fromkeys(self.baseline_of(run.arm) for run in self.runs))
+
+    @property
+    def validates(self) -> bool:
+        """Whether a finished run validated, or saved, so that its times with that and without it differ."""
+        finished = (run for run in self.runs if run.figures is not None)
+        return any(step.training_s != step.seconds for run in finished for step in run.steps)
 
     @property
     def even(self) -> bool:

@@ -102,6 +102,23 @@ class NvmlUse:
         return found
 
 
+def unseen(devices: int, local: int | None, machines: int) -> str:
+    """Why the devices of a run cannot all be seen from here, as the end of a sentence; "" if they can.
+
+    Idle time of some of them would pass for that of all.
+
+    Args:
+        devices: those of the run.
+        local: those of this machine; None where NVML does not say.
+        machines: how many the run's devices are spread over, as far as its settings say.
+    """
+    if machines > 1:
+        return f"they are on {machines} machines, and only this machine's can be seen"
+    if local is None:
+        return "NVML cannot be used here"
+    return f"there are {devices}, and {local} on this machine, of which alone they can be seen" * (devices > local)
+
+
 def nvml_use(devices: int) -> NvmlUse | None:
     """The first devices that this process sees; None where there is no NVML."""
     try:

@@ -16,7 +16,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from seamless_verl.compare.figures import StepFigures, mean_or_none, number
-from seamless_verl.compare.learning import training_seconds
+from seamless_verl.compare.learning import seconds_so_far
 from seamless_verl.compare.outcome import RewardTest, Run, reward_difference
 from seamless_verl.compare.statistics import Spread
 
@@ -33,13 +33,15 @@ Logged = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class RunAtTokens:
-    """A run after T generated tokens: seconds of training since the end of its first step, and response tokens trained.
+    """A run after T generated tokens: seconds since the end of its first step, and response tokens trained.
 
+    `training_s` are the seconds without validations, of which arms may make different numbers.
     `samples` has the mean size of groups by level of `LEVELS`, over the run's steps; None where it had no such group.
     """
 
     reward: float | None
     seconds: float
+    training_s: float
     trained: float
     samples: Mapping[str, float | None]
 
@@ -52,6 +54,7 @@ class ArmAtTokens:
     reward: Spread | None
     reward_test: RewardTest | None
     seconds: Spread | None
+    training_s: Spread | None
     trained: Spread | None
     samples: Mapping[str, float | None]
 
@@ -116,10 +119,15 @@ def run_at(
 ) -> RunAtTokens:
     """A run after so many tokens; `generated` are those until the end of each of its steps."""
     trained = accumulate(step.tokens for step in steps)
-    points, seconds = list(zip(generated, steps, strict=True)), training_seconds(steps)
+    points = list(zip(generated, steps, strict=True))
+    seconds, training_s = (
+        [(at, so_far[step.step]) for at, step in points if step.step > 0]
+        for so_far in (seconds_so_far(steps), seconds_so_far(steps, validations=False))
+    )
     return RunAtTokens(
         reward=on_line(tokens, [(at, step.validation) for at, step in points if step.validation is not None]),
-        seconds=on_line(tokens, [(at, seconds[step.step]) for at, step in points if step.step > 0]) or 0.0,
+        seconds=on_line(tokens, seconds) or 0.0,
+        training_s=on_line(tokens, training_s) or 0.0,
         trained=on_line(tokens, list(zip(generated, trained, strict=True))) or 0.0,
         samples=samples_of(logged, group),
     )
@@ -153,6 +161,7 @@ def arm_at(arm: str, runs: Sequence[RunAtTokens], baseline: Sequence[RunAtTokens
         reward=Spread.of(rewards),
         reward_test=None if is_baseline else reward_difference(rewards, others),
         seconds=Spread.of(run.seconds for run in runs),
+        training_s=Spread.of(run.training_s for run in runs),
         trained=Spread.of(run.trained for run in runs),
         samples={level: mean_or_none(run.samples[level] for run in runs) for level in LEVELS},
     )

@@ -1,8 +1,10 @@
 """The figures of a run, from the steps that it logged and from what was seen of its devices. Pure.
 
-Times are between the logged ends of two steps; a step's time is without its validation and its checkpoint. The first
-`skip` steps are left out: in them engines warm up, and asynchronous modes fill their queues. Tokens are those of the
-responses that were trained, tools' answers included.
+Times are between the logged ends of two steps, with a step's validation and checkpoint in them: meanwhile asynchronous
+modes, ours too, generate what later steps train, and sync has nothing in flight. In the time without these, which is
+given beside it, such a mode has generation that nobody times. The first `skip` steps are left out: in them engines
+warm up, and asynchronous modes fill their queues. Tokens are those of the responses that were trained, tools' answers
+included.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ from typing import Any
 
 from seamless_verl.errors import ConfigError
 from seamless_verl.runtime.response_tokens import RESPONSE, response_tokens
+from seamless_verl.runtime.validation_reward import validation_reward
 
-REWARD, VALIDATION = "critic/score/mean", "/reward/mean@"
+REWARD = "critic/score/mean"
 STALENESS_MEAN = "training/off_policy/trajectory_staleness_worst/mean"  # of each sample's oldest tokens
 STALENESS_MAX = "training/off_policy/trajectory_staleness_worst/max"
 EVICTED = "training/off_policy/evicted_samples"  # groups, whatever its name says
@@ -40,16 +43,20 @@ Row = Mapping[str, Any]
 class StepFigures:
     """A step: seconds since the run's start at its end, its own seconds, response tokens trained, samples so far.
 
-    `idle` is the devices' idle share as seen from outside, `own_idle` as the seamless trainer's ledger has it.
+    `seconds` are from the end of the step before, `training_s` these without its validation and its checkpoint.
+    `validation` is the mean reward of the metrics that `validation_of` names. `idle` is the devices' idle share as seen
+    from outside, `own_idle` as the seamless trainer's ledger has it.
     """
 
     step: int
     at_s: float
     seconds: float | None
+    training_s: float | None
     tokens: float
     samples: int
     reward: float | None
     validation: float | None
+    validation_of: str
     staleness_mean: float | None
     staleness_max: float | None
     dropped_tokens: float
@@ -61,12 +68,14 @@ class StepFigures:
 class RunFigures:
     """A run after its first steps.
 
-    `staleness_updates` is the highest staleness in optimizer updates, at the last update of a step, and
+    `training_s`, and the tokens/s that follow from it, are without validations and checkpoints; all other times are
+    with them. `staleness_updates` is the highest staleness in optimizer updates, at the last update of a step, and
     `staleness_updates_mean` the mean over samples and over the updates of a step. `dropped_share` is of the tokens that
     were trained or dropped, the first steps' among them.
     """
 
     tokens_per_s: float
+    training_tokens_per_s: float
     step_s: float
     idle: float | None
     own_idle: float | None
@@ -80,6 +89,7 @@ class RunFigures:
     reward_of: str
     start_s: float
     seconds: float
+    training_s: float
     tokens: float
 
 
@@ -100,16 +110,19 @@ def step_figures(
     before: float | None = None
     for logged in steps:
         step, at, row = int(logged["step"]), float(logged["at"]), logged["data"]
-        apart = sum(values_of(NOT_TRAINING, row))
+        seconds = None if before is None or step == 0 else at - before
+        validation, validation_of = validation_reward(row)
         found.append(
             StepFigures(
                 step=step,
                 at_s=at,
-                seconds=None if before is None or step == 0 else max(0.0, at - before - apart),
+                seconds=seconds,
+                training_s=None if seconds is None else max(0.0, seconds - sum(values_of(NOT_TRAINING, row))),
                 tokens=response_tokens(row),
                 samples=step * size.samples,
                 reward=number(row, REWARD),
-                validation=validation_reward(row),
+                validation=validation,
+                validation_of=validation_of,
                 staleness_mean=number(row, STALENESS_MEAN),
                 staleness_max=number(row, STALENESS_MAX),
                 dropped_tokens=dropped_tokens(row, size),
@@ -126,12 +139,14 @@ def run_figures(steps: Sequence[StepFigures], size: StepSize, *, skip: int, idle
     check_skip(skip, max((step.step for step in steps), default=0))
     kept = [step for step in steps if step.step > skip and step.seconds is not None]
     seconds = [step.seconds for step in kept if step.seconds is not None]
+    training_s = sum(step.training_s or 0.0 for step in kept)
     tokens, oldest = sum(step.tokens for step in kept), highest(step.staleness_max for step in kept)
     staleness = mean_or_none(step.staleness_mean for step in kept)
     dropped, trained = sum(step.dropped_tokens for step in steps), sum(step.tokens for step in steps)
     reward, reward_of = learned(steps)
     return RunFigures(
         tokens_per_s=tokens / sum(seconds),
+        training_tokens_per_s=tokens / training_s if training_s else 0.0,
         step_s=median(seconds),
         idle=idle,
         own_idle=time_mean((step.own_idle, step.seconds) for step in kept),
@@ -145,6 +160,7 @@ def run_figures(steps: Sequence[StepFigures], size: StepSize, *, skip: int, idle
         reward_of=reward_of,
         start_s=next(step.at_s for step in steps if step.step > 0),
         seconds=sum(seconds),
+        training_s=training_s,
         tokens=tokens,
     )
 
@@ -156,9 +172,10 @@ def in_updates(versions: float | None, updates: int, at: float) -> float | None:
 
 def learned(steps: Sequence[StepFigures]) -> tuple[float | None, str]:
     """What a run has learned, and of what it is the mean: of its last validations, or of its last steps' samples."""
-    validations = [step.validation for step in steps if step.step > 0 and step.validation is not None]
-    if len(validations) >= LAST:
-        return mean(validations[-LAST:]), f"the last {LAST} validations"
+    validated = [step for step in steps if step.step > 0 and step.validation is not None]
+    if len(validated) >= LAST:
+        rewards = [step.validation for step in validated[-LAST:] if step.validation is not None]
+        return mean(rewards), f"the last {LAST} validations, each {validated[-1].validation_of}"
     trained = [step.reward for step in steps if step.reward is not None][-TRAINED_LAST:]
     return (mean(trained) if trained else None), f"the samples of the last {TRAINED_LAST} steps"
 
@@ -174,12 +191,6 @@ def dropped_tokens(row: Row, size: StepSize) -> float:
     """Response tokens that were not trained: dropped groups at the step's mean length, and tokens masked one by one."""
     whole = sum(values_of(DROPPED_GROUPS, row)) * size.group * (number(row, RESPONSE) or 0.0)
     return whole + sum(values_of(MASKED, row))
-
-
-def validation_reward(row: Row) -> float | None:
-    """The mean reward of a validation, None in a step without one."""
-    names = [name for name in row if VALIDATION in name]
-    return number(row, min(names)) if names else None
 
 
 def number(row: Row, name: str) -> float | None:

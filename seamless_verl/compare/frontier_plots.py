@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import chain
+from math import isfinite
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -21,12 +22,15 @@ def frontier_plots(comparison: Comparison, colours: Colours) -> Iterator[tuple[s
     """(title, what it shows, figure) of each plot that has something to show."""
     if any(place(comparison, summary) is not None for summary in comparison.summaries):
         what = (
-            "tokens/s and the reward at the end by permitted staleness: the median, and each run. An arm of verl's "
+            "tokens/s and the reward at the end by permitted staleness: the median, and each run. An arm "
             "without such a bound is a ring at the highest staleness that it had."
         )
         yield "The frontier", what, frontier(comparison, colours)
     if any(run.lengths is not None for run in comparison.runs):
-        what = "Share of samples that are at most so long: trained, and as dots those of as many prompts as drawn."
+        what = (
+            "Share of samples that are at most so long: trained, and as dots those of as many prompts as "
+            "drawn. Prompts that were drawn and have no length count as longer than all; their line ends below 1."
+        )
         yield "Lengths", what, lengths(comparison, colours)
 
 
@@ -111,12 +115,13 @@ def lengths(comparison: Comparison, colours: Colours) -> go.Figure:
         records = [run.lengths for run in comparison.runs if run.arm == arm and run.lengths is not None]
         pairs = [drawn_and_trained(record) for record in records]
         for side, dash in enumerate(("dot", "solid")):
-            values = sorted(chain.from_iterable(chain.from_iterable(pair[side].values()) for pair in pairs))
+            every = list(chain.from_iterable(chain.from_iterable(pair[side].values()) for pair in pairs))
+            values = sorted(filter(isfinite, every))
             if not values:
                 continue
             found.add_scatter(
                 x=values,
-                y=[(index + 1) / len(values) for index in range(len(values))],
+                y=[(index + 1) / len(every) for index in range(len(values))],
                 mode="lines",
                 name=arm,
                 legendgroup=arm,

@@ -2,7 +2,8 @@
 
 A single validation, or a single step, has few samples. So a reward is the mean of the last `LAST` validations, or of
 the samples of the last `TRAINED_LAST` steps where a run did not validate so often, and there is none before.
-Seconds are those of steps since the end of the first one, validations and checkpoints left out.
+Seconds are those since the end of the first step. Validations and checkpoints are part of them: without these, which is
+given besides, asynchronous modes would have untimed generation.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ FALLEN_TO = 0.5  # of its highest reward: a run that ends below has collapsed
 
 @dataclass(frozen=True)
 class RewardPoint:
-    """The reward of a run after a step: samples trained so far, and seconds of training."""
+    """The reward of a run after a step: samples trained so far, seconds, and these without validations."""
 
     step: int
     samples: int
     seconds: float
+    training_s: float
     reward: float
 
 
@@ -34,12 +36,13 @@ class Collapse:
     end: RewardPoint
 
 
-def training_seconds(steps: Sequence[StepFigures]) -> dict[int, float]:
-    """By step: the seconds of all steps since the end of the first one."""
+def seconds_so_far(steps: Sequence[StepFigures], *, validations: bool = True) -> dict[int, float]:
+    """By step: the seconds of all steps since the end of the first one, with validations and checkpoints or without."""
     found, total = dict[int, float](), 0.0
     for step in steps:
         if step.step > 0:
-            total += (step.seconds or 0.0) if found else 0.0
+            seconds = step.seconds if validations else step.training_s
+            total += (seconds or 0.0) if found else 0.0
             found[step.step] = total
     return found
 
@@ -50,12 +53,13 @@ def reward_points(steps: Sequence[StepFigures]) -> list[RewardPoint]:
     validated = [(step, step.validation) for step in made if step.validation is not None]
     trained = [(step, step.reward) for step in made if step.reward is not None]
     values, window = (validated, LAST) if len(validated) >= LAST else (trained, TRAINED_LAST)
-    seconds = training_seconds(steps)
+    seconds, training_s = seconds_so_far(steps), seconds_so_far(steps, validations=False)
     return [
         RewardPoint(
             step.step,
             step.samples,
             seconds[step.step],
+            training_s[step.step],
             mean(reward for _, reward in values[end - window + 1 : end + 1]),
         )
         for end, (step, _) in enumerate(values)

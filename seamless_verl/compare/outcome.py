@@ -7,8 +7,9 @@ each other in time; a ratio is of such a pair, so that a machine whose speed dri
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from seamless_verl.compare.figures import RunFigures, StepFigures
 from seamless_verl.compare.lengths import LengthBias
@@ -36,7 +37,8 @@ class RunState(StrEnum):
 class Run:
     """One run of an arm; `figures` is there if it finished, `reason` and `log` say why it did not.
 
-    `lengths` are those of its samples, and `bias` what follows from them, where the trainer wrote them down.
+    `lengths` are those of its samples, and `bias` what follows from them, where the trainer wrote them down. `machine`
+    is what is known of the one that it was made on.
     """
 
     arm: str
@@ -49,6 +51,7 @@ class Run:
     log: str = ""
     lengths: RecordedLengths | None = None
     bias: LengthBias | None = None
+    machine: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def pair(self) -> Pair:
@@ -75,6 +78,7 @@ class ArmSummary:
     finished: int
     runs: int
     tokens_per_s: Spread | None
+    training_tokens_per_s: Spread | None
     step_s: Spread | None
     idle: Spread | None
     own_idle: Spread | None
@@ -129,12 +133,15 @@ def arm_summary(name: str, runs: Sequence[Run], baseline: str) -> ArmSummary:
 
 
 SPREADS = (
-    *("tokens_per_s", "step_s", "idle", "own_idle", "staleness_mean", "staleness_max", "staleness_updates"),
-    *("staleness_updates_mean", "dropped_tokens", "dropped_share", "reward"),
+    *("tokens_per_s", "training_tokens_per_s", "step_s", "idle", "own_idle", "staleness_mean", "staleness_max"),
+    *("staleness_updates", "staleness_updates_mean", "dropped_tokens", "dropped_share", "reward"),
 )
 
 
-RATIOS = ("tokens_per_s", "step_s", "seconds", "idle", "staleness_mean", "staleness_updates", "reward")
+RATIOS = (
+    *("tokens_per_s", "training_tokens_per_s", "step_s", "seconds", "idle", "staleness_mean", "staleness_updates"),
+    "reward",
+)
 OF_A_WHOLE_RUN = ("seconds", "reward")
 
 

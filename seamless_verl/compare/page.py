@@ -14,14 +14,14 @@ from seamless_verl.compare.plots import colours_of, plots
 from seamless_verl.compare.report import (
     EQUAL_TOKENS,
     FILES,
-    HEADER,
-    cells,
+    arm_table,
     difference_table,
     equal_heading,
     equal_table,
     explanations,
     last_lines,
     learning_sections,
+    machine_lines,
     ratio_caution,
     ratio_table,
     verdicts,
@@ -78,10 +78,9 @@ def sections(comparison: Comparison) -> Iterator[str]:
     for text in verdicts(comparison):
         yield f'<div class="card">{escape(text)}</div>'
     yield "</div>"
-    rows = [cells(summary) for summary in comparison.summaries]
-    yield f'<h2>Arms</h2><div class="card scroll">{html_table(HEADER, rows)}</div>'
+    yield f'<h2>Arms</h2><div class="card scroll">{html_table(*arm_table(comparison))}</div>'
     yield f'<h2>Ratios, pair by pair</h2><div class="card scroll">{html_table(*ratio_table(comparison))}</div>'
-    yield f"<p>{escape(ratio_caution(comparison))}</p>"
+    yield f"<p>{escape(ratio_caution(comparison))}</p>{items(list(machine_lines(comparison)))}"
     if comparison.differences:
         header, rows = difference_table(comparison)
         yield f'<h2>Where settings differ</h2><div class="card scroll">{html_table(header, rows, whole=True)}</div>'

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 
 from seamless_verl.compare.comparison import Comparison
 from seamless_verl.compare.figures import StepFigures
-from seamless_verl.compare.learning import training_seconds
+from seamless_verl.compare.learning import seconds_so_far
 from seamless_verl.compare.outcome import Run
 
 # Okabe and Ito's colours, which people with any kind of colour vision tell apart.
@@ -34,11 +34,11 @@ def plots(comparison: Comparison) -> Iterator[tuple[str, str, go.Figure]]:
         yield "Speed in pairs", what, pairs(comparison, colours)
     what = "Mean reward of a step's samples" if not validated(runs) else "Mean reward of a validation"
     yield "Reward by samples", f"{what}: the mean over runs, and their range.", reward_by_samples(runs, colours)
-    seconds = "against seconds of training since the end of the first step, validations left out; a line is a run."
+    seconds = "against seconds since the end of the first step, validations among them; a line is a run."
     yield "Reward by time", f"{what}, {seconds}", reward_by_time(runs, colours)
     yield (
         "Step time",
-        "Seconds of each step, mean over runs. Steps left of the line are not measured.",
+        "Seconds of each step, its validation among them, mean over runs. Steps left of the line are not measured.",
         by_step(runs, colours, lambda step: step.seconds, "seconds", skip=comparison.skip),
     )
     if any(run.figures is not None and run.figures.idle is not None for run in runs):
@@ -189,7 +189,7 @@ def reward_by_time(runs: Sequence[Run], colours: Mapping[str, str]) -> go.Figure
     found = figure("seconds", "reward")
     for arm in arms_of(runs):
         for index, run in enumerate(of_arm(runs, arm)):
-            seconds = training_seconds(run.steps)
+            seconds = seconds_so_far(run.steps)
             points = [(seconds[step.step], value(step)) for step in run.steps if step.step in seconds]
             points = [point for point in points if point[1] is not None]
             found.add_scatter(

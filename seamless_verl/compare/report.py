@@ -12,14 +12,16 @@ from seamless_verl.compare.frontier import (
     Table,
     collapse_lines,
     frontier_table,
+    pair_words,
     target_lines,
     target_table,
     unknown_lines,
 )
+from seamless_verl.compare.machine import differ, machine_words
 from seamless_verl.compare.outcome import ArmSummary, RewardTest, Run, RunState
 from seamless_verl.compare.polls import poll_line
 from seamless_verl.compare.targets import targets
-from seamless_verl.compare.words import ABSENT, spread
+from seamless_verl.compare.words import ABSENT, WITHOUT, spread
 from seamless_verl.runtime.response_tokens import COUNTED
 from seamless_verl.runtime.tables import text_table
 
@@ -27,8 +29,10 @@ HEADER = (
     *("arm", "runs", "tokens/s", "to baseline", "step s", "idle", "staleness", "in updates", "dropped", "reward"),
     "reward to baseline",
 )
+WITHOUT_AT = HEADER.index("to baseline") + 1  # the place of tokens/s without validations, where the two differ
 RATIO_NAMES = {
     "tokens_per_s": "tokens/s",
+    "training_tokens_per_s": f"tokens/s {WITHOUT}",
     "step_s": "step s",
     "seconds": "time of the same samples",
     "idle": "idle",
@@ -43,7 +47,7 @@ FEW_STEPS, FEW_PAIRS = 10, 3  # with fewer of either, a caution stands beside th
 
 def table(comparison: Comparison) -> str:
     """The arms as a text table, for the terminal, and below it where their settings differ."""
-    rows = text_table(HEADER, [cells(summary) for summary in comparison.summaries], align="<>")
+    rows = text_table(*arm_table(comparison), align="<>")
     return "\n".join([rows, *difference_lines(comparison)])
 
 
@@ -63,6 +67,16 @@ def difference_table(comparison: Comparison) -> tuple[Sequence[str], list[list[s
         for one in found or (Difference("none", ABSENT, ABSENT),)
     ]
     return ("arm", "setting", "its value", f"that of {comparison.baseline}"), rows
+
+
+def arm_table(comparison: Comparison) -> Table:
+    """A row for each arm; tokens/s without validations are beside those with them where the two differ."""
+    header, rows = list(HEADER), [cells(summary) for summary in comparison.summaries]
+    if comparison.validates:
+        header.insert(WITHOUT_AT, f"tokens/s {WITHOUT}")
+        for row, summary in zip(rows, comparison.summaries, strict=True):
+            row.insert(WITHOUT_AT, spread(summary.training_tokens_per_s, ",.0f"))
+    return header, rows
 
 
 def cells(summary: ArmSummary) -> list[str]:
@@ -124,6 +138,20 @@ def caution(steps: int, pairs: int) -> str:
     return f"With care: this rests on {', and on '.join(few)}." if few else ""
 
 
+def machine_lines(comparison: Comparison) -> Iterator[str]:
+    """A line for each pair of runs that were made on two machines, as far as that is known."""
+    for arm in dict.fromkeys(run.arm for run in comparison.runs):
+        baseline = comparison.baseline_of(arm)
+        others = comparison.finished(baseline)
+        for pair, run in comparison.finished(arm).items():
+            if pair in others and differ(run.machine, others[pair].machine):
+                own, other = machine_words(run.machine), machine_words(others[pair].machine)
+                yield (
+                    f"With care: {arm}, {pair_words(pair)}, was made on another machine ({own}) than that run of "
+                    f"{baseline} ({other}), so that their ratio is one of machines, too. Another --out makes both anew."
+                )
+
+
 def ratio_caution(comparison: Comparison) -> str:
     """The caution for all ratios: that of the arm with the fewest pairs."""
     pairs = [summary.ratio.values for summary in comparison.summaries if summary.ratio is not None]
@@ -133,11 +161,16 @@ def ratio_caution(comparison: Comparison) -> str:
 EXPLANATIONS = (
     "Medians over an arm's runs, in brackets the lowest and the highest. A ratio is of two runs of the same seed and "
     "round; the table has the median of these.",
-    f"tokens/s: {COUNTED}, by the time between the ends of steps, validations and checkpoints left out. The first "
-    "steps of each run are not measured.",
+    f"tokens/s: {COUNTED}, by the time between the ends of steps. Validations, and checkpoints where an arm saves, are "
+    "part of that time, and of all others here: meanwhile asynchronous modes, ours among them, go on to generate what "
+    "later steps train, and sync has nothing in flight. Without that time they have generation that nobody times. "
+    f"Where an arm validates, tokens/s {WITHOUT} stand beside these; they favour asynchronous modes. The first steps "
+    "of each run are not measured.",
+    "step s: the median of a run's steps, each with its validation, if it has one; where few have, it says nothing of "
+    "their time, which is in all other figures.",
     "idle: the share of time for which a device was seen to do nothing, from outside, alike for every arm: by NVML on "
     "GPUs; on the CPU platform by the scheduler's account of the processes that are pinned to the device's core, where "
-    "one that polls counts as busy.",
+    "one that polls counts as busy. The time of validations is part of it.",
     "staleness: of the oldest tokens of each trained sample, in weight versions behind the trainer, mean and highest; "
     "in updates: optimizer steps between the oldest weights that generated and the last update of the training step.",
     "dropped: response tokens generated and not trained: masked ones, and those of groups that were dropped whole, as "
@@ -151,9 +184,12 @@ EXPLANATIONS = (
 def markdown(comparison: Comparison) -> str:
     """The whole report."""
     parts = [f"# {comparison.title}", *warnings_of(comparison), bullets(verdicts(comparison))]
-    rows = [cells(summary) for summary in comparison.summaries]
-    parts += [markdown_table(HEADER, rows), "## Ratios, pair by pair", markdown_table(*ratio_table(comparison))]
-    parts += [ratio_caution(comparison)]
+    parts += [
+        markdown_table(*arm_table(comparison)),
+        "## Ratios, pair by pair",
+        markdown_table(*ratio_table(comparison)),
+    ]
+    parts += [ratio_caution(comparison), bullets(machine_lines(comparison))]
     if comparison.differences:
         parts += ["## Where settings differ", markdown_table(*difference_table(comparison))]
     if (equal := comparison.equal_tokens) is not None:
@@ -184,7 +220,7 @@ def learning_sections(comparison: Comparison) -> Iterator[tuple[str, list[str], 
     """(title, sentences, table): what staleness brings and costs, and the seconds to a reward."""
     if comparison.arms and comparison.summaries:
         yield "The frontier of staleness", list(unknown_lines(comparison)), frontier_table(comparison)
-    if comparison.even and targets(comparison):
+    if targets(comparison):
         yield "Seconds to a reward", list(target_lines(comparison)), target_table(comparison)
 
 
@@ -193,7 +229,11 @@ def explanations(comparison: Comparison) -> list[str]:
     names = ", ".join(f"`{name}`" for name in comparison.baselines) or f"`{comparison.baseline}`"
     baseline = f"The baseline is {names}{', each for the arms of its learning rate' if ',' in names else ''}."
     more = FRONTIER_EXPLANATIONS if comparison.arms else ()
-    return [baseline, reward_source(comparison), *EXPLANATIONS, *filter(None, [poll_line(comparison)]), *more]
+    unknown = any(summary.finished and summary.idle is None for summary in comparison.summaries)
+    unseen = [f"idle is not known of these devices: {comparison.idle_unknown}."] * bool(
+        unknown and comparison.idle_unknown
+    )
+    return [baseline, reward_source(comparison), *EXPLANATIONS, *unseen, *filter(None, [poll_line(comparison)]), *more]
 
 
 def reward_source(comparison: Comparison) -> str:
@@ -204,12 +244,13 @@ def reward_source(comparison: Comparison) -> str:
 
 def ratio_table(comparison: Comparison) -> tuple[Sequence[str], list[list[str]]]:
     """Header and rows: for each arm but the baseline, every figure over the baseline's of the same seed and round."""
+    names = {of: name for of, name in RATIO_NAMES.items() if comparison.validates or WITHOUT not in name}
     rows = [
-        [summary.arm, *(spread(summary.ratios.get(figure), ".2f") for figure in RATIO_NAMES)]
+        [summary.arm, *(spread(summary.ratios.get(figure), ".2f") for figure in names)]
         for summary in comparison.summaries
         if summary.arm != comparison.baseline_of(summary.arm)
     ]
-    return [f"arm to {' or '.join(comparison.baselines) or comparison.baseline}", *RATIO_NAMES.values()], rows
+    return [f"arm to {' or '.join(comparison.baselines) or comparison.baseline}", *names.values()], rows
 
 
 def equal_heading(equal: EqualTokens, level: str = "") -> str:
@@ -218,13 +259,15 @@ def equal_heading(equal: EqualTokens, level: str = "") -> str:
 
 def equal_table(equal: EqualTokens, baseline: str) -> tuple[Sequence[str], list[list[str]]]:
     """Header and rows: each arm after as many generated tokens."""
-    header = ("arm", "reward", f"to {baseline}", "seconds", "trained", *(f"samples: {level}" for level in LEVELS))
+    first = ("arm", "reward", f"to {baseline}", "seconds", WITHOUT, "trained")
+    header = (*first, *(f"samples: {level}" for level in LEVELS))
     rows = [
         [
             arm.arm,
             spread(arm.reward, ".3f"),
             reward_words(arm.reward_test),
             spread(arm.seconds, ",.0f"),
+            spread(arm.training_s, ",.0f"),
             spread(arm.trained, ",.0f", alone=True),
             *(ABSENT if (size := arm.samples[level]) is None else f"{size:.1f}" for level in LEVELS),
         ]
@@ -236,7 +279,8 @@ def equal_table(equal: EqualTokens, baseline: str) -> tuple[Sequence[str], list[
 EQUAL_TOKENS = (
     "Tokens are all that the engines generated to train on, dropped samples included and validations not; the number "
     "is that of the run that generated the fewest. The reward lies on the line between the two validations around it. "
-    "seconds: since the end of the first step, without validations; trained: response tokens by then. samples: of a "
+    "seconds: since the end of the first step, with validations and without them; meanwhile every arm goes on to "
+    "generate, and arms may validate more or less often. trained: response tokens by then. samples: of a "
     "prompt, the mean over steps, by the share of them that were right: none, up to 1/4 (hard), up to 3/4 (middle), "
     "more (easy)."
 )

@@ -14,19 +14,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from seamless_verl.compare.arms import OURS, ComparedArm
-from seamless_verl.compare.budget import ROLLOUT, samples_of_step, select, steps_of, updates_of_step
+from seamless_verl.compare.arms import ComparedArm
+from seamless_verl.compare.budget import ROLLOUT, machines_of, samples_of_step, select, steps_of, updates_of_step
 from seamless_verl.compare.comparison import ArmFacts, Comparison
-from seamless_verl.compare.device_use import CoreUse, UseSample, UseSampler, UseSource, idle_between, nvml_use
+from seamless_verl.compare.device_use import CoreUse, UseSample, UseSampler, UseSource, idle_between, nvml_use, unseen
 from seamless_verl.compare.differences import differences
 from seamless_verl.compare.equal_tokens import EqualTokens, at_equal_tokens
 from seamless_verl.compare.figures import RunFigures, StepFigures, StepSize, run_figures, step_figures
 from seamless_verl.compare.job import Job
 from seamless_verl.compare.lengths import length_bias
+from seamless_verl.compare.machine import gpus
 from seamless_verl.compare.made_of import made_of
 from seamless_verl.compare.outcome import Run, RunState
 from seamless_verl.compare.plan import Options, PlannedRun, checkpoints, planned_runs, shared_overrides
-from seamless_verl.compare.polls import BUFFER
+from seamless_verl.compare.polls import BUFFER, SAMPLER, verls_own_buffer
 from seamless_verl.compare.probing import ProbedArm
 from seamless_verl.compare.processes import RunFailedError
 from seamless_verl.compare.report import run_line, table
@@ -35,6 +36,8 @@ from seamless_verl.compare.store import DONE, StoredRun, read_run, write_manifes
 from seamless_verl.compare.surroundings import condition_lines, span, surroundings
 from seamless_verl.runtime.sample_lengths import FILE as LENGTHS
 from seamless_verl.runtime.sample_lengths import RecordedLengths
+
+THRESHOLD = "max_off_policy_threshold"
 
 
 def facts_of_arms(arms: Sequence[ProbedArm], runnable: Sequence[ComparedArm]) -> dict[str, ArmFacts]:
@@ -95,16 +98,35 @@ def by_arm(numbers: Mapping[str, int]) -> str:
     return " or ".join(f"{value} ({', '.join(arms)})" for value, arms in arms_of.items())
 
 
+def idle_unknown(configs: Sequence[Mapping[str, Any]], devices: int) -> str:
+    """Why the devices of these arms cannot all be seen from here; "" if they can. On the CPU platform one is a core."""
+    if select(configs[0], "trainer.device") == "cpu":
+        return unseen(devices, len(os.sched_getaffinity(0)), machines=1)
+    cards = gpus().get("gpus")
+    return unseen(devices, None if cards is None else len(cards), max(map(machines_of, configs)))
+
+
 def polls_as_shipped(one: ProbedArm) -> bool:
     return not one.arm.is_ours and one.config is not None and select(one.config, f"{BUFFER}.path") is None
 
 
 def permitted(one: ProbedArm) -> int | None:
-    """Staleness that the arm allows, in weight versions; None where nothing bounds it."""
-    if one.config is None or one.arm.mode not in ("sync", OURS):
+    """Staleness that the arm allows, in weight versions; None where nothing bounds it.
+
+    verl's asynchronous modes drop a finished group before a step whose number less that of the step in which the group
+    was submitted, plus one, is above the threshold (`ReplayBufferAsync._stale_terminal_keys`). With the strategy `wait`
+    they hold a step back for groups that are still generated, and train what had finished however old it is.
+    """
+    if one.config is None:
         return None
-    found = select(one.config, "seamless.max_staleness")
-    return 0 if one.arm.mode == "sync" else None if found is None else int(found)
+    if one.arm.mode == "sync":
+        return 0
+    if one.arm.is_ours:
+        found = select(one.config, "seamless.max_staleness")
+        return None if found is None else int(found)
+    threshold, strategy = (select(one.config, f"{SAMPLER}.{name}") for name in (THRESHOLD, "max_off_policy_strategy"))
+    drops = strategy == "drop" and threshold is not None and verls_own_buffer(one.config)
+    return int(threshold) - 1 if drops else None
 
 
 @dataclass
@@ -141,6 +163,7 @@ class RunSeries:
             one.arm.name: steps_of(one.config, self.options.steps) for one in runnable if one.config is not None
         }
         self.warnings = without_baseline(self.arms)
+        self.idle_unknown = idle_unknown([one.config for one in runnable if one.config is not None], self.devices)
 
     def make(self) -> None:
         """Make every run that is not made yet; after each, write the report and print the table."""
@@ -179,7 +202,17 @@ class RunSeries:
         figures = self.figures(found, made.use, size)
         lengths = RecordedLengths.read(checkpoints(planned.folder) / LENGTHS)
         bias = None if lengths is None else length_bias(lengths)
-        return Run(*planned.key, RunState.FINISHED, tuple(found), figures, log=log, lengths=lengths, bias=bias)
+        machine = made.surroundings.get("machine", {})
+        return Run(
+            *planned.key,
+            RunState.FINISHED,
+            tuple(found),
+            figures,
+            log=log,
+            lengths=lengths,
+            bias=bias,
+            machine=machine,
+        )
 
     def start(self, planned: PlannedRun, identity: Mapping[str, Any]) -> StoredRun:
         """Run the command, and keep what came of it."""
@@ -219,7 +252,9 @@ class RunSeries:
         return run_figures(steps, size, skip=self.options.skip, idle=idle)
 
     def device_use(self, pid: int) -> UseSource | None:
-        """What the run's devices do, seen from outside; None where it cannot be seen."""
+        """What the run's devices do, seen from outside; None where it cannot be seen, as `idle_unknown` says."""
+        if self.idle_unknown:
+            return None
         if select(self.config, "trainer.device") == "cpu":
             return CoreUse(pid, sorted(os.sched_getaffinity(0))[: self.devices])
         return nvml_use(self.devices)
@@ -256,6 +291,7 @@ class RunSeries:
             arms=self.facts,
             target_reward=self.options.target_reward,
             warnings=tuple(self.warnings.values()),
+            idle_unknown=self.idle_unknown,
         )
 
     def at_equal_tokens(self) -> EqualTokens | None:

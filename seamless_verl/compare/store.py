@@ -21,6 +21,7 @@ from seamless_verl.compare.device_use import UseSample
 from seamless_verl.compare.figures import number
 from seamless_verl.compare.learning import RewardPoint, collapse, reward_points
 from seamless_verl.compare.lengths import sample_rows
+from seamless_verl.compare.machine import machine_words
 from seamless_verl.compare.outcome import Pair, Run
 from seamless_verl.compare.report import markdown
 from seamless_verl.compare.running import Step
@@ -86,6 +87,7 @@ def run_rows(comparison: Comparison) -> list[dict[str, Any]]:
     rows = []
     for run in comparison.runs:
         named = {"arm": run.arm, "seed": run.seed, "round": run.round, "state": str(run.state), "reason": run.reason}
+        named["machine"] = machine_words(run.machine) if run.machine else None
         figures = {} if run.figures is None else asdict(run.figures)
         reached = times[run.arm].reached.get(run.pair) if run.arm in times else None
         rows.append(named | arm_columns(comparison.arms.get(run.arm)) | figures | learning_columns(run, goals, reached))
@@ -104,6 +106,7 @@ def learning_columns(run: Run, goals: Mapping[Pair, float], reached: RewardPoint
     return {
         "target_reward": goals.get(run.pair),
         "seconds_to_target": None if reached is None else reached.seconds,
+        "training_s_to_target": None if reached is None else reached.training_s,
         "samples_to_target": None if reached is None else reached.samples,
         "best_reward": max((point.reward for point in points), default=None),
         "collapsed": collapse(points) is not None if points else None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from seamless_verl.compare.statistics import Spread
 
 ABSENT = "-"
+WITHOUT = "without validations"
 
 
 def spread(values: Spread | None, form: str, *, alone: bool = False) -> str:

@@ -65,9 +65,18 @@ def test_arms_are_read_at_the_tokens_of_the_run_that_generated_the_fewest() -> N
     assert (grpo.reward.lowest, grpo.reward.highest) == pytest.approx((0.1, 0.2)), "after all of its ten steps"
     assert (dars.reward.lowest, dars.reward.highest) == pytest.approx((0.05, 0.1)), "after two steps and a half"
     assert dars.seconds.median == pytest.approx(3.0), "since the end of the first step"
+    assert dars.training_s == dars.seconds, "no validation took any time"
     assert dars.trained is not None and dars.trained.median == pytest.approx(2.5 * 512)
     assert grpo.reward_test is None and dars.reward_test is not None
     assert dars.reward_test.difference == pytest.approx(-0.075)
+
+
+def test_validations_are_part_of_the_seconds_and_are_given_apart() -> None:
+    """Half a second of each step of two is the validation's: after two steps and a half, 3.0 s and 2.25 s."""
+    logs = {("grpo", 1, 1): log_of(10, 100, 0.01), ("dars", 1, 1): log_of(10, 400, 0.02, **{"timing_s/testing": 0.5})}
+    _, dars = compared(logs)[0].arms
+    assert dars.seconds is not None and dars.training_s is not None
+    assert (dars.seconds.median, dars.training_s.median) == (pytest.approx(3.0), pytest.approx(2.25))
 
 
 def test_samples_by_difficulty_are_the_samplers_or_those_of_every_prompt() -> None:

@@ -23,10 +23,16 @@ def test_only_response_tokens_of_measured_steps_count() -> None:
     assert found.tokens_per_s == 256 and found.step_s == 2.0 and found.start_s == 62.0
 
 
-def test_the_time_of_a_validation_or_a_checkpoint_is_none_of_a_steps() -> None:
+def test_the_time_of_a_validation_or_a_checkpoint_is_part_of_a_step_and_is_given_apart() -> None:
+    """An asynchronous mode generates meanwhile: without that time it would train tokens that took none."""
     log = logged(4, seconds=2.0)
     log[2]["data"] |= {"timing_s/testing": 0.5, "timing_s/save_checkpoint": 0.25}
-    assert [step.seconds for step in steps_of(log)] == [None, 2.0, 1.25, 2.0]
+    steps = steps_of(log)
+    assert [step.seconds for step in steps] == [None, 2.0, 2.0, 2.0]
+    assert [step.training_s for step in steps] == [None, 2.0, 1.25, 2.0]
+    found = run_figures(steps, SIZE, skip=1, idle=None)
+    assert (found.seconds, found.training_s) == (6.0, 5.25)
+    assert (found.tokens_per_s, found.training_tokens_per_s) == (3 * 512 / 6.0, 3 * 512 / 5.25)
 
 
 def test_a_validation_before_the_first_step_is_no_step_and_times_it() -> None:
@@ -66,7 +72,12 @@ def test_a_run_has_learned_what_its_last_validations_say_or_else_its_last_sample
     assert learned(steps_of(log)) == (pytest.approx(0.01 + 0.6), "the samples of the last 5 steps")
     for step in (2, 4, 6, 8):
         log[step - 1]["data"]["val/a/reward/mean@4"] = step / 10
-    assert learned(steps_of(log)) == (pytest.approx(0.6), "the last 3 validations")
+    of = "the last 3 validations, each val/a/reward/mean@4"
+    assert learned(steps_of(log)) == (pytest.approx(0.6), of)
+    for step in (2, 4, 6, 8):
+        log[step - 1]["data"]["val/b/reward/mean@4"] = step / 10 + 0.2
+    of = "the last 3 validations, each the mean of val/a/reward/mean@4 and val/b/reward/mean@4"
+    assert learned(steps_of(log)) == (pytest.approx(0.7), of)
 
 
 @pytest.mark.parametrize("skip", [0, 6, 7])

@@ -6,7 +6,7 @@ import pytest
 from support.comparison import SIZE, logged
 
 from seamless_verl.compare.figures import StepFigures, learned, step_figures
-from seamless_verl.compare.learning import collapse, first_at, reward_points, training_seconds
+from seamless_verl.compare.learning import collapse, first_at, reward_points, seconds_so_far
 
 VALIDATION = "val/a/reward/mean@1"
 
@@ -25,8 +25,15 @@ def run(
     return step_figures(log, SIZE, lambda began, ended: None)
 
 
-def test_seconds_are_those_of_steps_since_the_end_of_the_first_without_validations() -> None:
-    assert training_seconds(run([0.0] * 4, validations={1: 0.1, 3: 0.2})) == {1: 0.0, 2: 2.0, 3: 4.0, 4: 6.0}
+def test_seconds_are_those_of_steps_since_the_end_of_the_first_with_validations_and_without() -> None:
+    steps = run([0.0] * 4, validations={1: 0.1, 3: 0.2})
+    assert seconds_so_far(steps) == {1: 0.0, 2: 2.0, 3: 4.5, 4: 6.5}
+    assert seconds_so_far(steps, validations=False) == {1: 0.0, 2: 2.0, 3: 4.0, 4: 6.0}
+
+
+def test_a_reward_is_reached_after_the_validations_on_the_way_too() -> None:
+    points = reward_points(run([0.9] * 8, validations={2: 0.1, 4: 0.2, 6: 0.6, 8: 0.4}))
+    assert [(point.seconds, point.training_s) for point in points] == [(11.5, 10.0), (16.0, 14.0)]
 
 
 def test_a_reward_is_the_mean_of_the_last_five_steps_samples() -> None:

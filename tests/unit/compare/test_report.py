@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from support.comparison import comparison, finished, logged
 
+from seamless_verl.compare.comparison import Comparison
 from seamless_verl.compare.outcome import Run, RunState
 from seamless_verl.compare.page import page, two_lines
-from seamless_verl.compare.report import caution, cells, markdown, ratio_table, run_line, table, verdicts
+from seamless_verl.compare.report import (
+    arm_table,
+    caution,
+    cells,
+    machine_lines,
+    markdown,
+    ratio_table,
+    run_line,
+    table,
+    verdicts,
+)
 
 
 def test_an_arm_is_compared_with_the_first_one_in_pairs() -> None:
@@ -14,6 +27,42 @@ def test_an_arm_is_compared_with_the_first_one_in_pairs() -> None:
     assert cells(sync)[:4] == ["sync", "2/2", "238 (233-244)", "-"]
     assert cells(ours)[3] == "1.59 (1.57-1.62)" and cells(ours)[5:8] == ["30% (30%-30%)", "1.0, at most 1", "7"]
     assert cells(failed)[1:4] == ["0/2", "-", "-"]
+
+
+def test_speed_is_with_validations_and_the_one_without_is_beside() -> None:
+    log = logged(12, seconds=1.0)
+    for row in log:
+        row["data"]["timing_s/testing"] = 0.5
+    one = comparison(runs=[finished("sync", 1, logged(12, seconds=2.0)), finished("seamless", 1, log)])
+    header, (sync, ours) = arm_table(one)
+    assert header[2:5] == ["tokens/s", "to baseline", "tokens/s without validations"]
+    assert (sync[2:5], ours[2:5]) == (["256", "-", "256"], ["512", "2.00", "1,024"])
+    names, (ratios,) = ratio_table(one)
+    assert dict(zip(names, ratios, strict=True))["tokens/s without validations"] == "4.00"
+    for text in (markdown(one), page(one)):
+        assert "tokens/s without validations" in text and "they favour asynchronous modes" in text
+    assert next(verdicts(one)).startswith("seamless: 2.00 times the tokens/s of sync")
+    assert all("without" not in name for name in (*arm_table(comparison())[0], *ratio_table(comparison())[0]))
+
+
+def test_a_pair_of_two_machines_is_said_beside_the_ratios() -> None:
+    chip = {"processor": "Chip", "cores": 2, "memory_gb": 8.0, "load_average": [0.5]}
+    card = {"gpus": ["NVIDIA H100", "NVIDIA H100"], "driver": "550.1"}
+    one = comparison()
+
+    def made_on(*machines: dict[str, object]) -> Comparison:
+        runs = [replace(run, machine=machine) for run, machine in zip(one.runs[:4], machines, strict=True)]
+        return replace(one, runs=(*runs, *one.runs[4:]))
+
+    assert list(machine_lines(one)) == [] == list(machine_lines(made_on(chip, chip, chip, chip)))
+    assert list(machine_lines(made_on(chip, chip, {}, chip | card))) == [], "what was not written down is not known"
+    other = made_on(chip | card, chip | card, chip | card, chip | card | {"driver": "560.2"})
+    (line,) = machine_lines(other)
+    assert line.startswith(
+        "With care: seamless, seed 2, was made on another machine (Chip, 2 cores, 8.0 GB, 2 x NVIDIA H100, driver "
+        "560.2) than that run of sync (Chip, 2 cores, 8.0 GB, 2 x NVIDIA H100, driver 550.1), so that their ratio"
+    )
+    assert f"- {line}" in markdown(other) and line in page(other)
 
 
 def test_every_figure_is_a_ratio_of_pairs_too() -> None:

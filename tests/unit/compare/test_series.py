@@ -18,9 +18,10 @@ from seamless_verl.compare.grid import repeated
 from seamless_verl.compare.job import job_named
 from seamless_verl.compare.page import page
 from seamless_verl.compare.plan import Options, PlannedRun
+from seamless_verl.compare.polls import MODULE
 from seamless_verl.compare.probing import ProbedArm
 from seamless_verl.compare.report import markdown
-from seamless_verl.compare.series import RunSeries
+from seamless_verl.compare.series import RunSeries, idle_unknown, permitted
 from seamless_verl.compare.store import StoredRun
 
 MACHINE = {"processor": "Chip", "cores": 2, "memory_gb": 8.0, "load_average": [0.5]}
@@ -75,6 +76,56 @@ def test_a_disk_that_is_full_between_two_runs_is_named(
     monkeypatch.setattr(command, "exit_on_signals", lambda: None)
     assert main(["compare", "a=1", "--out", str(tmp_path)]) == 2
     assert f"--out='{tmp_path}': [Errno 28] No space left on device" in capsys.readouterr().err
+
+
+def with_sampler(**sampler: Any) -> dict[str, Any]:
+    found = composed(8)
+    found["trainer"]["v1"] = {"sampler": sampler}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("sampler", "bound"),
+    [
+        ({"max_off_policy_threshold": 8, "max_off_policy_strategy": "drop"}, 7),
+        ({"max_off_policy_threshold": 8, "max_off_policy_strategy": "wait"}, None),
+        ({"max_off_policy_threshold": None, "max_off_policy_strategy": "drop"}, None),
+    ],
+)
+def test_an_asynchronous_mode_of_verls_permits_what_it_does_not_drop(
+    sampler: dict[str, Any], bound: int | None
+) -> None:
+    """verl drops a group where steps since it was submitted, plus one, are above the threshold."""
+    (arm,) = parse_arms("colocate_async")
+    assert permitted(ProbedArm(arm, (), with_sampler(**sampler))) == bound
+    short = {"custom_sampler": {"path": MODULE}}
+    assert permitted(ProbedArm(arm, (), with_sampler(**sampler, **short))) == bound
+    own = {"custom_sampler": {"path": "own.py"}}
+    assert permitted(ProbedArm(arm, (), with_sampler(**sampler, **own))) is None
+    (sync,) = parse_arms("sync")
+    assert permitted(ProbedArm(sync, (), with_sampler(**sampler))) == 0
+
+
+def test_devices_that_are_not_all_here_have_no_idle_time_and_the_report_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configs = [composed(8), composed(8)]
+    for config, nodes in zip(configs, (1, 2), strict=True):
+        config["trainer"] |= {"device": "cuda", "nnodes": nodes}
+    cards = {"gpus": ["H100"] * 8, "driver": "1"}
+    monkeypatch.setattr("seamless_verl.compare.series.gpus", lambda: cards)
+    assert idle_unknown(configs[:1], 8) == ""
+    assert idle_unknown(configs, 8) == "they are on 2 machines, and only this machine's can be seen"
+    assert idle_unknown(configs[:1], 16).startswith("there are 16, and 8 on this machine")
+    assert idle_unknown([composed(8)], 1) == "", "a core"
+    cards.clear()
+    assert idle_unknown(configs[:1], 8) == "NVML cannot be used here"
+    probed = [ProbedArm(arm, (), configs[0]) for arm in parse_arms("sync,seamless")]
+    made = Made(job_named(None, ["a=1"], tmp_path), probed, Options(4, 1, (1,)), 8, tmp_path, "compare")
+    assert made.device_use(1) is None
+    made.runs += [made.run(planned) for planned in made.planned]
+    said = "idle is not known of these devices: NVML cannot be used here."
+    assert f"- {said}" in markdown(made.comparison()) and said in page(made.comparison())
 
 
 def test_each_arm_has_its_own_samples(tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ def test_the_tables_have_what_the_frontier_is_made_of(tmp_path: Path) -> None:
     runs = {(row["arm"], row["seed"]): row for row in parquet.read_table(tmp_path / "runs.parquet").to_pylist()}
     fallen, other = runs["seamless s=4", 2], runs["colocate_async", 1]
     assert (fallen["permitted"], fallen["collapsed"], fallen["seconds_to_target"]) == (4, True, 6.0)
+    assert (fallen["training_s_to_target"], fallen["training_s"], fallen["training_tokens_per_s"]) == (6.0, 10.0, 512.0)
     assert (fallen["length_drawn"], fallen["length_p"], other["length_p"]) == (40, 1.0, None)
     assert (other["permitted"], other["collapsed"], other["target_reward"]) == (None, False, fallen["target_reward"])
     samples = parquet.read_table(tmp_path / "lengths.parquet").to_pylist()
