@@ -83,7 +83,7 @@ def drawn_and_trained(record: RecordedLengths) -> tuple[dict[int, Sequence[float
     """
     drawn, trained = range(len(record.trained)), sorted(record.trained)
     unknown = (inf,) * mode(map(len, record.lengths.values())) if record.lengths else ()
-    first = {at: record.lengths.get(at, unknown) for at in drawn}
+    first: dict[int, Sequence[float]] = {at: record.lengths.get(at, unknown) for at in drawn}
     return first, {at: record.lengths[at] for at in trained if at in record.lengths}
 
 

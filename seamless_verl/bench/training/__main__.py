@@ -13,6 +13,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from seamless_verl.bench.training.arms import Arm, arms_named, default_arms
 from seamless_verl.bench.training.engine_baseline import with_tool_time
@@ -132,7 +133,7 @@ def keep_settings(folder: Path, settings: dict[str, object]) -> None:
     Of a folder that does not say on which machine its runs were made nothing is refused for that.
     """
     file, here = folder / "settings.json", identity(machine())
-    found = json.loads(file.read_text()) if file.exists() else dict[str, object](settings)
+    found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else dict(settings)
     there = found.pop(MACHINE, {})
     if found != settings:
         raise ConfigError("--out", str(folder), f"holds runs with {found}", "Give those settings, or another --out")
