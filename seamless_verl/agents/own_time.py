@@ -18,6 +18,7 @@ PausedSeconds: TypeAlias = Callable[[], Awaitable[float]]
 """Seconds, so far, in which calls of the agent's session waited."""
 ASKS = 8  # questions within a limit, if nothing waits
 LEAST_WAIT_S = 0.25  # between two questions
+BLOCKED_S = 60.0  # an agent that blocks its event loop for so long still uses its own time; what is longer is a stop
 
 
 class PausedFigures:
@@ -47,7 +48,7 @@ def clock_of_loop() -> AwakeTime:
     if loop not in _clocks:
         for closed in [other for other in _clocks if other.is_closed()]:
             del _clocks[closed]
-        clock = AwakeTime()
+        clock = AwakeTime(late_s=BLOCKED_S)
         _clocks[loop] = clock, loop.create_task(clock.run(), name="clock of agents")
     return _clocks[loop][0]
 

@@ -140,6 +140,7 @@ class Sessions:
             on_failure=self.on_failure,
             outside=outside,
         )
+        self.calls.paused_time.now = self.gateway.table.clock
         self.gateway.table.paused_s = self.calls.paused_time.total
         await self.gateway.start()
         AdminFile(self.gateway.url, settings.admin_key, settings.runner_key, gethostname(), os.getpid()).write(

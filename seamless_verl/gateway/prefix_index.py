@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise
 from typing import Any
@@ -138,26 +138,26 @@ def _prefix_digests(seed: bytes, form: Form) -> Iterator[tuple[int, bytes]]:
 def _forms(messages: Sequence[Message]) -> list[Form]:
     """The conversation as it is; and, if an assistant has consecutive messages, with these as one.
 
-    A text that was split is joined as it is, and one that the APIs trimmed in its parts without their white space.
+    Two texts are joined as they are. Beside a message without text, as one of calls alone, an agent may have trimmed
+    the other one.
     """
     exact = list(enumerate(messages, 1))
     if not any(one.role == other.role == ASSISTANT for one, other in pairwise(messages)):
         return [exact]
-    return [exact, _join(exact), _join([(count, _trimmed(entry)) for count, entry in exact])]
+    return [exact, _join(exact), _join(exact, trim=True)]
 
 
-def _join(form: Form) -> Form:
+def _join(form: Form, *, trim: bool = False) -> Form:
     joined: Form = []
     for count, entry in form:
         if joined and entry.role == joined[-1][1].role == ASSISTANT:
             last = joined.pop()[1]
-            entry = Message(ASSISTANT, last.text + entry.text, last.calls + entry.calls)
+            text = last.text + entry.text
+            if trim and not (last.text and entry.text):  # white space between two texts is what was said
+                text = text.strip()
+            entry = Message(ASSISTANT, text, last.calls + entry.calls)
         joined.append((count, entry))
     return joined
-
-
-def _trimmed(entry: Message) -> Message:
-    return replace(entry, text=entry.text.strip()) if entry.role == ASSISTANT else entry
 
 
 def _digest(seed: bytes, form: Form) -> bytes:

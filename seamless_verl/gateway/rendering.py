@@ -224,10 +224,11 @@ class SessionRenderer(chat_renderer()):  # type: ignore[misc]
         A developer's message is a system message where the template has no such role. vLLM says so, too, but then puts
         all system messages into the first one: what was said before would begin differently, and fork.
         """
-        messages = order_tool_results(parts_as_text(messages))
+        messages = order_tool_results(messages)
         own_template = getattr(request, "chat_template", None)
-        if self._continuation is None or own_template is not None:
+        if self._continuation is None or own_template is not None:  # some tokenizers read the parts by their types
             return messages
+        messages = parts_as_text(messages)
         if has_parts(messages) and self._content_format(tools, content_format) == "string":
             messages = with_joined_texts(messages)
         if not has_developer(messages):
@@ -259,10 +260,15 @@ class SessionRenderer(chat_renderer()):  # type: ignore[misc]
         if match is None:
             return None
         ids = await self._extend(self._continuation, rendered, match, content_format)
-        if ids is None or (_truncates(rendered.request) and len(ids) >= self.model_config.max_model_len):
+        if ids is None or (_truncates(rendered.request) and not self._fits(len(ids), rendered.request)):
             return None
         context.rendered = replace(rendered, match=match)
         return ids
+
+    def _fits(self, prompt: int, request: Any) -> bool:
+        """Whether a prompt of so many ids leaves the room that is asked for the reply, for which vLLM cuts others."""
+        asked = getattr(request, "max_output_tokens", None) or 1
+        return bool(prompt + asked <= self.model_config.max_model_len)
 
     async def _extend(
         self, continuation: Continuation, rendered: Rendered, match: PrefixMatch, content_format: Any

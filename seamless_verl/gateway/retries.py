@@ -214,6 +214,8 @@ class Attempts:
             ended = next((other for other in self._attempts if not other.running and other is not attempt), None)
             if ended is not None:
                 self._attempts.remove(ended)
+                if ended.failed and ended.key is None:
+                    self.note_failed(ended.digest)
 
     def mark_sent(self, attempt: Attempt) -> None:
         """The reply was sent in full; without an idempotency key the attempt is forgotten."""

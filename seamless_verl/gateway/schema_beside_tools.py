@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.sampling_params import StructuredOutputsParams
 from xgrammar import Grammar, StructuralTag
 from xgrammar.structural_tag import JSONSchemaFormat, OrFormat
@@ -28,8 +29,10 @@ def text_schema(request: Any) -> Mapping[str, Any] | None:
     """The JSON schema that a request wants the text of its reply to have, if the model may call a tool instead."""
     if not request.tools or request.tool_choice not in (None, "auto"):
         return None
-    text = getattr(request, "text", None)  # of the Responses API
-    wanted = text.format if text is not None else getattr(request, "response_format", None)
+    if isinstance(request, ResponsesRequest):  # by the class: a chat's body may have a `text` that vLLM ignores
+        wanted = None if request.text is None else request.text.format
+    else:
+        wanted = getattr(request, "response_format", None)
     kind = getattr(wanted, "type", None)
     if kind == "json_object":
         return ANY_OBJECT
@@ -45,7 +48,7 @@ def has_own_grammars(parser_class: type[Any]) -> bool:
 
 
 def remove_schema(request: Any) -> None:
-    if getattr(request, "text", None) is not None:
+    if isinstance(request, ResponsesRequest):
         request.text = request.text.model_copy(update={"format": None})
     else:
         request.response_format = None

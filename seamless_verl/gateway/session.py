@@ -160,12 +160,15 @@ class Session:
 
     @property
     def place(self) -> str:
-        """What it has in common with a session that begins it again, and with no other: its sample of a prompt.
+        """What it has in common with a session that begins it again, and with no other sample of its prompt.
 
-        Of a session that no trainer asked for it is its id.
+        Of a session that no trainer asked for it is its id. Prompts have other uids in each validation, and one with a
+        seed is to repeat the last one's noise.
         """
         number = self.metadata.get("session")
-        return f"{self.uid}_{number}" if isinstance(number, str) else self.session_id
+        if not isinstance(number, str):
+            return self.session_id
+        return number if self.validation else f"{self.uid}_{number}"
 
     def seeded(self, sampling: Mapping[str, Any], choice: int = 0) -> dict[str, Any]:
         """The sampling fields for an engine: a seed gives this session its own noise, the same at each repetition.

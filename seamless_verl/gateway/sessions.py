@@ -50,7 +50,7 @@ class SessionTable:
         self._by_key: dict[bytes, Session] = {}
         self._forgotten: OrderedDict[bytes, str] = OrderedDict()  # by key: a line each of its id, state and reason
         self._awake, self._time_of_day = AwakeTime(), time_of_day
-        self._clock = clock or self._awake
+        self.clock = clock or self._awake
         self._max_running, self._max_open = max_running, max_open
         self._newly_expired: list[Session] = []
         self.paused_s: Callable[[str], float] = lambda session_id: 0.0  # by which a session lives longer, in seconds
@@ -103,15 +103,15 @@ class SessionTable:
     def _add(self, session: Session, age_s: float) -> None:
         if session.session_id in self._by_id or session.key_hash in self._by_key:
             raise ValueError(f"session_id={session.session_id!r} is taken; give each session its own")
-        session.quiet_since = self._clock()
+        session.quiet_since = self.clock()
         if session.limits.lifetime is not None:
-            session.deadline = self._clock() + session.limits.lifetime - age_s
+            session.deadline = self.clock() + session.limits.lifetime - age_s
         self._by_id[session.session_id] = session
         self._by_key[session.key_hash] = session
 
     def quiet_s(self) -> dict[str, float]:
         """Seconds for which the open sessions that have no call have had none in this process, by their ids."""
-        now = self._clock()
+        now = self.clock()
         quiet = (one for one in self._by_id.values() if one.state is SessionState.OPEN and not one.running)
         return {one.session_id: now - one.quiet_since for one in quiet}
 
@@ -186,7 +186,7 @@ class SessionTable:
             yield
         finally:
             session.running -= calls
-            session.quiet_since = self._clock()
+            session.quiet_since = self.clock()
             self.running -= calls
 
     def require_open(self, session: Session) -> None:
@@ -208,9 +208,9 @@ class SessionTable:
             raise IntegrityError("keys of sessions", len(self._by_id), len(self._by_key))
 
     def _expire_if_due(self, session: Session) -> None:
-        if session.state is not SessionState.OPEN or session.deadline is None or self._clock() < session.deadline:
+        if session.state is not SessionState.OPEN or session.deadline is None or self.clock() < session.deadline:
             return
-        if self._clock() >= session.deadline + self.paused_s(session.session_id):
+        if self.clock() >= session.deadline + self.paused_s(session.session_id):
             session.state, session.reason = SessionState.EXPIRED, "its lifetime is over"
             self._newly_expired.append(session)
 

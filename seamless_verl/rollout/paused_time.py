@@ -40,22 +40,26 @@ class WaitingCall:
 
 
 class PausedTime:
-    """The seconds of all sessions, by the key of their calls; `now` is a clock in seconds."""
+    """The seconds of all sessions, by the key of their calls; `now` is a clock in seconds.
+
+    Whoever adds these seconds to a deadline gives it the clock of that deadline: another one may count a stop of the
+    whole process, which the deadline does not.
+    """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self._now, self._clocks = now, dict[str, _SessionClock]()
+        self.now, self._clocks = now, dict[str, _SessionClock]()
         self._stored = dict[str, float]()  # by earlier processes, of sessions that they had open
 
     def begin(self, key: str) -> WaitingCall:
         """A call of this session begins."""
-        return WaitingCall(self._clocks.setdefault(key, _SessionClock()), self._now)
+        return WaitingCall(self._clocks.setdefault(key, _SessionClock()), self.now)
 
     def seconds(self, key: str) -> float:
         """Seconds in which a call of this session waited, up to now, since this process began."""
         clock = self._clocks.get(key)
         if clock is None:
             return 0.0
-        clock.count(0, self._now())
+        clock.count(0, self.now())
         return clock.total
 
     def total(self, key: str) -> float:

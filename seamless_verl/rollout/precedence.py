@@ -21,9 +21,9 @@ from math import log2
 from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
-# Groups, conversations and prompts, of each; a forgotten one counts as new. With 8,192 open calls these are the
-# conversations of all of them, and as many whose agents do something else before their next call.
-REMEMBERED = 16_384
+# Groups, conversations and prompts, of each; a forgotten one counts as new. Prompts are those of a whole data set: in
+# an epoch that has more of them each is forgotten before it comes again.
+REMEMBERED = 65_536
 DOUBLINGS = 6  # of the mean length, and halvings: what is longer or shorter counts as so long
 LEVELS = 2 * DOUBLINGS + 2  # of an engine's priority in one version
 RECENT = 8  # calls of a prompt that its mean length follows: lengths change while a model learns

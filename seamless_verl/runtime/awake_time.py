@@ -17,19 +17,20 @@ LATE_S = 2.0  # after a beat without another one the clock stops
 class AwakeTime:
     """Seconds in which an event loop ran, from `now`, a monotonic clock; it runs while `beat` is called often enough.
 
-    It never goes back, and loses nothing while beats are at most `LATE_S` apart.
+    It never goes back, and loses nothing while beats are at most `late_s` seconds apart, `LATE_S` by default.
     """
 
-    def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *, now: Callable[[], float] = time.monotonic, late_s: float | None = None) -> None:
         self._now, self._last, self._slept = now, now(), 0.0
+        self._late_s = LATE_S if late_s is None else late_s
 
     def __call__(self) -> float:
-        return min(self._now(), self._last + LATE_S) - self._slept
+        return min(self._now(), self._last + self._late_s) - self._slept
 
     def beat(self) -> None:
-        """The process is awake: what is more than `LATE_S` since the last beat does not count."""
+        """The process is awake: what is more than `late_s` since the last beat does not count."""
         now = self._now()
-        self._slept += max(0.0, now - self._last - LATE_S)
+        self._slept += max(0.0, now - self._last - self._late_s)
         self._last = now
 
     async def run(self) -> None:

@@ -45,24 +45,28 @@ def kept_checkpoints(config: Any) -> tuple[int | None, int | None]:
     return actor, critic
 
 
-def kept_while_saving(keep: int | None) -> int | None:
+def kept_while_saving(engine: Any, keep: int | None) -> int | None:
     """The bound for the save itself, which leaves the checkpoint that the tracker names."""
+    if manager_of(engine) is None:  # nothing would be pruned after it
+        return keep
     return max(2, keep) if isinstance(keep, int) and keep > 0 else keep
 
 
 def adopt(engine: Any, paths: list[str]) -> None:
     """The engine's rotation counts these checkpoints as its own, oldest first."""
-    manager = manager_of(engine)
+    if (manager := manager_of(engine)) is None:
+        return
     manager.previous_saved_paths = [*paths, *manager.previous_saved_paths]
 
 
 def prune(engine: Any, keep: int) -> None:
     """Removes what the engine's rotation counts, but for the newest `keep`, of which the tracker names one."""
-    manager = manager_of(engine)
+    if (manager := manager_of(engine)) is None:
+        return
     manager.remove_previous_save_local_path(manager.previous_saved_paths[:-keep])
     manager.previous_saved_paths = manager.previous_saved_paths[-keep:]
 
 
 def manager_of(engine: Any) -> Any:
-    """What saves and rotates the engine's checkpoints."""
-    return next(getattr(engine, name) for name in MANAGERS if hasattr(engine, name))
+    """What saves and rotates the engine's checkpoints; None for engines that do it without verl's manager."""
+    return next((getattr(engine, name) for name in MANAGERS if hasattr(engine, name)), None)

@@ -78,7 +78,9 @@ class SeamlessActorWorker(DetachActorWorker):
         global_step: int = 0,
         max_ckpt_to_keep: int | None = None,
     ) -> None:
-        super().save_checkpoint(local_path, hdfs_path, global_step, kept_while_saving(max_ckpt_to_keep))
+        super().save_checkpoint(
+            local_path, hdfs_path, global_step, kept_while_saving(self.actor.engine, max_ckpt_to_keep)
+        )
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def prune_checkpoints(self, keep: int) -> None:
@@ -211,7 +213,7 @@ class SeamlessCriticWorker(TrainingWorker):
         global_step: int = 0,
         max_ckpt_to_keep: int | None = None,
     ) -> None:
-        super().save_checkpoint(local_path, hdfs_path, global_step, kept_while_saving(max_ckpt_to_keep))
+        super().save_checkpoint(local_path, hdfs_path, global_step, kept_while_saving(self.engine, max_ckpt_to_keep))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def prune_checkpoints(self, keep: int) -> None:

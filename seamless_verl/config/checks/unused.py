@@ -26,6 +26,7 @@ BOUNDED_POLICIES = ("mask_older_than", "drop_if_older_than")  # of seamless.toke
 IN_EVERY_MODE = (
     *("cpu.devices", "cpu.pin", "device_memory_gb", "host_memory_gb"),
     *("resources", "gateway.enabled", "view.enabled"),
+    "plot",  # which recipes set, for the mode in which there is something to draw
     *(f"sampler.{name}" for name in ("success", "schedule", "threshold", "rate", "least", "most")),
 )
 """What verl's own modes read; what they refuse; and what check_sampler warns of. Our trainer alone reads the others."""

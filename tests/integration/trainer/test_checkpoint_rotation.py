@@ -26,7 +26,7 @@ class Workers:
     def save_checkpoint(self, path: str, *_: Any, max_ckpt_to_keep: int | None) -> None:
         from seamless_verl.trainer.earlier_checkpoints import kept_while_saving
 
-        keep = kept_while_saving(max_ckpt_to_keep)  # as the actor's worker does
+        keep = kept_while_saving(self.engine, max_ckpt_to_keep)  # as the actor's worker does
         self.manager.ensure_checkpoint_capacity(keep)
         Path(path).mkdir(parents=True)
         self.manager.register_checkpoint(path, keep)

@@ -83,8 +83,11 @@ async def test_what_was_counted_before_a_restart_of_the_counting_process_stays_c
 
 async def test_the_time_in_which_the_process_stood_still_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     stood_still_s = 0.0
-    monkeypatch.setattr(own_time, "AwakeTime", lambda: AwakeTime(now=lambda: time.monotonic() + stood_still_s))
+    monkeypatch.setattr(
+        own_time, "AwakeTime", lambda late_s: AwakeTime(late_s=late_s, now=lambda: time.monotonic() + stood_still_s)
+    )
     monkeypatch.setattr(own_time, "_clocks", {})
+    monkeypatch.setattr(own_time, "BLOCKED_S", LATE_S)
 
     async def paused() -> float:
         return 0.0
@@ -92,7 +95,10 @@ async def test_the_time_in_which_the_process_stood_still_does_not_count(monkeypa
     work: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     own, other = OwnTime(paused), OwnTime(paused)
     assert own._clock is other._clock, "an event loop beats once for all of its agents"
-    waiting = [asyncio.create_task(own.wait(work, LATE_S + 0.6)), asyncio.create_task(other.wait(work, LATE_S / 2))]
+    waiting = [
+        asyncio.create_task(own.wait(work, LATE_S + 0.6)),
+        asyncio.create_task(other.wait(work, LATE_S / 2)),
+    ]
     await asyncio.sleep(0)
     stood_still_s = 500.0
     await asyncio.sleep(0.4)

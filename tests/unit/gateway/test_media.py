@@ -50,7 +50,7 @@ def test_which_parts_are_no_text(part: Any, kind: str | None) -> None:
         ({"messages": [user({"type": "document", "source": {"type": "text", "data": "a letter"}})]},
          {"messages": [user({"type": "text", "text": "a letter"})]}),
         ({"input": [user({"type": "input_image", "image_url": "u"})]},
-         {"input": [user({"type": "input_text", "text": LEFT_OUT})]}),
+         {"input": [{**user({"type": "input_text", "text": LEFT_OUT}), "type": "message"}]}),
         ({"input": [{"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image"}]}]},
          {"input": [{"type": "function_call_output", "call_id": "c",
                      "output": [{"type": "input_text", "text": LEFT_OUT}]}]}),

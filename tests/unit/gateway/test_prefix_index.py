@@ -73,7 +73,7 @@ def test_any_other_conversation_is_not_found(asked: list[Any]) -> None:
     ("before", "reply", "sent_back"),
     [
         ([assistant("A")], "B", [assistant("A"), assistant("B")]),  # agents that speak in turn
-        ([assistant("A ")], " B", [assistant("A"), assistant("B")]),
+        ([assistant("A ")], "B", [assistant("A "), assistant("B")]),
         ([assistant("A"), assistant("B")], "C", [assistant("A"), assistant("B"), assistant("C")]),
         ([assistant("A")], " B", [assistant("A B")]),  # a message that the agent began
         ([assistant("A")], " B ", [assistant("A B")]),
@@ -100,6 +100,8 @@ def test_a_reply_after_an_assistants_message_is_found(before: list[Any], reply: 
         ([assistant("A")], "B", [assistant("A"), user("-"), assistant("B")]),
         ([assistant("A")], "B", [assistant("A"), assistant("B"), assistant("C")]),
         ([assistant("A", "{}")], "B", [assistant("A"), assistant("B")]),
+        ([assistant("A ")], "B", [assistant("AB")]),  # white space between two texts is what was said
+        ([], "AB", [assistant("A "), assistant("B")]),
     ],
 )
 def test_another_one_is_not_found(before: list[Any], reply: str, sent_back: list[Any]) -> None:

@@ -154,6 +154,20 @@ def test_a_retry_that_comes_before_its_failed_request_has_ended_is_counted_once(
     in_a_loop(case)
 
 
+def test_the_retry_of_a_failed_request_that_others_pushed_out_is_a_new_one() -> None:
+    def case() -> None:
+        attempts = Attempts()
+        failing = begin(attempts, ended=False)
+        running = [begin(attempts, ended=False) for _ in range(MAX_ATTEMPTS - 1)]
+        failing.outputs[0].fail()
+        running.append(begin(attempts, ended=False))
+        assert not attempts.remove(failing), "it was pushed out"
+        assert attempts.find("d", key=None, retry=True) is None
+        assert attempts.find("d", key=None, retry=True) is running[0]
+
+    in_a_loop(case)
+
+
 def test_what_is_kept_of_failed_requests_is_bounded() -> None:
     attempts = Attempts()
     for number in range(3 * MAX_FAILED):

@@ -14,6 +14,7 @@ from seamless_verl.errors import IntegrityError
 from seamless_verl.gateway.api_errors import STATUS, Api, ApiError, ErrorCode, error_response
 from seamless_verl.gateway.session import SamplingParameters, Session, SessionLimits, SessionSampling, SessionState
 from seamless_verl.gateway.sessions import SessionTable
+from seamless_verl.rollout.paused_time import PausedTime
 from seamless_verl.runtime.awake_time import LATE_S, AwakeTime
 
 
@@ -131,6 +132,26 @@ def test_a_lifetime_does_not_count_the_time_in_which_the_process_stood_still(mon
     session, _ = table.open("u", limits=SessionLimits(lifetime=LATE_S + 3))
     for seconds in (1, 500, 1):
         clock.now += seconds
+        assert not table.expire()
+    clock.now += 1
+    assert table.expire() == [session]
+
+
+def test_a_stop_in_which_a_call_waited_makes_no_session_live_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The seconds in which calls waited are of the sessions' clock, which leaves a stop out already."""
+    clock = Clock()
+    monkeypatch.setattr("seamless_verl.gateway.sessions.AwakeTime", lambda: AwakeTime(now=clock))
+    table = SessionTable()
+    times = PausedTime(table.clock)
+    table.paused_s = times.total
+    session, _ = table.open("u", limits=SessionLimits(lifetime=3))
+    waiting = times.begin(session.session_id)
+    waiting.set(True)
+    clock.now += 500
+    assert not table.expire()
+    waiting.set(False)
+    for _ in range(2):
+        clock.now += 1
         assert not table.expire()
     clock.now += 1
     assert table.expire() == [session]

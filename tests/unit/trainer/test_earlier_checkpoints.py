@@ -61,8 +61,16 @@ def test_how_many_a_run_keeps(trainer: dict[str, Any], kept: tuple[int | None, i
 
 
 def test_a_save_leaves_the_checkpoint_before_it() -> None:
-    assert [kept_while_saving(keep) for keep in (1, 2, 5)] == [2, 2, 5]
-    assert [kept_while_saving(keep) for keep in (None, 0, -1)] == [None, 0, -1], "verl removes nothing"
+    engine = SimpleNamespace(checkpoint_manager=SimpleNamespace())
+    assert [kept_while_saving(engine, keep) for keep in (1, 2, 5)] == [2, 2, 5]
+    assert [kept_while_saving(engine, keep) for keep in (None, 0, -1)] == [None, 0, -1], "verl removes nothing"
+
+
+def test_an_engine_that_saves_in_its_own_way_is_left_alone() -> None:
+    engine = SimpleNamespace(checkpointer=SimpleNamespace())
+    adopt(engine, ["old"])
+    prune(engine, 1)
+    assert kept_while_saving(engine, 1) == 1, "nothing would remove the second one"
 
 
 def test_the_oldest_beyond_the_bound_are_removed() -> None:

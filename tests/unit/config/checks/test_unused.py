@@ -31,7 +31,7 @@ def warnings(folder: Path, *overrides: str, accelerator: bool = False) -> list[s
     "setting",
     [
         *("gateway.port=8000", "gateway.max_calls=4", "gateway.requests.max_choices=4", "gateway.shards=2"),
-        *("gateway.max_failed_groups=4", "view.port=8000", "record_lending=True", "record_lengths=True", "plot=True"),
+        *("gateway.max_failed_groups=4", "view.port=8000", "record_lending=True", "record_lengths=True"),
         *("turns.depth=1", "turns.discount=0.5", "wait_for_machines_s=5"),
     ],
 )
@@ -42,8 +42,8 @@ def test_verls_own_modes_read_no_setting_of_our_trainers(tmp_path: Path, setting
     assert f"seamless.{setting}: is not read by trainer.v1.trainer_mode=sync" in warning
 
 
-@pytest.mark.parametrize("setting", ["device_memory_gb=80", "host_memory_gb=100", "cpu.pin=False"])
-def test_verls_own_modes_read_what_describes_the_machine(tmp_path: Path, setting: str) -> None:
+@pytest.mark.parametrize("setting", ["device_memory_gb=80", "host_memory_gb=100", "cpu.pin=False", "plot=True"])
+def test_verls_own_modes_read_what_describes_the_machine_and_draw_nothing(tmp_path: Path, setting: str) -> None:
     assert not warnings(tmp_path, "trainer.v1.trainer_mode=sync", f"seamless.{setting}")
 
 
