@@ -21,17 +21,20 @@ class AwakeTime:
     """
 
     def __init__(self, *, now: Callable[[], float] = time.monotonic, late_s: float | None = None) -> None:
-        self._now, self._last, self._slept = now, now(), 0.0
+        self._now, self._last = now, now()
+        self._awake_s = self._last  # its value at the last beat
         self._late_s = LATE_S if late_s is None else late_s
 
     def __call__(self) -> float:
-        return min(self._now(), self._last + self._late_s) - self._slept
+        return self._at(self._now())
 
     def beat(self) -> None:
         """The process is awake: what is more than `late_s` since the last beat does not count."""
         now = self._now()
-        self._slept += max(0.0, now - self._last - self._late_s)
-        self._last = now
+        self._awake_s, self._last = self._at(now), now
+
+    def _at(self, now: float) -> float:
+        return self._awake_s + min(now - self._last, self._late_s)
 
     async def run(self) -> None:
         """Beats until it is cancelled."""
