@@ -95,8 +95,11 @@ async def test_a_message_that_the_agent_began_is_continued(nano: Path) -> None:
         assert other[: len(before)] != before, "the white space between two texts was said"
 
 
-async def test_parts_of_text_are_the_text_that_they_make(nano: Path) -> None:
-    async with gateway_harness(nano) as harness:
+async def test_parts_of_text_are_the_text_that_they_make(nano: Path, tmp_path: Path) -> None:
+    """Where the chat template takes texts alone, for which vLLM joins the parts."""
+    own = (nano / "model" / "chat_template.jinja").read_text()
+    (tmp_path / "template.jinja").write_text(own.replace("for part in content", "for part in []"))
+    async with gateway_harness(nano, ("--chat-template", str(tmp_path / "template.jinja"))) as harness:
         harness.source.replies = [Reply(STRANGE)]
         create = partial(harness.openai.chat.completions.create, model="nano")
         parts: Any = [{"type": "text", "text": text} for text in ("hi", "you")]

@@ -52,6 +52,7 @@ def test_a_save_that_does_not_end_leaves_the_one_before(
     trainer = SeamlessTrainer.__new__(SeamlessTrainer)
     config = {"trainer": {"default_local_dir": str(tmp_path), "max_actor_ckpt_to_keep": keep}}
     config["trainer"] |= {"max_critic_ckpt_to_keep": keep, "default_hdfs_dir": None}
+    config["trainer"] |= {"resume_mode": "auto", "resume_from_path": None}
     config |= {"actor_rollout_ref": {"actor": {}}}
     trainer.config = OmegaConf.create(config)
     trainer.actor_rollout_wg, trainer.critic_wg, trainer.use_critic = Workers(), Workers(), True
