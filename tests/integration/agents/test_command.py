@@ -87,7 +87,9 @@ def test_the_working_folder_of_a_failure_is_kept_where_asked(
     assert len(found) == kept
     for path in found:
         assert json.loads((path / "task.json").read_text()) == {"n": 1}
-        assert outcome.error.endswith(f"; its working folder is kept: {path}") and path.name.startswith(ENDPOINT.session_id.replace("/", "_"))
+        assert outcome.error.endswith(f"; its working folder is kept: {path}") and path.name.startswith(
+            ENDPOINT.session_id.replace("/", "_")
+        )
 
 
 def test_a_folder_that_cannot_be_made_fails_no_more_than_the_command_did(
