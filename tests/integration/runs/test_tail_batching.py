@@ -21,15 +21,17 @@ from seamless_verl.trajectory.account import DropReason
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 EPOCH, BATCH, SESSIONS, STOPPED = 12, 4, 4, 2
+# Takes longer than the agents of a step take to begin, one after another, on a quick machine.
+LONG_REPLY = 1500
 LONG = {index for index in range(EPOCH) if index % 3 == 2}
 TAILS = {
     **AGENT,
     "actor_rollout_ref__rollout__agent__agent_loop_config_path": DATA / "uneven_loops.yaml",
     "actor_rollout_ref__rollout__agent__default_agent_loop": "uneven",
-    "actor_rollout_ref__rollout__max_model_len": 256,
+    "actor_rollout_ref__rollout__max_model_len": 1600,
     "actor_rollout_ref__actor__ppo_mini_batch_size": 2,
     "data__train_batch_size": BATCH,
-    "data__max_response_length": 160,
+    "data__max_response_length": LONG_REPLY + 10,
     "data__shuffle": False,
     "seamless__max_staleness": 0,
     "seamless__tail_batching": 0.5,
@@ -49,12 +51,16 @@ def test_every_prompt_is_trained_once_an_epoch_and_none_waits_for_one_tail(nano:
     options: dict[str, Any] = {key.replace("__", "."): value for key, value in TAILS.items()}
     options["data.train_files"] = tmp_path / "train.parquet"
     record = tmp_path / "record.jsonl"
-    job = Job(tmp_path / "run", nano, SEAMLESS, options, {"RECORD": str(record)})
+    job = Job(tmp_path / "run", nano, SEAMLESS, options, {"RECORD": str(record), "LONG_REPLY": str(LONG_REPLY)})
     stopped(job, f"step:{STOPPED} ", signal.SIGTERM)
     first = job.metrics()
     (job.folder / "metrics.jsonl").unlink()
     restarted = time.time()
-    resumed = Job(tmp_path / "run", nano, SEAMLESS, options, {"RECORD": str(record)}).start().finish()
+    resumed = (
+        Job(tmp_path / "run", nano, SEAMLESS, options, {"RECORD": str(record), "LONG_REPLY": str(LONG_REPLY)})
+        .start()
+        .finish()
+    )
     assert leftovers(resumed) == []
     steps = {step: row for step, row in first.items() if step <= STOPPED} | resumed.metrics()
     assert steps.keys() == set(range(1, 7))
@@ -70,7 +76,7 @@ def check_steps(steps: dict[int, dict[str, float]]) -> None:
         assert metrics["tokens/generated"] == metrics["tokens/trained"] + dropped
         assert metrics["calls/failed"] == metrics["groups/dropped"] == metrics["fleet/dead"] == 0
     assert [steps[step]["seamless/tail/deferred"] for step in range(1, 7)] == [2, 4, 0, 2, 4, 0]
-    assert [steps[step]["response_length/max"] for step in range(1, 7)] == [4, 4, 150, 4, 4, 150]
+    assert [steps[step]["response_length/max"] for step in range(1, 7)] == [4, 4, LONG_REPLY, 4, 4, LONG_REPLY]
     assert (steps[6]["seamless/tail/steps"], steps[6]["seamless/tail/begun_again"]) == (2, 8)
     assert steps[6]["tokens/dropped/deferred"] > 0 == steps[6]["tokens/dropped/cancelled"]
 

@@ -17,7 +17,7 @@ async def run(task: dict[str, Any], endpoint: Any) -> float:
     descriptor = os.open(os.environ["RECORD"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.write(descriptor, json.dumps([endpoint.session_id, index]).encode() + b"\n")
     os.close(descriptor)
-    length = LONG if index % 3 == 2 else SHORT
+    length = int(os.environ.get("LONG_REPLY", LONG)) if index % 3 == 2 else SHORT
     async with AsyncOpenAI(base_url=f"{endpoint.base_url}/v1", api_key=endpoint.session_key, max_retries=0) as client:
         reply = await client.chat.completions.create(
             model="policy", messages=list(task["prompt"]), max_tokens=length, extra_body={"ignore_eos": True}
