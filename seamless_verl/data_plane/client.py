@@ -11,7 +11,7 @@ import asyncio
 import logging
 import os
 import secrets
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from typing import Any
@@ -34,6 +34,7 @@ from seamless_verl.gateway.request_rules import RequestRules
 from seamless_verl.journal import GroupDecided
 from seamless_verl.rollout.observation import RolloutObservation, merged
 from seamless_verl.runtime.actor_death import ACTOR_GONE, death_reason
+from seamless_verl.runtime.whole_work import WholeWork
 from seamless_verl.trajectory.account import DropReason
 from seamless_verl.trajectory.policies import GrammarTokens
 from seamless_verl.trajectory.session import Closed
@@ -48,7 +49,7 @@ CONCURRENCY = 1_000_000
 RESTARTED_FOREVER = {"max_restarts": -1, "max_task_retries": -1}
 _prompts_to_take_up: dict[Any, frozenset[str]] = {}  # by data plane
 _planes: dict[tuple[str, str], list[Any]] = {}  # a job's data planes, by its Ray session and its job id
-_working: set[asyncio.Future[None]] = set()  # clean-ups of tasks that were cancelled
+_clean_ups = WholeWork()  # of tasks that were cancelled
 
 
 @dataclass(frozen=True)
@@ -265,7 +266,7 @@ async def open_session(plane: Any, opening: dict[str, Any]) -> dict[str, Any]:
             if (ended := await reply_of_ended(call)) is not None:
                 await _discard(plane, ended["session_id"], Closed.ABANDONED, DropReason.SESSION)
 
-        await whole(discard_opened())
+        await _clean_ups.do(discard_opened())
         raise
     return opened
 
@@ -282,17 +283,9 @@ async def run_task(plane: Any, order: TaskOrder, dropped_as: Callable[[], DropRe
             if ended is not None and ended.state is DONE:
                 await _discard(plane, ended.session_id, Closed.ABANDONED, dropped_as())
 
-        await whole(discard_done())
+        await _clean_ups.do(discard_done())
         raise
     return result
-
-
-async def whole(work: Coroutine[Any, Any, None]) -> None:
-    """Does all of it, also if its caller is cancelled, once more, meanwhile."""
-    task = asyncio.ensure_future(work)
-    _working.add(task)
-    task.add_done_callback(_working.discard)
-    await asyncio.shield(task)
 
 
 async def reply_of_ended(call: Any) -> Any:
@@ -322,7 +315,7 @@ async def take_up_session(
                 note = HandedNote(uid, "its agent was stopped", dropped=dropped_as())
                 await await_reply(plane.acknowledge.remote(ended.session_id, False, note))
 
-        await whole(drop_taken())
+        await _clean_ups.do(drop_taken())
         raise
     return taken
 
@@ -334,7 +327,7 @@ async def discard_session(
 
     Cancelled, it does so all the same: a session that is closed and never acknowledged would stay for ever.
     """
-    await whole(_discard(plane, session_id, reason, dropped))
+    await _clean_ups.do(_discard(plane, session_id, reason, dropped))
 
 
 async def _discard(plane: Any, session_id: str, reason: Closed, dropped: DropReason) -> None:

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from seamless_verl.data_plane.earlier_leases import EarlierLeases, OpenSession
 from seamless_verl.data_plane.earlier_sessions import BegunAgain
@@ -42,9 +42,9 @@ from seamless_verl.data_plane.task_polls import TaskPolls
 from seamless_verl.data_plane.tasks import GivenTask, TaskOrder, TaskResult
 from seamless_verl.errors import JournalError, LeaseError
 from seamless_verl.journal import BEGUN, OutsideEvent
+from seamless_verl.runtime.whole_work import WholeWork
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 TASK = "runner_task"  # in a session's metadata
 
 
@@ -67,7 +67,7 @@ class RunnerTasks:
         self.lease_sessions = LeaseSessions(sessions)
         self._earlier, self.carried_on = EarlierLeases(), 0
         self._polls, self._started = TaskPolls(), asyncio.Event()
-        self._working, self._over = set[asyncio.Future[None]](), False
+        self._work, self._over = WholeWork(), False
 
     async def start(self, *, restarted: bool) -> None:
         """Continues with the leases of an earlier process, also of an earlier start of the run, until `begin_run`."""
@@ -80,8 +80,7 @@ class RunnerTasks:
     async def stop(self) -> None:
         """Ends the expiry; leases that runners still hold are of no use to them."""
         await self.expiry.stop()
-        if self._working:
-            await asyncio.wait(self._working)
+        await self._work.ended()
 
     def end_polls(self) -> None:
         """Runners that wait for a task get none, and ask again in vain: the run is over."""
@@ -114,7 +113,7 @@ class RunnerTasks:
         try:
             return await asyncio.shield(result)
         except asyncio.CancelledError:
-            await self._whole(self._withdraw(task_id))  # an agent loop may be cancelled twice
+            await self._work.do(self._withdraw(task_id))  # an agent loop may be cancelled twice
             raise
 
     async def _of_earlier_lease(self, order: TaskOrder) -> TaskOrder:
@@ -236,7 +235,7 @@ class RunnerTasks:
         Raises:
             LeaseError: it has ended.
         """
-        return await self._whole(self._complete(lease_id, outcome))
+        return await self._work.do(self._complete(lease_id, outcome))
 
     async def _complete(self, lease_id: str, outcome: dict[str, Any]) -> bool:
         task, session_id = self.leases.complete(lease_id, self._now()), self.lease_sessions.of(lease_id)
@@ -251,19 +250,12 @@ class RunnerTasks:
         Raises:
             LeaseError: it has ended.
         """
-        await self._whole(self._take_back(lease_id, reason, refused))
+        await self._work.do(self._take_back(lease_id, reason, refused))
 
     async def _take_back(self, lease_id: str, reason: str, refused: bool) -> None:
         task = (self.leases.refuse if refused else self.leases.give_back)(lease_id, self._now())
         ended = EndedLease(task.task_id, lease_id, task.runner, task.state)
         await self._attempts_ended([("task refused" if refused else "given back", ended)], reason)
-
-    async def _whole(self, work: Coroutine[Any, Any, T]) -> T:
-        """Does all of it, also if the runner disconnects, or the agent loop is cancelled, meanwhile."""
-        task = asyncio.ensure_future(work)
-        self._working.add(task)
-        task.add_done_callback(self._working.discard)
-        return await asyncio.shield(task)
 
     # Ends of leases
 

@@ -48,7 +48,7 @@ class SessionTable:
     ) -> None:
         self._by_id: dict[str, Session] = {}
         self._by_key: dict[bytes, Session] = {}
-        self._forgotten: OrderedDict[bytes, str] = OrderedDict()  # by key: a line each of its id, state and reason
+        self._forgotten: OrderedDict[bytes, str] = OrderedDict()  # by key: which session it was, and why it ended
         self._awake, self._time_of_day = AwakeTime(), time_of_day
         self.clock = clock or self._awake
         self._max_running, self._max_open = max_running, max_open
@@ -132,8 +132,7 @@ class SessionTable:
         digest = hash_key(key)
         session = self._by_key.get(digest)
         if session is None and (ended := self._forgotten.get(digest)) is not None:
-            session_id, state, reason = ended.split("\n", 2)
-            raise ApiError(ErrorCode.CLOSED, f"Session {session_id} is {state} ({reason}). Open a new one")
+            raise ApiError(ErrorCode.CLOSED, f"{ended}. Open a new one")
         if session is None or not hmac.compare_digest(session.key_hash, digest):
             raise ApiError(ErrorCode.UNKNOWN_KEY, "No session has this key")
         self._expire_if_due(session)
@@ -166,7 +165,7 @@ class SessionTable:
             found = f"{session.state} with {session.running} calls"
             raise ValueError(f"session_id={session_id!r} is {found}; close it first")
         del self._by_id[session.session_id], self._by_key[session.key_hash]
-        self._forgotten[session.key_hash] = f"{session_id}\n{session.state}\n{session.reason}"
+        self._forgotten[session.key_hash] = f"Session {session_id} is {session.state} ({session.reason})"
         if len(self._forgotten) > REMEMBERED:
             self._forgotten.popitem(last=False)
 

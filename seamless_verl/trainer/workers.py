@@ -27,8 +27,8 @@ from seamless_verl.algorithms import interpolated, m2po
 from seamless_verl.resources.ledger import Activity, DeviceUse, NodeActivity
 from seamless_verl.trainer.corrected_update import CorrectedUpdates
 from seamless_verl.trainer.device_time import record_computations, train_device
-from seamless_verl.trainer.earlier_checkpoints import adopt, kept_while_saving, prune
 from seamless_verl.trainer.pools import TagWorkers
+from seamless_verl.trainer.rotated_checkpoints import RotatesCheckpoints
 from seamless_verl.trainer.weight_export import exports_alone, hold_changes
 from seamless_verl.trainer.weighted_loss import weighs_sessions
 from seamless_verl.weights.background import BackgroundStaging, StagingBegun, StagingEnd
@@ -43,7 +43,7 @@ STAGING = "staging"
 STAGING_METHODS = ("finish_staging",)  # in that concurrency group
 
 
-class SeamlessActorWorker(DetachActorWorker):
+class SeamlessActorWorker(RotatesCheckpoints, DetachActorWorker):
     """Actor, rollout and reference on one device."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -65,27 +65,8 @@ class SeamlessActorWorker(DetachActorWorker):
             self.actor.set_loss_fn(weighs_sessions(corrected))
             hold_changes(self.actor.engine, self.copying.hold)
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def adopt_checkpoints(self, paths: list[str]) -> None:
-        """Checkpoints of earlier starts, oldest first, count for `max_actor_ckpt_to_keep`."""
-        adopt(self.actor.engine, paths)
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def save_checkpoint(
-        self,
-        local_path: str,
-        hdfs_path: str | None = None,
-        global_step: int = 0,
-        max_ckpt_to_keep: int | None = None,
-    ) -> None:
-        super().save_checkpoint(
-            local_path, hdfs_path, global_step, kept_while_saving(self.actor.engine, max_ckpt_to_keep)
-        )
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def prune_checkpoints(self, keep: int) -> None:
-        """The tracker names the last checkpoint: with it, the newest `keep` stay."""
-        prune(self.actor.engine, keep)
+    def saved_engine(self) -> Any:
+        return self.actor.engine
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def restore_model_from_cpu(self, n: Any) -> None:
@@ -191,7 +172,7 @@ def of_same_value(values: Sequence[Any], rank: int) -> list[int]:
     return [other for other, value in enumerate(values) if value == values[rank]]
 
 
-class SeamlessCriticWorker(TrainingWorker):
+class SeamlessCriticWorker(RotatesCheckpoints, TrainingWorker):
     """A critic whose model config may register engines, as the actor's does."""
 
     def __init__(self, config: Any) -> None:
@@ -200,25 +181,8 @@ class SeamlessCriticWorker(TrainingWorker):
         self.activity = Activity(f"critic-{self.rank}", [train_device(self.rank)])
         record_computations(self, self.activity)
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def adopt_checkpoints(self, paths: list[str]) -> None:
-        """Checkpoints of earlier starts, oldest first, count for `max_critic_ckpt_to_keep`."""
-        adopt(self.engine, paths)
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def save_checkpoint(
-        self,
-        local_path: str,
-        hdfs_path: str | None = None,
-        global_step: int = 0,
-        max_ckpt_to_keep: int | None = None,
-    ) -> None:
-        super().save_checkpoint(local_path, hdfs_path, global_step, kept_while_saving(self.engine, max_ckpt_to_keep))
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def prune_checkpoints(self, keep: int) -> None:
-        """The tracker names the last checkpoint: with it, the newest `keep` stay."""
-        prune(self.engine, keep)
+    def saved_engine(self) -> Any:
+        return self.engine
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def set_loss_fn(self, loss_fn: Callable[..., Any]) -> None:

@@ -102,4 +102,4 @@ async def test_a_second_cancellation_skips_nothing(case: str, monkeypatch: pytes
         await plane.end_calls()
     with pytest.raises(asyncio.CancelledError):
         await asking
-    assert plane.asked == expected and not client._working
+    assert plane.asked == expected and not client._clean_ups._working
