@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
+from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
 
@@ -20,7 +22,7 @@ from seamless_verl.journal import (
     Stage,
 )
 from seamless_verl.journal.schema import INDEXES, PAGE_BYTES, TABLES
-from seamless_verl.journal.writer import compact_step
+from seamless_verl.journal.writer import DELETED_AT_ONCE, compact_step
 
 EMPTY_PAGES = len(TABLES) + len(INDEXES) + 4  # one for each, and for SQLite's own
 
@@ -53,16 +55,28 @@ async def test_compaction_deletes_only_what_was_handed_over_and_the_file_shrinks
         journal.check_integrity()
 
 
-async def test_agents_go_on_while_the_journal_is_compacted(tmp_path: Path) -> None:
-    async def run(journal: SqliteJournal) -> int:
-        compaction = asyncio.ensure_future(journal.compact(1.0))
-        written = 0
-        while not compaction.done():
-            await journal.append(chunk_appended([written], "live"))
-            written += 1
-        assert compaction.result().sessions == 200
-        return written
+class AppendsWithoutPause:
+    """Each append is followed by the next one, in the writer's own thread, until one session is left."""
 
+    def __init__(self, journal: SqliteJournal) -> None:
+        self.journal = journal
+        self.sessions_left: list[int] = []  # in the journal, when each append was acknowledged
+        self.ended = threading.Event()
+
+    def go_on(self) -> None:
+        written = self.journal.submit(chunk_appended([len(self.sessions_left)], "live"))
+        written.add_done_callback(self._acknowledged)
+
+    def _acknowledged(self, written: Future[None]) -> None:
+        self.sessions_left.append(len(self.journal.sessions()))
+        if written.exception() is not None or self.sessions_left[-1] == 1:
+            self.ended.set()
+        else:
+            self.go_on()
+
+
+async def test_agents_go_on_while_the_journal_is_compacted(tmp_path: Path) -> None:
+    """An append waits for one step of it at most: between two steps, those that wait are written."""
     with open_journal(tmp_path) as journal:
         for name in map(str, range(200)):
             write(
@@ -74,8 +88,12 @@ async def test_agents_go_on_while_the_journal_is_compacted(tmp_path: Path) -> No
             )
             write(journal, HandOverBegun(name), HandedOver(name, 0.0))
         write(journal, session_opened("live"), call_started("live", "live"))
-        written = await run(journal)
-        assert written > 5 and generated_ids(journal, "live") == [[*range(written)]]
+        appends = AppendsWithoutPause(journal)
+        appends.go_on()
+        assert (await journal.compact(1.0)).sessions == 200
+        assert await asyncio.to_thread(appends.ended.wait, 30)
+        assert sorted({*appends.sessions_left}, reverse=True) == [*range(201, 1, -DELETED_AT_ONCE), 1]
+        assert generated_ids(journal, "live") == [[*range(len(appends.sessions_left))]]
 
 
 async def test_the_starts_of_runs_are_kept(tmp_path: Path) -> None:
