@@ -103,6 +103,7 @@ class SessionTable:
     def _add(self, session: Session, age_s: float) -> None:
         if session.session_id in self._by_id or session.key_hash in self._by_key:
             raise ValueError(f"session_id={session.session_id!r} is taken; give each session its own")
+        self._awake.beat()  # the first one after a long start would else come later, and no lifetime begin before
         session.quiet_since = self.clock()
         if session.limits.lifetime is not None:
             session.deadline = self.clock() + session.limits.lifetime - age_s

@@ -13,6 +13,7 @@ import openai
 import pytest
 from support.gateway import ADMIN_KEY, GatewayHarness, Reply, gateway_harness, user
 
+from seamless_verl.gateway import server
 from seamless_verl.gateway.request_rules import RequestRules
 
 pytestmark = pytest.mark.integration
@@ -80,7 +81,8 @@ async def test_a_closed_session_takes_nothing_more(nano: Path, path: str) -> Non
 
 
 @pytest.mark.parametrize("path", [OPENAI, ANTHROPIC])
-async def test_an_expired_session_is_gone_and_on_record(nano: Path, path: str) -> None:
+async def test_an_expired_session_is_gone_and_on_record(nano: Path, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "EXPIRY_SECONDS", 3600.0)  # the gateway's own look is not sooner than the test's
     async with gateway_harness(nano) as harness:
         session = await harness.open(limits={"lifetime": 1e-6})
         reply = await post(harness, path, session["key"])

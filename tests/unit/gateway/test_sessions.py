@@ -125,6 +125,17 @@ def test_a_session_that_is_restored_has_lived_before() -> None:
     assert later.expire() == [session]
 
 
+def test_a_lifetime_runs_from_the_opening_also_before_the_first_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gateway that takes long to start opens its first sessions before it looks for expired ones."""
+    clock = Clock()
+    monkeypatch.setattr("seamless_verl.gateway.sessions.AwakeTime", lambda: AwakeTime(now=clock))
+    table = SessionTable()
+    clock.now += 10 * LATE_S
+    _, key = table.open("u", limits=SessionLimits(lifetime=LATE_S / 2))
+    clock.now += LATE_S / 2
+    refused(ErrorCode.EXPIRED, table.admit, table.by_key(key))
+
+
 def test_a_lifetime_does_not_count_the_time_in_which_the_process_stood_still(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr("seamless_verl.gateway.sessions.AwakeTime", lambda: AwakeTime(now=clock))
