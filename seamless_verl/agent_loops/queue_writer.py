@@ -9,13 +9,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import transfer_queue as tq
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from seamless_verl.agent_loops.rows import Row
+
+Fields: TypeAlias = Callable[[list[dict[str, Any]]], Any]
 
 
 @dataclass(eq=False)
@@ -33,7 +36,9 @@ class QueueWriter:
     `since` is when the put began that runs, on the monotonic clock; None while none does.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, fields: Fields = list_of_dict_to_tensordict) -> None:
+        """`fields` makes those of a put of its rows."""
+        self.fields = fields
         self.since: float | None = None
         self.waiting: list[PendingWrite] = []
         self.writing: asyncio.Task[None] | None = None
@@ -57,7 +62,7 @@ class QueueWriter:
                 for partition in dict.fromkeys(write.partition for write in writes):
                     pending = [write for write in writes if write.partition == partition and not write.done.done()]
                     self.since = time.monotonic()
-                    await put_batch(pending, partition)
+                    await put_batch(pending, partition, self.fields)
         finally:
             self.since = None
             for write in (*writes, *self.waiting):  # no effect on those that are done
@@ -65,19 +70,18 @@ class QueueWriter:
             self.waiting, self.writing = [], None
 
 
-async def put_batch(writes: Sequence[PendingWrite], partition: str) -> None:
+async def put_batch(writes: Sequence[PendingWrite], partition: str, fields: Fields) -> None:
     """Puts the rows of all writes; if that fails, those of each write alone, since only one may be at fault."""
     try:
         for similar in by_columns([row for write in writes for row in write.rows]):
             keys, columns, tags = (list(part) for part in zip(*similar, strict=True))
-            batch = list_of_dict_to_tensordict(columns)
-            await tq.async_kv_batch_put(keys=keys, fields=batch, tags=tags, partition_id=partition)
+            await tq.async_kv_batch_put(keys=keys, fields=fields(columns), tags=tags, partition_id=partition)
     except Exception as error:  # raised by `QueueWriter.put`
         if len(writes) == 1:
             finish(writes, error)
             return
         for write in writes:
-            await put_batch([write], partition)
+            await put_batch([write], partition, fields)
     else:
         finish(writes, None)
 

@@ -24,8 +24,10 @@ from verl.utils.rollout_trace import rollout_trace_attr
 
 from seamless_verl.agent_loops.group import ERROR, GROUP, STUCK, UNTRAINABLE, SessionGroup, WithoutDroppedGroups
 from seamless_verl.agent_loops.loops import AgentFailedError, SessionAgentLoop, compares_turns
+from seamless_verl.agent_loops.queue_columns import columns_of_storage
 from seamless_verl.agent_loops.queue_writer import QueueWriter
 from seamless_verl.agent_loops.rows import FIRST, PROMPT, SAMPLES, SessionOutputs, labelled, rows_of, share_reward
+from seamless_verl.agent_loops.scoring import reward_workers
 from seamless_verl.config.schema import SeamlessConfig
 from seamless_verl.data_plane.client import PLANE, await_reply
 from seamless_verl.data_plane.waits import group_name
@@ -53,7 +55,8 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
         self.plane = ray.get_actor(PLANE)
         self.loops: dict[str, Callable[..., Any]] = {}
         self.running: dict[str, tuple[SessionGroup, asyncio.Task[Any]]] = {}  # by the prompt's uid
-        self.writer = QueueWriter()
+        self.writer = QueueWriter(columns_of_storage())
+        self.reward_loop_worker_handles = reward_workers(self.reward_loop_worker_handles)
         self.seamless = SeamlessConfig.parse(self.config.get("seamless"))
         self.compares_turns = compares_turns(self.config)
         logging.getLogger(AgentLoopWorkerTQ.__module__).addFilter(WithoutDroppedGroups())

@@ -15,10 +15,12 @@ from typing import Any
 
 import ray
 from omegaconf import DictConfig
+from verl.experimental.reward_loop import reward_loop
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import trainer_base
 from verl.utils.config import omega_conf_to_dataclass
 
+from seamless_verl.agent_loops.scoring import SeamlessRewardLoopWorker
 from seamless_verl.config.checks.settings import Settings
 from seamless_verl.config.planning import choose_handover, plan_of
 from seamless_verl.config.schema import Handover, KvOnUpdate, SeamlessConfig
@@ -111,7 +113,10 @@ class TrainerSetup(SamplingTrainer):
         started = StartedServers(
             self.launch_servers, released=self.handover.cuts_calls, awaited=self._share_accelerators
         )
-        with rebound(trainer_base, RayWorkerGroup=SeamlessWorkerGroup, LLMServerManager=started):
+        with (
+            rebound(trainer_base, RayWorkerGroup=SeamlessWorkerGroup, LLMServerManager=started),
+            rebound(reward_loop, RewardLoopWorker=SeamlessRewardLoopWorker),
+        ):
             super()._setup()
         replicas = self.server_launch.result().placed
         keep_kv = self.seamless.weights.kv is KvOnUpdate.KEEP
