@@ -48,6 +48,7 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
     data_plane: DataPlaneClient
     lending: DeviceLending
     commit: WeightCommit
+    prepared: dict[str, Any] | None = None  # by `begin_next_step`, for the step that begins next
     lengths: LengthRecord | None = None  # of the samples, where `seamless.record_lengths` asks for them
 
     def __init__(self, config: DictConfig) -> None:
@@ -123,8 +124,31 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
         self.replay_buffer.outstanding()
         return ended
 
+    def begin_next_step(self) -> None:
+        """At a step's end: submits the prompts of the next one, where engines have nothing to generate until then.
+
+        What else a step's end takes, its metrics and the clearing of its rows, is done while they generate.
+        """
+        if self.seamless.staleness_bound == 0 and self._goes_on_at_once():
+            self.global_steps += 1  # the step whose prompts these are
+            try:
+                self.prepared = self.prepare_step()
+            finally:
+                self.global_steps -= 1
+
+    def _goes_on_at_once(self) -> bool:
+        """Whether the next step follows this one with no validation, profile or end of the run between."""
+        trainer, step = self.config.trainer, self.global_steps
+        ends = step >= self.total_training_steps or step // self.steps_per_epoch >= trainer.total_epochs
+        validates = trainer.test_freq > 0 and step % trainer.test_freq == 0
+        profiles = self.config.global_profiler.steps is not None
+        return not (ends or validates or profiles or self.config.skip.rollout_tq.enable)
+
     def prepare_step(self) -> dict[str, Any]:
         """Submits as much as there is room for; with tail batching a few prompts more than the step needs."""
+        if self.prepared is not None:
+            prepared, self.prepared = self.prepared, None
+            return prepared
         if self.tail.extra or self.tail.deferred:
             if room := self.room():
                 self._submit(self._draw(room, begins=True))

@@ -185,11 +185,12 @@ class SeamlessTrainer(TrainerSetup):
             self.starter.before_commit()
             self._pending_sync_metrics = self.commit(self.global_steps)
             self.lending.on_committed()
+        self._pending_sync_metrics |= self.tail.metrics() if self.tail.extra else {}
+        self._pending_sync_metrics |= self.replay_buffer.carried_over(self.global_steps)
+        self.begin_next_step()
         self._pending_sync_metrics |= self.device_time.close(f"step {self.global_steps}")
         self._pending_sync_metrics |= self.lending.metrics() | self.starter.metrics() | self.choose_ahead()
         self._pending_sync_metrics |= self.watch_metrics()
-        self._pending_sync_metrics |= self.tail.metrics() if self.tail.extra else {}
-        self._pending_sync_metrics |= self.replay_buffer.carried_over(self.global_steps)
         self._pending_sync_metrics |= {} if self.prompt_sampling is None else self.prompt_sampling.metrics()
 
     def _record_groups(self) -> None:

@@ -72,7 +72,9 @@ class Trainer(PromptSubmittingTrainer):
 
 def trainer_of(*, gateway: bool = True, step: int = 5, max_staleness: int = 1) -> PromptSubmittingTrainer:
     trainer = Trainer.__new__(Trainer)
-    trainer.seamless = SimpleNamespace(gateway=SimpleNamespace(enabled=gateway))  # type: ignore[assignment]
+    trainer.seamless = SimpleNamespace(
+        gateway=SimpleNamespace(enabled=gateway), staleness_bound=max_staleness, ahead=None
+    )  # type: ignore[assignment]
     trainer.names, trainer.global_steps = PromptNames(), step
     trainer.bound = StalenessBound(max_staleness, batch=8)
     return trainer
@@ -157,3 +159,49 @@ def test_a_step_submits_as_many_steps_worth_as_it_is_to_run_ahead(
     trainer.prepare_step()
     trainer.refill_for_update()
     assert sum(outstanding) - 8 == submitted
+
+
+@pytest.mark.parametrize(
+    ("changed", "early"),
+    [
+        pytest.param({}, True, id="on-policy"),
+        pytest.param({"max_staleness": 1}, False, id="engines have prompts ahead"),
+        pytest.param({"test_freq": 5}, False, id="a validation comes between"),
+        pytest.param({"test_freq": 4}, True, id="one came before"),
+        pytest.param({"total_training_steps": 5}, False, id="the last step"),
+        pytest.param({"steps_per_epoch": 5, "total_epochs": 1}, False, id="the last epoch ends"),
+        pytest.param({"steps_per_epoch": 5, "total_epochs": 2}, True, id="another epoch begins"),
+        pytest.param({"profiled": [6]}, False, id="the next step may be profiled"),
+    ],
+)
+def test_an_on_policy_step_begins_before_the_bookkeeping_of_the_last_one(
+    monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], early: bool
+) -> None:
+    given = {"max_staleness": 0, "test_freq": -1, "total_training_steps": 9, "steps_per_epoch": 100, "total_epochs": 1}
+    given |= {"profiled": None} | changed
+    trainer, submitted = trainer_of(max_staleness=given["max_staleness"]), list[int]()
+    trainer.config = OmegaConf.create(
+        {
+            "data": {"train_batch_size": 8},
+            "skip": {"rollout_tq": {"enable": False}},
+            "trainer": {"test_freq": given["test_freq"], "total_epochs": given["total_epochs"]},
+            "global_profiler": {"steps": given["profiled"]},
+        }
+    )
+    trainer.total_training_steps, trainer.steps_per_epoch = given["total_training_steps"], given["steps_per_epoch"]
+    trainer.tail, trainer.ahead, trainer.step_batches = TailBatching(0), None, 0
+    trainer.replay_buffer = SimpleNamespace(outstanding=lambda: 0)  # type: ignore[assignment]
+
+    def submit(trainer: Any) -> dict[str, Any]:
+        submitted.append(trainer.global_steps)
+        return {"its": "metrics"}
+
+    monkeypatch.setattr(trainer_base.PPOTrainer, "prepare_step", submit)
+    monkeypatch.setattr(Trainer, "refill", lambda trainer: None)
+    trainer.global_steps = 5
+    trainer.begin_next_step()
+    assert (submitted, trainer.global_steps) == ([6] * early, 5)
+    trainer.global_steps = 6
+    assert trainer.prepare_step() == {"its": "metrics"} and submitted == [6]
+    trainer.prepare_step()
+    assert submitted == [6, 6]
