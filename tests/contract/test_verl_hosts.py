@@ -82,6 +82,8 @@ CALLED = {
     LOOPS + "DictConfigWrap": "config",
     LOOPS + "ToolListWrap": "tools",
     LOOPS + "AgentLoopWorker._compute_score": "self outputs kwargs",
+    "verl.experimental.reward_loop.reward_loop:RewardLoopWorker.compute_score": "self data",
+    "transfer_queue.interface:_maybe_create_tq_client": "conf",
     LOOPS + "AgentLoopWorker._compute_teacher_logprobs": "self output prompt_ids response_ids validate sample_kwargs",
     LOOPS + "AgentLoopWorker._compute_multi_modal_inputs": "self output input_ids",
     LOOPS + "AgentLoopWorker._compute_position_ids": "self input_ids attention_mask multi_modal_inputs"
@@ -120,7 +122,7 @@ HELD = {
     BASE[:-1]: "config trainer_mode parameter_sync_step local_trigger_step global_steps timing_raw curr_step_profile"
     " _pending_sync_metrics use_critic role_worker_mapping mapping resource_pool_manager actor_rollout_wg critic_wg"
     " ref_policy_wg replay_buffer checkpoint_manager logger total_training_steps train_dataset train_dataloader"
-    " agent_loop_manager",
+    " agent_loop_manager steps_per_epoch",
     BUFFER[:-1]: "partitions finished_keys pending_keys running_keys prompt_global_steps",
     LOOPS + "AgentLoopBase": "config rollout_config",
     LOOPS + "AgentLoopMetrics": "generate_sequences",
@@ -181,6 +183,16 @@ def test_a_prompt_may_say_how_many_sessions_it_gets(column: str) -> None:
 )
 def test_the_names_rebound_during_set_up_and_training_exist(name: str) -> None:
     assert name in vars(inspect.getmodule(found(BASE[:-1], "seamless-trainer")))
+
+
+def test_reward_workers_are_made_of_the_class_that_is_rebound_and_used_by_their_scores_alone() -> None:
+    manager = found("verl.experimental.reward_loop.reward_loop:RewardLoopManager", "seamless-loops")
+    assert "self.reward_loop_workers_class = ray.remote(RewardLoopWorker)" in inspect.getsource(manager.__init__)
+    assert "RewardLoopWorker" in vars(inspect.getmodule(manager))
+    scoring = inspect.getsource(found(LOOPS + "AgentLoopWorker._compute_score", "seamless-loops"))
+    assert "await selected_reward_loop_worker_handle.compute_score.remote(data)" in scoring
+    module = inspect.getsource(inspect.getmodule(found(LOOPS + "AgentLoopWorker", "seamless-loops")))
+    assert module.count("selected_reward_loop_worker_handle") == scoring.count("selected_reward_loop_worker_handle")
 
 
 def test_what_set_up_calls_on_the_server_manager() -> None:
