@@ -1,7 +1,7 @@
 """Sessions are scored by verl's reward workers; those that end together are sent in one call.
 
-verl sends each session by itself, as a batch that is pickled by writing a consolidated TensorDict with `torch.save`. For
-a reward function of a few lines that is most of what scoring takes.
+verl sends each session by itself, as a batch that is pickled by writing a consolidated TensorDict with `torch.save`.
+For a reward function of a few lines that is most of what scoring takes.
 
 Owned state: the sessions that wait to be sent, of one reward worker, in the event loop of an agent loop worker.
 """

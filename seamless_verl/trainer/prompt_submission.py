@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import ray
@@ -28,6 +29,7 @@ from seamless_verl.resources.engine_use import EngineUse
 from seamless_verl.resources.lending import Demand
 from seamless_verl.resources.staleness import StalenessBound
 from seamless_verl.resources.tail_batching import Draw, DrawView, TailBatching, extra_prompts
+from seamless_verl.runtime.process import BackgroundTask
 from seamless_verl.runtime.sample_lengths import LengthRecord
 from seamless_verl.trainer.deferred_prompts import name_again, take_out
 from seamless_verl.trainer.lending import DeviceLending
@@ -48,6 +50,7 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
     data_plane: DataPlaneClient
     lending: DeviceLending
     commit: WeightCommit
+    deferring: tuple[Sequence[str], BackgroundTask[None]] | None = None  # the prompts that a step left over
     prepared: dict[str, Any] | None = None  # by `begin_next_step`, for the step that begins next
     lengths: LengthRecord | None = None  # of the samples, where `seamless.record_lengths` asks for them
 
@@ -257,13 +260,26 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
         return batch
 
     def defer_rest(self) -> None:
-        """With tail batching, when a step has its last mini-batch: ends the groups that are left over."""
+        """With tail batching, when a step has its last mini-batch: ends the groups that are left over.
+
+        Training computes meanwhile; `await_deferred` waits for it. Until then nothing else is submitted or sampled.
+        """
         if not self.tail.extra or self.step_batches < self.parameter_sync_step:
             return
         if left_over := self.replay_buffer.outstanding_prompts():
-            self.agent_loop_manager.defer(left_over)
-            self.replay_buffer.defer(left_over, self.global_steps)
+            self.deferring = left_over, BackgroundTask("deferral", partial(self._defer, left_over))
+
+    def _defer(self, left_over: Sequence[str]) -> None:
+        self.agent_loop_manager.defer(left_over)
+        self.replay_buffer.defer(left_over, self.global_steps)
+
+    def await_deferred(self) -> None:
+        """Returns when the groups that a step left over have ended, and their prompts are put aside."""
+        if self.deferring is not None:
+            left_over, ended = self.deferring
+            ended.result()
             self.tail.defer(left_over)
+            self.deferring = None
 
     def refill_for_update(self) -> None:
         """Submits prompts before an update, except the first, whose prompts were submitted with the step."""
@@ -306,7 +322,9 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
         )
 
     def unfinished_sessions(self) -> int:
-        """Sessions of the groups that generated at the last look at the queue."""
+        """Sessions of the groups that generated at the last look at the queue, without those that are ended now."""
+        if self.deferring is not None:
+            return 0
         return self.replay_buffer.unfinished() * int(self.config.actor_rollout_ref.rollout.n)
 
 

@@ -104,6 +104,7 @@ class SeamlessTrainer(TrainerSetup):
 
     def _save_checkpoint(self) -> None:
         self.enter_stage(f"saving, step {self.global_steps}")
+        self.await_deferred()
         self.commit.wait()
         self._record_groups()  # before the checkpoint has their effect: a later start trusts what is recorded up to it
         with marked_save(self.config.trainer.default_local_dir, self.global_steps):
@@ -178,6 +179,7 @@ class SeamlessTrainer(TrainerSetup):
 
     def on_step_end(self) -> None:
         self.enter_stage(f"committing version {self.global_steps}")
+        self.await_deferred()
         self.step_ended()
         self._record_groups()
         with marked_timer("update_weights", self.timing_raw, color="red"):
