@@ -49,6 +49,7 @@ from seamless_verl.trainer.session_weight import (
 from seamless_verl.trainer.setup import TrainerSetup
 from seamless_verl.trainer.step_log import logging_of
 from seamless_verl.trainer.token_mask import agreement, mask_rows, mask_stale
+from seamless_verl.trainer.trained_columns import trained_columns
 from seamless_verl.trajectory.account import DropReason
 
 TRAIN_ALL = "train_all"
@@ -259,6 +260,7 @@ class SeamlessTrainer(TrainerSetup):
 
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
         correction, update = self.seamless.correction, self.step_batches - 1
+        batch.fields = trained_columns(batch.fields)
         batch.extra_info[UPDATE] = update_numbers(correction, self.global_steps, update, self.parameter_sync_step)
         if not self.weighs_sessions:
             return super()._update_actor(batch, metrics)
@@ -271,6 +273,7 @@ class SeamlessTrainer(TrainerSetup):
             return super()._compute_values(batch, metrics)
 
     def _update_critic(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        batch.fields = trained_columns(batch.fields)
         with self.lending.training("train_mini_batch"):
             if not self.weighs_sessions:
                 return super()._update_critic(batch, metrics)
