@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transfer_queue import interface
+from transfer_queue import get_client
 from transfer_queue.storage.managers.simple_storage_manager import AsyncSimpleStorageManager
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
@@ -49,5 +49,5 @@ def columns_of_storage() -> Fields:
 
     Storages other than TransferQueue's own read more of a TensorDict than its columns.
     """
-    storage = interface._maybe_create_tq_client().storage_manager
+    storage = get_client().storage_manager
     return QueueColumns if type(storage) is AsyncSimpleStorageManager else list_of_dict_to_tensordict

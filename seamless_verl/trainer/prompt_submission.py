@@ -51,7 +51,7 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
     lending: DeviceLending
     commit: WeightCommit
     deferring: tuple[Sequence[str], BackgroundTask[None]] | None = None  # the prompts that a step left over
-    prepared: dict[str, Any] | None = None  # by `begin_next_step`, for the step that begins next
+    prepared: dict[str, Any] | Exception | None = None  # by `begin_next_step`, for the step that begins next
     lengths: LengthRecord | None = None  # of the samples, where `seamless.record_lengths` asks for them
 
     def __init__(self, config: DictConfig) -> None:
@@ -136,6 +136,8 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
             self.global_steps += 1  # the step whose prompts these are
             try:
                 self.prepared = self.prepare_step()
+            except Exception as error:  # raised by that step: this one is logged first
+                self.prepared = error
             finally:
                 self.global_steps -= 1
 
@@ -151,6 +153,8 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
         """Submits as much as there is room for; with tail batching a few prompts more than the step needs."""
         if self.prepared is not None:
             prepared, self.prepared = self.prepared, None
+            if isinstance(prepared, Exception):
+                raise prepared
             return prepared
         if self.tail.extra or self.tail.deferred:
             if room := self.room():
@@ -262,7 +266,8 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
     def defer_rest(self) -> None:
         """With tail batching, when a step has its last mini-batch: ends the groups that are left over.
 
-        Training computes meanwhile; `await_deferred` waits for it. Until then nothing else is submitted or sampled.
+        The batch is prepared meanwhile: `await_deferred` is called before training computes. Until then nothing else is
+        submitted or sampled.
         """
         if not self.tail.extra or self.step_batches < self.parameter_sync_step:
             return
@@ -322,9 +327,7 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
         )
 
     def unfinished_sessions(self) -> int:
-        """Sessions of the groups that generated at the last look at the queue, without those that are ended now."""
-        if self.deferring is not None:
-            return 0
+        """Sessions of the groups that generated at the last look at the queue."""
         return self.replay_buffer.unfinished() * int(self.config.actor_rollout_ref.rollout.n)
 
 

@@ -15,12 +15,10 @@ from typing import Any
 
 import ray
 from omegaconf import DictConfig
-from verl.experimental.reward_loop import reward_loop
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import trainer_base
 from verl.utils.config import omega_conf_to_dataclass
 
-from seamless_verl.agent_loops.scoring import SeamlessRewardLoopWorker
 from seamless_verl.config.checks.settings import Settings
 from seamless_verl.config.planning import choose_handover, plan_of
 from seamless_verl.config.schema import Handover, KvOnUpdate, SeamlessConfig
@@ -113,10 +111,7 @@ class TrainerSetup(SamplingTrainer):
         started = StartedServers(
             self.launch_servers, released=self.handover.cuts_calls, awaited=self._share_accelerators
         )
-        with (
-            rebound(trainer_base, RayWorkerGroup=SeamlessWorkerGroup, LLMServerManager=started),
-            rebound(reward_loop, RewardLoopWorker=SeamlessRewardLoopWorker),
-        ):
+        with rebound(trainer_base, RayWorkerGroup=SeamlessWorkerGroup, LLMServerManager=started):
             super()._setup()
         replicas = self.server_launch.result().placed
         keep_kv = self.seamless.weights.kv is KvOnUpdate.KEEP
@@ -137,6 +132,10 @@ class TrainerSetup(SamplingTrainer):
         self.lending.wrap_computations(self)
         self.commit = self._commit(replicas)
 
+    def _before_computation(self) -> None:
+        self.await_deferred()  # else devices might be lent for what is being ended
+        self.commit.wait_for_devices()
+
     def _lending(self, replicas: Sequence[PlacedReplica]) -> DeviceLending:
         sharing = [placed for placed in replicas if placed.shares_device]
         devices = RunDevices(
@@ -154,7 +153,7 @@ class TrainerSetup(SamplingTrainer):
             partial(
                 self.device_time.doing, DeviceUse.SWITCH, [name for own in devices.shared.values() for name in own]
             ),
-            lambda: self.commit.wait_for_devices(),
+            self._before_computation,
         )
         if self.handover is Handover.RESIDENT:
             return ResidentLending(*arguments)

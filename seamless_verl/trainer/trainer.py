@@ -105,7 +105,6 @@ class SeamlessTrainer(TrainerSetup):
 
     def _save_checkpoint(self) -> None:
         self.enter_stage(f"saving, step {self.global_steps}")
-        self.await_deferred()
         self.commit.wait()
         self._record_groups()  # before the checkpoint has their effect: a later start trusts what is recorded up to it
         with marked_save(self.config.trainer.default_local_dir, self.global_steps):
@@ -180,7 +179,6 @@ class SeamlessTrainer(TrainerSetup):
 
     def on_step_end(self) -> None:
         self.enter_stage(f"committing version {self.global_steps}")
-        self.await_deferred()
         self.step_ended()
         self._record_groups()
         with marked_timer("update_weights", self.timing_raw, color="red"):
@@ -190,11 +188,11 @@ class SeamlessTrainer(TrainerSetup):
             self.lending.on_committed()
         self._pending_sync_metrics |= self.tail.metrics() if self.tail.extra else {}
         self._pending_sync_metrics |= self.replay_buffer.carried_over(self.global_steps)
+        self._pending_sync_metrics |= {} if self.prompt_sampling is None else self.prompt_sampling.metrics()
         self.begin_next_step()
         self._pending_sync_metrics |= self.device_time.close(f"step {self.global_steps}")
         self._pending_sync_metrics |= self.lending.metrics() | self.starter.metrics() | self.choose_ahead()
         self._pending_sync_metrics |= self.watch_metrics()
-        self._pending_sync_metrics |= {} if self.prompt_sampling is None else self.prompt_sampling.metrics()
 
     def _record_groups(self) -> None:
         """What became of groups since the last call, into the journal, and their lengths where they are recorded."""

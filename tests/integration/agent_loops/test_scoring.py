@@ -1,165 +1,93 @@
-"""What reward workers get of a session is what verl's own agent loop workers send, and each session gets its score."""
+"""What reward workers get of a session is what verl's own agent loop workers send."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
 import pytest
 
 pytestmark = pytest.mark.integration
+LONG = 40_000  # tokens: arrays of such a length are shared with the sender, and cannot be written
 
 
-def session(place: int = 0) -> Any:
+def session(length: int = 3, extra: dict[str, Any] | None = None) -> Any:
     """As verl's worker makes one of two sequences."""
     import torch
     from verl import DataProto
 
-    tensors = {"prompts": torch.tensor([[5, 6], [7, 0]]), "responses": torch.arange(6).reshape(2, 3) + place}
-    tensors["attention_mask"] = torch.ones(2, 5, dtype=torch.int64)
-    tensors["halves"] = torch.full((2, 3), 0.5)
+    tensors = {"prompts": torch.tensor([[5, 6], [7, 0]]), "responses": torch.arange(2 * length).reshape(2, length)}
+    tensors["attention_mask"] = torch.ones(2, 2 + length, dtype=torch.int64)
+    tensors["halves"] = torch.full((2, length), 0.5)
     others = {
         "data_source": np.array(["sums"] * 2),
         "reward_model": np.array([{"ground_truth": "12", "style": "rule"}] * 2),
         "tool_extra_fields": np.array([{"turns": [1]}, {}], dtype=object),
+        "extra_info": np.array([{} if extra is None else extra] * 2),
     }
-    return DataProto.from_dict(tensors=tensors, non_tensors=others, meta_info={"place": place})
+    return DataProto.from_dict(tensors=tensors, non_tensors=others, meta_info={"step": 7})
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
+def worker() -> Iterator[Any]:
+    """A handle of an actor that writes into what it gets, as reward managers do."""
     import ray
 
+    from seamless_verl.agent_loops.scoring import reward_workers
+
+    @ray.remote
+    class Worker:
+        def __init__(self) -> None:
+            self.seen = list[dict[str, Any]]()
+
+        async def compute_score(self, data: Any) -> dict[str, Any]:
+            before = {name: tensor.clone() for name, tensor in data.batch.items()}
+            others = deepcopy({name: values.tolist() for name, values in data.non_tensor_batch.items()})
+            for tensor in data.batch.values():
+                tensor += 1
+            self.seen.append(data[-1:][0].non_tensor_batch["extra_info"])
+            self.seen[-1]["session"] = len(self.seen)
+            if len(data) == 1:
+                raise ValueError("no")
+            sizes = len(data), data.batch.batch_size
+            return {"type": type(data).__name__, "batch": before, "others": others, "sizes": sizes, "of": self.seen}
+
     ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
-    yield ray
+    yield (reward_workers([Worker.remote()]) or [None])[0]
     ray.shutdown()
 
 
-def handle(score: Callable[[Any], Any]) -> Any:
-    """Of a reward worker in this process, whose reward function is this coroutine; `calls` has how many each had."""
-    from seamless_verl.agent_loops.scoring import SeamlessRewardLoopWorker
-
-    worker = object.__new__(SeamlessRewardLoopWorker)
-    worker.compute_score, calls = score, list[int]()
-
-    async def remote(sent: list[Any]) -> Any:
-        calls.append(len(sent))
-        return await worker.score_sessions([one.data for one in sent])
-
-    return SimpleNamespace(score_sessions=SimpleNamespace(remote=remote), calls=calls)
-
-
-def scorer(made: Any) -> Any:
-    from seamless_verl.agent_loops.scoring import reward_workers
-
-    (worker,) = reward_workers([made]) or ()
-    return worker.compute_score
-
-
-def test_a_reward_worker_gets_verls_batch(cluster: Any) -> None:
+@pytest.mark.parametrize("length", [3, LONG])
+def test_a_reward_worker_gets_verls_batch_and_may_write_into_it(worker: Any, length: int) -> None:
+    import ray
     import torch
 
-    from seamless_verl.agent_loops.scoring import SentSession
-
-    @cluster.remote
-    class Worker:
-        async def score_sessions(self, sessions: list[Any]) -> list[dict[str, Any]]:
-            for one in sessions:
-                one.batch["responses"] += 0  # as if it were its own
-            return [{"type": type(one).__name__, "data": SentSession(one)} for one in sessions]
-
-    async def scores(sent: list[Any]) -> list[Any]:
-        method = scorer(Worker.remote())
-        return await asyncio.gather(*map(method.remote, sent))
-
-    sent = [session(), session(1)[1:], session(2)]
-    for data, result in zip(sent, asyncio.run(scores(sent)), strict=True):
-        found = result["data"]
-        assert result["type"] == "DataProto" and len(found) == len(data) and found.meta_info == data.meta_info
-        assert found.batch.batch_size == data.batch.batch_size and set(found.batch.keys()) == set(data.batch.keys())
-        for name, tensor in data.batch.items():
-            assert found.batch[name].dtype == tensor.dtype and torch.equal(found.batch[name], tensor)
-        for name, values in data.non_tensor_batch.items():
-            assert found.non_tensor_batch[name].tolist() == values.tolist()
-        assert len(found[-1:]) == 1  # as reward managers take the last sequence
+    data = session(length)
+    found = ray.get(worker.compute_score.remote(data))
+    assert found["type"] == "DataProto" and found["sizes"] == (2, data.batch.batch_size)
+    assert set(found["batch"]) == set(data.batch.keys())
+    for name, tensor in data.batch.items():
+        assert found["batch"][name].dtype == tensor.dtype and torch.equal(found["batch"][name], tensor)
+    assert found["others"] == {name: values.tolist() for name, values in data.non_tensor_batch.items()}
 
 
-async def test_sessions_that_end_together_are_one_call_and_one_that_fails_fails_alone() -> None:
-    from seamless_verl.agent_loops.scoring import RewardFailedError
+def test_sessions_of_a_prompt_share_nothing_that_is_written(worker: Any) -> None:
+    """verl gives all of them the prompt's own `extra_info`, and each of its reward managers writes into it."""
+    import ray
 
-    class OddError(Exception):
-        def __reduce__(self) -> Any:
-            raise TypeError("cannot be sent")
-
-    async def score(data: Any) -> dict[str, Any]:
-        await asyncio.sleep(0)
-        if data.meta_info["place"] == 1:
-            raise OddError("no")
-        return {"reward_score": float(data.meta_info["place"])}
-
-    made = handle(score)
-    method = scorer(made)
-    first, failing, last = await asyncio.gather(*(method.remote(session(i)) for i in range(3)), return_exceptions=True)
-    assert made.calls == [3]
-    assert (first, last) == ({"reward_score": 0.0}, {"reward_score": 2.0})
-    assert isinstance(failing, RewardFailedError) and str(failing) == "OddError: no"
-    assert "test_scoring.py" in failing.__notes__[0]
+    shared = {"index": 3}
+    sent = [worker.compute_score.remote(session(extra=shared)) for _ in range(3)]
+    seen = ray.get(sent)[-1]["of"][-3:]
+    assert len({one["session"] for one in seen}) == 3 and shared == {"index": 3}
 
 
-async def test_a_slow_function_makes_no_session_wait_for_another_ones_score(monkeypatch: pytest.MonkeyPatch) -> None:
-    from seamless_verl.agent_loops import scoring
+def test_what_a_reward_function_raises_is_raised_as_by_verl(worker: Any) -> None:
+    import ray
 
-    monkeypatch.setattr(scoring, "SLOW_S", 0.0)  # each call is slow
-    released = asyncio.Event()
-
-    async def score(data: Any) -> dict[str, Any]:
-        if data.meta_info["place"] == 1:
-            await released.wait()
-        return {"reward_score": 1.0}
-
-    made = handle(score)
-    method = scorer(made)
-    await method.remote(session())
-    held, *others = [method.remote(session(i)) for i in range(1, 4)]
-    assert [await one for one in others] == [{"reward_score": 1.0}] * 2
-    assert made.calls == [1, 1, 1, 1] and not held.done()
-    released.set()
-    await held
-    monkeypatch.setattr(scoring, "SLOW_S", 3600.0)  # and none is
-    await method.remote(session())
-    await asyncio.gather(*(method.remote(session()) for _ in range(2)))
-    assert made.calls[4:] == [1, 2]
-
-
-async def test_a_worker_that_is_gone_is_an_error_of_each_session() -> None:
-    def gone(sent: list[Any]) -> None:
-        raise ConnectionError("gone")
-
-    method = scorer(SimpleNamespace(score_sessions=SimpleNamespace(remote=gone)))
-    ended = await asyncio.gather(method.remote(session()), method.remote(session()), return_exceptions=True)
-    assert [type(one) for one in ended] == [ConnectionError] * 2
-
-
-async def test_a_session_whose_caller_is_stopped_is_not_scored_and_disturbs_no_other() -> None:
-    scored, begun, released = list[int](), asyncio.Event(), asyncio.Event()
-
-    async def score(data: Any) -> dict[str, Any]:
-        scored.append(data.meta_info["place"])
-        if data.meta_info["place"] == 2:
-            begun.set()
-            await released.wait()
-        return {"reward_score": 1.0}
-
-    method = scorer(handle(score))
-    early, kept, late = (method.remote(session(i)) for i in range(3))
-    early.cancel()
-    await begun.wait()
-    late.cancel()
-    released.set()
-    assert await kept == {"reward_score": 1.0} and scored == [1, 2]
+    with pytest.raises(ValueError, match="no"):
+        ray.get(worker.compute_score.remote(session()[1:]))
 
 
 def test_without_reward_workers_the_trainer_scores() -> None:

@@ -104,11 +104,10 @@ def test_tensors_that_make_no_column_are_refused_as_by_verl() -> None:
 def test_another_storage_gets_verls_tensordict(monkeypatch: pytest.MonkeyPatch) -> None:
     from types import SimpleNamespace
 
-    from transfer_queue import interface
     from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-    from seamless_verl.agent_loops.queue_columns import columns_of_storage
+    from seamless_verl.agent_loops import queue_columns
 
     client = SimpleNamespace(storage_manager=SimpleNamespace())
-    monkeypatch.setattr(interface, "_maybe_create_tq_client", lambda: client)
-    assert columns_of_storage() is list_of_dict_to_tensordict
+    monkeypatch.setattr(queue_columns, "get_client", lambda: client)
+    assert queue_columns.columns_of_storage() is list_of_dict_to_tensordict

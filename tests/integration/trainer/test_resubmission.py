@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -205,3 +206,50 @@ def test_an_on_policy_step_begins_before_the_bookkeeping_of_the_last_one(
     assert trainer.prepare_step() == {"its": "metrics"} and submitted == [6]
     trainer.prepare_step()
     assert submitted == [6, 6]
+
+
+def test_what_ends_the_next_step_s_draw_is_raised_by_that_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> dict[str, Any]:
+        raise ValueError("every prompt is left out")
+
+    trainer = trainer_of(max_staleness=0)
+    monkeypatch.setattr(trainer, "_goes_on_at_once", lambda: True)
+    monkeypatch.setattr(PromptSubmittingTrainer, "prepare_step", lambda trainer: refuse())
+    trainer.begin_next_step()
+    assert trainer.global_steps == 5
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="every prompt is left out"):
+        trainer.prepare_step()
+
+
+@pytest.mark.parametrize("error", [None, ConnectionError("the queue is gone")])
+def test_what_a_step_leaves_over_ends_in_the_background_and_counts_as_deferred_once(error: Exception | None) -> None:
+    ends, done = threading.Event(), list[Any]()
+
+    def end(uids: Any) -> None:
+        assert ends.wait(30)
+        done.append(("ended", uids))
+        if error is not None:
+            raise error
+
+    trainer = trainer_of(max_staleness=0)
+    trainer.tail, trainer.parameter_sync_step, trainer.step_batches = TailBatching(2), 2, 1
+    trainer.agent_loop_manager = SimpleNamespace(defer=end)
+    trainer.replay_buffer = SimpleNamespace(  # type: ignore[assignment]
+        outstanding_prompts=lambda: ["a", "b"], defer=lambda uids, step: done.append(("put aside", uids, step))
+    )
+    trainer.defer_rest()
+    assert trainer.deferring is None, "the step has another mini-batch"
+    trainer.step_batches = 2
+    trainer.defer_rest()
+    assert not done and trainer.tail.deferred == []
+    ends.set()
+    if error is not None:
+        with pytest.raises(ConnectionError):
+            trainer.await_deferred()
+        assert trainer.tail.deferred == []
+        return
+    trainer.await_deferred()
+    assert done == [("ended", ["a", "b"]), ("put aside", ["a", "b"], 5)] and trainer.tail.deferred == ["a", "b"]
+    trainer.await_deferred()
+    assert trainer.tail.deferred == ["a", "b"]
