@@ -266,8 +266,8 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
     def defer_rest(self) -> None:
         """With tail batching, when a step has its last mini-batch: ends the groups that are left over.
 
-        The batch is prepared meanwhile: `await_deferred` is called before training computes. Until then nothing else is
-        submitted or sampled.
+        The batch is prepared meanwhile: `await_deferred` is called before training computes, and at the latest before
+        what became of groups is recorded. Until then nothing else is submitted or sampled.
         """
         if not self.tail.extra or self.step_batches < self.parameter_sync_step:
             return

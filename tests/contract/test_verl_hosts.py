@@ -133,7 +133,7 @@ HELD = {
     "verl.experimental.reward_loop:RewardLoopManager": "reward_loop_workers",
     "verl.trainer.main_ppo:TaskRunnerV1": "config trainer agent_loop_manager init_agent_loop_manager run",
     "verl.trainer.ppo.utils:Role": "Actor ActorRollout ActorRolloutRef RefPolicy Critic RewardModel TeacherModel",
-    "transfer_queue:KVBatchMeta": "keys partition_id",
+    "transfer_queue:KVBatchMeta": "keys partition_id fields",
 }
 # The methods of verl's worker groups that compute; the others that its trainer calls do not.
 COMPUTING = {
