@@ -25,6 +25,8 @@ GENERATED_VERSIONS = "generated_versions"
 
 SAMPLES = "__rollout_n__"
 """A prompt's column: how many sessions it gets; verl reads it."""
+OLD_LOGPROBS = "has_old_log_probs"
+"""A row's tag: verl's column `old_log_probs` is written with it. Its padding copies the tag, but not the column."""
 FIRST, PROMPT = "__first_session__", "__sampler_prompt__"
 """A prompt's columns: the number of its first session, where others ended before; what a sampler knows it by."""
 
@@ -158,10 +160,12 @@ def turns_of(output: AgentLoopOutput) -> dict[str, torch.Tensor]:
 class Positions(Protocol):
     """The methods of verl's worker that depend on its model; `ids` and `mask` have shape [1, length].
 
-    `compares_turns`: the run's advantage estimator reads the turns.
+    `compares_turns`: the run's advantage estimator reads the turns. `bypasses`: training takes the logprobs that
+    engines gave (verl's `bypass_mode`).
     """
 
     compares_turns: bool
+    bypasses: bool
 
     def _compute_multi_modal_inputs(self, output: AgentLoopOutput, ids: torch.Tensor) -> Mapping[str, Any]: ...
     def _compute_position_ids(
@@ -207,7 +211,15 @@ def _columns_and_tag(
     columns["input_ids"], columns["multi_modal_inputs"] = ids, inputs
     columns["position_ids"] = worker._compute_position_ids(ids[None], torch.ones_like(ids)[None], inputs).squeeze(0)
     columns["loss_mask"] = columns["response_mask"]
-    return columns, _tag(columns)
+    tag = _tag(columns)
+    if worker.bypasses and "rollout_log_probs" in columns:
+        columns["old_log_probs"], tag[OLD_LOGPROBS] = columns["rollout_log_probs"], True
+    return columns, tag
+
+
+def has_old_logprobs(tag: Mapping[str, Any]) -> bool:
+    """Whether a row was written with the column, by its tag."""
+    return bool(tag.get(OLD_LOGPROBS)) and not tag.get("is_padding")
 
 
 def _tag(columns: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 
 import hydra
 import ray
-from omegaconf import DictConfig, ListConfig
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap, _agent_loop_registry
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 from verl.utils.rollout_trace import rollout_trace_attr
@@ -38,13 +38,14 @@ from seamless_verl.runtime.waits import QUEUE, Wait, WaitKind
 
 logger = logging.getLogger(__name__)
 LOOPS_KEY = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
+BYPASS = "algorithm.rollout_correction.bypass_mode"
 STOP_S = 30.0  # for cancelled agents to end
 
 
 class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[misc]
     """verl's worker; notifies the data plane of finished and failed groups, and acknowledges sessions."""
 
-    compares_turns = False
+    compares_turns = bypasses = False
 
     def __init__(self, *args: Any, variables: Mapping[str, str] = MappingProxyType({}), **kwargs: Any) -> None:
         """`variables` of the command's environment, which agents read: those that this node has stay its own."""
@@ -59,6 +60,7 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
         self.reward_loop_worker_handles = reward_workers(self.reward_loop_worker_handles)
         self.seamless = SeamlessConfig.parse(self.config.get("seamless"))
         self.compares_turns = compares_turns(self.config)
+        self.bypasses = bool(OmegaConf.select(self.config, BYPASS))
         logging.getLogger(AgentLoopWorkerTQ.__module__).addFilter(WithoutDroppedGroups())
         SessionAgentLoop.confirmed = True
         freeze_imports()

@@ -128,11 +128,12 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
         return ended
 
     def begin_next_step(self) -> None:
-        """At a step's end: submits the prompts of the next one, where engines have nothing to generate until then.
+        """At a step's end: submits the prompts of the next one.
 
-        What else a step's end takes, its metrics and the clearing of its rows, is done while they generate.
+        What else a step's end takes, its metrics and the clearing of its rows, is done while engines generate. Else
+        those that had ended what was drawn ahead would stand idle for it.
         """
-        if self.seamless.staleness_bound == 0 and self._goes_on_at_once():
+        if self._goes_on_at_once():
             self.global_steps += 1  # the step whose prompts these are
             try:
                 self.prepared = self.prepare_step()

@@ -20,6 +20,7 @@ from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.utils.debug import marked_timer
 
+from seamless_verl.agent_loops.rows import has_old_logprobs
 from seamless_verl.config.checks.estimators import OF_TURNS, OWN_ESTIMATORS
 from seamless_verl.journal import GroupOutcome
 from seamless_verl.platform.adaptation import rebound
@@ -27,6 +28,7 @@ from seamless_verl.runtime.checkpoint_cleanup import marked_save, remove_emptied
 from seamless_verl.runtime.checkpoint_marker import step_folder
 from seamless_verl.runtime.process import freeze_imports
 from seamless_verl.trainer.advantages import advantages_of
+from seamless_verl.trainer.balanced_rows import partitions
 from seamless_verl.trainer.corrected_update import UPDATE, update_numbers
 from seamless_verl.trainer.deferred_prompts import stored
 from seamless_verl.trainer.earlier_checkpoints import all_steps, earlier_steps, kept_checkpoints, loaded_from
@@ -189,9 +191,10 @@ class SeamlessTrainer(TrainerSetup):
         self._pending_sync_metrics |= self.tail.metrics() if self.tail.extra else {}
         self._pending_sync_metrics |= self.replay_buffer.carried_over(self.global_steps)
         self._pending_sync_metrics |= {} if self.prompt_sampling is None else self.prompt_sampling.metrics()
+        self._pending_sync_metrics |= self.choose_ahead()
         self.begin_next_step()
         self._pending_sync_metrics |= self.device_time.close(f"step {self.global_steps}")
-        self._pending_sync_metrics |= self.lending.metrics() | self.starter.metrics() | self.choose_ahead()
+        self._pending_sync_metrics |= self.lending.metrics() | self.starter.metrics()
         self._pending_sync_metrics |= self.watch_metrics()
 
     def _record_groups(self) -> None:
@@ -207,13 +210,20 @@ class SeamlessTrainer(TrainerSetup):
             dropped = [group.uid for group in groups if group.outcome not in kept]
             self.lengths.write(self.global_steps, trained, dropped)
 
+    def _balance_batch(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        with rebound(trainer_base, get_seqlen_balanced_partitions=partitions):
+            return super()._balance_batch(batch, *args, **kwargs)
+
     def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
         if self.seamless.tokens.policy != TRAIN_ALL:
             trained, masked = mask_stale(batch, self.token_policy, self.global_steps - 1)
             metrics.update({"seamless/tokens/trained": trained, "seamless/tokens/masked_as_stale": masked})
             ray.get(self.data_plane.actor.count_masked.remote(masked))
+        bypass = self.config.algorithm.rollout_correction.bypass_mode  # with it, both logprobs are the same numbers
+        if bypass and all(has_old_logprobs(tag) for tag in batch.tags):
+            return batch  # verl would read one column and write the other
         batch = super()._compute_old_log_prob(batch, metrics)
-        if not self.config.algorithm.rollout_correction.bypass_mode:  # with it, both logprobs are the same numbers
+        if not bypass:
             metrics.update(agreement(batch))
         return batch
 

@@ -11,6 +11,7 @@ from support.hosts import attributes, found, listed, parameters, signature
 
 from seamless_verl.agent_loops.rows import SAMPLES
 from seamless_verl.platform.adaptation import plain_class
+from seamless_verl.trainer.balanced_rows import partitions
 
 BASE = "verl.trainer.ppo.v1.trainer_base:PPOTrainer."
 BUFFER = "verl.trainer.ppo.v1.replay_buffer:ReplayBufferAsync."
@@ -26,6 +27,7 @@ OVERRIDDEN = {
     BASE + "get_llm_client": "(self) -> verl.workers.rollout.llm_server.LLMServerClient",
     BASE + "_rollout_server_managers": "(self) -> list",
     BASE + "_get_n_gpus_for_throughput": "(self) -> int",
+    BASE + "_balance_batch": f"(self, batch: {BATCH}, metrics, logging_prefix='global_seqlen', keep_minibatch=False)",
     BASE + "_compute_old_log_prob": f"(self, batch: {BATCH}, metrics: dict) -> {BATCH}",
     BASE + "_compute_values": f"(self, batch: {BATCH}, metrics: dict) -> {BATCH}",
     BASE + "_get_required_batch_multiple": "(self, dp_size: int) -> int",
@@ -67,6 +69,7 @@ CALLED = {
     " num_repeat norm_adv_by_std_in_grpo config",
     "verl.trainer.ppo.ray_trainer:compute_advantage": "data adv_estimator gamma lam num_repeat norm_adv_by_std_in_grpo"
     " config",
+    "verl.utils.seqlen_balancing:get_seqlen_balanced_partitions": "seqlen_list k_partitions equal_size",
     BASE + "_add_async_warmup_batches": "self num_warmup_batches",
     BASE + "_add_prompts_to_generate": "self num_prompts",
     BASE + "_submit_batch_to_rollout": "self batch",
@@ -179,10 +182,26 @@ def test_a_prompt_may_say_how_many_sessions_it_gets(column: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [*("RayWorkerGroup", "LLMServerManager", "register_trainer"), *("Tracking", "tqdm", "pprint")]
+    "name",
+    [
+        *("RayWorkerGroup", "LLMServerManager", "register_trainer", "get_seqlen_balanced_partitions"),
+        *("Tracking", "tqdm", "pprint"),
+    ],
 )
 def test_the_names_rebound_during_set_up_and_training_exist(name: str) -> None:
     assert name in vars(inspect.getmodule(found(BASE[:-1], "seamless-trainer")))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_rows_are_divided_among_ranks_as_verl_divides_them(ranks: int) -> None:
+    divide = found("verl.utils.seqlen_balancing:get_seqlen_balanced_partitions", "seamless-trainer")
+    lengths = [7, 3, 3, 9, 1, 5]
+    assert partitions(lengths, ranks, equal_size=True) == divide(lengths, ranks, equal_size=True)
+
+
+def test_with_bypass_mode_old_logprobs_are_a_copy_of_the_engines() -> None:
+    source = inspect.getsource(found(BASE + "_compute_old_log_prob", "seamless-trainer"))
+    assert 'data["old_log_probs"] = data.pop("rollout_log_probs")' in source
 
 
 def test_reward_workers_are_called_for_scores_alone() -> None:

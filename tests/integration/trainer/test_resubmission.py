@@ -166,7 +166,7 @@ def test_a_step_submits_as_many_steps_worth_as_it_is_to_run_ahead(
     ("changed", "early"),
     [
         pytest.param({}, True, id="on-policy"),
-        pytest.param({"max_staleness": 1}, False, id="engines have prompts ahead"),
+        pytest.param({"max_staleness": 4}, True, id="engines may have ended what was drawn ahead"),
         pytest.param({"test_freq": 5}, False, id="a validation comes between"),
         pytest.param({"test_freq": 4}, True, id="one came before"),
         pytest.param({"total_training_steps": 5}, False, id="the last step"),
@@ -175,7 +175,7 @@ def test_a_step_submits_as_many_steps_worth_as_it_is_to_run_ahead(
         pytest.param({"profiled": [6]}, False, id="the next step may be profiled"),
     ],
 )
-def test_an_on_policy_step_begins_before_the_bookkeeping_of_the_last_one(
+def test_a_step_s_prompts_are_submitted_before_the_bookkeeping_of_the_last_one(
     monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], early: bool
 ) -> None:
     given = {"max_staleness": 0, "test_freq": -1, "total_training_steps": 9, "steps_per_epoch": 100, "total_epochs": 1}
