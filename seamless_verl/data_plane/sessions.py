@@ -318,7 +318,7 @@ class Sessions:
 
     def _take(self, session_id: str) -> SessionRecord:
         """A closed session's record; the gateway forgets the session as soon as no request of it runs."""
-        self.calls.paused_time.forget(session_id)
+        self.calls.session_ended(session_id)
         self.finishing.add(session_id)
         self.forget_finished()
         return self.recorder.take(session_id)

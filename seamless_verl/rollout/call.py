@@ -225,6 +225,11 @@ class Calls:
         """A session of this group was opened: its calls are as old as the version that is committed now."""
         self._order.group_began(group, self._fleet.committed)
 
+    def session_ended(self, key: str) -> None:
+        """No further call of this session comes: what its calls waited and their order are not kept."""
+        self.paused_time.forget(key)
+        self._order.conversation_ended(key)
+
     def metrics(self) -> dict[str, float]:
         ended = {f"calls/{finish}": float(self._ended[finish]) for finish in Finish if finish is not Finish.CUT}
         return ended | {

@@ -78,6 +78,10 @@ class Remembered(Generic[T]):
         if len(self._values) > self._limit:
             self._values.popitem(last=False)
 
+    def forget(self, key: str) -> None:
+        """As if the key, if it is known, had never been used."""
+        self._values.pop(key, None)
+
     def first(self, key: str, value: T) -> T:
         """The key's value, which is `value` if it has none yet."""
         self.put(key, found := self._values.get(key, value))
@@ -121,6 +125,15 @@ class CallOrder:
     def group_began(self, group: str, version: int) -> int:
         """The age of a group, of which this may be the first sign; `version` is the committed one."""
         return self._groups.first(group, version) if group else version
+
+    def __len__(self) -> int:
+        """Groups and conversations that are remembered."""
+        return len(self._groups) + len(self._conversations)
+
+    def conversation_ended(self, key: str) -> None:
+        """No further call of this conversation comes."""
+        for ages in (self._conversations, self._groups):  # the latter where it had no group
+            ages.forget(key)
 
     def enter(self, ids: array[int], *, key: str, group: str, version: int) -> tuple[Precedence, str]:
         """The place of a call, and the name of its prompt if it begins a conversation, else "".

@@ -78,6 +78,17 @@ def test_a_conversation_keeps_its_ticket() -> None:
     assert enter(order, [1]).ticket != enter(order, [1]).ticket
 
 
+def test_a_conversation_that_has_ended_is_forgotten() -> None:
+    """Else a run's memory grows until as many are known as are remembered at most."""
+    order = CallOrder()
+    for group, groups in (("g", 1), ("", 0)):
+        enter(order, [1], key="talk", group=group)
+        order.conversation_ended("talk")
+        order.conversation_ended("talk")
+        assert len(order) == groups, "a group has other conversations"
+        order = CallOrder()
+
+
 def lengths(**of: list[int]) -> LengthsByPrompt:
     found = LengthsByPrompt()
     for prompt, tokens in of.items():
