@@ -18,12 +18,14 @@ from typing import Any
 import hydra
 import ray
 from omegaconf import DictConfig, ListConfig, OmegaConf
+from verl.experimental.agent_loop import agent_loop
 from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap, _agent_loop_registry
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 from verl.utils.rollout_trace import rollout_trace_attr
 
 from seamless_verl.agent_loops.group import ERROR, GROUP, STUCK, UNTRAINABLE, SessionGroup, WithoutDroppedGroups
 from seamless_verl.agent_loops.loops import AgentFailedError, SessionAgentLoop, compares_turns
+from seamless_verl.agent_loops.prompt_builders import PromptBuilders
 from seamless_verl.agent_loops.queue_columns import columns_of_storage
 from seamless_verl.agent_loops.queue_writer import QueueWriter
 from seamless_verl.agent_loops.rows import FIRST, PROMPT, SAMPLES, SessionOutputs, labelled, rows_of, share_reward
@@ -32,7 +34,7 @@ from seamless_verl.config.schema import SeamlessConfig
 from seamless_verl.data_plane.client import PLANE, await_reply
 from seamless_verl.data_plane.waits import group_name
 from seamless_verl.errors import ConfigError, SessionStuckError
-from seamless_verl.platform.adaptation import plain_class
+from seamless_verl.platform.adaptation import plain_class, rebound
 from seamless_verl.runtime.process import freeze_imports, show_log
 from seamless_verl.runtime.waits import QUEUE, Wait, WaitKind
 
@@ -57,6 +59,7 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
         self.loops: dict[str, Callable[..., Any]] = {}
         self.running: dict[str, tuple[SessionGroup, asyncio.Task[Any]]] = {}  # by the prompt's uid
         self.writer = QueueWriter(columns_of_storage())
+        self.builders = PromptBuilders()
         self.reward_loop_worker_handles = reward_workers(self.reward_loop_worker_handles)
         self.seamless = SeamlessConfig.parse(self.config.get("seamless"))
         self.compares_turns = compares_turns(self.config)
@@ -171,16 +174,17 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
                 problem = f"no agent loop has that name, only {sorted(_agent_loop_registry)}"
                 raise ConfigError("agent_name", name, problem, f"Name it in the file of {LOOPS_KEY}, or in the data")
             self.loops[name] = loop_factory(_agent_loop_registry[name])
-        return self.loops[name](
-            trainer_config=DictConfigWrap(self.config),
-            server_manager=self.llm_client,
-            tokenizer=self.tokenizer,
-            processor=self.processor,
-            hf_model_type=self.hf_model_type,
-            dataset_cls=self.dataset_cls,
-            data_config=DictConfigWrap(self.config.data),
-            tools=ToolListWrap(self.tools),
-        )
+        with rebound(agent_loop, create_continuous_token_builder=self.builders):
+            return self.loops[name](
+                trainer_config=DictConfigWrap(self.config),
+                server_manager=self.llm_client,
+                tokenizer=self.tokenizer,
+                processor=self.processor,
+                hf_model_type=self.hf_model_type,
+                dataset_cls=self.dataset_cls,
+                data_config=DictConfigWrap(self.config.data),
+                tools=ToolListWrap(self.tools),
+            )
 
     async def _agent_loop_postprocess(self, output: Any, validate: bool, **kwargs: Any) -> None:
         """Scores a session; its rows wait for the others of its group."""

@@ -82,6 +82,10 @@ CALLED = {
     BUFFER + "_clear_groups": "self partition_id uids",
     LOOPS + "AgentLoopBase.__init__": "self trainer_config server_manager tokenizer processor dataset_cls data_config"
     " hf_model_type **kwargs",
+    LOOPS + "create_continuous_token_builder": "tokenizer * model_family hf_model_type chat_template_kwargs"
+    " mm_processor_kwargs processor **builder_kwargs",
+    "verl.utils.tokenizer.continuous_token:ContinuousTokenBuilder.build_initial_tokens": "self messages * tools"
+    " images videos audios mm_inputs_out",
     LOOPS + "DictConfigWrap": "config",
     LOOPS + "ToolListWrap": "tools",
     LOOPS + "AgentLoopWorker._compute_score": "self outputs kwargs",
