@@ -38,10 +38,10 @@ def session_of(
 
 
 class ScoreMethod:
-    """In the place of a reward worker's `compute_score`."""
+    """In the place of a reward worker's `compute_score`; Ray keeps no record of each call."""
 
     def __init__(self, method: Any) -> None:
-        self.method = method
+        self.method = method.options(enable_task_events=False)
 
     def remote(self, data: DataProto) -> Any:
         return self.method.remote(SentSession(data))

@@ -16,6 +16,8 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
+import ray
+
 from seamless_verl.data_plane import lost_loops
 from seamless_verl.data_plane.connections import LOSS_METRICS, ReplicaAddress
 from seamless_verl.data_plane.earlier_sessions import AgentResult
@@ -205,6 +207,7 @@ class DataPlane(PlaneLifecycle):
 
     # The agent loops' side
 
+    @ray.method(enable_task_events=False)  # else Ray tells its GCS of each call, an eighth of what it takes
     async def generate(
         self, name: str, prompt_ids: list[int], sampling: dict[str, Any], group: str = "", validation: bool = False
     ) -> Generated:

@@ -14,6 +14,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
@@ -74,6 +75,7 @@ class LendingStatistics:
 
 
 T = TypeVar("T")
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 UPDATE = "update_actor"  # the last computation of a mini-batch
 # Worker groups and their methods that compute on the trainer's devices and return when they have. The critic's do not
 # wait: see `SeamlessTrainer._compute_values`.
@@ -162,26 +164,37 @@ class DeviceLending(ABC):
     def on_started(self, ids: Sequence[str]) -> None:  # noqa: B027 - optional in a subclass
         """Called when these replicas, whose devices training does not use now, were started again and have loaded."""
 
-    def wrap(self, name: str, computation: Callable[..., T]) -> Callable[..., T]:
-        """The computation inside `training`."""
+    def wrap(
+        self, name: str, computation: Callable[..., T], prepare: Callable[..., Callable[[], T]] | None = None
+    ) -> Callable[..., T]:
+        """The computation inside `training`; with its arguments `prepare` gives it before the devices are reclaimed."""
 
         @functools.wraps(computation)
         def wrapped(*args: Any, **kwargs: Any) -> T:
+            prepared = prepare(*args, **kwargs) if prepare else functools.partial(computation, *args, **kwargs)
             with self.training(name):
-                return computation(*args, **kwargs)
+                return prepared()
 
         return wrapped
 
-    def wrap_computations(self, trainer: Any) -> None:
+    def reclaims(self) -> bool:
+        """Whether training has to reclaim devices before it computes."""
+        return self.depth == 0 and len(self.reclaimed) < len(self.ids)
+
+    def wrap_computations(self, trainer: Any, prepared: Mapping[str, Callable[..., Any]] = NOTHING) -> None:
         """Puts each computation of the actor's and the reference's worker groups inside `training`.
 
+        `prepared` has, by the computation's name, what makes `wrap`'s `prepare` of the group, the computation and this.
         The critic's group returns before it has computed, so the trainer puts what waits for it inside.
         """
         for group_name, methods in COMPUTATIONS.items():
             group = getattr(trainer, group_name, None)
             for name in methods if group is not None else ():
-                if hasattr(group, name) and not hasattr(getattr(group, name), "__wrapped__"):
-                    setattr(group, name, self.wrap(name, getattr(group, name)))
+                computation = getattr(group, name, None)
+                if computation is None or hasattr(computation, "__wrapped__"):
+                    continue
+                prepare = prepared[name](group, computation, self) if name in prepared else None
+                setattr(group, name, self.wrap(name, computation, prepare))
 
     def view(self, due_in_s: float | None) -> LendingView:
         """What the policy sees. The trainer's devices are all handed over together, since an update needs all."""

@@ -161,12 +161,13 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
             if room := self.room():
                 self._submit(self._draw(room, begins=True))
             return {}
-        if self.room() < self.config.data.train_batch_size:
+        step, room = self.config.data.train_batch_size, self.room()
+        if room < step:
             self.refill()
             return {}
         metrics = dict(super().prepare_step())
-        if not self.config.skip.rollout_tq.enable:
-            self.refill()  # where more steps' worth are to generate than in the step before
+        if room > step and not self.config.skip.rollout_tq.enable:
+            self.refill()  # more steps' worth are to generate than in the step before
         return metrics
 
     def _submit_batch_to_rollout(self, batch: Any) -> int:

@@ -37,7 +37,8 @@ from seamless_verl.runtime.step_metrics import StepMetrics
 from seamless_verl.trainer.deaths import numbered
 from seamless_verl.trainer.description import describe
 from seamless_verl.trainer.device_time import DeviceTime, LostSource, server_reports, train_device
-from seamless_verl.trainer.lending import DeviceLending, ReleasedLending, ResidentLending
+from seamless_verl.trainer.fetched_batch import AheadOfUpdate
+from seamless_verl.trainer.lending import UPDATE, DeviceLending, ReleasedLending, ResidentLending
 from seamless_verl.trainer.lending_view import DeviceViews, RunDevices
 from seamless_verl.trainer.needed_nodes import nodes_of_run
 from seamless_verl.trainer.pools import TagPools, place_by_tags
@@ -129,7 +130,7 @@ class TrainerSetup(SamplingTrainer):
         )
         self.device_time = self._device_time(replicas)
         self.lending = self._lending(replicas)
-        self.lending.wrap_computations(self)
+        self.lending.wrap_computations(self, {UPDATE: AheadOfUpdate})
         self.commit = self._commit(replicas)
 
     def _before_computation(self) -> None:

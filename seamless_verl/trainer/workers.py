@@ -27,6 +27,7 @@ from seamless_verl.algorithms import interpolated, m2po
 from seamless_verl.resources.ledger import Activity, DeviceUse, NodeActivity
 from seamless_verl.trainer.corrected_update import CorrectedUpdates
 from seamless_verl.trainer.device_time import record_computations, train_device
+from seamless_verl.trainer.fetched_batch import FetchesAhead
 from seamless_verl.trainer.pools import TagWorkers
 from seamless_verl.trainer.rotated_checkpoints import RotatesCheckpoints
 from seamless_verl.trainer.weight_export import exports_alone, hold_changes
@@ -43,7 +44,7 @@ STAGING = "staging"
 STAGING_METHODS = ("finish_staging",)  # in that concurrency group
 
 
-class SeamlessActorWorker(RotatesCheckpoints, DetachActorWorker):
+class SeamlessActorWorker(FetchesAhead, RotatesCheckpoints, DetachActorWorker):
     """Actor, rollout and reference on one device."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

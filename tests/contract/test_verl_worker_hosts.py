@@ -96,6 +96,9 @@ CALLED = {
     "verl.utils.import_utils:import_external_libs": "external_libs",
     "verl.utils.ray_utils:auto_await": "func",
     "verl.utils:normalize_token_ids": "tokenized_output",
+    DECORATOR + ":dispatch_lazy_compute_data_proto": "mesh_name worker_group *args **kwargs",
+    DECORATOR + ":collect_lazy_compute_data_proto": "mesh_name worker_group *args **kwargs",
+    DECORATOR + ":dispatch_one_to_all": "worker_group *args **kwargs",
     DECORATOR + ":register": "dispatch_mode execute_mode blocking materialize_futures",
     "verl.single_controller.ray:RayClassWithInitArgs.__init__": "self cls *args **kwargs",
     GROUP + "__init__": "self resource_pool ray_cls_with_init bin_pack name_prefix detached worker_names worker_handles"

@@ -49,7 +49,11 @@ def test_a_prompt_is_rendered_once_for_all_sessions_and_as_verl_renders_it(token
 def test_a_template_s_options_are_those_of_the_builder(tokenizer: Any) -> None:
     """Two builders of one worker, for data sets with other options, do not get each other's prompts."""
     builders, rendered = PromptBuilders(), set[tuple[int, ...]]()
-    for options in ({}, {"chat_template": "{{ messages[-1].content }}"}, {"chat_template": "{{ messages[0].content }}"}):
+    for options in (
+        {},
+        {"chat_template": "{{ messages[-1].content }}"},
+        {"chat_template": "{{ messages[0].content }}"},
+    ):
         builder = builders(tokenizer, chat_template_kwargs=options, **MADE_OF)
         rendered.add(tuple(builder.build_initial_tokens(ASKED)))
     assert len(rendered) == 3
