@@ -26,7 +26,8 @@ GENERATED_VERSIONS = "generated_versions"
 SAMPLES = "__rollout_n__"
 """A prompt's column: how many sessions it gets; verl reads it."""
 OLD_LOGPROBS = "has_old_log_probs"
-"""A row's tag: verl's column `old_log_probs` is written with it. Its padding copies the tag, but not the column."""
+"""A row's tag: verl's column `old_log_probs` is written with it. verl's padding has the tag and the column of another
+row."""
 FIRST, PROMPT = "__first_session__", "__sampler_prompt__"
 """A prompt's columns: the number of its first session, where others ended before; what a sampler knows it by."""
 
@@ -160,12 +161,10 @@ def turns_of(output: AgentLoopOutput) -> dict[str, torch.Tensor]:
 class Positions(Protocol):
     """The methods of verl's worker that depend on its model; `ids` and `mask` have shape [1, length].
 
-    `compares_turns`: the run's advantage estimator reads the turns. `bypasses`: training takes the logprobs that
-    engines gave (verl's `bypass_mode`).
+    `compares_turns`: the run's advantage estimator reads the turns.
     """
 
     compares_turns: bool
-    bypasses: bool
 
     def _compute_multi_modal_inputs(self, output: AgentLoopOutput, ids: torch.Tensor) -> Mapping[str, Any]: ...
     def _compute_position_ids(
@@ -190,6 +189,18 @@ def rows_of(outputs: Sequence[AgentLoopOutput], worker: Positions, sample: Mappi
     ]
 
 
+def with_old_logprobs(row: Row) -> Row:
+    """The row for a run that trains on the logprobs which engines gave (verl's `bypass_mode`)."""
+    if (logprobs := row.columns.get("rollout_log_probs")) is None:
+        return row
+    return row._replace(columns=row.columns | {"old_log_probs": logprobs}, tag=row.tag | {OLD_LOGPROBS: True})
+
+
+def has_old_logprobs(tag: Mapping[str, Any]) -> bool:
+    """Whether a row was written with its own, by its tag."""
+    return bool(tag.get(OLD_LOGPROBS)) and not tag.get("is_padding")
+
+
 def labelled(rows: list[Row], prompt: str, reward: float | None) -> list[Row]:
     """The rows of a session with its prompt and reward in their tags, for a sampler; without one as they are.
 
@@ -211,15 +222,7 @@ def _columns_and_tag(
     columns["input_ids"], columns["multi_modal_inputs"] = ids, inputs
     columns["position_ids"] = worker._compute_position_ids(ids[None], torch.ones_like(ids)[None], inputs).squeeze(0)
     columns["loss_mask"] = columns["response_mask"]
-    tag = _tag(columns)
-    if worker.bypasses and "rollout_log_probs" in columns:
-        columns["old_log_probs"], tag[OLD_LOGPROBS] = columns["rollout_log_probs"], True
-    return columns, tag
-
-
-def has_old_logprobs(tag: Mapping[str, Any]) -> bool:
-    """Whether a row was written with the column, by its tag."""
-    return bool(tag.get(OLD_LOGPROBS)) and not tag.get("is_padding")
+    return columns, _tag(columns)
 
 
 def _tag(columns: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,16 @@ from seamless_verl.agent_loops.loops import AgentFailedError, SessionAgentLoop, 
 from seamless_verl.agent_loops.prompt_builders import PromptBuilders
 from seamless_verl.agent_loops.queue_columns import columns_of_storage
 from seamless_verl.agent_loops.queue_writer import QueueWriter
-from seamless_verl.agent_loops.rows import FIRST, PROMPT, SAMPLES, SessionOutputs, labelled, rows_of, share_reward
+from seamless_verl.agent_loops.rows import (
+    FIRST,
+    PROMPT,
+    SAMPLES,
+    SessionOutputs,
+    labelled,
+    rows_of,
+    share_reward,
+    with_old_logprobs,
+)
 from seamless_verl.agent_loops.scoring import reward_workers
 from seamless_verl.config.schema import SeamlessConfig
 from seamless_verl.data_plane.client import PLANE, await_reply
@@ -198,6 +207,8 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
             await self._compute_teacher_logprobs(last, last.prompt_ids, last.response_ids, validate, kwargs)
             share_reward(outputs)
             rows = labelled(rows_of(outputs, self, kwargs), group.prompt, last.reward_score)
+            if self.bypasses and not validate:
+                rows = [with_old_logprobs(row) for row in rows]
         except BaseException:
             if session is not None:
                 reason = "its rows could not be made"

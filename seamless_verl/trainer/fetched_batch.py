@@ -88,4 +88,4 @@ class AheadOfUpdate:
         return self.group.update_fetched()
 
     def _took(self, seconds: float) -> None:
-        self.fetch_s = moving_average(self.fetch_s, seconds)
+        self.fetch_s = max(seconds, moving_average(self.fetch_s, seconds))  # what is late holds every device up

@@ -131,9 +131,10 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
         """At a step's end: submits the prompts of the next one.
 
         What else a step's end takes, its metrics and the clearing of its rows, is done while engines generate. Else
-        those that had ended what was drawn ahead would stand idle for it.
+        those that had ended what was drawn ahead would stand idle for it. A manager of the user's may generate before
+        it returns.
         """
-        if self._goes_on_at_once():
+        if self._goes_on_at_once() and isinstance(self.agent_loop_manager, SeamlessAgentLoopManager):
             self.global_steps += 1  # the step whose prompts these are
             try:
                 self.prepared = self.prepare_step()
@@ -156,6 +157,7 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
             prepared, self.prepared = self.prepared, None
             if isinstance(prepared, Exception):
                 raise prepared
+            self.replay_buffer.outstanding()  # what ended meanwhile is known before devices are offered
             return prepared
         if self.tail.extra or self.tail.deferred:
             if room := self.room():

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_base import register_trainer
@@ -55,6 +56,12 @@ from seamless_verl.trainer.trained_columns import trained_columns
 from seamless_verl.trajectory.account import DropReason
 
 TRAIN_ALL = "train_all"
+
+
+def rows_at(batch: KVBatchMeta, places: Sequence[int]) -> KVBatchMeta:
+    """These rows of a batch."""
+    keys, tags = [batch.keys[i] for i in places], [batch.tags[i] for i in places]
+    return KVBatchMeta(keys=keys, tags=tags, partition_id=batch.partition_id)
 
 
 @register_trainer("seamless")
@@ -220,11 +227,11 @@ class SeamlessTrainer(TrainerSetup):
             metrics.update({"seamless/tokens/trained": trained, "seamless/tokens/masked_as_stale": masked})
             ray.get(self.data_plane.actor.count_masked.remote(masked))
         bypass = self.config.algorithm.rollout_correction.bypass_mode  # with it, both logprobs are the same numbers
-        if bypass and all(has_old_logprobs(tag) for tag in batch.tags):
-            return batch  # verl would read one column and write the other
-        batch = super()._compute_old_log_prob(batch, metrics)
         if not bypass:
+            batch = super()._compute_old_log_prob(batch, metrics)
             metrics.update(agreement(batch))
+        elif lacking := [i for i, tag in enumerate(batch.tags) if not has_old_logprobs(tag)]:
+            super()._compute_old_log_prob(rows_at(batch, lacking), metrics)  # reads one column and writes the other
         return batch
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:

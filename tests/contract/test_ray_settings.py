@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import ray
+from ray.actor import ActorMethod
 
 from seamless_verl.main_ppo import TASK_RECORDS
 
@@ -26,3 +28,10 @@ def test_ray_reads_how_many_ended_tasks_it_remembers(variable: str) -> None:
     environ = {**os.environ, variable: "12345"}
     read = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=120)
     assert read.stdout.strip() == "12345", f"ray has no setting {variable} any more\n{read.stderr}"
+
+
+def test_a_call_may_leave_no_record_in_ray() -> None:
+    """Ray's options of a method are the parameters of what submits its calls."""
+    assert "enable_task_events" in inspect.signature(ActorMethod._remote).parameters
+    marked = ray.method(enable_task_events=False)(lambda: None)  # refuses options that it does not know
+    assert vars(marked) == {"__ray_enable_task_events__": False}

@@ -18,6 +18,7 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 
 from seamless_verl.agent_loops.group import GROUP, WithoutDroppedGroups
 from seamless_verl.agent_loops.loops import dropped_as
+from seamless_verl.agent_loops.prompt_builders import PromptBuilders
 from seamless_verl.agent_loops.queue_writer import QueueWriter
 from seamless_verl.agent_loops.rows import FIRST, PROMPT, SAMPLES, Row, SessionOutputs
 from seamless_verl.agent_loops.worker import SeamlessAgentLoopWorker, loop_factory
@@ -130,7 +131,7 @@ def worker(kind: Any, put: Put, n: int = 1) -> Any:
     made.reward_loop_worker_handles, made.distillation_enabled, made.processor = None, False, None
     made.llm_client = made.tokenizer = made.hf_model_type = made.dataset_cls = None
     made.tools, made.loops, made.plane, made.writer = [], {}, Plane(put), QueueWriter()
-    made.running = {}
+    made.running, made.builders = {}, PromptBuilders()
     made.seamless = SeamlessConfig()
     return made
 

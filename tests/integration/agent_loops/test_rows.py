@@ -99,23 +99,21 @@ def test_each_token_has_its_turn_in_a_session_with_a_branch() -> None:
     assert [row["turn_reward"].tolist() for row in rows] == [[0.5, 0.5, 0, 0, 0, 0, 0], [-1, -1]]
 
 
-@pytest.mark.parametrize("bypasses", [True, False])
-def test_with_bypass_mode_a_row_is_written_with_its_old_logprobs(bypasses: bool) -> None:
-    from seamless_verl.agent_loops.rows import has_old_logprobs, rows_of
+def test_a_row_may_be_written_with_its_old_logprobs() -> None:
+    from seamless_verl.agent_loops.rows import has_old_logprobs, rows_of, with_old_logprobs
 
     worker: Any = SimpleNamespace(
         compares_turns=False,
-        bypasses=bypasses,
         _compute_multi_modal_inputs=lambda *_: {},
         _compute_position_ids=lambda ids, *_: ids,
     )
-    sample = {"uid": "a", "session_id": 0, "global_steps": 1}
     made, without = output([1, 1]), output([1])
     made.response_logprobs = [-0.5, -1.5]
-    written, lacking = rows_of([made, without], worker, sample)
-    assert has_old_logprobs(written.tag) is bypasses and not has_old_logprobs(lacking.tag)
-    assert ("old_log_probs" in written.columns) is bypasses and "old_log_probs" not in lacking.columns
-    assert "old_log_probs" not in written.columns or written.columns["old_log_probs"].tolist() == [-0.5, -1.5]
+    rows = rows_of([made, without], worker, {"uid": "a", "session_id": 0, "global_steps": 1})
+    assert not any(has_old_logprobs(row.tag) or "old_log_probs" in row.columns for row in rows)
+    written, lacking = map(with_old_logprobs, rows)
+    assert written.columns["old_log_probs"].tolist() == [-0.5, -1.5] and has_old_logprobs(written.tag)
+    assert lacking == rows[1], "it has no logprobs"
     assert not has_old_logprobs(written.tag | {"is_padding": True}), "verl's padding has the tag of the first row"
 
 

@@ -30,6 +30,18 @@ def session(length: int = 3, extra: dict[str, Any] | None = None) -> Any:
     return DataProto.from_dict(tensors=tensors, non_tensors=others, meta_info={"step": 7})
 
 
+def test_ray_keeps_no_record_of_a_score_or_a_generation() -> None:
+    from seamless_verl.agent_loops.scoring import ScoreMethod
+    from seamless_verl.data_plane.actor import DataPlane
+
+    class Method:
+        def options(self, **given: Any) -> dict[str, Any]:
+            return given
+
+    assert ScoreMethod(Method()).method == {"enable_task_events": False}
+    assert DataPlane.generate.__ray_enable_task_events__ is False  # type: ignore[attr-defined]
+
+
 @pytest.fixture(scope="module")
 def worker() -> Iterator[Any]:
     """A handle of an actor that writes into what it gets, as reward managers do."""

@@ -1,4 +1,4 @@
-"""Where training takes the engines' logprobs, rows that were written with verl's copy of them are not copied again."""
+"""What is made of a batch before it is trained: the old logprobs of rows that lack them, and each rank's rows."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ WRITTEN: dict[str, Any] = {OLD_LOGPROBS: True}
 @pytest.mark.parametrize(
     ("bypass", "tags", "by_verl"),
     [
-        pytest.param(True, [WRITTEN, WRITTEN], False, id="written with the rows"),
-        pytest.param(True, [WRITTEN, WRITTEN | {"is_padding": True}], True, id="padding lacks the column"),
-        pytest.param(True, [WRITTEN, {}], True, id="a row of an earlier release's checkpoint"),
-        pytest.param(False, [WRITTEN, WRITTEN], True, id="the trainer computes its own"),
+        pytest.param(True, [WRITTEN, WRITTEN], [], id="written with the rows"),
+        pytest.param(True, [WRITTEN, WRITTEN | {"is_padding": True}], [["b_0_0"]], id="padding has another row's"),
+        pytest.param(True, [{}, WRITTEN], [["a_0_0"]], id="a row of an earlier release's checkpoint"),
+        pytest.param(False, [WRITTEN, WRITTEN], [["a_0_0", "b_0_0"]], id="the trainer computes its own"),
     ],
 )
-def test_verl_makes_the_column_only_where_a_row_may_lack_it(
-    monkeypatch: pytest.MonkeyPatch, bypass: bool, tags: list[dict[str, Any]], by_verl: bool
+def test_verl_makes_the_column_of_rows_that_lack_it(
+    monkeypatch: pytest.MonkeyPatch, bypass: bool, tags: list[dict[str, Any]], by_verl: list[list[str]]
 ) -> None:
-    asked = list[Any]()
+    asked = list[list[str]]()
 
     def made_by_verl(_: Any, batch: Any, metrics: Any) -> Any:
-        asked.append(batch)
+        asked.append(batch.keys)
         return batch
 
     monkeypatch.setattr(trainer_base.PPOTrainer, "_compute_old_log_prob", made_by_verl)
@@ -44,5 +44,18 @@ def test_verl_makes_the_column_only_where_a_row_may_lack_it(
     metrics: dict[str, Any] = {}
     batch = KVBatchMeta(keys=["a_0_0", "b_0_0"], tags=[dict(tag) for tag in tags], partition_id="train")
     assert trainer._compute_old_log_prob(batch, metrics) is batch
-    assert bool(asked) is by_verl
+    assert asked == by_verl
     assert metrics == ({} if bypass else {"agrees": 1.0})
+
+
+def test_one_rank_alone_gets_all_rows_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    divided = list[Any]()
+
+    def balance(*_: Any, **__: Any) -> None:
+        divided.append(trainer_base.get_seqlen_balanced_partitions([5, 3], k_partitions=1, equal_size=True))
+
+    verls = trainer_base.get_seqlen_balanced_partitions
+    monkeypatch.setattr(trainer_base.PPOTrainer, "_balance_batch", balance)
+    monkeypatch.setattr("verl.utils.seqlen_balancing.karmarkar_karp", lambda **_: pytest.fail("it was searched"))
+    SeamlessTrainer.__new__(SeamlessTrainer)._balance_batch(None, metrics={})
+    assert divided == [[[0, 1]]] and trainer_base.get_seqlen_balanced_partitions is verls

@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from verl.trainer.ppo.v1 import trainer_base
 from verl.utils import tensordict_utils as tu
 
+from seamless_verl.agent_loops.manager import SeamlessAgentLoopManager
 from seamless_verl.resources.staleness import StalenessBound
 from seamless_verl.resources.tail_batching import TailBatching
 from seamless_verl.trainer import deferred_prompts, prompt_submission
@@ -79,6 +80,9 @@ def trainer_of(*, gateway: bool = True, step: int = 5, max_staleness: int = 1) -
     trainer.names, trainer.global_steps = PromptNames(), step
     trainer.bound = StalenessBound(max_staleness, batch=8)
     return trainer
+
+
+OUR_MANAGER = SeamlessAgentLoopManager.__new__(SeamlessAgentLoopManager)
 
 
 class Queue:
@@ -173,13 +177,14 @@ def test_a_step_submits_as_many_steps_worth_as_it_is_to_run_ahead(
         pytest.param({"steps_per_epoch": 5, "total_epochs": 1}, False, id="the last epoch ends"),
         pytest.param({"steps_per_epoch": 5, "total_epochs": 2}, True, id="another epoch begins"),
         pytest.param({"profiled": [6]}, False, id="the next step may be profiled"),
+        pytest.param({"manager": object()}, False, id="a manager that may generate before it returns"),
     ],
 )
 def test_a_step_s_prompts_are_submitted_before_the_bookkeeping_of_the_last_one(
     monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], early: bool
 ) -> None:
     given = {"max_staleness": 0, "test_freq": -1, "total_training_steps": 9, "steps_per_epoch": 100, "total_epochs": 1}
-    given |= {"profiled": None} | changed
+    given |= {"profiled": None, "manager": OUR_MANAGER} | changed
     trainer, submitted = trainer_of(max_staleness=given["max_staleness"]), list[int]()
     trainer.config = OmegaConf.create(
         {
@@ -192,6 +197,7 @@ def test_a_step_s_prompts_are_submitted_before_the_bookkeeping_of_the_last_one(
     trainer.total_training_steps, trainer.steps_per_epoch = given["total_training_steps"], given["steps_per_epoch"]
     trainer.tail, trainer.ahead, trainer.step_batches = TailBatching(0), None, 0
     trainer.replay_buffer = SimpleNamespace(outstanding=lambda: 0)  # type: ignore[assignment]
+    trainer.agent_loop_manager = given["manager"]
 
     def submit(trainer: Any) -> dict[str, Any]:
         submitted.append(trainer.global_steps)
@@ -213,6 +219,7 @@ def test_what_ends_the_next_step_s_draw_is_raised_by_that_step(monkeypatch: pyte
         raise ValueError("every prompt is left out")
 
     trainer = trainer_of(max_staleness=0)
+    trainer.agent_loop_manager = OUR_MANAGER
     monkeypatch.setattr(trainer, "_goes_on_at_once", lambda: True)
     monkeypatch.setattr(PromptSubmittingTrainer, "prepare_step", lambda trainer: refuse())
     trainer.begin_next_step()
