@@ -59,7 +59,7 @@ class PromptBuilders:
             if (known := self._rendered.get(key)) is not None:
                 return known
             if (open_one := self._rendering.get(key)) is None:
-                mine = self._rendering[key] = Future()
+                own = self._rendering[key] = Future()
         if open_one is not None:
             return open_one.result()
         try:
@@ -67,12 +67,12 @@ class PromptBuilders:
         except BaseException as error:
             with self._lock:
                 del self._rendering[key]
-            mine.set_exception(error)
+            own.set_exception(error)
             raise
         with self._lock:
             self._rendered.put(key, ids)
             del self._rendering[key]
-        mine.set_result(ids)
+        own.set_result(ids)
         return ids
 
 
