@@ -19,7 +19,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
-from seamless_verl.gateway.prompt_cache import PromptCache, strict_prompt_key
+from seamless_verl.runtime.prompt_cache import PromptCache, strict_prompt_key
 
 
 class PromptBuilders:

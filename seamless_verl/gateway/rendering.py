@@ -39,11 +39,11 @@ from seamless_verl.gateway.continuation import Continuation
 from seamless_verl.gateway.http import COUNT_TOKENS_PATH
 from seamless_verl.gateway.overflow import Overflow
 from seamless_verl.gateway.prefix_index import PrefixMatch, prefix_seed, text_only
-from seamless_verl.gateway.prompt_cache import PromptCache, prompt_key
 from seamless_verl.gateway.request_context import CURRENT, Rendered, RequestContext
 from seamless_verl.gateway.request_rules import OUTPUT_LIMITS
 from seamless_verl.gateway.serving import shows_later_system
 from seamless_verl.platform.vllm_versions import chat_renderer
+from seamless_verl.runtime.prompt_cache import PromptCache, prompt_key
 from seamless_verl.trajectory.records import tokens
 
 REUSED: ContextVar[list[int] | None] = ContextVar("reused prompt", default=None)

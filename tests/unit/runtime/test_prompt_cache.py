@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamless_verl.gateway.prompt_cache import PromptCache, prompt_key
+from seamless_verl.runtime.prompt_cache import PromptCache, prompt_key, strict_prompt_key
 from seamless_verl.trajectory.records import tokens
 
 PUTS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 6)), max_size=30)
@@ -48,3 +48,13 @@ def test_an_old_prompt_is_not_used() -> None:
 def test_the_order_of_names_counts() -> None:
     assert prompt_key({"a": 1, "b": 2}) != prompt_key({"b": 2, "a": 1})
     assert prompt_key([1], [2]) != prompt_key([1, 2]) and prompt_key("a") == prompt_key("a")
+
+
+def test_what_is_no_json_has_no_strict_key() -> None:
+    """The text of two objects may be the same."""
+    assert (
+        strict_prompt_key(["a"], {"b": 1}) == strict_prompt_key(["a"], {"b": 1}) != strict_prompt_key(["a"], {"b": 2})
+    )
+    loop: list[object] = []
+    loop.append(loop)
+    assert [strict_prompt_key(part) for part in (object(), {(1, 2): "a"}, loop, b"a")] == [None] * 4
