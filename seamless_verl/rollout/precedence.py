@@ -126,10 +126,6 @@ class CallOrder:
         """The age of a group, of which this may be the first sign; `version` is the committed one."""
         return self._groups.first(group, version) if group else version
 
-    def __len__(self) -> int:
-        """Groups and conversations that are remembered."""
-        return len(self._groups) + len(self._conversations)
-
     def conversation_ended(self, key: str) -> None:
         """No further call of this conversation comes."""
         for ages in (self._conversations, self._groups):  # the latter where it had no group

@@ -52,13 +52,16 @@ class PromptCache:
 
 def prompt_key(*parts: object) -> bytes:
     """Equal for parts that render to the same prompt. The order of names counts, for a template may write it out."""
-    return blake2b(json.dumps(parts, separators=(",", ":"), default=str).encode(), digest_size=16).digest()
+    return _digest(json.dumps(parts, separators=(",", ":"), default=str))
 
 
 def strict_prompt_key(*parts: object) -> bytes | None:
     """The same; None where a part is no JSON: its text may be that of another one."""
     try:
-        text = json.dumps(parts, separators=(",", ":"))
+        return _digest(json.dumps(parts, separators=(",", ":")))
     except (TypeError, ValueError):
         return None
+
+
+def _digest(text: str) -> bytes:
     return blake2b(text.encode(), digest_size=16).digest()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from array import array
 from pathlib import Path
 
 import httpx
@@ -70,7 +71,8 @@ async def test_what_became_of_a_group_is_in_the_account_and_in_the_journal(nano:
             await started.close(opened["session_id"], "finished", 0)
             note = HandedNote(uid, rewards={"reward": 0.5, "odd": float("nan")}, validation=uid == "validated")
             await started.acknowledge(opened["session_id"], kept=True, note=note)
-        assert len(started.calls._order) == 3, "the order of its calls remembers each group, and no session that ended"
+            named = {"key": opened["session_id"], "group": uid, "version": 0}
+            assert started.calls._order.enter(array("i", [1]), **named)[0].begins, "its order is not kept"
         assert started.accounts.total == Account(27, 18, {DropReason.VALIDATION: 9})
         await started.record_groups(
             [GroupDecided("trained", GroupOutcome.TRAINED, 3), GroupDecided("stale", GroupOutcome.STALE, 3)]

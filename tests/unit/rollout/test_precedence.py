@@ -81,12 +81,14 @@ def test_a_conversation_keeps_its_ticket() -> None:
 def test_a_conversation_that_has_ended_is_forgotten() -> None:
     """Else a run's memory grows until as many are known as are remembered at most."""
     order = CallOrder()
-    for group, groups in (("g", 1), ("", 0)):
-        enter(order, [1], key="talk", group=group)
+    for group, age in (("g", 4), ("", 9)):
+        enter(order, [1], key="talk", group=group, version=4)
+        assert not enter(order, [1], key="talk", group=group, version=9).begins
+        for _ in range(2):
+            order.conversation_ended("talk")
+        again = enter(order, [1], key="talk", group=group, version=9)
+        assert (again.begins, again.version) == (True, age), "a group has other conversations"
         order.conversation_ended("talk")
-        order.conversation_ended("talk")
-        assert len(order) == groups, "a group has other conversations"
-        order = CallOrder()
 
 
 def lengths(**of: list[int]) -> LengthsByPrompt:
