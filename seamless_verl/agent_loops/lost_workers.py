@@ -36,6 +36,7 @@ from seamless_verl.agent_loops.given_prompts import (
     rows_of_sessions,
     unended_of,
 )
+from seamless_verl.agent_loops.rows import STORED
 from seamless_verl.data_plane.group_notifier import GroupEnd
 from seamless_verl.trajectory.account import DropReason
 
@@ -44,7 +45,6 @@ SETTING = "seamless.loop_worker_restarts"
 WINDOW_S = 600.0  # in which a worker may be started again so often
 PROMPT_DEATHS = 2  # of workers that had the same prompt, before it is given up
 FINISHED, FAILED = "finished", "failure"  # verl's marks of a group
-STORED = "success"  # verl's mark of a row that is whole
 
 
 class RestartLimit:

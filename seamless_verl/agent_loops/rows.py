@@ -18,6 +18,7 @@ from seamless_verl.trajectory.account import DropReason
 from seamless_verl.trajectory.sequences import CONTEXT_VERSION, TrainingSequence
 from seamless_verl.trajectory.turns import TurnNote
 
+STORED = "success"  # verl's mark of a row that is whole
 NO_TURN = -1
 TURN_COLUMNS = ("turn", "observation", "turn_reward")
 GENERATED_VERSIONS = "generated_versions"
@@ -230,4 +231,4 @@ def _tag(columns: Mapping[str, Any]) -> dict[str, Any]:
     prompt, response, extra = len(columns["prompts"]), len(columns["responses"]), columns["extra_fields"]
     lengths = {"prompt_len": prompt, "response_len": response, "seq_len": prompt + response}
     versions = {name: extra.get(name) for name in ("min_global_steps", "max_global_steps")}
-    return {"status": "success", **lengths, "global_steps": columns["global_steps"], **versions}
+    return {"status": STORED, **lengths, "global_steps": columns["global_steps"], **versions}

@@ -20,7 +20,7 @@ from verl.utils import tensordict_utils as tu
 
 from seamless_verl.agent_loops.given_prompts import TRAIN, UNENDED
 from seamless_verl.agent_loops.manager import SeamlessAgentLoopManager
-from seamless_verl.agent_loops.rows import FIRST, PROMPT, SAMPLES
+from seamless_verl.agent_loops.rows import FIRST, PROMPT, SAMPLES, STORED
 from seamless_verl.algorithms.samplers import EndedGroup, PromptSampling, make_sampler
 from seamless_verl.config.schema import SeamlessConfig
 from seamless_verl.errors import ConfigError
@@ -115,19 +115,25 @@ class SamplingTrainer(PromptSubmittingTrainer):
         self.agent_loop_manager.generate_sequences(batch)
 
     def _reissue_inflight_prompts(self, partition_id: str = TRAIN) -> int:
-        """After a resume. verl runs whole groups again; of reopened ones only the extra samples are run again."""
+        """After a resume. verl runs whole groups again; of reopened ones only the extra samples are run again.
+
+        A checkpoint may have been saved while a group's extra rows were put: TransferQueue has such rows, without tags.
+        """
         reopened = {} if self.prompt_sampling is None else self.prompt_sampling.reopened
         items = (tq.kv_list(TRAIN) or {}).get(TRAIN, {}) if reopened else {}
         running = {uid: items[uid] for uid in reopened if items.get(uid, {}).get("status") in UNENDED}
         if running:
             tq.kv_batch_put(keys=list(running), partition_id=TRAIN, tags=[{"status": "finished"}] * len(running))
         reissued = int(super()._reissue_inflight_prompts(partition_id))
-        sessions = sessions_of(items)
-        again = {  # a group puts its extra rows at once: where there is one, all are there
+        whole = {key: tag for key, tag in items.items() if tag.get("is_prompt") or tag.get("status") == STORED}
+        sessions = sessions_of(whole)
+        again = {  # a group puts its extra rows at once: where there is one that is whole, all are
             uid: int(tag["global_steps"])
             for uid, tag in running.items()
             if max(sessions[uid]) < reopened[uid].next_session
         }
+        if halves := [key for key in items.keys() - whole.keys() if key.rsplit("_", 2)[0] in running]:
+            tq.kv_clear(keys=halves, partition_id=TRAIN)
         self._run_again(again)
         self.reissued = True
         return reissued + len(again)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import transfer_queue
 from support.sampled_prompts import end, names, resumed_after, row, statuses, trainer
 
 from seamless_verl.errors import ConfigError
@@ -80,6 +81,27 @@ def test_a_resumed_run_generates_only_the_extra_samples(clean: Any, written: boo
     if not written:
         end(clean, resumed, hard, 0, 0, 0, 0, 1, 1, first=4)
     assert resumed.replay_buffer.outstanding() == 2 and resumed.replay_buffer.finished() == 1
+    resumed.prompt_sampling.check_integrity()
+
+
+def test_extra_rows_that_a_checkpoint_has_in_half_are_generated_again(clean: Any) -> None:
+    """It was saved while they were put: TransferQueue names rows first, and has their tags when they are stored."""
+    before = trainer()
+    before._add_prompts_to_generate(1)
+    hard = before.agent_loop_manager.given[0][0]
+    end(clean, before, hard, 0, 0, 0, 0)
+    before.replay_buffer.outstanding()
+    halves = {f"{hard}_{session}_0" for session in range(4, 10)}
+    client = transfer_queue.interface._maybe_create_tq_client()
+    client._run_coroutine(client.async_kv_retrieve_meta(keys=sorted(halves), partition_id="train", create=True))
+    assert all(clean.kv_list("train")["train"][key] == {} for key in halves)
+    resumed = resumed_after(before)
+    assert resumed._reissue_inflight_prompts() == 1
+    assert resumed.agent_loop_manager.given == [(hard, 6, 4, 3)]
+    assert not halves & clean.kv_list("train")["train"].keys()
+    end(clean, resumed, hard, 0, 0, None, 0, 1, 1, first=4)
+    batch, _ = resumed.replay_buffer.sample(global_steps=4, partition_id="train", batch_size=1)
+    assert len(batch.keys) == 9 and all(tag["status"] == "success" for tag in batch.tags)
     resumed.prompt_sampling.check_integrity()
 
 
