@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from seamless_verl.resources.ahead import AheadLevel
 from seamless_verl.resources.engine_use import EngineUse
+from seamless_verl.resources.lending import Tag
 from seamless_verl.simulator.cluster import VirtualCluster
+from seamless_verl.simulator.device import SimulatedUse
 from seamless_verl.simulator.scenario import Scheduler
 
 
@@ -28,8 +30,9 @@ class AheadControl:
         self.cluster, self.given = cluster, scheduler.batches_ahead
         self.level = AheadLevel(scheduler.max_staleness) if scheduler.finds_ahead else None
         self.use = EngineUse()
+        self.generating = [device for device in cluster.devices if Tag.ROLLOUT in device.tags]
         self.generated: dict[str, float] = {}
-        self.step_began = self.looked = 0.0
+        self.step_began = self.looked = self.idle_s = 0.0
 
     @property
     def batches(self) -> float:
@@ -54,7 +57,14 @@ class AheadControl:
         self.use.wait_ended()
 
     def step_ended(self) -> None:
-        now, lost = self.cluster.now, self.use.take()
+        now, lost, idle_s = self.cluster.now, self.use.take(), self._idle_s()
         if self.level is not None:
-            self.level.step_ended(now - self.step_began, lost)
-        self.step_began = now
+            step_s = now - self.step_began
+            device_s = step_s * len(self.generating)
+            self.level.step_ended(step_s, lost, (idle_s - self.idle_s) / device_s if device_s else 0.0)
+        self.step_began, self.idle_s = now, idle_s
+
+    def _idle_s(self) -> float:
+        """Of the devices that generate, up to now."""
+        self.cluster.count_up_to_now(self.generating)
+        return sum(device.seconds[SimulatedUse.IDLE] for device in self.generating)

@@ -130,6 +130,12 @@ class DeviceTime:
         busy, self.nvml_busy = self.nvml_busy, []
         return self.ledger.metrics() | ({NVML_BUSY: sum(busy) / len(busy)} if busy else {})
 
+    def idle_share(self, devices: Sequence[str]) -> float:
+        """Of the time of these devices in the last period that was closed; 0 before the first."""
+        if self.ledger is None or (report := self.ledger.last_report) is None or not devices:
+            return 0.0
+        return sum(report.seconds[device][DeviceUse.IDLE] for device in devices) / (report.wall * len(devices))
+
     def finish(self) -> Path | None:
         """Draws the run, with a lane for each device; returns the picture's path, None for a run that never began."""
         from seamless_verl.resources.ledger.drawing import draw_timeline  # it imports the plotting library

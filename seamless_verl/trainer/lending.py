@@ -181,6 +181,10 @@ class DeviceLending(ABC):
         """Whether training has to reclaim devices before it computes."""
         return self.depth == 0 and len(self.reclaimed) < len(self.ids)
 
+    def stops_generation(self) -> bool:
+        """Whether nothing generates, since training has the devices of all replicas."""
+        return not self.views.devices.rollout and len(self.reclaimed) == len(self.ids)
+
     def wrap_computations(self, trainer: Any, prepared: Mapping[str, Callable[..., Any]] = NOTHING) -> None:
         """Puts each computation of the actor's and the reference's worker groups inside `training`.
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -69,8 +70,12 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
     def fit(self, agent_loop_manager: Any) -> None:
         """Trains; the manager begins the generation of prompts when it may."""
         if isinstance(agent_loop_manager, SeamlessAgentLoopManager):
-            agent_loop_manager.may_begin = self.commit.when_committed
+            agent_loop_manager.may_begin = self._when_it_may_begin
         super().fit(agent_loop_manager)
+
+    def _when_it_may_begin(self, begin: Callable[[], None]) -> None:
+        """Has generation begun on no older weights than those of the version before this step's."""
+        self.commit.when_committed(self.global_steps - 1, begin)
 
     def _build_replay_buffer(self) -> SeamlessReplayBuffer:
         updates = self.parameter_sync_step
@@ -127,24 +132,58 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
         self.replay_buffer.outstanding()
         return ended
 
+    def prepare_while_updating(self) -> None:
+        """While workers compute the last update of a step: submits the next step's prompts.
+
+        What that takes would else be time in which engines have nothing to do. Generation of these prompts begins when
+        the version of the update is committed. But where nothing generates meanwhile, and the staleness bound has room
+        for prompts of this step, they are this step's: their calls then wait in the engines, and go on as these do.
+        """
+        if not self._prepares_while_updating():
+            return
+        if self.lending.stops_generation():
+            self.refill()
+        self.begin_next_step()
+
+    def _prepares_while_updating(self) -> bool:
+        """Not where a checkpoint comes first, and not where the step's end decides what is drawn."""
+        saves = self.config.trainer.save_freq > 0 and self.global_steps % self.config.trainer.save_freq == 0
+        decided_later = self.tail.extra or self.tail.deferred or self.seamless.sampler.name is not None
+        is_last = self.step_batches == self.parameter_sync_step
+        return is_last and self._goes_on_at_once() and not saves and not decided_later
+
     def begin_next_step(self) -> None:
-        """At a step's end: submits the prompts of the next one.
+        """At a step's end: submits the prompts of the next one, as far as that was not done while it updated.
 
         What else a step's end takes, its metrics and the clearing of its rows, is done while engines generate. Else
-        those that had ended what was drawn ahead would stand idle for it. A manager of the user's may generate before
-        it returns.
+        those that had ended what was drawn ahead would stand idle for it.
         """
-        if self._goes_on_at_once() and isinstance(self.agent_loop_manager, SeamlessAgentLoopManager):
-            self.global_steps += 1  # the step whose prompts these are
+        if self.prepared is not None or not self._goes_on_at_once():
+            return
+        with self._as_next_step():
             try:
                 self.prepared = self.prepare_step()
             except Exception as error:  # raised by that step: this one is logged first
                 self.prepared = error
-            finally:
-                self.global_steps -= 1
+
+    @contextmanager
+    def _as_next_step(self) -> Iterator[None]:
+        """Prompts that are submitted in the block are the next step's."""
+        updates, self.step_batches = self.step_batches, 0
+        self.global_steps += 1
+        try:
+            yield
+        finally:
+            self.global_steps -= 1
+            self.step_batches = updates
 
     def _goes_on_at_once(self) -> bool:
-        """Whether the next step follows this one with no validation, profile or end of the run between."""
+        """Whether the next step follows this one with no validation, profile or end of the run between.
+
+        Not with a manager of the user's, which may generate before it returns.
+        """
+        if not isinstance(self.agent_loop_manager, SeamlessAgentLoopManager):
+            return False
         trainer, step = self.config.trainer, self.global_steps
         ends = step >= self.total_training_steps or step // self.steps_per_epoch >= trainer.total_epochs
         validates = trainer.test_freq > 0 and step % trainer.test_freq == 0
@@ -195,14 +234,17 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
         bound, asked = self.seamless.staleness_bound, self.seamless.ahead
         return bound if asked is None else min(asked, bound)
 
-    def choose_ahead(self) -> dict[str, float]:
-        """At a step's end: how far to run ahead from now on; returns the metrics of the step that ends."""
+    def choose_ahead(self, idle: float) -> dict[str, float]:
+        """At a step's end: how far to run ahead from now on; returns the metrics of the step that ends.
+
+        `idle` is the share of its time in which the devices that generate computed nothing.
+        """
         now, lost = time.monotonic(), self.engine_use.take()
         step_s, self.step_began = now - self.step_began, now
         if self.ahead is None:
             return {"seamless/ahead": float(self.batches_ahead)}
         level = self.ahead.level
-        if reason := self.ahead.step_ended(step_s, lost):
+        if reason := self.ahead.step_ended(step_s, lost, idle):
             logger.info("seamless.ahead is %s from now on: %s", self.ahead.level, reason)
         found = {"seamless/ahead": float(level), "seamless/ahead/lost_share": lost.seconds / step_s}
         if level > 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
 from seamless_verl.agent_loops.given_prompts import TRAIN
@@ -89,10 +90,14 @@ class SeamlessReplayBuffer(ReplayBufferAsync):
         return last_debug_time
 
     def carried_over(self, step: int) -> dict[str, float]:
-        """At a step's end: how many of the groups that it trained began in an earlier one, and how many go on."""
+        """At a step's end: how many of the groups that it trained began in an earlier one, and how many go on.
+
+        The next step's prompts may have been submitted by then; they are not counted.
+        """
         trained, self.trained_from = self.trained_from, []
         self._sync_metadata_from_transfer_queue()
-        going = len(self.pending_keys[TRAIN] | self.running_keys[TRAIN])
+        submitted = self.prompt_global_steps[TRAIN]
+        going = sum(submitted[uid] <= step for uid in self.pending_keys[TRAIN] | self.running_keys[TRAIN])
         earlier = sum(submitted < step for submitted in trained)
         return {"seamless/carried_over/trained": float(earlier), "seamless/carried_over/left": float(going)}
 
@@ -115,6 +120,15 @@ class SeamlessReplayBuffer(ReplayBufferAsync):
     def finished(self) -> int:
         """Groups that were ready to be trained at the last look at the queue."""
         return len(self.finished_keys[TRAIN] - set(self.unwanted()))
+
+    def ended_groups(self, at_most: int, known: Callable[[str], bool]) -> KVBatchMeta:
+        """The rows of the oldest groups that were ready to be trained at the last look, without known ones."""
+        submitted = self.prompt_global_steps[TRAIN]
+        ready = self.finished_keys[TRAIN] - set(self.sampled)
+        oldest = sorted((uid for uid in ready if not known(uid)), key=lambda uid: submitted[uid])
+        chosen = set(oldest[:at_most])
+        rows = {key: tag for key, tag in self.partitions[TRAIN].items() if key.rsplit("_", 2)[0] in chosen}
+        return KVBatchMeta(keys=list(rows), tags=list(rows.values()), partition_id=TRAIN)
 
     def unfinished(self) -> int:
         """Groups that generated at the last look at the queue, validation's too."""

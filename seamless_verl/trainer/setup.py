@@ -128,9 +128,10 @@ class TrainerSetup(SamplingTrainer):
             wait_staged=lambda: self.commit.wait_committed(),
             free_memory=lambda: self.actor_rollout_wg.free_cached_memory(),
         )
+        self.generating = [device for placed in replicas for device in placed.devices]
         self.device_time = self._device_time(replicas)
         self.lending = self._lending(replicas)
-        self.lending.wrap_computations(self, {UPDATE: AheadOfUpdate})
+        self.lending.wrap_computations(self, {UPDATE: partial(AheadOfUpdate, meanwhile=self.while_updating)})
         self.commit = self._commit(replicas)
 
     def _before_computation(self) -> None:

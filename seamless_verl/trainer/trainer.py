@@ -15,25 +15,23 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.utils.debug import marked_timer
 
 from seamless_verl.agent_loops.rows import has_old_logprobs
-from seamless_verl.config.checks.estimators import OF_TURNS, OWN_ESTIMATORS
 from seamless_verl.journal import GroupOutcome
 from seamless_verl.platform.adaptation import rebound
 from seamless_verl.runtime.checkpoint_cleanup import marked_save, remove_emptied
 from seamless_verl.runtime.checkpoint_marker import step_folder
 from seamless_verl.runtime.process import freeze_imports
-from seamless_verl.trainer.advantages import advantages_of
+from seamless_verl.trainer.advantage_trainer import TRAIN_ALL, AdvantageTrainer
 from seamless_verl.trainer.balanced_rows import partitions
 from seamless_verl.trainer.corrected_update import UPDATE, update_numbers
 from seamless_verl.trainer.deferred_prompts import stored
 from seamless_verl.trainer.earlier_checkpoints import all_steps, earlier_steps, kept_checkpoints, loaded_from
-from seamless_verl.trainer.own_estimators import OwnEstimate, read_turns
+from seamless_verl.trainer.group_advantages import rows_at
 from seamless_verl.trainer.plane_progress import REPLY_S
 from seamless_verl.trainer.replica_starts import LOOK_S
 from seamless_verl.trainer.scheduling_checkpoint import (
@@ -43,29 +41,14 @@ from seamless_verl.trainer.scheduling_checkpoint import (
     save_sampling,
     save_scheduling,
 )
-from seamless_verl.trainer.session_weight import (
-    advantage_by_session,
-    fixed_micro_batches,
-    mini_batches_of,
-    put_row_weights,
-)
-from seamless_verl.trainer.setup import TrainerSetup
+from seamless_verl.trainer.session_weight import fixed_micro_batches, mini_batches_of
 from seamless_verl.trainer.step_log import logging_of
-from seamless_verl.trainer.token_mask import agreement, mask_rows, mask_stale
+from seamless_verl.trainer.token_mask import agreement, mask_stale
 from seamless_verl.trainer.trained_columns import trained_columns
-from seamless_verl.trajectory.account import DropReason
-
-TRAIN_ALL = "train_all"
-
-
-def rows_at(batch: KVBatchMeta, places: Sequence[int]) -> KVBatchMeta:
-    """These rows of a batch."""
-    keys, tags = [batch.keys[i] for i in places], [batch.tags[i] for i in places]
-    return KVBatchMeta(keys=keys, tags=tags, partition_id=batch.partition_id)
 
 
 @register_trainer("seamless")
-class SeamlessTrainer(TrainerSetup):
+class SeamlessTrainer(AdvantageTrainer):
     """PPO with generation and training overlapped as far as `seamless.max_staleness` allows."""
 
     def on_init_end(self) -> None:
@@ -198,9 +181,9 @@ class SeamlessTrainer(TrainerSetup):
         self._pending_sync_metrics |= self.tail.metrics() if self.tail.extra else {}
         self._pending_sync_metrics |= self.replay_buffer.carried_over(self.global_steps)
         self._pending_sync_metrics |= {} if self.prompt_sampling is None else self.prompt_sampling.metrics()
-        self._pending_sync_metrics |= self.choose_ahead()
         self.begin_next_step()
-        self._pending_sync_metrics |= self.device_time.close(f"step {self.global_steps}")
+        used = self.device_time.close(f"step {self.global_steps}")
+        self._pending_sync_metrics |= used | self.choose_ahead(self.device_time.idle_share(self.generating))
         self._pending_sync_metrics |= self.lending.metrics() | self.starter.metrics()
         self._pending_sync_metrics |= self.watch_metrics()
 
@@ -246,33 +229,10 @@ class SeamlessTrainer(TrainerSetup):
         """Optimizer steps of an update: its prompts in mini-batches of so many prompts."""
         return max(1, self.bound.batch // int(config.ppo_mini_batch_size))
 
-    def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        if self.config.algorithm.adv_estimator in OWN_ESTIMATORS:
-            batch = self._own_advantage(batch, metrics)
-        elif self.weighs_sessions:
-            with rebound(trainer_base, compute_advantage_for_multi_trajectories=advantage_by_session):
-                batch = super()._compute_advantage(batch, metrics)
-        else:
-            batch = super()._compute_advantage(batch, metrics)
-        if self.seamless.gateway.enabled:
-            for uid, advantages in advantages_of(batch).items():
-                self.group_details[uid]["advantages"] = advantages
-        return put_row_weights(batch) if self.weighs_sessions else batch
-
-    def _own_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        """By an estimator of this package; masks the rows that it leaves out of training."""
-        turns = read_turns(batch) if self.config.algorithm.adv_estimator in OF_TURNS else None
-        estimate = OwnEstimate(turns, self.seamless.turns)
-        with rebound(trainer_base, compute_advantage_for_multi_trajectories=estimate):
-            batch = super()._compute_advantage(batch, metrics)
-        metrics.update(estimate.metrics)
-        if estimate.untrained:
-            masked = mask_rows(batch, estimate.untrained)
-            for uid, session, _ in (key.rsplit("_", 2) for key in estimate.untrained):
-                self.group_details[uid]["pivot"] = session
-            metrics["seamless/tokens/masked_as_pivot"] = masked
-            ray.get(self.data_plane.actor.count_masked.remote(masked, DropReason.PIVOT))
-        return batch
+    def while_updating(self) -> None:
+        """Prepares what comes next; in a thread, while this one waits for workers to compute an update."""
+        self.prepare_while_updating()
+        self._compute_advantages_ahead()
 
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
         correction, update = self.seamless.correction, self.step_batches - 1

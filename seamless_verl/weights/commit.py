@@ -70,6 +70,7 @@ class WeightCommit:
     committed: tuple[int, Staged] | None = None  # the version, and where it is staged until the next one is
     begun: int | None = None  # the version of the last call
     loads: BackgroundLoads | None = None  # of the version that was committed last, or is
+    early: list[Callable[[], None]] = field(default_factory=list)  # actions that wait for the next call's version
     times: CommitTimes = field(default_factory=CommitTimes)  # of the version that was committed last, or is
 
     def __call__(self, version: int) -> dict[str, Any]:
@@ -93,6 +94,9 @@ class WeightCommit:
         metrics |= ray.get(of_planes)
         self.times.trainer_waited(self.times.began, for_loads=False)
         self.loads = BackgroundLoads(version, self.rounds(), partial(self.load, version), self.check, commit)
+        early, self.early = self.early, []
+        for action in early:
+            self.loads.when_committed(action)
         return metrics | {f"seamless/commit/{name}": value for name, value in named.items()}
 
     def goes_on(self, begun: Sequence[Begun]) -> bool:
@@ -133,9 +137,15 @@ class WeightCommit:
             self.loads.wait_committed()
             self.times.trainer_waited(since, for_loads=False)
 
-    def when_committed(self, action: Callable[[], None]) -> None:
-        """Has it called once the version is committed, now or then; see `BackgroundLoads.when_committed`."""
-        if self.loads is None:
+    def when_committed(self, version: int, action: Callable[[], None]) -> None:
+        """Has it called once this version is committed, now or then; see `BackgroundLoads.when_committed`.
+
+        `version` is at most the next one that is committed. Called by the trainer's thread, or by one for which that
+        waits.
+        """
+        if version > (self.begun or 0):
+            self.early.append(action)
+        elif self.loads is None:
             action()
         else:
             self.loads.when_committed(action)

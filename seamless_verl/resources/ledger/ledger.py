@@ -57,7 +57,7 @@ class Ledger:
         self._keep_s, self._max_intervals, self._observers = keep_s, max_intervals, tuple(observers)
         self._last_report_at: dict[str, float] = {}
         self._dropped = 0.0
-        self._last_report: LedgerReport | None = None
+        self.last_report: LedgerReport | None = None
         self._totals_before: tuple[HiddenSeconds, float, float] = ({}, 0.0, 0.0)
 
     def add(self, report: ActivityReport, clock: ClockOffset = SAME_CLOCK) -> None:
@@ -115,7 +115,7 @@ class Ledger:
                 seconds[device][kind] += end - begin
                 for observer in self._observers:
                     observer.on_counted(device, kind, begin, end)
-        self._last_report = report = self._report(start, seconds)
+        self.last_report = report = self._report(start, seconds)
         for observer in self._observers:
             observer.on_closed(report, label)
         for device_ledger in self._devices.values():
@@ -136,10 +136,10 @@ class Ledger:
 
     def metrics(self) -> dict[str, float]:
         """The last report's, and the shares of the run up to there; empty before the first."""
-        if self._last_report is None:
+        if self.last_report is None:
             return {}
         run = {f"{PREFIX}/run/{kind}_share": share for kind, share in shares(totals(self.seconds)).items()}
-        return self._last_report.metrics() | run
+        return self.last_report.metrics() | run
 
     def check_integrity(self) -> None:
         """Raises IntegrityError unless the kinds add up within 1% of the wall time, per device and in total."""

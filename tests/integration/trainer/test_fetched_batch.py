@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -119,6 +120,40 @@ def test_a_fetch_that_fails_ends_the_update(replies: Replies) -> None:
     with pytest.raises(ConnectionError, match="the queue is gone"):
         compute()
     assert workers.calls == ["fetch a"], "nothing was trained"
+
+
+@pytest.mark.parametrize("reclaims", [True, False])
+def test_what_comes_next_is_prepared_while_the_workers_compute(replies: Replies, reclaims: bool) -> None:
+    """Each waits for the other here; the update has ended when both have."""
+    workers, prepares, computes = Workers(replies), threading.Event(), threading.Event()
+    ahead, prepared = ahead_of(workers, reclaims=reclaims), list[str]()
+
+    def compute(*_: Any) -> str:
+        computes.set()
+        assert prepares.wait(30)
+        return "trained"
+
+    def meanwhile() -> None:
+        assert computes.wait(30)
+        prepares.set()
+        prepared.append("the next batch")
+
+    workers.update_fetched = compute  # type: ignore[method-assign]
+    ahead.update, ahead.meanwhile = compute, meanwhile
+    computation = ahead("a")
+    assert not prepared
+    assert computation() == "trained" and prepared == ["the next batch"]
+
+
+def test_what_fails_meanwhile_ends_the_update(replies: Replies) -> None:
+    ahead = ahead_of(Workers(replies))
+
+    def meanwhile() -> None:
+        raise ConnectionError("the queue is gone")
+
+    ahead.meanwhile = meanwhile
+    with pytest.raises(ConnectionError, match="the queue is gone"):
+        ahead("a")()
 
 
 def test_a_worker_trains_each_batch_that_it_fetched_once() -> None:

@@ -153,6 +153,7 @@ class Job:
 
         self.client, self.engines, self.memory, self.released = client, engines, memory, released
         self.version = 0
+        self.submitted = 0
         self.begun: list[tuple[int, int]] = []  # for each batch of prompts: the version it needs, and the committed one
         self.trainers = Trainers(memory, in_background)
         self.trainers.loading = lambda: self.memory.loading & set(self.alive)
@@ -182,10 +183,14 @@ class Job:
             self.commit.wait_committed()
             assert self.fleet.committed == self.version == self.memory.version
 
-    def submit(self) -> None:
-        """Prompts of the next step, whose generation must not begin on older weights than those of this version."""
-        version = self.version
-        self.commit.when_committed(lambda: self.begun.append((version, self.fleet.committed)))
+    def submit(self, early: int = 0) -> None:
+        """Prompts of the next step, whose generation must not begin on older weights than those of this version.
+
+        With `early` = 1 they are those of the step after that: training computes its version now.
+        """
+        version = self.version + early
+        self.submitted += 1
+        self.commit.when_committed(version, lambda: self.begun.append((version, self.fleet.committed)))
 
     def reclaim(self) -> None:
         """As a computation of the trainer does it."""
@@ -216,6 +221,7 @@ class Job:
             else:
                 assert view.state in (DEAD, RELEASED) or (view.state is STALE and engine.failed == self.version)
         assert self.fleet.committed == self.version and all(needed <= found for needed, found in self.begun)
+        assert len(self.begun) == self.submitted - len(self.commit.early)
 
 
 async def nothing() -> None: ...
@@ -249,9 +255,10 @@ def job(released: bool = False, in_background: bool = False) -> Iterator[Job]:
             loop.close()
 
 
+ORDERS = ("commit", "commit", "submit", "submit early", "reclaim", "lend", "kill", "fail", "mend", "slow", "wait")
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["commit", "commit", "submit", "reclaim", "lend", "kill", "fail", "mend", "slow", "wait"]),
+        st.sampled_from(ORDERS),
         st.sampled_from(NAMES[1:]),  # the first one lives, so that one always can serve
     ),
     min_size=3,
@@ -276,6 +283,8 @@ def test_any_schedule_keeps_the_laws(steps: list[tuple[str, str]], released: boo
                     made.lend()
                 case "submit":
                     made.submit()
+                case "submit early":
+                    made.submit(1)
                 case "kill":
                     made.kill(name)
                 case "fail" | "mend":
@@ -287,6 +296,20 @@ def test_any_schedule_keeps_the_laws(steps: list[tuple[str, str]], released: boo
                     made.check_loaded()
         made.commit_next()
         made.check_loaded()
+        assert not made.commit.early
+
+
+def test_what_waits_for_the_next_version_begins_after_what_waits_for_this_one() -> None:
+    with job(in_background=True) as made:
+        made.commit_next()
+        made.commit.wait()
+        made.submit(1)
+        made.submit()
+        assert made.begun == [(1, 1)], "the other one waits for a commit that has not begun"
+        made.commit_next()
+        made.submit()
+        made.check_loaded()
+        assert made.begun == [(1, 1), (2, 2), (2, 2)]
 
 
 def test_the_trainer_goes_on_while_a_replica_loads_and_the_next_commit_waits() -> None:

@@ -40,6 +40,15 @@ def test_it_stays_where_less_would_lose_and_more_would_gain_little() -> None:
     assert set(run(AheadLevel(4), [1.0, 0.9, 0.5, 0.46, 0.0], 50)) == {2}
 
 
+def test_where_devices_are_idle_without_a_wait_less_is_not_safe() -> None:
+    """As in steps so short that engines have nothing to do while their batch is prepared."""
+    often, seldom = AheadLevel(4), AheadLevel(4)
+    for step in range(60):
+        often.step_ended(1.0, EngineLoss(), 0.2 if step % 3 else 0.0)
+        seldom.step_ended(1.0, EngineLoss(), 0.4 if step % WINDOW == 0 else 0.05)  # a validation
+    assert (often.level, seldom.level) == (2, 1)
+
+
 def test_one_long_sample_in_six_steps_speaks_against_less() -> None:
     level = AheadLevel(4)
     for step in range(60):

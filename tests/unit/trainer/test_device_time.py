@@ -66,6 +66,15 @@ def test_time_that_was_counted_before_the_loss_is_counted_anew(run: Run) -> None
     assert seconds[DeviceUse.ROLLOUT] == 10.0 and seconds[DeviceUse.IDLE] == 30.0
 
 
+def test_the_idle_share_is_that_of_the_last_period(run: Run) -> None:
+    assert run.device_time.idle_share([DEVICE]) == 0, "none was closed"
+    run.close(10.0)
+    assert run.device_time.idle_share([DEVICE]) == run.device_time.idle_share([]) == 0
+    run.lost = True
+    run.close(20.0)
+    assert run.device_time.idle_share([DEVICE]) == 1
+
+
 def test_a_replica_that_reports_again_is_counted_again(run: Run) -> None:
     run.close(10.0)
     run.lost = True

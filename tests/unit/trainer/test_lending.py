@@ -103,6 +103,15 @@ def test_a_computation_takes_all_devices_and_gives_back_what_the_policy_lends() 
     assert lending.orders_given[2:] == [("reclaim", ["replica-1"]), ("lend", ["replica-1"])]
 
 
+@pytest.mark.parametrize(("rollout", "stops"), [({}, True), ({"replica-2": ("rollout-0",)}, False)])
+def test_generation_stops_where_training_has_the_devices_of_all_replicas(rollout: Any, stops: bool) -> None:
+    lending = devices(FixedPolicy("train-1"), rollout=rollout)
+    assert not lending.stops_generation()
+    with lending.training("update_actor"):
+        assert lending.stops_generation() is stops
+    assert not lending.stops_generation(), "one was lent"
+
+
 def test_the_policy_sees_where_training_is_and_what_the_engines_have() -> None:
     policy = FixedPolicy()
     demand = Demand(ready=3, needed=4, left_in_step=8)
