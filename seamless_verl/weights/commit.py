@@ -141,9 +141,10 @@ class WeightCommit:
         """Has it called once this version is committed, now or then; see `BackgroundLoads.when_committed`.
 
         `version` is at most the next one that is committed. Called by the trainer's thread, or by one for which that
-        waits.
+        waits. Raises what ended the open commit or its loads, if it is known by now.
         """
         if version > (self.begun or 0):
+            self.raise_failed()
             self.early.append(action)
         elif self.loads is None:
             action()
