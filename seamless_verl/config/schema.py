@@ -128,7 +128,8 @@ class SeamlessConfig:
         Doc(
             "at most so many + 1 steps' worth of prompts are outstanding at any time, refilled before "
             "each update; `0` draws none for a later step. `null` begins with half of `max_staleness`, rounded "
-            "up, and takes more or less by what engines lose for want of calls while training waits",
+            "up, and takes more or less by what engines lose for want of calls while training waits; not less while "
+            "the devices that generate are idle for more than 5% of a step",
         ),
     ] = None
     tail_batching: Annotated[

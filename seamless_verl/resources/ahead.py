@@ -64,7 +64,7 @@ class AheadLevel:
         return None
 
     def _change(self, level: int) -> None:
-        self.level, self.settling = level, level + 1
+        self.level, self.settling = level, level + 2  # the next step's prompts have been submitted
         self.with_fewer.clear()
         self.idle.clear()
         self.gains.clear()

@@ -19,7 +19,8 @@ FIELDS = ["advantages", "response_mask"]
 
 def advantages_of(batch: Any) -> dict[str, dict[str, list[float]]]:
     """By prompt and the number of its session, as text: mean, least and greatest advantage of its trained tokens."""
-    keys = own_keys(batch)
+    if not (keys := own_keys(batch)):
+        return {}
     data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=FIELDS)
     return in_brief(zip(keys, *(data[field].unbind() for field in FIELDS), strict=True))
 

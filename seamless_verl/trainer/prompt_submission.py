@@ -136,13 +136,16 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
         """While workers compute the last update of a step: submits the next step's prompts.
 
         What that takes would else be time in which engines have nothing to do. Generation of these prompts begins when
-        the version of the update is committed. But where nothing generates meanwhile, and the staleness bound has room
-        for prompts of this step, they are this step's: their calls then wait in the engines, and go on as these do.
+        the version of the update is committed. But where nothing generates meanwhile, and the staleness bound is far
+        off, they are prompts of this step: their calls then wait in the engines, and go on as these do.
         """
         if not self._prepares_while_updating():
             return
-        if self.lending.stops_generation():
-            self.refill()
+        if self.lending.freezes_generation() and self.seamless.staleness_bound > self.batches_ahead + 1:
+            try:
+                self.refill()
+            except Exception as error:  # raised by the next step: this one is trained
+                self.prepared = error
         self.begin_next_step()
 
     def _prepares_while_updating(self) -> bool:

@@ -7,7 +7,8 @@ them meanwhile: each pauses only for its load; its calls freeze in the engine an
 
 Owned state: the commit that runs in the background (staging, committed, loading, done; or failed, which is final), and
 the committed version with the place where it is staged. Each trainer worker owns its open copy
-(`weights/background.py`), the data plane the version that may be served.
+(`weights/background.py`), the data plane the version that may be served. What is to happen once the next version is
+committed waits in `early` until its commit begins; a thread for which the trainer's waits may add to it.
 
 Invariants:
 - The staged memory is written only while no load is open: `__call__` and `load_again` wait for the open commit first,

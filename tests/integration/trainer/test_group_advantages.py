@@ -142,6 +142,14 @@ def test_the_journal_hears_of_them_when_the_group_is_trained(clean: Any) -> None
     }
 
 
+def test_padding_of_a_batch_whose_groups_have_them_is_in_no_journal(clean: Any) -> None:
+    made, batch = trainer(gateway=True), put(clean, REWARDS)
+    ended(made, REWARDS)
+    padding = put(clean, {"pad_0_0": 0.0}, PADDING)
+    made._compute_advantage(type(batch)(batch.keys + padding.keys, batch.tags + padding.tags, "train"), {})
+    assert made.group_details.keys() == {"a", "b", "c"} and advantages(clean, ["pad_0_0"])
+
+
 def test_columns_and_flags_are_as_after_a_write(clean: Any) -> None:
     """A column that came later is among them, and what a reference's pass was told is not told to the update."""
     import torch
