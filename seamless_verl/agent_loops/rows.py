@@ -190,6 +190,11 @@ def rows_of(outputs: Sequence[AgentLoopOutput], worker: Positions, sample: Mappi
     ]
 
 
+def prompt_of(key: str) -> str:
+    """The prompt's uid, of a row's key `{uid}_{session}_{row}` in TransferQueue."""
+    return key.rsplit("_", 2)[0]
+
+
 def with_old_logprobs(row: Row) -> Row:
     """The row for a run that trains on the logprobs which engines gave (verl's `bypass_mode`)."""
     if (logprobs := row.columns.get("rollout_log_probs")) is None:

@@ -10,13 +10,13 @@ from omegaconf import DictConfig
 from verl.trainer.ppo.v1 import trainer_base
 
 from seamless_verl.agent_loops.given_prompts import TRAIN
+from seamless_verl.agent_loops.rows import prompt_of
 from seamless_verl.config.checks.estimators import OF_TURNS, OWN_ESTIMATORS
 from seamless_verl.platform.adaptation import rebound
 from seamless_verl.trainer.advantages import advantages_of
 from seamless_verl.trainer.group_advantages import (
     GroupAdvantages,
     follow_from_groups,
-    group_of,
     rows_at,
     with_all_columns,
 )
@@ -62,7 +62,7 @@ class AdvantageTrainer(TrainerSetup):
 
     def _complete_advantages(self, batch: Any, lacking: Sequence[int], metrics: dict[str, Any]) -> Any:
         """Those of a batch whose other groups have them."""
-        for uid, advantages in self.group_advantages.take({group_of(key) for key in batch.keys}).items():
+        for uid, advantages in self.group_advantages.take({prompt_of(key) for key in batch.keys}).items():
             self.group_details[uid]["advantages"] = advantages
         if lacking:
             rows = self._verl_advantage(rows_at(batch, lacking), metrics)

@@ -70,7 +70,7 @@ class AheadOfUpdate:
         group: Any,
         update: Callable[[Any], Any],
         lending: DeviceLending,
-        meanwhile: Callable[[], None] = lambda: None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> None:
         self.group, self.update, self.lending, self.meanwhile = group, update, lending, meanwhile
         self.fetch_s: float | None = None
@@ -98,6 +98,8 @@ class AheadOfUpdate:
 
     def _beside(self, compute: Computation) -> Any:
         """What is computed, when `meanwhile` has ended, too; an error of the workers is raised at once."""
+        if self.meanwhile is None:
+            return compute()
         preparation = BackgroundTask("preparation of the next update", self.meanwhile)
         computed = compute()
         preparation.result()

@@ -18,6 +18,8 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.core_algos import AdvantageEstimator
 
+from seamless_verl.agent_loops.rows import prompt_of
+
 OF_ONE_GROUP = frozenset(
     {
         AdvantageEstimator.GRPO,
@@ -59,7 +61,7 @@ class GroupAdvantages:
     def lacking(self, batch: Any) -> list[int]:
         """The places of the rows of a batch that have none; padding has none."""
         whole = {uid for uid, keys in by_group(batch.keys).items() if self.rows.get(uid) == frozenset(keys)}
-        return [i for i, key in enumerate(batch.keys) if group_of(key) not in whole]
+        return [i for i, key in enumerate(batch.keys) if prompt_of(key) not in whole]
 
     def take(self, uids: AbstractSet[str]) -> dict[str, Brief]:
         """These groups are trained or dropped: forgets them, and returns what it had of them in brief."""
@@ -70,11 +72,6 @@ class GroupAdvantages:
     def keep_only(self, uids: AbstractSet[str]) -> None:
         """Forgets all other groups: they were dropped."""
         self.take(self.rows.keys() - uids)
-
-
-def group_of(key: str) -> str:
-    """The prompt's uid, of a row's key `{uid}_{session}_{row}`."""
-    return key.rsplit("_", 2)[0]
 
 
 def rows_at(batch: KVBatchMeta, places: Sequence[int]) -> KVBatchMeta:
@@ -94,5 +91,5 @@ def with_all_columns(batch: Any) -> Any:
 def by_group(keys: Sequence[str]) -> dict[str, list[str]]:
     found = defaultdict[str, list[str]](list)
     for key in keys:
-        found[group_of(key)].append(key)
+        found[prompt_of(key)].append(key)
     return found

@@ -23,6 +23,7 @@ from verl.utils import tensordict_utils as tu
 
 from seamless_verl.agent_loops.given_prompts import TRAIN, UNENDED
 from seamless_verl.agent_loops.manager import SeamlessAgentLoopManager
+from seamless_verl.agent_loops.rows import prompt_of
 from seamless_verl.config.schema import SeamlessConfig
 from seamless_verl.data_plane.client import DataPlaneClient
 from seamless_verl.resources.ahead import AheadLevel
@@ -392,7 +393,7 @@ def without_trained(tags: Mapping[str, Mapping[str, Any]], partition_id: str) ->
     verl saves before it clears a step's rows, whose prompts are gone by then; each resume would keep them for ever.
     """
     prompts = {key for key, tag in tags.items() if tag.get("is_prompt")}
-    kept = {key: tag for key, tag in tags.items() if key in prompts or key.rsplit("_", 2)[0] in prompts}
+    kept = {key: tag for key, tag in tags.items() if key in prompts or prompt_of(key) in prompts}
     if trained := list(tags.keys() - kept.keys()):
         tq.kv_clear(keys=trained, partition_id=partition_id)
     return kept

@@ -9,6 +9,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
 from seamless_verl.agent_loops.given_prompts import TRAIN
+from seamless_verl.agent_loops.rows import prompt_of
 from seamless_verl.journal import GroupDecided, GroupOutcome
 from seamless_verl.resources.staleness import StalenessBound
 from seamless_verl.runtime.sample_lengths import LengthRecord
@@ -127,7 +128,7 @@ class SeamlessReplayBuffer(ReplayBufferAsync):
         ready = self.finished_keys[TRAIN] - set(self.sampled)
         oldest = sorted((uid for uid in ready if not known(uid)), key=lambda uid: submitted[uid])
         chosen = set(oldest[:at_most])
-        rows = {key: tag for key, tag in self.partitions[TRAIN].items() if key.rsplit("_", 2)[0] in chosen}
+        rows = {key: tag for key, tag in self.partitions[TRAIN].items() if prompt_of(key) in chosen}
         return KVBatchMeta(keys=list(rows), tags=list(rows.values()), partition_id=TRAIN)
 
     def unfinished(self) -> int:

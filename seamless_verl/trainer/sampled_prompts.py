@@ -20,7 +20,7 @@ from verl.utils import tensordict_utils as tu
 
 from seamless_verl.agent_loops.given_prompts import TRAIN, UNENDED
 from seamless_verl.agent_loops.manager import SeamlessAgentLoopManager
-from seamless_verl.agent_loops.rows import FIRST, PROMPT, SAMPLES, STORED
+from seamless_verl.agent_loops.rows import FIRST, PROMPT, SAMPLES, STORED, prompt_of
 from seamless_verl.algorithms.samplers import EndedGroup, PromptSampling, make_sampler
 from seamless_verl.config.schema import SeamlessConfig
 from seamless_verl.errors import ConfigError
@@ -132,7 +132,7 @@ class SamplingTrainer(PromptSubmittingTrainer):
             for uid, tag in running.items()
             if max(sessions[uid]) < reopened[uid].next_session
         }
-        if halves := [key for key in items.keys() - whole.keys() if key.rsplit("_", 2)[0] in running]:
+        if halves := [key for key in items.keys() - whole.keys() if prompt_of(key) in running]:
             tq.kv_clear(keys=halves, partition_id=TRAIN)
         self._run_again(again)
         self.reissued = True
