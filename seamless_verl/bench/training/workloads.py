@@ -113,6 +113,12 @@ WORKLOADS = {
         Workload("w1", "even lengths", Lognormal(60, 0.3), longest=256),
         Workload("w2", "a long tail, a whole step in flight at once", Lognormal(50, 1.3), longest=1792),
         Workload(
+            "w2_heavy",
+            "a heavier tail: half of all tokens are in samples of 390 or more",
+            Lognormal(40, 1.6),
+            longest=1920,
+        ),
+        Workload(
             "w3",
             "four turns, between them tools that take as long as a turn",
             Lognormal(60, 0.8),

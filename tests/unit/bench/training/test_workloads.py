@@ -36,7 +36,7 @@ def test_workloads_draw_independently() -> None:
 def test_the_draws_are_those_of_earlier_reports() -> None:
     """Figures of different days compare only while these stay."""
     drawn = {name: [turn.tokens for turn in workload.sample(3, 1)] for name, workload in WORKLOADS.items()}
-    assert drawn == {"w1": [78], "w2": [84], "w3": [36, 42, 101, 123]}
+    assert drawn == {"w1": [78], "w2": [84], "w2_heavy": [46], "w3": [36, 42, 101, 123]}
 
 
 @EVERY
@@ -105,5 +105,5 @@ def test_a_lognormal_with_a_mean_has_it() -> None:
 
 
 def test_an_unknown_workload_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"--workload='w9'.*Choose one of w1, w2, w3"):
+    with pytest.raises(ConfigError, match=r"--workload='w9'.*Choose one of w1, w2, w2_heavy, w3"):
         workload_named("w9")
