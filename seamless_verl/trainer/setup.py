@@ -47,6 +47,7 @@ from seamless_verl.trainer.replica_starts import ReplicaStarter, noticed_s
 from seamless_verl.trainer.sampled_prompts import SamplingTrainer
 from seamless_verl.trainer.scheduling_checkpoint import RECORDING
 from seamless_verl.trainer.servers import FirstRanks, SeamlessServers, StartedServers
+from seamless_verl.trainer.step_report import StepReport
 from seamless_verl.trainer.validation_curve import ValidationCurve
 from seamless_verl.trainer.workers import SeamlessActorWorker, SeamlessCriticWorker, SeamlessWorkerGroup
 from seamless_verl.trajectory.policies import make_policy
@@ -74,6 +75,7 @@ class TrainerSetup(SamplingTrainer):
         self.saved: list[int] = []  # steps whose checkpoints this run saved, and did not remove
         self.curve = ValidationCurve.beside(config.trainer.default_local_dir)
         self.step_metrics = StepMetrics.beside(config.trainer.default_local_dir)
+        self.report = StepReport()
         if self.seamless.record_lengths:
             self.lengths = LengthRecord.beside(config.trainer.default_local_dir)
         describe(config, self.seamless, self.layout).write(Path(config.trainer.default_local_dir))

@@ -1,7 +1,7 @@
 """What a run logs of each step: verl's tracking, which also writes the file of step metrics, and one line a step.
 
 verl makes its tracking and its progress bar by names of its trainer's module, which `logging_of` binds to ours while it
-trains.
+trains; and by one of these it clears a step's rows.
 """
 
 from __future__ import annotations
@@ -17,12 +17,16 @@ from verl.utils.tracking import Tracking
 from seamless_verl.platform.adaptation import rebound
 from seamless_verl.runtime.step_metrics import StepMetrics
 from seamless_verl.trainer.step_line import step_line
+from seamless_verl.trainer.step_report import ReportedQueue, StepReport
 
 CONSOLE = "console"
 
 
 class StepTracking(Tracking):  # type: ignore[misc]
-    """verl's tracking; each step also goes to `file`, and with `line` as its text to the console."""
+    """verl's tracking; each step also goes to `file`, and with `line` as its text to the console.
+
+    Logging is the last piece of a step's `report`.
+    """
 
     def __init__(
         self,
@@ -30,9 +34,10 @@ class StepTracking(Tracking):  # type: ignore[misc]
         default_backend: Any,
         file: StepMetrics,
         line: Callable[[int, Mapping[str, float]], str] | None,
+        report: StepReport,
         **kwargs: Any,
     ) -> None:
-        self.file = file
+        self.file, self.report = file, report
         backends = [default_backend] if isinstance(default_backend, str) else list(default_backend)
         self.line = line if CONSOLE in backends else None
         if self.line is not None:
@@ -40,23 +45,31 @@ class StepTracking(Tracking):  # type: ignore[misc]
         super().__init__(*args, default_backend=backends, **kwargs)
 
     def log(self, data: Mapping[str, Any], step: int, backend: Any = None) -> None:
+        self.report.begin(partial(self._log, data, step, backend))
+
+    def _log(self, data: Mapping[str, Any], step: int, backend: Any) -> None:
         self.file.add(step, data)
         if self.line is not None:
             print(self.line(step, data), flush=True)  # noqa: T201 - the console is where the user asked for it
         super().log(data=data, step=step, backend=backend)
 
 
-def logging_of(file: StepMetrics, total: Callable[[], int], *, lines: bool) -> AbstractContextManager[None]:
+def logging_of(
+    file: StepMetrics, total: Callable[[], int], *, lines: bool, report: StepReport
+) -> AbstractContextManager[None]:
     """In the block, a trainer that begins to train logs each step to `file`, and with `lines` as one line each.
 
     `total` gives the run's number of steps, known when the first one is logged. With `lines` there is no progress bar
-    and no dump of the validation's metrics, which are in the file.
+    and no dump of the validation's metrics, which are in the file. What is cleared and logged is part of `report`.
     """
+    tracking = partial(StepTracking, file=file, report=report)
+    queue = ReportedQueue(trainer_base.tq, report)
     if not lines:
-        return rebound(trainer_base, Tracking=partial(StepTracking, file=file, line=None))
+        return rebound(trainer_base, Tracking=partial(tracking, line=None), tq=queue)
     return rebound(
         trainer_base,
-        Tracking=partial(StepTracking, file=file, line=lambda step, data: step_line(step, total(), data)),
+        tq=queue,
+        Tracking=partial(tracking, line=lambda step, data: step_line(step, total(), data)),
         tqdm=partial(trainer_base.tqdm, disable=True),
         pprint=lambda _: None,
     )

@@ -11,6 +11,7 @@ import math
 import os
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,11 @@ from seamless_verl.trainer.scheduling_checkpoint import (
 )
 from seamless_verl.trainer.session_weight import fixed_micro_batches, mini_batches_of
 from seamless_verl.trainer.step_log import logging_of
+from seamless_verl.trainer.step_report import LOG_FROM_ANY_THREAD
 from seamless_verl.trainer.token_mask import agreement, mask_stale
 from seamless_verl.trainer.trained_columns import trained_columns
+
+LAST_REPORT_S = 5.0
 
 
 @register_trainer("seamless")
@@ -68,8 +72,13 @@ class SeamlessTrainer(AdvantageTrainer):
 
     def fit(self, agent_loop_manager: Any) -> None:
         lines = self.seamless.console == "line"
-        with logging_of(self.step_metrics, lambda: int(self.total_training_steps), lines=lines):
-            super().fit(agent_loop_manager)
+        logging = logging_of(self.step_metrics, lambda: int(self.total_training_steps), lines=lines, report=self.report)
+        with logging:
+            try:
+                super().fit(agent_loop_manager)
+            except BaseException:
+                self.report.finish_within(LAST_REPORT_S)
+                raise
 
     looked_for_returns = 0.0  # when, for replicas that were given up and reply again
     returns: ray.ObjectRef[list[str]] | None = None  # the question for them that has no reply yet
@@ -97,6 +106,7 @@ class SeamlessTrainer(AdvantageTrainer):
 
     def _save_checkpoint(self) -> None:
         self.enter_stage(f"saving, step {self.global_steps}")
+        self.report.finish()
         self.commit.wait()
         self._record_groups()  # before the checkpoint has their effect: a later start trusts what is recorded up to it
         with marked_save(self.config.trainer.default_local_dir, self.global_steps):
@@ -170,6 +180,7 @@ class SeamlessTrainer(AdvantageTrainer):
             self._stop_rollout_profiling()
 
     def on_step_end(self) -> None:
+        self.report.finish()
         self.enter_stage(f"committing version {self.global_steps}")
         self.step_ended()
         self._record_groups()
@@ -255,6 +266,19 @@ class SeamlessTrainer(AdvantageTrainer):
                 return super()._update_critic(batch, metrics)
             with mini_batches_of(self.critic_wg, "train_mini_batch", len(batch) // self._steps(self.config.critic)):
                 return super()._update_critic(batch, metrics)
+
+    def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        """The first piece of a step's report, which verl's loop then clears and logs."""
+        compute = partial(super()._compute_metrics, batch, metrics, *args, **kwargs)
+        loggers = self.config.trainer.logger
+        loggers = {loggers} if isinstance(loggers, str) else set(loggers)
+        if self._goes_on_at_once() and loggers <= LOG_FROM_ANY_THREAD:
+            self.report.open(compute)
+        else:
+            compute()
+
+    def _log_rollout_data(self, *args: Any) -> None:
+        self.report.add(partial(super()._log_rollout_data, *args))
 
     def _validate(self) -> dict[str, float]:
         self.enter_stage(f"validating, step {self.global_steps}")

@@ -34,6 +34,8 @@ OVERRIDDEN = {
     BASE + "_compute_advantage": f"(self, batch: {BATCH}, metrics: dict) -> {BATCH}",
     BASE + "_update_actor": f"(self, batch: {BATCH}, metrics: dict) -> {BATCH}",
     BASE + "_update_critic": f"(self, batch: {BATCH}, metrics: dict) -> {BATCH}",
+    BASE + "_compute_metrics": f"(self, batch: {BATCH}, metrics, timing_raw, global_steps, epoch)",
+    BASE + "_log_rollout_data": f"(self, batch: {BATCH}, timing_raw: dict, rollout_data_dir: str)",
     BASE + "_validate": "(self) -> dict[str, float]",
     BASE + "_load_checkpoint": "(self)",
     BASE + "_save_checkpoint": "(self)",
@@ -189,7 +191,7 @@ def test_a_prompt_may_say_how_many_sessions_it_gets(column: str) -> None:
     "name",
     [
         *("RayWorkerGroup", "LLMServerManager", "register_trainer", "get_seqlen_balanced_partitions"),
-        *("Tracking", "tqdm", "pprint"),
+        *("Tracking", "tqdm", "pprint", "tq"),
     ],
 )
 def test_the_names_rebound_during_set_up_and_training_exist(name: str) -> None:
@@ -230,6 +232,23 @@ def test_each_step_is_logged_once_and_nothing_else_is_printed_that_the_file_has(
         "Initial validation metrics",
         "Final validation metrics",
     }
+
+
+def test_what_verl_does_between_two_steps_is_what_a_report_holds() -> None:
+    """After the commit: metrics, a dump, the clearing of rows and logging, and nothing that needs their results."""
+    source = inspect.getsource(found(BASE + "fit", "seamless-trainer"))
+    between = source[
+        source.index("self.on_step_end()") : source.index("self.global_steps += 1", source.index("self.on_step_end()"))
+    ]
+    called = re.findall(r"\b(self\.(?!config|global_steps|timing_raw)[\w.]+|tq\.\w+)\(", between)
+    validation = ["self.on_validate_begin", "self._validate", "self.on_validate_end"]
+    reported = ["self._compute_metrics", "self._log_rollout_data", "tq.kv_clear", "self.logger.log"]
+    assert called == [
+        *("self.on_step_end", "self._consume_sync_metrics"),
+        *validation,
+        *reported,
+        "self.dapo_filtered_reward_logger.log",
+    ]
 
 
 def test_the_trainer_calls_no_other_computation() -> None:

@@ -9,6 +9,7 @@ from verl.trainer.ppo.v1 import trainer_base
 
 from seamless_verl.runtime.step_metrics import StepMetrics
 from seamless_verl.trainer.step_log import logging_of
+from seamless_verl.trainer.step_report import StepReport
 
 pytestmark = pytest.mark.integration
 METRICS = {"critic/score/mean": 0.25, "actor/lr": 1e-3}
@@ -20,7 +21,7 @@ def test_the_console_has_one_line_or_verls_own_and_none_if_nobody_asked(
     lines: bool, shown: str, backends: list[str] | str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, before = StepMetrics(tmp_path / "metrics.jsonl"), trainer_base.tqdm
-    with logging_of(file, lambda: 80, lines=lines):
+    with logging_of(file, lambda: 80, lines=lines, report=StepReport()):
         tracking = trainer_base.Tracking(project_name="p", experiment_name="e", default_backend=backends, config={})
         bar = trainer_base.tqdm(total=80)
         trainer_base.pprint("Initial validation metrics")
@@ -36,7 +37,7 @@ def test_the_console_has_one_line_or_verls_own_and_none_if_nobody_asked(
 
 def test_other_loggers_get_what_they_got(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "verl.jsonl"))
-    with logging_of(StepMetrics(tmp_path / "metrics.jsonl"), lambda: 80, lines=True):
+    with logging_of(StepMetrics(tmp_path / "metrics.jsonl"), lambda: 80, lines=True, report=StepReport()):
         backends = ["console", "file"]
         tracking = trainer_base.Tracking(project_name="p", experiment_name="e", default_backend=backends, config={})
         tracking.log(data=METRICS, step=3)

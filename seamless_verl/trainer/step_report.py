@@ -1,0 +1,85 @@
+"""What verl does between two steps is done beside the next one: metrics, a dump, clearing of rows, and logging.
+
+verl reads all columns of a step's samples and pads them to the longest, which takes the longer the larger the batch,
+while devices that train have nothing to do. None of it is needed to go on.
+
+Owned state: the report of a step, from its first piece to the end of its last. Its transitions:
+
+    none --open--> open --begin--> running --finish--> none
+
+`open`, `add` and `begin` are called by verl's loop, in its thread; pieces run in this order in a thread of the report's
+own. There is one report at a time, so that steps are logged in their order.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import wait
+from functools import partial
+from typing import Any
+
+from seamless_verl.runtime.process import BackgroundTask
+
+logger = logging.getLogger(__name__)
+Piece = Callable[[], Any]
+LOG_FROM_ANY_THREAD = frozenset({"console", "file", "tensorboard", "wandb"})
+"""verl's loggers that are not bound to the thread that made them, as mlflow's run and trackio's are."""
+
+
+class StepReport:
+    """The pieces of a step's report; without an open one, each is done at once."""
+
+    def __init__(self) -> None:
+        self._pieces: list[Piece] | None = None
+        self._running: BackgroundTask[None] | None = None
+
+    def open(self, piece: Piece) -> None:
+        """The next report, of which this is the first piece; waits for the last one."""
+        self.finish()
+        self._pieces = [piece]
+
+    def add(self, piece: Piece) -> None:
+        """One more piece."""
+        if self._pieces is None:
+            piece()
+        else:
+            self._pieces.append(piece)
+
+    def begin(self, piece: Piece) -> None:
+        """The last piece: an open report now runs."""
+        self.add(piece)
+        if self._pieces is not None:
+            pieces, self._pieces = self._pieces, None
+            self._running = BackgroundTask("report of a step", partial(_run, pieces))
+
+    def finish(self) -> None:
+        """Returns when the report that runs, if any, has ended; raises what ended it."""
+        if self._running is not None:
+            running, self._running = self._running, None
+            running.result()
+
+    def finish_within(self, seconds: float) -> None:
+        """Where training has failed: what was trained before is still logged, unless that takes longer."""
+        if self._running is not None:
+            done, _ = wait([self._running.future], timeout=seconds)
+            if not done or self._running.future.exception() is not None:
+                logger.error("The metrics of the last whole step were not logged.")
+
+
+def _run(pieces: Sequence[Piece]) -> None:
+    for piece in pieces:
+        piece()
+
+
+class ReportedQueue:
+    """The module `transfer_queue` as verl's trainer sees it: of a step that is reported, rows are cleared last."""
+
+    def __init__(self, queue: Any, report: StepReport) -> None:
+        self._queue, self._report = queue, report
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._queue, name)
+
+    def kv_clear(self, *args: Any, **kwargs: Any) -> None:
+        self._report.add(partial(self._queue.kv_clear, *args, **kwargs))
