@@ -25,6 +25,7 @@ from seamless_verl.bench.arguments import job_parser, new_folder, split
 from seamless_verl.compare.job import Job, job_named
 from seamless_verl.compare.processes import RunFailedError, exit_on_signals
 from seamless_verl.compare.running import LOG_FILE, Step, run_logged
+from seamless_verl.config.words import quoted
 from seamless_verl.errors import ConfigError, exits_on_config_error
 from seamless_verl.runtime.response_tokens import response_tokens
 from seamless_verl.runtime.tables import text_table
@@ -134,9 +135,10 @@ def measure(job: Job, out: Path, number: int, viewed: bool, steps: int, skip: in
     folder.mkdir(parents=True)
     command = job.command(
         [
-            *(f"trainer.total_training_steps={steps}", f"trainer.default_local_dir={folder / 'checkpoints'}"),
+            f"trainer.total_training_steps={steps}",
+            f"trainer.default_local_dir={quoted(str(folder / 'checkpoints'))}",
             *("trainer.total_epochs=1000000", "trainer.resume_mode=disable", "trainer.logger=[console,file]"),
-            *("trainer.save_freq=-1", "trainer.test_freq=-1", f"hydra.run.dir={folder / 'hydra'}"),
+            *("trainer.save_freq=-1", "trainer.test_freq=-1", f"hydra.run.dir={quoted(str(folder / 'hydra'))}"),
             f"{ENABLED}={str(viewed).lower()}",
         ]
     )

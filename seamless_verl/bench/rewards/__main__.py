@@ -24,6 +24,7 @@ from seamless_verl.compare.figures import LAST
 from seamless_verl.compare.machine import differ, identity, machine
 from seamless_verl.compare.processes import RunFailedError, exit_on_signals
 from seamless_verl.compare.running import LOG_FILE, METRICS_FILE, run_logged
+from seamless_verl.config.words import quoted
 from seamless_verl.errors import ConfigError, exits_on_config_error
 
 DONE, MACHINE = "done", "machine.json"
@@ -38,7 +39,10 @@ class SeedRun:
 
     def command(self, recipe: Path) -> list[str]:
         arm = parse_arm(self.arm)
-        places = [f"trainer.default_local_dir={self.folder}/checkpoints", f"hydra.run.dir={self.folder}/hydra"]
+        places = [
+            f"trainer.default_local_dir={quoted(str(self.folder / 'checkpoints'))}",
+            f"hydra.run.dir={quoted(str(self.folder / 'hydra'))}",
+        ]
         overrides = [f"{MODE}={arm.mode}", f"data.seed={self.seed}", "trainer.logger=[console,file]"]
         return [
             str(recipe / "run.sh"),

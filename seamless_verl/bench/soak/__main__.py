@@ -31,6 +31,7 @@ from seamless_verl.bench.soak.samples import SCRATCH, Sample, look
 from seamless_verl.compare.job import Job, job_named
 from seamless_verl.compare.processes import RunFailedError, Tail, exit_on_signals, managed_process, stop
 from seamless_verl.compare.running import LOG_END, LOG_FILE, METRICS_FILE
+from seamless_verl.config.words import quoted
 from seamless_verl.errors import ConfigError, exits_on_config_error
 
 ENDLESS = 1_000_000
@@ -45,8 +46,8 @@ def overrides_of(folder: Path) -> list[str]:
     return [
         *(f"trainer.total_training_steps={ENDLESS}", f"trainer.total_epochs={ENDLESS}"),
         *("trainer.resume_mode=disable", "trainer.logger=[console,file]"),
-        f"trainer.default_local_dir={folder / CHECKPOINTS}",
-        f"hydra.run.dir={folder / 'hydra'}",
+        f"trainer.default_local_dir={quoted(str(folder / CHECKPOINTS))}",
+        f"hydra.run.dir={quoted(str(folder / 'hydra'))}",
     ]
 
 

@@ -13,6 +13,7 @@ from seamless_verl.bench.training.arms import MINI_BATCH, VERL, Arm
 from seamless_verl.bench.training.workloads import PROMPT_TOKENS, Workload
 from seamless_verl.compare.running import METRICS_FILE
 from seamless_verl.config.composing import HERE as CONFIGS
+from seamless_verl.config.words import quoted
 from seamless_verl.errors import ConfigError
 from seamless_verl.platform.detect import set_cpu_environment
 
@@ -50,7 +51,9 @@ class BenchPlan:
     def command(self) -> list[str]:
         """Both main jobs run under the same supervisor, ours by itself."""
         verl_options = ["--config-dir", str(CONFIGS), "+platform=cpu", "model_engine=megatron"]
-        options = [f"{key}={value}" for key, value in self.overrides.items()]
+        options = [
+            f"{key}={quoted(str(value)) if isinstance(value, Path) else value}" for key, value in self.overrides.items()
+        ]
         if self.arm.main == VERL:
             module = ["-m", "seamless_verl.bench.training.supervised", VERL, *verl_options]
         else:
