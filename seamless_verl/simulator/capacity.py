@@ -42,6 +42,10 @@ class CapacityEvent:
     device: int
     change: CapacityChange
 
+    def refused(self, reason: str, way_out: str) -> ConfigError:
+        """An error that names the event as the command line has it."""
+        return ConfigError(f"--{self.change}", f"{self.at_s:g}:{self.device}", reason, way_out)
+
 
 @dataclass(frozen=True)
 class CapacityPlan:
@@ -60,25 +64,28 @@ class CapacityPlan:
                 raise ConfigError(key, value, "it is out of its bounds", f"Give {least:g} to {most:g}")
         for event in self.events:
             if not (math.isfinite(event.at_s) and event.at_s >= 0):
-                raise ConfigError("events.at_s", event.at_s, "it is no time of the run", "Give 0 seconds or more")
+                raise event.refused("that is no time of the run", "Give 0 seconds or more")
 
     def check(self, devices: Sequence[frozenset[str]]) -> None:
         """Raises ConfigError for an event that cannot happen to these devices, or when none could be left."""
         for event in self.events:
             _check_event(event, devices)
         for change in (CapacityChange.JOIN, CapacityChange.DRAIN):
-            changed = [event.device for event in self.events if event.change is change]
-            if twice := {number for number in changed if changed.count(number) > 1}:
-                raise ConfigError("events.device", min(twice), f"it has two events {change}", "Leave one out")
+            changed = [event for event in self.events if event.change is change]
+            numbers = [event.device for event in changed]
+            if twice := [event for event in changed if numbers.count(event.device) > 1]:
+                raise twice[-1].refused(f"device {twice[-1].device} has two of these", "Leave one out")
         for number in self.joining:
             earlier = [e for e in self.events if e.device == number and e.at_s < self.joining[number]]
             if earlier:
                 way_out = f"Let it happen after {self.joining[number]:g} s, when the device joins"
-                raise ConfigError("events.at_s", earlier[0].at_s, f"device {number} is not there yet", way_out)
+                raise earlier[0].refused(f"device {number} is not there yet", way_out)
         passing = {event.device for event in self.events if event.change is not CapacityChange.DEATH}
         if not any(Tag.ROLLOUT in tags and number not in passing for number, tags in enumerate(devices)):
             way_out = "Leave one device that generates without join and drain"
-            raise ConfigError("events", sorted(passing), "no device that generates is there all the time", way_out)
+            raise ConfigError(
+                "--join, --drain", sorted(passing), "no device that generates is there all the time", way_out
+            )
 
     @property
     def joining(self) -> dict[int, float]:
@@ -89,10 +96,10 @@ class CapacityPlan:
 def _check_event(event: CapacityEvent, devices: Sequence[frozenset[str]]) -> None:
     if not 0 <= event.device < len(devices):
         way_out = f"Give 0 to {len(devices) - 1}"
-        raise ConfigError("events.device", event.device, "there is no such device", way_out)
+        raise event.refused(f"there is no device {event.device}", way_out)
     tags = devices[event.device]
     if Tag.ROLLOUT not in tags:
-        raise ConfigError("events.device", event.device, "it does not generate", "Choose a device tagged rollout")
+        raise event.refused(f"device {event.device} does not generate", "Choose a device tagged rollout")
     if event.change is not CapacityChange.DEATH and Tag.TRAIN in tags:
         way_out = "Choose a device that only generates"
-        raise ConfigError("events.device", event.device, f"it trains, so that it cannot {event.change}", way_out)
+        raise event.refused(f"device {event.device} trains, so that it cannot {event.change}", way_out)

@@ -212,12 +212,12 @@ def test_many_deaths_cost_throughput_and_few_do_not() -> None:
         ({"deaths_per_hour": float("nan")}, "deaths_per_hour=nan"),
         ({"restart_s": float("inf")}, "restart_s=inf"),
         ({"notice_s": -0.5}, "notice_s=-0.5"),
-        ({"events": (CapacityEvent(-1.0, 2, CapacityChange.DEATH),)}, "events.at_s=-1"),
-        ({"events": (CapacityEvent(1.0, 9, CapacityChange.DEATH),)}, "events.device=9"),
-        ({"events": (CapacityEvent(1.0, 0, CapacityChange.DRAIN),)}, "events.device=0"),
-        ({"events": (CapacityEvent(1.0, 5, CapacityChange.DEATH),)}, "events.device=5"),
-        ({"events": EVENTS[3:] * 2}, "events.device=4"),
-        ({"events": (*EVENTS[3:], CapacityEvent(0.1, 4, CapacityChange.DEATH))}, "events.at_s=0.1"),
+        ({"events": (CapacityEvent(-1.0, 2, CapacityChange.DEATH),)}, "--death='-1:2'"),
+        ({"events": (CapacityEvent(1.0, 9, CapacityChange.DEATH),)}, "--death='1:9'"),
+        ({"events": (CapacityEvent(1.0, 0, CapacityChange.DRAIN),)}, "--drain='1:0'"),
+        ({"events": (CapacityEvent(1.0, 5, CapacityChange.DEATH),)}, "--death='1:5'"),
+        ({"events": EVENTS[3:] * 2}, "device 4 has two of these"),
+        ({"events": (*EVENTS[3:], CapacityEvent(0.1, 4, CapacityChange.DEATH))}, "--death='0.1:4'"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(plan: dict[str, Any], message: str) -> None:
@@ -241,7 +241,7 @@ def test_the_command_takes_the_changes_of_single_devices(capsys: pytest.CaptureF
 
 
 def test_a_plan_that_could_leave_no_engine_is_refused() -> None:
-    with pytest.raises(ConfigError, match=re.escape("events=[1]")):
+    with pytest.raises(ConfigError, match=re.escape("--join, --drain=[1]")):
         scenario(devices=(TRAIN, ROLLOUT), capacity=CapacityPlan(events=(CapacityEvent(1.0, 1, CapacityChange.DRAIN),)))
 
 

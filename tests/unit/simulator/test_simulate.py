@@ -265,7 +265,7 @@ def test_the_command_prints_a_table_json_and_mistakes(capsys: pytest.CaptureFixt
         (["--steps", "3"], "steps=3"),
         (["--devices", "0*train+rollout"], "devices='0*train+rollout'"),
         (["--deaths-per-hour", "-1"], "deaths_per_hour=-1"),
-        (["--drain", "1:9"], "events.device=9"),
+        (["--drain", "1:9"], "--drain='1:9'"),
         (["--sampler-option", "rate=0.3"], "--sampler-option='rate=0.3': is not read by sampler None. Give --sampler"),
         (["--sampler", "gdro", "--sampler-option", "threshold=1"], "Give rate or least or most"),
         (["--sampler", "gdro", "--sampler-option", "least=few"], "--sampler-option least='few'"),
