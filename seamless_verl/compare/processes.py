@@ -1,7 +1,8 @@
 """The processes of runs: started with an owner that ends them, watched by the file that they log to, ended on a signal.
 
-verl's file logger writes a line at the very end of a step, unbuffered. The file is polled every `POLL_INTERVAL_S`, so
-a step's end is known to that accuracy, and the time between two ends includes everything, logging too.
+verl's file logger writes a line at the very end of a step, unbuffered; a line that is written beside the next step says
+how much later that is. The file is polled every `POLL_INTERVAL_S`, so a step's end is known to that accuracy, and the
+time between two ends includes everything.
 """
 
 from __future__ import annotations

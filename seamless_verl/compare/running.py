@@ -1,4 +1,4 @@
-"""Runs one job in a process, and records when each of its steps was logged."""
+"""Runs one job in a process, and records when each of its steps ended."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from seamless_verl.compare.processes import RunFailedError, Tail, managed_process, poll_until_end
+from seamless_verl.runtime.step_metrics import REPORT_S
 
 LOG_FILE, METRICS_FILE = "log.txt", "logged.jsonl"  # no run's own metrics.jsonl, by which `view` knows a run
 LOG_END = 3000  # characters of a failed run's log that are shown
@@ -32,7 +33,9 @@ class RunningJob:
     def poll(self) -> None:
         """Reads the steps logged since the last call."""
         for at, line in self.metrics.read():
-            self.steps.append({"at": round(at - self.began, 4), **json.loads(line)})
+            logged = json.loads(line)
+            at -= logged.get("data", {}).get(REPORT_S, 0.0)  # the step ended before its line was ready
+            self.steps.append({"at": round(at - self.began, 4), **logged})
             self.on_step(self.steps[-1])
 
 

@@ -2,12 +2,12 @@
 
     {"step": 12, "time": 1764000000.123, "metrics": {"critic/score/mean": 0.25, ...}}
 
-`time` is in seconds since 1970, when the step was logged. Metrics are what verl's loggers get: numbers, null for one
+`time` is in seconds since 1970, when the step ended. Metrics are what verl's loggers get: numbers, null for one
 that is not finite, text for anything else. A step may have two lines, as when a resumed run validates again first; read
 together, the later value of a metric counts.
 
-Invariants: each line is written whole and flushed before the trainer goes on; a resumed run continues the file after
-dropping what lies beyond its checkpoint.
+Invariants: each line is written whole and flushed at once, in the order of steps, and that of a step with a checkpoint
+before the next step begins; a resumed run continues the file after dropping what lies beyond its checkpoint.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from pathlib import Path
 from seamless_verl.runtime.files import JsonLines, whole_rows
 
 FILE = "metrics.jsonl"
+REPORT_S = "seamless/report_s"
+"""Seconds from a step's end until its metrics were ready to be written, where the next step did not wait for them."""
 
 
 @dataclass(frozen=True)
 class StepRow:
-    """The metrics that were logged for `step` at `time`, in seconds since 1970."""
+    """The metrics of `step`, which ended at `time`, in seconds since 1970."""
 
     step: int
     time: float
@@ -47,10 +49,10 @@ class StepMetrics:
     def beside(cls, checkpoints: str) -> StepMetrics:
         return cls(Path(checkpoints) / FILE)
 
-    def add(self, step: int, metrics: Mapping[str, object]) -> None:
-        """Appends a step's line, in one write."""
-        row = {"step": step, "time": time.time(), "metrics": {name: plain(value) for name, value in metrics.items()}}
-        self.file.add(row)
+    def add(self, step: int, metrics: Mapping[str, object], ended: float | None = None) -> None:
+        """Appends a step's line, in one write; the step ended then, or now."""
+        at = time.time() if ended is None else ended
+        self.file.add({"step": step, "time": at, "metrics": {name: plain(value) for name, value in metrics.items()}})
 
     def resume_at(self, step: int) -> None:
         """Drops the lines after `step`, the one whose checkpoint was loaded; all of them for 0, a run from nothing."""

@@ -149,12 +149,16 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
                 self.prepared = error
         self.begin_next_step()
 
+    def saves(self) -> bool:
+        """Whether this step ends with a checkpoint."""
+        every = int(self.config.trainer.save_freq)
+        return every > 0 and self.global_steps % every == 0
+
     def _prepares_while_updating(self) -> bool:
         """Not where a checkpoint comes first, and not where the step's end decides what is drawn."""
-        saves = self.config.trainer.save_freq > 0 and self.global_steps % self.config.trainer.save_freq == 0
         decided_later = self.tail.extra or self.tail.deferred or self.seamless.sampler.name is not None
         is_last = self.step_batches == self.parameter_sync_step
-        return is_last and self._goes_on_at_once() and not saves and not decided_later
+        return is_last and self._goes_on_at_once() and not self.saves() and not decided_later
 
     def begin_next_step(self) -> None:
         """At a step's end: submits the prompts of the next one, as far as that was not done while it updated.

@@ -6,6 +6,7 @@ trains; and by one of these it clears a step's rows.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
@@ -15,7 +16,7 @@ from verl.trainer.ppo.v1 import trainer_base
 from verl.utils.tracking import Tracking
 
 from seamless_verl.platform.adaptation import rebound
-from seamless_verl.runtime.step_metrics import StepMetrics
+from seamless_verl.runtime.step_metrics import REPORT_S, StepMetrics
 from seamless_verl.trainer.step_line import step_line
 from seamless_verl.trainer.step_report import ReportedQueue, StepReport
 
@@ -45,10 +46,15 @@ class StepTracking(Tracking):  # type: ignore[misc]
         super().__init__(*args, default_backend=backends, **kwargs)
 
     def log(self, data: Mapping[str, Any], step: int, backend: Any = None) -> None:
-        self.report.begin(partial(self._log, data, step, backend))
+        log = self._log_late if self.report.is_open else self._log
+        self.report.begin(partial(log, data, step, backend, time.time()))
 
-    def _log(self, data: Mapping[str, Any], step: int, backend: Any) -> None:
-        self.file.add(step, data)
+    def _log_late(self, data: Mapping[str, Any], step: int, backend: Any, ended: float) -> None:
+        self._log({**data, REPORT_S: time.time() - ended}, step, backend, ended)
+
+    def _log(self, data: Mapping[str, Any], step: int, backend: Any, ended: float) -> None:
+        """`ended` is when the step did, in seconds since 1970."""
+        self.file.add(step, data, ended)
         if self.line is not None:
             print(self.line(step, data), flush=True)  # noqa: T201 - the console is where the user asked for it
         super().log(data=data, step=step, backend=backend)

@@ -7,13 +7,14 @@ Owned state: the report of a step, from its first piece to the end of its last. 
 
     none --open--> open --begin--> running --finish--> none
 
-`open`, `add` and `begin` are called by verl's loop, in its thread; pieces run in this order in a thread of the report's
-own. There is one report at a time, so that steps are logged in their order.
+`open` and `begin` are called by verl's loop, in its thread, and so is `add` for what belongs to the report; pieces run
+in this order in a thread of the report's own. There is one report at a time, so that steps are logged in their order.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from functools import partial
@@ -33,15 +34,16 @@ class StepReport:
     def __init__(self) -> None:
         self._pieces: list[Piece] | None = None
         self._running: BackgroundTask[None] | None = None
+        self._opened_by = 0  # the thread
 
     def open(self, piece: Piece) -> None:
         """The next report, of which this is the first piece; waits for the last one."""
         self.finish()
-        self._pieces = [piece]
+        self._pieces, self._opened_by = [piece], threading.get_ident()
 
     def add(self, piece: Piece) -> None:
-        """One more piece."""
-        if self._pieces is None:
+        """One more piece, if the thread is the one that opened the report."""
+        if self._pieces is None or self._opened_by != threading.get_ident():
             piece()
         else:
             self._pieces.append(piece)
@@ -53,18 +55,39 @@ class StepReport:
             pieces, self._pieces = self._pieces, None
             self._running = BackgroundTask("report of a step", partial(_run, pieces))
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the next `begin` starts a report."""
+        return self._pieces is not None
+
+    @property
+    def runs(self) -> bool:
+        """Whether a report has begun and is not known to have ended."""
+        return self._running is not None
+
     def finish(self) -> None:
         """Returns when the report that runs, if any, has ended; raises what ended it."""
         if self._running is not None:
             running, self._running = self._running, None
             running.result()
 
+    def raise_failed(self) -> None:
+        """Raises what ended the report that runs, if something did; any thread may ask."""
+        running = self._running
+        if running is not None and running.future.done():
+            running.result()
+
     def finish_within(self, seconds: float) -> None:
         """Where training has failed: what was trained before is still logged, unless that takes longer."""
-        if self._running is not None:
-            done, _ = wait([self._running.future], timeout=seconds)
-            if not done or self._running.future.exception() is not None:
-                logger.error("The metrics of the last whole step were not logged.")
+        if self._pieces is not None:
+            logger.error("The metrics of the last whole step were not logged: it ended between two pieces of them.")
+        if self._running is None:
+            return
+        done, _ = wait([self._running.future], timeout=seconds)
+        if not done:
+            logger.error("The metrics of the last whole step were not logged: they took more than %g s.", seconds)
+        elif error := self._running.future.exception():
+            logger.error("The metrics of the last whole step were not logged.", exc_info=error)
 
 
 def _run(pieces: Sequence[Piece]) -> None:

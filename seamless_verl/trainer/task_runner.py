@@ -103,7 +103,11 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
         loops = LoopRestarts(self.own_loops(), self.trainer)
         self.deaths = DeathWatch(self.needed_actors, nodes.describe, loops.replaces, loops.replace)
         checks = [self.deaths.check, loops.check, nodes.check]
-        checks += [self.trainer.commit.raise_failed, self.trainer.starter.raise_failed]
+        checks += [
+            self.trainer.commit.raise_failed,
+            self.trainer.starter.raise_failed,
+            self.trainer.report.raise_failed,
+        ]
         watchdog = Watchdog(
             limits.no_progress_s,
             PlaneProgress(self.trainer.data_plane.actors),

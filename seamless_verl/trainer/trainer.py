@@ -105,8 +105,8 @@ class SeamlessTrainer(AdvantageTrainer):
             self.critic_wg.adopt_checkpoints([str(path / str(Role.Critic)) for path in paths])
 
     def _save_checkpoint(self) -> None:
+        self._finish_report()
         self.enter_stage(f"saving, step {self.global_steps}")
-        self.report.finish()
         self.commit.wait()
         self._record_groups()  # before the checkpoint has their effect: a later start trusts what is recorded up to it
         with marked_save(self.config.trainer.default_local_dir, self.global_steps):
@@ -180,7 +180,6 @@ class SeamlessTrainer(AdvantageTrainer):
             self._stop_rollout_profiling()
 
     def on_step_end(self) -> None:
-        self.report.finish()
         self.enter_stage(f"committing version {self.global_steps}")
         self.step_ended()
         self._record_groups()
@@ -269,18 +268,31 @@ class SeamlessTrainer(AdvantageTrainer):
 
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         """The first piece of a step's report, which verl's loop then clears and logs."""
+        self._finish_report()
         compute = partial(super()._compute_metrics, batch, metrics, *args, **kwargs)
-        loggers = self.config.trainer.logger
-        loggers = {loggers} if isinstance(loggers, str) else set(loggers)
-        if self._goes_on_at_once() and loggers <= LOG_FROM_ANY_THREAD:
+        if self._reports_beside():
             self.report.open(compute)
         else:
             compute()
 
-    def _log_rollout_data(self, *args: Any) -> None:
-        self.report.add(partial(super()._log_rollout_data, *args))
+    def _reports_beside(self) -> bool:
+        """Whether the step that ends is reported beside the next one.
+
+        Not where all of the host's cores train, and not with a checkpoint, after which a run that is killed goes on:
+        the step's line is in the file by then. A dump has the number of the step in which it is made.
+        """
+        trainer = self.config.trainer
+        loggers = {trainer.logger} if isinstance(trainer.logger, str) else set(trainer.logger)
+        waits = self.saves() or trainer.get("rollout_data_dir", None) or self._devices_are_all_cores()
+        return self._goes_on_at_once() and not waits and loggers <= LOG_FROM_ANY_THREAD
+
+    def _finish_report(self) -> None:
+        if self.report.runs:
+            self.enter_stage(f"logging, step {self.global_steps - 1}")
+            self.report.finish()
 
     def _validate(self) -> dict[str, float]:
+        self._finish_report()
         self.enter_stage(f"validating, step {self.global_steps}")
         self.commit.wait()
         self.lending.offer(None)

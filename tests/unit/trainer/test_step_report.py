@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from seamless_verl.trainer.step_report import ReportedQueue, StepReport
 
 SOON_S = 10.0
+NOT_LOGGED = "The metrics of the last whole step were not logged"
 
 
 def test_the_pieces_are_done_in_their_order_in_another_thread_while_the_caller_goes_on() -> None:
@@ -85,7 +87,54 @@ def test_where_training_has_failed_a_report_has_its_time_and_no_more(caplog: pyt
     with caplog.at_level(logging.ERROR):
         hanging.finish_within(0.01)
     never.set()
-    assert [record.message for record in caplog.records] == ["The metrics of the last whole step were not logged."]
+    assert [record.message for record in caplog.records] == [f"{NOT_LOGGED}: they took more than 0.01 s."]
+
+
+def test_why_a_last_report_is_not_there_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    failed, cut = StepReport(), StepReport()
+    failed.open(lambda: 1 / 0)
+    failed.begin(lambda: None)
+    failed.finish_within(SOON_S)
+    cut.open(lambda: None)
+    cut.finish_within(SOON_S)
+    assert [record.message for record in caplog.records] == [
+        f"{NOT_LOGGED}.",
+        f"{NOT_LOGGED}: it ended between two pieces of them.",
+    ]
+    assert caplog.records[0].exc_info is not None and caplog.records[0].exc_info[0] is ZeroDivisionError
+
+
+def test_a_failure_is_raised_to_whoever_watches_before_the_next_step_ends() -> None:
+    report, may_fail = StepReport(), threading.Event()
+
+    def fail() -> None:
+        assert may_fail.wait(SOON_S)
+        raise OSError("no space left")
+
+    report.raise_failed()
+    report.open(fail)
+    report.begin(lambda: None)
+    report.raise_failed()  # it runs
+    may_fail.set()
+    deadline = time.monotonic() + SOON_S
+    with pytest.raises(OSError, match="no space"):
+        while time.monotonic() < deadline:
+            report.raise_failed()
+            time.sleep(0.001)  # a watcher looks again and again
+    with pytest.raises(OSError, match="no space"):
+        report.finish()
+
+
+def test_what_another_thread_clears_is_cleared_at_once() -> None:
+    report, done = StepReport(), list[str]()
+    report.open(lambda: done.append("metrics"))
+    other = threading.Thread(target=lambda: report.add(lambda: done.append("of another")))
+    other.start()
+    other.join(SOON_S)
+    assert done == ["of another"]
+    report.begin(lambda: None)
+    report.finish()
+    assert done == ["of another", "metrics"]
 
 
 def test_rows_of_a_step_that_is_reported_are_cleared_by_its_report() -> None:
