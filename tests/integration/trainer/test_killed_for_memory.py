@@ -109,6 +109,7 @@ def test_a_training_that_it_fails_looks_for_its_name(monkeypatch: pytest.MonkeyP
         watched_actors=dict,
         commit=checked,
         starter=checked,
+        report=checked,
     )
     with pytest.raises(ray.exceptions.OutOfMemoryError):
         runner.train_watched(lambda: None)
