@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tensordict import NonTensorStack, TensorDict
+
 from seamless_verl.agent_loops.loops import task_of
 from seamless_verl.runtime.files import write_atomically
 
@@ -45,3 +47,9 @@ class PromptNames:
         if file.is_file():
             state = json.loads(file.read_text(encoding="utf-8"))
             self.run, self.drawn = str(state["run"]), int(state["drawn"])
+
+
+def data_rows(batch: TensorDict) -> list[dict[str, Any]]:
+    """The prompts of a batch as rows of the data set, without tensors."""
+    columns = {name: column.tolist() for name, column in batch.items() if isinstance(column, NonTensorStack)}
+    return [{name: values[i] for name, values in columns.items()} for i in range(len(batch))]

@@ -17,7 +17,6 @@ from typing import Any
 import ray
 import transfer_queue as tq
 from omegaconf import DictConfig
-from tensordict import NonTensorStack, TensorDict
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils import tensordict_utils as tu
 
@@ -36,7 +35,7 @@ from seamless_verl.runtime.sample_lengths import LengthRecord
 from seamless_verl.trainer.deferred_prompts import name_again, take_out
 from seamless_verl.trainer.lending import DeviceLending
 from seamless_verl.trainer.lending_view import TrainingProgress
-from seamless_verl.trainer.prompt_names import PromptNames
+from seamless_verl.trainer.prompt_names import PromptNames, data_rows
 from seamless_verl.trainer.replay_buffer import SeamlessReplayBuffer
 from seamless_verl.weights.commit import WeightCommit
 
@@ -265,7 +264,7 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
         """With a gateway a prompt has the same uid after a resume, by which the journal's sessions are found again."""
         batch = super()._fetch_one_gen_batch()
         if self.seamless.gateway.enabled:
-            tu.assign_non_tensor_stack(batch, "uid", self.names.take(rows_of(batch)))
+            tu.assign_non_tensor_stack(batch, "uid", self.names.take(data_rows(batch)))
         return batch
 
     def _reissue_inflight_prompts(self, partition_id: str = TRAIN) -> int:
@@ -383,12 +382,6 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
     def unfinished_sessions(self) -> int:
         """Sessions of the groups that generated at the last look at the queue."""
         return self.replay_buffer.unfinished() * int(self.config.actor_rollout_ref.rollout.n)
-
-
-def rows_of(batch: TensorDict) -> list[dict[str, Any]]:
-    """The prompts of a batch as rows of the data set, without tensors."""
-    columns = {name: column.tolist() for name, column in batch.items() if isinstance(column, NonTensorStack)}
-    return [{name: values[i] for name, values in columns.items()} for i in range(len(batch))]
 
 
 def without_trained(tags: Mapping[str, Mapping[str, Any]], partition_id: str) -> dict[str, Mapping[str, Any]]:

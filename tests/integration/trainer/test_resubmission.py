@@ -18,8 +18,8 @@ from seamless_verl.agent_loops.manager import SeamlessAgentLoopManager
 from seamless_verl.resources.staleness import StalenessBound
 from seamless_verl.resources.tail_batching import TailBatching
 from seamless_verl.trainer import deferred_prompts, prompt_submission
-from seamless_verl.trainer.prompt_names import PromptNames
-from seamless_verl.trainer.prompt_submission import PromptSubmittingTrainer, rows_of
+from seamless_verl.trainer.prompt_names import PromptNames, data_rows
+from seamless_verl.trainer.prompt_submission import PromptSubmittingTrainer
 
 pytestmark = pytest.mark.integration
 
@@ -35,18 +35,18 @@ def prompts(*texts: str, uid: str = "random") -> Any:
 
 def test_a_resumed_run_gives_the_prompts_the_same_names(tmp_path: Path) -> None:
     names = PromptNames()
-    first = names.take(rows_of(prompts("a", "b")))
+    first = names.take(data_rows(prompts("a", "b")))
     names.save(tmp_path)
-    later = names.take(rows_of(prompts("a", "b")))
+    later = names.take(data_rows(prompts("a", "b")))
     resumed = PromptNames()
     resumed.load(tmp_path)
-    assert resumed.take(rows_of(prompts("a", "b", uid="other"))) == later
+    assert resumed.take(data_rows(prompts("a", "b", uid="other"))) == later
     assert len({*first, *later}) == 4, "the same prompt is drawn again in the next epoch"
     assert not any("_" in uid for uid in later), "TransferQueue's keys are split there"
     others = PromptNames(), PromptNames()
     others[1].load(tmp_path)
-    assert {*others[0].take(rows_of(prompts("a", "b")))}.isdisjoint(first), "another run"
-    assert {*others[1].take(rows_of(prompts("c", "a")))}.isdisjoint(later), "another data set, or order"
+    assert {*others[0].take(data_rows(prompts("a", "b")))}.isdisjoint(first), "another run"
+    assert {*others[1].take(data_rows(prompts("c", "a")))}.isdisjoint(later), "another data set, or order"
 
 
 def test_a_checkpoint_of_an_earlier_release_has_no_names(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_prompts_that_are_drawn_are_named_with_a_gateway(monkeypatch: pytest.Mon
     expected = PromptNames()
     expected.run = trainer.names.run
     given = list(trainer._fetch_one_gen_batch()["uid"])
-    assert given == (expected.take(rows_of(prompts("a", "b"))) if gateway else ["random-0", "random-1"])
+    assert given == (expected.take(data_rows(prompts("a", "b"))) if gateway else ["random-0", "random-1"])
 
 
 class Trainer(PromptSubmittingTrainer):
@@ -137,7 +137,7 @@ def test_a_deferred_prompt_begins_again_under_the_same_uid_after_a_resume(monkey
         assert not queue.tags and tu.get(batch, "global_steps") == 4
         return list(batch["uid"])
 
-    drawn = PromptNames().take(rows_of(prompts("a", "b")))
+    drawn = PromptNames().take(data_rows(prompts("a", "b")))
     once = begun_again(*drawn)
     assert begun_again(*drawn) == once and begun_again(*reversed(drawn)) == once[::-1]
     assert len({*drawn, *once, *begun_again(*once)}) == 6, "a uid is given once, since its end is on record"
