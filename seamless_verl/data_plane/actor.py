@@ -156,14 +156,16 @@ class DataPlane(PlaneLifecycle):
         self.fleet.check_integrity()
         self.calls.check_integrity()
 
-    async def wait_for_groups(self, seen: int, timeout_s: float) -> int:
-        """How many groups have finished, as soon as that is not `seen` or `timeout_s` seconds have passed.
+    async def wait_for_groups(self, seen: int, timeout_s: float, enough: int = 1) -> int:
+        """How many groups have finished, as soon as `enough` have beyond `seen`, or it is time to say how many did.
+
+        That is after `timeout_s` seconds, and a fifth of a second after the first of several.
 
         Raises:
             GroupsFailedError: too many groups failed one after another.
         """
         await self.ensure_started()
-        count = await self.notifier.wait(seen, timeout_s)
+        count = await self.notifier.wait(seen, timeout_s, enough)
         await self.ensure_started()
         self.failures.check()
         return count

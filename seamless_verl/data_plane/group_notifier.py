@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from seamless_verl.errors import GroupsFailedError
 
 MAX_FAILED_GROUPS = "seamless.gateway.max_failed_groups"
+SOON_S = 0.2  # a waiter that needs several groups learns of one that ended so long after it: it may have been dropped
 
 
 @dataclass(frozen=True)
@@ -49,28 +49,39 @@ class GroupCounts:
 
 
 class GroupNotifier:
-    """Counts finished groups. A waiter with another count returns at once, also with a larger one, which it has from
-    an earlier process."""
+    """Counts finished groups. A waiter with a larger count returns at once: it has it from an earlier process."""
 
     def __init__(self) -> None:
         self.count = 0
+        self._woken = 0
         self._changed = asyncio.Event()
 
     def notify(self) -> None:
         """A group has finished."""
         self.count += 1
-        self.wake()
+        self._changed.set()
 
     def wake(self) -> None:
         """Makes waiters return without a new group."""
+        self._woken += 1
         self._changed.set()
 
-    async def wait(self, seen: int, timeout_s: float) -> int:
-        """The count, as soon as it is not `seen`, `wake` is called, or `timeout_s` seconds have passed."""
-        if self.count == seen:
+    async def wait(self, seen: int, timeout_s: float, enough: int = 1) -> int:
+        """The count, as soon as `enough` groups have finished beyond `seen`, `wake` is called, or time is over.
+
+        That is after `timeout_s` seconds, and `SOON_S` after the first of these groups.
+        """
+        now, woken = asyncio.get_running_loop().time, self._woken
+        end, first = now() + timeout_s, False
+        while seen <= self.count < seen + enough and self._woken == woken:
+            if self.count > seen and not first:
+                end, first = min(end, now() + SOON_S), True
             self._changed.clear()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), timeout_s)
+            try:
+                async with asyncio.timeout_at(end):
+                    await self._changed.wait()
+            except TimeoutError:
+                break
         return self.count
 
 

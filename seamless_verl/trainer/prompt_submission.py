@@ -98,20 +98,24 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
         )
 
     def _wait_for_groups(self) -> None:
-        """Returns when a group has ended since the last call, or after `poll_s` seconds."""
+        """Returns when the groups that a batch lacks may have ended since the last call, or after `poll_s` seconds."""
         self.lending.offer(None)  # the policy may lend now what it did not lend before
-        self._await_group(min(self.poll_s, RETRY_S) if self.looks_often() else self.poll_s)
+        seconds = min(self.poll_s, RETRY_S) if self.looks_often() else self.poll_s
+        self._await_group(seconds, self.replay_buffer.lacking)
 
     def looks_often(self) -> bool:
         """Whether something else than a group may end the wait."""
         return bool(self.lending.reclaimed)
 
-    def _await_group(self, seconds: float) -> bool:
-        """Returns when a group has ended since the last call, or after so many seconds; whether one has."""
+    def _await_group(self, seconds: float, enough: int = 1) -> bool:
+        """Returns when so many groups have ended since the last call, or after so many seconds; whether one has.
+
+        Of several the first is known a fifth of a second after its end at the latest.
+        """
         seen = self.groups_seen
         self._look_at_engines()
         with self.commit.counting():
-            self.groups_seen = ray.get(self.data_plane.actor.wait_for_groups.remote(seen, seconds))
+            self.groups_seen = ray.get(self.data_plane.actor.wait_for_groups.remote(seen, seconds, enough))
         self._look_at_engines()
         return self.groups_seen != seen
 

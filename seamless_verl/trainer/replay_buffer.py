@@ -42,6 +42,7 @@ class SeamlessReplayBuffer(ReplayBufferAsync):
         self.decided: list[GroupDecided] = []  # of groups dropped since `take_decided`
         self.sampled: list[str] = []  # prompts whose groups were sampled since then
         self.late: tuple[str, ...] = ()  # prompts whose groups held training back at the last look
+        self.lacking = 1  # at least so many groups have to end before there is a batch, as of then
         self.trained_from: list[int] = []  # steps in which the groups sampled since `carried_over` were submitted
         self.review: Callable[[], Collection[str]] = tuple  # at each look; reopens groups, and says which
         self.unwanted: Callable[[], Mapping[str, str]] = dict  # finished groups that are to be dropped, and why
@@ -169,7 +170,7 @@ class SeamlessReplayBuffer(ReplayBufferAsync):
     def _has_enough_samples(
         self, global_steps: int, partition_id: str, batch_size: int, sampleable_keys: set[str]
     ) -> bool:
-        self.late = ()
+        self.late, self.lacking = (), max(1, batch_size - len(sampleable_keys))
         if len(sampleable_keys) < batch_size:
             return False
         generating = self.pending_keys[partition_id] | self.running_keys[partition_id]
