@@ -16,6 +16,7 @@ from typing import Any
 
 from seamless_verl.errors import ConfigError
 from seamless_verl.runtime.response_tokens import RESPONSE, response_tokens
+from seamless_verl.runtime.step_metrics import VALIDATION_WAITED_S
 from seamless_verl.runtime.validation_reward import validation_reward
 
 REWARD = "critic/score/mean"
@@ -33,7 +34,7 @@ enough; failed. A group is in one of them. Only verl's asynchronous modes count 
 filtered, and their logs do not say which."""
 MASKED = ("seamless/tokens/masked_as_stale", "seamless/tokens/masked_as_pivot")
 OWN_IDLE = "seamless/device/idle_share"
-NOT_TRAINING = ("timing_s/testing", "timing_s/save_checkpoint")
+NOT_TRAINING = ("timing_s/testing", VALIDATION_WAITED_S, "timing_s/save_checkpoint")
 LAST = 3  # validations, or that many times as many steps, whose mean reward is what a run has learned
 TRAINED_LAST = 5  # steps, where nothing was validated
 Row = Mapping[str, Any]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -22,7 +22,6 @@ from verl.utils import tensordict_utils as tu
 
 from seamless_verl.agent_loops.given_prompts import TRAIN, UNENDED
 from seamless_verl.agent_loops.manager import SeamlessAgentLoopManager
-from seamless_verl.agent_loops.rows import prompt_of
 from seamless_verl.config.schema import SeamlessConfig
 from seamless_verl.data_plane.client import DataPlaneClient
 from seamless_verl.resources.ahead import AheadLevel
@@ -37,6 +36,7 @@ from seamless_verl.trainer.lending import DeviceLending
 from seamless_verl.trainer.lending_view import TrainingProgress
 from seamless_verl.trainer.prompt_names import PromptNames, data_rows
 from seamless_verl.trainer.replay_buffer import SeamlessReplayBuffer
+from seamless_verl.trainer.resubmission import without_trained
 from seamless_verl.weights.commit import WeightCommit
 
 logger = logging.getLogger(__name__)
@@ -152,6 +152,10 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
                 self.prepared = error
         self.begin_next_step()
 
+    def validates_beside(self) -> bool:
+        """Whether a validation at the end of this step runs beside the next one."""
+        return False
+
     def saves(self) -> bool:
         """Whether this step ends with a checkpoint."""
         every = int(self.config.trainer.save_freq)
@@ -189,7 +193,8 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
             self.step_batches = updates
 
     def _goes_on_at_once(self) -> bool:
-        """Whether the next step follows this one with no validation, profile or end of the run between.
+        """Whether the next step follows this one with nothing between: no profile, end of the run, or validation that
+        does not run beside it.
 
         Not with a manager of the user's, which may generate before it returns.
         """
@@ -197,7 +202,7 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
             return False
         trainer, step = self.config.trainer, self.global_steps
         ends = step >= self.total_training_steps or step // self.steps_per_epoch >= trainer.total_epochs
-        validates = trainer.test_freq > 0 and step % trainer.test_freq == 0
+        validates = trainer.test_freq > 0 and step % trainer.test_freq == 0 and not self.validates_beside()
         profiles = self.config.global_profiler.steps is not None
         return not (ends or validates or profiles or self.config.skip.rollout_tq.enable)
 
@@ -386,15 +391,3 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
     def unfinished_sessions(self) -> int:
         """Sessions of the groups that generated at the last look at the queue."""
         return self.replay_buffer.unfinished() * int(self.config.actor_rollout_ref.rollout.n)
-
-
-def without_trained(tags: Mapping[str, Mapping[str, Any]], partition_id: str) -> dict[str, Mapping[str, Any]]:
-    """The queue's rows without those that a checkpoint has of its last step, which are cleared.
-
-    verl saves before it clears a step's rows, whose prompts are gone by then; each resume would keep them for ever.
-    """
-    prompts = {key for key, tag in tags.items() if tag.get("is_prompt")}
-    kept = {key: tag for key, tag in tags.items() if key in prompts or prompt_of(key) in prompts}
-    if trained := list(tags.keys() - kept.keys()):
-        tq.kv_clear(keys=trained, partition_id=partition_id)
-    return kept

@@ -13,6 +13,7 @@ from seamless_verl.journal import JournalReader
 from seamless_verl.journal.recorded import recorded
 from seamless_verl.journal.recovery import rebuild_record
 from seamless_verl.runtime.run_description import RunDescription
+from seamless_verl.runtime.step_metrics import VALIDATION_WAITED_S
 from seamless_verl.trajectory.policies import TrainAll
 from seamless_verl.trajectory.sequences import assemble
 
@@ -37,6 +38,7 @@ def test_journal_and_metrics_tell_the_same(nano: Path, tmp_path: Path) -> None:
     assert (described.samples, described.updates, described.max_staleness) == (4, 1, 1)
     last = steps[4]
     reader = JournalReader(tmp_path / "checkpoints" / "trajectories.sqlite")
+    check_validations(reader, steps)
     outcomes = Counter(re.sub(r"step .*", "trained", summary.outcome) for summary in reader.sessions())
     uids = {summary.uid for summary in reader.sessions() if summary.outcome.startswith("step ")}
     assert len(uids) == 4 * 8, "every group that was trained has its step"
@@ -60,3 +62,17 @@ def test_journal_and_metrics_tell_the_same(nano: Path, tmp_path: Path) -> None:
     assert trained > 0
     assert last["tokens/dropped/session"] + last["tokens/dropped/validation"] > 0
     assert last["actor/grad_norm"] > 0
+
+
+def check_validations(reader: JournalReader, steps: dict[int, dict[str, float]]) -> None:
+    """That of step 2 runs beside step 3, and all of its tokens are of version 2; that of step 4 ends the run."""
+    for step, waited in ((2, 3), (4, None)):
+        assert any(name.startswith("val-") for name in steps[step])
+        assert (VALIDATION_WAITED_S in steps.get(step + 1, {})) == (waited is not None)
+    of_session = Counter[int]()
+    for summary in reader.sessions():
+        if summary.outcome == "validation" and (stored := reader.read(summary.session_id)) is not None:
+            versions = {segment.version for call in stored.calls for segment in call.segments}
+            assert len(versions) <= 1, versions
+            of_session.update(versions)
+    assert of_session.keys() == {2, 4}

@@ -1,0 +1,168 @@
+"""A validation beside the next step: which are, what waits for one, and what it leaves to the trainer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+from seamless_verl.runtime.step_metrics import VALIDATION_S, VALIDATION_WAITED_S
+from seamless_verl.trainer import reporting_trainer
+from seamless_verl.trainer.prompt_submission import PromptSubmittingTrainer
+from seamless_verl.trainer.step_report import StepReport
+from seamless_verl.trainer.trainer import SeamlessTrainer
+
+pytestmark = pytest.mark.integration
+BATCH: Any = object()
+LONG_S = 20.0
+
+
+class Run:
+    """A trainer at the end of step 4 of a run that validates, and what it did."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.trainer = made = SeamlessTrainer.__new__(SeamlessTrainer)
+        self.may_end, self.did, self.errors = threading.Event(), list[Any](), list[BaseException]()
+        made.config = OmegaConf.create({"trainer": {"logger": ["console"], "save_freq": -1}})
+        made.report, made.global_steps, made.trains = StepReport(), 4, True
+        made.enter_stage = self.did.append
+        made.commit = SimpleNamespace(wait=lambda: self.did.append("loaded"))  # type: ignore[assignment]
+        made.lending = SimpleNamespace(keeps_calls=True, ids=["r0"], offer=self.offer)  # type: ignore[assignment]
+        made.reward_loop_manager = SimpleNamespace(reward_loop_worker_handles=[object()])
+        made.curve = SimpleNamespace(add=lambda step, metrics: self.did.append(("curve", step)))  # type: ignore[assignment]
+        made.replay_buffer = SimpleNamespace(  # type: ignore[assignment]
+            for_validation=lambda wait: SimpleNamespace(wait=wait), hurry_validation=lambda: self.did.append("hurried")
+        )
+        monkeypatch.setattr(made, "_devices_are_all_cores", lambda: False)
+        monkeypatch.setattr(PPOTrainer, "_validate", lambda made: self.validate(made))
+        monkeypatch.setattr(PPOTrainer, "_compute_metrics", lambda *_, **__: self.did.append("computed"))
+        monkeypatch.setattr(reporting_trainer, "RETRY_S", 0.01)
+        self.goes_on(True, monkeypatch)
+
+    def goes_on(self, answer: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(
+            PromptSubmittingTrainer, "_goes_on_at_once", lambda made: answer and made.validates_beside()
+        )
+
+    def offer(self, due_in_s: float | None) -> None:
+        self.did.append("offered")
+
+    def validate(self, trainer: Any) -> dict[str, float]:
+        """verl's part, which sees the trainer as it was."""
+        assert self.may_end.wait(LONG_S)
+        for error in self.errors:
+            raise error
+        own_buffer = trainer.replay_buffer is not self.trainer.replay_buffer
+        self.did.append(("validated", trainer.global_steps, own_buffer))
+        return {"reward": 0.5}
+
+    def report(self, metrics: dict[str, float]) -> None:
+        self.trainer._compute_metrics(BATCH, metrics, {}, global_steps=4, epoch=0)
+        self.trainer.report.begin(lambda: self.did.append("logged"))
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Run:
+    return Run(monkeypatch)
+
+
+def test_the_trainer_goes_on_and_the_step_is_logged_with_the_validation_s_metrics(run: Run) -> None:
+    metrics: dict[str, float] = {"its": 1.0}
+    assert run.trainer._validate() == {}
+    run.report(metrics)
+    run.trainer.global_steps = 5
+    assert metrics == {"its": 1.0} and "computed" not in run.did
+    run.may_end.set()
+    run.trainer.report.finish()
+    assert metrics.pop(VALIDATION_S) > 0
+    assert metrics == {"its": 1.0, "reward": 0.5}
+    assert run.did[-4:] == [("validated", 4, True), ("curve", 4), "computed", "logged"]
+
+
+def test_the_commit_waits_for_it_while_devices_generate(run: Run) -> None:
+    run.trainer._validate()
+    run.report({})
+    run.trainer.global_steps = 5
+    threading.Timer(0.1, run.may_end.set).start()
+    before = len(run.did)
+    (waited,) = run.trainer.finish_validation_before_commit().items()
+    assert waited[0] == VALIDATION_WAITED_S and 0.05 < waited[1] < LONG_S
+    assert run.did[before] == "validating, step 4"
+    assert run.did[before + 1 : before + 5] == ["hurried", "offered"] * 2, "looked again as long as it ran"
+    assert run.trainer.finish_validation_before_commit() == {}
+    run.trainer.report.finish()
+
+
+def test_a_checkpoint_waits_for_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report of its step has to be written first, and that waits for the validation, whose calls may be frozen."""
+    run.trainer._validate()
+    run.report({})
+    saved = threading.Event()
+
+    def save(*_: Any) -> None:
+        saved.set()
+        raise KeyboardInterrupt  # the rest of a checkpoint is not of this test
+
+    monkeypatch.setattr(run.trainer.commit, "wait", save)
+    threading.Timer(0.1, run.may_end.set).start()
+    with pytest.raises(KeyboardInterrupt):
+        run.trainer._save_checkpoint()
+    assert saved.is_set() and ("validated", 4, True) in run.did and run.did.index("logged") > run.did.index("offered")
+
+
+def test_what_ends_it_ends_the_run(run: Run) -> None:
+    run.errors.append(RuntimeError("no replica serves"))
+    run.may_end.set()
+    run.trainer._validate()
+    run.report({})
+    with pytest.raises(RuntimeError, match="no replica serves"):
+        run.trainer.finish_validation()
+    limit = time.monotonic() + LONG_S
+    with pytest.raises(RuntimeError, match="no replica serves"):  # as the watchdog sees it
+        while time.monotonic() < limit:
+            run.trainer.report.raise_failed()
+
+
+@pytest.mark.parametrize(
+    ("changed", "value"),
+    [
+        pytest.param("config.trainer.validation_data_dir", "/dumps", id="samples are dumped"),
+        pytest.param("config.trainer.save_freq", 2, id="a checkpoint comes before"),
+        pytest.param("config.trainer.logger", "mlflow", id="a logger is bound to its thread"),
+        pytest.param("lending.keeps_calls", False, id="calls are cut when training has the devices"),
+        pytest.param("reward_loop_manager.reward_loop_worker_handles", None, id="rewards need the devices"),
+        pytest.param("trains", False, id="before training"),
+        pytest.param("_devices_are_all_cores", lambda: True, id="all cores train"),
+    ],
+)
+def test_else_it_is_verl_s(run: Run, changed: str, value: Any) -> None:
+    *path, last = changed.split(".")
+    target: Any = run.trainer
+    for name in path:
+        target = getattr(target, name)
+    setattr(target, last, value)
+    check_inline(run)
+
+
+def test_it_is_verl_s_where_nothing_follows(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.goes_on(False, monkeypatch)
+    check_inline(run)
+
+
+def check_inline(run: Run) -> None:
+    run.may_end.set()
+    metrics = run.trainer._validate()
+    assert metrics["reward"] == 0.5 and metrics[VALIDATION_S] >= 0
+    assert ("validated", 4, False) in run.did and run.trainer.validation is None
+
+
+def test_without_replicas_on_the_trainer_s_devices_no_call_is_cut(run: Run) -> None:
+    run.trainer.lending.keeps_calls, run.trainer.lending.ids = False, []
+    run.may_end.set()
+    assert run.trainer._validate() == {}
+    run.trainer.finish_validation()
