@@ -5,11 +5,13 @@ for each shard. Agents do `--turns` calls with a tool between two of them. A row
 
 - calls/s and tokens/s: what the agents got;
 - late: what a call took beyond the engine's own time, median and 99th percentile;
-- CPU ms a call, and the shards' share of their cores: one process is full at 100%;
-- a shard's limit: calls a second at which it would be full, from its CPU a call;
-- KiB a session: what the shards' memory grew by, from before the first session to the window's end, for each open one.
+- CPU ms a call, and how much the shards used of the cores that they may use together: at 100% all are full;
+- a shard's limit: calls a second at which one with a whole core would be full, from its CPU a call;
+- KiB a session: what the shards' memory grew by, from before the first session to the window's end, for each open one;
+- agents' core: how much agents and engines used of theirs. Near 100% they were the limit, and not the shards.
 
-Agents and engines share the first core. Each shard has a core of its own, as long as there are some left.
+Agents and engines share the first core. Each shard has a core of its own, as long as there are some left. With
+`--core-share 0.25` it may use a quarter of a core alone, so that several fit on one and each still adds as much.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from itertools import product
+from math import ceil
 from pathlib import Path
 from resource import RLIMIT_NOFILE, getrlimit
 from statistics import median, quantiles
@@ -32,6 +35,7 @@ import uvloop
 
 from seamless_verl.bench.gateway.arms import child_process, read_ports
 from seamless_verl.bench.gateway.load import Pacing
+from seamless_verl.bench.scale.core_share import KEY, check_share, limited_to
 from seamless_verl.bench.scale.sessions import Served, Work, run_agents
 from seamless_verl.compare.processes import exit_on_signals
 from seamless_verl.errors import ConfigError, exits_on_config_error
@@ -44,15 +48,17 @@ TOKEN_S, CHUNK = (
 SPARE_FILES = 500  # of a process, beside one connection a session
 HEADER = (
     *("shards", "sessions", "calls/s", "tokens/s", "late ms: median", "p99"),
-    *("CPU ms/call", "cores used", "a shard's limit, calls/s", "KiB/session"),
+    *("CPU ms/call", "cores used", "a shard's limit, calls/s", "KiB/session", "agents' core"),
 )
 
 
 @dataclass(frozen=True)
 class SessionLoad:
-    """One window: seconds and bytes."""
+    """One window: seconds and bytes. The shards may use `cores` together, each `core_share` of one, or all of it."""
 
     shards: int
+    core_share: float | None
+    cores: float
     sessions: int
     calls: int
     seconds: float
@@ -60,6 +66,7 @@ class SessionLoad:
     late_s: float
     late_p99_s: float
     cpu_s: float
+    agents_cpu_s: float
     grown_bytes: int
 
     @property
@@ -75,71 +82,127 @@ class SessionLoad:
         late, used = (f"{value * 1000:.1f}" for value in (self.late_s, self.late_p99_s)), self.cpu_s / self.seconds
         cpu_ms, kib = 1000 * self.cpu_s / self.calls, self.grown_bytes / self.sessions / 1024
         rates = (f"{self.rate:,.0f}", f"{self.tokens / self.seconds:,.0f}")
-        numbers = (f"{cpu_ms:.2f}", f"{used:.0%} of {self.shards}", f"{self.limit:,.0f}", f"{kib:.0f}")
-        return str(self.shards), f"{self.sessions:,}", *rates, *late, *numbers
+        cores = (f"{cpu_ms:.2f}", f"{used / self.cores:.0%} of {self.cores:g}", f"{self.limit:,.0f}")
+        numbers = (*rates, *late, *cores, f"{kib:.0f}", f"{self.agents_cpu_s / self.seconds:.0%}")
+        return str(self.shards), f"{self.sessions:,}", *numbers
+
+
+@dataclass(frozen=True)
+class Processes:
+    """What runs in a window: the shards with their ports, and the agents with the engines, which share a core."""
+
+    ports: tuple[int, ...]
+    shards: tuple[psutil.Process, ...]
+    agents: tuple[psutil.Process, ...]
+
+    def cpu_s(self) -> tuple[float, float]:
+        """Seconds that the shards have used so far, and the agents."""
+        return _cpu_s(self.shards), _cpu_s(self.agents)
+
+    def resident(self) -> int:
+        """The shards' memory in bytes."""
+        return sum(int(process.memory_info().rss) for process in self.shards)
+
+
+def _cpu_s(processes: Sequence[psutil.Process]) -> float:
+    times = [process.cpu_times() for process in processes]
+    return float(sum(time.user + time.system for time in times))
 
 
 @contextmanager
-def processes(replicas: int, shards: int) -> Iterator[tuple[list[int], list[psutil.Process]]]:
-    """The shards' ports and processes, connected to stub engines; all end with the block."""
+def start_processes(replicas: int, shards: int, core_share: float | None) -> Iterator[Processes]:
+    """Shards that are connected to stub engines; all end with the block."""
     from seamless_verl.tiny import make_model
 
-    first, *others = sorted(os.sched_getaffinity(0))
-    cores = others or [first]
+    first, cores = split_cores()
     with ExitStack() as stack:
+        limits = [stack.enter_context(limited_to(core_share)) for _ in range(shards)]
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="scale-bench-")))
         make_model("nano", 0, folder / "model")
-        engines = _python("scale.engines", str(replicas), str(CHUNK), str(CHUNK * TOKEN_S))
-        engine_ports = read_ports(stack.enter_context(child_process(engines, pinned={first})))
+        command = _python("scale.engines", str(replicas), str(CHUNK), str(CHUNK * TOKEN_S))
+        engines = stack.enter_context(child_process(command, pinned={first}))
+        engine_ports = read_ports(engines)
         gateways = []
         for shard in range(shards):
             command = _python("gateway.gateway_process", str(folder / "model"), str(folder / f"journal-{shard}.sqlite"))
             pinned = {cores[shard % len(cores)]}
             gateways.append(stack.enter_context(child_process([*command, *map(str, engine_ports)], pinned=pinned)))
-        ports = [read_ports(gateway)[0] for gateway in gateways]
+        ports = tuple(read_ports(gateway)[0] for gateway in gateways)
+        for limit, gateway in zip(limits, gateways, strict=True):  # not before: a start would take a minute longer
+            limit(gateway.pid)
         allowed = os.sched_getaffinity(0)
         os.sched_setaffinity(0, {first})
         stack.callback(os.sched_setaffinity, 0, allowed)
-        yield ports, [psutil.Process(gateway.pid) for gateway in gateways]
+        served_by = tuple(psutil.Process(gateway.pid) for gateway in gateways)
+        yield Processes(ports, served_by, (psutil.Process(), psutil.Process(engines.pid)))
+
+
+def split_cores() -> tuple[int, list[int]]:
+    """The core of agents and engines, and those of the shards; the same one on a machine with one core."""
+    first, *others = sorted(os.sched_getaffinity(0))
+    return first, others or [first]
 
 
 def _python(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-m", f"seamless_verl.bench.{module}", *arguments]
 
 
-def measure(shards: int, sessions: int, replicas: int, work: Work, seconds: float) -> SessionLoad:
-    """One window of so many open sessions, in processes of its own."""
-    with processes(replicas, shards) as (ports, gateways):
-        empty, used = _resident(gateways), 0.0
-
-        def window_began() -> None:
-            nonlocal used
-            used = _cpu_s(gateways)
-
-        settle_s = 2 * work.turn_s
-        served, window_s = uvloop.run(run_agents(sessions, ports, work, seconds, settle_s, window_began))
-        cpu_s, grown = _cpu_s(gateways) - used, _resident(gateways) - empty
-    return _row(shards, sessions, served, window_s, work, cpu_s, grown)
-
-
-def _row(
-    shards: int, sessions: int, served: Served, seconds: float, work: Work, cpu_s: float, grown: int
+def measure(
+    shards: int, sessions: int, replicas: int, work: Work, seconds: float, core_share: float | None = None
 ) -> SessionLoad:
-    if len(served.late) < 2:
-        raise ConfigError("--seconds", seconds, "hardly a call ended in the window", "Give a longer window")
-    calls, p99 = len(served.late), quantiles(served.late, n=100, method="inclusive")[98]
+    """One window of so many open sessions, in processes of its own.
+
+    Raises:
+        ConfigError: hardly a call ended, or the shards cannot be limited to `core_share` of a core each.
+    """
+    cores = usable_cores(shards, core_share, len(split_cores()[1]))
+    with start_processes(replicas, shards, core_share) as processes:
+        empty, used = processes.resident(), list[tuple[float, float]]()
+
+        def at_edge() -> None:
+            used.append(processes.cpu_s())
+
+        served, window_s = uvloop.run(run_agents(sessions, processes.ports, work, seconds, at_edge))
+        grown = processes.resident() - empty
+    late_s, late_p99_s = _late(served, seconds)
+    cpu_s, agents_cpu_s = (end - begin for begin, end in zip(*used, strict=True))
     return SessionLoad(
-        shards, sessions, calls, seconds, calls * work.pacing.tokens, median(served.late), p99, cpu_s, grown
+        shards=shards,
+        core_share=core_share,
+        cores=cores,
+        sessions=sessions,
+        calls=len(served.late),
+        seconds=window_s,
+        tokens=len(served.late) * work.pacing.tokens,
+        late_s=late_s,
+        late_p99_s=late_p99_s,
+        cpu_s=cpu_s,
+        agents_cpu_s=agents_cpu_s,
+        grown_bytes=grown,
     )
 
 
-def _cpu_s(gateways: Sequence[psutil.Process]) -> float:
-    times = [process.cpu_times() for process in gateways]
-    return float(sum(time.user + time.system for time in times))
+def _late(served: Served, seconds: float) -> tuple[float, float]:
+    """Median and 99th percentile of what calls took beyond the engine's time, in seconds."""
+    if len(served.late) < 2:
+        raise ConfigError("--seconds", seconds, "hardly a call ended in the window", "Give a longer window")
+    return median(served.late), quantiles(served.late, n=100, method="inclusive")[98]
 
 
-def _resident(gateways: Sequence[psutil.Process]) -> int:
-    return sum(int(process.memory_info().rss) for process in gateways)
+def usable_cores(shards: int, core_share: float | None, cores: int) -> float:
+    """How many cores the shards may use together, where there are `cores` for them.
+
+    Raises:
+        ConfigError: the share is none of a core, or shards on the same core may use more than all of it.
+    """
+    if core_share is None:
+        return min(shards, cores)
+    check_share(core_share)
+    on_a_core = ceil(shards / cores)
+    if on_a_core * core_share > 1:
+        way_out = f"Give at most {1 / on_a_core:.3g}, or fewer shards"
+        raise ConfigError(KEY, core_share, f"{on_a_core} of {shards} shards share a core here", way_out)
+    return shards * core_share
 
 
 def check_sessions(sessions: Sequence[int]) -> None:
@@ -165,11 +228,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     check_sessions(options.sessions)
     check_processes(options.shards, options.replicas)
+    for shards in options.shards:
+        usable_cores(shards, options.core_share, len(split_cores()[1]))
     pacing = Pacing("real", options.tokens, CHUNK, CHUNK * TOKEN_S)
     work = Work(options.turns, options.tool_s, pacing)
     rows = []
     for shards, sessions in product(options.shards, options.sessions):
-        rows.append(measure(shards, sessions, options.replicas, work, options.seconds))
+        rows.append(measure(shards, sessions, options.replicas, work, options.seconds, options.core_share))
         sys.stderr.write(f"{shards} shards, {sessions} sessions: {rows[-1].rate:.0f} calls/s\n")
     sys.stdout.write(f"{text_table(HEADER, [row.cells() for row in rows])}\n")
     if options.out:
@@ -185,6 +250,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m seamless_verl.bench.scale", description=__doc__.splitlines()[0])
     parser.add_argument("--sessions", type=_numbers, default=[250, 1000, 4000], help="open at once, by commas")
     parser.add_argument("--shards", type=_numbers, default=[1, 2], help="processes that serve them, by commas")
+    share_help = "of a core, that each shard may use; by default all of it"
+    parser.add_argument("--core-share", type=float, metavar="SHARE", help=share_help)
     parser.add_argument("--replicas", type=int, default=16, help="stub engines, of 256 seats each")
     parser.add_argument("--turns", type=int, default=5, help="calls of a session")
     parser.add_argument("--tokens", type=int, default=64, help="of a reply")

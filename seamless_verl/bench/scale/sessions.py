@@ -17,6 +17,8 @@ from typing import Any
 from seamless_verl.bench.gateway.arms import ADMIN_KEY, CHAT
 from seamless_verl.bench.gateway.load import MODEL, QUESTION, BenchConnection, Pacing, http_request
 
+SETTLE_CALLS = 2  # of an agent on the mean, before the window
+
 
 @dataclass(frozen=True)
 class Work:
@@ -37,13 +39,21 @@ class Work:
 
 @dataclass
 class Served:
-    """What the agents saw in a window: `late` is each call's time less what the engine takes, in seconds."""
+    """What the agents saw in a window: `late` is each call's time less what the engine takes, in seconds.
+
+    `settled` is set when `settle_calls` have ended, in a window or not.
+    """
 
     late: list[float] = field(default_factory=list)
     sessions: int = 0
+    settle_calls: int = 0
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
     counting: bool = False
 
     def call_ended(self, late_s: float) -> None:
+        self.settle_calls -= 1
+        if self.settle_calls == 0:
+            self.settled.set()
         if self.counting:
             self.late.append(late_s)
 
@@ -61,20 +71,26 @@ class Agent:
     served: Served
 
     async def run(self) -> None:
-        """Session after session, until it is cancelled; the first begins at a random moment of a turn."""
+        """Session after session, until it is cancelled.
+
+        The first begins at a random moment of a turn and ends after a random turn. Else the agents of a full shard, who
+        wait for the same, would stay in step: all would have short conversations at once, and then long ones.
+        """
         draw = Random(self.number)
         connection = await BenchConnection.open("127.0.0.1", self.port)
         try:
             await asyncio.sleep(draw.uniform(0, self.work.turn_s))  # agents do not begin together
+            turns = draw.randint(1, self.work.turns)
             while True:
-                await self._session(connection, draw)
+                await self._session(connection, draw, turns)
+                turns = self.work.turns
         finally:
             connection.close()
 
-    async def _session(self, connection: BenchConnection, draw: Random) -> None:
+    async def _session(self, connection: BenchConnection, draw: Random, turns: int) -> None:
         opened = await self._admin(connection, "/admin/sessions", {"uid": f"agent-{self.number}"})
         messages: list[dict[str, str]] = [{"role": "user", "content": QUESTION}]
-        for turn in range(self.work.turns):
+        for turn in range(turns):
             if turn:
                 await asyncio.sleep(draw.expovariate(1 / self.work.tool_s))  # the tool
             messages = await self._turn(connection, f"/s/{opened['key']}{CHAT}", messages)
@@ -99,24 +115,27 @@ class Agent:
 
 
 async def run_agents(
-    sessions: int, ports: Sequence[int], work: Work, seconds: float, settle_s: float, window_began: Callable[[], None]
+    sessions: int, ports: Sequence[int], work: Work, seconds: float, at_edge: Callable[[], None]
 ) -> tuple[Served, float]:
     """So many sessions at once, divided among the shards at `ports`; what they saw in a window, and how long it was.
 
-    They run for `settle_s` before it, so that all of them have begun and their turns are spread.
+    Before it all of them begin, and have `SETTLE_CALLS` calls each on the mean: full shards take longer for them than
+    two turns. `at_edge` is called as the window begins, and as it ends.
 
     Raises:
         BadReplyError: a call failed.
     """
-    served = Served()
+    served = Served(settle_calls=SETTLE_CALLS * sessions)
     async with asyncio.TaskGroup() as group:
         agents = [Agent(number, ports[number % len(ports)], work, served) for number in range(sessions)]
         tasks = [group.create_task(agent.run()) for agent in agents]
-        await asyncio.sleep(settle_s)  # until turns are spread
-        window_began()
+        await asyncio.sleep(SETTLE_CALLS * work.turn_s)
+        await served.settled.wait()
+        at_edge()
         began, served.counting = perf_counter(), True
         await asyncio.sleep(seconds)  # the window
         served.counting, ended = False, perf_counter()
+        at_edge()
         for task in tasks:
             task.cancel()
     return served, ended - began
