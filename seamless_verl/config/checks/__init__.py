@@ -72,6 +72,7 @@ from seamless_verl.config.checks.modes import (
     check_seamless,
     check_standalone_pool,
 )
+from seamless_verl.config.checks.queue import check_queue_room
 from seamless_verl.config.checks.samplers import check_sampler
 from seamless_verl.config.checks.serve_options import check_engine_options, check_options, check_reasoning
 from seamless_verl.config.checks.settings import Check, Problem, RefusedConfigError, Settings
@@ -158,6 +159,7 @@ CHECKS: tuple[Check, ...] = (
     check_micro_batches,
     check_reference_micro_batches,
     check_critic_micro_batches,
+    check_queue_room,
     check_engine_dtype,
     check_cpu_engine,
     check_cpu_kernels,
