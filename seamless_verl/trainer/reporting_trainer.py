@@ -8,18 +8,21 @@ Owned state: the validation that runs, of which there is one at most. Its transi
     none --_validate--> running --finish_validation--> none
 
 Both are called by the trainer's thread. The report of its step waits for its metrics, so that a step is logged whole,
-and steps in their order.
+and steps in their order. Its thread only reads what the trainer has: it works on a copy, with a buffer and a step's
+number of its own.
 """
 
 from __future__ import annotations
 
 import copy
 import time
-from concurrent.futures import wait
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
 from typing import Any
 
 import ray
+from omegaconf import DictConfig
 
 from seamless_verl.runtime.process import BackgroundTask
 from seamless_verl.runtime.step_metrics import VALIDATION_S, VALIDATION_WAITED_S
@@ -28,14 +31,20 @@ from seamless_verl.trainer.prompt_submission import RETRY_S
 from seamless_verl.trainer.step_report import LOG_FROM_ANY_THREAD
 
 ValidationMetrics = dict[str, float]
+LOOK_S = 2.0  # between two looks at what a validation lacks, where nothing is known that would end it sooner
 
 
 class ReportingTrainer(AdvantageTrainer):
     """verl's trainer with our parts, whose steps are reported beside the next one."""
 
+    run_ended: Future[None]  # has a result once training has failed
     trains = False  # a run may validate before
     validation: BackgroundTask[ValidationMetrics] | None = None  # that runs
     validated: BackgroundTask[ValidationMetrics] | None = None  # of the step that ends, until its report is opened
+
+    def __init__(self, config: DictConfig) -> None:
+        self.run_ended = Future()
+        super().__init__(config)
 
     def reports_in_thread(self) -> bool:
         """Whether the step that ends may be reported beside another.
@@ -57,24 +66,23 @@ class ReportingTrainer(AdvantageTrainer):
         keeps_calls = self.lending.keeps_calls or not self.lending.ids
         scored = self.reward_loop_manager.reward_loop_worker_handles is not None  # as rows are written
         dumps = self.config.trainer.get("validation_data_dir", None)
-        return self.trains and keeps_calls and scored and not dumps and self.reports_in_thread()
+        return keeps_calls and scored and not dumps and self.reports_in_thread()
 
     def _validate(self) -> ValidationMetrics:
         """verl's; beside the next step it returns nothing, and the step's report adds the metrics."""
-        beside = self._goes_on_at_once()
+        if self.trains and self.validates_beside() and self._goes_on_at_once():
+            validate = partial(self._validator()._validated_after, self.commit.loading())
+            self.validation = self.validated = BackgroundTask("validation", validate)
+            return {}
         self._finish_report()
         self.enter_stage(f"validating, step {self.global_steps}")
-        self.commit.wait()
-        self.lending.offer(None)
-        if beside:
-            self.validation = self.validated = BackgroundTask("validation", self._validator()._validated)
-            return {}
-        metrics = self._validated()
+        metrics = self._validated_after(self.commit.wait)
         self.enter_stage(f"validated, step {self.global_steps}")
         return metrics
 
-    def _validated(self) -> ValidationMetrics:
+    def _validated_after(self, wait_for_loads: Callable[[], None]) -> ValidationMetrics:
         began = time.monotonic()
+        wait_for_loads()
         metrics: ValidationMetrics = super()._validate()
         self.curve.add(self.global_steps, metrics)
         return metrics | {VALIDATION_S: time.monotonic() - began}
@@ -96,11 +104,16 @@ class ReportingTrainer(AdvantageTrainer):
             return
         self.enter_stage(f"validating, step {self.global_steps - 1}")
         while not self.validation.future.done():
+            self.connect_replicas()
             self.replay_buffer.hurry_validation()
             self.lending.offer(None)
-            wait([self.validation.future], timeout=RETRY_S)
+            wait([self.validation.future], timeout=RETRY_S if self.looks_often() else LOOK_S)
+        self.replay_buffer.late = ()
         validation, self.validation = self.validation, None
         validation.result()
+
+    def connect_replicas(self) -> None:
+        """While training waits for what is generated: takes up replicas that have started, or reply again."""
 
     def finish_validation_before_commit(self) -> dict[str, float]:
         """Returns the metrics of the wait."""
@@ -111,24 +124,23 @@ class ReportingTrainer(AdvantageTrainer):
         return {VALIDATION_WAITED_S: time.monotonic() - began}
 
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        """The first pieces of a step's report, which verl's loop then clears and logs."""
+        """The first piece of a step's report, which verl's loop then clears and logs."""
         self._finish_report()
         validated, self.validated = self.validated, None
         compute = partial(super()._compute_metrics, batch, metrics, *args, **kwargs)
-        if not (self._goes_on_at_once() and self.reports_in_thread()):
+        if self._goes_on_at_once() and self.reports_in_thread():
+            self.report.open(compute, awaits=partial(self._add_validation, metrics, validated))
+        else:
             compute()
-            return
-        self.report.open(partial(_add, metrics, validated))
-        self.report.add(compute)
+
+    def _add_validation(self, metrics: dict[str, Any], validated: BackgroundTask[ValidationMetrics] | None) -> None:
+        """To a step's metrics those of its validation, if it has one, once that has ended; not if the run has."""
+        if validated is not None:
+            wait([validated.future, self.run_ended], return_when=FIRST_COMPLETED)
+            metrics.update(validated.result() if validated.future.done() else {})
 
     def _finish_report(self) -> None:
         """Returns when the report that runs, if any, has ended; a validation that it waits for is finished before."""
         if self.report.runs:
             self.enter_stage(f"logging, step {self.global_steps - 1}")
             self.report.finish()
-
-
-def _add(metrics: dict[str, Any], validated: BackgroundTask[ValidationMetrics] | None) -> None:
-    """To a step's metrics those of its validation, if it has one, once that has ended."""
-    if validated is not None:
-        metrics.update(validated.result())

@@ -76,6 +76,7 @@ class SeamlessTrainer(ReportingTrainer):
             try:
                 super().fit(agent_loop_manager)
             except BaseException:
+                self.run_ended.set_result(None)
                 self.report.finish_within(LAST_REPORT_S)
                 raise
 
@@ -148,12 +149,15 @@ class SeamlessTrainer(ReportingTrainer):
             self.lending.offer(None)
 
     def _wait_for_groups(self) -> None:
+        self.connect_replicas()
+        super()._wait_for_groups()
+
+    def connect_replicas(self) -> None:
         self.starter.while_waiting(self._load_started)
         if time.monotonic() - self.looked_for_returns >= LOOK_S:
             self.looked_for_returns = time.monotonic()
             if names := self._taken_back():
                 self._load_started(names)
-        super()._wait_for_groups()
 
     def _taken_back(self) -> list[str]:
         """Replicas that reply again, as of the last question that has a reply: a data plane may take long for one."""

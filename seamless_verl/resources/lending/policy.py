@@ -172,6 +172,7 @@ class BasePolicy(ABC):
         lendable = tuple(device for device in view.devices if device.lendable)
         chosen = self._choose(view, lendable) if lendable else {}
         decision = {d.device_id: chosen.get(d.device_id) or assign_by_tags(d) for d in view.devices}
+        decision |= _held_calls(view, lendable)
         for device in lendable:
             self._record_change(view, device, decision[device.device_id])
         goes_on = any(device.seats for device in rollout_only_devices(view))  # a replica is on it
@@ -198,6 +199,15 @@ class BasePolicy(ABC):
         if state.get("policy") != type(self).__name__:
             raise ValueError(f"{type(self).__name__} was given the state of {state.get('policy')}")
         self._changes = Counter(state["changes"])
+
+
+def _held_calls(view: LendingView, lendable: tuple[DeviceView, ...]) -> dict[str, Assignment]:
+    """Lends what has frozen calls for which training waits: nobody else would end them."""
+    if view.due_in_s is not None or not view.demand.held:
+        return {}
+    holding = (engine for engine in engines_of(lendable) if any(d.urgent and d.seats for d in engine))
+    frozen = [device for engine in holding for device in engine if device.use is Use.TRAIN]
+    return assign_all(tuple(frozen), Use.ROLLOUT, LendingReason.NEEDED)
 
 
 def _with_carry(device: DeviceView, assignment: Assignment, goes_on: bool) -> Assignment:

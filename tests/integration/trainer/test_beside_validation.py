@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,9 +12,9 @@ import pytest
 from omegaconf import OmegaConf
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
+from seamless_verl.agent_loops.manager import SeamlessAgentLoopManager
 from seamless_verl.runtime.step_metrics import VALIDATION_S, VALIDATION_WAITED_S
 from seamless_verl.trainer import reporting_trainer
-from seamless_verl.trainer.prompt_submission import PromptSubmittingTrainer
 from seamless_verl.trainer.step_report import StepReport
 from seamless_verl.trainer.trainer import SeamlessTrainer
 
@@ -28,29 +29,34 @@ class Run:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.trainer = made = SeamlessTrainer.__new__(SeamlessTrainer)
         self.may_end, self.did, self.errors = threading.Event(), list[Any](), list[BaseException]()
-        made.config = OmegaConf.create({"trainer": {"logger": ["console"], "save_freq": -1}})
-        made.report, made.global_steps, made.trains = StepReport(), 4, True
+        trainer = {"logger": ["console"], "save_freq": -1, "test_freq": 2, "total_epochs": 9}
+        others = {"global_profiler": {"steps": None}, "skip": {"rollout_tq": {"enable": False}}}
+        made.config = OmegaConf.create({"trainer": trainer, **others})
+        made.report, made.global_steps, made.trains, made.run_ended = StepReport(), 4, True, Future()
+        made.total_training_steps, made.steps_per_epoch = 8, 100
+        made.agent_loop_manager = SeamlessAgentLoopManager.__new__(SeamlessAgentLoopManager)
         made.enter_stage = self.did.append
-        made.commit = SimpleNamespace(wait=lambda: self.did.append("loaded"))  # type: ignore[assignment]
+        loaded = lambda: self.did.append("loaded")  # noqa: E731
+        made.commit = SimpleNamespace(wait=loaded, loading=lambda: loaded)  # type: ignore[assignment]
         made.lending = SimpleNamespace(keeps_calls=True, ids=["r0"], offer=self.offer)  # type: ignore[assignment]
         made.reward_loop_manager = SimpleNamespace(reward_loop_worker_handles=[object()])
         made.curve = SimpleNamespace(add=lambda step, metrics: self.did.append(("curve", step)))  # type: ignore[assignment]
         made.replay_buffer = SimpleNamespace(  # type: ignore[assignment]
             for_validation=lambda wait: SimpleNamespace(wait=wait), hurry_validation=lambda: self.did.append("hurried")
         )
+        self.offers_until_it_ends = 0
         monkeypatch.setattr(made, "_devices_are_all_cores", lambda: False)
+        monkeypatch.setattr(made, "looks_often", lambda: True)
+        monkeypatch.setattr(made, "connect_replicas", lambda: self.did.append("connected"))
         monkeypatch.setattr(PPOTrainer, "_validate", lambda made: self.validate(made))
         monkeypatch.setattr(PPOTrainer, "_compute_metrics", lambda *_, **__: self.did.append("computed"))
         monkeypatch.setattr(reporting_trainer, "RETRY_S", 0.01)
-        self.goes_on(True, monkeypatch)
-
-    def goes_on(self, answer: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(
-            PromptSubmittingTrainer, "_goes_on_at_once", lambda made: answer and made.validates_beside()
-        )
 
     def offer(self, due_in_s: float | None) -> None:
+        """The validation ends once devices were offered so often."""
         self.did.append("offered")
+        if self.did.count("offered") == self.offers_until_it_ends:
+            self.may_end.set()
 
     def validate(self, trainer: Any) -> dict[str, float]:
         """verl's part, which sees the trainer as it was."""
@@ -76,24 +82,26 @@ def test_the_trainer_goes_on_and_the_step_is_logged_with_the_validation_s_metric
     assert run.trainer._validate() == {}
     run.report(metrics)
     run.trainer.global_steps = 5
-    assert metrics == {"its": 1.0} and "computed" not in run.did
+    assert metrics == {"its": 1.0} and "logged" not in run.did
     run.may_end.set()
     run.trainer.report.finish()
     assert metrics.pop(VALIDATION_S) > 0
     assert metrics == {"its": 1.0, "reward": 0.5}
-    assert run.did[-4:] == [("validated", 4, True), ("curve", 4), "computed", "logged"]
+    assert run.did[-1] == "logged" and run.did.index("computed") < run.did.index("logged")
+    assert [one for one in run.did if one != "computed"] == ["loaded", ("validated", 4, True), ("curve", 4), "logged"]
 
 
 def test_the_commit_waits_for_it_while_devices_generate(run: Run) -> None:
     run.trainer._validate()
     run.report({})
     run.trainer.global_steps = 5
-    threading.Timer(0.1, run.may_end.set).start()
-    before = len(run.did)
+    run.offers_until_it_ends = 3
     (waited,) = run.trainer.finish_validation_before_commit().items()
-    assert waited[0] == VALIDATION_WAITED_S and 0.05 < waited[1] < LONG_S
-    assert run.did[before] == "validating, step 4"
-    assert run.did[before + 1 : before + 5] == ["hurried", "offered"] * 2, "looked again as long as it ran"
+    assert waited[0] == VALIDATION_WAITED_S and 0 < waited[1] < LONG_S
+    waiting = run.did.index("validating, step 4")
+    looks = [one for one in run.did[waiting:] if one in ("connected", "hurried", "offered")]
+    assert looks[:9] == ["connected", "hurried", "offered"] * 3, "looked again as long as it ran"
+    assert run.trainer.replay_buffer.late == ()
     assert run.trainer.finish_validation_before_commit() == {}
     run.trainer.report.finish()
 
@@ -109,10 +117,10 @@ def test_a_checkpoint_waits_for_it(run: Run, monkeypatch: pytest.MonkeyPatch) ->
         raise KeyboardInterrupt  # the rest of a checkpoint is not of this test
 
     monkeypatch.setattr(run.trainer.commit, "wait", save)
-    threading.Timer(0.1, run.may_end.set).start()
+    run.offers_until_it_ends = 1  # without an offer its calls stay frozen
     with pytest.raises(KeyboardInterrupt):
         run.trainer._save_checkpoint()
-    assert saved.is_set() and ("validated", 4, True) in run.did and run.did.index("logged") > run.did.index("offered")
+    assert saved.is_set() and ("validated", 4, True) in run.did and "logged" in run.did
 
 
 def test_what_ends_it_ends_the_run(run: Run) -> None:
@@ -126,6 +134,17 @@ def test_what_ends_it_ends_the_run(run: Run) -> None:
     with pytest.raises(RuntimeError, match="no replica serves"):  # as the watchdog sees it
         while time.monotonic() < limit:
             run.trainer.report.raise_failed()
+    assert "logged" in run.did, "the step was trained"
+
+
+def test_where_training_fails_the_last_step_is_logged_without_it(run: Run) -> None:
+    metrics = {"its": 1.0}
+    run.trainer._validate()
+    run.report(metrics)
+    run.trainer.run_ended.set_result(None)
+    run.trainer.report.finish_within(LONG_S)
+    assert run.did[-1] == "logged" and metrics == {"its": 1.0}
+    run.may_end.set()
 
 
 @pytest.mark.parametrize(
@@ -137,6 +156,8 @@ def test_what_ends_it_ends_the_run(run: Run) -> None:
         pytest.param("lending.keeps_calls", False, id="calls are cut when training has the devices"),
         pytest.param("reward_loop_manager.reward_loop_worker_handles", None, id="rewards need the devices"),
         pytest.param("trains", False, id="before training"),
+        pytest.param("total_training_steps", 4, id="the last step"),
+        pytest.param("agent_loop_manager", object(), id="a manager of the user's"),
         pytest.param("_devices_are_all_cores", lambda: True, id="all cores train"),
     ],
 )
@@ -149,8 +170,10 @@ def test_else_it_is_verl_s(run: Run, changed: str, value: Any) -> None:
     check_inline(run)
 
 
-def test_it_is_verl_s_where_nothing_follows(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    run.goes_on(False, monkeypatch)
+@pytest.mark.parametrize(("step", "every"), [(0, -1), (0, 2), (7, 5)])
+def test_before_training_it_is_verl_s_whether_or_not_the_step_validates(run: Run, step: int, every: int) -> None:
+    run.trainer.global_steps, run.trainer.trains = step, False
+    run.trainer.config.trainer.test_freq = every
     check_inline(run)
 
 
@@ -158,7 +181,7 @@ def check_inline(run: Run) -> None:
     run.may_end.set()
     metrics = run.trainer._validate()
     assert metrics["reward"] == 0.5 and metrics[VALIDATION_S] >= 0
-    assert ("validated", 4, False) in run.did and run.trainer.validation is None
+    assert ("validated", run.trainer.global_steps, False) in run.did and run.trainer.validation is None
 
 
 def test_without_replicas_on_the_trainer_s_devices_no_call_is_cut(run: Run) -> None:
@@ -166,3 +189,18 @@ def test_without_replicas_on_the_trainer_s_devices_no_call_is_cut(run: Run) -> N
     run.may_end.set()
     assert run.trainer._validate() == {}
     run.trainer.finish_validation()
+
+
+def test_its_prompts_wait_for_no_commit_since_the_next_one_waits_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trainer may have submitted those of the step after the next by then, which begin with that commit."""
+    from tensordict import TensorDict
+    from verl.utils import tensordict_utils as tu
+
+    manager, given, waiting = SeamlessAgentLoopManager.__new__(SeamlessAgentLoopManager), list[Any](), list[Any]()
+    monkeypatch.setattr(manager, "_give", given.append)
+    manager.may_begin = waiting.append
+    for validate in (True, False):
+        batch = TensorDict({}, batch_size=1)
+        tu.assign_non_tensor_data(batch, "validate", validate)
+        manager.generate_sequences(batch)
+    assert (len(given), len(waiting)) == (1, 1) and tu.get(given[0], "validate")
