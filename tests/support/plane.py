@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
@@ -80,9 +81,17 @@ class Plane:
     """A data plane with its replicas; a test calls its methods in the place of the trainer."""
 
     def __init__(
-        self, model: Path, folder: Path, *, shards: int, replicas: int, delay_s: float, restarts: int = 0
+        self,
+        model: Path,
+        folder: Path,
+        *,
+        shards: int,
+        replicas: int,
+        delay_s: float,
+        restarts: int = 0,
+        journal_gib: float = 4.0,
     ) -> None:
-        gateway = {"enabled": True, "shards": shards, "max_failed_groups": 3}
+        gateway = {"enabled": True, "shards": shards, "max_failed_groups": 3, "journal_gib": journal_gib}
         self.config: DictConfig = OmegaConf.create(
             {
                 "actor_rollout_ref": {
@@ -131,6 +140,10 @@ def process(_: Any) -> int:
     return os.getpid()
 
 
+def collect_garbage(_: Any) -> None:
+    gc.collect()
+
+
 def state(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -140,10 +153,16 @@ def state(pid: int) -> str:
 
 @contextmanager
 def plane(
-    model: Path, folder: Path, *, shards: int = 1, replicas: int = 2, delay_s: float = 0.02, restarts: int = 0
+    model: Path,
+    folder: Path,
+    *,
+    shards: int = 1,
+    replicas: int = 2,
+    delay_s: float = 0.02,
+    **more: Any,
 ) -> Iterator[Plane]:
     ray.init(num_cpus=2, include_dashboard=False, runtime_env={"env_vars": child_environment()}, log_to_driver=True)
     try:
-        yield Plane(model, folder, shards=shards, replicas=replicas, delay_s=delay_s, restarts=restarts)
+        yield Plane(model, folder, shards=shards, replicas=replicas, delay_s=delay_s, **more)
     finally:
         ray.shutdown()
