@@ -44,7 +44,8 @@ Row = Mapping[str, Any]
 class StepFigures:
     """A step: seconds since the run's start at its end, its own seconds, response tokens trained, samples so far.
 
-    `seconds` are from the end of the step before, `training_s` these without its validation and its checkpoint.
+    `seconds` are from the end of the step before, `training_s` these without what it waited for a validation and
+    a checkpoint: of a validation that runs beside a step, what engines do for it stays.
     `validation` is the mean reward of the metrics that `validation_of` names. `idle` is the devices' idle share as seen
     from outside, `own_idle` as the seamless trainer's ledger has it.
     """
