@@ -39,6 +39,7 @@ from seamless_verl.agent_loops.rows import (
     with_old_logprobs,
 )
 from seamless_verl.agent_loops.scoring import reward_workers
+from seamless_verl.agent_loops.unkept_timings import keep_no_timings
 from seamless_verl.config.schema import SeamlessConfig
 from seamless_verl.data_plane.client import PLANE, await_reply
 from seamless_verl.data_plane.waits import group_name
@@ -61,6 +62,7 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
     def __init__(self, *args: Any, variables: Mapping[str, str] = MappingProxyType({}), **kwargs: Any) -> None:
         """`variables` of the command's environment, which agents read: those that this node has stay its own."""
         show_log()
+        keep_no_timings()
         for name, value in variables.items():
             os.environ.setdefault(name, value)
         super().__init__(*args, **kwargs)
