@@ -6,6 +6,7 @@ version that was committed when its group was first seen, so that data planes ag
 Invariants:
 - By its place a call waits for calls of older prompts, of which there is an end, and of its own age. None of a younger
   prompt precedes it.
+- A validation counts as a version older: the next commit waits for all of it, and not for prompts that began with it.
 - Of equal age, a call that continues a conversation precedes one that begins one, whatever their lengths.
 - Calls of equal age that are expected to be about as long stay in the order in which they came, so that the samples of
   a group stay together: lengths are compared by powers of two, and an unknown one counts as the mean.
@@ -131,16 +132,18 @@ class CallOrder:
         for ages in (self._conversations, self._groups):  # the latter where it had no group
             ages.forget(key)
 
-    def enter(self, ids: array[int], *, key: str, group: str, version: int) -> tuple[Precedence, str]:
+    def enter(
+        self, ids: array[int], *, key: str, group: str, version: int, validation: bool = False
+    ) -> tuple[Precedence, str]:
         """The place of a call, and the name of its prompt if it begins a conversation, else "".
 
         `ids` int32 [P] is its prompt, `key` its conversation, "" for a call by itself; `version` is the committed one.
-        A conversation without a group has an age of its own.
+        A conversation without a group has an age of its own. A `validation` is a version older than it is.
         """
         begins, ticket = not key or key not in self._conversations, next(self._tickets)
         if key:
             ticket = self._conversations.first(key, ticket)
-        age = self.group_began(group or key, version)
+        age = self.group_began(group or key, version) - validation
         if not begins:
             return Precedence(age, False, 0, ticket), ""
         prompt = blake2b(ids.tobytes(), digest_size=8).hexdigest()

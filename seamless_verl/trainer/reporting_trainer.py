@@ -1,7 +1,7 @@
 """Reports each step, and validates, beside the next one, where what follows leaves time for it.
 
-verl validates between two steps: devices that train have nothing to do until the longest of its samples has ended. A
-validation's samples are to be of one version of the weights, so that they have time until the next one is committed.
+verl validates between two steps: devices that only train have nothing to do until the longest of its samples has ended.
+A validation's samples are to be of one version of the weights, so that they have time until the next one is committed.
 
 Owned state: the validation that runs, of which there is one at most. Its transitions:
 
@@ -60,10 +60,11 @@ class ReportingTrainer(AdvantageTrainer):
     def validates_beside(self) -> bool:
         """Whether a validation at this step's end may run beside the next one.
 
-        Not where engines cannot keep its calls while training computes: they would go on with other weights. And not
-        where rewards are computed on the trainer's devices, or samples are dumped, which verl does for one step alone.
+        Not where all engines stand still while training computes, since then it gains nothing, nor where some cannot
+        keep its calls meanwhile: they would go on with other weights. And not where rewards are computed on the
+        trainer's devices, or samples are dumped, which verl does for one step alone.
         """
-        keeps_calls = self.lending.keeps_calls or not self.lending.ids
+        keeps_calls = self.lending.generates_elsewhere and (self.lending.keeps_calls or not self.lending.ids)
         scored = self.reward_loop_manager.reward_loop_worker_handles is not None  # as rows are written
         dumps = self.config.trainer.get("validation_data_dir", None)
         return keeps_calls and scored and not dumps and self.reports_in_thread()

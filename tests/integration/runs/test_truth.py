@@ -13,7 +13,6 @@ from seamless_verl.journal import JournalReader
 from seamless_verl.journal.recorded import recorded
 from seamless_verl.journal.recovery import rebuild_record
 from seamless_verl.runtime.run_description import RunDescription
-from seamless_verl.runtime.step_metrics import VALIDATION_WAITED_S
 from seamless_verl.trajectory.policies import TrainAll
 from seamless_verl.trajectory.sequences import assemble
 
@@ -65,10 +64,8 @@ def test_journal_and_metrics_tell_the_same(nano: Path, tmp_path: Path) -> None:
 
 
 def check_validations(reader: JournalReader, steps: dict[int, dict[str, float]]) -> None:
-    """That of step 2 runs beside step 3, and all of its tokens are of version 2; that of step 4 ends the run."""
-    for step, waited in ((2, 3), (4, None)):
-        assert any(name.startswith("val-") for name in steps[step])
-        assert (VALIDATION_WAITED_S in steps.get(step + 1, {})) == (waited is not None)
+    """All tokens of one are of its version."""
+    assert all(any(name.startswith("val-") for name in steps[step]) for step in (2, 4))
     of_session = Counter[int]()
     for summary in reader.sessions():
         if summary.outcome == "validation" and (stored := reader.read(summary.session_id)) is not None:

@@ -38,7 +38,9 @@ class Run:
         made.enter_stage = self.did.append
         loaded = lambda: self.did.append("loaded")  # noqa: E731
         made.commit = SimpleNamespace(wait=loaded, loading=lambda: loaded)  # type: ignore[assignment]
-        made.lending = SimpleNamespace(keeps_calls=True, ids=["r0"], offer=self.offer)  # type: ignore[assignment]
+        made.lending = SimpleNamespace(  # type: ignore[assignment]
+            keeps_calls=True, generates_elsewhere=True, ids=["r0"], offer=self.offer
+        )
         made.reward_loop_manager = SimpleNamespace(reward_loop_worker_handles=[object()])
         made.curve = SimpleNamespace(add=lambda step, metrics: self.did.append(("curve", step)))  # type: ignore[assignment]
         made.replay_buffer = SimpleNamespace(  # type: ignore[assignment]
@@ -153,6 +155,7 @@ def test_where_training_fails_the_last_step_is_logged_without_it(run: Run) -> No
         pytest.param("config.trainer.validation_data_dir", "/dumps", id="samples are dumped"),
         pytest.param("config.trainer.save_freq", 2, id="a checkpoint comes before"),
         pytest.param("config.trainer.logger", "mlflow", id="a logger is bound to its thread"),
+        pytest.param("lending.generates_elsewhere", False, id="engines stand still while training computes"),
         pytest.param("lending.keeps_calls", False, id="calls are cut when training has the devices"),
         pytest.param("reward_loop_manager.reward_loop_worker_handles", None, id="rewards need the devices"),
         pytest.param("trains", False, id="before training"),
