@@ -19,7 +19,6 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from verl.experimental.agent_loop import agent_loop
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
-from verl.utils import tensordict_utils as tu
 
 from seamless_verl.agent_loops.given_prompts import GivenPrompts, column
 from seamless_verl.agent_loops.lost_workers import LostPrompts, RestartLimit, unended_prompts
@@ -51,15 +50,8 @@ class SeamlessAgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
         self.sent: defaultdict[int, list[Any]] = defaultdict(list)  # calls that give prompts, by worker, until answered
 
     def generate_sequences(self, prompts: Any) -> None:
-        """Gives the prompts to the workers, at once or, in another thread, when they may begin.
-
-        Those of a validation may: it begins when the version is loaded, and the next commit waits for it.
-        """
-        give = partial(self._give, prompts)
-        if tu.get(prompts, "validate", False):
-            give()
-        else:
-            self.may_begin(give)
+        """Gives the prompts to the workers, at once or, in another thread, when they may begin."""
+        self.may_begin(partial(self._give, prompts))
 
     def _give(self, prompts: Any) -> None:
         """As verl's `generate_sequences`; what a dead worker was given, the one in its place gets."""

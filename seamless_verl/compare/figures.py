@@ -16,7 +16,6 @@ from typing import Any
 
 from seamless_verl.errors import ConfigError
 from seamless_verl.runtime.response_tokens import RESPONSE, response_tokens
-from seamless_verl.runtime.step_metrics import VALIDATION_WAITED_S
 from seamless_verl.runtime.validation_reward import validation_reward
 
 REWARD = "critic/score/mean"
@@ -34,7 +33,7 @@ enough; failed. A group is in one of them. Only verl's asynchronous modes count 
 filtered, and their logs do not say which."""
 MASKED = ("seamless/tokens/masked_as_stale", "seamless/tokens/masked_as_pivot")
 OWN_IDLE = "seamless/device/idle_share"
-NOT_TRAINING = ("timing_s/testing", VALIDATION_WAITED_S, "timing_s/save_checkpoint")
+NOT_TRAINING = ("timing_s/testing", "timing_s/save_checkpoint")
 LAST = 3  # validations, or that many times as many steps, whose mean reward is what a run has learned
 TRAINED_LAST = 5  # steps, where nothing was validated
 Row = Mapping[str, Any]
@@ -44,8 +43,7 @@ Row = Mapping[str, Any]
 class StepFigures:
     """A step: seconds since the run's start at its end, its own seconds, response tokens trained, samples so far.
 
-    `seconds` are from the end of the step before, `training_s` these without what it waited for a validation and
-    a checkpoint: of a validation that runs beside a step, what engines do for it stays.
+    `seconds` are from the end of the step before, `training_s` these without its validation and its checkpoint.
     `validation` is the mean reward of the metrics that `validation_of` names. `idle` is the devices' idle share as seen
     from outside, `own_idle` as the seamless trainer's ledger has it.
     """

@@ -194,8 +194,10 @@ class Calls:
         Closing the generator ends the call as CANCELLED. Other errors than a lost replica, such as a defect of an
         engine, are raised, and the call counts as FAILED.
         """
-        of = {"key": call.key, "group": call.group, "version": self._fleet.committed, "validation": call.validation}
-        place, prompt = self._order.enter(call.prompt_ids, **of)
+        version, validation = self._fleet.committed, call.validation
+        place, prompt = self._order.enter(
+            call.prompt_ids, key=call.key, group=call.group, version=version, validation=validation
+        )
         progress = CallProgress(call, place, max_losses=self._max_losses, grammars_resume=self._grammars_resume)
         waiting = self.paused_time.begin(call.key) if call.timed else None
         self._begun += 1

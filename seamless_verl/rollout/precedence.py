@@ -6,7 +6,7 @@ version that was committed when its group was first seen, so that data planes ag
 Invariants:
 - By its place a call waits for calls of older prompts, of which there is an end, and of its own age. None of a younger
   prompt precedes it.
-- A validation counts as a version older: the next commit waits for all of it, and not for prompts that began with it.
+- A validation counts as a version older: training waits for all of it, and not for prompts that began when it did.
 - Of equal age, a call that continues a conversation precedes one that begins one, whatever their lengths.
 - Calls of equal age that are expected to be about as long stay in the order in which they came, so that the samples of
   a group stay together: lengths are compared by powers of two, and an unknown one counts as the mean.

@@ -23,10 +23,6 @@ from seamless_verl.runtime.files import JsonLines, whole_rows
 FILE = "metrics.jsonl"
 REPORT_S = "seamless/report_s"
 """Seconds from a step's end until its metrics were ready to be written, where the next step did not wait for them."""
-VALIDATION_S = "seamless/validation/took_s"
-"""Seconds from a validation's begin to its end."""
-VALIDATION_WAITED_S = "seamless/validation/waited_s"
-"""Seconds in which a step's commit waited for the validation of the step before."""
 
 
 @dataclass(frozen=True)

@@ -185,12 +185,7 @@ class DeviceLending(ABC):
 
     def freezes_generation(self) -> bool:
         """Whether nothing generates, since training has the devices of all replicas, in which calls stay meanwhile."""
-        return self.keeps_calls and not self.generates_elsewhere and len(self.reclaimed) == len(self.ids)
-
-    @property
-    def generates_elsewhere(self) -> bool:
-        """Whether there are devices that generate and do not train."""
-        return bool(self.views.devices.rollout)
+        return self.keeps_calls and not self.views.devices.rollout and len(self.reclaimed) == len(self.ids)
 
     def wrap_computations(self, trainer: Any, prepared: Mapping[str, Callable[..., Any]] = NOTHING) -> None:
         """Puts each computation of the actor's and the reference's worker groups inside `training`.

@@ -152,10 +152,6 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
                 self.prepared = error
         self.begin_next_step()
 
-    def validates_beside(self) -> bool:
-        """Whether a validation at the end of this step runs beside the next one."""
-        return False
-
     def saves(self) -> bool:
         """Whether this step ends with a checkpoint."""
         every = int(self.config.trainer.save_freq)
@@ -193,8 +189,7 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
             self.step_batches = updates
 
     def _goes_on_at_once(self) -> bool:
-        """Whether the next step follows this one with nothing between: no profile, end of the run, or validation that
-        does not run beside it.
+        """Whether the next step follows this one with no validation, profile or end of the run between.
 
         Not with a manager of the user's, which may generate before it returns.
         """
@@ -202,7 +197,7 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
             return False
         trainer, step = self.config.trainer, self.global_steps
         ends = step >= self.total_training_steps or step // self.steps_per_epoch >= trainer.total_epochs
-        validates = trainer.test_freq > 0 and step % trainer.test_freq == 0 and not self.validates_beside()
+        validates = trainer.test_freq > 0 and step % trainer.test_freq == 0
         profiles = self.config.global_profiler.steps is not None
         return not (ends or validates or profiles or self.config.skip.rollout_tq.enable)
 

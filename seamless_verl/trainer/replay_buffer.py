@@ -8,7 +8,7 @@ from typing import Any
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
-from seamless_verl.agent_loops.given_prompts import TRAIN, VALIDATION
+from seamless_verl.agent_loops.given_prompts import TRAIN
 from seamless_verl.agent_loops.rows import prompt_of
 from seamless_verl.journal import GroupDecided, GroupOutcome
 from seamless_verl.resources.staleness import StalenessBound
@@ -102,17 +102,6 @@ class SeamlessReplayBuffer(ReplayBufferAsync):
         going = sum(submitted[uid] <= step for uid in self.pending_keys[TRAIN] | self.running_keys[TRAIN])
         earlier = sum(submitted < step for submitted in trained)
         return {"seamless/carried_over/trained": float(earlier), "seamless/carried_over/left": float(going)}
-
-    def for_validation(self, wait: Callable[[], None]) -> SeamlessReplayBuffer:
-        """Another buffer of the same queue, with what it saw at its own last look: for a thread of its own."""
-        verl = {"trainer_mode": self.trainer_mode, "trainer_config": self.trainer_config}
-        verl["sampler_kwargs"] = self.sampler_kwargs
-        return SeamlessReplayBuffer(bound=self.bound, update=self.update, wait=wait, **verl)
-
-    def hurry_validation(self) -> None:
-        """Training is held back by the groups of a validation that have not ended."""
-        self._sync_metadata_from_transfer_queue()
-        self.late = tuple(sorted(self.pending_keys[VALIDATION] | self.running_keys[VALIDATION]))
 
     def outstanding(self) -> int:
         """Prompts submitted and neither trained nor dropped."""

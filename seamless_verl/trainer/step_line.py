@@ -5,9 +5,9 @@
 
 It begins as verl's own line of a step does, so that what looks for `step:12 ` finds it. A figure that a step does not
 have is left out. tokens/s count what a comparison's report does: response tokens that were trained, tools' answers
-included and prompts not; by the step's time without its checkpoint, and without its wait for a validation. `ahead` is
-shown where the run finds it itself, with the shares of the step by which it does: what engines lost of their full rate,
-and would have lost with other levels.
+included and prompts not; by the step's time without its checkpoint. `ahead` is shown where the run finds it itself,
+with the shares of the step by which it does: what engines lost of their full rate, and would have lost with other
+levels.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from seamless_verl.runtime.response_tokens import response_tokens
-from seamless_verl.runtime.step_metrics import VALIDATION_WAITED_S
 from seamless_verl.runtime.validation_reward import validation_reward
 
 REWARD, SECONDS, CHECKPOINT = "critic/score/mean", "perf/time_per_step", "timing_s/save_checkpoint"
@@ -27,7 +26,6 @@ WAITS = {
     "timing_s/update_weights": "for staging weights",
     CHECKPOINT: "for a checkpoint",
     "timing_s/testing": "for the validation",
-    VALIDATION_WAITED_S: "for the validation of the step before",
 }
 """What a step may wait for besides its computations, by the metric with its seconds."""
 NAMED = 0.01  # a share of a step that is worth naming
@@ -44,8 +42,7 @@ def step_line(step: int, total: int, metrics: Mapping[str, float]) -> str:
     if validation is not None:
         parts.append(f"validation {validation:.3f}")
     if seconds:
-        tokens = response_tokens(metrics)
-        measured = seconds - metrics.get(CHECKPOINT, 0.0) - metrics.get(VALIDATION_WAITED_S, 0.0)
+        tokens, measured = response_tokens(metrics), seconds - metrics.get(CHECKPOINT, 0.0)
         parts += [f"{tokens / measured:,.0f} tokens/s"] if tokens and measured > 0 else []
         parts.append(f"{seconds:.1f} s")
     if (idle := metrics.get(IDLE)) is not None:

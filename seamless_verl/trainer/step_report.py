@@ -33,17 +33,13 @@ class StepReport:
 
     def __init__(self) -> None:
         self._pieces: list[Piece] | None = None
-        self._awaits: Piece = _nothing
         self._running: BackgroundTask[None] | None = None
         self._opened_by = 0  # the thread
 
-    def open(self, piece: Piece, awaits: Piece | None = None) -> None:
-        """The next report, of which this is the first piece; waits for the last one.
-
-        `awaits` is called before the report's last piece, which is done also where that fails.
-        """
+    def open(self, piece: Piece) -> None:
+        """The next report, of which this is the first piece; waits for the last one."""
         self.finish()
-        self._pieces, self._awaits, self._opened_by = [piece], awaits or _nothing, threading.get_ident()
+        self._pieces, self._opened_by = [piece], threading.get_ident()
 
     def add(self, piece: Piece) -> None:
         """One more piece, if the thread is the one that opened the report."""
@@ -54,11 +50,10 @@ class StepReport:
 
     def begin(self, piece: Piece) -> None:
         """The last piece: an open report now runs."""
-        if self._pieces is None:
-            piece()
-            return
-        pieces, self._pieces = self._pieces, None
-        self._running = BackgroundTask("report of a step", partial(_run, pieces, self._awaits, piece))
+        self.add(piece)
+        if self._pieces is not None:
+            pieces, self._pieces = self._pieces, None
+            self._running = BackgroundTask("report of a step", partial(_run, pieces))
 
     @property
     def is_open(self) -> bool:
@@ -95,17 +90,9 @@ class StepReport:
             logger.error("The metrics of the last whole step were not logged.", exc_info=error)
 
 
-def _run(pieces: Sequence[Piece], awaits: Piece, last: Piece) -> None:
+def _run(pieces: Sequence[Piece]) -> None:
     for piece in pieces:
         piece()
-    try:
-        awaits()
-    finally:
-        last()
-
-
-def _nothing() -> None:
-    """Nothing is awaited."""
 
 
 class ReportedQueue:

@@ -11,6 +11,7 @@ import math
 import os
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from seamless_verl.platform.adaptation import rebound
 from seamless_verl.runtime.checkpoint_cleanup import marked_save, remove_emptied
 from seamless_verl.runtime.checkpoint_marker import step_folder
 from seamless_verl.runtime.process import freeze_imports
-from seamless_verl.trainer.advantage_trainer import TRAIN_ALL
+from seamless_verl.trainer.advantage_trainer import TRAIN_ALL, AdvantageTrainer
 from seamless_verl.trainer.balanced_rows import partitions
 from seamless_verl.trainer.corrected_update import UPDATE, update_numbers
 from seamless_verl.trainer.deferred_prompts import stored
@@ -34,7 +35,6 @@ from seamless_verl.trainer.earlier_checkpoints import all_steps, earlier_steps, 
 from seamless_verl.trainer.group_advantages import rows_at
 from seamless_verl.trainer.plane_progress import REPLY_S
 from seamless_verl.trainer.replica_starts import LOOK_S
-from seamless_verl.trainer.reporting_trainer import ReportingTrainer
 from seamless_verl.trainer.scheduling_checkpoint import (
     checkpoint_of,
     load_sampling,
@@ -44,6 +44,7 @@ from seamless_verl.trainer.scheduling_checkpoint import (
 )
 from seamless_verl.trainer.session_weight import fixed_micro_batches, mini_batches_of
 from seamless_verl.trainer.step_log import logging_of
+from seamless_verl.trainer.step_report import LOG_FROM_ANY_THREAD
 from seamless_verl.trainer.token_mask import agreement, mask_stale
 from seamless_verl.trainer.trained_columns import trained_columns
 
@@ -51,7 +52,7 @@ LAST_REPORT_S = 5.0
 
 
 @register_trainer("seamless")
-class SeamlessTrainer(ReportingTrainer):
+class SeamlessTrainer(AdvantageTrainer):
     """PPO with generation and training overlapped as far as `seamless.max_staleness` allows."""
 
     def on_init_end(self) -> None:
@@ -76,7 +77,6 @@ class SeamlessTrainer(ReportingTrainer):
             try:
                 super().fit(agent_loop_manager)
             except BaseException:
-                self.run_ended.set_result(None)
                 self.report.finish_within(LAST_REPORT_S)
                 raise
 
@@ -105,7 +105,6 @@ class SeamlessTrainer(ReportingTrainer):
             self.critic_wg.adopt_checkpoints([str(path / str(Role.Critic)) for path in paths])
 
     def _save_checkpoint(self) -> None:
-        self.finish_validation()
         self._finish_report()
         self.enter_stage(f"saving, step {self.global_steps}")
         self.commit.wait()
@@ -137,7 +136,7 @@ class SeamlessTrainer(ReportingTrainer):
         self.prompt_scan.result()
         freeze_imports()
         self.device_time.begin()
-        self.step_began, self.trains = time.monotonic(), True
+        self.step_began = time.monotonic()
         self._add_async_warmup_batches(self.batches_ahead)
 
     def on_sample_begin(self) -> None:
@@ -149,15 +148,12 @@ class SeamlessTrainer(ReportingTrainer):
             self.lending.offer(None)
 
     def _wait_for_groups(self) -> None:
-        self.connect_replicas()
-        super()._wait_for_groups()
-
-    def connect_replicas(self) -> None:
         self.starter.while_waiting(self._load_started)
         if time.monotonic() - self.looked_for_returns >= LOOK_S:
             self.looked_for_returns = time.monotonic()
             if names := self._taken_back():
                 self._load_started(names)
+        super()._wait_for_groups()
 
     def _taken_back(self) -> list[str]:
         """Replicas that reply again, as of the last question that has a reply: a data plane may take long for one."""
@@ -184,16 +180,15 @@ class SeamlessTrainer(ReportingTrainer):
             self._stop_rollout_profiling()
 
     def on_step_end(self) -> None:
+        self.enter_stage(f"committing version {self.global_steps}")
         self.step_ended()
         self._record_groups()
-        waited = self.finish_validation_before_commit()
-        self.enter_stage(f"committing version {self.global_steps}")
         with marked_timer("update_weights", self.timing_raw, color="red"):
             self.lending.before_commit()
             self.starter.before_commit()
             self._pending_sync_metrics = self.commit(self.global_steps)
             self.lending.on_committed()
-        self._pending_sync_metrics |= waited | (self.tail.metrics() if self.tail.extra else {})
+        self._pending_sync_metrics |= self.tail.metrics() if self.tail.extra else {}
         self._pending_sync_metrics |= self.replay_buffer.carried_over(self.global_steps)
         self._pending_sync_metrics |= {} if self.prompt_sampling is None else self.prompt_sampling.metrics()
         self.begin_next_step()
@@ -270,3 +265,38 @@ class SeamlessTrainer(ReportingTrainer):
                 return super()._update_critic(batch, metrics)
             with mini_batches_of(self.critic_wg, "train_mini_batch", len(batch) // self._steps(self.config.critic)):
                 return super()._update_critic(batch, metrics)
+
+    def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        """The first piece of a step's report, which verl's loop then clears and logs."""
+        self._finish_report()
+        compute = partial(super()._compute_metrics, batch, metrics, *args, **kwargs)
+        if self._reports_beside():
+            self.report.open(compute)
+        else:
+            compute()
+
+    def _reports_beside(self) -> bool:
+        """Whether the step that ends is reported beside the next one.
+
+        Not where all of the host's cores train, and not with a checkpoint, after which a run that is killed goes on:
+        the step's line is in the file by then. A dump has the number of the step in which it is made.
+        """
+        trainer = self.config.trainer
+        loggers = {trainer.logger} if isinstance(trainer.logger, str) else set(trainer.logger)
+        waits = self.saves() or trainer.get("rollout_data_dir", None) or self._devices_are_all_cores()
+        return self._goes_on_at_once() and not waits and loggers <= LOG_FROM_ANY_THREAD
+
+    def _finish_report(self) -> None:
+        if self.report.runs:
+            self.enter_stage(f"logging, step {self.global_steps - 1}")
+            self.report.finish()
+
+    def _validate(self) -> dict[str, float]:
+        self._finish_report()
+        self.enter_stage(f"validating, step {self.global_steps}")
+        self.commit.wait()
+        self.lending.offer(None)
+        metrics: dict[str, float] = super()._validate()
+        self.enter_stage(f"validated, step {self.global_steps}")
+        self.curve.add(self.global_steps, metrics)
+        return metrics

@@ -131,10 +131,6 @@ class WeightCommit:
             self.loads.wait(ids)
             self.times.trainer_waited(since, for_loads=True)
 
-    def loading(self) -> Callable[[], None]:
-        """What waits for the loads that are open now, as `wait` does; any thread may call it."""
-        return (lambda: None) if self.loads is None else self.loads.wait
-
     def wait_committed(self) -> None:
         """Returns when the version is committed; raises what ended that."""
         if self.loads is not None:

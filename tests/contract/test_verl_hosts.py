@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
 import textwrap
-from typing import Any
 
 import pytest
 from support.hosts import attributes, found, listed, parameters, signature
@@ -251,23 +249,6 @@ def test_what_verl_does_between_two_steps_is_what_a_report_holds() -> None:
         *reported,
         "self.dapo_filtered_reward_logger.log",
     ]
-
-
-def test_a_validation_changes_nothing_of_the_trainer_but_what_a_copy_has_of_its_own() -> None:
-    """It runs in a thread beside the next step, on a copy with a buffer and a step of its own; without a dump."""
-    validate, log = (found(BASE + name, "seamless-trainer") for name in ("_validate", "_maybe_log_val_generations"))
-    assert assigned_on_self(validate) == assigned_on_self(log) == set()
-    assert set(re.findall(r"\bself\.(\w+)", inspect.getsource(validate))) == {
-        *("config", "tokenizer", "val_dataloader", "global_steps", "replay_buffer", "agent_loop_manager"),
-        *("reward_loop_manager", "checkpoint_manager", "_compute_reward_colocate"),  # rewards on the trainer's devices
-        *("_maybe_log_val_generations", "_dump_generations", "_val_metrics_update"),
-    }
-
-
-def assigned_on_self(method: Any) -> set[str]:
-    nodes = ast.walk(ast.parse(textwrap.dedent(inspect.getsource(method))))
-    stored = [node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)]
-    return {node.attr for node in stored if isinstance(node.value, ast.Name) and node.value.id == "self"}
 
 
 def test_the_trainer_calls_no_other_computation() -> None:

@@ -160,6 +160,16 @@ def test_frozen_calls_that_the_bound_waits_for_bring_their_device_back() -> None
     assert (assignment.use, assignment.reason) == (Use.ROLLOUT, LendingReason.NEEDED)
 
 
+@pytest.mark.parametrize("policy", [Never(), StepBoundary(), Marginal()])
+def test_no_policy_leaves_calls_frozen_that_training_waits_for(policy: LendingPolicy) -> None:
+    """They froze while no other device had a replica, and one has by now."""
+    shown = view("BR", trained=1, update=1, held=True, ready=8, running=1)
+    urgent = replace(shown.devices[0], urgent=1)
+    frozen = replace(shown, devices=(urgent, shown.devices[1]))
+    assert policy.decide(frozen)["B0"].reason is LendingReason.NEEDED
+    assert policy.decide(replace(frozen, due_in_s=0.0))["B0"].use is Use.TRAIN
+
+
 def test_calls_move_where_another_device_generates_and_freeze_where_none_does() -> None:
     carried_calls = Marginal().decide(view("BR", lent=True, running=8, due_in_s=0.0))["B0"]
     frozen = Marginal().decide(view("BB", lent=True, running=8, due_in_s=0.0))["B0"]
