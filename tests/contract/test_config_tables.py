@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from importlib.metadata import version
 
@@ -33,6 +34,7 @@ from seamless_verl.config.checks.serve_options import (
     server_options,
 )
 from seamless_verl.config.checks.tools import KIND, TOOL_PARSERS
+from seamless_verl.config.checks.values import ENGINE_DTYPES, LOSS_AGGREGATIONS
 from seamless_verl.config.composing import verl_config_dir
 
 
@@ -156,3 +158,15 @@ def test_the_names_of_platforms() -> None:
     from seamless_verl.config.checks.hosts import PLATFORMS
 
     assert {*PlatformRegistry.registered_names(), "cpu"} == set(PLATFORMS)
+
+
+def test_the_choices_of_a_check_are_those_of_verl_and_vllm() -> None:
+    from typing import get_args
+
+    from verl.workers.config.actor import ActorConfig
+    from vllm.config.model import ModelDType
+
+    source = inspect.getsource(ActorConfig.__post_init__)
+    listed = source[source.index("valid_loss_agg_modes = [") : source.index("if self.loss_agg_mode")]
+    assert tuple(re.findall(r'"([\w-]+)"', listed)) == LOSS_AGGREGATIONS
+    assert get_args(ModelDType) == ENGINE_DTYPES

@@ -78,7 +78,15 @@ from seamless_verl.config.checks.serve_options import check_engine_options, chec
 from seamless_verl.config.checks.settings import Check, Problem, RefusedConfigError, Settings
 from seamless_verl.config.checks.tools import check_function_tools, check_tool_format, check_tools
 from seamless_verl.config.checks.unused import check_cpu_settings, check_unused
-from seamless_verl.config.checks.values import check_logprobs_mode, check_missing, check_numbers, check_renamed_code
+from seamless_verl.config.checks.values import (
+    check_choices,
+    check_flags,
+    check_logprobs_mode,
+    check_missing,
+    check_numbers,
+    check_renamed_code,
+    check_temperature,
+)
 from seamless_verl.config.checks.view import check_view, check_view_address
 from seamless_verl.config.checks.visible import check_visible_devices
 from seamless_verl.config.joining import check_joined
@@ -114,6 +122,9 @@ CHECKS: tuple[Check, ...] = (
     check_engine_options,
     check_logprobs_mode,
     check_numbers,
+    check_temperature,
+    check_flags,
+    check_choices,
     check_platform_name,
     check_names,
     check_loggers,

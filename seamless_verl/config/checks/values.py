@@ -57,15 +57,18 @@ def check_renamed_code(settings: Settings) -> list[Problem]:
 WHOLE_NUMBERS = {
     f"{ROLLOUT}.max_num_seqs": 1,
     f"{ROLLOUT}.n": 1,
+    "data.seed": -(2**63),
 }
 """Keys of whole numbers, with the least allowed value."""
 REAL_NUMBERS = (
     *(f"{part}.optim.{name}" for part in ("actor_rollout_ref.actor", "critic") for name in ("lr", "weight_decay")),
     *(f"actor_rollout_ref.actor.{name}" for name in ("clip_ratio", "entropy_coeff", "kl_loss_coef")),
-    *(f"{ROLLOUT}.{name}" for name in ("temperature", "top_p")),
+    f"{ROLLOUT}.temperature",
     *("algorithm.gamma", "algorithm.lam"),
 )
 """Keys of numbers; verl would compare a text with numbers and fail."""
+SAMPLING = (ROLLOUT, f"{ROLLOUT}.val_kwargs")  # where a temperature and a share of the probability are set
+FLAGS = ("data.shuffle", "trainer.val_before_train", "trainer.val_only")
 FREQUENCIES = ("save_freq", "test_freq")  # of `trainer`, whole numbers; -1 is never
 MEMORY_SHARE = f"{ROLLOUT}.gpu_memory_utilization"
 
@@ -80,10 +83,66 @@ def check_numbers(settings: Settings) -> list[Problem]:
     problems += [
         Problem(key, value, "is no number", f"Set {key} to a number") for key, value in reals if not _real(value)
     ]
-    share = settings.get(MEMORY_SHARE)
-    if share is not None and not (_real(share) and 0 < share <= 1):
-        problems.append(Problem(MEMORY_SHARE, share, "must be a number above 0, at most 1", f"Set {MEMORY_SHARE}=0.5"))
+    problems += [_no_share(key, settings.get(key), way_out) for key, way_out in shares_of(settings)]
     return problems
+
+
+def shares_of(settings: Settings) -> Iterator[tuple[str, str]]:
+    """The keys of shares whose value is none, each with an example of one."""
+    keys = {MEMORY_SHARE: "0.5"} | {f"{part}.top_p": "1.0" for part in SAMPLING}
+    for key, example in keys.items():
+        value = settings.get(key)
+        if value is not None and not (_real(value) and 0 < value <= 1):
+            yield key, f"Set {key}={example}"
+
+
+def _no_share(key: str, value: object, way_out: str) -> Problem:
+    return Problem(key, value, "must be a number above 0, at most 1", way_out)
+
+
+@check
+def check_flags(settings: Settings) -> list[Problem]:
+    """Each of these keys is true or false."""
+    given = [(key, settings.get(key)) for key in FLAGS]
+    return [
+        Problem(key, value, "is neither true nor false", f"Set {key}=true or {key}=false")
+        for key, value in given
+        if value is not None and not isinstance(value, bool)
+    ]
+
+
+@check
+def check_temperature(settings: Settings) -> list[Problem]:
+    """Training divides logits by the temperature, and verl samples validations with one above 0, where it samples."""
+    keys = [f"{ROLLOUT}.temperature"]
+    if settings.get(f"{ROLLOUT}.val_kwargs.do_sample") is True:
+        keys.append(f"{ROLLOUT}.val_kwargs.temperature")
+    given = [(key, settings.get(key)) for key in keys]
+    return [
+        Problem(key, value, "must be above 0", f"Set {key}=1.0")
+        for key, value in given
+        if value is not None and _real(value) and not value > 0
+    ]
+
+
+LOSS_AGGREGATIONS = (
+    *("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"),
+)
+"""verl's: verl/trainer/ppo/core_algos.py `agg_loss`."""
+ENGINE_DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
+"""vLLM's: vllm/config/model.py `ModelDType`."""
+CHOICES = {"actor_rollout_ref.actor.loss_agg_mode": LOSS_AGGREGATIONS, f"{ROLLOUT}.dtype": ENGINE_DTYPES}
+
+
+@check
+def check_choices(settings: Settings) -> list[Problem]:
+    """Each of these keys has one of the values that verl or vLLM knows."""
+    given = [(key, settings.get(key), choices) for key, choices in CHOICES.items()]
+    return [
+        Problem(key, value, "is not known", f"Set it to one of {', '.join(choices)}")
+        for key, value, choices in given
+        if value is not None and value not in choices
+    ]
 
 
 def _real(value: object) -> bool:
