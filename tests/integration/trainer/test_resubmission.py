@@ -17,7 +17,7 @@ from verl.utils import tensordict_utils as tu
 from seamless_verl.agent_loops.manager import SeamlessAgentLoopManager
 from seamless_verl.resources.staleness import StalenessBound
 from seamless_verl.resources.tail_batching import TailBatching
-from seamless_verl.trainer import deferred_prompts, prompt_submission
+from seamless_verl.trainer import deferred_prompts, prompt_submission, resubmission
 from seamless_verl.trainer.prompt_names import PromptNames, data_rows
 from seamless_verl.trainer.prompt_submission import PromptSubmittingTrainer
 
@@ -113,7 +113,8 @@ def test_unfinished_prompts_keep_their_step_unless_it_would_be_too_old(monkeypat
     tags = {uid: {"is_prompt": True, "status": status, "global_steps": step} for uid, (status, step) in steps.items()}
     rows = {f"{uid}_0_0": {"status": "success", "global_steps": 4} for uid in ("done", "kept", "trained")}
     queue = Queue(tags | rows)
-    monkeypatch.setattr(prompt_submission, "tq", queue)
+    for module in (prompt_submission, resubmission):
+        monkeypatch.setattr(module, "tq", queue)
     trainer, submitted = trainer_of(), dict[str, int]()
 
     def generate_sequences(batch: Any) -> None:
