@@ -148,4 +148,4 @@ def _remove(group: Path) -> None:
         except OSError as error:
             if error.errno != errno.EBUSY or time.monotonic() > deadline:
                 raise
-        time.sleep(0.01)
+        time.sleep(0.01)  # nothing notifies of a group without processes

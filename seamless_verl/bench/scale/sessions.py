@@ -129,7 +129,7 @@ async def run_agents(
     async with asyncio.TaskGroup() as group:
         agents = [Agent(number, ports[number % len(ports)], work, served) for number in range(sessions)]
         tasks = [group.create_task(agent.run()) for agent in agents]
-        await asyncio.sleep(SETTLE_CALLS * work.turn_s)
+        await asyncio.sleep(SETTLE_CALLS * work.turn_s)  # so long shards that are not full need for these calls
         await served.settled.wait()
         at_edge()
         began, served.counting = perf_counter(), True

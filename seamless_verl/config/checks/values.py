@@ -67,10 +67,14 @@ REAL_NUMBERS = (
     *("algorithm.gamma", "algorithm.lam"),
 )
 """Keys of numbers; verl would compare a text with numbers and fail."""
-SAMPLING = (ROLLOUT, f"{ROLLOUT}.val_kwargs")  # where a temperature and a share of the probability are set
 FLAGS = ("data.shuffle", "trainer.val_before_train", "trainer.val_only")
 FREQUENCIES = ("save_freq", "test_freq")  # of `trainer`, whole numbers; -1 is never
-MEMORY_SHARE = f"{ROLLOUT}.gpu_memory_utilization"
+SHARES = {
+    f"{ROLLOUT}.gpu_memory_utilization": 0.5,
+    f"{ROLLOUT}.top_p": 1.0,
+    f"{ROLLOUT}.val_kwargs.top_p": 1.0,
+}
+"""Keys of numbers above 0 and at most 1, with an example of each."""
 
 
 @check
@@ -83,21 +87,17 @@ def check_numbers(settings: Settings) -> list[Problem]:
     problems += [
         Problem(key, value, "is no number", f"Set {key} to a number") for key, value in reals if not _real(value)
     ]
-    problems += [_no_share(key, settings.get(key), way_out) for key, way_out in shares_of(settings)]
-    return problems
+    return [*problems, *_no_shares(settings)]
 
 
-def shares_of(settings: Settings) -> Iterator[tuple[str, str]]:
-    """The keys of shares whose value is none, each with an example of one."""
-    keys = {MEMORY_SHARE: "0.5"} | {f"{part}.top_p": "1.0" for part in SAMPLING}
-    for key, example in keys.items():
-        value = settings.get(key)
-        if value is not None and not (_real(value) and 0 < value <= 1):
-            yield key, f"Set {key}={example}"
-
-
-def _no_share(key: str, value: object, way_out: str) -> Problem:
-    return Problem(key, value, "must be a number above 0, at most 1", way_out)
+def _no_shares(settings: Settings) -> list[Problem]:
+    """Of the keys of shares those whose value is none."""
+    given = [(key, settings.get(key), example) for key, example in SHARES.items()]
+    return [
+        Problem(key, value, "must be a number above 0, at most 1", f"Set {key}={example}")
+        for key, value, example in given
+        if value is not None and not (_real(value) and 0 < value <= 1)
+    ]
 
 
 @check
@@ -128,7 +128,7 @@ def check_temperature(settings: Settings) -> list[Problem]:
 LOSS_AGGREGATIONS = (
     *("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"),
 )
-"""verl's: verl/trainer/ppo/core_algos.py `agg_loss`."""
+"""verl's: verl/workers/config/actor.py `ActorConfig.__post_init__`."""
 ENGINE_DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
 """vLLM's: vllm/config/model.py `ModelDType`."""
 CHOICES = {"actor_rollout_ref.actor.loss_agg_mode": LOSS_AGGREGATIONS, f"{ROLLOUT}.dtype": ENGINE_DTYPES}
