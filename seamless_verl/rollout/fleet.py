@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from seamless_verl.errors import ReplicaLostError, ReplicaVersionError
+from seamless_verl.rollout.awaited import AwaitedReplicas
 from seamless_verl.rollout.engine import Engine, PauseMode, ReplicaControl
 from seamless_verl.rollout.precedence import Precedence
 from seamless_verl.rollout.replica import Replica, Slot
@@ -38,7 +39,6 @@ from seamless_verl.rollout.slots import Slots, check_equal
 from seamless_verl.rollout.waiting import WaitingReplica
 
 OnChange: TypeAlias = Callable[[ReplicaView, str], None]  # the replica after the change, and its reason
-RESUME_S = 1.0  # the longest that calls wait for the resume of their preferred replica, which takes milliseconds
 
 
 class Fleet:
@@ -67,7 +67,9 @@ class Fleet:
         self._policy, self._committed, self._on_change, self._deadline_s = policy, committed, on_change, deadline_s
         self._on_late_reply = on_late_reply
         self._replicas: dict[str, Replica] = {}
+        self._training = frozenset[str]()
         self._slots = Slots(self._replicas, policy, overtaking)
+        self._awaited = AwaitedReplicas(self._slots.grant_waiting)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._replicas)
@@ -113,6 +115,22 @@ class Fleet:
         self._committed = version
         for replica in self._replicas.values():
             replica.outdated = replica.version not in (None, version)
+
+    def train_on(self, ids: Collection[str]) -> None:
+        """Training has the devices of these replicas, and of no others; those that are not in the fleet may come.
+
+        They take no calls then, also while they serve for a moment, as after a load: calls that began there would be
+        frozen for as long as training computes.
+        """
+        self._training = frozenset(ids)
+        for replica in self._replicas.values():
+            replica.training = replica.replica_id in self._training
+        self._slots.grant_waiting()
+
+    def expect(self, ids: Collection[str]) -> None:
+        """These load the committed weights soon, and serve then: calls that prefer one wait for it (awaited.py)."""
+        replicas = map(self._replica, dict.fromkeys(ids))
+        self._awaited.expect(one for one in replicas if one.state not in (DEAD, RELEASED) and not one.current)
 
     def add(
         self, replica_id: str, *, engine: Engine, control: ReplicaControl, capacity: int, version: int | None = None
@@ -285,19 +303,9 @@ class Fleet:
         check_equal(f"{name}: uncommitted versions", 0, max(0, (replica.version or 0) - self._committed))
 
     async def _resume(self, replica: Replica, operation: str, version: int | None) -> bool:
-        replica.resuming = True
-        timer = asyncio.get_running_loop().call_later(RESUME_S, self._end_resuming, replica)
-        try:
+        with self._awaited.resuming(replica):
             alive = await self._command(replica, replica.control.resume())
             return alive and await self._enter(replica, SERVING, operation, version)
-        finally:
-            timer.cancel()
-            self._end_resuming(replica)
-
-    def _end_resuming(self, replica: Replica) -> None:
-        """Calls that prefer this replica wait for its resume no longer."""
-        replica.resuming = False
-        self._slots.grant_waiting()
 
     async def _enter(self, replica: Replica, state: ReplicaState, operation: str, version: int | None = None) -> bool:
         self._move(replica, state, operation, version)
@@ -380,7 +388,7 @@ class Fleet:
             raise ValueError(f"replica {name} exists already, {existing.state}; remove it or take another id")
         if existing is not None and existing.late is not None:
             existing.late.cancel()
-        replica.outdated = replica.version not in (None, self._committed)
+        replica.outdated, replica.training = replica.version not in (None, self._committed), name in self._training
         self._replicas[name] = replica
         self._changed(replica, reason)
 

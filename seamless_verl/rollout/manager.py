@@ -134,6 +134,7 @@ class RolloutManager:
         self.fleet, self.snapshot = fleet, snapshot
         self._save, self._reconnect, self._forward = save, reconnect, forward
         self._lock = asyncio.Lock()
+        fleet.train_on(snapshot.training)
 
     @asynccontextmanager
     async def exclusive(self) -> AsyncGenerator[None, None]:
@@ -153,7 +154,7 @@ class RolloutManager:
         """
 
         async def run() -> dict[str, int]:
-            self.snapshot.training |= set(ids)
+            self._train_on(self.snapshot.training | set(ids))
             loads = self._loads(ids)
             await self._forward("pause", ids)
             await self.fleet.pause(self.in_state(cut, SERVING), PauseMode.ABORT)
@@ -167,8 +168,10 @@ class RolloutManager:
 
         async def run() -> list[str]:
             self._end_quiesce(ids)
-            self.snapshot.training -= set(ids)
-            await self.fleet.resume(self.in_state(ids, PAUSED))
+            self._train_on(self.snapshot.training - set(ids))
+            paused = self.in_state(ids, PAUSED)
+            self._expect(paused)  # where one has not had its turn in an update
+            await self.fleet.resume(paused)
             await self._forward("resume", ids)
             return self.in_state(ids, SERVING)
 
@@ -230,6 +233,7 @@ class RolloutManager:
         """
         async with self.exclusive():
             self.fleet.commit(version)
+            self._expect(self.fleet)
             await self._forward("commit", version)
 
     async def update_weights(self, ids: Collection[str], version: int, weights: Any) -> list[str]:
@@ -246,6 +250,7 @@ class RolloutManager:
             self.fleet.check_committed(ids, version)
             await self._forward("quiesce", ids)
             reachable = self.in_state(ids, SERVING, PAUSED, STALE)
+            self._expect(reachable)
             await self._forward("begin_sync", reachable)
             reason = ""
             try:
@@ -273,6 +278,7 @@ class RolloutManager:
             await self.fleet.begin_sync(self.in_state(ids, PAUSED, STALE))
             self._end_quiesce(ids)
             begun = self.in_state(ids, SYNCING)
+            self._expect(begun)
             await self._forward("begin_sync", begun)
             return begun
 
@@ -352,6 +358,14 @@ class RolloutManager:
 
     async def _pause(self, ids: Collection[str]) -> None:
         await self.fleet.pause(self.in_state(ids, SERVING), PauseMode.KEEP)
+
+    def _train_on(self, ids: set[str]) -> None:
+        self.snapshot.training = ids
+        self.fleet.train_on(ids)
+
+    def _expect(self, ids: Iterable[str]) -> None:
+        """New calls wait for those of these that will load, and then serve: training does not have their device."""
+        self.fleet.expect([name for name in ids if name in self.fleet and name not in self.snapshot.training])
 
     def _loads(self, ids: Collection[str]) -> dict[str, int]:
         """The number of calls of each replica."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from seamless_verl.rollout.engine import Engine, ReplicaControl
@@ -70,6 +70,8 @@ class Replica:
     pauses: int = 0
     resuming: bool = False  # its control is executing a resume
     outdated: bool = False  # it waits for its turn in a weight update: a newer version is committed
+    expected: bool = False  # it serves with the committed weights soon (awaited.py)
+    training: bool = False  # training has its device: it takes no calls, also where it serves for a moment
     timed_out: bool = False  # its control did not reply in time: it may be alive
     slots: set[Slot] = field(default_factory=set)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -79,10 +81,16 @@ class Replica:
     late: asyncio.Task[Any] | None = None  # the command that did not end in time; its end is a sign of life
 
     @property
+    def current(self) -> bool:
+        """Whether it has the committed weights."""
+        return self.state in VERSIONED and not self.outdated
+
+    @property
     def view(self) -> ReplicaView:
-        starting = self.resuming and self.state in (PAUSED, SYNCING) and not self.outdated
-        view = ReplicaView(self.replica_id, self.state, self.version, len(self.slots), self.capacity, starting)
-        return replace(view, outdated=True) if self.outdated else view
+        resumes = self.resuming and self.state in (PAUSED, SYNCING) and not self.outdated
+        starting, load = (self.expected or resumes) and not self.training, len(self.slots)
+        flags = (starting, self.outdated, self.training)
+        return ReplicaView(self.replica_id, self.state, self.version, load, self.capacity, *flags)
 
     def move(self, state: ReplicaState, operation: str, version: int | None = None) -> int:
         """Changes the state by this operation; returns how many slots were dropped.
@@ -97,6 +105,7 @@ class Replica:
             self.version, self.outdated = None, False
         elif version is not None:
             self.version, self.outdated = version, False
+        self.expected &= state not in WITHOUT_CALLS and not self.current
         for slot in self.slots:
             if slot.on_pause is not None:
                 slot.on_pause(state is not ReplicaState.SERVING)

@@ -27,7 +27,8 @@ class ReplicaView:
     """A replica as a policy sees it; load and capacity in calls.
 
     `starting`: it will serve in a moment. `outdated`: a newer version is committed, and it waits for its turn in the
-    update; it continues the calls that it has, and takes no others.
+    update. `training`: training has its device. While either holds it takes no calls; those that it has continue when
+    it serves.
     """
 
     replica_id: str
@@ -37,6 +38,7 @@ class ReplicaView:
     capacity: int
     starting: bool = False
     outdated: bool = False
+    training: bool = False
 
     @property
     def utilization(self) -> float:
@@ -46,12 +48,17 @@ class ReplicaView:
     @property
     def has_room(self) -> bool:
         """Whether it takes one more call."""
-        return self.state is ReplicaState.SERVING and not self.outdated and self.load < self.capacity
+        return self.open and self.load < self.capacity
+
+    @property
+    def open(self) -> bool:
+        """Whether it takes calls as soon as it has room."""
+        return self.state is ReplicaState.SERVING and not self.outdated and not self.training
 
     @property
     def available(self) -> bool:
         """Whether it takes calls as soon as it has room, or is starting."""
-        return (self.state is ReplicaState.SERVING and not self.outdated) or self.starting
+        return self.open or self.starting
 
 
 FleetView: TypeAlias = Sequence[ReplicaView]

@@ -450,7 +450,7 @@ async def test_replicas_that_start_together_share_the_queue() -> None:
 
 @pytest.mark.parametrize("why", ["it is full", "it takes too long"])
 async def test_a_starting_preferred_replica_is_not_awaited_if(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("seamless_verl.rollout.fleet.RESUME_S", 0.0 if why == "it takes too long" else 60.0)
+    monkeypatch.setattr("seamless_verl.rollout.awaited.RESUME_S", 0.0 if why == "it takes too long" else 60.0)
     fleet, devices = fleet_of("a", "b", capacity=2)
     preferring_a = keys_at(fleet, "a")
     if why == "it is full":
@@ -466,6 +466,72 @@ async def test_a_starting_preferred_replica_is_not_awaited_if(why: str, monkeypa
     fleet.check_integrity()
     fleet.lost("a", "over")
     assert await resuming == []
+
+
+async def test_replicas_that_load_one_after_another_share_the_calls_of_a_new_version() -> None:
+    fleet, _ = fleet_of("a", "b", "c", capacity=9)
+    keys = {name: keys_at(fleet, name)[:3] for name in ("a", "b", "c")}
+    running = await fleet.acquire(keys["b"][0], aged(1))
+    fleet.commit(1)
+    fleet.expect(["a", "b", "c"])
+    waiting = {
+        name: [asyncio.create_task(fleet.acquire(key, aged(2))) for key in keys[name]] for name in ("a", "b", "c")
+    }
+    await settle()
+    assert running.attached and not any(task.done() for tasks in waiting.values() for task in tasks)
+    for round_, name in enumerate(("b", "c", "a")):
+        assert await fleet.update_weights([name], 1, "weights") == [name]
+        await settle()
+        served = [name for name, tasks in waiting.items() if all(task.done() for task in tasks)]
+        assert set(served) == set(("b", "c", "a")[: round_ + 1])
+        fleet.check_integrity()
+    for name, tasks in waiting.items():
+        assert {task.result().replica.replica_id for task in tasks} == {name}
+
+
+@pytest.mark.parametrize("why", ["could not load", "died", "released its memory", "takes too long", "is full"])
+async def test_a_load_is_not_awaited_of_a_replica_that(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("seamless_verl.rollout.awaited.LOADS_S", 0.0 if why == "takes too long" else 60.0)
+    fleet, _ = fleet_of("a", "b", capacity=2)
+    key = keys_at(fleet, "a")[0]
+    for slot in [await fleet.acquire(key, aged(0)) for _ in range(4 if why == "is full" else 0)]:
+        if slot.replica.replica_id == "b":
+            slot.release()
+    fleet.commit(1)
+    fleet.expect(["a", "b"])
+    assert await fleet.update_weights(["b"], 1, "weights") == ["b"]
+    call = asyncio.create_task(fleet.acquire(key, aged(1)))
+    if why == "could not load":
+        with pytest.raises(WeightsNotLoadedError):
+            await fleet.update_weights(["a"], 1, None)
+        assert not call.done()
+        await fleet.fail_sync(["a"])
+    elif why == "died":
+        await settle()
+        assert not call.done()
+        fleet.lost("a", "over")
+    elif why == "released its memory":
+        await settle()
+        assert not call.done()
+        await fleet.release(["a"])
+    assert (await asyncio.wait_for(call, 10)).replica.replica_id == "b"
+    fleet.check_integrity()
+    assert not fleet.view[1].starting
+
+
+async def test_the_time_of_one_update_does_not_end_what_the_next_one_expects(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet, _ = fleet_of("a", "b")
+    monkeypatch.setattr("seamless_verl.rollout.awaited.LOADS_S", 0.02)
+    fleet.commit(1)
+    fleet.expect(["a", "b"])
+    assert await fleet.update_weights(["a", "b"], 1, "weights") == ["a", "b"]
+    monkeypatch.setattr("seamless_verl.rollout.awaited.LOADS_S", 60.0)
+    fleet.expect(["a", "b"])
+    assert not any(view.starting for view in fleet.view), "they have the committed weights"
+    fleet.commit(2)
+    fleet.expect(["a", "b"])
+    await asyncio.sleep(0.05)
+    assert all(view.starting for view in fleet.view)
 
 
 async def test_clients_that_left_the_queue_are_forgotten() -> None:

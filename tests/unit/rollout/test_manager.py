@@ -18,6 +18,7 @@ from seamless_verl.errors import WeightsNotLoadedError
 from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.rollout.fleet import Fleet
 from seamless_verl.rollout.manager import FleetSnapshot, ReplicaSnapshot, RolloutManager
+from seamless_verl.rollout.precedence import Precedence
 from seamless_verl.rollout.replica_state import DEAD, PAUSED, RELEASED, SERVING, STALE, SYNCING, ReplicaState
 from seamless_verl.rollout.routing import PrefixAffinity
 
@@ -275,7 +276,9 @@ class TrainerCommands(RuleBasedStateMachine):
     def check(self) -> None:
         """At rest."""
         for plane in ("first", "other"):
-            self.world.processes[plane].manager.fleet.check_integrity()
+            fleet = self.world.processes[plane].manager.fleet
+            fleet.check_integrity()
+            assert not any(view.starting for view in fleet.view), "calls wait for what does not come"
             for name, (state, version) in self.world.states(plane).items():
                 server = self.world.servers[name]
                 assert state is not DEAD
@@ -302,6 +305,50 @@ async def test_a_pause_freezes_the_calls_or_cuts_them(cut: list[str], paused: Pa
     await world.call("first", "pause", SHARED, cut)
     assert [world.servers[name].paused for name in NAMES] == [paused, paused, None]
     assert await world.call("first", "resume", SHARED) == SHARED
+
+
+@pytest.mark.parametrize("plane", ["first", "other"])
+async def test_after_a_commit_calls_wait_for_the_replicas_that_will_load_and_serve(plane: str) -> None:
+    world = World()
+    await world.call("first", "update_weights", NAMES, 0, set(NAMES))
+    await world.call("first", "pause", SHARED[:1])
+
+    def starting() -> list[str]:
+        return [view.replica_id for view in world.processes[plane].manager.fleet.view if view.starting]
+
+    assert starting() == []
+    await world.call("first", "commit", 1)
+    assert starting() == NAMES[1:], "training has the device of the first"
+    await world.call("first", "update_weights", NAMES[:1], 1, set(NAMES))
+    await world.call("first", "update_weights", NAMES[2:], 1, set(NAMES))
+    assert starting() == NAMES[1:2]
+    await world.call("first", "release_memory", NAMES[1:2], 1)
+    assert starting() == []
+    await world.call("first", "reclaim_memory", NAMES[1:2])
+    assert starting() == []
+    await world.call("first", "update_weights", NAMES[1:2], 1, NAMES[:1])
+    assert starting() == [], "it could not load"
+
+
+@pytest.mark.parametrize("plane", ["first", "other"])
+async def test_a_replica_whose_device_training_has_takes_no_calls_when_it_has_loaded(plane: str) -> None:
+    """It serves for a moment then; a call that began would be frozen for as long as training computes."""
+    world = World()
+    await world.call("first", "update_weights", NAMES, 0, set(NAMES))
+    await world.call("first", "pause", NAMES)
+    fleet = world.processes[plane].manager.fleet
+    calls = [asyncio.create_task(fleet.acquire(str(number), Precedence(0, False, 0, number))) for number in range(8)]
+    await world.call("first", "commit", 1)
+    for name in NAMES[:2]:
+        await world.call("first", "update_weights", [name], 1, set(NAMES))
+    assert not any(call.done() for call in calls)
+    await world.call("first", "resume", NAMES)
+    assert {call.result().replica.replica_id for call in calls if call.done()} == set(NAMES[:2])
+    assert [view.replica_id for view in fleet.view if view.starting] == NAMES[2:], "its turn comes"
+    await world.call("first", "update_weights", NAMES[2:], 1, set(NAMES))
+    await settle()
+    assert {call.result().replica.replica_id for call in calls} == set(NAMES)
+    fleet.check_integrity()
 
 
 async def test_a_repeated_order_has_the_same_result() -> None:

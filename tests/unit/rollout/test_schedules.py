@@ -96,6 +96,8 @@ async def update_weights(w: World, name: str, mode: PauseMode) -> None:
     if {replica.replica_id: replica.state for replica in w.fleet.view}[name] is SERVING:
         await w.fleet.pause([name], mode)
     w.fleet.commit(w.fleet.committed + 1)
+    if mode is PauseMode.KEEP:
+        w.fleet.expect(REPLICAS)  # whose turn comes within the schedule, or at its end
     await w.sync([name], w.fleet.committed)
 
 
