@@ -88,7 +88,8 @@ class WeightsConfig:
         Doc(
             "replicas of a host that pause together in a weight update: each for one load from the host's memory, "
             "where the update was staged while all generated. Hosts load side by side. More at once end the update "
-            "sooner; a replica pauses for longer if they share the memory's or the bus's speed",
+            "sooner; a replica pauses for longer if they share the memory's or the bus's speed. All pause together "
+            "where none has a call",
         ),
     ] = 1
     kv: Annotated[

@@ -54,7 +54,7 @@ class WeightCommit:
         trainers: the workers that have the weights.
         replicas: all replicas of the job.
         transfer: to the hosts of replicas on devices of their own; None if there are none.
-        at_once: how many replicas of a host load together.
+        at_once: how many replicas of a host load together, while the others generate.
         released: replicas on the trainer's devices release their memory while training computes.
         syncing: records in the ledger that these devices load.
         hosts: the host of each replica, by its id; without them all are on one.
@@ -94,7 +94,8 @@ class WeightCommit:
             commit, metrics = partial(dict), commit()
         metrics |= ray.get(of_planes)
         self.times.trainer_waited(self.times.began, for_loads=False)
-        self.loads = BackgroundLoads(version, self.rounds(), partial(self.load, version), self.check, commit)
+        rounds = self.rounds(together=metrics.get("fleet/attached") == 0)
+        self.loads = BackgroundLoads(version, rounds, partial(self.load, version), self.check, commit)
         early, self.early = self.early, []
         for action in early:
             self.loads.when_committed(action)
@@ -175,22 +176,24 @@ class WeightCommit:
         """Before training takes its devices: returns when no replica loads on them."""
         self.wait([replica.replica_id for replica in self.replicas if replica.shares_device])
 
-    def rounds(self) -> list[list[str]]:
+    def rounds(self, together: bool = False) -> list[list[str]]:
         """Replicas that load together: all that released their memory, then `at_once` of the others on each host.
 
-        Those on the trainer's devices come first, since training waits for them, and for no other.
+        Those on the trainer's devices come first, since training waits for them, and for no other. With `together`, for
+        when none has a call that it could continue while others load, these load at once, and then those.
         """
         sharing = [replica for replica in self.replicas if replica.shares_device]
         others = [replica for replica in self.replicas if not replica.shares_device]
+        at_once = len(self.replicas) if together else self.at_once
         if self.released and sharing:
-            return [[replica.replica_id for replica in sharing], *self._rounds(others)]
-        return [*self._rounds(sharing), *self._rounds(others)]
+            return [[replica.replica_id for replica in sharing], *self._rounds(others, at_once)]
+        return [*self._rounds(sharing, at_once), *self._rounds(others, at_once)]
 
-    def _rounds(self, replicas: Sequence[PlacedReplica]) -> list[list[str]]:
+    def _rounds(self, replicas: Sequence[PlacedReplica], at_once: int) -> list[list[str]]:
         by_host: dict[str, list[str]] = {}
         for replica in replicas:
             by_host.setdefault(self.hosts.get(replica.replica_id, ONE_HOST), []).append(replica.replica_id)
-        return load_rounds(list(by_host.values()), self.at_once)
+        return load_rounds(list(by_host.values()), at_once)
 
     def has_released(self, replica: PlacedReplica) -> bool:
         """Whether the replica's memory is released while training computes."""

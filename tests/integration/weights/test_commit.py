@@ -119,7 +119,7 @@ class Client:
     """The data plane client: the manager's commands, executed in the loop of another thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, manager: RolloutManager) -> None:
-        self.loop, self.manager = loop, manager
+        self.loop, self.manager, self.calls = loop, manager, 1
         remote = {"checked_metrics": self.checked_metrics, "execute": self.execute}
         self.actor = SimpleNamespace(**{name: SimpleNamespace(remote=method) for name, method in remote.items()})
 
@@ -133,7 +133,7 @@ class Client:
         async def check() -> dict[str, float]:
             async with self.manager.exclusive():
                 self.manager.fleet.check_integrity()
-            return {}
+            return {"fleet/attached": float(self.calls)}
 
         return self.do(check())
 
@@ -267,11 +267,14 @@ STEPS = st.lists(
 
 
 @settings(deadline=None, max_examples=150)
-@given(STEPS, st.booleans(), st.booleans())
-def test_any_schedule_keeps_the_laws(steps: list[tuple[str, str]], released: bool, in_background: bool) -> None:
+@given(STEPS, st.booleans(), st.booleans(), st.integers(0, 1))
+def test_any_schedule_keeps_the_laws(
+    steps: list[tuple[str, str]], released: bool, in_background: bool, calls: int
+) -> None:
     """No copy and no load sees two versions, training gets devices on which nothing loads, all who live get each
     version, and no prompt begins before the one that it needs is committed."""
     with job(released, in_background) as made:
+        made.client.calls = calls
         for step, name in steps:
             engine = made.engines[name]
             match step:
@@ -337,6 +340,17 @@ def test_what_could_not_load_is_counted_and_the_metrics_of_loads_come_with_the_n
         metrics = made.commit(2)
         assert metrics["seamless/commit/not_loaded"] == 0 and 0 < metrics["seamless/commit/trainer_share"] < 1
         assert made.commit(3)["seamless/commit/not_loaded"] == 1
+
+
+@pytest.mark.parametrize("calls", [0, 1])
+def test_all_replicas_load_together_where_none_has_a_call(calls: int) -> None:
+    with job() as made:
+        made.client.calls = calls
+        made.commit_next()
+        made.check_loaded()
+        assert made.commit.loads is not None
+        rounds = [list(ids) for ids, _ in made.commit.loads.rounds]
+        assert rounds == ([[name] for name in NAMES] if calls else [SHARED, NAMES[2:]])
 
 
 def test_released_replicas_are_lent_with_the_committed_weights_after_the_open_loads() -> None:
