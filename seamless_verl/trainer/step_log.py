@@ -47,7 +47,7 @@ class StepTracking(Tracking):  # type: ignore[misc]
 
     def log(self, data: Mapping[str, Any], step: int, backend: Any = None) -> None:
         log = self._log_late if self.report.is_open else self._log
-        self.report.begin(partial(log, data, step, backend, time.time()))
+        self.report.end(partial(log, data, step, backend, time.time()))
 
     def _log_late(self, data: Mapping[str, Any], step: int, backend: Any, ended: float) -> None:
         self._log({**data, REPORT_S: time.time() - ended}, step, backend, ended)

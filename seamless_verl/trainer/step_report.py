@@ -5,10 +5,12 @@ while devices that train have nothing to do. None of it is needed to go on.
 
 Owned state: the report of a step, from its first piece to the end of its last. Its transitions:
 
-    none --open--> open --begin--> running --finish--> none
+    none --open--> open --end--> complete --start--> running --finish--> none
 
-`open` and `begin` are called by verl's loop, in its thread, and so is `add` for what belongs to the report; pieces run
-in this order in a thread of the report's own. There is one report at a time, so that steps are logged in their order.
+`open` and `end` are called by verl's loop, in its thread, and so is `add` for what belongs to the report; pieces run in
+this order in a thread of the report's own. That is started when the trainer next waits, for groups or for workers that
+compute: before, it would take time of the same interpreter from what devices wait for. There is one report at a time,
+so that steps are logged in their order.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ class StepReport:
 
     def __init__(self) -> None:
         self._pieces: list[Piece] | None = None
+        self._complete: list[Piece] | None = None
+        self._lock = threading.Lock()
         self._running: BackgroundTask[None] | None = None
         self._opened_by = 0  # the thread
 
@@ -48,25 +52,32 @@ class StepReport:
         else:
             self._pieces.append(piece)
 
-    def begin(self, piece: Piece) -> None:
-        """The last piece: an open report now runs."""
+    def end(self, piece: Piece) -> None:
+        """The last piece: an open report is complete."""
         self.add(piece)
         if self._pieces is not None:
-            pieces, self._pieces = self._pieces, None
-            self._running = BackgroundTask("report of a step", partial(_run, pieces))
+            self._complete, self._pieces = self._pieces, None
+
+    def start(self) -> None:
+        """A complete report now runs: the trainer waits. A thread for which it waits may say so, too."""
+        with self._lock:
+            pieces, self._complete = self._complete, None
+            if pieces is not None:
+                self._running = BackgroundTask("report of a step", partial(_run, pieces))
 
     @property
     def is_open(self) -> bool:
-        """Whether the next `begin` starts a report."""
+        """Whether the next `end` completes a report."""
         return self._pieces is not None
 
     @property
     def runs(self) -> bool:
-        """Whether a report has begun and is not known to have ended."""
-        return self._running is not None
+        """Whether a report is complete and not known to have ended."""
+        return self._complete is not None or self._running is not None
 
     def finish(self) -> None:
-        """Returns when the report that runs, if any, has ended; raises what ended it."""
+        """Returns when a complete report, if any, has ended; raises what ended it."""
+        self.start()
         if self._running is not None:
             running, self._running = self._running, None
             running.result()
@@ -81,6 +92,7 @@ class StepReport:
         """Where training has failed: what was trained before is still logged, unless that takes longer."""
         if self._pieces is not None:
             logger.error("The metrics of the last whole step were not logged: it ended between two pieces of them.")
+        self.start()
         if self._running is None:
             return
         done, _ = wait([self._running.future], timeout=seconds)

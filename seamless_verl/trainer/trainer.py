@@ -148,6 +148,7 @@ class SeamlessTrainer(AdvantageTrainer):
             self.lending.offer(None)
 
     def _wait_for_groups(self) -> None:
+        self.report.start()
         self.starter.while_waiting(self._load_started)
         if time.monotonic() - self.looked_for_returns >= LOOK_S:
             self.looked_for_returns = time.monotonic()
@@ -243,6 +244,7 @@ class SeamlessTrainer(AdvantageTrainer):
         """Prepares what comes next; in a thread, while this one waits for workers to compute an update."""
         self.prepare_while_updating()
         self._compute_advantages_ahead()
+        self.report.start()
 
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
         correction, update = self.seamless.correction, self.step_batches - 1

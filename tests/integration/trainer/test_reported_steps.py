@@ -33,7 +33,7 @@ def trainer(monkeypatch: pytest.MonkeyPatch) -> SeamlessTrainer:
 def reported_by(trainer: SeamlessTrainer) -> str:
     """The name of the thread that computes a step's metrics."""
     trainer._compute_metrics(BATCH, {}, {}, global_steps=4, epoch=0)
-    trainer.report.begin(lambda: None)
+    trainer.report.end(lambda: None)
     trainer.report.finish()
     return str(trainer.stages[-1])  # type: ignore[attr-defined]
 
@@ -69,9 +69,9 @@ def test_it_is_not_where_something_else_follows_or_all_cores_train(
 def test_the_metrics_of_a_step_wait_for_the_report_before_it_and_the_stage_says_so(trainer: SeamlessTrainer) -> None:
     may_go_on, written = threading.Event(), list[str]()
     trainer.report.open(lambda: may_go_on.wait(10.0))
-    trainer.report.begin(lambda: written.append("step 3"))
+    trainer.report.end(lambda: written.append("step 3"))
     threading.Timer(0.05, may_go_on.set).start()
     trainer._compute_metrics(BATCH, {}, {}, global_steps=4, epoch=0)
     assert written == ["step 3"] and trainer.stages[0] == "logging, step 3"  # type: ignore[attr-defined]
-    trainer.report.begin(lambda: None)
+    trainer.report.end(lambda: None)
     trainer.report.finish()

@@ -25,7 +25,11 @@ def test_the_pieces_are_done_in_their_order_in_another_thread_while_the_caller_g
     report.open(lambda: piece("metrics"))
     report.add(lambda: piece("clear"))
     assert done == []
-    report.begin(lambda: piece("log"))
+    report.end(lambda: piece("log"))
+    running = {thread.name for thread in threading.enumerate()}
+    assert "report of a step" not in running, "what the trainer does before it waits has the interpreter for itself"
+    report.start()
+    report.start()  # it waits again
     assert done == []  # and this thread is here
     may_go_on.set()
     report.finish()
@@ -36,15 +40,15 @@ def test_the_pieces_are_done_in_their_order_in_another_thread_while_the_caller_g
 def test_without_an_open_report_each_piece_is_done_at_once() -> None:
     report, done = StepReport(), list[str]()
     report.add(lambda: done.append("clear"))
-    report.begin(lambda: done.append(threading.current_thread().name))
+    report.end(lambda: done.append(threading.current_thread().name))
     assert done == ["clear", threading.main_thread().name]
     report.finish()
 
 
-def test_a_report_is_closed_when_it_runs_so_that_what_follows_is_done_at_once() -> None:
+def test_a_report_is_closed_when_it_is_complete_so_that_what_follows_is_done_at_once() -> None:
     report, done, may_go_on = StepReport(), list[str](), threading.Event()
     report.open(lambda: may_go_on.wait(SOON_S))
-    report.begin(lambda: done.append("log"))
+    report.end(lambda: done.append("log"))
     report.add(lambda: done.append("clear"))
     assert done == ["clear"]
     may_go_on.set()
@@ -55,11 +59,11 @@ def test_a_report_is_closed_when_it_runs_so_that_what_follows_is_done_at_once() 
 def test_the_next_report_waits_for_the_last() -> None:
     report, done, may_go_on = StepReport(), list[str](), threading.Event()
     report.open(lambda: may_go_on.wait(SOON_S))
-    report.begin(lambda: done.append("log 1"))
+    report.end(lambda: done.append("log 1"))
     threading.Timer(0.05, may_go_on.set).start()
     report.open(lambda: done.append("metrics 2"))
     assert done == ["log 1"]
-    report.begin(lambda: done.append("log 2"))
+    report.end(lambda: done.append("log 2"))
     report.finish()
     assert done == ["log 1", "metrics 2", "log 2"]
 
@@ -67,7 +71,7 @@ def test_the_next_report_waits_for_the_last() -> None:
 def test_what_ends_a_report_ends_the_step_that_waits_for_it_and_nothing_after_it_is_logged() -> None:
     report, done = StepReport(), list[str]()
     report.open(lambda: 1 / 0)
-    report.begin(lambda: done.append("log"))
+    report.end(lambda: done.append("log"))
     with pytest.raises(ZeroDivisionError):
         report.finish()
     report.finish()  # said once
@@ -78,12 +82,12 @@ def test_where_training_has_failed_a_report_has_its_time_and_no_more(caplog: pyt
     report, done, never = StepReport(), list[str](), threading.Event()
     report.finish_within(0.0)
     report.open(lambda: None)
-    report.begin(lambda: done.append("log"))
+    report.end(lambda: done.append("log"))
     report.finish_within(SOON_S)
     assert done == ["log"] and not caplog.records
     hanging = StepReport()
     hanging.open(lambda: never.wait(SOON_S))
-    hanging.begin(lambda: None)
+    hanging.end(lambda: None)
     with caplog.at_level(logging.ERROR):
         hanging.finish_within(0.01)
     never.set()
@@ -93,7 +97,7 @@ def test_where_training_has_failed_a_report_has_its_time_and_no_more(caplog: pyt
 def test_why_a_last_report_is_not_there_is_said(caplog: pytest.LogCaptureFixture) -> None:
     failed, cut = StepReport(), StepReport()
     failed.open(lambda: 1 / 0)
-    failed.begin(lambda: None)
+    failed.end(lambda: None)
     failed.finish_within(SOON_S)
     cut.open(lambda: None)
     cut.finish_within(SOON_S)
@@ -113,7 +117,8 @@ def test_a_failure_is_raised_to_whoever_watches_before_the_next_step_ends() -> N
 
     report.raise_failed()
     report.open(fail)
-    report.begin(lambda: None)
+    report.end(lambda: None)
+    report.start()
     report.raise_failed()  # it runs
     may_fail.set()
     deadline = time.monotonic() + SOON_S
@@ -132,7 +137,7 @@ def test_what_another_thread_clears_is_cleared_at_once() -> None:
     other.start()
     other.join(SOON_S)
     assert done == ["of another"]
-    report.begin(lambda: None)
+    report.end(lambda: None)
     report.finish()
     assert done == ["of another", "metrics"]
 
@@ -150,6 +155,6 @@ def test_rows_of_a_step_that_is_reported_are_cleared_by_its_report() -> None:
     report.open(lambda: None)
     queue.kv_clear(keys=["b"], partition_id="train")
     assert len(cleared) == 1
-    report.begin(lambda: None)
+    report.end(lambda: None)
     report.finish()
     assert cleared[1:] == [(["b"], "train")]
