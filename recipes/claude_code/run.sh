@@ -16,7 +16,7 @@ export REPLY_TOKENS="${REPLY_TOKENS:-512}" # of one reply; a model that can writ
 export HF_HUB_OFFLINE="${HF_HUB_OFFLINE:-1}"
 
 ARGUMENTS=(--config-dir "$RECIPE" --config-name config
-  "hydra.searchpath=[pkg://seamless_verl.config]" "hydra.run.dir=$DATA/outputs" "$@")
+  "hydra.searchpath=[pkg://seamless_verl.config]" "hydra.run.dir='$DATA/outputs'" "$@")
 
 "$PYTHON" -m seamless_verl.check --unmade "${ARGUMENTS[@]}" # refuse a setting that cannot work before anything else
 [ -n "$GIVEN" ] || "$RECIPE/../../scripts/agents" >/dev/null

@@ -12,7 +12,7 @@ export RECIPE RUNS DATA="${DATA:-$RUNS/data}"
 export RAY_ADDRESS="${RAY_ADDRESS:-auto}"
 
 ARGUMENTS=(--config-dir "$RECIPE" --config-name config
-  "hydra.searchpath=[pkg://seamless_verl.config]" "hydra.run.dir=$RUNS/outputs" "$@")
+  "hydra.searchpath=[pkg://seamless_verl.config]" "hydra.run.dir='$RUNS/outputs'" "$@")
 
 "$PYTHON" -m seamless_verl.check --unmade "${ARGUMENTS[@]}" # refuse a setting that cannot work before anything else
 "$PYTHON" "$RECIPE/data.py" --out "$DATA"

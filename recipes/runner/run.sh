@@ -22,5 +22,5 @@ for _ in $(seq "${RUNNERS:-2}"); do
   runners &
   pids+=($!)
 done
-"$AGENT/run.sh" "actor_rollout_ref.rollout.agent.agent_loop_config_path=$HERE/agents.yaml" \
-  actor_rollout_ref.rollout.agent.default_agent_loop=fleet "trainer.default_local_dir=$DATA/checkpoints" "$@"
+"$AGENT/run.sh" "actor_rollout_ref.rollout.agent.agent_loop_config_path='$HERE/agents.yaml'" \
+  actor_rollout_ref.rollout.agent.default_agent_loop=fleet "trainer.default_local_dir='$DATA/checkpoints'" "$@"

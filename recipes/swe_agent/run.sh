@@ -10,7 +10,7 @@ export AGENT_ENV="${AGENT_ENV:-$DATA/agent-venv}"
 export HF_HUB_OFFLINE="${HF_HUB_OFFLINE:-1}"
 
 ARGUMENTS=(--config-dir "$RECIPE" --config-name config
-  "hydra.searchpath=[pkg://seamless_verl.config]" "hydra.run.dir=$DATA/outputs" "$@")
+  "hydra.searchpath=[pkg://seamless_verl.config]" "hydra.run.dir='$DATA/outputs'" "$@")
 
 "$PYTHON" -m seamless_verl.check --unmade "${ARGUMENTS[@]}" # refuse a setting that cannot work before anything else
 "$RECIPE/setup.sh" "$AGENT_ENV"

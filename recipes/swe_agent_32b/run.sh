@@ -14,7 +14,7 @@ export AGENT_ENV="${AGENT_ENV:-$RUNS/agent-venv}" PYTHON
 export RAY_ADDRESS="${RAY_ADDRESS:-auto}"
 
 ARGUMENTS=(--config-dir "$RECIPE" --config-name config
-  "hydra.searchpath=[pkg://seamless_verl.config]" "hydra.run.dir=$RUNS/outputs" "$@")
+  "hydra.searchpath=[pkg://seamless_verl.config]" "hydra.run.dir='$RUNS/outputs'" "$@")
 
 "$PYTHON" -m seamless_verl.check --unmade "${ARGUMENTS[@]}" # refuse a setting that cannot work before anything else
 "$RECIPE/../swe_agent/setup.sh" "$AGENT_ENV"

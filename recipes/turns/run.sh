@@ -10,7 +10,7 @@ export RECIPE DATA="${DATA:-$PWD/runs/$(basename "$HERE")}"
 export HF_HUB_OFFLINE="${HF_HUB_OFFLINE:-1}"
 
 ARGUMENTS=(--config-dir "$HERE" --config-name turns
-  "hydra.searchpath=[pkg://seamless_verl.config,file://$RECIPE]" "hydra.run.dir=$DATA/outputs" "$@")
+  "hydra.searchpath=[pkg://seamless_verl.config,'file://$RECIPE']" "hydra.run.dir='$DATA/outputs'" "$@")
 
 "$PYTHON" -m seamless_verl.check --unmade "${ARGUMENTS[@]}" # refuse a setting that cannot work before anything else
 "$PYTHON" "$RECIPE/data.py" --out "$DATA" --steps "${WARM_STEPS:-400}"
