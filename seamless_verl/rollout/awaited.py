@@ -1,4 +1,4 @@
-"""Replicas that are about to serve: a call that prefers one waits for it.
+"""Replicas that are about to serve: a call that prefers one may wait for it (routing.py says which).
 
 Replicas of a fleet start one after another, after a pause as after a weight update. Without this the first of them
 would get all calls that wait, which with a new step are all calls of its prompts, and the others none.
@@ -42,7 +42,7 @@ class AwaitedReplicas:
             self._end_resuming(replica)
 
     def expect(self, replicas: Iterable[Replica]) -> None:
-        """Calls that prefer one of these wait until it has loaded, or `LOADS_S` from the last one that was added."""
+        """Calls that prefer one of these may wait until it has loaded, or `LOADS_S` from the last one that was added."""
         added = [replica for replica in replicas if not replica.expected]
         if not added:
             return

@@ -87,10 +87,9 @@ class Replica:
 
     @property
     def view(self) -> ReplicaView:
-        resumes = self.resuming and self.state in (PAUSED, SYNCING) and not self.outdated
-        starting, load = (self.expected or resumes) and not self.training, len(self.slots)
-        flags = (starting, self.outdated, self.training)
-        return ReplicaView(self.replica_id, self.state, self.version, load, self.capacity, *flags)
+        starting = self.resuming and self.state in (PAUSED, SYNCING) and not self.outdated and not self.training
+        flags = (starting, self.expected and not self.training, self.outdated, self.training)
+        return ReplicaView(self.replica_id, self.state, self.version, len(self.slots), self.capacity, *flags)
 
     def move(self, state: ReplicaState, operation: str, version: int | None = None) -> int:
         """Changes the state by this operation; returns how many slots were dropped.

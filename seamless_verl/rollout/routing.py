@@ -26,9 +26,9 @@ Sizes: TypeAlias = tuple[tuple[str, int], ...]  # ids and capacities of all repl
 class ReplicaView:
     """A replica as a policy sees it; load and capacity in calls.
 
-    `starting`: it will serve in a moment. `outdated`: a newer version is committed, and it waits for its turn in the
-    update. `training`: training has its device. While either holds it takes no calls; those that it has continue when
-    it serves.
+    `starting`: it will serve in a moment. `expected`: it will when it has loaded the committed weights (awaited.py).
+    `outdated`: a newer version is committed, and it waits for its turn in the update. `training`: training has its
+    device. While one of these two holds it takes no calls; those that it has continue when it serves.
     """
 
     replica_id: str
@@ -37,6 +37,7 @@ class ReplicaView:
     load: int
     capacity: int
     starting: bool = False
+    expected: bool = False
     outdated: bool = False
     training: bool = False
 
@@ -57,8 +58,13 @@ class ReplicaView:
 
     @property
     def available(self) -> bool:
-        """Whether it takes calls as soon as it has room, or is starting."""
-        return self.open or self.starting
+        """Whether it takes calls as soon as it has room, or will soon."""
+        return self.open or self.coming
+
+    @property
+    def coming(self) -> bool:
+        """Whether it does not serve yet, but will soon."""
+        return self.starting or self.expected
 
 
 FleetView: TypeAlias = Sequence[ReplicaView]
@@ -73,6 +79,9 @@ class RoutingPolicy(Protocol):
     def preferred(self, view: FleetView) -> Callable[[str], str | None]:
         """A function from a key to its preferred replica among the available ones, None without a preference."""
 
+    def awaited(self, view: FleetView) -> frozenset[str]:
+        """The replicas that do not serve yet, and that calls which prefer them wait for, although others have room."""
+
     def metrics(self) -> dict[str, float]: ...
 
 
@@ -82,8 +91,11 @@ class PrefixAffinity:
     A key has two candidates by weighted rendezvous hashing (Thaler and Ravishankar 1998; weights by Schindelhauer and
     Schomaker 2005), so that a replica that joins or leaves moves only the keys it wins or held, and a larger one wins
     more. The first candidate is taken unless it is full, or busier than the second by more than `MARGIN`, a share of
-    capacity. Then the second is taken, and if both are full, the least loaded replica. A first candidate that is
-    starting and has room is awaited: else the first of several starting replicas would get all waiting calls.
+    capacity. Then the second is taken, and if both are full, the least loaded replica.
+
+    A first candidate that does not serve yet and has room is awaited: else the first of several replicas that start
+    would get all waiting calls. One that is starting still has the key's prefix, and does in milliseconds. One that
+    loads weights may take seconds, and is awaited if it is less busy than all that serve.
     """
 
     OUTCOMES = ("preferred", "second", "spilled")
@@ -96,20 +108,20 @@ class PrefixAffinity:
     def decide(self, view: FleetView, key: str) -> str | None:
         available = {replica.replica_id: replica for replica in view if replica.available}
         ranked = [available[name] for name in self._ranking(_sizes(view), key) if name in available]
-        serving = [replica for replica in ranked if not replica.starting]
-        if not serving or (ranked[0].starting and ranked[0].load < ranked[0].capacity):
+        outcome, chosen = _choose([replica for replica in ranked if not replica.coming])
+        if chosen is None or (ranked[0].coming and ranked[0].replica_id in self.awaited(ranked)):
             return None
-        first, second = serving[0], serving[min(1, len(serving) - 1)]
-        if first.has_room and first.utilization <= second.utilization + MARGIN:
-            return self._count("preferred", first)
-        if second.has_room:
-            return self._count("second", second)
-        spilled = _least_loaded(view)
-        return None if spilled is None else self._count("spilled", spilled)
+        self._counts[outcome] += 1
+        return chosen.replica_id
 
     def preferred(self, view: FleetView) -> Callable[[str], str | None]:
         available, sizes = {replica.replica_id for replica in view if replica.available}, _sizes(view)
         return lambda key: next((name for name in self._ranking(sizes, key) if name in available), None)
+
+    def awaited(self, view: FleetView) -> frozenset[str]:
+        least = min((replica.utilization for replica in view if replica.open), default=math.inf)
+        free = (replica for replica in view if replica.coming and replica.load < replica.capacity)
+        return frozenset(one.replica_id for one in free if one.starting or one.utilization < least)
 
     def metrics(self) -> dict[str, float]:
         return {f"routing/{outcome}": float(count) for outcome, count in self._counts.items()}
@@ -123,9 +135,17 @@ class PrefixAffinity:
         self._rankings.put(key, found)
         return found
 
-    def _count(self, outcome: str, chosen: ReplicaView) -> str:
-        self._counts[outcome] += 1
-        return chosen.replica_id
+
+def _choose(serving: FleetView) -> tuple[str, ReplicaView | None]:
+    """Which of these, the key's first choice first, takes a call now, and as what; None if all are full."""
+    if not serving:
+        return "spilled", None
+    first, second = serving[0], serving[min(1, len(serving) - 1)]
+    if first.has_room and first.utilization <= second.utilization + MARGIN:
+        return "preferred", first
+    if second.has_room:
+        return "second", second
+    return "spilled", _least_loaded(serving)
 
 
 def _least_loaded(view: FleetView) -> ReplicaView | None:

@@ -4,7 +4,7 @@ Invariants:
 - A call is granted a slot only on a replica that is SERVING, with the committed weights, and has room. A replica that
   waits for its turn in a weight update only continues the calls that it has.
 - Slots granted = given back + dropped with their replica + attached.
-- No call waits while a serving replica has room, unless its preferred replica is starting.
+- No call waits while a serving replica has room, unless it waits for the one that it prefers (routing.py: `awaited`).
 """
 
 from __future__ import annotations
@@ -51,8 +51,18 @@ class Slots:
     def grant_waiting(self) -> None:
         """Grants slots to waiting calls; to be called whenever there may be room where there was none."""
         if len(self._queue) and self._has_room():
-            preferred = self._policy.preferred(self.view)
-            self._queue.grant_slots(self._grant, lambda key: self._fits(preferred(key)), self._has_room)
+            preferred, refused = self._policy.preferred(self.view), set[str | None]()
+
+            def grant(key: str) -> Slot | None:
+                """As `_grant`. Where one call waits for the replica that it prefers, all others that prefer it do, too:
+                until the queue is through loads only grow."""
+                if (first := preferred(key)) in refused:
+                    return None
+                if (slot := self._grant(key)) is None:
+                    refused.add(first)
+                return slot
+
+            self._queue.grant_slots(grant, lambda key: self._fits(preferred(key)), self._has_room)
 
     def dropped(self, number: int) -> None:
         """A replica has dropped so many slots."""
@@ -63,8 +73,8 @@ class Slots:
         attached = sum(len(replica.slots) for replica in self._replicas.values())
         accounted = self._given_back + self._dropped + attached
         check_equal("slots given back + dropped + attached", self._granted, accounted)
-        preferred, starting = self._policy.preferred(self.view), {r.replica_id for r in self.view if r.starting}
-        idle = [key for key in self._queue.keys if preferred(key) not in starting] if self._has_room() else []
+        preferred, awaited = self._policy.preferred(self.view), self._policy.awaited(self.view)
+        idle = [key for key in self._queue.keys if preferred(key) not in awaited] if self._has_room() else []
         check_equal("calls that wait while there is room", 0, len(idle))
 
     def _has_room(self) -> bool:

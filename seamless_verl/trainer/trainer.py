@@ -48,7 +48,7 @@ from seamless_verl.trainer.step_report import LOG_FROM_ANY_THREAD
 from seamless_verl.trainer.token_mask import agreement, mask_stale
 from seamless_verl.trainer.trained_columns import trained_columns
 
-LAST_REPORT_S = 5.0
+LAST_REPORT_S = 10.0  # of the 25 in which a run that is stopped has to end
 
 
 @register_trainer("seamless")
@@ -147,8 +147,11 @@ class SeamlessTrainer(AdvantageTrainer):
         if self.replay_buffer.finished() < self.bound.batch:
             self.lending.offer(None)
 
-    def _wait_for_groups(self) -> None:
+    def _await_group(self, seconds: float, enough: int = 1) -> bool:
         self.report.start()
+        return super()._await_group(seconds, enough)
+
+    def _wait_for_groups(self) -> None:
         self.starter.while_waiting(self._load_started)
         if time.monotonic() - self.looked_for_returns >= LOOK_S:
             self.looked_for_returns = time.monotonic()
@@ -222,6 +225,7 @@ class SeamlessTrainer(AdvantageTrainer):
             ray.get(self.data_plane.actor.count_masked.remote(masked))
         bypass = self.config.algorithm.rollout_correction.bypass_mode  # with it, both logprobs are the same numbers
         if not bypass:
+            self.report.start()
             batch = super()._compute_old_log_prob(batch, metrics)
             metrics.update(agreement(batch))
         elif lacking := [i for i, tag in enumerate(batch.tags) if not has_old_logprobs(tag)]:
@@ -258,11 +262,13 @@ class SeamlessTrainer(AdvantageTrainer):
 
     def _compute_values(self, batch: Any, metrics: dict[str, Any]) -> Any:
         with self.lending.training("infer_batch"):  # the critic's group returns at once, verl waits in here
+            self.report.start()
             return super()._compute_values(batch, metrics)
 
     def _update_critic(self, batch: Any, metrics: dict[str, Any]) -> Any:
         batch.fields = trained_columns(batch.fields)
         with self.lending.training("train_mini_batch"):
+            self.report.start()
             if not self.weighs_sessions:
                 return super()._update_critic(batch, metrics)
             with mini_batches_of(self.critic_wg, "train_mini_batch", len(batch) // self._steps(self.config.critic)):

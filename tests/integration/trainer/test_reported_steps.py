@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
+from seamless_verl.trainer.advantage_trainer import TRAIN_ALL
+from seamless_verl.trainer.sampled_prompts import SamplingTrainer
 from seamless_verl.trainer.step_report import StepReport
 from seamless_verl.trainer.trainer import SeamlessTrainer
 
@@ -64,6 +69,43 @@ def test_it_is_not_where_something_else_follows_or_all_cores_train(
 ) -> None:
     monkeypatch.setattr(trainer, method, lambda: answer)
     assert reported_by(trainer) == threading.main_thread().name
+
+
+@pytest.mark.parametrize(
+    "waits",
+    [
+        lambda trainer: trainer._await_group(0.0),
+        lambda trainer: trainer.while_updating(),
+        lambda trainer: trainer._compute_old_log_prob(BATCH, {}),
+        lambda trainer: trainer._compute_values(BATCH, {}),
+        lambda trainer: trainer._update_critic(SimpleNamespace(fields=[]), {}),
+    ],
+)
+def test_a_report_begins_when_the_trainer_waits(
+    trainer: SeamlessTrainer, monkeypatch: pytest.MonkeyPatch, waits: Callable[[SeamlessTrainer], Any]
+) -> None:
+    """For groups, and for workers that compute."""
+    reports = list[bool]()
+    logged = threading.Event()
+
+    def wait(*_: Any) -> Any:
+        reports.append(logged.wait(10.0))
+        return SimpleNamespace()
+
+    for name in ("_await_group", "_compute_old_log_prob", "_compute_values", "_update_critic"):
+        monkeypatch.setattr(SamplingTrainer, name, wait, raising=False)
+    trainer.seamless = SimpleNamespace(tokens=SimpleNamespace(policy=TRAIN_ALL))  # type: ignore[assignment]
+    trainer.config.algorithm = {"rollout_correction": {"bypass_mode": False}}
+    trainer.lending = SimpleNamespace(training=lambda name: nullcontext())  # type: ignore[assignment]
+    trainer.weighs_sessions = False
+    monkeypatch.setattr(trainer, "prepare_while_updating", lambda: None)
+    monkeypatch.setattr(trainer, "_compute_advantages_ahead", lambda: None)
+    monkeypatch.setattr("seamless_verl.trainer.trainer.agreement", lambda batch: {})
+    trainer._compute_metrics(BATCH, {}, {}, global_steps=4, epoch=0)
+    trainer.report.end(logged.set)
+    assert not logged.is_set()
+    waits(trainer)
+    assert logged.wait(10.0) and all(reports)
 
 
 def test_the_metrics_of_a_step_wait_for_the_report_before_it_and_the_stage_says_so(trainer: SeamlessTrainer) -> None:

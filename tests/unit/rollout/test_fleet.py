@@ -489,34 +489,43 @@ async def test_replicas_that_load_one_after_another_share_the_calls_of_a_new_ver
         assert {task.result().replica.replica_id for task in tasks} == {name}
 
 
-@pytest.mark.parametrize("why", ["could not load", "died", "released its memory", "takes too long", "is full"])
+@pytest.mark.parametrize(
+    "why", ["could not load", "died", "released its memory", "takes too long", "is full", "is busy"]
+)
 async def test_a_load_is_not_awaited_of_a_replica_that(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its call goes to the one that has loaded, which is busier."""
     monkeypatch.setattr("seamless_verl.rollout.awaited.LOADS_S", 0.0 if why == "takes too long" else 60.0)
-    fleet, _ = fleet_of("a", "b", capacity=2)
-    key = keys_at(fleet, "a")[0]
-    for slot in [await fleet.acquire(key, aged(0)) for _ in range(4 if why == "is full" else 0)]:
-        if slot.replica.replica_id == "b":
-            slot.release()
+    fleet, _ = fleet_of("a", "b", capacity=4)
+    on_a = keys_at(fleet, "a")[0]
+    await fill(fleet, "b", 2)
+    await fill(fleet, "a", {"is full": 4, "is busy": 2}.get(why, 0))
     fleet.commit(1)
     fleet.expect(["a", "b"])
     assert await fleet.update_weights(["b"], 1, "weights") == ["b"]
-    call = asyncio.create_task(fleet.acquire(key, aged(1)))
+    call = asyncio.create_task(fleet.acquire(on_a, aged(1)))
+    await settle()
+    assert call.done() == (why in ("is full", "is busy", "takes too long"))
     if why == "could not load":
         with pytest.raises(WeightsNotLoadedError):
             await fleet.update_weights(["a"], 1, None)
         assert not call.done()
         await fleet.fail_sync(["a"])
     elif why == "died":
-        await settle()
-        assert not call.done()
         fleet.lost("a", "over")
     elif why == "released its memory":
-        await settle()
-        assert not call.done()
         await fleet.release(["a"])
     assert (await asyncio.wait_for(call, 10)).replica.replica_id == "b"
     fleet.check_integrity()
-    assert not fleet.view[1].starting
+    assert fleet.view[0].expected == (why in ("is full", "is busy"))
+
+
+async def fill(fleet: Fleet, replica_id: str, number: int) -> None:
+    """Gives so many slots of the replica to calls."""
+    others = [name for name in fleet if name != replica_id]
+    await fleet.pause(others, PauseMode.KEEP)
+    for _ in range(number):
+        assert (await fleet.acquire("filling", aged(0))).replica.replica_id == replica_id
+    await fleet.resume(others)
 
 
 async def test_the_time_of_one_update_does_not_end_what_the_next_one_expects(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -527,11 +536,11 @@ async def test_the_time_of_one_update_does_not_end_what_the_next_one_expects(mon
     assert await fleet.update_weights(["a", "b"], 1, "weights") == ["a", "b"]
     monkeypatch.setattr("seamless_verl.rollout.awaited.LOADS_S", 60.0)
     fleet.expect(["a", "b"])
-    assert not any(view.starting for view in fleet.view), "they have the committed weights"
+    assert not any(view.expected for view in fleet.view), "they have the committed weights"
     fleet.commit(2)
     fleet.expect(["a", "b"])
     await asyncio.sleep(0.05)
-    assert all(view.starting for view in fleet.view)
+    assert all(view.expected for view in fleet.view)
 
 
 async def test_clients_that_left_the_queue_are_forgotten() -> None:

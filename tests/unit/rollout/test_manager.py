@@ -6,7 +6,7 @@ import asyncio
 import pickle
 from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import pytest
 from hypothesis import Phase, settings
@@ -278,7 +278,7 @@ class TrainerCommands(RuleBasedStateMachine):
         for plane in ("first", "other"):
             fleet = self.world.processes[plane].manager.fleet
             fleet.check_integrity()
-            assert not any(view.starting for view in fleet.view), "calls wait for what does not come"
+            assert not any(view.coming for view in fleet.view), "calls wait for what does not come"
             for name, (state, version) in self.world.states(plane).items():
                 server = self.world.servers[name]
                 assert state is not DEAD
@@ -313,21 +313,50 @@ async def test_after_a_commit_calls_wait_for_the_replicas_that_will_load_and_ser
     await world.call("first", "update_weights", NAMES, 0, set(NAMES))
     await world.call("first", "pause", SHARED[:1])
 
-    def starting() -> list[str]:
-        return [view.replica_id for view in world.processes[plane].manager.fleet.view if view.starting]
+    def expected() -> list[str]:
+        return [view.replica_id for view in world.processes[plane].manager.fleet.view if view.expected]
 
-    assert starting() == []
+    assert expected() == []
     await world.call("first", "commit", 1)
-    assert starting() == NAMES[1:], "training has the device of the first"
+    assert expected() == NAMES[1:], "training has the device of the first"
     await world.call("first", "update_weights", NAMES[:1], 1, set(NAMES))
     await world.call("first", "update_weights", NAMES[2:], 1, set(NAMES))
-    assert starting() == NAMES[1:2]
+    assert expected() == NAMES[1:2]
     await world.call("first", "release_memory", NAMES[1:2], 1)
-    assert starting() == []
+    assert expected() == []
     await world.call("first", "reclaim_memory", NAMES[1:2])
-    assert starting() == []
+    assert expected() == []
     await world.call("first", "update_weights", NAMES[1:2], 1, NAMES[:1])
-    assert starting() == [], "it could not load"
+    assert expected() == [], "it could not load"
+
+
+class Watched(Server):
+    """Which replicas are expected in the data planes while this one loads."""
+
+    seen: ClassVar[list[list[str]]] = []
+    world: World
+
+    async def _update_weights(self, version: int, weights: Collection[str]) -> None:
+        fleets = [process.manager.fleet for process in self.world.processes.values()]
+        self.seen.extend([view.replica_id for view in fleet.view if view.expected] for fleet in fleets)
+        await super()._update_weights(version, weights)
+
+
+@pytest.mark.parametrize("others_serve", [True, False])
+async def test_a_load_outside_a_commit_is_awaited_where_nothing_else_serves(others_serve: bool) -> None:
+    """As of a replica that was started again, or that takes its memory back between two updates of a step."""
+    world = World()
+    await world.call("first", "update_weights", NAMES, 0, set(NAMES))
+    lent = SHARED if others_serve else NAMES
+    await world.call("first", "release_memory", lent, 1)
+    await world.call("first", "reclaim_memory", lent)
+    watched = Watched(NAMES[0], routed=world.routed)
+    watched.world, watched.seen[:] = world, []
+    for process in world.processes.values():
+        replica = process.manager.fleet._replicas[NAMES[0]]
+        replica.control = watched if process is world.processes["first"] else replica.control
+    await world.call("first", "update_weights", lent, 0, set(NAMES))
+    assert watched.seen == ([[], []] if others_serve else [NAMES, NAMES])
 
 
 @pytest.mark.parametrize("plane", ["first", "other"])
@@ -344,7 +373,7 @@ async def test_a_replica_whose_device_training_has_takes_no_calls_when_it_has_lo
     assert not any(call.done() for call in calls)
     await world.call("first", "resume", NAMES)
     assert {call.result().replica.replica_id for call in calls if call.done()} == set(NAMES[:2])
-    assert [view.replica_id for view in fleet.view if view.starting] == NAMES[2:], "its turn comes"
+    assert [view.replica_id for view in fleet.view if view.expected] == NAMES[2:], "its turn comes"
     await world.call("first", "update_weights", NAMES[2:], 1, set(NAMES))
     await settle()
     assert {call.result().replica.replica_id for call in calls} == set(NAMES)

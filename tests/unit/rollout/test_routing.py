@@ -24,24 +24,32 @@ def routed(replicas: list[ReplicaView]) -> dict[str, str | None]:
 
 STARTS = (ReplicaState.PAUSED, ReplicaState.SYNCING)
 REPLICA = st.builds(
-    lambda state, load, capacity, starting: (state, min(load, capacity), capacity, starting and state in STARTS),
+    lambda state, load, capacity, comes: (
+        state,
+        min(load, capacity),
+        capacity,
+        comes == "starts" and state in STARTS,
+        comes == "loads" and state in STARTS,
+    ),
     st.sampled_from(ReplicaState),
     st.integers(0, 6),
     st.integers(1, 6),
-    st.booleans(),
+    st.sampled_from(["starts", "loads", ""]),
 )
 
 
 @given(replicas=st.lists(REPLICA, max_size=6), key=st.text(max_size=5))
-def test_a_replica_with_room_is_chosen_if_there_is_one_unless_the_preferred_is_starting(
-    replicas: list[tuple[ReplicaState, int, int, bool]], key: str
+def test_a_replica_with_room_is_chosen_if_there_is_one_unless_the_preferred_is_awaited(
+    replicas: list[tuple[ReplicaState, int, int, bool, bool]], key: str
 ) -> None:
     policy = PrefixAffinity()
-    seen = [ReplicaView(f"r{n}", s, 0, load, size, new) for n, (s, load, size, new) in enumerate(replicas)]
+    seen = [ReplicaView(f"r{n}", s, 0, load, size, *comes) for n, (s, load, size, *comes) in enumerate(replicas)]
     chosen, able = policy.decide(seen, key), {replica.replica_id for replica in seen if replica.has_room}
     named = {replica.replica_id: replica for replica in seen}
     preferred = named.get(policy.preferred(seen)(key) or "")
-    awaited = preferred is not None and preferred.starting and preferred.load < preferred.capacity
+    awaited = preferred is not None and preferred.coming and preferred.load < preferred.capacity
+    if awaited and preferred is not None and preferred.expected:
+        awaited = all(preferred.utilization < replica.utilization for replica in seen if replica.open)
     assert chosen in able if able and not awaited else chosen is None
     if preferred is not None and preferred.has_room:  # only a less busy one is chosen instead
         assert chosen is not None and (named[chosen] is preferred or named[chosen].utilization < preferred.utilization)
