@@ -39,7 +39,7 @@ from seamless_verl.config.checks.devices import (
     check_trainer_parallel,
 )
 from seamless_verl.config.checks.engines import check_cpu_engine, check_cpu_kernels, check_engine
-from seamless_verl.config.checks.estimators import check_own_estimators, check_turns
+from seamless_verl.config.checks.estimators import check_lone_samples, check_own_estimators, check_turns
 from seamless_verl.config.checks.files import check_data, check_folder, check_resume, check_reward_function, check_steps
 from seamless_verl.config.checks.gateway import (
     check_gateway,
@@ -105,6 +105,7 @@ CHECKS: tuple[Check, ...] = (
     check_cpu_settings,
     check_chosen_loss,
     check_own_losses,
+    check_lone_samples,
     check_own_estimators,
     check_turns,
     check_sampler,

@@ -1,4 +1,4 @@
-"""Checks of the advantage estimators of this package: the mode that they need, and the size of a group."""
+"""Checks of advantage estimators: the mode that those of this package need, and the size of a group."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ OF_TURNS = ("hgpo",)
 """They compare turns, and read the rewards that turns were given."""
 OWN_ESTIMATORS = (MEDIAN, "grpo_novelty", *OF_TURNS)
 """They compare the sessions of a group, which our trainer tells apart."""
+WITHIN_GROUPS = ("grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "opo", "gpg")
+"""verl's estimators whose baseline is a group's own rewards, and is 0 in a group of one (verl's core_algos.py)."""
 
 
 @check
@@ -47,3 +49,13 @@ def check_own_estimators(settings: Settings) -> list[Problem]:
         reason = f"has no pivot in groups of {SESSIONS}={sessions}, an even number: the median is between two sessions"
         return [Problem(ESTIMATOR, estimator, reason, f"Set {SESSIONS}={sessions + 1}", warning=True)]
     return []
+
+
+@check
+def check_lone_samples(settings: Settings) -> list[Problem]:
+    """A warning where verl's estimator compares samples of a group, and a group has one."""
+    estimator = settings.get(ESTIMATOR)
+    if estimator not in WITHIN_GROUPS or settings.integer(SESSIONS) != 1 or settings.seamless.sampler.name is not None:
+        return []
+    reason = f"has groups of {SESSIONS}=1: nothing is compared, and a sample's advantage is its whole reward"
+    return [Problem(ESTIMATOR, estimator, reason, f"Set {SESSIONS}=4 or more", warning=True)]

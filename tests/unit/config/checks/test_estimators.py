@@ -8,7 +8,13 @@ import pytest
 from support.config import tiny_run
 
 from seamless_verl.config.checks import Settings, find_problems
-from seamless_verl.config.checks.estimators import OWN_ESTIMATORS, check_own_estimators, check_turns
+from seamless_verl.config.checks.estimators import (
+    OWN_ESTIMATORS,
+    WITHIN_GROUPS,
+    check_lone_samples,
+    check_own_estimators,
+    check_turns,
+)
 from seamless_verl.config.checks.hosts import check_names
 from seamless_verl.config.checks.modes import check_seamless
 from seamless_verl.config.checks.settings import Problem
@@ -41,6 +47,19 @@ def test_a_group_of_one_is_refused(tmp_path: Path, name: str, reason: str, enoug
     (problem,) = found(tmp_path, f"{NAME}={name}", f"{SESSIONS}=1")
     assert (problem.key, problem.value) == (NAME, name) and reason in problem.reason and not problem.warning
     assert problem.way_out == f"Set {SESSIONS}={enough}, or another estimator"
+
+
+@pytest.mark.parametrize("name", WITHIN_GROUPS)
+def test_a_group_of_one_is_a_warning_with_an_estimator_of_verl(tmp_path: Path, name: str) -> None:
+    def warned(*overrides: str) -> list[Problem]:
+        settings = Settings.of(tiny_run(tmp_path, *overrides), devices=1, accelerator=False)
+        return find_problems(settings, [check_lone_samples])
+
+    (problem,) = warned(f"{NAME}={name}", f"{SESSIONS}=1")
+    assert (problem.key, problem.value, problem.warning) == (NAME, name, True)
+    assert "its whole reward" in problem.reason and problem.way_out == f"Set {SESSIONS}=4 or more"
+    assert warned(f"{NAME}={name}", f"{SESSIONS}=2") == warned(f"{NAME}=gae", f"{SESSIONS}=1") == []
+    assert warned(f"{NAME}={name}", f"{SESSIONS}=1", "seamless.sampler.name=dars") == []
 
 
 def test_turns_are_compared_where_there_are_turns(tmp_path: Path) -> None:
