@@ -34,6 +34,7 @@ class AwaitedReplicas:
     def resuming(self, replica: Replica) -> Iterator[None]:
         """Calls that prefer this replica wait until the block ends, or `RESUME_S`."""
         replica.resuming = True
+        self._grant_waiting()  # what waited for another one may prefer this, which may be full
         timer = asyncio.get_running_loop().call_later(RESUME_S, self._end_resuming, replica)
         try:
             yield
@@ -42,13 +43,14 @@ class AwaitedReplicas:
             self._end_resuming(replica)
 
     def expect(self, replicas: Iterable[Replica]) -> None:
-        """Calls that prefer one of these may wait until it has loaded, or `LOADS_S` from the last one that was added."""
+        """Calls that prefer one of these may wait until it has loaded, or `LOADS_S` from the last that was added."""
         added = [replica for replica in replicas if not replica.expected]
         if not added:
             return
+        self._expected = [replica for replica in self._expected if replica.expected] + added
         for replica in added:
             replica.expected = True
-        self._expected = [replica for replica in self._expected if replica.expected] + added
+        self._grant_waiting()  # as above
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(LOADS_S, self._end_expecting)

@@ -250,7 +250,7 @@ class RolloutManager:
             self.fleet.check_committed(ids, version)
             await self._forward("quiesce", ids)
             reachable = self.in_state(ids, SERVING, PAUSED, STALE)
-            self._expect_first(reachable)
+            self._expect_if_none_serves(reachable)
             await self._forward("begin_sync", reachable)
             reason = ""
             try:
@@ -278,7 +278,7 @@ class RolloutManager:
             await self.fleet.begin_sync(self.in_state(ids, PAUSED, STALE))
             self._end_quiesce(ids)
             begun = self.in_state(ids, SYNCING)
-            self._expect_first(begun)
+            self._expect_if_none_serves(begun)
             await self._forward("begin_sync", begun)
             return begun
 
@@ -365,11 +365,11 @@ class RolloutManager:
 
     def _expect(self, ids: Iterable[str]) -> None:
         """New calls wait for those of these that will load, and then serve: nothing else keeps them from it."""
-        kept = self.snapshot.training | self.snapshot.quiesced
-        self.fleet.expect([name for name in ids if name not in kept])
+        held_back = self.snapshot.training | self.snapshot.quiesced
+        self.fleet.expect([name for name in ids if name not in held_back])
 
-    def _expect_first(self, ids: Iterable[str]) -> None:
-        """These load now. Calls wait for them if no replica serves: where some do, a commit has said who is awaited."""
+    def _expect_if_none_serves(self, ids: Iterable[str]) -> None:
+        """These load now, and are awaited: but not where others serve, among which a commit has said who is."""
         if not any(view.open for view in self.fleet.view):
             self._expect(ids)
 

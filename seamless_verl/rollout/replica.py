@@ -70,7 +70,7 @@ class Replica:
     pauses: int = 0
     resuming: bool = False  # its control is executing a resume
     outdated: bool = False  # it waits for its turn in a weight update: a newer version is committed
-    expected: bool = False  # it serves with the committed weights soon (awaited.py)
+    expected: bool = False  # it will have the committed weights soon: calls may wait for it (awaited.py)
     training: bool = False  # training has its device: it takes no calls, also where it serves for a moment
     timed_out: bool = False  # its control did not reply in time: it may be alive
     slots: set[Slot] = field(default_factory=set)

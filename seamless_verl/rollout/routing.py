@@ -94,8 +94,8 @@ class PrefixAffinity:
     capacity. Then the second is taken, and if both are full, the least loaded replica.
 
     A first candidate that does not serve yet and has room is awaited: else the first of several replicas that start
-    would get all waiting calls. One that is starting still has the key's prefix, and does in milliseconds. One that
-    loads weights may take seconds, and is awaited if it is less busy than all that serve.
+    would get all waiting calls. One that is starting still has the key's prefix, and serves in milliseconds. One
+    that loads weights may take seconds, and is awaited if it is less busy than all that serve.
     """
 
     OUTCOMES = ("preferred", "second", "spilled")
@@ -111,7 +111,7 @@ class PrefixAffinity:
         outcome, chosen = _choose([replica for replica in ranked if not replica.coming])
         if chosen is None or (ranked[0].coming and ranked[0].replica_id in self.awaited(ranked)):
             return None
-        self._counts[outcome] += 1
+        self._counts[outcome if outcome != "preferred" or chosen is ranked[0] else "second"] += 1
         return chosen.replica_id
 
     def preferred(self, view: FleetView) -> Callable[[str], str | None]:

@@ -40,7 +40,9 @@ class Slots:
 
     async def acquire(self, key: str, place: Precedence, prompt: str) -> Slot:
         """A slot on a serving replica; waits until there is one, among the others at its `place`."""
-        if (slot := self._grant(key)) is not None:  # then no waiting call could take it
+        if (
+            slot := self._grant(key)
+        ) is not None:  # no waiting call would take it: each waits for the one that it prefers
             return slot
         return await self._queue.wait(key, place, prompt)
 
@@ -56,10 +58,10 @@ class Slots:
             def grant(key: str) -> Slot | None:
                 """As `_grant`. Where one call waits for the replica that it prefers, all others that prefer it do, too:
                 until the queue is through loads only grow."""
-                if (first := preferred(key)) in refused:
+                if (its_own := preferred(key)) in refused:
                     return None
                 if (slot := self._grant(key)) is None:
-                    refused.add(first)
+                    refused.add(its_own)
                 return slot
 
             self._queue.grant_slots(grant, lambda key: self._fits(preferred(key)), self._has_room)

@@ -9,8 +9,8 @@ Owned state: the report of a step, from its first piece to the end of its last. 
 
 `open` and `end` are called by verl's loop, in its thread, and so is `add` for what belongs to the report; pieces run in
 this order in a thread of the report's own. That is started when the trainer next waits, for groups or for workers that
-compute: before, it would take time of the same interpreter from what devices wait for. There is one report at a time,
-so that steps are logged in their order.
+update: before, it would take time of the same interpreter from what devices wait for. There is one report at a time, so
+that steps are logged in their order.
 """
 
 from __future__ import annotations

@@ -225,7 +225,6 @@ class SeamlessTrainer(AdvantageTrainer):
             ray.get(self.data_plane.actor.count_masked.remote(masked))
         bypass = self.config.algorithm.rollout_correction.bypass_mode  # with it, both logprobs are the same numbers
         if not bypass:
-            self.report.start()
             batch = super()._compute_old_log_prob(batch, metrics)
             metrics.update(agreement(batch))
         elif lacking := [i for i, tag in enumerate(batch.tags) if not has_old_logprobs(tag)]:

@@ -78,6 +78,7 @@ TINY_CLI = (
     "data.train_batch_size=8",
     "actor_rollout_ref.actor.ppo_mini_batch_size=4",
     "actor_rollout_ref.actor.use_dynamic_bsz=True",
+    "actor_rollout_ref.rollout.n=4",
 )
 # Large parts of verl's config that no check reads; without them a test takes a fraction of the time.
 UNREAD = (

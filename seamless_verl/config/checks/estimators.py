@@ -12,8 +12,10 @@ OF_TURNS = ("hgpo",)
 """They compare turns, and read the rewards that turns were given."""
 OWN_ESTIMATORS = (MEDIAN, "grpo_novelty", *OF_TURNS)
 """They compare the sessions of a group, which our trainer tells apart."""
+PAIRS = "grpo_passk"  # verl's, which raises ValueError for a group of one
 WITHIN_GROUPS = ("grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "opo", "gpg")
-"""verl's estimators whose baseline is a group's own rewards, and is 0 in a group of one (verl's core_algos.py)."""
+"""verl's estimators whose baseline is a group's own rewards. In a group of one it is 0, or the sample has no advantage
+(verl's core_algos.py)."""
 
 
 @check
@@ -53,9 +55,10 @@ def check_own_estimators(settings: Settings) -> list[Problem]:
 
 @check
 def check_lone_samples(settings: Settings) -> list[Problem]:
-    """A warning where verl's estimator compares samples of a group, and a group has one."""
+    """verl's estimators that compare the samples of a group, where a group has one; most go on without a baseline."""
     estimator = settings.get(ESTIMATOR)
-    if estimator not in WITHIN_GROUPS or settings.integer(SESSIONS) != 1 or settings.seamless.sampler.name is not None:
+    samples_vary = settings.mode == "seamless" and settings.seamless.sampler.name is not None
+    if estimator not in (PAIRS, *WITHIN_GROUPS) or settings.integer(SESSIONS) != 1 or samples_vary:
         return []
-    reason = f"has groups of {SESSIONS}=1: nothing is compared, and a sample's advantage is its whole reward"
-    return [Problem(ESTIMATOR, estimator, reason, f"Set {SESSIONS}=4 or more", warning=True)]
+    reason = f"has groups of {SESSIONS}=1 sample: nothing to compare it with"
+    return [Problem(ESTIMATOR, estimator, reason, f"Set {SESSIONS}=4 or more", warning=estimator != PAIRS)]

@@ -12,7 +12,6 @@ import pytest
 from omegaconf import OmegaConf
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-from seamless_verl.trainer.advantage_trainer import TRAIN_ALL
 from seamless_verl.trainer.sampled_prompts import SamplingTrainer
 from seamless_verl.trainer.step_report import StepReport
 from seamless_verl.trainer.trainer import SeamlessTrainer
@@ -76,7 +75,6 @@ def test_it_is_not_where_something_else_follows_or_all_cores_train(
     [
         lambda trainer: trainer._await_group(0.0),
         lambda trainer: trainer.while_updating(),
-        lambda trainer: trainer._compute_old_log_prob(BATCH, {}),
         lambda trainer: trainer._compute_values(BATCH, {}),
         lambda trainer: trainer._update_critic(SimpleNamespace(fields=[]), {}),
     ],
@@ -92,15 +90,12 @@ def test_a_report_begins_when_the_trainer_waits(
         reports.append(logged.wait(10.0))
         return SimpleNamespace()
 
-    for name in ("_await_group", "_compute_old_log_prob", "_compute_values", "_update_critic"):
+    for name in ("_await_group", "_compute_values", "_update_critic"):
         monkeypatch.setattr(SamplingTrainer, name, wait, raising=False)
-    trainer.seamless = SimpleNamespace(tokens=SimpleNamespace(policy=TRAIN_ALL))  # type: ignore[assignment]
-    trainer.config.algorithm = {"rollout_correction": {"bypass_mode": False}}
     trainer.lending = SimpleNamespace(training=lambda name: nullcontext())  # type: ignore[assignment]
     trainer.weighs_sessions = False
     monkeypatch.setattr(trainer, "prepare_while_updating", lambda: None)
     monkeypatch.setattr(trainer, "_compute_advantages_ahead", lambda: None)
-    monkeypatch.setattr("seamless_verl.trainer.trainer.agreement", lambda batch: {})
     trainer._compute_metrics(BATCH, {}, {}, global_steps=4, epoch=0)
     trainer.report.end(logged.set)
     assert not logged.is_set()

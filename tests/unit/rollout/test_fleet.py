@@ -528,6 +528,31 @@ async def fill(fleet: Fleet, replica_id: str, number: int) -> None:
     await fleet.resume(others)
 
 
+async def test_a_call_waits_no_longer_when_it_prefers_a_full_one_that_now_resumes() -> None:
+    """It waited for its second choice, which loads; the law of waiting calls looks at the first."""
+    fleet, _ = fleet_of("a", "b", "c", capacity=4)
+    ranked = PrefixAffinity()
+    on_a = next(
+        key
+        for key in map(str, range(500))
+        if ranked.preferred(fleet.view)(key) == "a"
+        and ranked.preferred([view for view in fleet.view if view.replica_id != "a"])(key) == "b"
+    )
+    await fill(fleet, "a", 4)
+    await fill(fleet, "c", 1)
+    await fleet.pause(["a"], PauseMode.KEEP)
+    fleet.commit(1)
+    fleet.expect(["b"])
+    assert await fleet.update_weights(["c"], 1, "weights") == ["c"]
+    call = asyncio.create_task(fleet.acquire(on_a, aged(1)))
+    await settle()
+    assert not call.done()
+    fleet.check_integrity()
+    fleet.expect(["a"])
+    fleet.check_integrity()
+    assert (await asyncio.wait_for(call, 10)).replica.replica_id == "c"
+
+
 async def test_the_time_of_one_update_does_not_end_what_the_next_one_expects(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet, _ = fleet_of("a", "b")
     monkeypatch.setattr("seamless_verl.rollout.awaited.LOADS_S", 0.02)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -91,6 +92,16 @@ def test_the_second_choice_then_the_least_loaded() -> None:
     assert decide(**{str(first): 10, str(second): 10, third: 9}) == third
     assert decide(**{str(first): 10, str(second): 10, third: 10}) is None
     assert policy.metrics() == {"routing/preferred": 3.0, "routing/second": 2.0, "routing/spilled": 1.0}
+
+
+def test_a_key_is_at_its_preferred_replica_or_counts_as_moved() -> None:
+    """Where that loads weights, and is as busy as the least busy one that serves."""
+    policy, free = PrefixAffinity(), view(2, 2)
+    first = policy.decide(free, "k")
+    loading = [replace(one, expected=one.replica_id == first, outdated=one.replica_id == first) for one in free]
+    assert policy.decide(loading, "k") not in (first, None)
+    assert policy.metrics() == {"routing/preferred": 1.0, "routing/second": 1.0, "routing/spilled": 0.0}
+    assert policy.decide([replace(one, load=one.load + (not one.expected)) for one in loading], "k") is None
 
 
 @pytest.mark.parametrize("replicas", [2, 64])

@@ -10,6 +10,7 @@ from support.config import tiny_run
 from seamless_verl.config.checks import Settings, find_problems
 from seamless_verl.config.checks.estimators import (
     OWN_ESTIMATORS,
+    PAIRS,
     WITHIN_GROUPS,
     check_lone_samples,
     check_own_estimators,
@@ -49,17 +50,19 @@ def test_a_group_of_one_is_refused(tmp_path: Path, name: str, reason: str, enoug
     assert problem.way_out == f"Set {SESSIONS}={enough}, or another estimator"
 
 
-@pytest.mark.parametrize("name", WITHIN_GROUPS)
-def test_a_group_of_one_is_a_warning_with_an_estimator_of_verl(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", [PAIRS, *WITHIN_GROUPS])
+def test_a_group_of_one_is_said_with_an_estimator_of_verl(tmp_path: Path, name: str) -> None:
     def warned(*overrides: str) -> list[Problem]:
         settings = Settings.of(tiny_run(tmp_path, *overrides), devices=1, accelerator=False)
         return find_problems(settings, [check_lone_samples])
 
     (problem,) = warned(f"{NAME}={name}", f"{SESSIONS}=1")
-    assert (problem.key, problem.value, problem.warning) == (NAME, name, True)
-    assert "its whole reward" in problem.reason and problem.way_out == f"Set {SESSIONS}=4 or more"
+    assert (problem.key, problem.value, problem.warning) == (NAME, name, name != PAIRS)
+    assert "nothing to compare it with" in problem.reason and problem.way_out == f"Set {SESSIONS}=4 or more"
     assert warned(f"{NAME}={name}", f"{SESSIONS}=2") == warned(f"{NAME}=gae", f"{SESSIONS}=1") == []
-    assert warned(f"{NAME}={name}", f"{SESSIONS}=1", "seamless.sampler.name=dars") == []
+    sampler = f"{NAME}={name}", f"{SESSIONS}=1", "seamless.sampler.name=dars"
+    assert warned(*sampler) == []
+    assert len(warned(*sampler, "trainer.v1.trainer_mode=sync")) == 1
 
 
 def test_turns_are_compared_where_there_are_turns(tmp_path: Path) -> None:
