@@ -17,14 +17,16 @@ def check_queue_room(settings: Settings) -> list[Problem]:
     """A warning where the rows that the staleness bound permits do not fit.
 
     They are those of the step that is trained, of `max_staleness` steps more, and of the step before until it is
-    reported; an agent whose conversation forks has several rows a sample, and a validation has its own.
+    reported, when the next prompts may have been submitted. An agent whose conversation forks has several rows a
+    sample, and a validation has its own.
     """
     size = settings.get(SIZE)
     if settings.mode != "seamless" or size is None or settings.text(f"{BACKEND}.storage_backend") != "SimpleStorage":
         return []
     steps = settings.seamless.staleness_bound + 2
     step_rows = settings.integer(TRAIN) * (1 + settings.integer(SAMPLES))
-    if (rows := steps * step_rows) <= settings.integer(SIZE):
+    if (rows := steps * step_rows + settings.integer(TRAIN)) <= settings.integer(SIZE):
         return []
-    reason = f"{steps} steps may have {rows} rows, {TRAIN} x (1 + {SAMPLES}) each, and a full queue ends the run"
+    each = f"{TRAIN} x (1 + {SAMPLES}) each"
+    reason = f"{steps} steps and the next prompts may have {rows} rows, {each}, and a full queue ends the run"
     return [Problem(SIZE, size, reason, f"Set {SIZE}=null, or {2 * rows}", warning=True)]
