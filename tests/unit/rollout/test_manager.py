@@ -19,6 +19,7 @@ from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.rollout.fleet import Fleet
 from seamless_verl.rollout.manager import FleetSnapshot, ReplicaSnapshot, RolloutManager
 from seamless_verl.rollout.precedence import Precedence
+from seamless_verl.rollout.replica import Slot
 from seamless_verl.rollout.replica_state import DEAD, PAUSED, RELEASED, SERVING, STALE, SYNCING, ReplicaState
 from seamless_verl.rollout.routing import PrefixAffinity
 
@@ -186,8 +187,11 @@ class TrainerCommands(RuleBasedStateMachine):
         self.version = self.orders = 0
         self.training = self.released = False
         self.updated: set[str] = set()  # replicas that have the committed weights
+        self.calls: list[asyncio.Task[Slot]] = []  # which wait for a slot, or have one
 
     def teardown(self) -> None:
+        for call in self.calls:
+            call.cancel()
         self.do(settle(60))
         self.loop.close()
 
@@ -208,6 +212,31 @@ class TrainerCommands(RuleBasedStateMachine):
         for plane in ("first", "other"):  # as the data planes do by themselves
             self.do(self.world.call(plane, "quiesce", ()))
         return result
+
+    @rule(plane=st.sampled_from(["first", "other"]), key=st.integers(0, 9), number=st.integers(1, 6))
+    def begin_calls(self, plane: str, key: int, number: int) -> None:
+        """Of as many conversations; a data plane has seats for 12. Where it dies they are not heard of again."""
+        fleet = self.world.processes[plane].manager.fleet
+
+        async def begin() -> None:
+            for each in range(number):
+                place = Precedence(self.version, False, 0, len(self.calls))
+                self.calls.append(asyncio.ensure_future(fleet.acquire(f"{key + each}", place)))
+
+        self.do(begin())
+        self.do(settle(3))
+        fleet.check_integrity()
+
+    @rule()
+    def end_calls(self) -> None:
+        """Of those that have a slot, the older half."""
+        having = [call for call in self.calls if call.done()]
+        for call in having[: (len(having) + 1) // 2]:
+            call.result().release()
+            self.calls.remove(call)
+        self.do(settle(3))
+        for process in self.world.processes.values():
+            process.manager.fleet.check_integrity()
 
     TROUBLES = st.lists(st.tuples(st.integers(0, 30), TROUBLE, st.sampled_from(NAMES)), max_size=3)
 
