@@ -128,7 +128,7 @@ class Fleet:
         self._slots.grant_waiting()
 
     def expect(self, ids: Collection[str]) -> None:
-        """These load the committed weights soon, and serve then: calls that prefer one wait for it (awaited.py)."""
+        """These load the committed weights soon, and serve then: calls that prefer one may wait for it (awaited.py)."""
         replicas = map(self._replica, dict.fromkeys(ids))
         self._awaited.expect(one for one in replicas if one.state not in (DEAD, RELEASED) and not one.current)
 

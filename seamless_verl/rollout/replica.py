@@ -88,8 +88,17 @@ class Replica:
     @property
     def view(self) -> ReplicaView:
         starting = self.resuming and self.state in (PAUSED, SYNCING) and not self.outdated and not self.training
-        flags = (starting, self.expected and not self.training, self.outdated, self.training)
-        return ReplicaView(self.replica_id, self.state, self.version, len(self.slots), self.capacity, *flags)
+        return ReplicaView(
+            self.replica_id,
+            self.state,
+            self.version,
+            len(self.slots),
+            self.capacity,
+            starting=starting,
+            expected=self.expected and not self.training,
+            outdated=self.outdated,
+            training=self.training,
+        )
 
     def move(self, state: ReplicaState, operation: str, version: int | None = None) -> int:
         """Changes the state by this operation; returns how many slots were dropped.

@@ -2,7 +2,7 @@
 
 Invariants:
 - A call is granted a slot only on a replica that is SERVING, with the committed weights, and has room. A replica that
-  waits for its turn in a weight update only continues the calls that it has.
+  waits for its turn in a weight update only continues the calls that it has, and so does one whose device training has.
 - Slots granted = given back + dropped with their replica + attached.
 - No call waits while a serving replica has room, unless it waits for the one that it prefers (routing.py: `awaited`).
 """
@@ -40,11 +40,8 @@ class Slots:
 
     async def acquire(self, key: str, place: Precedence, prompt: str) -> Slot:
         """A slot on a serving replica; waits until there is one, among the others at its `place`."""
-        if (
-            slot := self._grant(key)
-        ) is not None:  # no waiting call would take it: each waits for the one that it prefers
-            return slot
-        return await self._queue.wait(key, place, prompt)
+        slot = self._grant(key)  # no waiting call would take it: each waits for the replica that it prefers
+        return slot if slot is not None else await self._queue.wait(key, place, prompt)
 
     def foresee(self, prompt: str, shortness: int) -> None:
         """Calls of this prompt are expected to be so short (precedence.py)."""
