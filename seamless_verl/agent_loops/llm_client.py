@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
@@ -16,7 +17,8 @@ from seamless_verl.data_plane.settings import Generated
 from seamless_verl.trajectory.records import Finish
 
 LIMITS = ("max_tokens", "max_new_tokens")  # the second is sglang's name, which verl takes too
-ENGINE_ONLY = ("stop", "extra_args")  # need the engine's own text or transport
+MEDIA = {"image_data": "image", "video_data": "video", "audio_data": "audio"}  # verl's names, and vLLM's
+UNUSED = ("priority", "mm_processor_output")  # the data plane orders calls; the second is for sglang
 
 
 class Versions(list[int]):
@@ -27,7 +29,7 @@ class Versions(list[int]):
 
 
 class SeamlessClient(FullyAsyncLLMServerClient):  # type: ignore[misc]
-    """Generates through the data plane. Requests that only verl's server can run are sent there, as by verl's client.
+    """Generates through the data plane, whatever a call has beside its text.
 
     Owned state, kept for a process since clients are sent between processes: the versions of each conversation's
     tokens, by its request id, as long as its agent loop refers to them.
@@ -38,13 +40,16 @@ class SeamlessClient(FullyAsyncLLMServerClient):  # type: ignore[misc]
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **extra: Any
     ) -> TokenOutput:
-        """Runs one generation; `extra_fields` has the oldest and the newest weight version of its tokens."""
-        if any(map(is_set, extra.values())) or any(is_set(sampling_params.get(name)) for name in ENGINE_ONLY):
-            return await super().generate(request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **extra)
+        """Runs one generation; `extra_fields` has the oldest and the newest weight version of its tokens.
+
+        Raises:
+            ValueError: the prompt leaves no room in the model's length.
+            TypeError: an argument that is not verl's.
+        """
         ids, name = normalize_token_ids(prompt_ids), str(request_id)
         fields, group = self.sampling_fields(len(ids), sampling_params), GROUP.get(None)
         of = ("", False) if group is None else (group.uid, group.validation)
-        call = plane_for(self.config, name).generate.remote(name, ids, fields, *of)
+        call = plane_for(self.config, name).generate.remote(name, ids, fields, *of, packed_media(extra))
         generated = await await_reply(call, cancels=True)
         versions = self.conversations.setdefault(name, Versions())
         versions.extend(generated.versions)
@@ -67,9 +72,24 @@ class SeamlessClient(FullyAsyncLLMServerClient):  # type: ignore[misc]
         return fields | {"max_tokens": max(1, min(limits[0], max_length - prompt_length))}
 
 
+def packed_media(extra: dict[str, Any]) -> bytes:
+    """What a call has beside its text, as an engine's request has it; `extra` are arguments of verl's client.
+
+    Raises:
+        TypeError: an argument that is not verl's.
+    """
+    if unknown := extra.keys() - {*MEDIA, *UNUSED, "mm_processor_kwargs"}:
+        raise TypeError(f"generate() takes no {', '.join(sorted(unknown))}")
+    data = {MEDIA[name]: value for name, value in extra.items() if name in MEDIA and is_set(value)}
+    if not data:
+        return b""
+    kwargs = extra.get("mm_processor_kwargs")
+    return pickle.dumps({"multi_modal_data": data} | ({"mm_processor_kwargs": kwargs} if kwargs else {}))
+
+
 def is_set(value: Any) -> bool:
-    """Whether a caller gave a value; None, 0 and empty containers are no value."""
-    return value is not None and (len(value) > 0 if hasattr(value, "__len__") else bool(value))
+    """Whether a caller gave a value; None and empty containers are no value."""
+    return value is not None and (not hasattr(value, "__len__") or len(value) > 0)
 
 
 def output_of(generated: Generated, versions: Versions) -> TokenOutput:

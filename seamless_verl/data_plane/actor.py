@@ -211,18 +211,25 @@ class DataPlane(PlaneLifecycle):
 
     @ray.method(enable_task_events=False)  # else Ray tells its GCS of each call, an eighth of what it takes
     async def generate(
-        self, name: str, prompt_ids: list[int], sampling: dict[str, Any], group: str = "", validation: bool = False
+        self,
+        name: str,
+        prompt_ids: list[int],
+        sampling: dict[str, Any],
+        group: str = "",
+        validation: bool = False,
+        media: bytes = b"",
     ) -> Generated:
         """Runs one call to its end. `sampling` has vLLM's fields; calls of one `name` prefer the same replica.
 
-        `group` is the uid of the prompt that it is for, "" for none; `validation` says that it is not trained.
+        `group` is the uid of the prompt that it is for, "" for none; `validation` says that it is not trained; `media`
+        is that of EngineRequest.
 
         Raises:
             CallError: the call failed for good.
         """
         await self.ensure_started()
         fields = {"stream_interval": STREAM_INTERVAL, **sampling}
-        call = Call(name, array("i", prompt_ids), fields, key=name, group=group, validation=validation)
+        call = Call(name, array("i", prompt_ids), fields, key=name, group=group, validation=validation, media=media)
         generated = Generated()
         async with aclosing(self.calls.stream(call)) as chunks:
             async for chunk in chunks:

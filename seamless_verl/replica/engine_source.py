@@ -8,6 +8,7 @@ has reached this process and been counted under the old one.
 from __future__ import annotations
 
 import asyncio
+import pickle
 from array import array
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ from seamless_verl.rollout.engine import BESIDE_SAMPLING, EngineRequest, PauseMo
 from seamless_verl.trajectory.records import Finish, TokenChunk, TopLogprobs, empty_chunk
 
 DRAIN_S = 60.0  # for tokens on their way from the engine; they take milliseconds unless it hangs
+PART_OF_CHARACTER = "\ufffd"  # what a tokenizer decodes the first bytes of a character to
 UNBOUNDED = 1 << 62  # more tokens than a request can have
 REMEMBERED = 16384  # conversations; the next request of a forgotten one computes its whole prompt again
 DRAFTS = (
@@ -98,7 +100,7 @@ class AsyncLLMSource:
     conversations that began before the commit may use that cache; conversations that begin after it do not.
     With `own_logprobs` the workers record the model's own logprobs (`replica/own_logprobs.py`), and tokens that were
     sampled under a grammar are labelled. `of_drafts`: also those of drafted tokens; if not, calls for which vLLM's own
-    logprobs would be recorded are refused.
+    logprobs would be recorded are refused. `collapsed` gives a prompt's ids as vLLM takes them beside its images.
     """
 
     def __init__(
@@ -111,10 +113,12 @@ class AsyncLLMSource:
         on_busy: Callable[[bool], None] | None = None,
         own_logprobs: bool = False,
         of_drafts: bool = True,
+        collapsed: Callable[[list[int]], list[int]] = list,
     ) -> None:
-        self.engine, self.version, self.replica_id = engine, version, replica_id
+        self.engine, self.version, self.replica_id, self.collapsed = engine, version, replica_id, collapsed
         self.keep_kv, self.on_busy = keep_kv, on_busy or (lambda busy: None)
         self.salts = CacheSalts()
+        self.stores_kv = engine.vllm_config.kv_transfer_config is not None  # beside its cache, perhaps for ever
         self.paused: PauseMode | None = None
         self.in_flight: dict[str, RunningRequest] = {}
         self.own_logprobs, self.of_drafts = own_logprobs, of_drafts
@@ -156,8 +160,13 @@ class AsyncLLMSource:
     async def _send(self, request: EngineRequest) -> RequestOutputCollector:
         """Gives the engine a request; raises ValueError or VLLMClientError where it refuses it."""
         prompt = TokensPrompt(prompt_token_ids=request.prompt_ids.tolist())
+        if request.media:
+            prompt = TokensPrompt(prompt_token_ids=self.collapsed(request.prompt_ids.tolist()))
+            prompt.update(pickle.loads(request.media))
         if self.keep_kv:
             prompt["cache_salt"] = self.salts.salt(request.conversation, self.version)
+        elif self.stores_kv:
+            prompt["cache_salt"] = str(self.version)
         fields = dict(request.sampling)
         reasoning = {name: fields.pop(name, None) for name in BESIDE_SAMPLING}
         if all(value is None for value in reasoning.values()):
@@ -174,7 +183,20 @@ class AsyncLLMSource:
             await self.engine.abort(request.request_id)
             raise
         set_stream_interval(self.engine, collector.request_id, interval)
+        if params.stop:
+            self._follow_text(collector.request_id, request)
         return collector
+
+    def _follow_text(self, request_id: str, request: EngineRequest) -> None:
+        """Lets vLLM find a stop string that begins in the resumed tokens, which are prompt to it."""
+        state = self.engine.output_processor.request_states.get(request_id)
+        if state is None:  # it has ended
+            return
+        state.logprobs_processor.tokenizer = None  # no text of the likeliest tokens: HIDDEN has none
+        if request.resumed_tokens:
+            resumed = request.prompt_ids[-request.resumed_tokens :].tolist()
+            text = self.engine.get_tokenizer().decode(resumed, skip_special_tokens=state.detokenizer.skip_special_tokens)
+            state.detokenizer.output_text = text.rstrip(PART_OF_CHARACTER) + state.detokenizer.output_text
 
     def _alters(self, params: SamplingParams) -> bool:
         mode = self.engine.model_config.logprobs_mode
@@ -218,7 +240,9 @@ class AsyncLLMSource:
                 raise RuntimeError(f"version {version}: tokens of older weights are stuck on their way from the engine")
             await asyncio.sleep(0)  # one of these turns; the limit above ends them
         self.record_versions()
-        if not self.keep_kv and not await self.engine.reset_prefix_cache(reset_running_requests=True):
+        if not self.keep_kv and not await self.engine.reset_prefix_cache(
+            reset_running_requests=True, reset_connector=True
+        ):
             raise RuntimeError(f"version {version}: the engine kept blocks of its KV cache that old weights made")
         self.version = version
 
@@ -302,7 +326,7 @@ def top_logprobs(sampled: int, entry: Mapping[int, Any]) -> TopLogprobs:
 
 
 def sampling_params(fields: Mapping[str, Any], resumed: int = 0, *, labels: bool = False) -> SamplingParams:
-    """vLLM's sampling parameters of a request, with logprobs; text and stop strings are left to the client.
+    """vLLM's sampling parameters of a request, with logprobs; text is made only where stop strings are looked for.
 
     `labels`: a request with a grammar asks for labels of its tokens.
     """
@@ -315,4 +339,5 @@ def sampling_params(fields: Mapping[str, Any], resumed: int = 0, *, labels: bool
         extra[RESUMED_TOKENS] = resumed
     arguments["extra_args"] = extra or None
     arguments["logprobs"] = arguments.get("logprobs") or 0
-    return SamplingParams(**arguments, detokenize=False, output_kind=RequestOutputKind.DELTA)
+    detokenize = bool(arguments.get("stop"))
+    return SamplingParams(**arguments, detokenize=detokenize, output_kind=RequestOutputKind.DELTA)

@@ -1,4 +1,5 @@
-"""vLLM schedulers that resume a grammar where an earlier request of the same call was cut, and count preemptions.
+"""vLLM schedulers that resume a grammar where an earlier request of the same call was cut, count preemptions, and let no
+request find KV of older weights in a store beside the engine's cache (`kv_transfer_config`, `kv_offloading_size`).
 
 The request that continues a call has the tokens produced so far at the end of its prompt, and vLLM begins a grammar
 with the first token that it samples itself. These schedulers advance a grammar over the produced tokens when it is
@@ -14,6 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.logger import init_logger
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import SchedulerInterface
@@ -30,17 +32,45 @@ RESUMED_TOKENS = "seamless_resumed_tokens"
 
 
 class GrammarScheduler(PreemptionCount):
-    """vLLM's scheduler with resumed grammars; it adds no state to that of the count."""
+    """vLLM's scheduler with resumed grammars. Owned state: how often the cache was reset, besides that of the count."""
+
+    resets = 0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Raises ValueError where a store beside the cache would keep the KV of old weights."""
         super().__init__(*args, **kwargs)
+        if lasting := lasting_stores(self.connector):
+            raise ValueError(
+                f"rollout.engine_kwargs.vllm.kv_transfer_config: {', '.join(lasting)} has no reset_cache(), so that the KV of"
+                " old weights would stay in its store after an update. Take a connector that has it, or leave it out"
+            )
         manager = self.structured_output_manager
         create = partial(resumed_grammar, manager, manager._create_grammar)
         manager._create_grammar = ending_its_request(create)
 
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+        """vLLM's; afterwards no unfinished request has a block's name of before, by which a store may still have it."""
+        reset = super().reset_prefix_cache(*args, **kwargs)
+        if self.connector is not None:
+            self.resets += 1
+            for request in self.requests.values():
+                request.cache_salt = f"{(request.cache_salt or '').partition('+')[0]}+{self.resets}"
+                request.block_hashes = []
+                request.update_block_hashes()
+        return reset
+
 
 class AsyncGrammarScheduler(GrammarScheduler, AsyncScheduler):  # type: ignore[misc]
     """For an engine that schedules ahead of what it has sampled."""
+
+
+def lasting_stores(connector: KVConnectorBase_V1 | None) -> list[str]:
+    """The classes, of this connector and those within it, that do not implement `reset_cache`."""
+    if connector is None:
+        return []
+    own = type(connector).reset_cache is KVConnectorBase_V1.reset_cache
+    within = [name for one in getattr(connector, "_connectors", ()) for name in lasting_stores(one)]
+    return [type(connector).__name__] * own + within
 
 
 def resumed_grammar(

@@ -1,7 +1,7 @@
 """verl's vLLM server actor, which also serves its engine over TCP, and the replica class that starts it.
 
-verl's own callers use Ray (`generate`, `abort_all_requests`, ...), data planes use the TCP server. Both share one
-engine and one pause: a pause from either side pauses both.
+Calls come over TCP, from data planes; verl's own `generate` is closed. Commands come over Ray, where no call waits before
+them. verl's pause (`abort_all_requests`) and ours are one.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import pickle
 from collections.abc import Awaitable, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import ray
 from verl.single_controller.ray import RayClassWithInitArgs
 from verl.utils.tracking import RLInsightLogger
 from verl.workers.rollout.replica import RolloutMode
-from verl.workers.rollout.utils import run_uvicorn
+from verl.workers.rollout.utils import qwen2_5_vl_dedup_image_tokens, run_uvicorn
 from verl.workers.rollout.vllm_rollout import vllm_async_server
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 from vllm.platforms import current_platform
@@ -48,6 +48,10 @@ HTTP_PATHS = frozenset(("/health", "/metrics"))  # for a monitor, such as verl's
 UNKNOWN = -1  # the version of weights of which no load has ended
 LOOPBACK = "127.0.0.1"
 END_S = 10.0  # for an engine's processes to end by themselves
+PAST_THE_DATA_PLANE = (
+    "a replica's server was called past the data plane, which records the weight version of each token. Generate with the"
+    " `llm_client` that the trainer gives to `actor_rollout_ref.rollout.agent.agent_loop_manager_class`"
+)
 REAL_TIME_PRIORITY = "real_time_priority"  # of a platform whose processes share cores: a context manager
 
 
@@ -102,12 +106,18 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
                 on_busy=self.record_busy,
                 own_logprobs=True,
                 of_drafts=all(recording),
+                collapsed=partial(qwen2_5_vl_dedup_image_tokens, processor=self.model_config.processor),
             )
             self.engine_server = await serve_engine(self.source, self._server_address, 0, token=token, replica_id=name)
             self.engine.output_handler.add_done_callback(self.engine_died)
             self.utilization = utilization_sampler(pynvml) if current_platform.is_cuda() else None
             freeze_imports()
         return self._server_address, self.engine_server.port
+
+    async def generate(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuses a call past the data plane: its tokens would have one version, and its end would wait for a resume
+        that waits behind a thousand of them."""
+        raise RuntimeError(PAST_THE_DATA_PLANE)
 
     def record_busy(self, busy: bool) -> None:
         """Records whether the engine has a running request; called by its source."""

@@ -62,7 +62,8 @@ class Call:
     Calls with the same `key`, a session's name, prefer the same replica; without a key the beginning of the prompt is
     used. `group` is the prompt whose samples the trainer takes together, "" for none. `produced` int32 has what the
     call generated before the process that ran it died: it continues after these tokens, within its budget. `timed`
-    calls are of a session whose agent has a time limit, those of a `validation` are counted apart as well.
+    calls are of a session whose agent has a time limit, those of a `validation` are counted apart as well. `media` go
+    to the engine as they are.
     """
 
     call_id: str
@@ -73,6 +74,7 @@ class Call:
     timed: bool = False
     group: str = ""
     validation: bool = False
+    media: bytes = b""
 
     @property
     def affinity(self) -> str:
@@ -102,7 +104,7 @@ class CallProgress:
         name = f"{self.call.call_id}#{self._attempts}"
         self._attempts, self._resumed_tokens = self._attempts + 1, len(self.produced)
         self.since = time.monotonic()
-        beside = (len(self.produced), self.call.key, self.place.priority)
+        beside = (len(self.produced), self.call.key, self.place.priority, self.call.media)
         if not self.produced:
             return EngineRequest(name, self.call.prompt_ids, self.call.sampling, *beside)
         return EngineRequest(name, self.call.prompt_ids + self.produced, self._remaining_sampling(), *beside)

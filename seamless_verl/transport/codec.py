@@ -15,7 +15,7 @@ import msgspec
 from seamless_verl.rollout.engine import EngineRequest
 from seamless_verl.trajectory.records import LOGPROB, TOKEN, Finish, TokenChunk, TopLogprobs
 
-PROTOCOL = 5
+PROTOCOL = 6
 SWAP = sys.byteorder == "big"
 
 
@@ -42,6 +42,7 @@ class Generate(msgspec.Struct, array_like=True, tag=2, frozen=True):
     resumed_tokens: int
     conversation: str
     priority: int
+    media: bytes = b""
 
 
 class Drop(msgspec.Struct, array_like=True, tag=3, frozen=True):
@@ -92,14 +93,14 @@ decode_message = msgspec.msgpack.Decoder(Message).decode
 
 def generate_message(call: int, request: EngineRequest) -> Generate:
     prompt, sampling = pack_array(request.prompt_ids), dict(request.sampling)
-    beside = (request.resumed_tokens, request.conversation, request.priority)
+    beside = (request.resumed_tokens, request.conversation, request.priority, request.media)
     return Generate(call, request.request_id, prompt, sampling, *beside)
 
 
 def engine_request(message: Generate) -> EngineRequest:
     """Raises ValueError unless the prompt is whole tokens."""
     prompt = unpack_array(TOKEN, message.prompt)
-    beside = (message.resumed_tokens, message.conversation, message.priority)
+    beside = (message.resumed_tokens, message.conversation, message.priority, message.media)
     return EngineRequest(message.request_id, prompt, message.sampling, *beside)
 
 

@@ -20,7 +20,7 @@ from msgspec import Raw
 from seamless_verl.errors import WireError
 from seamless_verl.transport.codec import Message, Refused, decode_frame, decode_message, encode_message
 
-MAX_FRAME = 64 << 20  # bytes: a prompt of 16 million tokens
+MAX_FRAME = 1 << 30  # bytes: a prompt with the frames of its videos
 MAX_GREETING = 4096  # bytes from a peer that has not identified itself
 BATCH = 1 << 20  # bytes after which a frame is sent before the turn ends, so that back-pressure reaches the sender
 HEADER = 4
